@@ -1,0 +1,37 @@
+"""What every test runs under."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from blockbuster import BlockBuster
+
+# Rooms whose public calls block by design: they run processes, read files or are the blocking twin.
+BLOCKING_ROOMS = ["millstream.broker", "millstream.cli", "millstream.testing"]
+
+# Where the event loop may wait for the disk all the same: settings are read once for a connection,
+# and a module is loaded once for a process.
+MAY_BLOCK = [
+    ("millstream/settings.py", {"load", "data_folder", "read_project_file"}),
+    ("<frozen importlib._bootstrap>", {"_find_and_load"}),
+]
+
+
+@pytest.fixture(scope="session", autouse=True)
+def no_blocking_calls_in_the_loop() -> Iterator[BlockBuster]:
+    """A package function that blocks inside a running event loop raises BlockingError."""
+    excluded = [room for room in BLOCKING_ROOMS if _exists(room)]
+    buster = BlockBuster("millstream", excluded_modules=excluded)
+    for function in buster.functions.values():
+        for file, names in MAY_BLOCK:
+            function.can_block_in(file, names)
+    buster.activate()
+    yield buster
+    buster.deactivate()
+
+
+def _exists(module: str) -> bool:
+    from importlib.util import find_spec
+
+    return find_spec(module) is not None
