@@ -26,7 +26,7 @@ class Deadline:
     __slots__ = ("_clock", "_end", "seconds")
 
     def __init__(self, seconds: float, clock: Callable[[], float] = time.monotonic) -> None:
-        if seconds < 0:
+        if not seconds >= 0:  # also refuses NaN
             raise ValueError(f"a deadline needs zero seconds or more, not {seconds!r}")
         self.seconds = seconds
         self._clock = clock

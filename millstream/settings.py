@@ -8,6 +8,7 @@ What is set where, in this order: an argument or flag, then the environment, the
 from __future__ import annotations
 
 import json
+import math
 import os
 import re
 import tomllib
@@ -30,6 +31,7 @@ __all__ = [
     "find_project_file",
     "parse_duration",
     "parse_size",
+    "project_table",
     "read_project_file",
 ]
 
@@ -93,6 +95,8 @@ def parse_duration(text: str | float) -> float:
     (90.0, 0.25, 5.0)
     """
     if isinstance(text, int | float):
+        if not 0 <= text < math.inf:
+            raise ConfigError(f"not a duration: {text!r}. It needs zero seconds or more")
         return float(text)
     compact = text.strip().replace(" ", "")
     if re.fullmatch(r"\d+(\.\d+)?", compact):
@@ -110,6 +114,8 @@ def parse_size(text: str | int) -> int:
     (67108864, 1024, 10)
     """
     if isinstance(text, int):
+        if text < 0:
+            raise ConfigError(f"not a size: {text!r}. It needs zero bytes or more")
         return text
     match = _SIZE.fullmatch(text.strip())
     if match is None:
@@ -138,6 +144,14 @@ def read_project_file(path: Path | None = None) -> Mapping[str, Any]:
         raise ConfigError(f"cannot read {path}: {error}") from error
 
 
+def project_table(name: str, path: Path | None = None) -> Mapping[str, Any]:
+    """One table of millstream.toml, such as `[broker]`; empty when it is not there."""
+    table = read_project_file(path).get(name, {})
+    if not isinstance(table, dict):
+        raise ConfigError(f"{PROJECT_FILE}: '{name}' must be a table, [{name}], not {table!r}")
+    return table
+
+
 def data_folder(given: str | Path | None = None) -> Path:
     """The broker's data folder: given, `MILLSTREAM_DATA`, `[broker] data`, or ./.millstream."""
     if given is None:
@@ -145,7 +159,7 @@ def data_folder(given: str | Path | None = None) -> Path:
     if given is None:
         project = find_project_file()
         if project is not None:
-            listed = read_project_file(project).get("broker", {}).get("data")
+            listed = project_table("broker", project).get("data")
             if listed is not None:
                 return (project.parent / str(listed)).resolve()
     return Path(given or DATA_FOLDER).resolve()
@@ -238,6 +252,8 @@ def _urls(given: str | None) -> tuple[str, ...]:
     listed = given or environment("NATS_URL")
     if listed is None:
         listed = read_project_file().get("url")
+        if not isinstance(listed, str | None):
+            raise ConfigError(f"{PROJECT_FILE}: url must be a text, not {listed!r}")
     if listed is None:
         listed = _url_of_running_broker()
     urls = tuple(part.strip() for part in (listed or DEFAULT_URL).split(",") if part.strip())

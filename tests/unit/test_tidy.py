@@ -1,0 +1,228 @@
+"""The house numbers and the things that must not be in the tree."""
+
+from __future__ import annotations
+
+import ast
+import re
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+
+FILE_LINES = 500
+FUNCTION_LINES = 70
+WIDTH = 100
+POSITIONAL = 6  # parameters that may be given by position
+PARAMETERS = 8  # keyword-only ones included; more means a missing value type
+
+PYTHON = sorted(
+    path
+    for folder in ("millstream", "tests", "bench", "examples", "tools")
+    for path in (ROOT / folder).rglob("*.py")
+)
+PACKAGE = [path for path in PYTHON if path.is_relative_to(ROOT / "millstream")]
+TEXTS = sorted(
+    path
+    for pattern in ("*.md", "docs/**/*.md", "*.toml", "Makefile", ".ci/*", "examples/**/*")
+    for path in ROOT.glob(pattern)
+    if path.is_file() and "__pycache__" not in path.parts
+)
+
+Check = Callable[[ast.AST, Path], Iterator[str]]
+Function = ast.FunctionDef | ast.AsyncFunctionDef
+QUEUES = {"Queue", "LifoQueue", "PriorityQueue", "JoinableQueue"}
+
+
+def name_of(path: Path) -> str:
+    return path.relative_to(ROOT).as_posix()
+
+
+def dotted(node: ast.AST) -> str:
+    """`a.b.c` of an attribute chain, "" for anything else."""
+    if isinstance(node, ast.Name):
+        return node.id
+    if isinstance(node, ast.Attribute):
+        return f"{dotted(node.value)}.{node.attr}"
+    return ""
+
+
+def is_command(function: Function) -> bool:
+    """A typer command: each of its options is a parameter, as the library wants it."""
+    decorators = (
+        item.func if isinstance(item, ast.Call) else item for item in function.decorator_list
+    )
+    return any(dotted(item).endswith((".command", ".callback")) for item in decorators)
+
+
+def long_functions(tree: ast.AST, _: Path) -> Iterator[str]:
+    for node in ast.walk(tree):
+        if isinstance(node, Function):
+            # The options of a command are a table, not code: only its body counts.
+            start = node.body[0].lineno if is_command(node) else node.lineno
+            lines = (node.end_lineno or start) - start + 1
+            if lines > FUNCTION_LINES:
+                yield f"line {node.lineno}: {node.name} has {lines} lines"
+
+
+def many_parameters(tree: ast.AST, _: Path) -> Iterator[str]:
+    for node in ast.walk(tree):
+        if isinstance(node, Function) and not is_command(node):
+            positional = [*node.args.posonlyargs, *node.args.args]
+            positional = [arg for arg in positional if arg.arg not in {"self", "cls"}]
+            total = len(positional) + len(node.args.kwonlyargs)
+            if len(positional) > POSITIONAL or total > PARAMETERS:
+                yield f"line {node.lineno}: {node.name} has {total} parameters"
+
+
+def prints(tree: ast.AST, _: Path) -> Iterator[str]:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call) and dotted(node.func) == "print":
+            yield f"line {node.lineno}: print"
+
+
+def swallowing_excepts(tree: ast.AST, _: Path) -> Iterator[str]:
+    for node in ast.walk(tree):
+        if not isinstance(node, ast.ExceptHandler):
+            continue
+        if node.type is None:
+            yield f"line {node.lineno}: bare except"
+        elif dotted(node.type).endswith("Exception") and isinstance(node.body[0], ast.Pass):
+            yield f"line {node.lineno}: every error is swallowed"
+
+
+def asserts(tree: ast.AST, _: Path) -> Iterator[str]:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Assert):
+            yield f"line {node.lineno}: assert vanishes under -O; raise"
+
+
+def wall_clocks(tree: ast.AST, path: Path) -> Iterator[str]:
+    if path.name == "deadline.py":
+        return
+    for node in ast.walk(tree):
+        if dotted(node) in {"time.time", "time.time_ns"}:
+            yield f"line {getattr(node, 'lineno', '?')}: only deadline.py reads the wall clock"
+
+
+def environments(tree: ast.AST, path: Path) -> Iterator[str]:
+    if path.name == "settings.py" and path.parent.name == "millstream":
+        return
+    for node in ast.walk(tree):
+        if dotted(node) in {"os.environ", "os.getenv", "os.putenv", "os.environb"}:
+            yield f"line {getattr(node, 'lineno', '?')}: only settings.py reads the environment"
+
+
+def endless_queues(tree: ast.AST, _: Path) -> Iterator[str]:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call):
+            kind = dotted(node.func).rpartition(".")[2]
+            sized = node.args or any(item.arg == "maxsize" for item in node.keywords)
+            if kind == "SimpleQueue" or (kind in QUEUES and not sized):
+                yield f"line {node.lineno}: {kind} without a size"
+
+
+PACKAGE_CHECKS = [
+    long_functions,
+    many_parameters,
+    prints,
+    swallowing_excepts,
+    asserts,
+    wall_clocks,
+    environments,
+    endless_queues,
+]
+
+
+@pytest.mark.parametrize("check", PACKAGE_CHECKS, ids=lambda check: check.__name__)
+def test_the_package_has_no(check: Check) -> None:
+    faults = [
+        f"{name_of(path)}: {fault}"
+        for path in PACKAGE
+        for fault in check(ast.parse(path.read_text()), path)
+    ]
+    assert not faults, "\n".join(faults)
+
+
+@pytest.mark.parametrize(
+    ("check", "source"),
+    [
+        (long_functions, "def f():\n" + "    x = 1\n" * FUNCTION_LINES),
+        (many_parameters, "def f(a, b, c, d, e, f, g): ..."),
+        (many_parameters, "def f(a, *, b, c, d, e, f, g, h, i): ..."),
+        (prints, "print('x')"),
+        (swallowing_excepts, "try:\n    x()\nexcept:\n    raise"),
+        (swallowing_excepts, "try:\n    x()\nexcept Exception:\n    pass"),
+        (asserts, "assert x"),
+        (wall_clocks, "import time\nnow = time.time()"),
+        (environments, "import os\nhome = os.environ['HOME']"),
+        (endless_queues, "import asyncio\nq = asyncio.Queue()"),
+        (endless_queues, "import queue\nq = queue.SimpleQueue()"),
+    ],
+)
+def test_a_fault_is_found(check: Check, source: str) -> None:
+    assert list(check(ast.parse(source), Path("millstream/x.py")))
+
+
+def test_a_command_may_have_many_options() -> None:
+    source = "@app.command()\ndef up(a, b, c, d, e, f, g, h, i): ..."
+    assert not list(many_parameters(ast.parse(source), Path("x.py")))
+
+
+@pytest.mark.parametrize("path", PYTHON, ids=name_of)
+def test_a_file_fits_on_a_desk(path: Path) -> None:
+    lines = path.read_text().splitlines()
+    assert len(lines) <= FILE_LINES, f"{len(lines)} lines"
+    wide = [number for number, line in enumerate(lines, 1) if len(line) > WIDTH]
+    assert not wide, f"wider than {WIDTH}: lines {wide}"
+
+
+LEFTOVER = re.compile(r"\b(TO" + "DO|FIX" + r"ME|X" + r"XX)\b")
+
+
+@pytest.mark.parametrize("path", [*PYTHON, *TEXTS], ids=name_of)
+def test_nothing_is_left_to_do(path: Path) -> None:
+    assert not LEFTOVER.findall(path.read_text())
+
+
+# Folders of one machine; an example may use a relative path or one of the system's own.
+MACHINE = re.compile(r"(?<![\w.$])/(?:work|root|home|Users|mnt|opt/wheels)/")
+
+
+@pytest.mark.parametrize("path", [*PYTHON, *TEXTS], ids=name_of)
+def test_a_text_names_no_folder_of_one_machine(path: Path) -> None:
+    assert not MACHINE.findall(path.read_text())
+
+
+@pytest.mark.parametrize("text", ["see /wo" + "rk/x", "cd /ho" + "me/ann/x"])
+def test_a_machine_folder_is_found(text: str) -> None:
+    assert MACHINE.search(text)
+
+
+def test_the_lock_file_holds_exact_versions_and_no_address() -> None:
+    line = re.compile(r"[a-z0-9][a-z0-9._-]*==[^\s;]+( ; .+)?")
+    lines = (ROOT / "requirements.lock").read_text().splitlines()
+    assert lines
+    assert not [text for text in lines if not line.fullmatch(text) or "/" in text]
+
+
+def test_every_dependency_is_locked() -> None:
+    import tomllib
+
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    extras = [item for items in project["optional-dependencies"].values() for item in items]
+    wanted = {re.split(r"[<>=!~\[; ]", item)[0] for item in [*project["dependencies"], *extras]}
+    locked = {text.partition("==")[0] for text in (ROOT / "requirements.lock").read_text().split()}
+    assert wanted <= locked
+
+
+def test_no_generated_file_is_committed() -> None:
+    listed = subprocess.run(
+        ["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    if listed.returncode != 0:
+        pytest.skip("not a git checkout")
+    bad = re.compile(r"(\.pyc|\.jar|\.DS_Store|\.egg-info/.*|\.log|^\.venv/.*)$")
+    assert not [name for name in listed.stdout.splitlines() if bad.search(name)]
