@@ -1,0 +1,1 @@
+"""Measurements: `python -m bench NAME [--quick] [--json]`. A family is a module with `measure`."""

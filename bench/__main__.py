@@ -1,0 +1,109 @@
+"""`python -m bench NAME [--quick] [--json]` runs one family, `all` every one."""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import json
+import sys
+from collections.abc import Iterable
+from importlib import import_module
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+
+from bench.harness import Result, Skipped
+
+HERE = Path(__file__).parent
+
+
+def families(folder: Path = HERE) -> dict[str, str]:
+    """Name and first sentence of every module in the folder that has a `measure`."""
+    found = {}
+    for file in sorted(folder.glob("*.py")):
+        tree = ast.parse(file.read_text(encoding="utf-8"))
+        if any(isinstance(node, ast.FunctionDef) and node.name == "measure" for node in tree.body):
+            found[file.stem] = (ast.get_docstring(tree) or "").split("\n")[0]
+    return found
+
+
+def run(name: str, quick: bool) -> Iterable[Result | Skipped]:
+    """The results of one family, as they are taken."""
+    results: Iterable[Result | Skipped] = import_module(f"bench.{name}").measure(quick)
+    return results
+
+
+def as_table(title: str, results: Iterable[Result]) -> Table:
+    """The results of a family for people."""
+    table = Table(title=title, title_justify="left", pad_edge=False)
+    table.add_column("measurement")
+    for heading in ("ours", "unit", "peer", "peer's", "ratio"):
+        table.add_column(heading, justify="left" if heading in {"unit", "peer"} else "right")
+    for result in results:
+        table.add_row(
+            result.name,
+            figure(result.value),
+            result.unit,
+            result.peer or "",
+            figure(result.peer_value),
+            "" if result.ratio is None else f"{result.ratio:.2f}",
+        )
+    return table
+
+
+def figure(value: float | None) -> str:
+    """Three digits that matter, thousands apart."""
+    if value is None:
+        return ""
+    return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Runs what was asked; 0 when every family ran, 1 when one failed, 2 for an unknown name."""
+    known = families()
+    listing = "\n".join(f"  {name:<12} {text}" for name, text in known.items())
+    parser = argparse.ArgumentParser(
+        prog="python -m bench",
+        epilog=f"families:\n{listing}\n  {'all':<12} every family, one after the other",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("name", help="a family of measurements, or all")
+    parser.add_argument("--quick", action="store_true", help="fewer and shorter rounds")
+    parser.add_argument("--json", action="store_true", help="one JSON object a line")
+    chosen = parser.parse_args(arguments)
+    if chosen.name != "all" and chosen.name not in known:
+        parser.error(
+            f"no family is called '{chosen.name}'; there are: {', '.join([*known, 'all'])}"
+        )
+
+    words = Console(stderr=True)
+    failed = []
+    for name in known if chosen.name == "all" else [chosen.name]:
+        results = []
+        try:
+            for item in run(name, chosen.quick):
+                if isinstance(item, Skipped):
+                    words.print(
+                        f"skipped {item.name}: {item.reason}", highlight=False, markup=False
+                    )
+                    continue
+                results.append(item)
+                if chosen.json:
+                    sys.stdout.write(json.dumps(item.as_json()) + "\n")
+                    sys.stdout.flush()
+        except Exception:  # one broken family must not hide the others
+            words.print_exception()
+            failed.append(name)
+        if results and not chosen.json:
+            Console().print(as_table(name, results))
+    if failed:
+        words.print(f"failed: {', '.join(failed)}")
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    try:
+        sys.exit(main())
+    except KeyboardInterrupt:
+        sys.exit(130)
