@@ -301,4 +301,11 @@ class Unfit(SchemaError):
 
 
 class PackError(MillstreamError, ValueError):
-    """The bytes are not a sound pack; nothing was decoded from them."""
+    """The bytes are not a sound pack; nothing was decoded from them.
+
+    `reason` is one word for programs (docs/PACKS.md lists them), the text is for people.
+    """
+
+    def __init__(self, text: str, reason: str = "unsound") -> None:
+        self.reason = reason
+        super().__init__(f"not a sound pack ({reason}): {text}")

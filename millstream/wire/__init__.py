@@ -1,0 +1,1 @@
+"""Bytes on a connection: frames, handshake, the fast lanes. Knows nothing of events."""

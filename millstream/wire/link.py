@@ -1,0 +1,218 @@
+"""One TCP or TLS connection to one server, from handshake to loss."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import ssl
+from collections import deque
+from collections.abc import Callable
+from typing import Final, Protocol, cast
+
+from millstream.deadline import Deadline
+from millstream.errors import AuthenticationFailed, ConnectError, ConnectFailed
+from millstream.settings import ConnectionSettings
+from millstream.wire.handshake import (
+    ServerAddress,
+    ServerInfo,
+    connect_line,
+    is_authentication_error,
+    parse_info,
+    tls_context,
+)
+from millstream.wire.protocol import PING, PONG, Handler, Parser
+
+__all__ = ["Link", "LinkOwner", "open_link"]
+
+_log = logging.getLogger("millstream.wire")
+
+# Above this many unsent bytes the writer is asked to wait; two of the largest packs fit.
+WRITE_BUFFER_BYTES_MAX: Final = 16 * 1024 * 1024
+PINGS_UNANSWERED_MAX: Final = 2
+
+
+class LinkOwner(Protocol):
+    """What a link tells the connection that uses it."""
+
+    def link_lost(self, link: Link, error: Exception | None) -> None: ...
+
+    def link_info(self, info: ServerInfo) -> None: ...
+
+    def link_error(self, text: str) -> None: ...
+
+
+class Link(asyncio.Protocol):
+    """A socket with a parser behind it; says when it is lost and when it cannot take more."""
+
+    def __init__(self, handlers: dict[bytes, Handler], owner: LinkOwner) -> None:
+        self._owner = owner
+        self._parser = Parser(handlers, self._control)
+        self._loop = asyncio.get_running_loop()
+        self._greeting: asyncio.Future[ServerInfo] = self._loop.create_future()
+        self._pongs: deque[asyncio.Future[None]] = deque()
+        self._resume: asyncio.Future[None] | None = None
+        self._handshake_error: Exception | None = None
+        self.transport: asyncio.Transport | None = None
+        self.info = ServerInfo()
+        self.established = False
+        self.lost = False
+
+    # -- asyncio.Protocol -----------------------------------------------------------------
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self.transport = cast(asyncio.Transport, transport)
+        self.transport.set_write_buffer_limits(high=WRITE_BUFFER_BYTES_MAX)
+
+    def data_received(self, data: bytes) -> None:
+        try:
+            self._parser.feed(data)
+        except Exception as error:  # a broken frame or handler: nothing after it can be trusted
+            _log.exception("the connection is dropped: %s", error)
+            self.abort()
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self.lost = True
+        reason = self._handshake_error or ConnectFailed(
+            f"the server closed the connection{_because(error)}"
+        )
+        if not self._greeting.done():
+            self._greeting.set_exception(reason)
+            self._greeting.exception()  # seen: it is raised where the handshake waits
+        self.resume_writing()
+        while self._pongs:
+            pong = self._pongs.popleft()
+            if not pong.done():
+                pong.set_exception(reason)
+                pong.exception()
+        if self.established:
+            self._owner.link_lost(self, error)
+
+    def pause_writing(self) -> None:
+        if self._resume is None:
+            self._resume = self._loop.create_future()
+
+    def resume_writing(self) -> None:
+        if self._resume is not None:
+            if not self._resume.done():
+                self._resume.set_result(None)
+            self._resume = None
+
+    # -- for the connection ---------------------------------------------------------------
+
+    @property
+    def congested(self) -> bool:
+        return self._resume is not None
+
+    async def writable(self) -> None:
+        """Return when the socket takes more bytes (or is lost)."""
+        while self._resume is not None:
+            await asyncio.shield(self._resume)
+
+    def write(self, data: bytes) -> None:
+        if self.transport is not None and not self.lost:
+            self.transport.write(data)
+
+    def ping(self) -> asyncio.Future[None]:
+        """Send a ping; the future is done when its pong is here."""
+        pong: asyncio.Future[None] = self._loop.create_future()
+        self._pongs.append(pong)
+        self.write(PING)
+        return pong
+
+    @property
+    def unresponsive(self) -> bool:
+        return len(self._pongs) >= PINGS_UNANSWERED_MAX
+
+    def abort(self) -> None:
+        if self.transport is not None:
+            self.transport.abort()
+
+    def close(self) -> None:
+        """Close after the bytes written so far are sent."""
+        if self.transport is not None:
+            self.transport.close()
+
+    # -- control lines --------------------------------------------------------------------
+
+    def _control(self, op: bytes, rest: bytes) -> None:
+        if op == b"PING":
+            self.write(PONG)
+        elif op == b"PONG":
+            if self._pongs:
+                pong = self._pongs.popleft()
+                if not pong.done():
+                    pong.set_result(None)
+        elif op == b"INFO":
+            self.info = parse_info(rest)
+            if not self._greeting.done():
+                self._greeting.set_result(self.info)
+            elif self.established:
+                self._owner.link_info(self.info)
+        elif op == b"-ERR":
+            self._server_error(rest.decode("utf-8", "replace").strip().strip("'"))
+
+    def _server_error(self, text: str) -> None:
+        if not self.established and is_authentication_error(text):
+            self._handshake_error = AuthenticationFailed(
+                f"the server refused the credentials: {text}. "
+                f"Check user, password, token or key (NATS_USER, NATS_PASSWORD, ...)"
+            )
+        elif not self.established:
+            self._handshake_error = ConnectFailed(f"the server refused the connection: {text}")
+        else:
+            self._owner.link_error(text)
+
+    async def greeting(self) -> ServerInfo:
+        return await asyncio.shield(self._greeting)
+
+
+def _because(error: Exception | None) -> str:
+    return f": {error}" if error else ""
+
+
+async def open_link(
+    address: ServerAddress,
+    settings: ConnectionSettings,
+    make_link: Callable[[], Link],
+    deadline: Deadline,
+) -> Link:
+    """Connect, secure, introduce ourselves; an established link, or an error and nothing left."""
+    loop = asyncio.get_running_loop()
+    link = make_link()
+    wants_tls = address.tls or settings.tls is not None
+    context = tls_context(settings.tls) if wants_tls else None
+    first = context if settings.tls is not None and settings.tls.handshake_first else None
+    try:
+        async with asyncio.timeout(deadline.left()):
+            await loop.create_connection(lambda: link, address.host, address.port, ssl=first)
+            info = await link.greeting()
+            if first is None and (wants_tls or info.tls_required):
+                await _upgrade(link, context or tls_context(settings.tls), address.host)
+            link.write(connect_line(info, settings, address))
+            await link.ping()
+    except TimeoutError as error:
+        link.abort()
+        raise ConnectFailed(f"{address} did not answer within {deadline.seconds:g} s") from error
+    except ConnectError:
+        link.abort()
+        raise
+    except OSError as error:
+        link.abort()
+        raise ConnectFailed(f"cannot connect to {address}: {error.strerror or error}") from error
+    except BaseException:
+        link.abort()
+        raise
+    if link.lost:
+        raise ConnectFailed(f"{address} closed the connection during the handshake")
+    link.established = True
+    return link
+
+
+async def _upgrade(link: Link, context: ssl.SSLContext, host: str) -> None:
+    loop = asyncio.get_running_loop()
+    transport = link.transport and await loop.start_tls(
+        link.transport, link, context, server_hostname=host
+    )
+    if transport is None:
+        raise ConnectFailed("the connection was lost during the TLS handshake")
+    link.connection_made(transport)

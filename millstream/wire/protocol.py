@@ -1,0 +1,206 @@
+"""NATS frames to and from bytes: pure, shared by the asynchronous and the blocking lane."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable, Iterable, Mapping
+from typing import Final
+
+from millstream.errors import ConfigError, ConnectError
+
+__all__ = [
+    "EMPTY_HEADERS",
+    "PING",
+    "PONG",
+    "Handler",
+    "Headers",
+    "Parser",
+    "ProtocolError",
+    "encode_headers",
+    "hpub",
+    "parse_header_items",
+    "parse_headers",
+    "pub",
+    "status_of",
+    "sub",
+    "unique_token",
+    "unsub",
+]
+
+PING: Final = b"PING\r\n"
+PONG: Final = b"PONG\r\n"
+EMPTY_HEADERS: Final = b""
+
+# A control line holds two subjects, a sid and sizes; INFO is longer because it lists the cluster.
+CONTROL_LINE_BYTES_MAX: Final = 1024 * 1024
+# The server's own hard limit for a payload (its max_pending).
+FRAME_BYTES_MAX: Final = 64 * 1024 * 1024
+
+_HEADER_LINE: Final = b"NATS/1.0"
+_TOKEN_LETTERS: Final = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
+
+Headers = Mapping[str, str]
+# Called with subject, reply subject, raw header block and payload of one message.
+Handler = Callable[[bytes, bytes, bytes, bytes], None]
+
+
+class ProtocolError(ConnectError):
+    """The server sent bytes that are not the NATS protocol; the connection cannot go on."""
+
+
+def unique_token(length: int = 22) -> str:
+    """A random subject token; 22 letters carry 130 bits, so two never meet."""
+    return "".join(secrets.choice(_TOKEN_LETTERS) for _ in range(length))
+
+
+def pub(subject: bytes, reply: bytes, payload: bytes) -> bytes:
+    if reply:
+        return b"PUB %b %b %d\r\n%b\r\n" % (subject, reply, len(payload), payload)
+    return b"PUB %b %d\r\n%b\r\n" % (subject, len(payload), payload)
+
+
+def hpub(subject: bytes, reply: bytes, headers: bytes, payload: bytes) -> bytes:
+    size = len(headers)
+    total = size + len(payload)
+    if reply:
+        return b"HPUB %b %b %d %d\r\n%b%b\r\n" % (subject, reply, size, total, headers, payload)
+    return b"HPUB %b %d %d\r\n%b%b\r\n" % (subject, size, total, headers, payload)
+
+
+def sub(subject: bytes, queue: bytes, sid: bytes) -> bytes:
+    if queue:
+        return b"SUB %b %b %b\r\n" % (subject, queue, sid)
+    return b"SUB %b %b\r\n" % (subject, sid)
+
+
+def unsub(sid: bytes, after: int = 0) -> bytes:
+    if after:
+        return b"UNSUB %b %d\r\n" % (sid, after)
+    return b"UNSUB %b\r\n" % sid
+
+
+def encode_headers(items: Headers | Iterable[tuple[str, str]]) -> bytes:
+    """The header block of a message; names and values that would break the block are refused."""
+    pairs = items.items() if isinstance(items, Mapping) else items
+    lines = [_HEADER_LINE]
+    for name, value in pairs:
+        if not isinstance(name, str) or not isinstance(value, str):
+            raise ConfigError(f"header {name!r}: name and value must be text, found {value!r}")
+        if not name or not name.isascii() or any(c in name for c in ":\r\n \t"):
+            raise ConfigError(
+                f"header name {name!r}: needs ASCII letters without spaces, colons or line ends"
+            )
+        if "\r" in value or "\n" in value:
+            raise ConfigError(f"header {name!r}: its value contains a line end")
+        lines.append(f"{name}: {value}".encode("utf-8", "surrogateescape"))
+    if len(lines) == 1:
+        return EMPTY_HEADERS
+    return b"\r\n".join(lines) + b"\r\n\r\n"
+
+
+def parse_header_items(block: bytes) -> list[tuple[str, str]]:
+    """All headers of a block in their order, repeated ones included."""
+    items = []
+    for line in block.split(b"\r\n")[1:]:
+        if not line:
+            continue
+        name, _, value = line.partition(b":")
+        items.append((name.decode("utf-8", "surrogateescape"), _text(value)))
+    return items
+
+
+def parse_headers(block: bytes) -> dict[str, str]:
+    """The headers of a block by name; the first of a repeated one counts, as in Go's client."""
+    headers: dict[str, str] = {}
+    for name, value in parse_header_items(block):
+        headers.setdefault(name, value)
+    return headers
+
+
+def status_of(block: bytes) -> tuple[int, str]:
+    """The status code and text in the first line of a header block; (0, "") when there is none."""
+    line = block[len(_HEADER_LINE) : block.find(b"\r\n")].strip()
+    if not line:
+        return 0, ""
+    code, _, text = line.partition(b" ")
+    return (int(code), _text(text)) if code.isdigit() else (0, "")
+
+
+def _text(value: bytes) -> str:
+    return value.strip().decode("utf-8", "surrogateescape")
+
+
+class Parser:
+    """Cuts a byte stream into frames and hands each to its handler, as soon as it is complete.
+
+    `handlers` maps a subscription id to the function called for its messages; `on_control` gets
+    every other line (INFO, PING, PONG, +OK, -ERR). Messages for an unknown id are dropped: they
+    were under way when the subscription ended.
+    """
+
+    __slots__ = ("_chunks", "_have", "_need", "handlers", "on_control")
+
+    def __init__(
+        self, handlers: dict[bytes, Handler], on_control: Callable[[bytes, bytes], None]
+    ) -> None:
+        self.handlers = handlers
+        self.on_control = on_control
+        self._chunks: list[bytes] = []  # bytes of a frame that is not complete yet
+        self._have = 0  # how many those are
+        self._need = 0  # how many it takes before parsing makes sense again
+
+    def feed(self, data: bytes) -> None:
+        """Take the next bytes of the stream."""
+        if self._chunks:
+            self._chunks.append(data)
+            self._have += len(data)
+            if self._have < self._need:
+                return
+            data = b"".join(self._chunks)
+            self._chunks.clear()
+        used, need = self._frames(data)
+        if used < len(data):
+            rest = data[used:] if used else data
+            self._chunks.append(rest)
+            self._have, self._need = len(rest), need
+
+    def _frames(self, data: bytes) -> tuple[int, int]:
+        """Handle every complete frame; how many bytes that used, and how many the next needs."""
+        handlers = self.handlers
+        find = data.find
+        pos, end = 0, len(data)
+        while pos < end:
+            eol = find(b"\r\n", pos)
+            if eol < 0:
+                if end - pos > CONTROL_LINE_BYTES_MAX:
+                    raise ProtocolError(f"a control line of over {end - pos} bytes")
+                return pos, 0
+            kind = data[pos]
+            if kind == 77:  # M of MSG <subject> <sid> [reply] <size>
+                args = data[pos + 4 : eol].split()
+                header_size = 0
+            elif kind == 72:  # H of HMSG <subject> <sid> [reply] <header size> <size>
+                args = data[pos + 5 : eol].split()
+                header_size = int(args.pop(-2))
+            else:
+                op, _, rest = data[pos:eol].partition(b" ")
+                pos = eol + 2
+                self.on_control(op, rest)
+                continue
+            start = eol + 2
+            stop = start + int(args[-1])
+            if stop + 2 > end:
+                if stop - pos > FRAME_BYTES_MAX:
+                    raise ProtocolError(f"a message of {stop - start} bytes")
+                return pos, stop + 2 - pos
+            pos = stop + 2
+            handler = handlers.get(args[1])
+            if handler is not None:
+                body = start + header_size
+                handler(
+                    args[0],
+                    args[2] if len(args) == 4 else b"",
+                    data[start:body] if header_size else EMPTY_HEADERS,
+                    data[body:stop],
+                )
+        return pos, 0

@@ -1,0 +1,259 @@
+"""Pulling from a JetStream consumer: always a bounded number asked for, never a gap in asking."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from dataclasses import dataclass
+from typing import Final, NamedTuple
+
+import msgspec
+
+from millstream.errors import (
+    ApiError,
+    ConnectionClosed,
+    MillstreamError,
+    NoResponders,
+    RequestTimeout,
+)
+from millstream.wire.api import NANOSECONDS
+from millstream.wire.connection import Connection
+from millstream.wire.jetstream import JetStream
+from millstream.wire.protocol import parse_headers, status_of, unique_token
+
+__all__ = ["Prefetch", "PullLane", "RawMessage"]
+
+_log = logging.getLogger("millstream.wire")
+
+# A pull must leave room for one largest message, or the server answers it with nothing.
+HEADER_BYTES_MAX: Final = 64 * 1024 + 4 * 1024
+RETRY_SECONDS: Final = 0.25
+HEARTBEATS_MISSED_MAX: Final = 2
+# Meaning of the status texts of the server; it has one code (409) for all of them.
+_GONE: Final = ("consumer deleted", "consumer is push based")
+_AGAIN_AT_ONCE: Final = ("message size exceeds maxbytes", "batch completed")
+_AGAIN_SOON: Final = ("exceeded maxwaiting", "leadership change", "server shutdown")
+
+
+class RawMessage(NamedTuple):
+    """A delivered message, nothing parsed yet. `reply` is the address of its ack."""
+
+    subject: bytes
+    reply: bytes
+    headers: bytes
+    payload: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Prefetch:
+    """How much may be on its way or waiting here before it is asked for."""
+
+    messages: int = 1000
+    bytes: int = 16 * 1024 * 1024  # at least one largest message is always asked for
+    expires: float = 30.0  # seconds until the server answers an unfilled request
+    heartbeat: float = 5.0  # seconds between signs of life while nothing comes
+
+
+class PullLane:
+    """Delivers the messages of one consumer into a bounded buffer, across reconnects.
+
+    A lost request, a lost connection or a new leader only mean that the lane asks again. It fails
+    (every later `take` raises) when the consumer is gone or the connection is closed for good.
+    """
+
+    def __init__(
+        self, jetstream: JetStream, stream: str, consumer: str, prefetch: Prefetch
+    ) -> None:
+        self._jetstream = jetstream
+        self._connection: Connection = jetstream.connection
+        self._loop = asyncio.get_running_loop()
+        self._stream, self._consumer = stream, consumer
+        self._prefetch = prefetch
+        self._buffer: deque[RawMessage] = deque()
+        self._asked = 0  # messages requested and not delivered yet
+        self._waiter: asyncio.Future[None] | None = None
+        self._error: MillstreamError | None = None
+        self._stopped = False
+        self._last_sign = self._loop.time()
+        self._timer: asyncio.TimerHandle | None = None
+        self._checking: asyncio.Task[None] | None = None
+        self._inbox = f"{self._connection.settings.inbox_prefix}.{unique_token()}".encode()
+        self._next = f"{jetstream.prefix}.CONSUMER.MSG.NEXT.{stream}.{consumer}".encode()
+        self._interest = self._connection.subscribe(self._inbox.decode(), self._message)
+        self._connection.on_connected.append(self._ask_again)
+        self._connection.on_closed.append(self._closed)
+        self._ask()
+        self._watch()
+
+    # -- for the reader -------------------------------------------------------------------
+
+    @property
+    def buffered(self) -> int:
+        return len(self._buffer)
+
+    async def take(self, at_most: int, timeout: float | None = None) -> list[RawMessage]:
+        """Up to `at_most` messages: what is here at once, or the first that comes.
+
+        Empty only when the time is up or the lane was stopped and is drained.
+        """
+        if not self._buffer and not await self._wait(timeout):
+            return []
+        return self.take_now(at_most)
+
+    def take_now(self, at_most: int) -> list[RawMessage]:
+        """Up to `at_most` messages that are here already."""
+        buffer = self._buffer
+        if len(buffer) <= at_most:
+            taken = list(buffer)
+            buffer.clear()
+        else:
+            taken = [buffer.popleft() for _ in range(at_most)]
+        if self._asked + len(buffer) <= self._prefetch.messages // 2:
+            self._ask()
+        return taken
+
+    def stop(self) -> list[RawMessage]:
+        """Ask for no more; gives what was delivered and not taken."""
+        if not self._stopped:
+            self._stopped = True
+            self._connection.unsubscribe(self._interest)
+            if self._ask_again in self._connection.on_connected:
+                self._connection.on_connected.remove(self._ask_again)
+                self._connection.on_closed.remove(self._closed)
+            if self._timer is not None:
+                self._timer.cancel()
+            if self._checking is not None:
+                self._checking.cancel()
+            self._wake()
+        left = list(self._buffer)
+        self._buffer.clear()
+        return left
+
+    async def _wait(self, timeout: float | None) -> bool:
+        while not self._buffer:
+            if self._error is not None:
+                raise self._error
+            if self._stopped:
+                return False
+            if self._waiter is None:
+                self._waiter = self._loop.create_future()
+            try:
+                async with asyncio.timeout(timeout):
+                    await asyncio.shield(self._waiter)
+            except TimeoutError:
+                return bool(self._buffer)
+        return True
+
+    def _wake(self) -> None:
+        if self._waiter is not None:
+            if not self._waiter.done():
+                self._waiter.set_result(None)
+            self._waiter = None
+
+    # -- asking ---------------------------------------------------------------------------
+
+    def _ask(self) -> None:
+        if self._stopped or self._error is not None or not self._connection.connected:
+            return
+        rules = self._prefetch
+        count = rules.messages - self._asked - len(self._buffer)
+        if count <= 0:
+            return
+        largest = self._connection.info.max_payload + HEADER_BYTES_MAX
+        request = {
+            "batch": count,
+            "max_bytes": max(rules.bytes, largest),
+            "expires": int(rules.expires * NANOSECONDS),
+            "idle_heartbeat": int(rules.heartbeat * NANOSECONDS),
+        }
+        self._asked += count
+        self._connection.publish(self._next, msgspec.json.encode(request), self._inbox)
+
+    def _ask_again(self) -> None:
+        """Forget what was asked for: after a reconnect or a silence it will not come."""
+        self._asked = 0
+        self._last_sign = self._loop.time()
+        self._ask()
+
+    def _ask_later(self) -> None:
+        self._asked = 0
+        self._loop.call_later(RETRY_SECONDS, self._ask)
+
+    # -- what arrives ---------------------------------------------------------------------
+
+    def _message(self, subject: bytes, reply: bytes, headers: bytes, payload: bytes) -> None:
+        if reply.startswith(b"$JS.ACK."):
+            self._buffer.append(RawMessage(subject, reply, headers, payload))
+            if self._asked:
+                self._asked -= 1
+            if self._waiter is not None:
+                self._wake()
+            return
+        self._last_sign = self._loop.time()
+        code, text = status_of(headers)
+        if code == 100:
+            return
+        if code in (404, 408):
+            self._ended(headers)
+        elif code == 409:
+            self._conflict(text.lower(), headers)
+        elif code == 503:
+            self._check_exists()
+        elif code == 423:
+            self._ask_later()
+        else:
+            self._fail(ApiError(code, 0, f"pulling from '{self._consumer}': {text}"))
+
+    def _ended(self, headers: bytes) -> None:
+        unfilled = parse_headers(headers).get("Nats-Pending-Messages", "0")
+        self._asked = max(0, self._asked - int(unfilled))
+        self._ask()
+
+    def _conflict(self, text: str, headers: bytes) -> None:
+        if text.startswith(_GONE):
+            self._fail(ApiError(409, 10014, f"the subscription '{self._consumer}': {text}"))
+        elif text.startswith(_AGAIN_AT_ONCE):
+            self._ended(headers)
+        elif text.startswith(_AGAIN_SOON):
+            self._ask_later()
+        else:
+            self._fail(ApiError(409, 0, f"pulling from '{self._consumer}': {text}"))
+
+    def _check_exists(self) -> None:
+        """Nobody listens: either there is no leader for a moment, or the consumer is gone."""
+        if self._checking is None or self._checking.done():
+            self._checking = self._loop.create_task(self._look_it_up())
+
+    async def _look_it_up(self) -> None:
+        self._asked = 0
+        try:
+            await self._jetstream.consumer_info(self._stream, self._consumer)
+        except (NoResponders, RequestTimeout, ConnectionClosed) as error:
+            _log.info("waiting for the leader of %s: %s", self._consumer, error)
+        except ApiError as error:
+            self._fail(error)
+            return
+        self._loop.call_later(RETRY_SECONDS, self._ask)
+
+    def _watch(self) -> None:
+        """Ask again when the server has been silent for too long."""
+        if self._stopped:
+            return
+        heartbeat = self._prefetch.heartbeat
+        self._timer = self._loop.call_later(heartbeat, self._watch)
+        silent = self._loop.time() - self._last_sign
+        if self._buffer or not self._asked:
+            self._last_sign = self._loop.time()
+        elif silent > heartbeat * HEARTBEATS_MISSED_MAX and self._connection.connected:
+            _log.info("no sign of life of %s for %.1f s", self._consumer, silent)
+            self._last_sign = self._loop.time()
+            self._check_exists()
+
+    def _fail(self, error: MillstreamError) -> None:
+        if self._error is None:
+            self._error = error
+        self._wake()
+
+    def _closed(self) -> None:
+        self._fail(ConnectionClosed("the connection was closed"))
