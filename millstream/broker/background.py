@@ -8,7 +8,7 @@ from pathlib import Path
 from millstream.broker.config import BrokerSettings
 from millstream.broker.health import Health
 
-__all__ = ["NodeState", "State", "down", "health", "kill_node", "read_state", "start_node", "up"]
+__all__ = ["NodeState", "State", "down", "kill_node", "read_health", "read_state", "start_node", "up"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +57,7 @@ def read_state(data: Path) -> State:
     raise NotImplementedError
 
 
-def health(data: Path) -> Health:
+def read_health(data: Path) -> Health:
     """Health of the broker that runs on this folder."""
     raise NotImplementedError
 
