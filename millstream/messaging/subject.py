@@ -1,0 +1,136 @@
+"""Subjects, keys and partitions: names on the wire and back. Pure."""
+
+from __future__ import annotations
+
+import re
+import zlib
+from typing import Final
+
+from millstream.errors import ConfigError
+
+__all__ = [
+    "KEYLESS_TOKEN",
+    "PACK_TOKEN",
+    "check_name",
+    "check_subject",
+    "key_bytes",
+    "key_of_token",
+    "key_token",
+    "matches",
+    "partition_of",
+    "partition_prefix",
+    "stream_name",
+    "stream_subjects",
+]
+
+KEYLESS_TOKEN: Final = "_"  # an event without a key
+PACK_TOKEN: Final = "_pack"  # many events in one message
+# Three letters a byte in the worst case, and the server's control line has 4,096.
+KEY_BYTES_MAX: Final = 1024
+NAME_CHARS_MAX: Final = 200
+
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*")
+_UNSAFE = re.compile(rb"[^A-Za-z0-9_\-/:@+,~]")
+_ESCAPED = re.compile(rb"=([0-9A-F]{2})")
+_TOKEN_ESCAPES: Final = {bytes([n]): b"=%02X" % n for n in range(256)}
+
+
+def check_name(kind: str, name: str) -> str:
+    """The name if it can be one of a topic, subscription or writer; else a ConfigError."""
+    if not isinstance(name, str) or not _NAME.fullmatch(name) or len(name) > NAME_CHARS_MAX:
+        raise ConfigError(
+            f"{kind} name {name!r}: use 1 to {NAME_CHARS_MAX} of A-Z a-z 0-9 _ - "
+            f"and begin with a letter or digit"
+        )
+    return name
+
+
+def check_subject(subject: str, wildcards: bool) -> str:
+    """The subject if it is well formed; wildcards (`*`, a final `>`) only if allowed."""
+    tokens = subject.split(".") if isinstance(subject, str) else [""]
+    for place, token in enumerate(tokens):
+        if not token or any(ch.isspace() or ch == "\0" for ch in token):
+            raise ConfigError(f"subject {subject!r}: needs non-empty words joined by dots")
+        if token == "*" or (token == ">" and place == len(tokens) - 1):
+            if not wildcards:
+                raise ConfigError(f"subject {subject!r}: a wildcard cannot be published to")
+        elif token == ">":
+            raise ConfigError(f"subject {subject!r}: '>' is only allowed as the last word")
+    return subject
+
+
+def matches(pattern: str, subject: str) -> bool:
+    """Whether a subject is one of those a pattern means.
+
+    >>> matches("orders.*", "orders.eu"), matches("orders.>", "orders.eu.1"), matches("a", "b")
+    (True, True, False)
+    """
+    wanted, found = pattern.split("."), subject.split(".")
+    for place, token in enumerate(wanted):
+        if token == ">":
+            return len(found) > place
+        if place >= len(found) or (token != "*" and token != found[place]):
+            return False
+    return len(wanted) == len(found)
+
+
+def key_bytes(key: str | bytes) -> bytes:
+    """A key's bytes; text that came from bytes that are no UTF-8 gives those bytes back."""
+    return key if isinstance(key, bytes) else key.encode("utf-8", "surrogateescape")
+
+
+def key_token(key: str | bytes | None) -> str:
+    """The word of the subject that stands for a key; reversible.
+
+    >>> key_token("order-7"), key_token("a.b"), key_token("_x"), key_token(""), key_token(None)
+    ('order-7', 'a=2Eb', '=5Fx', '=', '_')
+    """
+    if key is None:
+        return KEYLESS_TOKEN
+    data = key_bytes(key)
+    if len(data) > KEY_BYTES_MAX:
+        raise ConfigError(f"a key of {len(data):,} bytes: keys have at most {KEY_BYTES_MAX:,}")
+    if not data:
+        return "="
+    if _UNSAFE.search(data):
+        data = _UNSAFE.sub(lambda found: _TOKEN_ESCAPES[found[0]], data)
+    if data[0] == 95:  # words that begin with _ are ours
+        data = b"=5F" + data[1:]
+    return data.decode("ascii")
+
+
+def key_of_token(token: bytes) -> str | None:
+    """The key that a subject word stands for."""
+    if token == b"_":
+        return None
+    if b"=" in token:
+        token = b"" if token == b"=" else _ESCAPED.sub(_unescape, token)
+    return token.decode("utf-8", "surrogateescape")
+
+
+def _unescape(found: re.Match[bytes]) -> bytes:
+    return bytes([int(found[1], 16)])
+
+
+def partition_of(key: str | bytes, partitions: int) -> int:
+    """The partition of a key: CRC-32 (IEEE) of its UTF-8 bytes modulo the number of partitions.
+
+    >>> partition_of("order-7", 4)
+    2
+    """
+    return zlib.crc32(key_bytes(key)) % partitions
+
+
+def stream_name(topic: str, partition: int, partitions: int) -> str:
+    """The JetStream stream that holds a partition."""
+    return topic if partitions == 1 else f"{topic}-{partition}"
+
+
+def partition_prefix(topic: str, partition: int, partitions: int) -> str:
+    """What the subjects of a partition begin with."""
+    return topic if partitions == 1 else f"{topic}.{partition}"
+
+
+def stream_subjects(topic: str, partition: int, partitions: int) -> str:
+    """All subjects of a partition."""
+    return f"{partition_prefix(topic, partition, partitions)}.>"
