@@ -1,0 +1,142 @@
+"""`millstream env` and `context`: the running broker for other clients and the `nats` tool."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shlex
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from millstream.cli.output import DataOption, JsonOption, print_json, say
+from millstream.errors import ConfigError
+from millstream.settings import data_folder, environment
+
+if TYPE_CHECKING:
+    from millstream.broker import State
+
+__all__ = ["app", "connection_facts", "context_file", "exports"]
+
+app = typer.Typer()
+
+# Begins the description of every context that this command wrote, so that it may replace it.
+MARK = "millstream broker"
+
+RoleOption = Annotated[
+    str, typer.Option(help="User to be, when the broker has users: admin, app or reader.")
+]
+AccountOption = Annotated[
+    str | None, typer.Option(help="Tenant of that user. (default: the main account)")
+]
+CaOption = Annotated[
+    Path | None, typer.Option(help="File of authorities to trust, when the broker speaks TLS.")
+]
+
+
+@app.command()
+def env(
+    data: DataOption = None,
+    role: RoleOption = "app",
+    account: AccountOption = None,
+    ca: CaOption = None,
+    json_: JsonOption = False,
+) -> None:
+    """Print exports for other clients: eval "$(millstream env)".
+
+    NATS_URL, and with users NATS_USER and NATS_PASSWORD. The password is shown: mind the screen.
+    """
+    variables = exports(connection_facts(data_folder(data), role, account), ca)
+    if json_:
+        print_json(variables)
+        return
+    for name, value in variables.items():
+        say(f"export {name}={shlex.quote(value)}")
+
+
+@app.command()
+def context(
+    name: Annotated[str, typer.Argument(help="Name of the context.")] = "millstream",
+    data: DataOption = None,
+    role: RoleOption = "admin",
+    account: AccountOption = None,
+    ca: CaOption = None,
+    select: Annotated[bool, typer.Option(help="Make it the one the nats tool uses.")] = True,
+    force: Annotated[
+        bool, typer.Option("--force", help="Replace a context that somebody else wrote.")
+    ] = False,
+    json_: JsonOption = False,
+) -> None:
+    """Write a context for the `nats` tool, so that `nats stream ls` works at once."""
+    if not re.fullmatch(r"[A-Za-z0-9_-]+", name):
+        raise ConfigError(f"a context name has letters, digits, '-' and '_' only, not {name!r}")
+    facts = connection_facts(data_folder(data), role, account)
+    file = context_file(name)
+    if file.exists() and not force and not _is_ours(file):
+        raise ConfigError(
+            f"the context '{name}' in {file} was not written by millstream. "
+            f"Choose another name, or replace it with --force"
+        )
+    content = {
+        "description": f"{MARK} in {facts['data']}",
+        "url": facts["url"],
+        "user": facts.get("user", ""),
+        "password": facts.get("password", ""),
+        "ca": str(ca.resolve()) if ca else "",
+    }
+    write_private(file, json.dumps(content, indent=2) + "\n")
+    if select:
+        write_private(file.parents[1] / "context.txt", name)
+    if json_:
+        print_json({"name": name, "file": file, "selected": select})
+    else:
+        use = "it is selected" if select else f"use it with 'nats --context {name}'"
+        say(f"Wrote the context '{name}' to {file}; {use}.")
+
+
+def connection_facts(folder: Path, role: str, account: str | None) -> dict[str, str]:
+    """Address, data folder and, when the broker has users, user and password."""
+    from millstream import broker
+
+    state: State = broker.read_state(folder)
+    facts = {"url": state.url, "data": str(state.data)}
+    if state.secured:
+        if role not in set(broker.Role):
+            raise ConfigError(f"--role is one of {', '.join(broker.Role)}, not {role!r}")
+        found = broker.read_credentials(folder, role, account or broker.DEFAULT_ACCOUNT)
+        facts |= {"user": found.user, "password": found.password.reveal()}
+    return facts
+
+
+def exports(facts: dict[str, str], ca: Path | None) -> dict[str, str]:
+    """The environment variables that the `nats` tool and our own `connect()` read."""
+    names = {"url": "NATS_URL", "user": "NATS_USER", "password": "NATS_PASSWORD"}
+    variables = {variable: facts[fact] for fact, variable in names.items() if fact in facts}
+    return variables | ({"NATS_CA": str(ca.resolve())} if ca else {})
+
+
+def context_file(name: str) -> Path:
+    """Where the `nats` tool looks for a context of that name."""
+    base = environment("XDG_CONFIG_HOME")
+    folder = Path(base) if base else Path.home() / ".config"
+    return folder / "nats" / "context" / f"{name}.json"
+
+
+def write_private(file: Path, text: str) -> None:
+    """Replace a file in one step; nobody but its owner may read it at any moment."""
+    file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    draft = file.with_name(f".{file.name}.{os.getpid()}")
+    handle = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    with os.fdopen(handle, "w", encoding="utf-8") as stream:
+        stream.write(text)
+    draft.replace(file)
+
+
+def _is_ours(file: Path) -> bool:
+    try:
+        content: Any = json.loads(file.read_text(encoding="utf-8"))
+        return str(content["description"]).startswith(MARK)
+    except (ValueError, KeyError, TypeError):
+        return False

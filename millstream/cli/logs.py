@@ -1,0 +1,155 @@
+"""`millstream logs`: what the servers wrote, also after they are gone."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections import deque
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated, TextIO
+
+import typer
+
+from millstream.cli.output import DataOption, JsonOption, print_json, say
+from millstream.errors import ConfigError, NotRunning
+from millstream.settings import data_folder
+
+__all__ = ["Tail", "app", "last_lines", "parse_line"]
+
+app = typer.Typer()
+
+LOG_FILE = "server.log"
+POLL_SECONDS = 0.2  # a reader's eye does not notice less
+READ_LINES = 10_000  # at most at once, so that one busy node does not silence the others
+
+_LINE = re.compile(r"\[\d+\] (\d{4})/(\d\d)/(\d\d) (\S+) \[(\w+)\] (.*)")
+_LEVELS = {"INF": "info", "WRN": "warning", "ERR": "error", "FTL": "fatal", "DBG": "debug"}
+
+
+@app.command()
+def logs(
+    data: DataOption = None,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on as lines come.")] = False,
+    lines: Annotated[int, typer.Option("--lines", "-n", min=0, help="Lines from the end.")] = 50,
+    node: Annotated[str | None, typer.Option(help="Only this node.")] = None,
+    json_: JsonOption = False,
+) -> None:
+    """Show the log of the broker, the newest lines last.
+
+    With --json one object a line: node, time, level, text.
+    """
+    files = _chosen(log_files(data_folder(data)), node)
+    named = len(files) > 1
+
+    def show(name: str, line: str) -> None:
+        if json_:
+            print_json({"node": name, **parse_line(line)}, line=True)
+        else:
+            say(f"{name}: {line}" if named else line)
+
+    tails = {name: Tail(file, from_end=True) for name, file in files.items()}
+    for name, file in files.items():
+        for line in last_lines(file, lines):
+            show(name, line)
+    while follow:
+        for name, tail in tails.items():
+            for line in tail.new_lines():
+                show(name, line)
+        time.sleep(POLL_SECONDS)
+
+
+def log_files(folder: Path) -> dict[str, Path]:
+    """Name and log file of every node that ever ran on the folder."""
+    from millstream import broker
+
+    try:
+        return {node.name: node.log for node in broker.read_state(folder).nodes}
+    except NotRunning:
+        found = sorted([*folder.glob(LOG_FILE), *folder.glob(f"*/{LOG_FILE}")])
+        found += sorted(folder.glob(f"*/*/{LOG_FILE}"))
+        if not found:
+            raise
+        return {file.parent.name: file for file in found}
+
+
+def _chosen(files: dict[str, Path], node: str | None) -> dict[str, Path]:
+    if node is None:
+        return files
+    if node not in files:
+        raise ConfigError(f"there is no node '{node}'; there are: {', '.join(files)}")
+    return {node: files[node]}
+
+
+def parse_line(line: str) -> dict[str, str | None]:
+    """Time, level and text of a server's line; another line is text only.
+
+    >>> parse_line("[7] 2026/01/02 03:04:05.678901 [WRN] Slow")
+    {'time': '2026-01-02T03:04:05.678901Z', 'level': 'warning', 'text': 'Slow'}
+    """
+    match = _LINE.fullmatch(line)
+    if match is None:
+        return {"time": None, "level": None, "text": line}
+    year, month, day, clock, level, text = match.groups()
+    moment = f"{year}-{month}-{day}T{clock}Z"
+    return {"time": moment, "level": _LEVELS.get(level, level.lower()), "text": text}
+
+
+def last_lines(file: Path, count: int) -> list[str]:
+    """The last lines, going back into the rotated file when the newest is short."""
+    kept: deque[str] = deque(maxlen=count)
+    for part in (file.with_name(f"{file.name}.1"), file):
+        if part.exists():
+            with part.open(encoding="utf-8", errors="replace") as stream:
+                kept.extend(line.rstrip("\n") for line in stream)
+    return list(kept)
+
+
+class Tail:
+    """New lines of a file that may be rotated away or not exist yet."""
+
+    def __init__(self, path: Path, *, from_end: bool) -> None:
+        self._path = path
+        self._stream: TextIO | None = None
+        self._rest = ""
+        self._open()
+        if from_end and self._stream is not None:
+            self._stream.seek(0, 2)
+
+    def _open(self) -> None:
+        try:
+            self._stream = self._path.open(encoding="utf-8", errors="replace")
+        except FileNotFoundError:
+            self._stream = None
+
+    def new_lines(self) -> Iterator[str]:
+        """Whole lines written since the last call, at most READ_LINES."""
+        if self._stream is None:
+            self._open()
+        if self._stream is None:
+            return
+        moved = self._moved_on()  # asked first: what is read after it is the rest of the old file
+        for _ in range(READ_LINES):
+            line = self._stream.readline()
+            if not line:
+                break
+            self._rest += line
+            if self._rest.endswith("\n"):
+                yield self._rest[:-1]
+                self._rest = ""
+        else:
+            return
+        if moved:
+            self._stream.close()
+            self._open()
+
+    def _moved_on(self) -> bool:
+        """Whether the path now names another file than the open one."""
+        if self._stream is None:
+            return False
+        try:
+            import os
+
+            return not os.path.samestat(os.fstat(self._stream.fileno()), self._path.stat())
+        except FileNotFoundError:
+            return False
