@@ -8,7 +8,16 @@ from pathlib import Path
 from millstream.broker.config import BrokerSettings
 from millstream.broker.health import Health
 
-__all__ = ["NodeState", "State", "down", "kill_node", "read_health", "read_state", "start_node", "up"]
+__all__ = [
+    "NodeState",
+    "State",
+    "down",
+    "kill_node",
+    "read_health",
+    "read_state",
+    "start_node",
+    "up",
+]
 
 
 @dataclass(frozen=True, slots=True)

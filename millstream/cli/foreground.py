@@ -6,12 +6,13 @@ import signal
 import socket
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING
 
 from millstream.cli.output import print_json, say
-from millstream.errors import BrokerError, ConfigError
+from millstream.errors import BrokerError, ConfigError, NotRunning
 from millstream.settings import environment
 
 if TYPE_CHECKING:
@@ -51,7 +52,7 @@ def run(
             else:
                 say(describe(state))
             _notify("READY=1")
-            _wait_until_gone(held)
+            _wait_until_gone(held, settings.data)
             raise BrokerError(f"the server stopped by itself; see its log {state.nodes[0].log}")
         except _Stop:
             _notify("STOPPING=1")
@@ -59,15 +60,16 @@ def run(
             held.stop()
 
 
-def _wait_until_gone(held: Broker | Cluster) -> None:
+def _wait_until_gone(held: Broker | Cluster, data: Path) -> None:
     """Block until no server of it runs any more."""
-    from millstream.broker import Broker
+    from millstream.broker import Broker, read_state
 
     if isinstance(held, Broker):
         held.wait()
         return
-    while held.running:
-        time.sleep(GONE_POLL)
+    with suppress(NotRunning):
+        while read_state(data).nodes:
+            time.sleep(GONE_POLL)
 
 
 @contextmanager

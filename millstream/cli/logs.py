@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import time
 from collections import deque
@@ -110,27 +111,25 @@ class Tail:
 
     def __init__(self, path: Path, *, from_end: bool) -> None:
         self._path = path
-        self._stream: TextIO | None = None
         self._rest = ""
-        self._open()
+        self._stream = self._open()
         if from_end and self._stream is not None:
-            self._stream.seek(0, 2)
+            self._stream.seek(0, os.SEEK_END)
 
-    def _open(self) -> None:
+    def _open(self) -> TextIO | None:
         try:
-            self._stream = self._path.open(encoding="utf-8", errors="replace")
+            return self._path.open(encoding="utf-8", errors="replace")
         except FileNotFoundError:
-            self._stream = None
+            return None
 
     def new_lines(self) -> Iterator[str]:
         """Whole lines written since the last call, at most READ_LINES."""
-        if self._stream is None:
-            self._open()
-        if self._stream is None:
+        stream = self._stream = self._stream or self._open()
+        if stream is None:
             return
-        moved = self._moved_on()  # asked first: what is read after it is the rest of the old file
+        moved = self._moved_on(stream)  # asked first: what is read next is the rest of the old file
         for _ in range(READ_LINES):
-            line = self._stream.readline()
+            line = stream.readline()
             if not line:
                 break
             self._rest += line
@@ -140,16 +139,12 @@ class Tail:
         else:
             return
         if moved:
-            self._stream.close()
-            self._open()
+            stream.close()
+            self._stream = self._open()
 
-    def _moved_on(self) -> bool:
+    def _moved_on(self, stream: TextIO) -> bool:
         """Whether the path now names another file than the open one."""
-        if self._stream is None:
-            return False
         try:
-            import os
-
-            return not os.path.samestat(os.fstat(self._stream.fileno()), self._path.stat())
+            return not os.path.samestat(os.fstat(stream.fileno()), self._path.stat())
         except FileNotFoundError:
             return False

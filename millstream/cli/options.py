@@ -182,8 +182,10 @@ def accounts_of(names: list[str]) -> tuple[Account, ...]:
     allowed = {"name", "max_file", "max_memory", "max_streams", "max_consumers"}
     listed = []
     for entry in _tables("accounts", allowed):
-        sizes = {key: parse_size(entry[key]) for key in ("max_file", "max_memory") if key in entry}
-        listed.append(Account(**{**entry, **sizes}))
+        for key in ("max_file", "max_memory"):
+            if key in entry:
+                entry[key] = parse_size(entry[key])
+        listed.append(Account(**entry))
     known = {account.name for account in listed}
     return (*listed, *(Account(name) for name in names if name not in known))
 
@@ -212,7 +214,7 @@ def _tables(name: str, allowed: set[str]) -> list[dict[str, Any]]:
     entries = project_table("broker").get(name, [])
     if not isinstance(entries, list) or not all(isinstance(entry, dict) for entry in entries):
         raise ConfigError(f"millstream.toml: write each entry of {name} as [[broker.{name}]]")
-    first = {"leaf_remotes": "url"}.get(name, "name")
+    first = "url" if name == "leaf_remotes" else "name"
     for entry in entries:
         unknown = sorted(set(entry) - allowed)
         if unknown:

@@ -199,8 +199,8 @@ def up(
 ) -> None:
     """Start a durable broker and return when it is ready.
 
-    Every option can also stand in the broker table of millstream.toml, with '_' for '-'; tenants with
-    limits, users and leaf remotes in its lists accounts, users and leaf_remotes.
+    Every option can also stand in the broker table of millstream.toml, with '_' for '-'. Tenants
+    with limits, users and leaf remotes are its lists accounts, users and leaf_remotes.
     """
     from millstream.broker import BrokerSettings, Durability
 
