@@ -33,6 +33,7 @@ MillstreamError
 │   └── Unconfirmed                          no ack arrived; it may or may not be stored
 ├── DataLoss                                 events that were promised are no longer there
 ├── SchemaError (ValueError)                 a schema cannot be used or changed like that
+│   ├── Unmappable                           a type has no form in a format
 │   └── Unfit                                a value does not fit its schema
 └── PackError (ValueError)                   bytes that are not a sound pack
 
@@ -75,6 +76,7 @@ __all__ = [
     "TopicNotFound",
     "Unconfirmed",
     "Unfit",
+    "Unmappable",
     "WrongKey",
     "WrongSequence",
 ]
@@ -292,6 +294,14 @@ class SchemaError(MillstreamError, ValueError):
     """A schema cannot be used, mapped or changed like that."""
 
 
+class Unmappable(SchemaError):
+    """A type has no exact form in a format, so the schema is refused where it is declared."""
+
+    def __init__(self, field: str, type_: str, format_: str, reason: str) -> None:
+        self.field, self.type, self.format, self.reason = field, type_, format_, reason
+        super().__init__(f"field '{field}': {type_} cannot be mapped ({format_}): {reason}")
+
+
 class Unfit(SchemaError):
     """A value does not fit its schema; the message names field, expected and found."""
 
@@ -307,5 +317,8 @@ class PackError(MillstreamError, ValueError):
     """
 
     def __init__(self, text: str, reason: str = "unsound") -> None:
-        self.reason = reason
-        super().__init__(f"not a sound pack ({reason}): {text}")
+        self.text, self.reason = text, reason
+        super().__init__(text, reason)
+
+    def __str__(self) -> str:
+        return f"not a sound pack ({self.reason}): {self.text}"
