@@ -18,8 +18,12 @@ MillstreamError
 │   └── ConnectionClosed                     the connection was closed (by us, or retries ran out)
 ├── PermissionDenied (PermissionError)       this user may not use that subject
 ├── RequestTimeout (TimeoutError)            no answer within the deadline
+├── NoMessage (TimeoutError)                 no message arrived within the time given
+├── SubscriberClosed                         the subscriber was closed or drained
 ├── NoResponders                             nobody listens on the requested subject
 ├── ServiceError                             a service answered with an error
+├── IdentityTaken                            another living client holds the client id
+├── IdentityLost                             the client id was taken over by another client
 ├── ApiError                                 JetStream refused a request; carries its codes
 │   ├── TopicNotFound (LookupError)
 │   ├── TopicConflict (ValueError)           declared before with other settings
@@ -52,9 +56,12 @@ __all__ = [
     "ConnectionClosed",
     "DataLoss",
     "FolderLocked",
+    "IdentityLost",
+    "IdentityTaken",
     "LimitReached",
     "MillstreamError",
     "MissingExtra",
+    "NoMessage",
     "NoResponders",
     "NoSpace",
     "NotReplicated",
@@ -70,6 +77,7 @@ __all__ = [
     "ServerTooOld",
     "ServiceError",
     "StartFailed",
+    "SubscriberClosed",
     "SubscriptionConflict",
     "SubscriptionNotFound",
     "TopicConflict",
@@ -205,6 +213,22 @@ class RequestTimeout(MillstreamError, TimeoutError):
         super().__init__(f"no answer on '{subject}' within {seconds:g} s{hint}")
 
 
+class NoMessage(MillstreamError, TimeoutError):
+    """No message arrived within the time given; the subscriber goes on."""
+
+    def __init__(self, subject: str, seconds: float) -> None:
+        self.subject, self.seconds = subject, seconds
+        super().__init__(f"no message on '{subject}' within {seconds:g} s")
+
+
+class SubscriberClosed(MillstreamError):
+    """The subscriber was closed or drained: nothing more will come from it."""
+
+    def __init__(self, subject: str) -> None:
+        self.subject = subject
+        super().__init__(f"the subscriber of '{subject}' is closed; subscribe again")
+
+
 class NoResponders(MillstreamError):
     """Nobody listens on the requested subject, so the request was not handled."""
 
@@ -219,6 +243,31 @@ class ServiceError(MillstreamError):
     def __init__(self, subject: str, code: str, description: str) -> None:
         self.subject, self.code, self.description = subject, code, description
         super().__init__(f"'{subject}' answered with error {code}: {description}")
+
+
+# -- client identity ----------------------------------------------------------------------
+
+
+class IdentityTaken(MillstreamError):
+    """Another client holds the id and answered the probe; nothing was changed."""
+
+    def __init__(self, client_id: str, holder: str, since: str) -> None:
+        self.client_id, self.holder, self.since = client_id, holder, since
+        super().__init__(
+            f"client id '{client_id}' is held by {holder} since {since}, and it answers. "
+            f"Stop that client, or choose another id"
+        )
+
+
+class IdentityLost(MillstreamError):
+    """This client was replaced: it did not answer a probe, and another one claimed its id."""
+
+    def __init__(self, client_id: str, holder: str) -> None:
+        self.client_id, self.holder = client_id, holder
+        super().__init__(
+            f"client id '{client_id}' was taken over by {holder} because this client did not "
+            f"answer. Connect and claim again if it should have the id"
+        )
 
 
 # -- JetStream ----------------------------------------------------------------------------

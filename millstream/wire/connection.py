@@ -89,6 +89,7 @@ class Connection:
         self.on_denied: list[Callable[[PermissionDenied], None]] = []
         self.on_closed: list[Callable[[], None]] = []
         self.reconnects = 0
+        self._reading = True
 
     # -- life -----------------------------------------------------------------------------
 
@@ -196,6 +197,23 @@ class Connection:
     async def writable(self) -> None:
         if self._link is not None:
             await self._link.writable()
+
+    @property
+    def buffered_bytes(self) -> int:
+        """Bytes sent in this turn of the event loop that have not gone to the socket yet."""
+        return self._out_bytes
+
+    def pause_reading(self) -> None:
+        """Leave what arrives in the socket, so that the server feels it; PONGs wait there too."""
+        self._reading = False
+        if self._link is not None:
+            self._link.read(False)
+
+    def resume_reading(self) -> None:
+        """Read again."""
+        self._reading = True
+        if self._link is not None:
+            self._link.read(True)
 
     async def flush(self, timeout: float | None = None) -> None:
         """Return when the server has handled everything sent so far."""
@@ -330,6 +348,8 @@ class Connection:
         self._discover(link.info)
         frames = [sub(i.subject, i.queue, i.sid) for i in self._interests.values()]
         link.write(b"".join(frames))
+        if not self._reading:
+            link.read(False)
         self._flush()
         self._connected.set()
         return True

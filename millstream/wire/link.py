@@ -112,6 +112,15 @@ class Link(asyncio.Protocol):
         if self.transport is not None and not self.lost:
             self.transport.write(data)
 
+    def read(self, wanted: bool) -> None:
+        """Read from the socket, or leave what arrives in it."""
+        if self.transport is None or self.lost or self.transport.is_reading() == wanted:
+            return
+        if wanted:
+            self.transport.resume_reading()
+        else:
+            self.transport.pause_reading()
+
     def ping(self) -> asyncio.Future[None]:
         """Send a ping; the future is done when its pong is here."""
         pong: asyncio.Future[None] = self._loop.create_future()
