@@ -204,6 +204,12 @@ class JetStream:
             found["time"],
         )
 
+    async def sequence_at(self, stream: str, time: str) -> int:
+        """The first sequence stored at or after a time (RFC 3339), or the one to come."""
+        state = (await self.stream_info(stream)).state
+        found = await self.get_message(stream, {"start_time": time, "next_by_subj": ">"})
+        return state.last_seq + 1 if found is None else found.sequence
+
     async def get_direct(self, stream: str, ask: Mapping[str, Any]) -> StoredMessage | None:
         """Like `get_message`, but from any replica and without JSON (needs allow_direct)."""
         payload = msgspec.json.encode(ask)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Final
+from collections.abc import Callable
+from typing import Any, Final, TypeVar
 
 import msgspec
 
@@ -20,6 +21,8 @@ from millstream.wire.protocol import hpub, pub, status_of, unique_token
 
 __all__ = ["PublishLane"]
 
+T = TypeVar("T")
+
 # The server drops in silence when it is overloaded; a message without an answer is sent again
 # after this long, the same bytes, so that its id makes the second copy a duplicate.
 RESEND_SECONDS: Final = 2.0
@@ -33,20 +36,22 @@ _decode_ack = msgspec.json.Decoder(PubAck).decode
 class _InFlight:
     """A message sent and not yet answered."""
 
-    __slots__ = ("due", "frame", "future", "give_up", "refused", "subject")
+    __slots__ = ("due", "frame", "future", "give_up", "make", "refused", "subject")
 
     def __init__(
         self,
-        future: asyncio.Future[PubAck],
+        future: asyncio.Future[Any],
         frame: bytes,
         subject: bytes,
         due: float,
         give_up: float,
+        make: Callable[[PubAck], Any],
     ) -> None:
         self.future = future
         self.frame = frame
         self.subject = subject
         self.due = due  # loop time at which it is sent again
+        self.make = make  # what the future gives, from the ack
         self.give_up = give_up  # loop time at which it counts as unconfirmed
         self.refused = False  # the last try found nobody listening: certainly not stored
 
@@ -112,9 +117,14 @@ class PublishLane:
             await asyncio.shield(self._idle)
 
     def publish(
-        self, subject: bytes, headers: bytes, payload: bytes, timeout: float
-    ) -> asyncio.Future[PubAck]:
-        """Send a message; the future gives its ack, or why it is not stored."""
+        self,
+        subject: bytes,
+        headers: bytes,
+        payload: bytes,
+        timeout: float,
+        make: Callable[[PubAck], T],
+    ) -> asyncio.Future[T]:
+        """Send a message; the future gives `make(ack)`, or why it is not stored."""
         connection = self._connection
         connection.check_size(len(headers) + len(payload))
         self._counter += 1
@@ -122,11 +132,11 @@ class PublishLane:
         reply = self._prefix + token
         frame = hpub(subject, reply, headers, payload) if headers else pub(subject, reply, payload)
         loop = self._loop
-        future: asyncio.Future[PubAck] = loop.create_future()
+        future: asyncio.Future[T] = loop.create_future()
         now = loop.time()
         alone = not self._in_flight
         self._in_flight[token] = _InFlight(
-            future, frame, subject, now + RESEND_SECONDS, now + timeout
+            future, frame, subject, now + RESEND_SECONDS, now + timeout, make
         )
         if self._timer is None:
             self._timer = loop.call_later(_TICK_SECONDS, self._tick)
@@ -169,7 +179,7 @@ class PublishLane:
         future = message.future
         if not future.done():
             if ack is not None:
-                future.set_result(ack)
+                future.set_result(message.make(ack))
             elif error is not None:
                 future.set_exception(error)
         self._wake()

@@ -22,7 +22,7 @@ from millstream.wire.connection import Connection
 from millstream.wire.jetstream import JetStream
 from millstream.wire.protocol import parse_headers, status_of, unique_token
 
-__all__ = ["Prefetch", "PullLane", "RawMessage"]
+__all__ = ["Prefetch", "PullLane", "RawMessage", "Signal"]
 
 _log = logging.getLogger("millstream.wire")
 
@@ -55,15 +55,59 @@ class Prefetch:
     heartbeat: float = 5.0  # seconds between signs of life while nothing comes
 
 
+class Signal:
+    """Wakes one reader of several lanes; `set` is remembered until the next `wait`."""
+
+    __slots__ = ("_future", "_loop", "_set")
+
+    def __init__(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._future: asyncio.Future[None] | None = None
+        self._set = False
+
+    def set(self) -> None:
+        self._set = True
+        if self._future is not None:
+            if not self._future.done():
+                self._future.set_result(None)
+            self._future = None
+
+    async def wait(self, timeout: float | None = None) -> bool:
+        """Return when it is set (True) or the time is up (False)."""
+        if not self._set:
+            future = self._future = self._loop.create_future()
+            timer = None
+            if timeout is not None:
+                timer = self._loop.call_later(timeout, _finish, future)
+            try:
+                await future
+            finally:
+                self._future = None
+                if timer is not None:
+                    timer.cancel()
+        was_set, self._set = self._set, False
+        return was_set
+
+
+def _finish(future: asyncio.Future[None]) -> None:
+    if not future.done():
+        future.set_result(None)
+
+
 class PullLane:
     """Delivers the messages of one consumer into a bounded buffer, across reconnects.
 
     A lost request, a lost connection or a new leader only mean that the lane asks again. It fails
-    (every later `take` raises) when the consumer is gone or the connection is closed for good.
+    (then `take_now` raises) when the consumer is gone or the connection is closed for good.
     """
 
     def __init__(
-        self, jetstream: JetStream, stream: str, consumer: str, prefetch: Prefetch
+        self,
+        jetstream: JetStream,
+        stream: str,
+        consumer: str,
+        prefetch: Prefetch,
+        signal: Signal,
     ) -> None:
         self._jetstream = jetstream
         self._connection: Connection = jetstream.connection
@@ -72,7 +116,7 @@ class PullLane:
         self._prefetch = prefetch
         self._buffer: deque[RawMessage] = deque()
         self._asked = 0  # messages requested and not delivered yet
-        self._waiter: asyncio.Future[None] | None = None
+        self._signal = signal
         self._error: MillstreamError | None = None
         self._stopped = False
         self._last_sign = self._loop.time()
@@ -92,18 +136,11 @@ class PullLane:
     def buffered(self) -> int:
         return len(self._buffer)
 
-    async def take(self, at_most: int, timeout: float | None = None) -> list[RawMessage]:
-        """Up to `at_most` messages: what is here at once, or the first that comes.
-
-        Empty only when the time is up or the lane was stopped and is drained.
-        """
-        if not self._buffer and not await self._wait(timeout):
-            return []
-        return self.take_now(at_most)
-
     def take_now(self, at_most: int) -> list[RawMessage]:
-        """Up to `at_most` messages that are here already."""
+        """Up to `at_most` messages that are here; raises when there is none and none will come."""
         buffer = self._buffer
+        if not buffer and self._error is not None:
+            raise self._error
         if len(buffer) <= at_most:
             taken = list(buffer)
             buffer.clear()
@@ -125,31 +162,10 @@ class PullLane:
                 self._timer.cancel()
             if self._checking is not None:
                 self._checking.cancel()
-            self._wake()
+            self._signal.set()
         left = list(self._buffer)
         self._buffer.clear()
         return left
-
-    async def _wait(self, timeout: float | None) -> bool:
-        while not self._buffer:
-            if self._error is not None:
-                raise self._error
-            if self._stopped:
-                return False
-            if self._waiter is None:
-                self._waiter = self._loop.create_future()
-            try:
-                async with asyncio.timeout(timeout):
-                    await asyncio.shield(self._waiter)
-            except TimeoutError:
-                return bool(self._buffer)
-        return True
-
-    def _wake(self) -> None:
-        if self._waiter is not None:
-            if not self._waiter.done():
-                self._waiter.set_result(None)
-            self._waiter = None
 
     # -- asking ---------------------------------------------------------------------------
 
@@ -187,8 +203,7 @@ class PullLane:
             self._buffer.append(RawMessage(subject, reply, headers, payload))
             if self._asked:
                 self._asked -= 1
-            if self._waiter is not None:
-                self._wake()
+            self._signal.set()
             return
         self._last_sign = self._loop.time()
         code, text = status_of(headers)
@@ -253,7 +268,7 @@ class PullLane:
     def _fail(self, error: MillstreamError) -> None:
         if self._error is None:
             self._error = error
-        self._wake()
+        self._signal.set()
 
     def _closed(self) -> None:
         self._fail(ConnectionClosed("the connection was closed"))

@@ -1,0 +1,281 @@
+"""Events: what is written, what is read, and the receipt in between."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from typing import Any, Final, NamedTuple
+
+from millstream.errors import ConfigError
+from millstream.messaging.subject import key_of_token
+from millstream.wire.api import AckAddress, parse_ack_address
+from millstream.wire.protocol import parse_header_items, parse_headers
+
+__all__ = [
+    "Durability",
+    "Event",
+    "NewEvent",
+    "PlainEvent",
+    "PublishOptions",
+    "Receipt",
+    "Source",
+    "datetime_of",
+    "is_event_subject",
+    "nanoseconds_of",
+]
+
+KEY_HEADER: Final = "Mill-Key"
+TIME_HEADER: Final = "Mill-Time"
+SCHEMA_HEADER: Final = "Mill-Schema"
+ID_HEADER: Final = "Nats-Msg-Id"
+# What the server and Millstream keep in headers; `Event.headers` shows the user's own only.
+RESERVED_PREFIXES: Final = ("Nats-", "Mill-")
+
+_TIME_MARK: Final = b"\r\nMill-Time: "
+_KEY_MARK: Final = b"\r\nMill-Key: "
+_NOT_DECODED: Final = object()
+_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+
+Durability = str  # "fsync", "replicated", "periodic", "memory" or "unknown"
+
+
+class Receipt(NamedTuple):
+    """The broker's word that an event is stored."""
+
+    topic: str
+    partition: int
+    offset: int  # the stream sequence
+    duplicate: bool  # an event of this id was stored before; offset is that one's
+    durability: Durability  # what held when the ack was given
+
+
+@dataclass(frozen=True, slots=True)
+class PublishOptions:
+    """What is rarely needed when publishing one event."""
+
+    ttl: float | None = None  # seconds the event is kept, instead of the topic's age limit
+    deliver_at: datetime | None = None  # the event appears in the topic at this time
+    expected_last: int | None = None  # only if this is the offset of the key's last event (0: none)
+    timeout: float | None = None  # seconds to wait for the ack, retries included
+
+
+@dataclass(frozen=True, slots=True)
+class NewEvent:
+    """An event to be written; everything but the value may be left out."""
+
+    value: Any
+    key: str | bytes | None = None
+    headers: Mapping[str, str] | None = None
+    timestamp: datetime | int | None = None  # event time (int: ns since 1970); None: when stored
+    id: str | None = None  # a second event of this id within the duplicate window is not stored
+    options: PublishOptions | None = None
+
+
+def nanoseconds_of(timestamp: datetime | int) -> int:
+    """Nanoseconds since 1970 of an event time; a time without a zone is refused."""
+    if isinstance(timestamp, int):
+        return timestamp
+    if timestamp.tzinfo is None:
+        raise ConfigError(
+            f"timestamp {timestamp!r} has no time zone: say which moment it is, "
+            f"for example with tzinfo=datetime.UTC"
+        )
+    past = timestamp - _EPOCH
+    return (past.days * 86_400 + past.seconds) * 1_000_000_000 + past.microseconds * 1_000
+
+
+def datetime_of(nanoseconds: int) -> datetime:
+    """The moment as a datetime in UTC, cut to microseconds."""
+    return _EPOCH + timedelta(microseconds=nanoseconds // 1_000)
+
+
+class Event(ABC):
+    """One event as read from a topic. Immutable; its position is (partition, offset, index)."""
+
+    __slots__ = ()
+
+    @property
+    @abstractmethod
+    def value(self) -> Any:
+        """The value: bytes, or what the topic's schema makes of them."""
+
+    @property
+    @abstractmethod
+    def key(self) -> str | None:
+        """The key; events of one key keep their order."""
+
+    @property
+    @abstractmethod
+    def headers(self) -> Mapping[str, str]:
+        """The producer's own headers."""
+
+    @property
+    @abstractmethod
+    def timestamp_ns(self) -> int:
+        """Event time in nanoseconds since 1970; when none was given, the time it was stored."""
+
+    @property
+    @abstractmethod
+    def id(self) -> str | None:
+        """The id given by the producer, by which duplicates are recognised."""
+
+    @property
+    @abstractmethod
+    def topic(self) -> str:
+        """The topic's name."""
+
+    @property
+    @abstractmethod
+    def partition(self) -> int:
+        """The partition's number, from 0."""
+
+    @property
+    @abstractmethod
+    def offset(self) -> int:
+        """The stream sequence of the message that holds the event."""
+
+    @property
+    @abstractmethod
+    def index(self) -> int:
+        """The place in its pack; 0 for a plain message."""
+
+    @property
+    @abstractmethod
+    def subject(self) -> str:
+        """The NATS subject it was stored under."""
+
+    @property
+    def timestamp(self) -> datetime:
+        """Event time as a datetime in UTC."""
+        return datetime_of(self.timestamp_ns)
+
+    @property
+    def position(self) -> tuple[int, int, int]:
+        """(partition, offset, index): unique in the topic and growing along a partition."""
+        return self.partition, self.offset, self.index
+
+    def __repr__(self) -> str:
+        where = f"{self.topic}/{self.partition}@{self.offset}.{self.index}"
+        return f"<{type(self).__name__} {where} key={self.key!r}>"
+
+
+class Source:
+    """Where a reader's messages come from: shared by all events of one partition."""
+
+    __slots__ = ("decode", "partition", "prefix", "prefix_size", "rows", "topic")
+
+    def __init__(
+        self,
+        topic: str,
+        partition: int,
+        prefix: str | None,
+        decode: Callable[[bytes, str | None], Any] | None = None,
+        rows: Callable[[Any], Iterable[tuple[Any, ...]]] | None = None,
+    ) -> None:
+        self.topic = topic
+        self.partition = partition
+        self.prefix = prefix  # None: a foreign stream, whose subjects carry no keys
+        self.prefix_size = len(prefix.encode()) + 1 if prefix is not None else 0
+        self.decode = decode  # payload and schema id to value; None: the value is the payload
+        self.rows = rows  # a pack to its rows, values resolved; None: as the pack has them
+
+
+def is_event_subject(subject: bytes, source: Source) -> bool:
+    """Whether a message is an event; words that begin with `_` are Millstream's own messages."""
+    at = source.prefix_size
+    return not at or len(subject) <= at or subject[at] != 95 or len(subject) == at + 1
+
+
+class PlainEvent(Event):
+    """An event that is one message. Nothing is parsed before it is asked for."""
+
+    __slots__ = ("_address", "_block", "_reply", "_source", "_subject", "_value", "data")
+
+    def __init__(
+        self, source: Source, subject: bytes, reply: bytes, block: bytes, data: bytes
+    ) -> None:
+        self._address: AckAddress | None = None
+        self._source = source
+        self._subject = subject
+        self._reply = reply
+        self._block = block
+        self._value: Any = _NOT_DECODED
+        self.data = data  # the payload as stored
+
+    @property
+    def value(self) -> Any:
+        decode = self._source.decode
+        if decode is None:
+            return self.data
+        if self._value is _NOT_DECODED:
+            self._value = decode(self.data, self._header(SCHEMA_HEADER))
+        return self._value
+
+    @property
+    def key(self) -> str | None:
+        if self._block and _KEY_MARK in self._block:
+            return self._header(KEY_HEADER)
+        size = self._source.prefix_size
+        return key_of_token(self._subject[size:]) if size else None
+
+    @property
+    def headers(self) -> Mapping[str, str]:
+        if not self._block:
+            return {}
+        own: dict[str, str] = {}
+        for name, value in parse_header_items(self._block):
+            if not name.startswith(RESERVED_PREFIXES):
+                own.setdefault(name, value)
+        return own
+
+    @property
+    def all_headers(self) -> list[tuple[str, str]]:
+        """Every header of the message, the server's and repeated ones included."""
+        return parse_header_items(self._block)
+
+    @property
+    def timestamp_ns(self) -> int:
+        if self._block and _TIME_MARK in self._block:
+            return int(self._header(TIME_HEADER) or 0)
+        return self.address.timestamp_ns
+
+    @property
+    def stored_ns(self) -> int:
+        """When the broker stored it, in nanoseconds since 1970."""
+        return self.address.timestamp_ns
+
+    @property
+    def id(self) -> str | None:
+        return self._header(ID_HEADER)
+
+    @property
+    def topic(self) -> str:
+        return self._source.topic
+
+    @property
+    def partition(self) -> int:
+        return self._source.partition
+
+    @property
+    def offset(self) -> int:
+        return self.address.sequence
+
+    @property
+    def index(self) -> int:
+        return 0
+
+    @property
+    def subject(self) -> str:
+        return self._subject.decode("utf-8", "replace")
+
+    @property
+    def address(self) -> AckAddress:
+        """What the delivery says about the message."""
+        if self._address is None:
+            self._address = parse_ack_address(self._reply)
+        return self._address
+
+    def _header(self, name: str) -> str | None:
+        return parse_headers(self._block).get(name) if self._block else None

@@ -1,0 +1,110 @@
+"""Replay: reading any range of a topic again, without touching subscriptions."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Final
+
+from millstream.errors import ConfigError
+from millstream.messaging.event import Event, Source
+from millstream.messaging.start import Start
+from millstream.messaging.subject import PACK_TOKEN, key_token
+from millstream.messaging.unpack import events_of
+from millstream.wire.jetstream import JetStream
+from millstream.wire.pull_lane import RawMessage, Signal
+from millstream.wire.range_lane import Range, RangeLane
+
+__all__ = ["ReadPlan", "read_events", "read_messages"]
+
+TAKE_MESSAGES: Final = 1000
+
+
+@dataclass(frozen=True, slots=True)
+class ReadPlan:
+    """Which events to read, from where to where."""
+
+    start: Start = Start.ALL
+    end: int | datetime | None = None  # offset or time, exclusive; None: what is stored now
+    follow: bool = False  # go on with events stored later, for ever
+    partitions: Sequence[int] | None = None  # None: all
+    keys: Sequence[str] = ()  # only events of these keys; none given: all
+    subjects: Sequence[str] = ()  # only messages on these subjects; instead of keys
+
+    def __post_init__(self) -> None:
+        if self.follow and self.end is not None:
+            raise ConfigError("follow=True reads for ever; it cannot have an end")
+        if self.keys and self.subjects:
+            raise ConfigError("choose by keys or by subjects, not by both")
+        if isinstance(self.end, datetime) and self.end.tzinfo is None:
+            raise ConfigError(f"end {self.end!r} has no time zone")
+
+
+async def read_events(
+    jetstream: JetStream, sources: Sequence[tuple[str, Source]], plan: ReadPlan
+) -> AsyncIterator[Event]:
+    """The events of a plan, in order within each partition; each exactly once."""
+    wanted = set(plan.keys)
+    async for source, messages in read_messages(jetstream, sources, plan):
+        for event in events_of(source, messages):
+            if not wanted or event.key in wanted:
+                yield event
+
+
+async def read_messages(
+    jetstream: JetStream, sources: Sequence[tuple[str, Source]], plan: ReadPlan
+) -> AsyncIterator[tuple[Source, list[RawMessage]]]:
+    """The messages of a plan in groups, each group of one partition and in its order."""
+    signal = Signal()
+    lanes: list[tuple[Source, RangeLane]] = []
+    try:
+        for stream, source in sources:
+            if plan.partitions is None or source.partition in plan.partitions:
+                what = await _range(jetstream, stream, source, plan)
+                lane = RangeLane(jetstream, stream, what, signal)
+                lanes.append((source, lane))
+                await lane.open()
+        while lanes:
+            idle = True
+            for source, lane in lanes:
+                taken = lane.take_now(TAKE_MESSAGES)
+                if taken:
+                    idle = False
+                    yield source, taken
+            lanes = [(source, lane) for source, lane in lanes if not lane.done]
+            if idle and lanes:
+                await signal.wait()
+    finally:
+        for _, lane in lanes:
+            lane.close()
+
+
+async def _range(jetstream: JetStream, stream: str, source: Source, plan: ReadPlan) -> Range:
+    subjects = tuple(plan.subjects) or _subjects_of_keys(source, plan.keys)
+    end: int | None = None
+    if isinstance(plan.end, datetime):
+        end = await jetstream.sequence_at(stream, Start.at_time(plan.end).rfc3339 or "")
+    elif plan.end is not None:
+        end = plan.end
+    if not plan.follow:
+        last = (await jetstream.stream_info(stream)).state.last_seq + 1
+        end = last if end is None else min(end, last)
+    start = plan.start
+    if start.policy == "by_start_sequence":
+        return Range(start.offset, end, subjects=subjects)
+    if start.policy == "by_start_time":
+        return Range(1, end, start_time=start.rfc3339, subjects=subjects)
+    if start.policy == "all":
+        return Range(1, end, subjects=subjects)
+    return Range(1, end, deliver=start.policy, subjects=subjects)
+
+
+def _subjects_of_keys(source: Source, keys: Sequence[str]) -> tuple[str, ...]:
+    """What the server has to deliver for these keys: their own subjects, and every pack."""
+    if not keys:
+        return ()
+    if source.prefix is None:
+        raise ConfigError("a foreign stream has no keys; choose by subjects instead")
+    tokens = sorted({key_token(key) for key in keys})
+    return (*(f"{source.prefix}.{t}" for t in tokens), f"{source.prefix}.{PACK_TOKEN}.>")

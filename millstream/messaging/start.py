@@ -1,0 +1,49 @@
+"""Where reading begins, for subscriptions and for replays."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import ClassVar
+
+from millstream.errors import ConfigError
+
+__all__ = ["Start"]
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """Where reading begins: ALL, NEW, LAST, LAST_PER_KEY, `at_offset(n)` or `at_time(t)`."""
+
+    policy: str = "all"  # the server's word for it
+    offset: int = 0
+    time: datetime | None = None
+
+    ALL: ClassVar[Start]
+    NEW: ClassVar[Start]
+    LAST: ClassVar[Start]
+    LAST_PER_KEY: ClassVar[Start]
+
+    @classmethod
+    def at_offset(cls, offset: int) -> Start:
+        """Begin with the event of this offset, or the first one after it."""
+        if offset < 1:
+            raise ConfigError(f"offset {offset}: offsets begin at 1")
+        return cls("by_start_sequence", offset)
+
+    @classmethod
+    def at_time(cls, time: datetime) -> Start:
+        """Begin with the first event stored at or after this time."""
+        if time.tzinfo is None:
+            raise ConfigError(f"time {time!r} has no time zone: add one, for example datetime.UTC")
+        return cls("by_start_time", 0, time.astimezone(UTC))
+
+    @property
+    def rfc3339(self) -> str | None:
+        return None if self.time is None else self.time.isoformat().replace("+00:00", "Z")
+
+
+Start.ALL = Start()
+Start.NEW = Start("new")
+Start.LAST = Start("last")
+Start.LAST_PER_KEY = Start("last_per_subject")

@@ -1,0 +1,118 @@
+"""Messages to events: a plain message is one event, a pack is many; every reader takes both."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, Final
+
+from millstream.messaging.event import Event, PlainEvent, Source, is_event_subject
+from millstream.wire.api import AckAddress, parse_ack_address
+from millstream.wire.protocol import parse_headers
+from millstream.wire.pull_lane import RawMessage
+
+if TYPE_CHECKING:
+    from millstream.messaging.pack import Pack
+
+__all__ = ["PackEvent", "PackMessage", "events_of", "holds_pack", "open_pack"]
+
+_PACK_MARK: Final = b"\r\nMill-Pack: "
+
+
+def holds_pack(block: bytes) -> bool:
+    """Whether a message's header block says that its payload is a pack."""
+    return _PACK_MARK in block
+
+
+class PackMessage:
+    """What the events of one pack share: the message that holds them."""
+
+    __slots__ = ("address", "pack", "source", "subject")
+
+    def __init__(self, source: Source, raw: RawMessage, pack: Pack) -> None:
+        self.source = source
+        self.subject = raw.subject
+        self.address: AckAddress = parse_ack_address(raw.reply)
+        self.pack = pack
+
+
+class PackEvent(Event):
+    """One event of a pack."""
+
+    __slots__ = ("_headers", "_id", "_index", "_key", "_message", "_time_us", "_value")
+
+    def __init__(self, message: PackMessage, index: int, row: tuple[Any, ...]) -> None:
+        self._message = message
+        self._index = index
+        self._key, self._time_us, self._headers, self._id, self._value = row
+
+    @property
+    def value(self) -> Any:
+        return self._value
+
+    @property
+    def key(self) -> str | None:
+        key: str | None = self._key
+        return key
+
+    @property
+    def headers(self) -> Mapping[str, str]:
+        return {
+            name: value.decode("utf-8", "surrogateescape") for name, value in self._headers or ()
+        }
+
+    @property
+    def timestamp_ns(self) -> int:
+        if self._time_us is None:
+            return self._message.address.timestamp_ns
+        return int(self._time_us) * 1000
+
+    @property
+    def stored_ns(self) -> int:
+        """When the broker stored its pack, in nanoseconds since 1970."""
+        return self._message.address.timestamp_ns
+
+    @property
+    def id(self) -> str | None:
+        event_id: str | None = self._id
+        return event_id
+
+    @property
+    def topic(self) -> str:
+        return self._message.source.topic
+
+    @property
+    def partition(self) -> int:
+        return self._message.source.partition
+
+    @property
+    def offset(self) -> int:
+        return self._message.address.sequence
+
+    @property
+    def index(self) -> int:
+        return self._index
+
+    @property
+    def subject(self) -> str:
+        return self._message.subject.decode("utf-8", "replace")
+
+
+def open_pack(source: Source, raw: RawMessage) -> PackMessage:
+    """Decode a message that holds a pack; PackError when it is not sound."""
+    from millstream.messaging.pack import decode  # brings pyarrow, which plain messages don't need
+
+    pack = decode(parse_headers(raw.headers), raw.payload)
+    return PackMessage(source, raw, pack)
+
+
+def events_of(source: Source, messages: list[RawMessage]) -> list[Event]:
+    """The events of some messages, in order; Millstream's own messages are left out."""
+    events: list[Event] = []
+    for raw in messages:
+        if raw.headers and holds_pack(raw.headers):
+            message = open_pack(source, raw)
+            rows = source.rows(message.pack) if source.rows else message.pack.events()
+            events.extend([PackEvent(message, index, row) for index, row in enumerate(rows)])
+        elif is_event_subject(raw.subject, source):
+            events.append(PlainEvent(source, *raw))
+    return events

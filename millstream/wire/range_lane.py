@@ -1,0 +1,222 @@
+"""Reading a stream from a position on, in order and without gaps, across reconnects.
+
+The server forgets what an unacknowledged reader received, so after any doubt (a lost connection, a
+silence, a jump in the delivery numbers) the lane starts a new consumer at its own next position.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass, replace
+from typing import Final
+
+from millstream.deadline import Deadline
+from millstream.errors import ApiError, ConnectError, NoResponders, RequestTimeout, TopicNotFound
+from millstream.wire.api import NANOSECONDS, ConsumerConfig, parse_ack_address
+from millstream.wire.jetstream import JetStream
+from millstream.wire.protocol import unique_token
+from millstream.wire.pull_lane import Prefetch, PullLane, RawMessage, Signal
+
+__all__ = ["Range", "RangeLane"]
+
+# The server drops a reader that does not come back within this time.
+INACTIVE_SECONDS: Final = 60
+REOPEN_PAUSE_SECONDS: Final = 0.1
+REOPEN_SECONDS_MAX: Final = 120.0
+# A restarting server answers "not found" until it has recovered its streams.
+RECOVERY_SECONDS_MAX: Final = 10.0
+READ_AHEAD: Final = Prefetch(messages=5000, bytes=16 * 1024 * 1024)
+
+
+@dataclass(frozen=True, slots=True)
+class Range:
+    """What to read of a stream: sequences in [start, end), of some subjects or all."""
+
+    start: int = 1
+    end: int | None = None  # None: go on with what is stored later
+    start_time: str | None = None  # RFC 3339; instead of `start`
+    deliver: str | None = None  # "last_per_subject", "last" or "new"; instead of `start`
+    subjects: tuple[str, ...] = ()
+    headers_only: bool = False
+
+
+class RangeLane:
+    """Delivers the messages of a range, each once and in order, then says that it is done."""
+
+    def __init__(
+        self, jetstream: JetStream, stream: str, what: Range, signal: Signal | None = None
+    ) -> None:
+        self._jetstream = jetstream
+        self._connection = jetstream.connection
+        self._stream = stream
+        self._what = what
+        self.signal = signal or Signal()
+        self._lane: PullLane | None = None
+        self._salvaged: list[RawMessage] = []  # delivered before the connection was lost
+        self._next = what.start  # the next sequence to deliver
+        self._expected = 1  # the consumer's next delivery number
+        self._skip_below = 0  # sequences that were delivered before the consumer was renewed
+        self._consumer = ""
+        self._opening: asyncio.Task[None] | None = None
+        self._error: Exception | None = None
+        self.done = what.end is not None and what.end <= what.start
+        self.closed = False
+        self._connection.on_disconnected.append(self._disconnected)
+
+    @property
+    def next_sequence(self) -> int:
+        """Where a reader that stops now would go on."""
+        return self._next
+
+    async def open(self) -> None:
+        """Start reading; raises when the stream does not exist."""
+        if not self.done:
+            await self._open_consumer()
+
+    def take_now(self, at_most: int) -> list[RawMessage]:
+        """Up to `at_most` messages that are here; empty means wait for the signal, or done."""
+        if self._error is not None and not self._salvaged:
+            raise self._error
+        if self.done:
+            return []
+        if self._salvaged:
+            taken, self._salvaged = self._salvaged[:at_most], self._salvaged[at_most:]
+        elif self._lane is None:
+            self._reopen()
+            return []
+        else:
+            try:
+                taken = self._lane.take_now(at_most)
+            except ApiError:
+                self._lose_lane()
+                self._reopen()
+                return []
+        return self._checked(taken) if taken else taken
+
+    def _checked(self, taken: list[RawMessage]) -> list[RawMessage]:
+        """The messages if they follow on what was taken before; cut at the end of the range."""
+        first, last = parse_ack_address(taken[0].reply), parse_ack_address(taken[-1].reply)
+        jumped = first.consumer_sequence != self._expected
+        if jumped or last.consumer_sequence - first.consumer_sequence != len(taken) - 1:
+            self._lose_lane()
+            self._salvaged.clear()
+            self._reopen()
+            return []
+        self._expected = last.consumer_sequence + 1
+        self._next = last.sequence + 1
+        end = self._what.end
+        if end is not None and (last.sequence >= end - 1 or last.pending == 0):
+            self.done = True
+            if last.sequence >= end:
+                taken = [m for m in taken if parse_ack_address(m.reply).sequence < end]
+                self._next = end
+            self.close()
+        if first.sequence < self._skip_below:
+            taken = [m for m in taken if parse_ack_address(m.reply).sequence >= self._skip_below]
+        return taken
+
+    def close(self) -> None:
+        """Stop and remove the consumer; safe to call twice."""
+        if self.closed:
+            return
+        self.closed = True
+        self._lose_lane()
+        if self._opening is not None:
+            self._opening.cancel()
+        if self._disconnected in self._connection.on_disconnected:
+            self._connection.on_disconnected.remove(self._disconnected)
+        self._forget_consumer()
+        self.signal.set()
+
+    # -- the consumer behind it -----------------------------------------------------------
+
+    async def _open_consumer(self) -> None:
+        config = self._config()
+        info = await self._jetstream.create_consumer(self._stream, config)
+        self._consumer, self._expected = info.name, 1
+        if self.closed:
+            self._forget_consumer()
+            return
+        if info.num_pending == 0 and self._what.end is not None:
+            self.done = True
+            self.close()
+            return
+        self._lane = PullLane(self._jetstream, self._stream, info.name, READ_AHEAD, self.signal)
+
+    def _config(self) -> ConsumerConfig:
+        what = self._what
+        config = ConsumerConfig(
+            name=f"read-{unique_token(12)}",
+            ack_policy="none",
+            mem_storage=True,
+            num_replicas=1,
+            inactive_threshold=INACTIVE_SECONDS * NANOSECONDS,
+            headers_only=what.headers_only,
+        )
+        if what.deliver is not None:
+            config.deliver_policy = what.deliver
+        elif what.start_time is not None:
+            config.deliver_policy = "by_start_time"
+            config.opt_start_time = what.start_time
+        elif self._next > 1:
+            config.deliver_policy = "by_start_sequence"
+            config.opt_start_seq = self._next
+        if len(what.subjects) == 1:
+            config.filter_subject = what.subjects[0]
+        elif what.subjects:
+            config.filter_subjects = list(what.subjects)
+        return config
+
+    def _forget_consumer(self) -> None:
+        """Tell the server; when that is lost, the consumer ends by itself a little later."""
+        if self._consumer and self._connection.connected:
+            verb = f"{self._jetstream.prefix}.CONSUMER.DELETE.{self._stream}.{self._consumer}"
+            self._connection.publish(verb.encode(), b"")
+        self._consumer = ""
+
+    def _disconnected(self) -> None:
+        self._lose_lane()
+        self.signal.set()
+
+    def _lose_lane(self) -> None:
+        if self._lane is not None:
+            self._salvaged.extend(self._lane.stop())
+            self._lane = None
+
+    def _reopen(self) -> None:
+        if self.closed or (self._opening is not None and not self._opening.done()):
+            return
+        self._opening = asyncio.get_running_loop().create_task(self._open_again())
+
+    async def _open_again(self) -> None:
+        self._continue_by_position()
+        deadline, recovery = Deadline(REOPEN_SECONDS_MAX), Deadline(RECOVERY_SECONDS_MAX)
+        while True:
+            try:
+                await self._connection.wait_connected(deadline)
+                await self._open_consumer()
+            except (NoResponders, RequestTimeout, TopicNotFound) as error:
+                gone = isinstance(error, TopicNotFound) and recovery.passed
+                if deadline.passed or gone:
+                    self._error = error
+                    self.signal.set()
+                    return
+                await asyncio.sleep(REOPEN_PAUSE_SECONDS)
+            except (ApiError, ConnectError) as error:
+                self._error = error
+                self.signal.set()
+                return
+            else:
+                self.signal.set()
+                return
+
+    def _continue_by_position(self) -> None:
+        """Start at the next sequence, whatever the first start was.
+
+        Only the last event of each key is not a range: it is asked for again, and what was
+        delivered before is skipped.
+        """
+        if self._what.deliver == "last_per_subject":
+            self._skip_below = self._next
+        elif self._next > self._what.start or self._expected > 1:
+            self._what = replace(self._what, start_time=None, deliver=None)
