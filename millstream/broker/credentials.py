@@ -2,13 +2,37 @@
 
 from __future__ import annotations
 
+import base64
+import hashlib
+import hmac
+import json
+import secrets
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
 
-from millstream.broker.config import DEFAULT_ACCOUNT, Role
+from millstream.broker.config import DEFAULT_ACCOUNT, BrokerSettings, Role, User
+from millstream.broker.keeper import write_private
+from millstream.errors import ConfigError
 from millstream.settings import Secret
 
-__all__ = ["Credentials", "read_credentials"]
+__all__ = [
+    "ANONYMOUS",
+    "CREDENTIALS_FILE",
+    "Credentials",
+    "GeneratedUsers",
+    "generate_users",
+    "read_credentials",
+    "read_or_make_secret",
+]
+
+CREDENTIALS_FILE: Final = "credentials.json"
+ANONYMOUS: Final = "anonymous"  # the user that clients without credentials are, on loopback
+_SYSTEM: Final = "system"
+_LEAF: Final = "leaf"
+_CLUSTER: Final = "cluster"
+_PASSWORD_BYTES: Final = 24  # 192 bits
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,8 +45,125 @@ class Credentials:
     account: str
 
 
+@dataclass(frozen=True, slots=True)
+class GeneratedUsers:
+    """Everybody the broker makes for itself and its owner."""
+
+    users: tuple[User, ...]  # of the accounts
+    system: User
+    leaf: tuple[User, ...]
+    cluster_secret: Secret
+
+
+def generate_users(settings: BrokerSettings) -> GeneratedUsers:
+    """The generated users of this data folder: those of its file, and new ones added to it.
+
+    The nodes of a cluster that spans machines derive them from the shared secret instead, so that
+    a client that moves to another node is the same user there. Call with the folder locked.
+    """
+    path = settings.data / CREDENTIALS_FILE
+    known = _read(path)
+    passwords = dict(known)
+    shared = None if settings.cluster is None else settings.cluster.secret
+
+    def password(name: str) -> Secret:
+        if shared is not None:
+            passwords[name] = _derived(shared, name)
+        return Secret(passwords.setdefault(name, secrets.token_urlsafe(_PASSWORD_BYTES)))
+
+    result = GeneratedUsers(
+        users=_account_users(settings, password),
+        system=User(_SYSTEM, password(_SYSTEM), Role.ADMIN),
+        leaf=tuple(
+            User(_name(_LEAF, account), password(_name(_LEAF, account)), Role.APP, account)
+            for account in _accounts(settings)
+        ),
+        cluster_secret=password(_CLUSTER),
+    )
+    if passwords != known:
+        write_private(str(path), json.dumps(passwords, indent=1))
+    return result
+
+
 def read_credentials(
     data: Path, role: Role | str = Role.APP, account: str = DEFAULT_ACCOUNT
 ) -> Credentials:
-    """The generated user of that role and account; role "system" is the $SYS user."""
-    raise NotImplementedError
+    """The generated user of that role and account.
+
+    Besides the roles, "system" is the user of the $SYS account and "leaf" the one that leaf nodes
+    of the account connect as.
+    """
+    name = _SYSTEM if role == _SYSTEM else _name(role, account)
+    password = _read(data / CREDENTIALS_FILE).get(name)
+    if password is None:
+        raise ConfigError(
+            f"{data} has no generated user '{name}'. Generated users are made with auth "
+            f"(millstream up --auth); users that were given are not kept there"
+        )
+    account = "$SYS" if role == _SYSTEM else account
+    return Credentials(name, Secret(password), str(role), account)
+
+
+def read_or_make_secret(path: Path) -> Secret:
+    """The secret in a file, made (0600) when there is no such file."""
+    try:
+        text = path.read_text(encoding="utf-8").strip()
+    except FileNotFoundError:
+        text = secrets.token_hex(32)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_private(str(path), text + "\n")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"cannot read the secret in {path}: {error}") from error
+    if not text:
+        raise ConfigError(f"the secret file {path} is empty")
+    return Secret(text)
+
+
+def _accounts(settings: BrokerSettings) -> tuple[str, ...]:
+    return (DEFAULT_ACCOUNT, *(account.name for account in settings.accounts))
+
+
+def _name(role: str, account: str) -> str:
+    """User names are unique over all accounts: those of a tenant carry its name."""
+    return str(role) if account == DEFAULT_ACCOUNT else f"{account}-{role}"
+
+
+def _account_users(settings: BrokerSettings, password: Callable[[str], Secret]) -> tuple[User, ...]:
+    if not settings.secured:
+        return (User(ANONYMOUS, password(ANONYMOUS), Role.ADMIN), *_tenants(settings, password))
+    if not settings.auth:
+        return settings.users
+    taken = {user.name for user in settings.users}
+    made = [
+        User(_name(role, account), password(_name(role, account)), role, account)
+        for account in _accounts(settings)
+        for role in Role
+        if _name(role, account) not in taken
+    ]
+    return (*settings.users, *made)
+
+
+def _tenants(settings: BrokerSettings, password: Callable[[str], Secret]) -> tuple[User, ...]:
+    """On an open broker only the default account is open; a tenant still needs its user."""
+    return tuple(
+        User(_name(role, account.name), password(_name(role, account.name)), role, account.name)
+        for account in settings.accounts
+        for role in Role
+    )
+
+
+def _read(path: Path) -> dict[str, str]:
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"cannot read the generated users in {path}: {error}") from error
+    if not isinstance(content, dict):
+        raise ConfigError(f"{path} does not hold generated users; move it away to make new ones")
+    return {str(name): str(password) for name, password in content.items()}
+
+
+def _derived(secret: Secret, name: str) -> str:
+    mac = hmac.digest(secret.reveal().encode(), f"millstream user {name}".encode(), hashlib.sha256)
+    return base64.urlsafe_b64encode(mac).decode().rstrip("=")

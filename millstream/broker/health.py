@@ -1,10 +1,37 @@
-"""What the server says about itself, as typed values."""
+"""What the servers say about themselves, as typed values from their monitoring endpoints."""
 
 from __future__ import annotations
 
+import json
+import re
+import shutil
+from collections.abc import Iterable
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
 
-__all__ = ["ConsumerHealth", "Health", "NodeHealth", "StreamHealth"]
+from millstream.broker.keeper import fetch
+from millstream.errors import BrokerError
+from millstream.settings import parse_duration
+
+__all__ = [
+    "ConsumerHealth",
+    "Health",
+    "NodeAddress",
+    "NodeHealth",
+    "StreamHealth",
+    "broker_health",
+    "node_health",
+]
+
+_ANSWER_BYTES: Final = 64 * 1024 * 1024  # about 100,000 streams and consumers in one answer
+_STREAMS: Final = "/jsz?accounts=true&streams=true&consumers=true&config=true&limit=100000"
+_HELP: Final = {
+    "no space left on device": "the disk is full and the stream takes nothing more until the "
+    "broker is restarted: free space, then restart it",
+    "write error": "the disk failed; the stream takes nothing more until the broker is restarted",
+    "recovered": "do not create it anew: that would destroy what is on disk",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +55,7 @@ class StreamHealth:
     first: int  # sequence of the oldest message
     last: int  # sequence of the newest
     replicas: int
-    leader: str | None  # node that leads it; None on a single node or while there is none
+    leader: str | None  # server that leads it; None on a single node or while there is none
     storage: str  # "file" or "memory"
     consumers: tuple[ConsumerHealth, ...]
 
@@ -50,6 +77,7 @@ class NodeHealth:
     memory_store_used: int  # bytes of streams in memory
     memory_store_limit: int
     disk_free: int  # bytes free on the disk of the data folder
+    meta_leader: str | None  # who this node thinks leads the cluster
     streams: tuple[StreamHealth, ...]
 
 
@@ -57,12 +85,144 @@ class NodeHealth:
 class Health:
     """The broker as a whole."""
 
-    ok: bool
+    ok: bool  # every node is
     durability: str
     nodes: tuple[NodeHealth, ...]
-    meta_leader: str | None  # node that leads the cluster; None on a single node
+    meta_leader: str | None  # server that leads the cluster; None on a single node
 
     @property
     def streams(self) -> tuple[StreamHealth, ...]:
-        """Every stream once, as its leader sees it."""
-        raise NotImplementedError
+        """Every stream once, as the server that leads it sees it."""
+        found: dict[tuple[str, str], StreamHealth] = {}
+        for node in self.nodes:
+            for stream in node.streams:
+                place = (stream.account, stream.name)
+                if place not in found or stream.leader == node.name:
+                    found[place] = stream
+        return tuple(found[place] for place in sorted(found))
+
+
+@dataclass(frozen=True, slots=True)
+class NodeAddress:
+    """Where to ask a node."""
+
+    name: str
+    monitor: str
+    store: Path
+
+
+def broker_health(durability: str, nodes: Iterable[NodeAddress]) -> Health:
+    """Ask every node; one that does not answer is in the result as not ok."""
+    answers = tuple(node_health(node) for node in nodes)
+    leaders = [answer.meta_leader for answer in answers if answer.meta_leader]
+    return Health(
+        ok=bool(answers) and all(answer.ok for answer in answers),
+        durability=durability,
+        nodes=answers,
+        meta_leader=leaders[0] if leaders else None,
+    )
+
+
+def node_health(node: NodeAddress) -> NodeHealth:
+    """Ask one node."""
+    code, body = fetch(node.monitor, "/healthz")
+    if code == 0:
+        return _silent(node, f"it does not answer on {node.monitor} ({body})")
+    try:
+        facts = _ask(node, "/varz")
+        streams = _ask(node, _STREAMS)
+    except BrokerError as error:
+        return _silent(node, str(error))
+    return read_node(node, facts, streams, None if code == 200 else _problem(body))
+
+
+def read_node(
+    node: NodeAddress, facts: dict[str, Any], streams: dict[str, Any], problem: str | None
+) -> NodeHealth:
+    """The answers of /varz and /jsz as one value (pure, but for the look at the disk)."""
+    jetstream = facts.get("jetstream", {})
+    limits, used = jetstream.get("config", {}), jetstream.get("stats", {})
+    return NodeHealth(
+        name=str(facts.get("server_name", node.name)),
+        ok=problem is None,
+        problem=problem,
+        version=str(facts.get("version", "")),
+        uptime=_uptime(str(facts.get("uptime", "0s"))),
+        memory=int(facts.get("mem", 0)),
+        cpu=float(facts.get("cpu", 0.0)),
+        connections=int(facts.get("connections", 0)),
+        store_used=int(used.get("storage", 0)),
+        store_limit=int(limits.get("max_storage", 0)),
+        memory_store_used=int(used.get("memory", 0)),
+        memory_store_limit=int(limits.get("max_memory", 0)),
+        disk_free=_disk_free(node.store),
+        meta_leader=streams.get("meta_cluster", {}).get("leader") or None,
+        streams=tuple(
+            _stream(str(account.get("name", "")), stream)
+            for account in streams.get("account_details") or ()
+            for stream in account.get("stream_detail") or ()
+        ),
+    )
+
+
+def _stream(account: str, detail: dict[str, Any]) -> StreamHealth:
+    state, config = detail.get("state", {}), detail.get("config") or {}
+    return StreamHealth(
+        account=account,
+        name=str(detail.get("name", "")),
+        messages=int(state.get("messages", 0)),
+        bytes=int(state.get("bytes", 0)),
+        first=int(state.get("first_seq", 0)),
+        last=int(state.get("last_seq", 0)),
+        replicas=int(config.get("num_replicas", 1)),
+        leader=(detail.get("cluster") or {}).get("leader") or None,
+        storage=str(config.get("storage", "file")),
+        consumers=tuple(
+            ConsumerHealth(
+                name=str(consumer.get("name", "")),
+                pending=int(consumer.get("num_pending", 0)),
+                ack_pending=int(consumer.get("num_ack_pending", 0)),
+                redelivered=int(consumer.get("num_redelivered", 0)),
+            )
+            for consumer in detail.get("consumer_detail") or ()
+        ),
+    )
+
+
+def _ask(node: NodeAddress, path: str) -> dict[str, Any]:
+    code, body = fetch(node.monitor, path, _ANSWER_BYTES)
+    if code != 200:
+        raise BrokerError(f"{node.monitor}{path} answered {code}: {body[:200]}")
+    try:
+        answer = json.loads(body)
+    except ValueError as error:
+        raise BrokerError(f"{node.monitor}{path} did not answer with JSON: {error}") from error
+    return answer if isinstance(answer, dict) else {}
+
+
+def _problem(body: str) -> str:
+    try:
+        text = str(json.loads(body).get("error", body))
+    except (ValueError, AttributeError):
+        text = body.strip()
+    advice = next((help_ for mark, help_ in _HELP.items() if mark in text), None)
+    return text if advice is None else f"{text}: {advice}"
+
+
+def _silent(node: NodeAddress, problem: str) -> NodeHealth:
+    free = _disk_free(node.store)
+    return NodeHealth(node.name, False, problem, "", 0.0, 0, 0.0, 0, 0, 0, 0, 0, free, None, ())
+
+
+def _disk_free(store: Path) -> int:
+    try:
+        return shutil.disk_usage(store).free
+    except OSError:
+        return 0
+
+
+def _uptime(text: str) -> float:
+    """Seconds of "1y2d3h4m5s", which the server writes."""
+    years = re.match(r"(\d+)y", text)
+    rest = text[years.end() :] if years else text
+    return (int(years[1]) * 365 * 86400 if years else 0) + (parse_duration(rest) if rest else 0.0)

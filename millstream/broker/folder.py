@@ -1,0 +1,271 @@
+"""The data folder: who owns it, what lies where, which ports it keeps.
+
+data/
+  broker.json         address of the running broker, for clients on this machine
+  credentials.json    generated users (0600)
+  encryption.key      the key at rest (0600), unless it is kept elsewhere
+  layout.json         the nodes this folder was made for
+  nodes/n1/
+    lock              held by the owner of the node, names it
+    server.conf       what the server was told (0600)
+    plan.json         how to start it again as it was
+    key.json          fingerprint of the encryption key, or that there is none
+    node.json         process ids and ports while it runs
+    server.log        its output, rotated
+    store/  run/
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hashlib
+import json
+import os
+import random
+import shutil
+import socket
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from millstream.broker.config import Durability
+from millstream.broker.keeper import sign_lock, write_private
+from millstream.deadline import Deadline
+from millstream.errors import ConfigError, FolderLocked, NoSpace
+from millstream.settings import STATE_FILE
+
+__all__ = [
+    "NodeFolder",
+    "check_layout",
+    "free_port",
+    "node_folders",
+    "read_json",
+    "store_limit",
+]
+
+_LAYOUT_FILE: Final = "layout.json"
+_LOCK_PATIENCE: Final = 0.1  # seconds; a look at the lock by `status` holds it for microseconds
+_PORT_TRIES: Final = 200  # random ports are nearly always free; this many taken is a broken machine
+_LOWEST_PORT: Final = 12_000
+_RESERVE: Final = 256 * 1024 * 1024  # bytes of disk left to logs and to everybody else
+_LEAST_SPACE: Final = 4 * 1024 * 1024  # bytes; below this a store cannot even write its own files
+_SHARED_MEMORY: Final = Path("/dev/shm")
+
+
+@dataclass(frozen=True, slots=True)
+class NodeFolder:
+    """The part of a data folder that belongs to one node."""
+
+    data: Path
+    name: str
+
+    @property
+    def root(self) -> Path:
+        return self.data / "nodes" / self.name
+
+    @property
+    def conf(self) -> Path:
+        return self.root / "server.conf"
+
+    @property
+    def plan(self) -> Path:
+        return self.root / "plan.json"
+
+    @property
+    def key(self) -> Path:
+        return self.root / "key.json"
+
+    @property
+    def state(self) -> Path:
+        return self.root / "node.json"
+
+    @property
+    def log(self) -> Path:
+        return self.root / "server.log"
+
+    @property
+    def run(self) -> Path:
+        return self.root / "run"
+
+    @property
+    def store(self) -> Path:
+        return self.root / "store"
+
+    def make(self) -> None:
+        """Make the folders, readable by their owner only."""
+        try:
+            self.data.mkdir(parents=True, exist_ok=True)
+            for folder in (self.root.parent, self.root, self.run, self.store):
+                folder.mkdir(mode=0o700, exist_ok=True)
+        except OSError as error:
+            if error.errno == 28:
+                raise NoSpace(f"no space is left on the disk of {self.data}") from error
+            raise ConfigError(f"the data folder {self.data} cannot be used: {error}") from error
+
+    def lock(self) -> int:
+        """Own this node; the lock lasts until the last copy of the file descriptor is closed."""
+        handle = self.open_lock()
+        deadline = Deadline(_LOCK_PATIENCE)
+        while True:
+            try:
+                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                if not deadline.passed:
+                    time.sleep(0.005)
+                    continue
+                os.close(handle)
+                raise FolderLocked(str(self.data), self.holder()) from None
+            sign_lock(handle)
+            return handle
+
+    def open_lock(self) -> int:
+        return os.open(self.root / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+
+    def locked(self) -> bool:
+        """Whether somebody runs this node now."""
+        try:
+            handle = os.open(self.root / "lock", os.O_RDWR | os.O_CLOEXEC)
+        except FileNotFoundError:
+            return False
+        try:
+            fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+        finally:
+            os.close(handle)
+        return False
+
+    def holder(self) -> str:
+        """Who holds the lock, in words."""
+        facts = read_json(self.root / "lock")
+        if "pid" not in facts:
+            return "another process"
+        here = facts.get("host") == socket.gethostname()
+        where = "" if here else f" on {facts.get('host')}"
+        return f"process {facts['pid']}{where} since {facts.get('since')}"
+
+    def standbys(self) -> Iterator[int]:
+        """Process ids of keepers that wait for this node."""
+        for path in self.root.glob("standby.*.json"):
+            with contextlib.suppress(ValueError, KeyError, TypeError):
+                yield int(read_json(path)["pid"])
+
+    def memory_store(self) -> Path:
+        """A fresh folder in memory for events that need not survive; else one on disk."""
+        mark = hashlib.sha256(str(self.root).encode()).hexdigest()[:16]
+        folder = _SHARED_MEMORY / f"millstream-{os.getuid()}-{mark}"
+        with contextlib.suppress(OSError):
+            shutil.rmtree(folder, ignore_errors=True)
+            # mkdir, not exist_ok: a folder that another user put there must not be taken.
+            folder.mkdir(mode=0o700)
+            return folder
+        fallback = self.root / "memory"
+        shutil.rmtree(fallback, ignore_errors=True)
+        fallback.mkdir(mode=0o700)
+        return fallback
+
+    def holds_streams(self) -> bool:
+        """Whether a server has stored streams here."""
+        return next(self.store.glob("jetstream/*/streams/*"), None) is not None
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """The object in a file of ours; empty when it is missing or torn."""
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return content if isinstance(content, dict) else {}
+
+
+def node_folders(data: Path) -> tuple[NodeFolder, ...]:
+    """The nodes this data folder was made for; none when it was never used."""
+    names = read_json(data / _LAYOUT_FILE).get("nodes", [])
+    return tuple(NodeFolder(data, str(name)) for name in names)
+
+
+def check_layout(data: Path, names: tuple[str, ...], *, clustered: bool) -> None:
+    """Refuse a folder that was made for other nodes; note these in a new one.
+
+    A single server that opens the store of a cluster's node, or the other way round, would find
+    its streams orphaned.
+    """
+    found = read_json(data / _LAYOUT_FILE)
+    wanted = {"nodes": list(names), "clustered": clustered}
+    if not found:
+        write_private(str(data / _LAYOUT_FILE), json.dumps(wanted))
+        return
+    if found != wanted:
+        kind = "a cluster of" if found.get("clustered") else "a single server,"
+        raise ConfigError(
+            f"{data} holds the data of {kind} {', '.join(found.get('nodes', []))}; asked was "
+            f"{', '.join(names)}. Start it as it was made, or use another folder (--data DIR)"
+        )
+
+
+def free_port(host: str, preferred: int, taken: set[int]) -> int:
+    """A port that nobody listens on: the preferred one if it is free, else a random one.
+
+    Chosen below the range that the system hands out to outgoing connections: a client that tries
+    to reconnect to a stopped broker could otherwise be given that very port, and keep it.
+    """
+    candidates = [preferred] if preferred else []
+    highest = _first_outgoing_port() - 1
+    dice = random.SystemRandom()
+    candidates += [dice.randint(_LOWEST_PORT, highest) for _ in range(_PORT_TRIES)]
+    for port in candidates:
+        if port not in taken and _can_listen(host, port):
+            taken.add(port)
+            return port
+    raise ConfigError(f"no free port was found on {host} after {_PORT_TRIES} tries")
+
+
+def _first_outgoing_port() -> int:
+    try:
+        text = Path("/proc/sys/net/ipv4/ip_local_port_range").read_text(encoding="ascii")
+        first = int(text.split()[0])
+    except (OSError, ValueError, IndexError):
+        return 32_768
+    return first if first > _LOWEST_PORT + 1000 else 65_536
+
+
+def _can_listen(host: str, port: int) -> bool:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.socket(family, socket.SOCK_STREAM) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host, port))
+            probe.listen(1)
+        except OSError:
+            return False
+    return True
+
+
+def store_limit(store: Path, nodes: int) -> int:
+    """How many bytes the streams of one node may use: below what the disk has.
+
+    The server refuses publishes cleanly at this limit, where a full disk breaks a stream until
+    the next start. Several nodes on one disk share it.
+    """
+    used = sum(file.stat().st_size for file in store.rglob("*") if file.is_file())
+    free = shutil.disk_usage(store).free
+    if free < _LEAST_SPACE and used == 0:
+        raise NoSpace(
+            f"the disk of {store} has {free:,} bytes free, at least {_LEAST_SPACE:,} are needed. "
+            f"Free some space or use another folder (--data DIR)"
+        )
+    reserve = min(_RESERVE, free // 4)
+    return used + max(1024 * 1024, (free - reserve) // nodes)
+
+
+def state_file(data: Path) -> Path:
+    """Where clients on this machine find the address of the broker."""
+    return data / STATE_FILE
+
+
+def store_of(folder: NodeFolder, durability: Durability) -> Path:
+    """Where the node keeps its streams."""
+    return folder.memory_store() if durability is Durability.MEMORY else folder.store

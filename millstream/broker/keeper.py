@@ -1,0 +1,406 @@
+"""The keeper: one small process between an owner and its nats-server.
+
+It holds the lock of the data folder, drains the server's output into a rotated file, tells the
+owner when the server is really ready, and takes the server down with it: gently when asked or
+when the owner is gone, by the kernel when the keeper itself is killed.
+
+Run as a script by an isolated interpreter, standard library only, so that it starts in a few
+milliseconds. The owner writes one line of JSON, the plan, to its standard input; every line of
+its standard output is one JSON event: waiting, ready, failed or stopped.
+"""
+
+# pathlib, shutil and typing would cost more start-up time than all the rest.
+# ruff: noqa: PTH105, PTH108, PTH118, PTH123, PTH208
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import select
+import signal
+import socket
+import sys
+import time
+from collections import deque
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any, Final
+
+LOCK_POLL: Final = 0.05  # seconds between tries for the lock; the delay of a takeover
+ORPHAN_POLL: Final = 0.25  # seconds between looks at the parent, if the pipe is held by a fork
+READY_POLL: Final = 0.004  # seconds between looks for the ports file; a server needs about 10 ms
+HEALTH_POLL: Final = 0.02  # seconds between health requests
+HEALTH_WAIT: Final = 2.0  # seconds for one answer
+TAIL_LINES: Final = 40  # of the log, kept for the report of a failure
+LINE_BYTES: Final = 2000  # of one log line, kept for that report
+PLAN_BYTES: Final = 1024 * 1024
+RESTART_WINDOW: Final = 60.0  # seconds in which `restarts` crashes are forgiven
+RESTART_PAUSE: Final = 0.5  # seconds before a crashed server is started again
+PR_SET_PDEATHSIG: Final = 1
+
+
+class Log:
+    """A file that never grows beyond `limit` bytes, with `count` older ones beside it."""
+
+    def __init__(self, path: str, limit: int, count: int) -> None:
+        self._path, self._limit, self._count = path, limit, count
+        self._file = self._open()
+        self.tail: deque[str] = deque(maxlen=TAIL_LINES)
+        self._rest = b""
+
+    def _open(self) -> int:
+        return os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+
+    def write(self, data: bytes) -> None:
+        """Store what fits; a full disk loses log lines, never blocks the server."""
+        *lines, rest = (self._rest + data).split(b"\n")
+        self._rest = rest[-LINE_BYTES:]
+        self.tail.extend(line[:LINE_BYTES].decode("utf-8", "replace") for line in lines)
+        with contextlib.suppress(OSError):
+            if os.fstat(self._file).st_size + len(data) > self._limit:
+                self._rotate()
+            os.write(self._file, data)
+
+    def _rotate(self) -> None:
+        for number in range(self._count - 1, 0, -1):
+            with contextlib.suppress(FileNotFoundError):
+                os.replace(f"{self._path}.{number}", f"{self._path}.{number + 1}")
+        os.replace(self._path, f"{self._path}.1")
+        os.close(self._file)
+        self._file = self._open()
+
+    def text(self) -> str:
+        rest = self._rest.decode("utf-8", "replace")
+        return "\n".join([*self.tail, rest] if rest else self.tail)
+
+
+class Keeper:
+    """One node: lock, server, log, reports."""
+
+    def __init__(self, plan: dict[str, Any], wake: int) -> None:
+        self.plan = plan
+        self.folder: str = plan["folder"]
+        self.embedded: bool = plan["embedded"]
+        self.parent = os.getppid()
+        self.log = Log(os.path.join(self.folder, "server.log"), *plan["log"])
+        self.wake = wake  # readable when a signal came
+        self.owner_open = True  # standard input is still connected to the owner
+        self.stopping = ""  # why, once it is decided
+        self.ready = False
+        self.server = 0  # process id; 0 when none runs
+        self.output = -1  # read end of the server's output
+
+    # -- talking to the owner ----------------------------------------------------------
+
+    def report(self, event: str, **facts: Any) -> None:
+        line = json.dumps({"event": event, "pid": os.getpid(), **facts}) + "\n"
+        with contextlib.suppress(OSError):  # an owner that is gone does not need to know
+            os.write(1, line.encode())
+
+    def listen(self, seconds: float) -> None:
+        """Wait for a signal, for the owner, or for the server's output; note what came."""
+        watched = [self.wake]
+        if self.owner_open:
+            watched.append(0)
+        if self.output >= 0:
+            watched.append(self.output)
+        readable, _, _ = select.select(watched, [], [], seconds)
+        if self.wake in readable:
+            for number in os.read(self.wake, 64):
+                self.on_signal(number)
+        if 0 in readable:
+            self.on_owner(os.read(0, 4096))
+        if self.output in readable:
+            data = os.read(self.output, 65536)
+            if data:
+                self.log.write(data)
+            else:
+                os.close(self.output)
+                self.output = -1
+        if self.embedded and os.getppid() != self.parent:
+            self.stopping = self.stopping or "its owner is gone"
+
+    def on_owner(self, message: bytes) -> None:
+        """The owner said "stop <grace in seconds>", or closed the pipe: the end in both cases."""
+        self.owner_open = False
+        if self.embedded or not self.ready:
+            self.stopping = self.stopping or "its owner is done"
+        with contextlib.suppress(ValueError):
+            self.plan["grace"] = float(message.decode("ascii", "replace").removeprefix("stop "))
+
+    def on_signal(self, number: int) -> None:
+        if number in (signal.SIGTERM, signal.SIGINT):
+            self.stopping = self.stopping or f"signal {number}"
+        elif self.server and number in (signal.SIGHUP, signal.SIGUSR2):
+            os.kill(self.server, number)
+
+    # -- the lock ----------------------------------------------------------------------
+
+    def take_lock(self) -> bool:
+        """Hold the folder's lock; when another holds it, wait until it is gone."""
+        lock: int = self.plan["lock"]
+        told = False
+        while not self.stopping:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if not told:
+                    self.ready = True  # as a standby: from now on the owner may leave
+                    self.write_json(f"standby.{os.getpid()}.json", {"pid": os.getpid()})
+                    self.report("waiting")
+                    told = True
+                self.listen(LOCK_POLL)
+        self.ready = False
+        self.remove(f"standby.{os.getpid()}.json")
+        if self.stopping:
+            return False
+        sign_lock(lock)
+        return True
+
+    # -- the server --------------------------------------------------------------------
+
+    def start_server(self) -> None:
+        """Start nats-server so that it cannot outlive this process."""
+        for old in os.listdir(self.path("run")):
+            os.unlink(self.path("run", old))
+        read, write = os.pipe()
+        prctl = _prctl()
+        keeper = os.getpid()
+        child = os.fork()
+        if child:
+            os.close(write)
+            self.server, self.output = child, read
+            return
+        try:
+            os.setpgid(0, 0)  # Ctrl-C in a terminal is for the owner, which then stops us
+            signal.pthread_sigmask(signal.SIG_SETMASK, ())
+            if prctl is not None:
+                prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+                if os.getppid() != keeper:
+                    os._exit(1)
+            null = os.open(os.devnull, os.O_RDONLY)
+            os.dup2(null, 0)
+            os.dup2(write, 1)
+            os.dup2(write, 2)
+            # The lock lives as long as the server, even where the kernel cannot kill it with us.
+            os.set_inheritable(self.plan["lock"], True)
+            os.umask(0o077)
+            binary = self.plan["binary"]
+            os.execve(
+                binary, [binary, "-c", self.path("server.conf")], os.environ | self.plan["env"]
+            )
+        except BaseException as error:
+            os.write(2, f"cannot run the server: {error}\n".encode())
+        os._exit(127)
+
+    def server_gone(self) -> int | None:
+        """Exit status of the server once it has ended, its last words read."""
+        if not self.server:
+            return 0
+        pid, status = os.waitpid(self.server, os.WNOHANG)
+        if pid == 0:
+            return None
+        while self.output >= 0:
+            self.listen(0)
+        self.server = 0
+        return os.waitstatus_to_exitcode(status)
+
+    def stop_server(self) -> int:
+        """End the server: ask, wait for the grace, then kill."""
+        if self.server and self.server_gone() is None:
+            os.kill(self.server, signal.SIGTERM)
+        deadline = time.monotonic() + self.plan["grace"]
+        while (status := self.server_gone()) is None:
+            if time.monotonic() > deadline:
+                os.kill(self.server, signal.SIGKILL)
+                deadline = float("inf")
+            self.owner_open = False  # a second message changes nothing any more
+            self.listen(0.01)
+        return status
+
+    # -- readiness ---------------------------------------------------------------------
+
+    def await_ready(self) -> dict[str, Any] | None:
+        """The ports once the server listens and is healthy; None after reporting why not."""
+        deadline = time.monotonic() + self.plan["timeout"]
+        ports: dict[str, Any] | None = None
+        health = ""
+        while not self.stopping:
+            status = self.server_gone()
+            if status is not None:
+                self.report("failed", stage="exited", status=status, log=self.log.text())
+                return None
+            if time.monotonic() > deadline:
+                self.report("failed", stage="timeout", health=health, log=self.log.text())
+                return None
+            if ports is None:
+                ports = self.read_ports()
+                self.listen(READY_POLL)
+                continue
+            code, health = fetch(ports["monitoring"][0], self.plan["health"])
+            if code == 200:
+                return ports
+            # Before it listens a single server has read all its streams: what is missing now
+            # stays missing, and a client that makes it anew would destroy what is on disk.
+            if self.plan["single"] and ("recovered" in health or "resolved" in health):
+                self.report("failed", stage="unhealthy", health=health, log=self.log.text())
+                return None
+            self.listen(HEALTH_POLL)
+        self.report("failed", stage="stopped", health=self.stopping, log=self.log.text())
+        return None
+
+    def read_ports(self) -> dict[str, Any] | None:
+        """What the server wrote when all its listeners were open."""
+        ending = f"_{self.server}.ports"
+        for name in os.listdir(self.path("run")):
+            if name.endswith(ending):
+                with contextlib.suppress(ValueError), open(self.path("run", name)) as file:
+                    content: dict[str, Any] = json.load(file)
+                    return content
+        return None
+
+    # -- the life of a node ------------------------------------------------------------
+
+    def run(self) -> int:
+        """Lock, serve, and start a crashed server again as often as the plan allows."""
+        if not self.take_lock():
+            self.report("stopped", status=0)
+            return 0
+        crashes: deque[float] = deque(maxlen=max(1, self.plan["restarts"]))
+        while True:
+            status = self.serve()
+            if self.stopping or not self.ready:
+                break
+            now = time.monotonic()
+            spent = len(crashes) == crashes.maxlen and now - crashes[0] < RESTART_WINDOW
+            if not self.plan["restarts"] or spent:
+                break
+            crashes.append(now)
+            self.log.write(b"[keeper] the server ended unexpectedly, starting it again\n")
+            self.listen(RESTART_PAUSE)
+        for name in ("node.json", *self.plan["on_stop"]):
+            self.remove(name)
+        if self.plan["remove"]:
+            import shutil
+
+            for folder in self.plan["remove"]:
+                shutil.rmtree(folder, ignore_errors=True)
+        self.report("stopped", status=status)
+        return 0 if self.ready else 1
+
+    def serve(self) -> int:
+        """Run the server from start to end; returns its exit status."""
+        self.start_server()
+        ports = self.await_ready()
+        if ports is None:
+            return self.stop_server()
+        self.write_json("node.json", self.node_facts(ports))
+        for path, text in self.plan["on_ready"].items():
+            with contextlib.suppress(OSError):  # a full disk; the next start writes it
+                write_private(path, text)
+        self.ready = True
+        self.report("ready", server=self.server, ports=ports)
+        if not self.embedded:
+            self.let_owner_go()
+        while not self.stopping and self.server_gone() is None:
+            self.listen(ORPHAN_POLL)
+        return self.stop_server()
+
+    def let_owner_go(self) -> None:
+        """From here on nobody reads what we write; the log file has it all."""
+        null = os.open(os.devnull, os.O_RDWR)
+        for standard in (0, 1, 2):
+            os.dup2(null, standard)
+        self.owner_open = False
+
+    # -- files -------------------------------------------------------------------------
+
+    def node_facts(self, ports: dict[str, Any]) -> dict[str, Any]:
+        started = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+        return {"pid": os.getpid(), "server": self.server, "ports": ports, "started": started}
+
+    def path(self, *names: str) -> str:
+        return os.path.join(self.folder, *names)
+
+    def write_json(self, name: str, content: object) -> None:
+        write_private(self.path(name), json.dumps(content))
+
+    def remove(self, name: str) -> None:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(self.path(name))
+
+
+def sign_lock(lock: int) -> None:
+    """Write into the locked file who holds it, for those who find it locked."""
+    since = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+    holder = {"pid": os.getpid(), "since": since, "host": socket.gethostname()}
+    os.ftruncate(lock, 0)
+    os.pwrite(lock, json.dumps(holder).encode(), 0)
+
+
+def write_private(path: str, text: str) -> None:
+    """Replace a file in one step; only the owner may read it, at no moment anybody else."""
+    draft = f"{path}.{os.getpid()}.{os.urandom(4).hex()}"
+    file = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    try:
+        try:
+            os.write(file, text.encode())
+            os.fsync(file)
+        finally:
+            os.close(file)
+        os.replace(draft, path)
+    except BaseException:
+        os.unlink(draft)
+        raise
+
+
+def fetch(base: str, path: str, limit: int = 65536) -> tuple[int, str]:
+    """Status and body of one HTTP request; (0, reason) when there is no answer."""
+    host, _, port = base.removeprefix("http://").rpartition(":")
+    try:
+        with socket.create_connection((host, int(port)), timeout=HEALTH_WAIT) as connection:
+            connection.sendall(f"GET {path} HTTP/1.0\r\nHost: {host}\r\n\r\n".encode())
+            answer = b""
+            while len(answer) < limit and (part := connection.recv(65536)):
+                answer += part
+        head, _, body = answer.partition(b"\r\n\r\n")
+        return int(head.split(b" ", 2)[1]), body.decode("utf-8", "replace")
+    except (OSError, ValueError, IndexError) as error:
+        return 0, str(error)
+
+
+def _prctl() -> Any:
+    """The Linux call that ties a child's life to ours; None on other systems."""
+    if sys.platform != "linux":
+        return None
+    import ctypes
+
+    return ctypes.CDLL(None).prctl
+
+
+def main() -> int:
+    """Read the plan, become a daemon if it says so, keep the node."""
+    text = b""
+    while not text.endswith(b"\n"):
+        part = os.read(0, 65536)
+        if not part or len(text) > PLAN_BYTES:
+            return 1
+        text += part
+    plan = json.loads(text)
+    if not plan["embedded"]:
+        if os.fork():
+            os._exit(0)  # the owner waits for this one; the node belongs to nobody
+        os.setsid()
+    wake, waker = os.pipe()
+    os.set_blocking(waker, False)
+    signal.set_wakeup_fd(waker)
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR2):
+        signal.signal(number, lambda *_: None)
+    return Keeper(plan, wake).run()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

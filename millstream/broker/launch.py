@@ -1,0 +1,364 @@
+"""Starting nodes: everything that is decided and written between the settings and the keepers.
+
+The steps, in this order, because each relies on the one before:
+ 1. lock every node of the folder (nothing is written to a folder that another owns)
+ 2. check that the folder was made for these nodes and opens with this key
+ 3. make the users, choose the ports, write configuration and plan
+ 4. let a server look at streams of unknown origin, closed to everybody
+ 5. start the keepers and wait until every server is ready
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import os
+import secrets
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Final
+
+from millstream.broker.binary import ServerBinary, find_binary
+from millstream.broker.config import BrokerSettings, Durability, is_loopback
+from millstream.broker.credentials import ANONYMOUS, GeneratedUsers, generate_users
+from millstream.broker.folder import (
+    NodeFolder,
+    check_layout,
+    free_port,
+    node_folders,
+    read_json,
+    state_file,
+    store_limit,
+    store_of,
+)
+from millstream.broker.keeper import write_private
+from millstream.broker.keys import StoreKey, check_key, key_record, resolve_key
+from millstream.broker.process import Launch, Node
+from millstream.broker.render import ClusterPlan, NodePlan, Ports, config_text
+from millstream.errors import ConfigError, FolderLocked, PortTaken, WrongKey
+from millstream.settings import Secret
+
+__all__ = ["Start", "node_names", "render_node", "start_again", "start_nodes"]
+
+logger = logging.getLogger("millstream.broker")
+
+_PORT_ROUNDS: Final = 5  # tries with other ports, when a free one was taken before we used it
+_LOOKING_SECONDS: Final = 120.0  # for the look at streams of unknown origin, whatever their size
+_MOST_NODES: Final = 9  # of a local cluster; more than five voters only make it slower
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """How nodes are to be started."""
+
+    embedded: bool = True
+    standby: bool = False
+    timeout: float = 30.0  # seconds until ready
+    restarts: int = 0  # crashes of a server that are repaired, each minute
+
+
+def node_names(settings: BrokerSettings, nodes: int) -> tuple[str, ...]:
+    """n1, n2, ... or the one name that a node of a wider cluster was given."""
+    if settings.cluster is not None:
+        if nodes != 1:
+            raise ConfigError("a node that joins a cluster is one node; leave out nodes")
+        return (settings.cluster.node,)
+    if not 1 <= nodes <= _MOST_NODES:
+        raise ConfigError(f"nodes must be 1 to {_MOST_NODES}, not {nodes}")
+    if nodes > 1 and not is_loopback(settings.host):
+        raise ConfigError(
+            f"a local cluster listens on loopback, not on {settings.host}: on several machines "
+            f"start one node on each and join them (--join)"
+        )
+    return tuple(f"n{number}" for number in range(1, nodes + 1))
+
+
+def start_nodes(settings: BrokerSettings, names: tuple[str, ...], start: Start) -> tuple[Node, ...]:
+    """Start these nodes of the folder; after an error nothing is left running."""
+    binary = find_binary()
+    folders = tuple(NodeFolder(settings.data, name) for name in names)
+    for folder in folders:
+        folder.make()
+    with contextlib.ExitStack() as held:
+        try:
+            locks = [held.enter_context(_locked(folder)) for folder in folders]
+        except FolderLocked:
+            if not start.standby:
+                raise
+            held.close()
+            return _stand_by(settings, folders, binary, start)
+        clustered = len(names) > 1 or settings.cluster is not None
+        check_layout(settings.data, names, clustered=clustered)
+        key = resolve_key(settings, folders)
+        users = generate_users(settings)
+        unknown = [f for f in folders if not check_key(f, key) and f.holds_streams()]
+        if unknown and not clustered:
+            _look(settings, folders[0], users, key, (binary, locks[0]))
+        for _ in range(_PORT_ROUNDS):
+            launches = _write_plans(settings, folders, users, (key, binary, start))
+            try:
+                return _spawn(folders, launches, locks)
+            except PortTaken as error:
+                if _asked_for(settings, error.address):
+                    raise
+                logger.info("%s was taken meanwhile, trying other ports", error.address)
+                for folder in folders:
+                    folder.plan.unlink(missing_ok=True)
+        raise ConfigError(f"no free ports were found in {_PORT_ROUNDS} rounds")
+
+
+def start_again(folder: NodeFolder, launch: Launch) -> Node:
+    """Start a node as it last was, from what lies in its folder."""
+    with _locked(folder) as lock:
+        return _spawn((folder,), (launch,), [lock])[0]
+
+
+def launch_from_folder(
+    folder: NodeFolder, binary: ServerBinary, key: StoreKey, start: Start
+) -> Launch:
+    """The launch of a node whose configuration is already written."""
+    plan = read_json(folder.plan)
+    if not plan or not folder.conf.exists():
+        raise ConfigError(f"node {folder.name} of {folder.data} was never started")
+    check_key(folder, key)
+    single = not plan["clustered"]
+    state = str(state_file(folder.data))
+    return Launch(
+        binary=binary.path,
+        embedded=start.embedded,
+        single=single,
+        timeout=start.timeout,
+        restarts=start.restarts,
+        health="/healthz?js-enabled-only=true" if plan["joined"] else "/healthz",
+        environment=key.environment(),
+        on_ready={state: _state_text(folder.data), str(folder.key): key_record(key)},
+        on_stop=(state,) if single else (),
+        remove=(plan["store"],) if plan["durability"] == Durability.MEMORY else (),
+    )
+
+
+def _stand_by(
+    settings: BrokerSettings,
+    folders: tuple[NodeFolder, ...],
+    binary: ServerBinary,
+    start: Start,
+) -> tuple[Node, ...]:
+    """Wait for the owner to go, then run what it ran: same ports, same users, same streams."""
+    if settings.durability is Durability.MEMORY:
+        raise ConfigError("a standby of a broker in memory would take over nothing")
+    key = resolve_key(settings, folders)
+    launches = [launch_from_folder(folder, binary, key, start) for folder in folders]
+    handles = [folder.open_lock() for folder in folders]
+    try:
+        return _spawn(folders, launches, handles)
+    finally:
+        for handle in handles:
+            os.close(handle)
+
+
+def render_node(
+    settings: BrokerSettings, folder: NodeFolder, users: GeneratedUsers, ports: dict[str, Ports]
+) -> NodePlan:
+    """The plan of one node with the ports of all."""
+    names = tuple(ports)
+    store = Path(read_json(folder.plan).get("store") or store_of(folder, settings.durability))
+    limits = settings.limits
+    return NodePlan(
+        settings=settings,
+        name=f"{settings.name}-{folder.name}",
+        store=store,
+        run=folder.run,
+        ports=ports[folder.name],
+        users=users.users,
+        system=users.system,
+        anonymous=None if settings.secured else ANONYMOUS,
+        leaf_users=users.leaf,
+        max_file_store=limits.max_file_store or store_limit(store, len(names)),
+        max_memory_store=limits.max_memory_store or _quarter_of_memory(),
+        cluster=_cluster_plan(settings, users, ports),
+    )
+
+
+def _cluster_plan(
+    settings: BrokerSettings, users: GeneratedUsers, ports: dict[str, Ports]
+) -> ClusterPlan | None:
+    joined = settings.cluster
+    if joined is not None:
+        return ClusterPlan(joined.host, joined.routes, joined.secret, joined.tls)
+    if len(ports) == 1:
+        return None
+    routes = tuple(f"127.0.0.1:{one.cluster}" for one in ports.values())
+    return ClusterPlan("127.0.0.1", routes, users.cluster_secret)
+
+
+def _write_plans(
+    settings: BrokerSettings,
+    folders: tuple[NodeFolder, ...],
+    users: GeneratedUsers,
+    how: tuple[StoreKey, ServerBinary, Start],
+) -> list[Launch]:
+    key, binary, start = how
+    ports = choose_ports(settings, folders)
+    for folder in folders:
+        folder.plan.unlink(missing_ok=True)  # a store of before must not be taken for this one
+        plan = render_node(settings, folder, users, ports)
+        write_private(str(folder.conf), config_text(plan))
+        write_private(str(folder.plan), json.dumps(_facts(settings, plan, len(folders))))
+    return [launch_from_folder(folder, binary, key, start) for folder in folders]
+
+
+def _facts(settings: BrokerSettings, plan: NodePlan, nodes: int) -> dict[str, object]:
+    """What is needed to start the node again and to tell others about it; no secrets."""
+    scheme = "nats" if settings.tls is None else "tls"
+    host = settings.host if settings.host not in ("0.0.0.0", "::") else "127.0.0.1"
+    bracketed = f"[{host}]" if ":" in host else host
+    key_file = None if settings.encryption is None else settings.encryption.key_file
+    return {
+        "url": f"{scheme}://{bracketed}:{plan.ports.client}",
+        "monitor": f"http://127.0.0.1:{plan.ports.monitor}",
+        "ports": asdict(plan.ports),
+        "store": str(plan.store),
+        "durability": str(settings.durability),
+        "clustered": nodes > 1 or settings.cluster is not None,
+        "joined": settings.cluster is not None,
+        "secured": settings.secured,
+        "tls": settings.tls is not None,
+        "encrypted": settings.encryption is not None,
+        "key_file": None if key_file is None else str(key_file),
+    }
+
+
+def choose_ports(settings: BrokerSettings, folders: tuple[NodeFolder, ...]) -> dict[str, Ports]:
+    """The ports of every node: as asked, else those of the last time, else free ones."""
+    taken: set[int] = set()
+    chosen: dict[str, Ports] = {}
+    leaf = settings.leaf
+    for index, folder in enumerate(folders):
+        before = read_json(folder.plan).get("ports", {})
+
+        def pick(
+            kind: str, host: str, asked: int, before: dict[str, int] = before, index: int = index
+        ) -> int:
+            if asked:
+                return asked + index
+            return free_port(host, int(before.get(kind, 0)), taken)
+
+        cluster = 0
+        if settings.cluster is not None:
+            cluster = pick("cluster", settings.cluster.host, settings.cluster.port)
+        elif len(folders) > 1:
+            cluster = pick("cluster", "127.0.0.1", 0)
+        chosen[folder.name] = Ports(
+            client=pick("client", settings.host, settings.port),
+            monitor=pick("monitor", "127.0.0.1", settings.monitor_port),
+            cluster=cluster,
+            leaf=0 if leaf is None or leaf.port is None else pick("leaf", leaf.host, leaf.port),
+        )
+    return chosen
+
+
+def _asked_for(settings: BrokerSettings, address: str) -> bool:
+    """Whether the taken port is one that the settings name, so that no other will do."""
+    asked = [settings.port, settings.monitor_port]
+    asked += [settings.leaf.port or 0] if settings.leaf is not None else []
+    asked += [settings.cluster.port] if settings.cluster is not None else []
+    port = int(address.rpartition(":")[2])
+    return any(one and one <= port < one + _MOST_NODES for one in asked)
+
+
+def _look(
+    settings: BrokerSettings,
+    folder: NodeFolder,
+    users: GeneratedUsers,
+    key: StoreKey,
+    how: tuple[ServerBinary, int],
+) -> None:
+    """Open streams of unknown origin with a server that nobody can use, to see that it can.
+
+    A server on the real port would be open to clients before a wrong key is noticed, and the
+    first one that creates a stream of the same name would destroy the stored one.
+    """
+    binary, lock = how
+    closed = replace(settings, port=0, monitor_port=0, leaf=None, auth=True, users=(), raw="")
+    nobody = replace(
+        users,
+        users=tuple(replace(user, password=_unknown()) for user in users.users),
+        system=replace(users.system, password=_unknown()),
+    )
+    plan = render_node(closed, folder, nobody, choose_ports(closed, (folder,)))
+    write_private(str(folder.conf), config_text(plan))
+    write_private(str(folder.plan), json.dumps(_facts(closed, plan, 1)))
+    node = Node(folder)
+    try:
+        node.spawn(
+            Launch(
+                binary=binary.path,
+                embedded=True,
+                single=True,
+                timeout=_LOOKING_SECONDS,
+                environment=key.environment(),
+            ),
+            lock,
+        )
+        node.await_ready()
+        node.stop(grace=10.0)
+    except WrongKey:
+        if settings.encryption is not None and settings.encryption.key is None:
+            logger.warning("the key that was read does not open %s", settings.data)
+        raise
+    finally:
+        folder.conf.unlink(missing_ok=True)
+        folder.plan.unlink(missing_ok=True)
+
+
+def _unknown() -> Secret:
+    return Secret(secrets.token_urlsafe(24))
+
+
+def _spawn(
+    folders: tuple[NodeFolder, ...], launches: list[Launch] | tuple[Launch, ...], locks: list[int]
+) -> tuple[Node, ...]:
+    nodes = tuple(Node(folder) for folder in folders)
+    try:
+        for node, launch, lock in zip(nodes, launches, locks, strict=True):
+            node.spawn(launch, lock)
+        for node in nodes:
+            node.await_ready()
+    except BaseException:
+        for node in nodes:
+            if node.keeper_pid and not launches[0].embedded:
+                node.terminate()
+            node.abandon()
+        raise
+    return nodes
+
+
+@contextlib.contextmanager
+def _locked(folder: NodeFolder) -> Iterator[int]:
+    handle = folder.lock()
+    try:
+        yield handle
+    finally:
+        os.close(handle)  # the keeper and the server have their own copies
+
+
+def _state_text(data: Path) -> str:
+    """What clients on this machine need to find the broker."""
+    plans = {folder.name: read_json(folder.plan) for folder in node_folders(data)}
+    first = next(iter(plans.values()))
+    state = {
+        "url": ",".join(str(plan["url"]) for plan in plans.values() if plan),
+        "data": str(data),
+        "nodes": list(plans),
+        "durability": first.get("durability"),
+        "secured": first.get("secured"),
+        "tls": first.get("tls"),
+    }
+    return json.dumps(state)
+
+
+def _quarter_of_memory() -> int:
+    """Streams in memory must leave room for the application and for Spark on the same machine."""
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 4

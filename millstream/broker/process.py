@@ -1,0 +1,311 @@
+"""One node: its keeper process as seen from the owner."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import os
+import re
+import select
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+from millstream.broker.folder import NodeFolder, read_json
+from millstream.deadline import Deadline
+from millstream.errors import BrokerError, NoSpace, PortTaken, StartFailed, WrongKey
+from millstream.settings import child_environment
+
+__all__ = ["LOG_BYTES", "LOG_FILES", "Launch", "Node", "explain"]
+
+logger = logging.getLogger("millstream.broker")
+
+LOG_BYTES: Final = 8 * 1024 * 1024  # of one log file
+LOG_FILES: Final = 4  # older ones kept beside it: 40 MiB in all
+_KEEPER: Final = Path(__file__).with_name("keeper.py")
+_MARGIN: Final = 5.0  # seconds that the keeper's own limits may be exceeded before it is killed
+_LINE_BYTES: Final = 4 * 1024 * 1024  # of one report; its log tail is far smaller
+_TAKEN: Final = re.compile(r"listen tcp[46]? (\S+?):? bind: address already in use")
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """How to start a node from what lies in its folder."""
+
+    binary: Path
+    embedded: bool  # it dies with this process
+    single: bool  # not part of a cluster
+    timeout: float = 30.0  # seconds until ready
+    grace: float = 10.0  # seconds between asking the server to stop and killing it
+    restarts: int = 0  # crashes of the server that are repaired, each minute
+    health: str = "/healthz"
+    environment: dict[str, str] = field(default_factory=dict, repr=False)  # has the store key
+    on_ready: dict[str, str] = field(default_factory=dict, repr=False)  # files to write
+    on_stop: tuple[str, ...] = ()  # files to remove
+    remove: tuple[str, ...] = ()  # folders to remove at the end
+
+
+class Node:
+    """A server that runs under a keeper; `start` returns when it is ready or standing by."""
+
+    def __init__(self, folder: NodeFolder) -> None:
+        self.folder = folder
+        self.keeper_pid = 0
+        self.server_pid = 0
+        self.waiting = False  # a standby: the lock belongs to another
+        self._process: subprocess.Popen[bytes] | None = None
+        self._rest = b""
+        self._launch: Launch | None = None
+
+    @property
+    def name(self) -> str:
+        return self.folder.name
+
+    @property
+    def url(self) -> str:
+        return str(read_json(self.folder.plan)["url"])
+
+    @property
+    def monitor(self) -> str:
+        return str(read_json(self.folder.plan)["monitor"])
+
+    @property
+    def running(self) -> bool:
+        """Whether the keeper is alive and not merely waiting."""
+        return self._process is not None and self._process.poll() is None and not self.waiting
+
+    def spawn(self, launch: Launch, lock: int) -> None:
+        """Start the keeper, which starts the server; `lock` is held, or waited for."""
+        plan = {
+            "binary": str(launch.binary),
+            "folder": str(self.folder.root),
+            "lock": lock,
+            "embedded": launch.embedded,
+            "single": launch.single,
+            "timeout": launch.timeout,
+            "grace": launch.grace,
+            "restarts": launch.restarts,
+            "health": launch.health,
+            "log": [LOG_BYTES, LOG_FILES],
+            "env": launch.environment,
+            "on_ready": launch.on_ready,
+            "on_stop": launch.on_stop,
+            "remove": launch.remove,
+        }
+        self._launch, self._rest, self.waiting = launch, b"", False
+        errors = os.open(self.folder.log, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+        try:
+            self._process = subprocess.Popen(
+                [sys.executable, "-I", "-S", str(_KEEPER)],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=errors,
+                pass_fds=(lock,),
+                start_new_session=True,  # Ctrl-C is for the owner, which stops us in good order
+                bufsize=0,
+            )
+        except OSError as error:
+            raise StartFailed(f"no process could be started: {error}") from error
+        finally:
+            os.close(errors)
+        with contextlib.suppress(BrokenPipeError):
+            _pipe(self._process.stdin).write(json.dumps(plan).encode() + b"\n")
+
+    def await_ready(self) -> None:
+        """Return once the server is ready, or waits as a standby; else raise why it failed.
+
+        After an error nothing of the node is left running.
+        """
+        launch = self._launch
+        if launch is None:
+            raise BrokerError(f"node {self.name} was not spawned")
+        try:
+            event = self._event(Deadline(launch.timeout + launch.grace + _MARGIN))
+            while event.get("event") not in ("ready", "waiting", "failed"):
+                if not event or event["event"] == "stopped":
+                    raise StartFailed(f"node {self.name} ended before it was ready{self._log()}")
+                event = self._event(Deadline(launch.grace + _MARGIN))
+            self.keeper_pid = int(event["pid"])
+            if event["event"] == "failed":
+                self._event(Deadline(launch.grace + _MARGIN))  # "stopped": the server is gone
+                raise explain(event, self.folder)
+        except BaseException:
+            self.abandon()
+            raise
+        self.waiting = event["event"] == "waiting"
+        if not self.waiting:
+            self.server_pid = int(event["server"])
+            logger.info("node %s is ready at %s, process %d", self.name, self.url, self.server_pid)
+        if not launch.embedded:
+            self._close()
+
+    def await_takeover(self, timeout: float) -> bool:
+        """Whether a standby has become the owner within the timeout; raises if that failed."""
+        event = self._event(Deadline(timeout))
+        if not event:
+            return False
+        if event["event"] != "ready":
+            self.abandon()
+            raise explain(event, self.folder)
+        self.waiting, self.server_pid = False, int(event["server"])
+        return True
+
+    def stop(self, grace: float) -> None:
+        """Stop gently; after `grace` seconds by force."""
+        process = self._process
+        if process is None:
+            return
+        with contextlib.suppress(BrokenPipeError, ValueError):
+            _pipe(process.stdin).write(f"stop {grace:.3f}".encode())
+        try:
+            process.wait(grace + _MARGIN)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+        self._close()
+
+    def kill(self) -> None:
+        """End server and keeper at once, as a crash of the machine would."""
+        process = self._process
+        for pid in (self.server_pid, self.keeper_pid):
+            if pid and process is not None and process.poll() is None:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+        if process is not None:
+            process.kill()
+            process.wait()
+        self._close()
+        deadline = Deadline(_MARGIN)
+        while self.folder.locked() and not deadline.passed:
+            time.sleep(0.002)
+
+    def wait(self, timeout: float | None) -> bool:
+        """Block until the node has ended; False when the timeout passed first."""
+        if self._process is None:
+            return True
+        try:
+            self._process.wait(timeout)
+        except subprocess.TimeoutExpired:
+            return False
+        return True
+
+    def environment(self) -> dict[str, str]:
+        """The environment the server runs in."""
+        return child_environment(**(self._launch.environment if self._launch else {}))
+
+    def terminate(self) -> None:
+        """Ask a node in the background to stop, and wait until it has."""
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(self.keeper_pid, signal.SIGTERM)
+        grace = self._launch.grace if self._launch else 0.0
+        deadline = Deadline(grace + _MARGIN)
+        while self.folder.state.exists() and not deadline.passed:
+            time.sleep(0.005)
+
+    def abandon(self) -> None:
+        """Leave nothing behind after a failed start: the closed pipe ends a keeper by itself."""
+        process, launch = self._process, self._launch
+        if process is None or launch is None:
+            return
+        self._close(keep=process)
+        try:
+            process.wait(launch.grace + _MARGIN)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+        self._process = None
+
+    def _close(self, keep: subprocess.Popen[bytes] | None = None) -> None:
+        process, self._process = self._process, keep
+        if process is None:
+            return
+        for pipe in (process.stdin, process.stdout):
+            if pipe is not None:
+                with contextlib.suppress(OSError):
+                    pipe.close()
+        if keep is None:
+            process.wait()
+
+    def _event(self, deadline: Deadline) -> dict[str, Any]:
+        """The next report of the keeper; empty when it has ended or the deadline passed."""
+        if self._process is None:
+            return {}
+        pipe = _pipe(self._process.stdout).fileno()
+        while b"\n" not in self._rest and len(self._rest) < _LINE_BYTES:
+            readable, _, _ = select.select([pipe], [], [], deadline.left())
+            if not readable:
+                return {}
+            part = os.read(pipe, 65536)
+            if not part:
+                return {}
+            self._rest += part
+        line, _, self._rest = self._rest.partition(b"\n")
+        event: dict[str, Any] = json.loads(line)
+        return event
+
+    def _log(self) -> str:
+        return f"; its log is {self.folder.log}"
+
+
+def explain(event: dict[str, Any], folder: NodeFolder) -> StartFailed:
+    """The error that a keeper's report of failure means, with its cause in one sentence."""
+    log, health, stage = str(event.get("log", "")), str(event.get("health", "")), event["stage"]
+    if stage == "unhealthy":
+        return _explain_health(_health_text(health), log, folder)
+    if taken := _TAKEN.search(log):
+        return PortTaken(taken[1])
+    if "no space left on device" in log:
+        return NoSpace(f"no space is left on the disk of {folder.data}; free some and start again")
+    if stage == "timeout":
+        state = _health_text(health) or "it does not answer"
+        return StartFailed(
+            f"the server on {folder.data} was not ready in time: {state}. Its log is {folder.log}"
+        )
+    if stage == "stopped":
+        return StartFailed(f"the start was broken off ({health})")
+    return StartFailed(f"the server ended while starting: {_last_words(log)}")
+
+
+def _explain_health(health: str, log: str, folder: NodeFolder) -> StartFailed:
+    if re.search("recover keys|encryption not enabled|decrypt", log):
+        return WrongKey(
+            f"{folder.data} is encrypted with another key, or with one where none was given "
+            f"({health}). The server was stopped and nothing was changed; start it with its key"
+        )
+    if "resolved" in health:
+        return StartFailed(
+            f"{folder.data} holds streams of an account that the settings do not have "
+            f"({health}). Add the account again, or move its folder away"
+        )
+    return StartFailed(
+        f"streams in {folder.data} cannot be read ({health}); the server was stopped so that "
+        f"nothing overwrites them. Its log is {folder.log}"
+    )
+
+
+def _health_text(body: str) -> str:
+    try:
+        return str(json.loads(body).get("error", ""))
+    except (ValueError, AttributeError):
+        return body
+
+
+def _last_words(log: str) -> str:
+    """The line of the log that says most about why the server ended."""
+    lines = [line.strip() for line in log.splitlines() if line.strip()]
+    for mark in ("[FTL]", "panic:", "[ERR]", "nats-server:"):
+        for line in reversed(lines):
+            if mark in line:
+                return line.split(mark, 1)[1].strip()
+    return lines[-1] if lines else "it said nothing"
+
+
+def _pipe(pipe: Any) -> Any:
+    if pipe is None:
+        raise BrokerError("the keeper was started without pipes")
+    return pipe

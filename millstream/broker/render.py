@@ -1,0 +1,273 @@
+"""From settings to the server's configuration text (pure)."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+from urllib.parse import quote as url_quote
+
+from millstream.broker.config import (
+    DEFAULT_ACCOUNT,
+    Account,
+    BrokerSettings,
+    Durability,
+    LeafRemote,
+    Permissions,
+    ServerTls,
+    User,
+)
+from millstream.broker.roles import permissions_of
+from millstream.errors import ConfigError
+from millstream.settings import Secret
+
+__all__ = [
+    "KEY_VARIABLE",
+    "PREVIOUS_KEY_VARIABLE",
+    "ClusterPlan",
+    "NodePlan",
+    "Ports",
+    "config_text",
+    "quoted",
+]
+
+# The encryption key travels in the server's environment: a key in the configuration file would
+# lie beside the very data that it protects.
+KEY_VARIABLE: Final = "MILLSTREAM_STORE_KEY"
+PREVIOUS_KEY_VARIABLE: Final = "MILLSTREAM_STORE_PREVIOUS_KEY"
+
+_PLAIN_KEY: Final = re.compile(r"\$?[A-Za-z_][A-Za-z0-9_]*")
+_ESCAPES: Final = {"\\": r"\\", '"': r"\"", "\n": r"\n", "\r": r"\r", "\t": r"\t"}
+_ROUTE_USER: Final = "route"
+
+
+@dataclass(frozen=True, slots=True)
+class Ports:
+    """The ports of one node; 0 means that it does not listen there."""
+
+    client: int
+    monitor: int
+    cluster: int = 0
+    leaf: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterPlan:
+    """What a node must know of its cluster."""
+
+    host: str
+    routes: tuple[str, ...]  # host:port
+    secret: Secret
+    tls: ServerTls | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class NodePlan:
+    """One server, with everything decided that the settings leave open."""
+
+    settings: BrokerSettings
+    name: str  # of the server, unique in its cluster
+    store: Path
+    run: Path  # where the server writes its ports
+    ports: Ports
+    users: tuple[User, ...]  # given and generated
+    system: User  # of the $SYS account
+    anonymous: str | None  # user that a client without credentials is taken for
+    leaf_users: tuple[User, ...]
+    max_file_store: int
+    max_memory_store: int
+    cluster: ClusterPlan | None = None
+
+
+class _Verbatim(str):
+    """Text that goes into the configuration as it is."""
+
+
+def config_text(plan: NodePlan) -> str:
+    """The server's configuration file."""
+    settings = plan.settings
+    top: dict[str, Any] = {
+        "server_name": plan.name,
+        "listen": _address(settings.host, plan.ports.client),
+        "http": _address("127.0.0.1", plan.ports.monitor),
+        "ports_file_dir": str(plan.run),
+        "max_payload": settings.limits.max_payload,
+        "max_connections": settings.limits.max_connections,
+        "jetstream": _jetstream(plan),
+        "accounts": _accounts(plan),
+    }
+    if plan.anonymous is not None:
+        top["no_auth_user"] = plan.anonymous
+    if settings.tls is not None:
+        top["tls"] = _tls(settings.tls)
+    if plan.cluster is not None:
+        top["cluster"] = _cluster(plan, plan.cluster)
+    if settings.leaf is not None:
+        top["leafnodes"] = _leafnodes(plan)
+    text = "".join(f"{_key(name)}: {_value(value, 0)}\n" for name, value in top.items())
+    return text + (settings.raw.rstrip("\n") + "\n" if settings.raw else "")
+
+
+def quoted(text: str) -> str:
+    """A string of the configuration language, whatever characters it has.
+
+    >>> quoted('say "hi"')
+    '"say \\\\"hi\\\\""'
+    """
+    if "\0" in text:
+        raise ConfigError("a text with a NUL character cannot be given to the server")
+    return '"' + "".join(_escape(character) for character in text) + '"'
+
+
+def _escape(character: str) -> str:
+    if character in _ESCAPES:
+        return _ESCAPES[character]
+    return f"\\x{ord(character):02x}" if ord(character) < 32 else character
+
+
+def _key(name: str) -> str:
+    # Keys know no escapes, so nothing that needs one may become a key.
+    if '"' in name or "\n" in name or "\\" in name:
+        raise ConfigError(f"{name!r} cannot be a name in the server's configuration")
+    return name if _PLAIN_KEY.fullmatch(name) else f'"{name}"'
+
+
+def _value(value: Any, depth: int) -> str:
+    if isinstance(value, _Verbatim):
+        return str(value)
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, int):
+        return str(value)
+    if isinstance(value, str):
+        return quoted(value)
+    inner, outer = "  " * (depth + 1), "  " * depth
+    if isinstance(value, Mapping):
+        lines = [f"{inner}{_key(k)}: {_value(v, depth + 1)}\n" for k, v in value.items()]
+        return "{\n" + "".join(lines) + outer + "}"
+    if isinstance(value, Sequence):
+        return "[\n" + "".join(f"{inner}{_value(v, depth + 1)}\n" for v in value) + outer + "]"
+    raise TypeError(f"{type(value).__name__} has no place in the server's configuration")
+
+
+def _address(host: str, port: int) -> str:
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def _jetstream(plan: NodePlan) -> dict[str, Any]:
+    settings = plan.settings
+    block: dict[str, Any] = {
+        "store_dir": str(plan.store),
+        "max_file_store": plan.max_file_store,
+        "max_memory_store": plan.max_memory_store,
+        "limits": {"default_max_consumers": settings.limits.default_max_consumers},
+    }
+    if settings.durability is Durability.FSYNC:
+        block["sync_interval"] = "always"
+    elif settings.durability is Durability.PERIODIC:
+        block["sync_interval"] = f"{max(1, round(settings.sync_interval * 1000))}ms"
+    if settings.domain is not None:
+        block["domain"] = settings.domain
+    if settings.encryption is not None:
+        block["cipher"] = "aes"
+        block["key"] = _Verbatim(f"${KEY_VARIABLE}")
+        if settings.encryption.previous is not None:
+            block["prev_key"] = _Verbatim(f"${PREVIOUS_KEY_VARIABLE}")
+    return block
+
+
+def _accounts(plan: NodePlan) -> dict[str, Any]:
+    accounts: dict[str, Any] = {"$SYS": {"users": [_user(plan.system, Permissions())]}}
+    for account in (Account(DEFAULT_ACCOUNT), *plan.settings.accounts):
+        members = [user for user in plan.users if user.account == account.name]
+        accounts[account.name] = {
+            "jetstream": _account_limits(account),
+            "users": [_user(user, permissions_of(user)) for user in members],
+        }
+    return accounts
+
+
+def _account_limits(account: Account) -> dict[str, int] | str:
+    limits = {
+        "max_file": account.max_file,
+        "max_mem": account.max_memory,
+        "max_streams": account.max_streams,
+        "max_consumers": account.max_consumers,
+    }
+    given = {name: value for name, value in limits.items() if value is not None}
+    return given or "enabled"
+
+
+def _user(user: User, permissions: Permissions) -> dict[str, Any]:
+    entry: dict[str, Any] = {"user": user.name, "password": user.password.reveal()}
+    rules = {
+        "publish": _rule(permissions.publish, permissions.publish_deny),
+        "subscribe": _rule(permissions.subscribe, permissions.subscribe_deny),
+    }
+    if any(rules.values()):
+        entry["permissions"] = {name: rule for name, rule in rules.items() if rule}
+    return entry
+
+
+def _rule(allow: tuple[str, ...] | None, deny: tuple[str, ...]) -> dict[str, list[str]]:
+    rule: dict[str, list[str]] = {}
+    if allow is not None:
+        # An empty list means "everything" to the server; here it means nothing.
+        rule["allow"] = list(allow)
+        deny = (*deny, ">") if not allow else deny
+    if deny:
+        rule["deny"] = list(deny)
+    return rule
+
+
+def _tls(tls: ServerTls) -> dict[str, Any]:
+    block: dict[str, Any] = {"cert_file": str(tls.cert), "key_file": str(tls.key)}
+    if tls.ca is not None:
+        block["ca_file"] = str(tls.ca)
+    if tls.verify:
+        block["verify"] = True
+    if tls.handshake_first:
+        block["handshake_first"] = True
+    return block
+
+
+def _cluster(plan: NodePlan, cluster: ClusterPlan) -> dict[str, Any]:
+    password = url_quote(cluster.secret.reveal(), safe="")
+    block: dict[str, Any] = {
+        "name": plan.settings.name,
+        "listen": _address(cluster.host, plan.ports.cluster),
+        "authorization": {"user": _ROUTE_USER, "password": cluster.secret.reveal()},
+        "routes": [f"nats://{_ROUTE_USER}:{password}@{route}" for route in cluster.routes],
+    }
+    if cluster.tls is not None:
+        block["tls"] = _tls(cluster.tls)
+    return block
+
+
+def _leafnodes(plan: NodePlan) -> dict[str, Any]:
+    leaf = plan.settings.leaf
+    if leaf is None:
+        return {}
+    block: dict[str, Any] = {}
+    if leaf.port is not None:
+        block["listen"] = _address(leaf.host, plan.ports.leaf)
+        users = [
+            {"user": user.name, "password": user.password.reveal(), "account": user.account}
+            for user in plan.leaf_users
+        ]
+        block["authorization"] = {"users": users}
+        if plan.settings.tls is not None:
+            block["tls"] = _tls(plan.settings.tls)
+    if leaf.remotes:
+        block["remotes"] = [_remote(remote) for remote in leaf.remotes]
+    return block
+
+
+def _remote(remote: LeafRemote) -> dict[str, Any]:
+    scheme, _, address = remote.url.partition("://")
+    if remote.user is not None and remote.password is not None:
+        name = url_quote(remote.user, safe="")
+        address = f"{name}:{url_quote(remote.password.reveal(), safe='')}@{address}"
+    return {"urls": [f"{scheme}://{address}"], "account": remote.account}
