@@ -352,11 +352,17 @@ class Unmappable(SchemaError):
 
 
 class Unfit(SchemaError):
-    """A value does not fit its schema; the message names field, expected and found."""
+    """A value does not fit its schema; the message names field, expected and found.
 
-    def __init__(self, field: str, expected: str, found: str) -> None:
-        self.field, self.expected, self.found = field, expected, found
-        super().__init__(f"field '{field}': expected {expected}, found {found}")
+    `row` is the place of the value among those given together, where there were several.
+    """
+
+    def __init__(self, field: str, expected: str, found: str, row: int | None = None) -> None:
+        self.field, self.expected, self.found, self.row = field, expected, found, row
+        where = "the value" if not field else f"field '{field}'"
+        if row is not None:
+            where = f"row {row}, {where}"
+        super().__init__(f"{where}: expected {expected}, found {found}")
 
 
 class PackError(MillstreamError, ValueError):
