@@ -107,7 +107,7 @@ def read_stream(payload: pa.Buffer, limits: ReadLimits, rows: int) -> Stream:
             batches = [batch.select(layout.known.names) for batch in batches]
         for batch in batches:
             batch.validate(full=True)
-    except (pa.ArrowException, OverflowError) as error:
+    except (pa.ArrowException, OSError, OverflowError) as error:  # OSError: a codec failed
         raise PackError(f"Arrow refuses its contents: {_first_line(error)}", "values") from error
     return Stream(layout.known, tuple(batches), "+".join(sorted(codecs)) or None)
 
