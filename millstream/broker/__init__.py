@@ -8,6 +8,7 @@ from millstream.broker.background import (
     read_health,
     read_state,
     start_node,
+    stop_node,
     up,
 )
 from millstream.broker.binary import MINIMUM_VERSION, ServerBinary, find_binary
@@ -63,5 +64,6 @@ __all__ = [
     "read_health",
     "read_state",
     "start_node",
+    "stop_node",
     "up",
 ]

@@ -2,11 +2,28 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
+import signal
+import time
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
 
-from millstream.broker.config import BrokerSettings
-from millstream.broker.health import Health
+from millstream.broker.binary import find_binary
+from millstream.broker.config import BrokerSettings, Encryption
+from millstream.broker.folder import NodeFolder, node_folders, read_json, state_file
+from millstream.broker.health import Health, NodeAddress, broker_health
+from millstream.broker.keys import resolve_key
+from millstream.broker.launch import (
+    Start,
+    launch_from_folder,
+    node_names,
+    start_again,
+    start_nodes,
+)
+from millstream.deadline import Deadline
+from millstream.errors import BrokerError, ConfigError, NotRunning
 
 __all__ = [
     "NodeState",
@@ -16,19 +33,22 @@ __all__ = [
     "read_health",
     "read_state",
     "start_node",
+    "stop_node",
     "up",
 ]
+
+RESTARTS: Final = 5  # crashes of a server that its keeper repairs within a minute, then it ends
 
 
 @dataclass(frozen=True, slots=True)
 class NodeState:
-    """One server of a running broker."""
+    """One server of a broker."""
 
     name: str
     url: str
     monitor: str  # http://127.0.0.1:port
-    pid: int  # of the keeper: signal this one to stop the node
-    server_pid: int
+    pid: int  # of the keeper, 0 when it does not run; SIGTERM to it stops the node gently
+    server_pid: int  # of nats-server
     folder: Path
     log: Path
     running: bool
@@ -36,46 +56,179 @@ class NodeState:
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """A broker on a data folder, as written in its state file; holds no secrets."""
+    """A broker on a data folder; holds no secrets."""
 
     url: str  # all nodes, with commas between
     pid: int  # keeper of the first running node
     data: Path
     nodes: tuple[NodeState, ...]
-    started: str  # ISO 8601, UTC
+    started: str  # ISO 8601, UTC; when the oldest running node was started
     durability: str
-    secured: bool
+    secured: bool  # clients must name a user
     tls: bool
-    standby: bool = False  # True: nothing started yet, waiting for the folder to become free
+    standby: tuple[int, ...] = ()  # process ids that wait to take the folder over
 
 
 def up(
     settings: BrokerSettings, *, nodes: int = 1, standby: bool = False, timeout: float = 30.0
 ) -> State:
-    """Start a broker in the background and return when it is ready (or standing by)."""
-    raise NotImplementedError
+    """Start a broker in the background and return when it is ready.
+
+    With `standby`, a folder that another broker owns is waited for in the background: the call
+    returns the state of that other broker, with the waiting process among its `standby`.
+    """
+    names = node_names(settings, nodes)
+    start = Start(embedded=False, standby=standby, timeout=timeout, restarts=RESTARTS)
+    start_nodes(settings, names, start)
+    return read_state(settings.data)
 
 
 def down(data: Path, *, timeout: float = 30.0) -> State:
     """Stop the broker on this folder, its waiting standbys first; returns what was stopped."""
-    raise NotImplementedError
+    deadline = Deadline(timeout)
+    state = read_state(data)
+    folders = node_folders(data)
+    for pid in state.standby:
+        _signal(pid, signal.SIGTERM)
+    while any(_waiting(folder) for folder in folders) and not deadline.passed:
+        time.sleep(0.01)
+    for node in state.nodes:
+        if node.running:
+            _signal(node.pid, signal.SIGTERM)
+    while any(folder.locked() for folder in folders):
+        if deadline.passed:
+            raise BrokerError(
+                f"the broker on {data} did not stop within {timeout:g} s; its processes are "
+                f"{', '.join(str(node.pid) for node in state.nodes if node.running)}"
+            )
+        time.sleep(0.01)
+    state_file(data).unlink(missing_ok=True)
+    return state
 
 
 def read_state(data: Path) -> State:
     """The broker that runs on this folder; raises NotRunning when there is none."""
-    raise NotImplementedError
+    folders = node_folders(data)
+    nodes = tuple(_node_state(folder) for folder in folders)
+    running = [node for node in nodes if node.running]
+    if not running:
+        raise NotRunning(str(data))
+    plan = read_json(folders[0].plan)
+    started = [str(read_json(folder.state).get("started", "")) for folder in folders]
+    return State(
+        url=",".join(node.url for node in nodes),
+        pid=running[0].pid,
+        data=data,
+        nodes=nodes,
+        started=min((one for one in started if one), default=""),
+        durability=str(plan.get("durability", "")),
+        secured=bool(plan.get("secured")),
+        tls=bool(plan.get("tls")),
+        standby=tuple(pid for folder in folders for pid in _waiting(folder)),
+    )
 
 
 def read_health(data: Path) -> Health:
     """Health of the broker that runs on this folder."""
-    raise NotImplementedError
+    state = read_state(data)
+    addresses = [
+        NodeAddress(
+            node.name,
+            node.monitor,
+            Path(read_json(NodeFolder(data, node.name).plan).get("store", node.folder)),
+        )
+        for node in state.nodes
+    ]
+    return broker_health(state.durability, addresses)
 
 
 def kill_node(data: Path, name: str) -> None:
-    """Kill one node as a crash would (SIGKILL)."""
-    raise NotImplementedError
+    """Kill one node as a crash would (SIGKILL), keeper first so that nothing repairs it."""
+    node = _named(read_state(data), name)
+    if not node.running:
+        raise NotRunning(str(node.folder))
+    for pid in (node.pid, node.server_pid):
+        _signal(pid, signal.SIGKILL)
+    folder, deadline = NodeFolder(data, name), Deadline(5.0)  # the kernel needs milliseconds
+    while folder.locked() and not deadline.passed:
+        time.sleep(0.002)
 
 
-def start_node(data: Path, name: str, *, timeout: float = 30.0) -> State:
-    """Start one node again that was killed or stopped."""
-    raise NotImplementedError
+def stop_node(data: Path, name: str, *, timeout: float = 30.0) -> None:
+    """Stop one node gently; what it leads moves to the others."""
+    node = _named(read_state(data), name)
+    if not node.running:
+        raise NotRunning(str(node.folder))
+    _signal(node.pid, signal.SIGTERM)
+    folder, deadline = NodeFolder(data, name), Deadline(timeout)
+    while folder.locked():
+        if deadline.passed:
+            raise BrokerError(
+                f"node '{name}' did not stop within {timeout:g} s; its process is {node.pid}"
+            )
+        time.sleep(0.01)
+
+
+def start_node(
+    data: Path, name: str, *, encryption: Encryption | None = None, timeout: float = 30.0
+) -> State:
+    """Start one node again that was killed or stopped, as it was.
+
+    `encryption` is needed only when the key was given as a text and not as a file.
+    """
+    folder = next((one for one in node_folders(data) if one.name == name), None)
+    if folder is None:
+        known = ", ".join(one.name for one in node_folders(data)) or "none"
+        raise ConfigError(f"{data} has no node '{name}'; its nodes: {known}")
+    plan = read_json(folder.plan)
+    if encryption is None and plan.get("encrypted"):
+        file = plan.get("key_file")
+        encryption = Encryption(key_file=None if file is None else Path(file))
+    settings = BrokerSettings(data=data, encryption=encryption)
+    key = resolve_key(settings, (folder,))
+    start = Start(embedded=False, timeout=timeout, restarts=RESTARTS)
+    start_again(folder, launch_from_folder(folder, find_binary(), key, start))
+    return read_state(data)
+
+
+def _node_state(folder: NodeFolder) -> NodeState:
+    plan, facts = read_json(folder.plan), read_json(folder.state)
+    # What a killed owner left behind is not about the one that holds the lock now.
+    running = folder.locked() and facts.get("pid", 0) == read_json(folder.lock_file).get("pid")
+    return NodeState(
+        name=folder.name,
+        url=str(plan.get("url", "")),
+        monitor=str(plan.get("monitor", "")),
+        pid=int(facts.get("pid", 0)) if running else 0,
+        server_pid=int(facts.get("server", 0)) if running else 0,
+        folder=folder.root,
+        log=folder.log,
+        running=running,
+    )
+
+
+def _named(state: State, name: str) -> NodeState:
+    for node in state.nodes:
+        if node.name == name:
+            return node
+    names = ", ".join(node.name for node in state.nodes)
+    raise ConfigError(f"there is no node '{name}'; the nodes are {names}")
+
+
+def _waiting(folder: NodeFolder) -> tuple[int, ...]:
+    return tuple(pid for pid in folder.standbys() if _alive(pid))
+
+
+def _alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return True
+
+
+def _signal(pid: int, number: signal.Signals) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, number)

@@ -2,43 +2,129 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from millstream.broker.config import BrokerSettings
-from millstream.broker.health import Health
+from millstream.broker.binary import find_binary
+from millstream.broker.config import DEFAULT_ACCOUNT, BrokerSettings, Role
+from millstream.broker.credentials import Credentials, read_credentials
+from millstream.broker.folder import node_folders, read_json, state_file
+from millstream.broker.health import Health, NodeAddress, broker_health
+from millstream.broker.keys import resolve_key
+from millstream.broker.launch import (
+    Start,
+    launch_from_folder,
+    node_names,
+    start_again,
+    start_nodes,
+)
+from millstream.broker.process import Node
+from millstream.errors import ConfigError, NotRunning
 
 __all__ = ["Cluster"]
 
 
 class Cluster:
-    """A local cluster; nodes are called n1, n2, ... and can be killed and restarted by name."""
+    """A local cluster; nodes are called n1, n2, ... and can be killed and restarted by name.
+
+    Like a `Broker`, it stops when this process ends, however it ends.
+    """
 
     def __init__(self, settings: BrokerSettings | None = None, *, nodes: int = 3) -> None:
         self.settings = settings or BrokerSettings()
+        if nodes < 2:
+            raise ConfigError(f"a cluster needs two nodes or more, not {nodes}; use Broker for one")
+        self.nodes = node_names(self.settings, nodes)
+        self._nodes: dict[str, Node] = {}
 
-    url: str  # every node, with commas between
-    nodes: tuple[str, ...]
+    def __repr__(self) -> str:
+        running = [name for name, node in self._nodes.items() if node.running]
+        return f"<Cluster on {self.data}: {', '.join(running) or 'not running'}>"
+
+    @property
+    def data(self) -> Path:
+        return self.settings.data
+
+    @property
+    def url(self) -> str:
+        """Every node, with commas between."""
+        return ",".join(self.node_url(name) for name in self.nodes)
+
+    @property
+    def running(self) -> bool:
+        """Whether every node runs."""
+        return bool(self._nodes) and all(node.running for node in self._nodes.values())
+
+    def node_url(self, name: str) -> str:
+        """Where one node listens."""
+        return self._node(name).url
+
+    def server_name(self, name: str) -> str:
+        """What the server of a node calls itself in health and stream leaders."""
+        return f"{self.settings.name}-{self._node(name).name}"
+
+    def pid(self, name: str) -> int:
+        """Process id of one node's nats-server."""
+        return self._node(name).server_pid
 
     def start(self, *, timeout: float = 30.0) -> Self:
         """Start every node; ready means each healthy and a leader elected."""
-        raise NotImplementedError
+        if self._nodes:
+            for name in self.nodes:
+                if not self._nodes[name].running:
+                    self.restart(name, timeout=timeout)
+            return self
+        started = start_nodes(self.settings, self.nodes, Start(timeout=timeout))
+        self._nodes = {node.name: node for node in started}
+        return self
 
-    def stop(self, node: str | None = None) -> None:
+    def stop(self, node: str | None = None, *, grace: float = 10.0) -> None:
         """Stop one node gently, or all."""
-        raise NotImplementedError
+        if node is not None:
+            self._node(node).stop(grace)
+            return
+        for one in self._nodes.values():
+            one.ask_to_stop(grace)
+        for one in self._nodes.values():
+            one.stop(grace)
+        self._nodes = {}
+        state_file(self.data).unlink(missing_ok=True)
 
     def kill(self, node: str) -> None:
         """Kill a node as a crash would (SIGKILL)."""
-        raise NotImplementedError
+        self._node(node).kill()
 
     def restart(self, node: str, *, timeout: float = 30.0) -> None:
-        """Start a node again on its own ports and data."""
-        raise NotImplementedError
+        """Start a node again on its own ports and data; one that runs is stopped first."""
+        old = self._node(node)
+        old.stop(grace=10.0)
+        key = resolve_key(self.settings, node_folders(self.data))
+        launch = launch_from_folder(old.folder, find_binary(), key, Start(timeout=timeout))
+        self._nodes[node] = start_again(old.folder, launch)
 
     def health(self) -> Health:
-        """Health of every node."""
-        raise NotImplementedError
+        """Health of every node; one that does not answer is not ok."""
+        if not self._nodes:
+            raise NotRunning(str(self.data))
+        addresses = [
+            NodeAddress(node.name, node.monitor, Path(read_json(node.folder.plan)["store"]))
+            for node in self._nodes.values()
+        ]
+        return broker_health(str(self.settings.durability), addresses)
+
+    def credentials(
+        self, role: Role | str = Role.APP, account: str = DEFAULT_ACCOUNT
+    ) -> Credentials:
+        """The generated user of that role and account (`auth=True`), or the "system" user."""
+        return read_credentials(self.data, role, account)
+
+    def _node(self, name: str) -> Node:
+        if not self._nodes:
+            raise NotRunning(str(self.data))
+        if name not in self._nodes:
+            raise ConfigError(f"there is no node '{name}'; the nodes are {', '.join(self.nodes)}")
+        return self._nodes[name]
 
     def __enter__(self) -> Self:
         return self.start()

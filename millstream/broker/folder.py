@@ -67,6 +67,10 @@ class NodeFolder:
         return self.data / "nodes" / self.name
 
     @property
+    def lock_file(self) -> Path:
+        return self.root / "lock"
+
+    @property
     def conf(self) -> Path:
         return self.root / "server.conf"
 
@@ -122,12 +126,12 @@ class NodeFolder:
             return handle
 
     def open_lock(self) -> int:
-        return os.open(self.root / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        return os.open(self.lock_file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
 
     def locked(self) -> bool:
         """Whether somebody runs this node now."""
         try:
-            handle = os.open(self.root / "lock", os.O_RDWR | os.O_CLOEXEC)
+            handle = os.open(self.lock_file, os.O_RDWR | os.O_CLOEXEC)
         except FileNotFoundError:
             return False
         try:
@@ -140,7 +144,7 @@ class NodeFolder:
 
     def holder(self) -> str:
         """Who holds the lock, in words."""
-        facts = read_json(self.root / "lock")
+        facts = read_json(self.lock_file)
         if "pid" not in facts:
             return "another process"
         here = facts.get("host") == socket.gethostname()

@@ -293,6 +293,7 @@ class Keeper:
 
     def serve(self) -> int:
         """Run the server from start to end; returns its exit status."""
+        self.remove("node.json")  # it tells of a server that is gone
         self.start_server()
         ports = self.await_ready()
         if ports is None:

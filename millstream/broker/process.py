@@ -157,17 +157,22 @@ class Node:
 
     def stop(self, grace: float) -> None:
         """Stop gently; after `grace` seconds by force."""
+        self.ask_to_stop(grace)
         process = self._process
         if process is None:
             return
-        with contextlib.suppress(BrokenPipeError, ValueError):
-            _pipe(process.stdin).write(f"stop {grace:.3f}".encode())
         try:
             process.wait(grace + _MARGIN)
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()
         self._close()
+
+    def ask_to_stop(self, grace: float) -> None:
+        """Begin to stop without waiting for the end."""
+        if self._process is not None:
+            with contextlib.suppress(BrokenPipeError, ValueError):
+                _pipe(self._process.stdin).write(f"stop {grace:.3f}".encode())
 
     def kill(self) -> None:
         """End server and keeper at once, as a crash of the machine would."""
