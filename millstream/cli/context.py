@@ -97,12 +97,12 @@ def context(
 
 
 def connection_facts(folder: Path, role: str, account: str | None) -> dict[str, str]:
-    """Address, data folder and, when the broker has users, user and password."""
+    """Address, data folder and, when the broker or the tenant has users, user and password."""
     from millstream import broker
 
     state: State = broker.read_state(folder)
     facts = {"url": state.url, "data": str(state.data)}
-    if state.secured:
+    if state.secured or account is not None:
         if role not in set(broker.Role):
             raise ConfigError(f"--role is one of {', '.join(broker.Role)}, not {role!r}")
         found = broker.read_credentials(folder, role, account or broker.DEFAULT_ACCOUNT)

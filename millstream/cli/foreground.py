@@ -11,6 +11,8 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING
 
+import typer
+
 from millstream.cli.output import print_json, say
 from millstream.errors import BrokerError, ConfigError, NotRunning
 from millstream.settings import environment
@@ -20,6 +22,7 @@ if TYPE_CHECKING:
 
 __all__ = ["run"]
 
+TAKEOVER_WAIT = 60.0  # seconds for one wait; waiting itself has no end, that is its purpose
 GONE_POLL = 0.5  # seconds between looks at the nodes of a cluster
 
 
@@ -46,18 +49,32 @@ def run(
                 held.start(timeout=timeout)
             else:
                 held.start(timeout=timeout, standby=standby)
+                _stand_by(held)
             state = read_state(settings.data)
             if as_json:
                 print_json(state, line=True)
             else:
                 say(describe(state))
-            _notify("READY=1")
+            _notify("READY=1\nSTATUS=serving")
             _wait_until_gone(held, settings.data)
-            raise BrokerError(f"the server stopped by itself; see its log {state.nodes[0].log}")
+            raise BrokerError(
+                f"the server is gone: it crashed or was stopped from elsewhere. "
+                f"Its last words are in {state.nodes[0].log}"
+            )
         except _Stop:
             _notify("STOPPING=1")
         finally:
             held.stop()
+
+
+def _stand_by(held: Broker) -> None:
+    """Return when the broker owns the folder; a service manager counts waiting as ready."""
+    if not held.standing_by:
+        return
+    typer.echo(f"{held.data} has another owner; standing by", err=True)
+    _notify("READY=1\nSTATUS=standing by")
+    while not held.await_takeover(TAKEOVER_WAIT):
+        continue
 
 
 def _wait_until_gone(held: Broker | Cluster, data: Path) -> None:

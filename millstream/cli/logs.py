@@ -7,6 +7,7 @@ import re
 import time
 from collections import deque
 from collections.abc import Iterator
+from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Annotated, TextIO
 
@@ -20,7 +21,7 @@ __all__ = ["Tail", "app", "last_lines", "parse_line"]
 
 app = typer.Typer()
 
-LOG_FILE = "server.log"
+LOG_FILES = "nodes/*/server.log"  # of a broker that does not run, below its data folder
 POLL_SECONDS = 0.2  # a reader's eye does not notice less
 READ_LINES = 10_000  # at most at once, so that one busy node does not silence the others
 
@@ -49,15 +50,19 @@ def logs(
         else:
             say(f"{name}: {line}" if named else line)
 
-    tails = {name: Tail(file, from_end=True) for name, file in files.items()}
-    for name, file in files.items():
-        for line in last_lines(file, lines):
-            show(name, line)
-    while follow:
-        for name, tail in tails.items():
-            for line in tail.new_lines():
+    with ExitStack() as opened:
+        tails = {
+            name: opened.enter_context(closing(Tail(file, from_end=True)))
+            for name, file in files.items()
+        }
+        for name, file in files.items():
+            for line in last_lines(file, lines):
                 show(name, line)
-        time.sleep(POLL_SECONDS)
+        while follow:
+            for name, tail in tails.items():
+                for line in tail.new_lines():
+                    show(name, line)
+            time.sleep(POLL_SECONDS)
 
 
 def log_files(folder: Path) -> dict[str, Path]:
@@ -67,8 +72,7 @@ def log_files(folder: Path) -> dict[str, Path]:
     try:
         return {node.name: node.log for node in broker.read_state(folder).nodes}
     except NotRunning:
-        found = sorted([*folder.glob(LOG_FILE), *folder.glob(f"*/{LOG_FILE}")])
-        found += sorted(folder.glob(f"*/*/{LOG_FILE}"))
+        found = sorted(folder.glob(LOG_FILES))
         if not found:
             raise
         return {file.parent.name: file for file in found}
@@ -121,6 +125,11 @@ class Tail:
             return self._path.open(encoding="utf-8", errors="replace")
         except FileNotFoundError:
             return None
+
+    def close(self) -> None:
+        """Let go of the file."""
+        if self._stream is not None:
+            self._stream.close()
 
     def new_lines(self) -> Iterator[str]:
         """Whole lines written since the last call, at most READ_LINES."""

@@ -259,8 +259,10 @@ def down(
     if json_:
         print_json(stopped)
     else:
-        names = ", ".join(f"{node.name} (pid {node.server_pid})" for node in stopped.nodes)
-        say(f"Stopped {names or 'the standby'}. The data stays in {stopped.data}")
+        names = ", ".join(
+            f"{node.name} (pid {node.server_pid})" for node in stopped.nodes if node.running
+        )
+        say(f"Stopped {names}. The data stays in {stopped.data}")
 
 
 def project_defaults() -> dict[str, Any]:
@@ -280,7 +282,11 @@ def project_defaults() -> dict[str, Any]:
 def describe(state: State) -> str:
     """What runs, in a few lines for people."""
     if state.standby:
-        return f"Standing by for {state.data} (pid {state.pid}); takes over when its owner is gone."
+        waiting = ", ".join(map(str, state.standby))
+        return (
+            f"{state.data} belongs to the broker at {state.url} (pid {state.pid}). "
+            f"Standing by to take over when it is gone (pid {waiting})."
+        )
     what = "Broker" if len(state.nodes) == 1 else f"Cluster of {len(state.nodes)} nodes"
     guards = [state.durability, *(["users"] if state.secured else []), *(["TLS"] * state.tls)]
     return (
