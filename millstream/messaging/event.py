@@ -216,7 +216,7 @@ class PlainEvent(Event):
     @property
     def key(self) -> str | None:
         if self._block and _KEY_MARK in self._block:
-            return self._header(KEY_HEADER)
+            return key_of_token((self._header(KEY_HEADER) or "").encode())
         size = self._source.prefix_size
         return key_of_token(self._subject[size:]) if size else None
 

@@ -150,6 +150,10 @@ class PullLane:
             self._ask()
         return taken
 
+    def peek(self) -> list[RawMessage]:
+        """The messages that are here and not taken."""
+        return list(self._buffer)
+
     def stop(self) -> list[RawMessage]:
         """Ask for no more; gives what was delivered and not taken."""
         if not self._stopped:

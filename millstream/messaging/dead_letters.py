@@ -1,0 +1,102 @@
+"""Dead letters: events a subscription gave up, stored with cause and origin before they go."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Final
+
+from millstream.deadline import now_ns
+from millstream.errors import WrongSequence
+from millstream.messaging.delivery import Delivery, PackDelivery, PlainDelivery
+from millstream.messaging.event import KEY_HEADER, TIME_HEADER, datetime_of
+from millstream.messaging.subject import key_token
+from millstream.wire.protocol import encode_headers
+from millstream.wire.publish_lane import PublishLane
+
+__all__ = ["DeadLetterStore", "default_dead_letter_topic"]
+
+EXPECTED_HEADER: Final = "Nats-Expected-Last-Subject-Sequence"
+CAUSE_HEADER: Final = "Mill-Dead-Cause"
+ATTEMPTS_HEADER: Final = "Mill-Dead-Attempts"
+TOPIC_HEADER: Final = "Mill-Dead-Topic"
+PARTITION_HEADER: Final = "Mill-Dead-Partition"
+OFFSET_HEADER: Final = "Mill-Dead-Offset"
+INDEX_HEADER: Final = "Mill-Dead-Index"
+SUBSCRIPTION_HEADER: Final = "Mill-Dead-Subscription"
+SUBJECT_HEADER: Final = "Mill-Dead-Subject"
+WHEN_HEADER: Final = "Mill-Dead-When"
+CAUSE_CHARS_MAX: Final = 1000
+STORE_SECONDS: Final = 10.0
+# Of the event's own headers only these are replaced by the dead letter's.
+_DROPPED_PREFIXES: Final = ("Nats-", "Mill-Dead-", "Mill-Key", "Mill-Time")
+
+
+def default_dead_letter_topic(topic: str, subscription: str) -> str:
+    return f"{topic}-{subscription}-dead"
+
+
+class DeadLetterStore:
+    """Writes the dead letters of one subscription, each exactly once.
+
+    Every event has a subject of its own in the dead-letter topic, and is written only if that is
+    still empty: a second attempt, by whichever process and however late, finds it there.
+    """
+
+    def __init__(self, lane: PublishLane, dead_topic: str, subscription: str) -> None:
+        self._lane = lane
+        self._topic = dead_topic
+        self._subscription = subscription
+
+    async def store(self, delivery: Delivery, reason: str) -> None:
+        """Store the dead letter; return when it is on disk."""
+        partition, offset, index = delivery.position
+        subject = f"{self._topic}.{delivery.topic}.{partition}.{offset}.{index}".encode()
+        pairs = self._origin(delivery, reason)
+        if isinstance(delivery, PlainDelivery):
+            own = [
+                (name, value)
+                for name, value in delivery.all_headers
+                if not name.startswith(_DROPPED_PREFIXES)
+            ]
+            payload = delivery.data
+        else:
+            own, payload = _one_row_pack(delivery)
+        block = encode_headers([*pairs, *own])
+        try:
+            await self._lane.publish(subject, block, payload, STORE_SECONDS, lambda ack: ack)
+        except WrongSequence:
+            return  # stored before
+
+    def _origin(self, delivery: Delivery, reason: str) -> list[tuple[str, str]]:
+        partition, offset, index = delivery.position
+        pairs = [
+            (EXPECTED_HEADER, "0"),
+            (CAUSE_HEADER, " ".join(reason.split())[:CAUSE_CHARS_MAX]),
+            (ATTEMPTS_HEADER, str(delivery.attempt)),
+            (TOPIC_HEADER, delivery.topic),
+            (PARTITION_HEADER, str(partition)),
+            (OFFSET_HEADER, str(offset)),
+            (INDEX_HEADER, str(index)),
+            (SUBSCRIPTION_HEADER, self._subscription),
+            (SUBJECT_HEADER, delivery.subject),
+            (WHEN_HEADER, _text(datetime_of(now_ns()))),
+            (TIME_HEADER, str(delivery.timestamp_ns)),
+        ]
+        if delivery.key is not None:
+            pairs.append((KEY_HEADER, key_token(delivery.key)))
+        return pairs
+
+
+def _text(moment: datetime) -> str:
+    return moment.isoformat().replace("+00:00", "Z")
+
+
+def _one_row_pack(delivery: Delivery) -> tuple[list[tuple[str, str]], bytes]:
+    """An event of a pack as a pack of its own: types and values stay exactly as they are."""
+    from millstream.messaging.pack import encode
+
+    if not isinstance(delivery, PackDelivery):
+        raise TypeError(f"not a delivery: {delivery!r}")
+    pack = delivery.lease.message.pack
+    row = encode(pack.batch.slice(delivery.index, 1), schema_id=pack.schema_id)
+    return list(row.headers.items()), bytes(memoryview(row.payload))

@@ -1,0 +1,251 @@
+"""Durable subscriptions: shared by members, at least once, under leases."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+from collections import deque
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from types import TracebackType
+from typing import Final, Self
+
+from millstream.deadline import Deadline
+from millstream.errors import ConfigError, MillstreamError, PackError
+from millstream.messaging.dead_letters import DeadLetterStore
+from millstream.messaging.delivery import Delivery, PackDelivery, PackLease, PlainDelivery
+from millstream.messaging.event import Source, is_event_subject
+from millstream.messaging.leases import Leases
+from millstream.messaging.pace import Pace
+from millstream.messaging.subscription_settings import SubscriptionSettings
+from millstream.messaging.unpack import holds_pack, open_pack
+from millstream.wire.jetstream import JetStream
+from millstream.wire.pull_lane import Prefetch, PullLane, RawMessage, Signal
+
+__all__ = ["Handler", "Reject", "Subscription"]
+
+TAKE_MESSAGES: Final = 256
+# Asked for ahead; fewer where deliveries are counted, because an event that was fetched and never
+# seen by the application counts as delivered when the process dies.
+PREFETCH: Final = 1000
+PREFETCH_COUNTED: Final = 100
+CONCURRENCY_MAX: Final = 10_000
+
+Handler = Callable[[Delivery], Awaitable[None] | None]
+
+
+class Reject(MillstreamError):
+    """Raise it in a handler to make the event a dead letter without further tries."""
+
+
+class Subscription:
+    """One member of a durable subscription. At least once: every event is delivered until settled.
+
+    Members of the same name share the events; order across members, and after a retry, is not
+    kept (see groups for that). Use it as `async with`, then `async for`, `pull` or `run`.
+    """
+
+    def __init__(
+        self,
+        jetstream: JetStream,
+        name: str,
+        settings: SubscriptionSettings,
+        sources: Sequence[tuple[str, Source]],
+        dead_letters: DeadLetterStore,
+    ) -> None:
+        self.name = name
+        self.settings = settings
+        self._jetstream = jetstream
+        self._sources = sources
+        self._dead_letters = dead_letters
+        self._signal = Signal()
+        self._leases = Leases(jetstream.connection, settings, dead_letters.store, self._signal)
+        self._lanes: list[tuple[Source, PullLane]] = []
+        self._ready: deque[Delivery] = deque()
+        self._keys = frozenset(settings.keys)
+        self._timer: asyncio.TimerHandle | None = None
+        self._pace = Pace(settings.rate_limit) if settings.rate_limit else None
+        self._closed = False
+        self.prefetch = PREFETCH if settings.max_deliver is None else PREFETCH_COUNTED
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """Stop; what was fetched and not handed out is given back to the other members at once."""
+        if self._closed:
+            return
+        self._closed = True
+        if self._timer is not None:
+            self._timer.cancel()
+        for reply in self._waiting(stop=True):
+            self._leases.settle(reply, b"-NAK")
+        await self._leases.finish()
+        self._signal.set()
+
+    @property
+    def settled(self) -> int:
+        """How many messages this member has settled."""
+        return self._leases.settled
+
+    # -- receiving ------------------------------------------------------------------------
+
+    async def __aiter__(self) -> AsyncIterator[Delivery]:
+        """Deliveries one by one, until the subscription is closed."""
+        ready = self._ready
+        while True:
+            while ready:
+                if self._pace is not None:
+                    await self._pace.wait()
+                yield ready.popleft()
+            if not await self._refill(None):
+                return
+
+    async def pull(self, at_most: int = 100, timeout: float | None = 5.0) -> list[Delivery]:
+        """Up to `at_most` deliveries: what is here, or the first that come within the time."""
+        if at_most < 1:
+            raise ConfigError(f"at_most {at_most!r}: ask for at least one")
+        if not self._ready and not await self._refill(timeout):
+            return []
+        if self._pace is not None:
+            await self._pace.wait(min(at_most, len(self._ready)))
+        return [self._ready.popleft() for _ in range(min(at_most, len(self._ready)))]
+
+    async def run(self, handler: Handler, concurrency: int = 1) -> None:
+        """Call the handler for every event until the subscription is closed.
+
+        When it returns the event is acked; when it raises, nacked with the error as reason (with
+        `Reject`: a dead letter at once). With `concurrency` 1 events are handled in the order of
+        delivery. While a handler runs its lease is renewed. Plain functions run in a thread.
+        """
+        if not 1 <= concurrency <= CONCURRENCY_MAX:
+            raise ConfigError(f"concurrency {concurrency!r}: choose 1 to {CONCURRENCY_MAX:,}")
+        call = handler if inspect.iscoroutinefunction(handler) else _in_thread(handler)
+        slots = asyncio.Semaphore(concurrency)
+        async with asyncio.TaskGroup() as tasks:
+            await slots.acquire()
+            async for delivery in self:
+                tasks.create_task(self._handle(call, delivery, slots))
+                await slots.acquire()
+
+    async def _handle(
+        self,
+        call: Callable[[Delivery], Awaitable[None]],
+        delivery: Delivery,
+        slots: asyncio.Semaphore,
+    ) -> None:
+        renewal = asyncio.get_running_loop().create_task(self._keep(delivery))
+        try:
+            await call(delivery)
+        except Reject as rejected:
+            delivery.terminate(str(rejected) or "rejected")
+        except Exception as error:
+            delivery.nack(reason=f"{type(error).__name__}: {error}")
+        else:
+            delivery.ack()
+        finally:
+            renewal.cancel()
+            slots.release()
+
+    async def _keep(self, delivery: Delivery) -> None:
+        while True:
+            await asyncio.sleep(self.settings.ack_wait / 2)
+            delivery.extend()
+
+    # -- filling --------------------------------------------------------------------------
+
+    async def _refill(self, timeout: float | None) -> bool:
+        """Have at least one delivery ready; False when closed or the time is up."""
+        deadline = None if timeout is None else Deadline(timeout)
+        self._start()
+        while not self._closed:
+            self._collect()
+            if self._ready:
+                return True
+            if not await self._signal.wait(None if deadline is None else deadline.left()):
+                return False
+        return False
+
+    def _start(self) -> None:
+        if self._lanes or self._closed:
+            return
+        rules = Prefetch(messages=min(self.prefetch, self.settings.max_in_flight))
+        for stream, source in self._sources:
+            lane = PullLane(self._jetstream, stream, self.name, rules, self._signal)
+            self._lanes.append((source, lane))
+        if self.settings.ack != "none":
+            self._tick()
+
+    def _collect(self) -> None:
+        self._ready.extend(self._leases.retries)
+        self._leases.retries.clear()
+        for source, lane in self._lanes:
+            for raw in lane.take_now(TAKE_MESSAGES):
+                if raw.headers and holds_pack(raw.headers):
+                    self._add_pack(source, raw)
+                elif is_event_subject(raw.subject, source):
+                    self._add(PlainDelivery(self._leases, source, raw))
+                else:
+                    self._leases.settle(raw.reply, b"+ACK")
+
+    def _add(self, delivery: Delivery) -> None:
+        limit = self.settings.max_deliver
+        if limit is not None and delivery.attempt > limit:
+            delivery.terminate(f"not settled in {limit} deliveries")
+        else:
+            self._ready.append(delivery)
+
+    def _add_pack(self, source: Source, raw: RawMessage) -> None:
+        try:
+            message = open_pack(source, raw)
+        except PackError as error:
+            broken = PlainDelivery(self._leases, source, raw)
+            broken.terminate(f"not a sound pack: {error}")
+            return
+        lease = PackLease(message, raw.reply)
+        rows = source.rows(message.pack) if source.rows else message.pack.events()
+        deliveries = [
+            PackDelivery(self._leases, lease, index, row) for index, row in enumerate(rows)
+        ]
+        wanted = [d for d in deliveries if not self._keys or d.key in self._keys]
+        if not wanted:
+            self._leases.settle(raw.reply, b"+ACK")
+            return
+        self._leases.begin(lease)
+        for delivery in deliveries:
+            if not self._keys or delivery.key in self._keys:
+                self._add(delivery)
+            else:
+                delivery.ack()
+
+    # -- leases ---------------------------------------------------------------------------
+
+    def _tick(self) -> None:
+        """Twice a lease: renew what waits here and what makes progress."""
+        self._leases.renew(self._waiting(stop=False))
+        loop = asyncio.get_running_loop()
+        self._timer = loop.call_later(self.settings.ack_wait / 2, self._tick)
+
+    def _waiting(self, stop: bool) -> list[bytes]:
+        """Ack addresses of the messages that were fetched and not handed out."""
+        replies = [d.raw.reply for d in self._ready if isinstance(d, PlainDelivery)]
+        packs = {d.lease.reply for d in self._ready if isinstance(d, PackDelivery)}
+        for _, lane in self._lanes:
+            replies.extend(m.reply for m in (lane.stop() if stop else lane.peek()))
+        if stop:
+            self._ready.clear()
+        return [*replies, *packs]
+
+
+def _in_thread(handler: Handler) -> Callable[[Delivery], Awaitable[None]]:
+    async def call(delivery: Delivery) -> None:
+        await asyncio.to_thread(handler, delivery)
+
+    return call
