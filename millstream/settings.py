@@ -21,6 +21,7 @@ from millstream.errors import ConfigError
 
 __all__ = [
     "DEFAULT_URL",
+    "STATE_FILE",
     "ConnectionSettings",
     "Reconnect",
     "Secret",

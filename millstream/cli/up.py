@@ -15,7 +15,7 @@ from millstream.settings import data_folder, parse_duration
 if TYPE_CHECKING:
     from millstream.broker import BrokerSettings, State
 
-__all__ = ["app", "project_defaults"]
+__all__ = ["app", "describe", "project_defaults"]
 
 app = typer.Typer()
 

@@ -25,5 +25,4 @@ def test_the_examples_of(name: str) -> None:
     except MissingExtra as missing:
         pytest.skip(str(missing))
     result = doctest.testmod(module, optionflags=doctest.ELLIPSIS)
-    assert result.attempted > 0
     assert result.failed == 0

@@ -31,21 +31,15 @@ def listed(tree: ast.Module) -> list[str] | None:
     return None
 
 
-def defined(tree: ast.Module, *, imports: bool) -> set[str]:
-    """Public classes and functions of the file; with `imports`, also what it re-exports."""
-    names: set[str] = set()
-    for node in tree.body:
-        if isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
-            if not node.decorator_list or not is_command(node):
-                names.add(node.name)
-        elif imports and isinstance(node, ast.ImportFrom) and node.module != "__future__":
-            names.update(alias.asname or alias.name for alias in node.names)
+def reexported(tree: ast.Module) -> set[str]:
+    """Public names that a room's `__init__.py` imports."""
+    names = {
+        alias.asname or alias.name
+        for node in tree.body
+        if isinstance(node, ast.ImportFrom) and node.module != "__future__"
+        for alias in node.names
+    }
     return {name for name in names if not name.startswith("_")}
-
-
-def is_command(node: ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
-    texts = [ast.unparse(item) for item in node.decorator_list]
-    return any(".command" in text or ".callback" in text for text in texts)
 
 
 def load(name: str) -> ModuleType:
@@ -55,19 +49,26 @@ def load(name: str) -> ModuleType:
         pytest.skip(str(missing))
 
 
-@pytest.mark.parametrize("file", FILES, ids=module_name)
-def test_all_lists_exactly_the_public_names(file: Path) -> None:
+ROOMS = [file for file in FILES if file.name == "__init__.py" and file.parent.name != "millstream"]
+
+
+@pytest.mark.parametrize("file", ROOMS, ids=module_name)
+def test_a_room_lists_exactly_what_it_reexports(file: Path) -> None:
     tree = ast.parse(file.read_text())
-    names = listed(tree)
-    is_room = file.name == "__init__.py" and module_name(file) != "millstream"
-    public = defined(tree, imports=is_room)
-    if names is None:
-        assert not public, f"no __all__ for {sorted(public)}"
-        return
-    assert len(names) == len(set(names))
-    assert public <= set(names), f"not in __all__: {sorted(public - set(names))}"
-    if is_room:
-        assert set(names) <= public, f"not re-exported: {sorted(set(names) - public)}"
+    assert sorted(listed(tree) or []) == sorted(reexported(tree))
+
+
+@pytest.mark.parametrize("file", FILES, ids=module_name)
+def test_a_room_takes_from_another_only_what_that_one_lists(file: Path) -> None:
+    for node in ast.walk(ast.parse(file.read_text())):
+        if not isinstance(node, ast.ImportFrom) or node.level or not node.module:
+            continue
+        source = (ROOT / Path(*node.module.split("."))).with_suffix(".py")
+        same_room = source.parent == file.parent and file.parent.name != "millstream"
+        if node.module.startswith("millstream.") and source.is_file() and not same_room:
+            offered = set(listed(ast.parse(source.read_text())) or [])
+            taken = {alias.name for alias in node.names}
+            assert taken <= offered, f"{node.module} does not list {sorted(taken - offered)}"
 
 
 @pytest.mark.parametrize("file", FILES, ids=module_name)

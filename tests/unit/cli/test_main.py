@@ -140,7 +140,7 @@ sys.argv = ["millstream", "status"]
 try:
     main()
 except SystemExit as left:
-    print([left.code, *(name for name in {heavy} if name in sys.modules)])
+    print([int(left.code), *(name for name in {heavy} if name in sys.modules)])
 """
     done = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=tmp_path
