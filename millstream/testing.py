@@ -10,8 +10,10 @@ Fixtures for pytest come with the package: `millstream_broker` is a fresh broker
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import shutil
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Self
@@ -23,7 +25,8 @@ from millstream.settings import Secret
 __all__ = ["AccountPool", "RunningBroker", "RunningCluster", "running_broker", "running_cluster"]
 
 _GRACE: Final = 2.0  # seconds for a gentle stop; a test must not wait for a stuck server
-_MOST_ACCOUNTS: Final = 2000  # of one pool; the server starts with 1,000 in about 0.1 s more
+_MOST_ACCOUNTS: Final = 2000  # of one broker; it needs about 0.5 ms more to start for each
+_MOST_BROKERS: Final = 50  # of one pool; a leak of accounts shall not fill the machine
 
 
 class _Running:
@@ -147,20 +150,25 @@ class AccountPool:
     """One broker with many empty accounts that cannot see each other: one for each test.
 
     Handing out an account costs nothing, where a broker of its own costs a tenth of a second.
+    When all are used up, a further broker is started.
     """
 
-    def __init__(self, size: int = 1000, **changes: Any) -> None:
+    def __init__(self, size: int = 200, **changes: Any) -> None:
         if not 1 <= size <= _MOST_ACCOUNTS:
             raise ConfigError(f"a pool has 1 to {_MOST_ACCOUNTS} accounts, not {size}")
         names = [f"test-{number}" for number in range(size)]
-        accounts = tuple(Account(name) for name in names)
-        users = tuple(User(name, Secret("test"), Role.ADMIN, account=name) for name in names)
-        self._running = running_broker(**{"accounts": accounts, "users": users, **changes})
-        self._unused = iter(names)
-        self.broker: Broker | None = None
+        self._changes = {
+            "accounts": tuple(Account(name) for name in names),
+            "users": tuple(User(name, Secret("test"), Role.ADMIN, name) for name in names),
+            **changes,
+        }
+        self._names = names
+        self._brokers: list[Broker] = []
+        self._unused: Iterator[str] = iter(())
+        self._running = contextlib.ExitStack()
 
     def __enter__(self) -> Self:
-        self.broker = self._running.__enter__()
+        self._grow()
         return self
 
     def __exit__(
@@ -169,13 +177,21 @@ class AccountPool:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self._running.__exit__(kind, error, trace)
+        self._running.close()
+        self._brokers.clear()
 
     def url(self) -> str:
         """The address of an account that nobody has used, user and password included."""
-        if self.broker is None:
+        if not self._brokers:
             raise ConfigError("the pool is not running; use it in a with block")
         name = next(self._unused, None)
         if name is None:
-            raise ConfigError("every account of the pool is used up; make it larger")
-        return self.broker.url.replace("://", f"://{name}:test@", 1)
+            self._grow()
+            name = next(self._unused)
+        return self._brokers[-1].url.replace("://", f"://{name}:test@", 1)
+
+    def _grow(self) -> None:
+        if len(self._brokers) == _MOST_BROKERS:
+            raise ConfigError(f"{_MOST_BROKERS} brokers of {len(self._names)} accounts are used up")
+        self._brokers.append(self._running.enter_context(running_broker(**self._changes)))
+        self._unused = iter(self._names)

@@ -81,7 +81,7 @@ def generate_users(settings: BrokerSettings) -> GeneratedUsers:
         cluster_secret=password(_CLUSTER),
     )
     if passwords != known:
-        write_private(str(path), json.dumps(passwords, indent=1))
+        write_private(str(path), json.dumps(passwords, indent=1), durable=True)
     return result
 
 
@@ -111,7 +111,7 @@ def read_or_make_secret(path: Path) -> Secret:
     except FileNotFoundError:
         text = secrets.token_hex(32)
         path.parent.mkdir(parents=True, exist_ok=True)
-        write_private(str(path), text + "\n")
+        write_private(str(path), text + "\n", durable=True)
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"cannot read the secret in {path}: {error}") from error
     if not text:

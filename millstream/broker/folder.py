@@ -200,7 +200,7 @@ def check_layout(data: Path, names: tuple[str, ...], *, clustered: bool) -> None
     found = read_json(data / _LAYOUT_FILE)
     wanted = {"nodes": list(names), "clustered": clustered}
     if not found:
-        write_private(str(data / _LAYOUT_FILE), json.dumps(wanted))
+        write_private(str(data / _LAYOUT_FILE), json.dumps(wanted), durable=True)
         return
     if found != wanted:
         kind = "a cluster of" if found.get("clustered") else "a single server,"

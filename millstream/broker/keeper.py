@@ -301,7 +301,7 @@ class Keeper:
         self.write_json("node.json", self.node_facts(ports))
         for path, text in self.plan["on_ready"].items():
             with contextlib.suppress(OSError):  # a full disk; the next start writes it
-                write_private(path, text)
+                write_private(path, text, durable=path.endswith("key.json"))
         self.ready = True
         self.report("ready", server=self.server, ports=ports)
         if not self.embedded:
@@ -342,14 +342,18 @@ def sign_lock(lock: int) -> None:
     os.pwrite(lock, json.dumps(holder).encode(), 0)
 
 
-def write_private(path: str, text: str) -> None:
-    """Replace a file in one step; only the owner may read it, at no moment anybody else."""
+def write_private(path: str, text: str, *, durable: bool = False) -> None:
+    """Replace a file in one step; only the owner may read it, at no moment anybody else.
+
+    `durable` is for what cannot be made again; for the rest it would only cost start-up time.
+    """
     draft = f"{path}.{os.getpid()}.{os.urandom(4).hex()}"
     file = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     try:
         try:
             os.write(file, text.encode())
-            os.fsync(file)
+            if durable:
+                os.fsync(file)
         finally:
             os.close(file)
         os.replace(draft, path)

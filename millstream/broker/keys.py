@@ -21,7 +21,7 @@ from millstream.broker.render import KEY_VARIABLE, PREVIOUS_KEY_VARIABLE, quoted
 from millstream.errors import ConfigError, WrongKey
 from millstream.settings import Secret
 
-__all__ = ["KEY_FILE", "StoreKey", "check_key", "key_record", "resolve_key"]
+__all__ = ["KEY_FILE", "StoreKey", "check_key", "new_record", "resolve_key"]
 
 KEY_FILE: Final = "encryption.key"
 _SCRYPT: Final = {"n": 2**13, "r": 8, "p": 1}  # 20 ms, so that a weak key is slow to guess
@@ -79,10 +79,15 @@ def check_key(folder: NodeFolder, key: StoreKey) -> bool:
     return True
 
 
-def key_record(key: StoreKey) -> str:
-    """What a folder keeps about its key once a server has opened it."""
+def new_record(folder: NodeFolder, key: StoreKey) -> str | None:
+    """What the folder shall keep about its key once a server has opened it; None: as it is."""
+    record = read_json(folder.key)
     if key.key is None:
+        if record.get("encrypted") is False:
+            return None
         return json.dumps({"encrypted": False})
+    if record.get("encrypted") and _fits(record, key.key):
+        return None
     salt = secrets.token_hex(16)
     return json.dumps({"encrypted": True, "salt": salt, "scrypt": _print_of(key.key, salt)})
 

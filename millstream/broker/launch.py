@@ -34,7 +34,7 @@ from millstream.broker.folder import (
     store_of,
 )
 from millstream.broker.keeper import write_private
-from millstream.broker.keys import StoreKey, check_key, key_record, resolve_key
+from millstream.broker.keys import StoreKey, check_key, new_record, resolve_key
 from millstream.broker.process import Launch, Node
 from millstream.broker.render import ClusterPlan, NodePlan, Ports, config_text
 from millstream.errors import ConfigError, FolderLocked, PortTaken, WrongKey
@@ -125,6 +125,7 @@ def launch_from_folder(
     check_key(folder, key)
     single = not plan["clustered"]
     state = str(state_file(folder.data))
+    record = new_record(folder, key)
     return Launch(
         binary=binary.path,
         embedded=start.embedded,
@@ -133,7 +134,10 @@ def launch_from_folder(
         restarts=start.restarts,
         health="/healthz?js-enabled-only=true" if plan["joined"] else "/healthz",
         environment=key.environment(),
-        on_ready={state: _state_text(folder.data), str(folder.key): key_record(key)},
+        on_ready={
+            state: _state_text(folder.data),
+            **({} if record is None else {str(folder.key): record}),
+        },
         on_stop=(state,) if single else (),
         remove=(plan["store"],) if plan["durability"] == Durability.MEMORY else (),
     )
