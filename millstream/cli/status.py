@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import typer
 
@@ -38,11 +38,27 @@ def status(data: DataOption = None, json_: JsonOption = False) -> None:
     state = broker.read_state(folder)
     health = broker.read_health(folder)
     if json_:
-        print_json({**plain(state), **plain(health), "streams": plain(health.streams)})
+        print_json(_as_json(state, health))
     else:
         _show(state, health)
     if not health.ok:
         raise typer.Exit(Exit.UNHEALTHY)
+
+
+def _as_json(state: State, health: Health) -> dict[str, Any]:
+    """State and health in one object; each node with both, each stream once."""
+    nodes = []
+    for known, asked in zip(state.nodes, health.nodes, strict=True):
+        said = plain(asked)
+        said["server"] = said.pop("name")
+        del said["streams"]
+        nodes.append({**plain(known), **said})
+    return {
+        **plain(state),
+        **plain(health),
+        "nodes": nodes,
+        "streams": plain(health.streams),
+    }
 
 
 def _show(state: State, health: Health) -> None:
