@@ -8,6 +8,8 @@ import socket
 import nats
 import pytest
 
+from millstream.broker import read_health, read_state
+from millstream.errors import NotRunning
 from tests.integration.cli.conftest import Cli, alive, until
 
 
@@ -145,9 +147,6 @@ async def test_a_standby_takes_over_with_every_acked_event(cli: Cli) -> None:
 
 
 def taken(cli: Cli) -> bool:
-    from millstream.broker import read_state
-    from millstream.errors import NotRunning
-
     try:
         return not read_state(cli.folder / ".millstream").standby
     except NotRunning:
@@ -166,3 +165,38 @@ def test_a_cluster_is_run_by_node_name(cli: Cli) -> None:
     assert [node["running"] for node in cli.json("node", "ls")] == [True, True, False]
     assert "n4" in cli.error("node", "kill", "n4")
     assert "Stopped n1" in cli("down").stdout
+
+
+def free_ports(count: int) -> list[int]:
+    sockets = [socket.socket() for _ in range(count)]
+    for one in sockets:
+        one.bind(("127.0.0.1", 0))
+    ports = [one.getsockname()[1] for one in sockets]
+    for one in sockets:
+        one.close()
+    return ports
+
+
+async def test_nodes_that_join_from_several_folders_make_one_cluster(cli: Cli) -> None:
+    (cli.folder / "secret").write_text("0123456789abcdef0123456789abcdef\n")
+    ports = free_ports(3)
+    joins = [part for port in ports for part in ("--join", f"127.0.0.1:{port}")]
+    urls = []
+    for name, port in zip("abc", ports, strict=True):
+        node = ["--data", name, "--node-name", name, "--cluster-port", str(port)]
+        state = cli.json(
+            "up", "--port", "0", "--auth", *node, *joins, "--cluster-secret-file", "secret"
+        )
+        urls.append(state["url"])
+    until(lambda: read_health(cli.folder / "a").ok)
+    assert cli.json("status", "--data", "a")["meta_leader"]
+    # The users are the same on every node, so a client may move from one to the other.
+    users = [cli.json("env", "--data", name) for name in "abc"]
+    assert len({user["NATS_PASSWORD"] for user in users}) == 1
+    client = await nats.connect(
+        urls[2], user=users[0]["NATS_USER"], password=users[0]["NATS_PASSWORD"]
+    )
+    stream = client.jetstream(timeout=20)
+    await stream.add_stream(name="orders", subjects=["orders.>"], num_replicas=3)
+    assert (await stream.publish("orders.1", b"x")).seq == 1
+    await client.close()
