@@ -121,6 +121,18 @@ def frame_faults(good: bytes) -> Iterator[Broken]:
     yield wrong("metadata-garbage", "flatbuffers offsets out of bounds", zeroed, "metadata")
 
 
+def hollow() -> bytes:
+    """Lists of no lists, whose one offset is not 0: valid for Arrow, and flatten() aborts."""
+    items = pa.array([1, 2, 3, 4, 5, 6], pa.int8())
+    inner = pa.Array.from_buffers(
+        pa.list_(pa.int8()), 0, [None, pa.py_buffer(struct.pack("<i", 5))], children=[items]
+    )
+    outer = pa.Array.from_buffers(
+        pa.list_(inner.type), 3, [None, pa.py_buffer(bytes(16))], children=[inner]
+    )
+    return stream(field(outer))
+
+
 def batch_faults(good: bytes) -> Iterator[Broken]:
     def wrong(name: str, about: str, reason: str, payload: bytes) -> Broken:
         return Broken(name, about, reason, sign(payload, 3), payload)
@@ -167,6 +179,7 @@ def batch_faults(good: bytes) -> Iterator[Broken]:
         ("node-length", "a column longer than the batch", "bounds", q(HUGE, 0)),
     ):
         yield wrong(name, about, reason, swap(small, node, node[:4] + claim))
+    yield wrong("offset-of-nothing", "an empty list that begins at item 5", "values", hollow())
     text = stream(field(pa.array(["aaaa", "bbbb", "cccc"])))
     yield wrong(
         "utf-8", "text that is not UTF-8", "values", swap(text, b"bbbb", b"\xff\xfe\xfd\xfc")

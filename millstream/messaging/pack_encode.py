@@ -14,7 +14,7 @@ import pyarrow as pa
 from millstream.errors import ConfigError, PackError, PayloadTooLarge, Unfit
 from millstream.messaging.pack_envelope import ENVELOPE, cast_column, complete, plain_schema
 from millstream.messaging.pack_headers import PackHeaders, is_schema_id, message_size, write_headers
-from millstream.messaging.pack_ipc import END_OF_STREAM, ReadLimits, check_stream, layout_of
+from millstream.messaging.pack_ipc import END_OF_STREAM, ReadLimits, has_clean_offsets, layout_of
 
 __all__ = ["Compression", "EncodedPack", "PackLimits", "empty", "encode", "split"]
 
@@ -74,10 +74,10 @@ def encode(
     if not given:
         return empty(schema_id)
     count = sum(batch.num_rows for batch in given)
-    schema, plain = _uniform(given)
-    payload = _write(schema, plain, compression)
-    if count > _DEFAULTS.max_rows or payload.size > _UNCHECKED_BYTES or len(plain) > 1:
-        _check_readable(payload, count)
+    form, plain = _uniform(given)
+    payload = _write(form, plain, compression)
+    if _needs_check(form, plain, payload) and not _readable(payload, count):
+        payload = _write(form, [_fresh(batch) for batch in plain], compression)
     return EncodedPack(_headers(count, schema_id, payload), payload, count)
 
 
@@ -97,99 +97,124 @@ def _headers(count: int, schema_id: str | None, payload: pa.Buffer) -> dict[str,
 _UNCHECKED_BYTES = _DEFAULTS.max_values // 8
 
 
-def _check_readable(payload: pa.Buffer, count: int) -> None:
-    """Refuse to write what readers with default limits would refuse to read."""
+def _needs_check(form: _Form, batches: list[pa.RecordBatch], payload: pa.Buffer) -> bool:
+    """Whether readers might refuse what was written: not for one batch of flat columns."""
+    return (
+        payload.size > _UNCHECKED_BYTES
+        or len(batches) > 1
+        or batches[0].num_rows == 0
+        or form.lists_of_lists
+    )
+
+
+def _readable(payload: pa.Buffer, count: int) -> bool:
+    """Whether readers with default limits take the payload; False: its empty columns are odd."""
     try:
         if count > _DEFAULTS.max_rows:
-            raise PackError(
-                f"{count:,} events; at most {_DEFAULTS.max_rows:,} are allowed", "limit"
-            )
-        check_stream(payload, _DEFAULTS, count)
+            raise PackError(f"{count:,} events; readers take {_DEFAULTS.max_rows:,}", "limit")
+        return has_clean_offsets(payload, _DEFAULTS, count)
     except PackError as error:
         raise ConfigError(f"{error.text}. Split the events over several packs") from error
 
 
+def _fresh(batch: pa.RecordBatch) -> pa.RecordBatch:
+    """The batch in new memory. Frames of other libraries may have lists that are empty and yet do
+    not begin at 0, which Arrow writes as they are and cannot read back safely."""
+    rows = pa.array(range(batch.num_rows), pa.int32())
+    return pa.RecordBatch.from_arrays(
+        [column.take(rows) for column in batch.columns], schema=batch.schema
+    )
+
+
 # -- columns ----------------------------------------------------------------------------------
 
-# Serialized schema -> schema to write. Producers repeat few schemas; 64 of at most 16 KiB: 1 MiB.
+# Serialized schema -> form. Producers repeat few schemas; 64 of at most 16 KiB: 1 MiB of keys.
 _CACHED_SCHEMAS = 64
 _CACHED_SCHEMA_BYTES = 16 * 1024
-_plain_schemas: OrderedDict[bytes, pa.Schema] = OrderedDict()
-_plain_lock = Lock()
+_forms: OrderedDict[bytes, _Form] = OrderedDict()
+_forms_lock = Lock()
 
 
-def _plain_schema(schema: pa.Schema) -> pa.Schema:
+@dataclass(frozen=True, slots=True)
+class _Form:
+    """How batches of one schema are written."""
+
+    schema: pa.Schema  # plain types, no metadata
+    size: int  # bytes of the stream without record batches
+    lists_of_lists: bool
+
+
+def _form(schema: pa.Schema) -> _Form:
     token = schema.serialize().to_pybytes()
-    known = _plain_schemas.get(token)
+    known = _forms.get(token)
     if known is not None:
         return known
     plain = plain_schema(schema)
+    message = plain.serialize().to_pybytes()
     try:
-        layout_of(plain.serialize().to_pybytes())
+        layout = layout_of(message)
     except PackError as error:
         raise Unfit("value", "a schema that packs can hold", error.text) from error
+    form = _Form(plain, len(message) + len(END_OF_STREAM), layout.lists_of_lists)
     if len(token) <= _CACHED_SCHEMA_BYTES:
-        with _plain_lock:
-            _plain_schemas[token] = plain
-            while len(_plain_schemas) > _CACHED_SCHEMAS:
-                _plain_schemas.popitem(last=False)
-    return plain
+        with _forms_lock:
+            _forms[token] = form
+            while len(_forms) > _CACHED_SCHEMAS:
+                _forms.popitem(last=False)
+    return form
 
 
-def _uniform(batches: list[pa.RecordBatch]) -> tuple[pa.Schema, list[pa.RecordBatch]]:
+def _uniform(batches: list[pa.RecordBatch]) -> tuple[_Form, list[pa.RecordBatch]]:
     """The batches in plain types and under one schema."""
     plain = [_plain(batch) for batch in batches]
-    schema = plain[0][0]
-    if all(found.equals(schema) for found, _ in plain[1:]):
-        return schema, [batch for _, batch in plain]
-    filled = [complete(batch) for _, batch in plain]
-    present = {name for found, _ in plain for name in found.names}
+    form = plain[0][0]
+    if all(other.schema.equals(form.schema) for other, _ in plain[1:]):
+        return form, [batch for _, batch in plain]
+    present = {name for other, _ in plain for name in other.schema.names}
     names = [name for name in ENVELOPE if name in present]
-    same = [batch.select(names) for batch in filled]
+    same = [complete(batch).select(names) for _, batch in plain]
     for batch in same[1:]:
         if not batch.schema.equals(same[0].schema):
             expected, found = same[0].schema.field("value").type, batch.schema.field("value").type
             raise Unfit("value", f"the same type in all batches, {expected}", str(found))
-    return same[0].schema, same
+    return _form(same[0].schema), same
 
 
-def _plain(batch: pa.RecordBatch) -> tuple[pa.Schema, pa.RecordBatch]:
-    schema = _plain_schema(batch.schema)
-    if batch.schema.equals(schema):
-        return schema, batch
+def _plain(batch: pa.RecordBatch) -> tuple[_Form, pa.RecordBatch]:
+    form = _form(batch.schema)
+    if batch.schema.equals(form.schema):
+        return form, batch
     columns = [
         cast_column(name, column)
         for name, column in zip(batch.schema.names, batch.columns, strict=True)
     ]
-    return schema, pa.RecordBatch.from_arrays(columns, schema=schema)
+    return form, pa.RecordBatch.from_arrays(columns, schema=form.schema)
 
 
 # -- bytes --------------------------------------------------------------------------------------
 
 
-def _raw_size(schema: pa.Schema, batches: Sequence[pa.RecordBatch]) -> int:
+def _raw_size(form: _Form, batches: Sequence[pa.RecordBatch]) -> int:
     """Exact size of the uncompressed stream."""
-    size: int = schema.serialize().size + len(END_OF_STREAM)
+    size = form.size
     for batch in batches:
         size += pa.ipc.get_record_batch_size(batch)
     return size
 
 
-def _write(
-    schema: pa.Schema, batches: Sequence[pa.RecordBatch], compression: Compression
-) -> pa.Buffer:
-    size = _raw_size(schema, batches)
+def _write(form: _Form, batches: Sequence[pa.RecordBatch], compression: Compression) -> pa.Buffer:
+    size = _raw_size(form, batches)
     if compression != "none":
         # Packs are too small for Arrow's thread pool: one thread takes half the time.
         options = pa.ipc.IpcWriteOptions(compression=compression, use_threads=False)
         grown = pa.BufferOutputStream()
-        _write_stream(grown, schema, batches, options)
+        _write_stream(grown, form.schema, batches, options)
         compressed = grown.getvalue()
         if compressed.size < size:
             return compressed
     payload = pa.allocate_buffer(size)
     with pa.FixedSizeBufferWriter(payload) as sink:
-        _write_stream(sink, schema, batches, pa.ipc.IpcWriteOptions(use_threads=False))
+        _write_stream(sink, form.schema, batches, pa.ipc.IpcWriteOptions(use_threads=False))
     return payload
 
 
@@ -210,14 +235,14 @@ def split(batch: pa.RecordBatch, limits: PackLimits) -> list[pa.RecordBatch]:
     Sizes are those without compression, so a compressed pack fits as well. Raises
     `PayloadTooLarge` when a single event does not fit, before anything was sent.
     """
-    schema, plain = _plain(batch)
+    form, plain = _plain(batch)
     room = limits.max_bytes - limits.header_bytes
     slices: list[pa.RecordBatch] = []
     start = 0
     guess = limits.max_count
     while start < plain.num_rows:
         most = min(limits.max_count, plain.num_rows - start)
-        rows = _rows_that_fit(schema, plain.slice(start, most), room, min(guess, most))
+        rows = _rows_that_fit(form, plain.slice(start, most), room, min(guess, most))
         slices.append(plain.slice(start, rows))
         start += rows
         # Neighbours are alike: begin near what fitted last, so that each slice costs a few looks.
@@ -225,10 +250,10 @@ def split(batch: pa.RecordBatch, limits: PackLimits) -> list[pa.RecordBatch]:
     return slices
 
 
-def _rows_that_fit(schema: pa.Schema, batch: pa.RecordBatch, room: int, guess: int) -> int:
+def _rows_that_fit(form: _Form, batch: pa.RecordBatch, room: int, guess: int) -> int:
     rows = guess
     while True:
-        size = _raw_size(schema, [batch.slice(0, rows)])
+        size = _raw_size(form, [batch.slice(0, rows)])
         if size <= room:
             return rows
         if rows == 1:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import struct
 from collections import OrderedDict
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from threading import Lock
 
 import pyarrow as pa
@@ -26,6 +26,7 @@ __all__ = [
     "ReadLimits",
     "Stream",
     "check_stream",
+    "has_clean_offsets",
     "layout_of",
     "read_stream",
 ]
@@ -71,6 +72,7 @@ class Layout:
     known: pa.Schema  # the columns this version knows, in the sender's order
     nodes: tuple[Node, ...]
     buffers: int
+    lists_of_lists: bool  # whether a column with offsets may be empty in a batch with rows
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,13 +84,15 @@ class Stream:
     compression: str | None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _Message:
     table: Table  # the Message table
     kind: int
     start: int  # of the frame, in the payload
     body: int  # of the body, in the payload
     body_size: int
+    # Offsets buffers of columns without values: (place among the buffers, bytes of an offset).
+    hollow: list[tuple[int, int]] = field(default_factory=list)
 
     @property
     def end(self) -> int:
@@ -103,12 +107,13 @@ def read_stream(payload: pa.Buffer, limits: ReadLimits, rows: int) -> Stream:
     try:
         layout, messages, codecs = check_stream(payload, limits, rows)
         batches = _load(payload, layout, messages, compressed=bool(codecs))
-        if len(layout.known) < len(layout.schema):
-            batches = [batch.select(layout.known.names) for batch in batches]
-        for batch in batches:
+        for batch, message in zip(batches, messages, strict=True):
             batch.validate(full=True)
+            _check_hollow(batch, message.hollow)
     except (pa.ArrowException, OSError, OverflowError) as error:  # OSError: a codec failed
         raise PackError(f"Arrow refuses its contents: {_first_line(error)}", "values") from error
+    if len(layout.known) < len(layout.schema):
+        batches = [batch.select(layout.known.names) for batch in batches]
     return Stream(layout.known, tuple(batches), "+".join(sorted(codecs)) or None)
 
 
@@ -123,6 +128,20 @@ def check_stream(
     layout = layout_of(bytes(data[first.start : first.body]))
     messages, codecs = _check_batches(data, first, layout, limits, rows)
     return layout, messages, codecs
+
+
+def has_clean_offsets(payload: pa.Buffer, limits: ReadLimits, rows: int) -> bool:
+    """Whether the columns without values of a stream, checked as by `check_stream`, begin at 0."""
+    layout, messages, codecs = check_stream(payload, limits, rows)
+    if not any(message.hollow for message in messages):
+        return True
+    batches = _load(payload, layout, messages, compressed=bool(codecs))
+    try:
+        for batch, message in zip(batches, messages, strict=True):
+            _check_hollow(batch, message.hollow)
+    except PackError:
+        return False
+    return True
 
 
 def _first_line(error: Exception) -> str:
@@ -199,7 +218,14 @@ def _read_layout(message: memoryview) -> Layout:
     schema = pa.schema(fields)
     buffers = sum(node.buffers for node in reading.nodes)
     known = pa.schema([schema.field(name) for name in check_columns(schema)])
-    return Layout(schema, known, tuple(reading.nodes), buffers)
+    return Layout(schema, known, tuple(reading.nodes), buffers, _lists_of_lists(reading.nodes))
+
+
+def _lists_of_lists(nodes: list[Node]) -> bool:
+    inside: list[bool] = []
+    for node in nodes:
+        inside.append(node.factor == 0 or (node.parent >= 0 and inside[node.parent]))
+    return any(within and node.offset_bytes for within, node in zip(inside, nodes, strict=True))
 
 
 # -- record batches ---------------------------------------------------------------------------
@@ -255,7 +281,7 @@ def _check_batch(
         raise PackError(
             "a record batch lists variadic buffers, which no type of a pack has", "metadata"
         )
-    _check_lengths(batch, layout, budget)
+    message.hollow = _check_lengths(batch, layout, budget)
     compression = batch.table(3)
     if compression is None:
         codec = None
@@ -271,7 +297,8 @@ def _check_batch(
     return codec
 
 
-def _check_lengths(batch: Table, layout: Layout, budget: _Budget) -> None:
+def _check_lengths(batch: Table, layout: Layout, budget: _Budget) -> list[tuple[int, int]]:
+    """Check row and value counts; return the places of the offsets buffers of empty columns."""
     rows = batch.i64(0)
     nodes = batch.pairs(1, len(layout.nodes))
     if not 0 <= rows <= budget.rows:
@@ -280,6 +307,8 @@ def _check_lengths(batch: Table, layout: Layout, budget: _Budget) -> None:
         )
     budget.rows -= rows
     lengths = nodes[::2]
+    hollow = []
+    buffer = 0
     for node, length, nulls in zip(layout.nodes, lengths, nodes[1::2], strict=True):
         if not 0 <= nulls <= length:
             raise PackError(f"a column claims {nulls:,} nulls in {length:,} values", "bounds")
@@ -287,9 +316,13 @@ def _check_lengths(batch: Table, layout: Layout, budget: _Budget) -> None:
             wanted = rows if node.parent < 0 else lengths[node.parent] * node.factor
             if length != wanted:
                 raise PackError(f"a column has {length:,} values where {wanted:,} belong", "bounds")
+        if length == 0 and node.offset_bytes:
+            hollow.append((buffer + 1, node.offset_bytes))
+        buffer += node.buffers
     budget.values -= sum(lengths)
     if budget.values < 0:
         raise PackError("the columns hold more values than max_values allows", "limit")
+    return hollow
 
 
 def _decoded_size(body: memoryview, buffers: tuple[int, ...], codec: str | None) -> int:
@@ -322,6 +355,20 @@ def _declared(body: memoryview, offset: int, size: int) -> int:
     if declared < 0:
         raise PackError(f"a buffer declares {declared:,} bytes once decompressed", "compression")
     return int(declared)
+
+
+def _check_hollow(batch: pa.RecordBatch, hollow: list[tuple[int, int]]) -> None:
+    """Refuse a first offset other than 0 in a column without values.
+
+    Arrow's validation passes over these, and its flatten() then ends the process.
+    """
+    if not hollow:
+        return
+    buffers = [buffer for column in batch.columns for buffer in column.buffers()]
+    for place, width in hollow:
+        offsets = buffers[place]
+        if offsets is not None and any(memoryview(offsets)[:width]):
+            raise PackError("a column without values has an offset other than 0", "values")
 
 
 def _load(

@@ -47,6 +47,7 @@ class Node:
     parent: int  # index of the enclosing node, -1 for a column
     factor: int  # length = parent's length x factor; 0: a list's items, any length
     buffers: int  # how many buffers the node has
+    offset_bytes: int = 0  # size of an offset in its second buffer; 0: the type has none
 
 
 @dataclass(slots=True)
@@ -103,7 +104,8 @@ def _read_field(table: Table, reading: Reading, place: tuple[int, int], depth: i
             found = _REFUSED.get(tag, f"number {tag}")
             raise PackError(f"field {name!r} has the type {found}, which packs do not hold", "type")
         kind = read(detail)
-        reading.add(Node(*place, buffers=3 if tag in _VARIABLE else 2))
+        offset = _OFFSET_BYTES.get(tag, 0)
+        reading.add(Node(*place, buffers=3 if offset else 2, offset_bytes=offset))
     return pa.field(name, kind, nullable=bool(table.u8(1)))
 
 
@@ -120,7 +122,7 @@ def _read_nested(
             raise PackError(f"a fixed-size list of {size:,} items, not 1 to {MAX_WIDTH:,}", "type")
         index = reading.add(Node(*place, buffers=1))
         return pa.list_(read_fields(table, 5, reading, (index, size), depth + 1)[0], size)
-    index = reading.add(Node(*place, buffers=2))
+    index = reading.add(Node(*place, buffers=2, offset_bytes=_OFFSET_BYTES[tag]))
     (item,) = read_fields(table, 5, reading, (index, 0), depth + 1)
     if tag == 12:
         return pa.list_(item)
@@ -221,7 +223,7 @@ _FLAT: dict[int, Callable[[Table], pa.DataType]] = {
     19: lambda _: pa.large_binary(),
     20: lambda _: pa.large_string(),
 }
-_VARIABLE = {4, 5, 19, 20}
+_OFFSET_BYTES = {4: 4, 5: 4, 12: 4, 17: 4, 19: 8, 20: 8, 21: 8}
 _NESTED = {12: 1, 13: 0, 16: 1, 17: 1, 21: 1}  # tag: number of children, 0 = one or more
 
 

@@ -1,0 +1,1 @@
+"""Fuzzing of everything that reads bytes from strangers: `make fuzz`."""
