@@ -63,6 +63,9 @@ def context(
     role: RoleOption = "admin",
     account: AccountOption = None,
     ca: CaOption = None,
+    tls_first: Annotated[
+        bool, typer.Option("--tls-first", help="The broker was started with --tls-first.")
+    ] = False,
     select: Annotated[bool, typer.Option(help="Make it the one the nats tool uses.")] = True,
     force: Annotated[
         bool, typer.Option("--force", help="Replace a context that somebody else wrote.")
@@ -85,10 +88,11 @@ def context(
         "user": facts.get("user", ""),
         "password": facts.get("password", ""),
         "ca": str(ca.resolve()) if ca else "",
+        "tls_first": tls_first,
     }
     write_private(file, json.dumps(content, indent=2) + "\n")
     if select:
-        write_private(file.parents[1] / "context.txt", name)
+        _select(file.parents[1], name)
     if json_:
         print_json({"name": name, "file": file, "selected": select})
     else:
@@ -132,6 +136,15 @@ def write_private(file: Path, text: str) -> None:
     with os.fdopen(handle, "w", encoding="utf-8") as stream:
         stream.write(text)
     draft.replace(file)
+
+
+def _select(folder: Path, name: str) -> None:
+    """Make it the selected context; `nats context previous` finds the way back."""
+    selected = folder / "context.txt"
+    before = selected.read_text(encoding="utf-8").strip() if selected.exists() else ""
+    if before and before != name:
+        write_private(folder / "previous-context.txt", before)
+    write_private(selected, name)
 
 
 def _is_ours(file: Path) -> bool:

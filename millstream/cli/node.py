@@ -67,10 +67,19 @@ def start(
     timeout: TimeoutOption = "30s",
     json_: JsonOption = False,
 ) -> None:
-    """Start a node again that was stopped or killed."""
-    from millstream import broker
+    """Start a node again that was stopped or killed.
 
-    state = broker.start_node(data_folder(data), name, timeout=parse_duration(timeout))
+    A key that was given in MILLSTREAM_ENCRYPTION_KEY must be there again.
+    """
+    from millstream import broker
+    from millstream.cli.options import encryption_of
+
+    state = broker.start_node(
+        data_folder(data),
+        name,
+        encryption=encryption_of(False, None, None),
+        timeout=parse_duration(timeout),
+    )
     node = next(item for item in state.nodes if item.name == name)
     if json_:
         print_json(node)

@@ -73,7 +73,9 @@ def test_a_context_is_private_selected_and_complete(cli: Cli) -> None:
     assert (folder / "context.txt").read_text() == "mine"
     cli("context", "second", "--no-select")
     assert (folder / "context.txt").read_text() == "mine"
-    cli("context", "mine")
+    cli("context", "second")
+    assert (folder / "context.txt").read_text() == "second"
+    assert (folder / "previous-context.txt").read_text() == "mine"
 
 
 def test_a_foreign_context_is_not_replaced(cli: Cli) -> None:

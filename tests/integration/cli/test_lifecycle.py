@@ -93,6 +93,15 @@ def test_encryption_makes_a_private_key_and_another_key_is_refused(cli: Cli) -> 
     cli("up", "--port", "0", "--encrypt")
 
 
+def test_a_node_whose_key_is_in_the_environment_starts_again(cli: Cli) -> None:
+    cli.environment["MILLSTREAM_ENCRYPTION_KEY"] = "0123456789abcdef0123456789abcdef"
+    cli("up", "--port", "0")
+    cli("node", "stop", "n1")
+    cli("status", code=3)
+    assert cli.json("node", "start", "n1")["running"]
+    assert not (cli.folder / ".millstream/encryption.key").exists()
+
+
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 0), (signal.SIGINT, 130)])
 def test_the_foreground_ends_cleanly_with_its_server(
     cli: Cli, number: signal.Signals, code: int
