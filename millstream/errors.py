@@ -11,7 +11,8 @@ MillstreamError
 │   │   ├── FolderLocked                     another server owns the data folder
 │   │   ├── WrongKey                         the folder is encrypted with another key
 │   │   └── NoSpace                          the disk is full
-│   └── NotRunning                           nothing runs on this data folder
+│   ├── NotRunning                           nothing runs on this data folder
+│   └── Unhealthy                            it reports stored data that it could not read
 ├── ConnectError (ConnectionError)           the connection to the broker
 │   ├── ConnectFailed                        no server could be reached
 │   ├── AuthenticationFailed                 it was reached and refused the credentials
@@ -33,6 +34,7 @@ MillstreamError
 │   ├── LimitReached                         the topic, account or disk limit is used up
 │   └── NotReplicated                        replicas were asked of a single node
 ├── PublishError                             an event was not stored, or it is not known whether
+│   ├── PartlyStored                         some events of a list were refused
 │   ├── PayloadTooLarge (ValueError)
 │   └── Unconfirmed                          no ack arrived; it may or may not be stored
 ├── DataLoss                                 events that were promised are no longer there
@@ -45,6 +47,9 @@ Each error says what was asked, what was found and what to do, and keeps its fac
 """
 
 from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
 
 __all__ = [
     "ApiError",
@@ -67,6 +72,7 @@ __all__ = [
     "NotReplicated",
     "NotRunning",
     "PackError",
+    "PartlyStored",
     "PayloadTooLarge",
     "PermissionDenied",
     "PortTaken",
@@ -84,6 +90,7 @@ __all__ = [
     "TopicNotFound",
     "Unconfirmed",
     "Unfit",
+    "Unhealthy",
     "Unmappable",
     "WrongKey",
     "WrongSequence",
@@ -175,6 +182,20 @@ class NotRunning(BrokerError):
         super().__init__(f"no broker runs on {folder}. Start one with 'millstream up'")
 
 
+class Unhealthy(BrokerError):
+    """The server reports stored data that it could not read; nothing is created on it.
+
+    Creating a topic whose files are there but unreadable (a wrong encryption key) deletes them.
+    """
+
+    def __init__(self, url: str, problem: str) -> None:
+        self.url, self.problem = url, problem
+        super().__init__(
+            f"{url} is not healthy, so nothing is created there: {problem}. "
+            f"Start the server with the right encryption key, or repair its data folder"
+        )
+
+
 # -- the connection -----------------------------------------------------------------------
 
 
@@ -197,10 +218,11 @@ class ConnectionClosed(ConnectError):
 class PermissionDenied(MillstreamError, PermissionError):
     """The connected user may not publish or subscribe there."""
 
-    def __init__(self, operation: str, subject: str) -> None:
-        self.operation, self.subject = operation, subject
+    def __init__(self, operation: str, subject: str, queue: str = "") -> None:
+        self.operation, self.subject, self.queue = operation, subject, queue
+        group = f" in queue group '{queue}'" if queue else ""
         super().__init__(
-            f"this user may not {operation} '{subject}'. "
+            f"this user may not {operation} '{subject}'{group}. "
             f"Connect as a user with that permission, or have it granted"
         )
 
@@ -278,7 +300,9 @@ class ApiError(MillstreamError):
 
     def __init__(self, code: int, err_code: int, description: str, advice: str = "") -> None:
         self.code, self.err_code, self.description = code, err_code, description
-        text = f"the broker refused: {description} (code {code}, error {err_code})"
+        text = description  # code 0: seen before the broker was asked
+        if code:
+            text = f"the broker refused: {description} (code {code}, error {err_code})"
         super().__init__(f"{text}. {advice}" if advice else text)
 
 
@@ -287,7 +311,12 @@ class TopicNotFound(ApiError, LookupError):
 
 
 class TopicConflict(ApiError, ValueError):
-    """The topic exists with other settings; the message names the ones that differ."""
+    """The topic exists with other settings; the message names the ones that differ.
+
+    `differences` has them as values: setting, wanted, found, changeable, how.
+    """
+
+    differences: tuple[Any, ...] = ()
 
 
 class SubscriptionNotFound(ApiError, LookupError):
@@ -315,6 +344,18 @@ class NotReplicated(ApiError):
 
 class PublishError(MillstreamError):
     """An event was not stored, or it is not known whether it was."""
+
+
+class PartlyStored(PublishError):
+    """Some events of a list were refused, the others are stored; `failed` has errors by place."""
+
+    def __init__(self, total: int, failed: Mapping[int, MillstreamError]) -> None:
+        self.total, self.failed = total, dict(failed)
+        first = min(self.failed)
+        super().__init__(
+            f"{len(self.failed):,} of {total:,} events are not stored; the first is number "
+            f"{first} (from 0): {self.failed[first]}"
+        )
 
 
 class PayloadTooLarge(PublishError, ValueError):

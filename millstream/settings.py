@@ -21,6 +21,7 @@ from millstream.errors import ConfigError
 
 __all__ = [
     "DEFAULT_URL",
+    "DURABILITY_METADATA",
     "STATE_FILE",
     "ConnectionSettings",
     "Reconnect",
@@ -40,6 +41,8 @@ DEFAULT_URL: Final = "nats://127.0.0.1:4222"
 PROJECT_FILE: Final = "millstream.toml"
 DATA_FOLDER: Final = ".millstream"
 STATE_FILE: Final = "broker.json"
+# Where a broker tells clients how durable an ack is: in `server_metadata`, which any user can read.
+DURABILITY_METADATA: Final = "millstream.durability"
 
 _DURATION = re.compile(r"(\d+(?:\.\d+)?)(ns|us|ms|s|m|h|d)")
 _DURATION_SECONDS: Final = {

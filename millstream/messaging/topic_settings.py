@@ -44,11 +44,14 @@ __all__ = [
 DEFAULT_DUPLICATE_WINDOW: Final = timedelta(minutes=2)  # the server's own
 # A partition is a stream with its own files and threads; thousands of them make a start slow.
 PARTITIONS_MAX: Final = 1024
-REPLICAS_MAX: Final = 5  # the server's own
 SOURCES_MAX: Final = 256  # each is a consumer at its origin that this topic keeps running
 DESCRIPTION_BYTES_MAX: Final = 4096  # the server's own
 METADATA_BYTES_MAX: Final = 120 * 1024  # the server takes 128 KiB; the rest is for our own keys
-MESSAGE_SIZE_MAX: Final = 2**31 - 1  # the server keeps it in 32 bits
+_COUNTS_MAX: Final = {
+    "partitions": PARTITIONS_MAX,
+    "replicas": 5,  # the server's own
+    "max_message_size": 2**31 - 1,  # the server keeps it in 32 bits
+}
 _SHORTEST: Final = timedelta(milliseconds=100)  # the server's own, for age and duplicate window
 _SHORTEST_TTL: Final = timedelta(seconds=1)
 
@@ -237,12 +240,13 @@ class TopicSettings:
             object.__setattr__(settings, name, value)
         return settings
 
-    def changed(self, changes: Mapping[str, Any]) -> Self:
+    def changed(self, changes: Mapping[str, Any], *, check: bool = True) -> Self:
         """These settings with some of them changed; faults that were there before are let be."""
         current = {field.name: getattr(self, field.name) for field in fields(self)}
         settings = self.unchecked({**current, **changes})
-        for fault in settings.faults():
-            if fault not in self.faults():
+        before = self.faults() if check else ()
+        for fault in settings.faults() if check else ():
+            if fault not in before:
                 raise ConfigError(fault)
         return settings
 
@@ -264,6 +268,12 @@ class TopicSettings:
         if self.duplicate_window is not None or self.is_copy:
             return self.duplicate_window
         return min(self.max_age or DEFAULT_DUPLICATE_WINDOW, DEFAULT_DUPLICATE_WINDOW)
+
+    def subject_prefix(self, name: str) -> str | None:
+        """What the subjects of this topic begin with; None: not laid out by Millstream."""
+        if self.mirror is None:
+            return self.prefix or name
+        return None if self.mirror.foreign else self.mirror.prefix or self.mirror.topic
 
     def allows(self, feature: str) -> bool:
         """Whether `message_ttl`, `atomic`, `direct`, `rollup` or `schedules` is on."""
@@ -307,7 +317,10 @@ class TopicSettings:
 
     def faults(self) -> list[str]:
         """Everything that is wrong with these settings, in words."""
-        found = [*_count_faults(self), *_limit_faults(self), *_copy_faults(self)]
+        found = list(_type_faults(self))
+        if found:
+            return found
+        found = [*_limit_faults(self), *_copy_faults(self)]
         for feature in ("message_ttl", "atomic", "direct", "rollup", "schedules"):
             why = self.obstacle(feature)
             if getattr(self, feature) and why is not None:
@@ -322,21 +335,22 @@ def _check_count(name: str, value: object, most: int | None = None) -> None:
         raise ConfigError(f"{name}: {value:,} is more than the {most:,} there may be")
 
 
-def _count_faults(it: TopicSettings) -> Iterator[str]:
-    limits = {"partitions": PARTITIONS_MAX, "replicas": REPLICAS_MAX}
-    optional = ("max_bytes", "max_messages", "history", "max_message_size", "max_subscriptions")
-    for name in ("partitions", "replicas", *optional):
-        value = getattr(it, name)
-        if value is None and name in optional:
+def _type_faults(it: TopicSettings) -> Iterator[str]:
+    """Values that are not of their kind or out of their range, each looked at alone."""
+    for field in fields(it):
+        kind, value = str(field.type), getattr(it, field.name)
+        if value is None and field.default is None:
             continue
-        try:
-            _check_count(name, value, limits.get(name))
-        except ConfigError as error:
-            yield str(error)
-    if it.max_message_size is not None and it.max_message_size > MESSAGE_SIZE_MAX:
-        yield f"max_message_size: {it.max_message_size:,} is 2 GiB or more"
-    for name in ("max_age", "duplicate_window"):
-        time = getattr(it, name)
+        if kind.startswith("bool") and not isinstance(value, bool):
+            yield f"{field.name}: {value!r} is not True or False"
+        if kind.startswith("str") and not isinstance(value, str):
+            yield f"{field.name}: {value!r} is not a text"
+        if kind.startswith(("int", "_Setting[Size")):
+            try:
+                _check_count(field.name, value, _COUNTS_MAX.get(field.name))
+            except ConfigError as error:
+                yield str(error)
+    for name, time in (("max_age", it.max_age), ("duplicate_window", it.duplicate_window)):
         if time is not None and time < _SHORTEST:
             yield f"{name}: {duration_text(time)} is below 100ms, the shortest there is"
 
@@ -386,6 +400,8 @@ def _copy_faults(it: TopicSettings) -> Iterator[str]:
     if it.mirror is not None:
         if it.duplicate_window is not None:
             yield "duplicate_window: a mirror copies what its origin has, duplicates included"
+        if it.prefix is not None:
+            yield "prefix: a mirror has the subjects of its origin"
         if it.mirror.filter is not None and it.mirror.domain is None:
             yield (
                 "mirror: a filtered mirror in the same domain would answer reads of its origin "
