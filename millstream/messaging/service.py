@@ -61,7 +61,7 @@ class EndpointSettings:
     data: Callable[[], Any] | None = None  # anything JSON, shown by STATS
 
 
-class EndpointStats(msgspec.Struct, kw_only=True, omit_defaults=False):
+class EndpointStats(msgspec.Struct, kw_only=True):
     """What an endpoint has done so far; times are nanoseconds."""
 
     name: str
@@ -72,7 +72,7 @@ class EndpointStats(msgspec.Struct, kw_only=True, omit_defaults=False):
     last_error: str = ""
     processing_time: int = 0
     average_processing_time: int = 0
-    data: Any = msgspec.UNSET
+    data: Any = None  # always there: some clients cannot read a report without it
 
 
 class Endpoint:
@@ -113,7 +113,7 @@ class Endpoint:
             last_error=self._last_error,
             processing_time=self._nanoseconds,
             average_processing_time=self._nanoseconds // self._requests if self._requests else 0,
-            data=msgspec.UNSET if self._data is None else self._data(),
+            data=None if self._data is None else self._data(),
         )
 
     @property

@@ -286,7 +286,8 @@ class Subscriber:
             self._source.publish(reply, self._source.inbox.encode())
 
     def _denied(self, denied: PermissionDenied) -> None:
-        if denied.subject == self.subject and denied.operation.startswith("subscribe"):
+        ours = denied.subject == self.subject and denied.queue == self.settings.queue
+        if ours and denied.operation.startswith("subscribe"):
             self._end_intake(denied)
 
     def _interrupted(self) -> None:

@@ -27,7 +27,11 @@ __all__ = [
 ]
 
 CLIENT_VERSION: Final = "0.1.0"
-_DENIED = re.compile(r"Permissions Violation for (Publish|Subscription) to \"([^\"]*)\"", re.I)
+_DENIED = re.compile(
+    r"Permissions Violation for (Publish|Subscription) to \"([^\"]*)\""
+    r"(?: using queue \"([^\"]*)\")?",
+    re.I,
+)
 _AUTHENTICATION_ERRORS: Final = (
     "authorization violation",
     "authentication timeout",
@@ -196,4 +200,4 @@ def denied_subject(text: str) -> PermissionDenied | None:
     if match is None:
         return None
     operation = "publish to" if match[1].lower() == "publish" else "subscribe to"
-    return PermissionDenied(operation, match[2])
+    return PermissionDenied(operation, match[2], match[3] or "")
