@@ -86,6 +86,7 @@ class Broker:
         """
         if self.running or self.standing_by:
             return self
+        self.stop()  # whatever is left of one that ended by itself
         names = node_names(self.settings, 1)
         (self._node,) = start_nodes(self.settings, names, Start(timeout=timeout, standby=standby))
         return self

@@ -36,6 +36,7 @@ HEALTH_WAIT: Final = 2.0  # seconds for one answer
 TAIL_LINES: Final = 40  # of the log, kept for the report of a failure
 LINE_BYTES: Final = 2000  # of one log line, kept for that report
 PLAN_BYTES: Final = 1024 * 1024
+START_GRACE: Final = 2.0  # seconds; a server that never was ready has nothing to finish
 RESTART_WINDOW: Final = 60.0  # seconds in which `restarts` crashes are forgiven
 RESTART_PAUSE: Final = 0.5  # seconds before a crashed server is started again
 PR_SET_PDEATHSIG: Final = 1
@@ -212,7 +213,8 @@ class Keeper:
         """End the server: ask, wait for the grace, then kill."""
         if self.server and self.server_gone() is None:
             os.kill(self.server, signal.SIGTERM)
-        deadline = time.monotonic() + self.plan["grace"]
+        grace: float = self.plan["grace"] if self.ready else min(self.plan["grace"], START_GRACE)
+        deadline = time.monotonic() + grace
         while (status := self.server_gone()) is None:
             if time.monotonic() > deadline:
                 os.kill(self.server, signal.SIGKILL)

@@ -167,7 +167,8 @@ def render_node(
 ) -> NodePlan:
     """The plan of one node with the ports of all."""
     names = tuple(ports)
-    store = Path(read_json(folder.plan).get("store") or store_of(folder, settings.durability))
+    before = read_json(folder.plan)
+    store = Path(before.get("store") or store_of(folder, settings.durability))
     limits = settings.limits
     return NodePlan(
         settings=settings,
@@ -179,7 +180,10 @@ def render_node(
         system=users.system,
         anonymous=None if settings.secured else ANONYMOUS,
         leaf_users=users.leaf,
-        max_file_store=limits.max_file_store or store_limit(store, len(names)),
+        # While it runs the limit stays: the server refuses a reload that lowers it.
+        max_file_store=limits.max_file_store
+        or before.get("max_file_store")
+        or store_limit(store, len(names)),
         max_memory_store=limits.max_memory_store or _quarter_of_memory(),
         cluster=_cluster_plan(settings, users, ports),
     )
@@ -224,6 +228,7 @@ def _facts(settings: BrokerSettings, plan: NodePlan, nodes: int) -> dict[str, ob
         "monitor": f"http://127.0.0.1:{plan.ports.monitor}",
         "ports": asdict(plan.ports),
         "store": str(plan.store),
+        "max_file_store": plan.max_file_store,
         "durability": str(settings.durability),
         "clustered": nodes > 1 or settings.cluster is not None,
         "joined": settings.cluster is not None,

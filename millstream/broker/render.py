@@ -21,7 +21,7 @@ from millstream.broker.config import (
 )
 from millstream.broker.roles import permissions_of
 from millstream.errors import ConfigError
-from millstream.settings import Secret
+from millstream.settings import DURABILITY_METADATA, Secret
 
 __all__ = [
     "KEY_VARIABLE",
@@ -90,6 +90,8 @@ def config_text(plan: NodePlan) -> str:
     settings = plan.settings
     top: dict[str, Any] = {
         "server_name": plan.name,
+        # Clients cannot ask for the sync setting, so the broker tells it where they can read.
+        "server_metadata": {DURABILITY_METADATA: settings.durability.value},
         "listen": _address(settings.host, plan.ports.client),
         "http": _address("127.0.0.1", plan.ports.monitor),
         "ports_file_dir": str(plan.run),
