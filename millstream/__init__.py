@@ -14,16 +14,103 @@ if TYPE_CHECKING:
     from millstream.broker import Broker as Broker
     from millstream.broker import BrokerSettings as BrokerSettings
     from millstream.broker import Cluster as Cluster
+    from millstream.messaging import Connecting as Connecting
+    from millstream.messaging import Counters as Counters
+    from millstream.messaging import Delivery as Delivery
+    from millstream.messaging import Event as Event
+    from millstream.messaging import Identity as Identity
+    from millstream.messaging import IdentitySettings as IdentitySettings
+    from millstream.messaging import Lag as Lag
+    from millstream.messaging import Message as Message
+    from millstream.messaging import Mill as Mill
+    from millstream.messaging import NewEvent as NewEvent
+    from millstream.messaging import Origin as Origin
+    from millstream.messaging import Overload as Overload
+    from millstream.messaging import PublishOptions as PublishOptions
+    from millstream.messaging import ReadPlan as ReadPlan
+    from millstream.messaging import Receipt as Receipt
+    from millstream.messaging import Reject as Reject
+    from millstream.messaging import Service as Service
+    from millstream.messaging import Start as Start
+    from millstream.messaging import Subscriber as Subscriber
+    from millstream.messaging import SubscriberSettings as SubscriberSettings
+    from millstream.messaging import Subscription as Subscription
+    from millstream.messaging import SubscriptionInfo as SubscriptionInfo
+    from millstream.messaging import SubscriptionSettings as SubscriptionSettings
+    from millstream.messaging import Topic as Topic
+    from millstream.messaging import TopicInfo as TopicInfo
+    from millstream.messaging import TopicSettings as TopicSettings
+    from millstream.messaging import connect as connect
 
     __version__: str
 
-__all__ = ["Broker", "BrokerSettings", "Cluster", "MillstreamError", "__version__"]
+__all__ = [
+    "Broker",
+    "BrokerSettings",
+    "Cluster",
+    "Connecting",
+    "Counters",
+    "Delivery",
+    "Event",
+    "Identity",
+    "IdentitySettings",
+    "Lag",
+    "Message",
+    "Mill",
+    "MillstreamError",
+    "NewEvent",
+    "Origin",
+    "Overload",
+    "PublishOptions",
+    "ReadPlan",
+    "Receipt",
+    "Reject",
+    "Service",
+    "Start",
+    "Subscriber",
+    "SubscriberSettings",
+    "Subscription",
+    "SubscriptionInfo",
+    "SubscriptionSettings",
+    "Topic",
+    "TopicInfo",
+    "TopicSettings",
+    "__version__",
+    "connect",
+]
 
 # Public name -> the room that defines it. Every name of `__all__` but the error base is here.
 _HOMES = {
     "Broker": "millstream.broker",
     "BrokerSettings": "millstream.broker",
     "Cluster": "millstream.broker",
+    "Connecting": "millstream.messaging",
+    "Counters": "millstream.messaging",
+    "Delivery": "millstream.messaging",
+    "Event": "millstream.messaging",
+    "Identity": "millstream.messaging",
+    "IdentitySettings": "millstream.messaging",
+    "Lag": "millstream.messaging",
+    "Message": "millstream.messaging",
+    "Mill": "millstream.messaging",
+    "NewEvent": "millstream.messaging",
+    "Origin": "millstream.messaging",
+    "Overload": "millstream.messaging",
+    "PublishOptions": "millstream.messaging",
+    "ReadPlan": "millstream.messaging",
+    "Receipt": "millstream.messaging",
+    "Reject": "millstream.messaging",
+    "Service": "millstream.messaging",
+    "Start": "millstream.messaging",
+    "Subscriber": "millstream.messaging",
+    "SubscriberSettings": "millstream.messaging",
+    "Subscription": "millstream.messaging",
+    "SubscriptionInfo": "millstream.messaging",
+    "SubscriptionSettings": "millstream.messaging",
+    "Topic": "millstream.messaging",
+    "TopicInfo": "millstream.messaging",
+    "TopicSettings": "millstream.messaging",
+    "connect": "millstream.messaging",
 }
 
 

@@ -7,9 +7,12 @@ from typing import Final
 
 from millstream.deadline import now_ns
 from millstream.errors import WrongSequence
+from millstream.messaging import topic_admin
 from millstream.messaging.delivery import Delivery, PackDelivery, PlainDelivery
 from millstream.messaging.event import KEY_HEADER, TIME_HEADER, datetime_of
 from millstream.messaging.subject import key_token
+from millstream.messaging.topic_settings import TopicSettings
+from millstream.wire.jetstream import JetStream
 from millstream.wire.protocol import encode_headers
 from millstream.wire.publish_lane import PublishLane
 
@@ -42,13 +45,20 @@ class DeadLetterStore:
     still empty: a second attempt, by whichever process and however late, finds it there.
     """
 
-    def __init__(self, lane: PublishLane, dead_topic: str, subscription: str) -> None:
+    def __init__(
+        self, jetstream: JetStream, lane: PublishLane, dead_topic: str, subscription: str
+    ) -> None:
+        self._jetstream = jetstream
         self._lane = lane
         self._topic = dead_topic
         self._subscription = subscription
+        self._declared = False
 
     async def store(self, delivery: Delivery, reason: str) -> None:
         """Store the dead letter; return when it is on disk."""
+        if not self._declared:
+            await topic_admin.declare(self._jetstream, self._topic, TopicSettings())
+            self._declared = True
         partition, offset, index = delivery.position
         subject = f"{self._topic}.{delivery.topic}.{partition}.{offset}.{index}".encode()
         pairs = self._origin(delivery, reason)

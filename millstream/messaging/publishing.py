@@ -9,6 +9,7 @@ from typing import Any, Final, Protocol
 from millstream.messaging.encoding import IdSource, TopicShape, value_bytes
 from millstream.messaging.event import Durability, NewEvent, Receipt
 from millstream.wire.api import PubAck
+from millstream.wire.atomic import BatchMessage
 from millstream.wire.publish_lane import PublishLane
 
 __all__ = ["EventPublisher", "ValueEncoder"]
@@ -47,17 +48,22 @@ class EventPublisher:
 
     def send(self, event: NewEvent) -> asyncio.Future[Receipt]:
         """Start publishing; the event is checked and encoded before this returns."""
+        partition, (subject, block, data) = self.encode(event)
+        options = event.options
+        timeout = PUBLISH_SECONDS
+        if options is not None and options.timeout is not None:
+            timeout = options.timeout
+        return self.lane.publish(subject, block, data, timeout, self._receipts[partition])
+
+    def encode(self, event: NewEvent) -> tuple[int, BatchMessage]:
+        """The partition of an event, and its message."""
         if self._encoder is None:
             schema_id, data = None, value_bytes(event.value)
         else:
             schema_id, data = self._encoder.schema_id, self._encoder.encode(event.value)
         event_id = self._ids.next() if event.id is None else event.id
         partition, subject, block = self._shape.encode(event, event_id, schema_id)
-        options = event.options
-        timeout = PUBLISH_SECONDS
-        if options is not None and options.timeout is not None:
-            timeout = options.timeout
-        return self.lane.publish(subject, block, data, timeout, self._receipts[partition])
+        return partition, BatchMessage(subject, block, data)
 
     async def publish(self, event: NewEvent) -> Receipt:
         """Publish and wait for the receipt."""

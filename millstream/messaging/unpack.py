@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from datetime import datetime
 from typing import TYPE_CHECKING, Any, Final
 
-from millstream.messaging.event import Event, PlainEvent, Source, is_event_subject
+from millstream.messaging.event import Event, PlainEvent, Source, is_event_subject, nanoseconds_of
 from millstream.wire.api import AckAddress, parse_ack_address
+from millstream.wire.jetstream import StoredMessage
 from millstream.wire.protocol import parse_headers
 from millstream.wire.pull_lane import RawMessage
 
 if TYPE_CHECKING:
     from millstream.messaging.pack import Pack
 
-__all__ = ["PackEvent", "PackMessage", "events_of", "holds_pack", "open_pack"]
+__all__ = ["PackEvent", "PackMessage", "events_of", "holds_pack", "open_pack", "raw_of"]
 
 _PACK_MARK: Final = b"\r\nMill-Pack: "
 
@@ -95,6 +97,13 @@ class PackEvent(Event):
     @property
     def subject(self) -> str:
         return self._message.subject.decode("utf-8", "replace")
+
+
+def raw_of(stream: str, stored: StoredMessage) -> RawMessage:
+    """A message that was looked up, in the form in which delivered ones come."""
+    stored_ns = nanoseconds_of(datetime.fromisoformat(stored.time))
+    reply = f"$JS.ACK.{stream}.get.1.{stored.sequence}.0.{stored_ns}.0".encode()
+    return RawMessage(stored.subject.encode(), reply, stored.headers, stored.payload)
 
 
 def open_pack(source: Source, raw: RawMessage) -> PackMessage:

@@ -1,0 +1,48 @@
+"""What application code calls: connections, subjects, topics, events, subscriptions."""
+
+from millstream.messaging.client import Connecting, Mill, connect
+from millstream.messaging.delivery import Delivery
+from millstream.messaging.event import Event, NewEvent, PublishOptions, Receipt
+from millstream.messaging.identity import Identity, IdentitySettings
+from millstream.messaging.message import Message
+from millstream.messaging.overload import Counters, Overload, SubscriberSettings
+from millstream.messaging.reading import ReadPlan
+from millstream.messaging.service import Service
+from millstream.messaging.start import Start
+from millstream.messaging.subscriber import Subscriber
+from millstream.messaging.subscription import Reject, Subscription
+from millstream.messaging.subscription_admin import Lag, SubscriptionInfo
+from millstream.messaging.subscription_settings import SubscriptionSettings
+from millstream.messaging.topic import Topic
+from millstream.messaging.topic_info import TopicInfo
+from millstream.messaging.topic_settings import Origin, TopicSettings
+
+__all__ = [
+    "Connecting",
+    "Counters",
+    "Delivery",
+    "Event",
+    "Identity",
+    "IdentitySettings",
+    "Lag",
+    "Message",
+    "Mill",
+    "NewEvent",
+    "Origin",
+    "Overload",
+    "PublishOptions",
+    "ReadPlan",
+    "Receipt",
+    "Reject",
+    "Service",
+    "Start",
+    "Subscriber",
+    "SubscriberSettings",
+    "Subscription",
+    "SubscriptionInfo",
+    "SubscriptionSettings",
+    "Topic",
+    "TopicInfo",
+    "TopicSettings",
+    "connect",
+]

@@ -1,0 +1,245 @@
+"""The connection that application code holds: `mill = await millstream.connect()`."""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Mapping
+from types import TracebackType
+from typing import Any, Final, Self
+
+from millstream.messaging import topic_admin
+from millstream.messaging.encoding import IdSource
+from millstream.messaging.event import ID_HEADER, Receipt
+from millstream.messaging.identity import Identity, IdentitySettings, claim_identity
+from millstream.messaging.message import (
+    HeaderItems,
+    Message,
+    payload_bytes,
+    publish,
+    subject_bytes,
+)
+from millstream.messaging.overload import SubscriberSettings
+from millstream.messaging.publishing import PUBLISH_SECONDS
+from millstream.messaging.request import ANSWERS_MAX, QUIET_SECONDS, gather, request
+from millstream.messaging.service import Service
+from millstream.messaging.subscriber import MessageHandler, Subscriber
+from millstream.messaging.topic import Topic
+from millstream.messaging.topic_info import TopicInfo
+from millstream.messaging.topic_lookup import list_topics, open_topic
+from millstream.messaging.topic_settings import TopicSettings
+from millstream.settings import ConnectionSettings
+from millstream.wire.connection import Connection
+from millstream.wire.jetstream import JetStream
+from millstream.wire.protocol import encode_headers
+from millstream.wire.publish_lane import PublishLane
+
+__all__ = ["Mill", "connect"]
+
+# Messages in flight of one connection; more than this only waits in the server's own queue.
+IN_FLIGHT_MAX: Final = 4096
+
+
+def connect(
+    url: str | None = None,
+    *,
+    client_id: str | None = None,
+    settings: ConnectionSettings | None = None,
+    **changes: Any,
+) -> Connecting:
+    """Connect to a broker: `mill = await connect()`, or `async with connect() as mill`.
+
+    The address is `url`, else `NATS_URL`, else `url` in millstream.toml, else the broker that
+    `millstream up` started on this folder's data, else nats://127.0.0.1:4222. Other settings are
+    those of ConnectionSettings, as keywords. A `client_id` is claimed for this connection alone.
+    """
+    chosen = settings or ConnectionSettings.load(url, **changes)
+    return Connecting(chosen, client_id)
+
+
+class Connecting:
+    """A connection about to be made; await it, or use it as `async with`."""
+
+    def __init__(self, settings: ConnectionSettings, client_id: str | None) -> None:
+        self._settings = settings
+        self._client_id = client_id
+        self._mill: Mill | None = None
+
+    def __await__(self) -> Generator[Any, None, Mill]:
+        return self._open().__await__()
+
+    async def __aenter__(self) -> Mill:
+        self._mill = await self._open()
+        return self._mill
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if self._mill is not None:
+            await self._mill.close()
+
+    async def _open(self) -> Mill:
+        connection = Connection(self._settings)
+        await connection.open()
+        mill = Mill(connection)
+        try:
+            if self._client_id is not None:
+                await mill.claim(self._client_id)
+        except BaseException:
+            await mill.close()
+            raise
+        return mill
+
+
+class Mill:
+    """A connection to a broker, for one event loop. Reconnects by itself; close it when done."""
+
+    def __init__(self, connection: Connection) -> None:
+        self.connection = connection
+        self.jetstream = JetStream(connection)
+        self.identity: Identity | None = None
+        self._lane = PublishLane(connection, IN_FLIGHT_MAX)
+        self._ids = IdSource()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        await self.close()
+
+    @property
+    def url(self) -> str:
+        """The server this is connected to."""
+        return self.connection.url
+
+    @property
+    def connected(self) -> bool:
+        return self.connection.connected
+
+    async def flush(self, timeout: float | None = None) -> None:
+        """Return when the server has handled everything sent so far."""
+        await self.connection.flush(timeout)
+
+    async def close(self) -> None:
+        """Wait for the acks of what is in flight, then close. Safe to call twice."""
+        if self.connection.closed:
+            return
+        await self._lane.settled()
+        if self.identity is not None:
+            await self.identity.release()
+        await self.connection.close()
+
+    def __repr__(self) -> str:
+        return f"<Mill {self.url}{'' if self.connected else ', disconnected'}>"
+
+    # -- core subjects: at most once ------------------------------------------------------
+
+    async def publish(
+        self,
+        subject: str,
+        data: bytes | str = b"",
+        headers: HeaderItems | None = None,
+        reply: str | None = None,
+    ) -> None:
+        """Send a message to whoever listens now: at most once, in order."""
+        await publish(self.connection, subject, data, headers, reply)
+
+    def subscribe(
+        self,
+        subject: str,
+        settings: SubscriberSettings | None = None,
+        handler: MessageHandler | None = None,
+    ) -> Subscriber:
+        """Receive the messages of a subject from now on: at most once."""
+        return Subscriber(self.connection, subject, settings, handler)
+
+    async def request(
+        self,
+        subject: str,
+        data: bytes | str = b"",
+        headers: HeaderItems | None = None,
+        timeout: float | None = None,
+    ) -> Message:
+        """Ask and return the first answer; NoResponders at once when nobody listens."""
+        return await request(self.connection, subject, data, headers, timeout)
+
+    async def gather(
+        self,
+        subject: str,
+        data: bytes | str = b"",
+        headers: HeaderItems | None = None,
+        *,
+        limit: int = ANSWERS_MAX,
+        quiet: float = QUIET_SECONDS,
+        timeout: float | None = None,
+    ) -> list[Message]:
+        """Ask and return the answers of everybody who listens."""
+        return await gather(
+            self.connection, subject, data, headers, limit=limit, quiet=quiet, timeout=timeout
+        )
+
+    def service(self, name: str, version: str, **details: Any) -> Service:
+        """A service that answers requests; add endpoints, then `async with` it."""
+        return Service(self.connection, name, version, **details)
+
+    async def claim(self, client_id: str, settings: IdentitySettings | None = None) -> Identity:
+        """Hold a client id for this connection; refused while another one that answers has it."""
+        self.identity = await claim_identity(self.connection, client_id, settings)
+        return self.identity
+
+    # -- topics ---------------------------------------------------------------------------
+
+    async def create_topic(
+        self, name: str, settings: TopicSettings | None = None, **values: Any
+    ) -> Topic:
+        """Declare a topic; nothing happens when it exists with the same settings.
+
+        `create_topic("orders", partitions=4, max_age="7d")`: see TopicSettings. TopicConflict says
+        which setting differs when it exists with others.
+        """
+        wanted = settings or TopicSettings(**values)
+        return self._topic(await topic_admin.declare(self.jetstream, name, wanted))
+
+    async def topic(self, name: str) -> Topic:
+        """An existing topic, or any JetStream stream as it is."""
+        return self._topic(await open_topic(self.jetstream, name))
+
+    async def topics(self) -> list[TopicInfo]:
+        """All topics and streams that this user can see."""
+        return await list_topics(self.jetstream)
+
+    async def edit_topic(self, name: str, **changes: Any) -> TopicInfo:
+        """Change settings of a topic, as far as the server can."""
+        return await topic_admin.edit(self.jetstream, name, changes)
+
+    async def delete_topic(self, name: str) -> None:
+        """Remove a topic and all its events."""
+        await topic_admin.delete(self.jetstream, name)
+
+    async def publish_acked(
+        self,
+        subject: str,
+        data: bytes | str = b"",
+        headers: Mapping[str, str] | None = None,
+        id: str | None = None,
+    ) -> Receipt:
+        """Publish to a subject that a foreign stream stores, and return when it has."""
+        pairs = [(ID_HEADER, id or self._ids.next()), *(headers or {}).items()]
+        if self._lane.full:
+            await self._lane.room()
+        return await self._lane.publish(
+            subject_bytes(subject),
+            encode_headers(pairs),
+            payload_bytes(data),
+            PUBLISH_SECONDS,
+            lambda ack: Receipt(ack.stream, 0, ack.seq, ack.duplicate, "unknown"),
+        )
+
+    def _topic(self, info: TopicInfo) -> Topic:
+        return Topic(self.jetstream, self._lane, info, "unknown")

@@ -1,0 +1,237 @@
+"""A topic: a durable, replayable, partitioned log of events."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from datetime import datetime
+from typing import Any
+
+from millstream.errors import ConfigError, MillstreamError, PartlyStored
+from millstream.messaging import topic_admin
+from millstream.messaging.dead_letters import DeadLetterStore, default_dead_letter_topic
+from millstream.messaging.encoding import TopicShape
+from millstream.messaging.event import (
+    Durability,
+    Event,
+    NewEvent,
+    PublishOptions,
+    Receipt,
+    Source,
+)
+from millstream.messaging.publishing import PUBLISH_SECONDS, EventPublisher, ValueEncoder
+from millstream.messaging.reading import ReadPlan, read_events
+from millstream.messaging.start import Start
+from millstream.messaging.subject import check_name, key_token, partition_of
+from millstream.messaging.subscription import Subscription
+from millstream.messaging.subscription_admin import Lag, SubscriptionAdmin, SubscriptionInfo
+from millstream.messaging.subscription_settings import SubscriptionSettings
+from millstream.messaging.topic_admin import Purge
+from millstream.messaging.topic_info import TopicInfo
+from millstream.messaging.topic_lookup import open_topic
+from millstream.messaging.unpack import events_of, raw_of
+from millstream.wire.atomic import BatchMessage, publish_batch
+from millstream.wire.jetstream import JetStream
+from millstream.wire.publish_lane import PublishLane
+
+__all__ = ["Topic"]
+
+
+class Topic:
+    """A durable log of events. Publishing is acknowledged; reading never removes anything.
+
+    Events of one key keep their order; a publish that had to be sent again may come after a later
+    one of the same connection, unless it is awaited one at a time.
+    """
+
+    def __init__(
+        self,
+        jetstream: JetStream,
+        lane: PublishLane,
+        info: TopicInfo,
+        durability: Durability,
+        encoder: ValueEncoder | None = None,
+    ) -> None:
+        self.name = info.name
+        self.settings = info.settings
+        self.partitions = len(info.partitions)
+        self.durability = durability
+        self._jetstream = jetstream
+        self._lane = lane
+        self._managed = info.managed
+        self._shape = TopicShape(info.name, self.partitions)
+        self._publisher = EventPublisher(lane, self._shape, durability, encoder)
+        self._sources = [
+            (part.stream, Source(info.name, part.number, part.prefix)) for part in info.partitions
+        ]
+        self._subscriptions = SubscriptionAdmin(jetstream, info.name, self._sources)
+
+    def __repr__(self) -> str:
+        return f"<Topic {self.name}, {self.partitions} partition(s)>"
+
+    # -- publishing -----------------------------------------------------------------------
+
+    async def publish(
+        self,
+        value: Any,
+        key: str | bytes | None = None,
+        *,
+        headers: Mapping[str, str] | None = None,
+        timestamp: datetime | int | None = None,
+        id: str | None = None,
+        options: PublishOptions | None = None,
+    ) -> Receipt:
+        """Store one event and return its receipt when it is stored as durably as the topic says.
+
+        It is sent again until the broker answers; its id (given or made) makes the copies one.
+        """
+        self._check_writable()
+        event = NewEvent(value, key, headers, timestamp, id, options)
+        return await self._publisher.publish(event)
+
+    async def publish_many(self, events: Iterable[NewEvent | Any]) -> list[Receipt]:
+        """Store events with many in flight; receipts in the order given.
+
+        When some are refused the others are stored all the same, and PartlyStored says which.
+        """
+        self._check_writable()
+        futures = []
+        for event in events:
+            if self._lane.full:
+                await self._lane.room()
+            new = event if isinstance(event, NewEvent) else NewEvent(event)
+            futures.append(self._publisher.send(new))
+        results = await asyncio.gather(*futures, return_exceptions=True)
+        failed: dict[int, MillstreamError] = {}
+        receipts: list[Receipt] = []
+        for place, result in enumerate(results):
+            if isinstance(result, MillstreamError):
+                failed[place] = result
+            elif isinstance(result, BaseException):
+                raise result
+            else:
+                receipts.append(result)
+        if failed:
+            raise PartlyStored(len(results), failed)
+        return receipts
+
+    async def publish_atomic(
+        self, events: Sequence[NewEvent | Any], timeout: float = PUBLISH_SECONDS
+    ) -> list[Receipt]:
+        """Store up to 1,000 events of one partition: all of them, side by side, or none."""
+        self._check_writable()
+        messages: list[BatchMessage] = []
+        partitions: set[int] = set()
+        for event in events:
+            new = event if isinstance(event, NewEvent) else NewEvent(event)
+            partition, message = self._publisher.encode(new)
+            partitions.add(partition)
+            messages.append(message)
+        if len(partitions) > 1:
+            raise ConfigError(
+                f"an atomic batch is stored in one partition; these events belong to "
+                f"{sorted(partitions)}. Give them keys of one partition"
+            )
+        if not messages:
+            return []
+        partition = partitions.pop()
+        stream = self._sources[partition][0]
+        ack = await publish_batch(self._jetstream, stream, messages, timeout)
+        first = ack.seq - len(messages) + 1
+        return [
+            Receipt(self.name, partition, first + place, False, self.durability)
+            for place in range(len(messages))
+        ]
+
+    def _check_writable(self) -> None:
+        if not self._managed or self.settings.is_copy:
+            raise ConfigError(
+                f"'{self.name}' takes no events here: it is a copy of another topic, or a stream "
+                f"that Millstream did not make (publish to its subjects with mill.publish_acked)"
+            )
+
+    # -- reading --------------------------------------------------------------------------
+
+    def read(self, plan: ReadPlan | None = None, **choices: Any) -> AsyncIterator[Event]:
+        """Events of a range, in order within each partition, without touching subscriptions.
+
+        `read()` gives all that is stored now; `read(start=Start.at_offset(5), end=10)`,
+        `read(follow=True)`, `read(keys=["a"])`: see ReadPlan.
+        """
+        if plan is not None and choices:
+            raise ConfigError("give a ReadPlan, or its single values, not both")
+        try:
+            wanted = plan or ReadPlan(**choices)
+        except TypeError as error:
+            raise ConfigError(f"unknown choice for read: {error}") from error
+        return read_events(self._jetstream, self._sources, wanted)
+
+    async def get(self, offset: int, partition: int = 0) -> list[Event]:
+        """The events of the message at an offset (several for a pack); empty when it is gone."""
+        stream, source = self._sources[partition]
+        found = await self._jetstream.get_message(stream, {"seq": offset})
+        return [] if found is None else events_of(source, [raw_of(stream, found)])
+
+    async def last(self, key: str) -> Event | None:
+        """The last event of a key that was written as a plain message; None when there is none."""
+        stream, source = self._sources[partition_of(key, self.partitions)]
+        if source.prefix is None:
+            raise ConfigError(f"'{self.name}' is a foreign stream: its subjects carry no keys")
+        subject = f"{source.prefix}.{key_token(key)}"
+        found = await self._jetstream.get_message(stream, {"last_by_subj": subject})
+        return None if found is None else events_of(source, [raw_of(stream, found)])[0]
+
+    # -- subscriptions --------------------------------------------------------------------
+
+    async def subscribe(
+        self, name: str, settings: SubscriptionSettings | None = None
+    ) -> Subscription:
+        """Become a member of a durable subscription, which is made when it does not exist.
+
+        Without settings an existing one is used as it is; with other settings than it has,
+        SubscriptionConflict says which differ.
+        """
+        check_name("subscription", name)
+        agreed = await self._subscriptions.declare(name, settings)
+        dead = agreed.dead_letter or default_dead_letter_topic(self.name, name)
+        store = DeadLetterStore(self._jetstream, self._lane, dead, name)
+        return Subscription(self._jetstream, name, agreed, self._sources, store)
+
+    async def subscriptions(self) -> list[SubscriptionInfo]:
+        """All subscriptions of the topic."""
+        return await self._subscriptions.infos()
+
+    async def subscription_info(self, name: str) -> SubscriptionInfo:
+        return await self._subscriptions.info(name)
+
+    async def edit_subscription(self, name: str, **changes: Any) -> SubscriptionSettings:
+        """Change settings of a subscription; where it stands is kept."""
+        return await self._subscriptions.edit(name, **changes)
+
+    async def delete_subscription(self, name: str) -> None:
+        await self._subscriptions.delete(name)
+
+    async def lag(self, name: str) -> Lag:
+        """How far a subscription is behind, in messages and in seconds."""
+        return await self._subscriptions.lag(name)
+
+    async def pause(self, name: str, seconds: float | None = None) -> datetime:
+        """Stop delivering to a subscription until then; None: until `resume`."""
+        return await self._subscriptions.pause(name, seconds)
+
+    async def resume(self, name: str) -> None:
+        await self._subscriptions.resume(name)
+
+    async def seek(self, name: str, to: Start) -> None:
+        """Move a subscription to an offset, a time, ALL, NEW or LAST."""
+        await self._subscriptions.seek(name, to)
+
+    # -- the topic itself -----------------------------------------------------------------
+
+    async def info(self) -> TopicInfo:
+        """Settings and state, by partition."""
+        return await open_topic(self._jetstream, self.name)
+
+    async def purge(self, what: Purge | None = None) -> int:
+        """Remove events: all, or as `Purge` says; how many messages that were."""
+        return await topic_admin.purge(self._jetstream, self.name, what)

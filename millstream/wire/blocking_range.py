@@ -1,0 +1,202 @@
+"""Reading a range of a stream with the blocking lane: for Spark workers.
+
+One window is asked for at a time and received whole before it is handed on: memory stays at one
+window whatever the range, and the server never waits for a reader that is busy elsewhere.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Final
+
+import msgspec
+
+from millstream.deadline import Deadline
+from millstream.errors import (
+    ApiError,
+    AuthenticationFailed,
+    ConnectError,
+    ConnectFailed,
+    NoResponders,
+    RequestTimeout,
+    TopicNotFound,
+)
+from millstream.wire.api import NANOSECONDS, ConsumerConfig, ConsumerInfo, parse_ack_address
+from millstream.wire.blocking import BlockingConnection, BlockingJetStream
+from millstream.wire.protocol import pub, status_of, unique_token
+from millstream.wire.pull_lane import HEADER_BYTES_MAX, RawMessage
+
+__all__ = ["Window", "read_range"]
+
+# A consumer that nobody pulls from is removed by the server after this long.
+INACTIVE_SECONDS: Final = 60
+SILENCE_SECONDS: Final = 5.0  # without a byte in an open window: ask on a new connection
+PAUSE_SECONDS: Final = 0.2
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """How much is asked for at once, and how long a reader keeps trying without progress."""
+
+    messages: int = 20_000
+    bytes: int = 8 * 1024 * 1024  # at least one largest message is always asked for
+    give_up_after: float = 60.0  # seconds without progress
+
+
+class _Reader:
+    """The state of one range being read."""
+
+    def __init__(
+        self, connection: BlockingConnection, stream: str, subjects: tuple[str, ...], window: Window
+    ) -> None:
+        self.connection = connection
+        self.jetstream = BlockingJetStream(connection)
+        self.stream = stream
+        self.subjects = subjects
+        self.window = window
+        self.consumer = ""
+        self.generation = -1
+        self.expected = 1
+        self.pending = 0
+        self.inbox = ""
+        self.received: list[RawMessage] = []
+        self.ended = False
+        self.status = (0, "")
+
+    def begin(self, start: int) -> None:
+        """Make a consumer that starts at a sequence."""
+        config = ConsumerConfig(
+            name=f"read-{unique_token(12)}",
+            ack_policy="none",
+            mem_storage=True,
+            num_replicas=1,
+            inactive_threshold=INACTIVE_SECONDS * NANOSECONDS,
+        )
+        if start > 1:
+            config.deliver_policy, config.opt_start_seq = "by_start_sequence", start
+        verb = f"CONSUMER.CREATE.{self.stream}.{config.name}"
+        if len(self.subjects) == 1:
+            config.filter_subject = self.subjects[0]
+            verb = f"{verb}.{self.subjects[0]}"
+        elif self.subjects:
+            config.filter_subjects = list(self.subjects)
+        body = {"stream_name": self.stream, "config": config, "action": "create"}
+        info = self.jetstream.call(verb, body, ConsumerInfo)
+        self.consumer, self.pending, self.expected = info.name, info.num_pending, 1
+        self.inbox = self.connection.new_inbox()
+        self.connection.subscribe(self.inbox, self._message)
+        self.generation = self.connection.generation
+
+    @property
+    def usable(self) -> bool:
+        return (
+            bool(self.consumer)
+            and self.connection.is_open
+            and self.generation == self.connection.generation
+        )
+
+    def _message(self, subject: bytes, reply: bytes, headers: bytes, payload: bytes) -> None:
+        if reply.startswith(b"$JS.ACK."):
+            self.received.append(RawMessage(subject, reply, headers, payload))
+            return
+        code, text = status_of(headers)
+        if code != 100:
+            self.ended, self.status = True, (code, text)
+
+    def fetch(self) -> list[RawMessage]:
+        """One window: all that is there up to its limits; empty when the range is used up."""
+        window = self.window
+        self.received, self.ended, self.status = [], False, (0, "")
+        largest = self.connection.info.max_payload + HEADER_BYTES_MAX
+        batch = min(window.messages, self.pending) if self.pending else window.messages
+        request = {"batch": batch, "max_bytes": max(window.bytes, largest), "no_wait": True}
+        verb = f"{self.jetstream.prefix}.CONSUMER.MSG.NEXT.{self.stream}.{self.consumer}"
+        self.connection.send(pub(verb.encode(), self.inbox.encode(), msgspec.json.encode(request)))
+        while not self.ended and len(self.received) < batch:
+            if not self.connection.receive(Deadline(SILENCE_SECONDS)):
+                raise RequestTimeout(verb, SILENCE_SECONDS)
+        if self.status[0] == 503:
+            raise NoResponders(verb)
+        return self.received
+
+    def forget(self) -> None:
+        """Remove the consumer if the socket is still there; else the server does it later."""
+        if self.usable:
+            verb = f"{self.jetstream.prefix}.CONSUMER.DELETE.{self.stream}.{self.consumer}"
+            self.connection.send(pub(verb.encode(), b"", b""))
+        self.consumer = ""
+
+
+def read_range(
+    connection: BlockingConnection,
+    stream: str,
+    start: int,
+    end: int,
+    subjects: tuple[str, ...] = (),
+    window: Window | None = None,
+) -> Iterator[list[RawMessage]]:
+    """The messages with sequences in [start, end), in order, each once, in windows.
+
+    A lost connection, a restarted server or a new leader is waited out; reading goes on at the
+    next sequence. Sequences that were deleted are left out; whether that is a loss is for the
+    caller to say.
+    """
+    if start >= end:
+        return
+    reader = _Reader(connection, stream, subjects, window or Window())
+    position = start
+    patience = Deadline(reader.window.give_up_after)
+    try:
+        while position < end:
+            try:
+                if not reader.usable:
+                    reader.begin(position)
+                    if reader.pending == 0:
+                        return
+                messages = reader.fetch()
+            except (AuthenticationFailed, TopicNotFound):
+                raise
+            except (ConnectError, RequestTimeout, NoResponders, ApiError) as error:
+                _pause(connection, patience, error)
+                reader.consumer = ""
+                continue
+            if not messages:
+                return
+            first, last = (
+                parse_ack_address(messages[0].reply),
+                parse_ack_address(messages[-1].reply),
+            )
+            count = last.consumer_sequence - first.consumer_sequence + 1
+            if first.consumer_sequence != reader.expected or count != len(messages):
+                reader.forget()  # something was lost on the way: read it again
+                continue
+            reader.expected = last.consumer_sequence + 1
+            reader.pending = last.pending
+            position = last.sequence + 1
+            patience = Deadline(reader.window.give_up_after)
+            if last.sequence >= end:
+                yield [m for m in messages if parse_ack_address(m.reply).sequence < end]
+                return
+            yield messages
+            if last.pending == 0:
+                return
+    finally:
+        _forget_quietly(reader)
+
+
+def _pause(connection: BlockingConnection, patience: Deadline, error: Exception) -> None:
+    connection.lose()
+    if patience.passed:
+        raise ConnectFailed(
+            f"no progress for {patience.seconds:g} s while reading from {connection.url}: {error}"
+        ) from error
+    time.sleep(patience.left(at_most=PAUSE_SECONDS))
+
+
+def _forget_quietly(reader: _Reader) -> None:
+    try:
+        reader.forget()
+    except ConnectError:
+        reader.consumer = ""  # the server removes it when it has been idle
