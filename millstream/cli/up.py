@@ -15,7 +15,7 @@ from millstream.settings import data_folder, parse_duration
 if TYPE_CHECKING:
     from millstream.broker import BrokerSettings, State
 
-__all__ = ["app", "describe", "project_defaults"]
+__all__ = ["app", "describe", "project_defaults", "settable_options"]
 
 app = typer.Typer()
 
@@ -267,16 +267,20 @@ def down(
 
 def project_defaults() -> dict[str, Any]:
     """The options of `up` that the project file sets."""
+    defaults = options.broker_defaults({**settable_options(), "data": True})
+    defaults.pop("data", None)  # data_folder() reads it, for every command alike
+    return defaults
+
+
+def settable_options() -> dict[str, bool]:
+    """Options of `up` that a project file may set, and whether each is a path."""
     command = typer.main.get_command(app)
     parameters = command.commands["up"].params  # type: ignore[attr-defined]
-    settable = {
+    return {
         str(item.name): item.name.endswith(("_file", "_cert", "_key", "_ca", "config"))
         for item in parameters
         if item.name not in _THIS_CALL_ONLY
     }
-    defaults = options.broker_defaults({**settable, "data": True})
-    defaults.pop("data", None)  # data_folder() reads it, for every command alike
-    return defaults
 
 
 def describe(state: State) -> str:

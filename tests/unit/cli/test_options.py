@@ -216,3 +216,18 @@ def test_a_secret_file_must_hold_something(up: Up, tmp_path: Path) -> None:
         up(*joined, "empty")
     with pytest.raises(ConfigError, match="cannot read the secret"):
         up(*joined, "nowhere")
+
+
+def test_the_page_for_operators_lists_every_setting() -> None:
+    import re
+
+    from millstream.cli.options import TABLES
+    from millstream.cli.up import settable_options
+
+    page = (Path(__file__).parents[3] / "docs" / "OPERATIONS.md").read_text()
+    section = page.partition("## Settings")[2].partition("## When")[0]
+    rows = [line.split("|")[1] for line in section.splitlines() if line.startswith("| `")]
+    listed = {name for row in rows for name in re.findall(r"`(\w+)`", row)}
+    assert listed == {*settable_options(), "data"}
+    for table in TABLES:
+        assert f"[[broker.{table}]]" in section
