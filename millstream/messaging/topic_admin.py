@@ -39,6 +39,7 @@ from millstream.messaging.topic_info import TopicInfo, topic_info
 from millstream.messaging.topic_lookup import (
     find_stream,
     find_streams,
+    list_topics,
     open_topic,
     side_by_side,
     streams_of,
@@ -52,6 +53,8 @@ __all__ = [
     "declare",
     "delete",
     "edit",
+    "list_topics",
+    "open_topic",
     "promote",
     "purge",
 ]
