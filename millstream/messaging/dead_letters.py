@@ -8,10 +8,11 @@ from typing import Final
 from millstream.deadline import now_ns
 from millstream.errors import WrongSequence
 from millstream.messaging import topic_admin
-from millstream.messaging.delivery import Delivery, PackDelivery, PlainDelivery
-from millstream.messaging.event import KEY_HEADER, TIME_HEADER, datetime_of
+from millstream.messaging.delivery import Delivery
+from millstream.messaging.event import KEY_HEADER, TIME_HEADER, Event, PlainEvent, datetime_of
 from millstream.messaging.subject import key_token
 from millstream.messaging.topic_settings import TopicSettings
+from millstream.messaging.unpack import PackEvent
 from millstream.wire.jetstream import JetStream
 from millstream.wire.protocol import encode_headers
 from millstream.wire.publish_lane import PublishLane
@@ -55,45 +56,49 @@ class DeadLetterStore:
         self._declared = False
 
     async def store(self, delivery: Delivery, reason: str) -> None:
-        """Store the dead letter; return when it is on disk."""
+        """Store a delivery as a dead letter; return when it is on disk."""
+        await self.store_event(delivery, reason, delivery.attempt)
+
+    async def store_event(self, event: Event, reason: str, attempts: int) -> None:
+        """Store any event as a dead letter; return when it is on disk."""
         if not self._declared:
             await topic_admin.declare(self._jetstream, self._topic, TopicSettings())
             self._declared = True
-        partition, offset, index = delivery.position
-        subject = f"{self._topic}.{delivery.topic}.{partition}.{offset}.{index}".encode()
-        pairs = self._origin(delivery, reason)
-        if isinstance(delivery, PlainDelivery):
+        partition, offset, index = event.position
+        subject = f"{self._topic}.{event.topic}.{partition}.{offset}.{index}".encode()
+        pairs = self._origin(event, reason, attempts)
+        if isinstance(event, PlainEvent):
             own = [
                 (name, value)
-                for name, value in delivery.all_headers
+                for name, value in event.all_headers
                 if not name.startswith(_DROPPED_PREFIXES)
             ]
-            payload = delivery.data
+            payload = event.data
         else:
-            own, payload = _one_row_pack(delivery)
+            own, payload = _one_row_pack(event)
         block = encode_headers([*pairs, *own])
         try:
             await self._lane.publish(subject, block, payload, STORE_SECONDS, lambda ack: ack)
         except WrongSequence:
             return  # stored before
 
-    def _origin(self, delivery: Delivery, reason: str) -> list[tuple[str, str]]:
-        partition, offset, index = delivery.position
+    def _origin(self, event: Event, reason: str, attempts: int) -> list[tuple[str, str]]:
+        partition, offset, index = event.position
         pairs = [
             (EXPECTED_HEADER, "0"),
             (CAUSE_HEADER, " ".join(reason.split())[:CAUSE_CHARS_MAX]),
-            (ATTEMPTS_HEADER, str(delivery.attempt)),
-            (TOPIC_HEADER, delivery.topic),
+            (ATTEMPTS_HEADER, str(attempts)),
+            (TOPIC_HEADER, event.topic),
             (PARTITION_HEADER, str(partition)),
             (OFFSET_HEADER, str(offset)),
             (INDEX_HEADER, str(index)),
             (SUBSCRIPTION_HEADER, self._subscription),
-            (SUBJECT_HEADER, delivery.subject),
+            (SUBJECT_HEADER, event.subject),
             (WHEN_HEADER, _text(datetime_of(now_ns()))),
-            (TIME_HEADER, str(delivery.timestamp_ns)),
+            (TIME_HEADER, str(event.timestamp_ns)),
         ]
-        if delivery.key is not None:
-            pairs.append((KEY_HEADER, key_token(delivery.key)))
+        if event.key is not None:
+            pairs.append((KEY_HEADER, key_token(event.key)))
         return pairs
 
 
@@ -101,12 +106,12 @@ def _text(moment: datetime) -> str:
     return moment.isoformat().replace("+00:00", "Z")
 
 
-def _one_row_pack(delivery: Delivery) -> tuple[list[tuple[str, str]], bytes]:
+def _one_row_pack(event: Event) -> tuple[list[tuple[str, str]], bytes]:
     """An event of a pack as a pack of its own: types and values stay exactly as they are."""
     from millstream.messaging.pack import encode
 
-    if not isinstance(delivery, PackDelivery):
-        raise TypeError(f"not a delivery: {delivery!r}")
-    pack = delivery.lease.message.pack
-    row = encode(pack.batch.slice(delivery.index, 1), schema_id=pack.schema_id)
+    if not isinstance(event, PackEvent):
+        raise TypeError(f"neither a message nor an event of a pack: {event!r}")
+    pack = event.message.pack
+    row = encode(pack.batch.slice(event.index, 1), schema_id=pack.schema_id)
     return list(row.headers.items()), bytes(memoryview(row.payload))

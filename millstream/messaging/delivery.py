@@ -185,7 +185,7 @@ class PackDelivery(PackEvent, Delivery):
             return
         self._lease.failed(self._index)
         seconds = settings.delay_after(attempt) if delay is None else delay
-        row = (self._key, self._time_us, self._headers, self._id, self._value)
+        row = (self._key, self._time_ns, self._headers, self._id, self._value)
         again = PackDelivery(self._leases, self._lease, self._index, row)
         self._leases.again(again, seconds)
 

@@ -40,12 +40,17 @@ class PackMessage:
 class PackEvent(Event):
     """One event of a pack."""
 
-    __slots__ = ("_headers", "_id", "_index", "_key", "_message", "_time_us", "_value")
+    __slots__ = ("_headers", "_id", "_index", "_key", "_message", "_time_ns", "_value")
 
     def __init__(self, message: PackMessage, index: int, row: tuple[Any, ...]) -> None:
         self._message = message
         self._index = index
-        self._key, self._time_us, self._headers, self._id, self._value = row
+        self._key, self._time_ns, self._headers, self._id, self._value = row
+
+    @property
+    def message(self) -> PackMessage:
+        """The message that holds its pack."""
+        return self._message
 
     @property
     def value(self) -> Any:
@@ -64,9 +69,9 @@ class PackEvent(Event):
 
     @property
     def timestamp_ns(self) -> int:
-        if self._time_us is None:
+        if self._time_ns is None:
             return self._message.address.timestamp_ns
-        return int(self._time_us) * 1000
+        return int(self._time_ns)
 
     @property
     def stored_ns(self) -> int:

@@ -44,12 +44,18 @@ class RangeLane:
     """Delivers the messages of a range, each once and in order, then says that it is done."""
 
     def __init__(
-        self, jetstream: JetStream, stream: str, what: Range, signal: Signal | None = None
+        self,
+        jetstream: JetStream,
+        stream: str,
+        what: Range,
+        signal: Signal | None = None,
+        prefetch: Prefetch = READ_AHEAD,
     ) -> None:
         self._jetstream = jetstream
         self._connection = jetstream.connection
         self._stream = stream
         self._what = what
+        self._prefetch = prefetch
         self.signal = signal or Signal()
         self._lane: PullLane | None = None
         self._salvaged: list[RawMessage] = []  # delivered before the connection was lost
@@ -141,7 +147,7 @@ class RangeLane:
             self.done = True
             self.close()
             return
-        self._lane = PullLane(self._jetstream, self._stream, info.name, READ_AHEAD, self.signal)
+        self._lane = PullLane(self._jetstream, self._stream, info.name, self._prefetch, self.signal)
 
     def _config(self) -> ConsumerConfig:
         what = self._what
