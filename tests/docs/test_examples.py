@@ -2,9 +2,9 @@
 
 - `python` blocks of a page run in order, in one namespace and one event loop; `await` may stand at
   the top level. A `text` block right behind one is what it prints (`...` stands for anything).
-- `sh` and `console` blocks: lines that begin with `millstream` (in console: `$ millstream`) are
-  run with the real command; other lines of `sh` are not, other lines of `console` are the output
-  of the command above them.
+- `sh` and `console` blocks: lines that begin with `millstream` (or `.venv/bin/millstream`) are
+  run with the real command; other lines of `sh` are not. In `console` commands begin with `$ `, and
+  other lines are the output of the command above them.
 - A page finds a broker running in its own folder, unless it starts one itself with `millstream up`.
 - `not-run` behind the language leaves a block out: for what does not end or needs other machines.
 """
@@ -67,7 +67,7 @@ def blocks_of(page: Path, text: str) -> list[Block]:
 
 def commands_of(block: Block) -> Iterator[tuple[str, str | None]]:
     """Each `millstream` command of a shell block with its expected output, None when not told."""
-    joined = block.body.replace("\\\n", " ")
+    joined = block.body.replace("\\\n", " ").replace(".venv/bin/millstream", "millstream")
     if block.language == "sh":
         for line in joined.splitlines():
             if line.split() and line.split()[0] == "millstream":
