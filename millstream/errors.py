@@ -271,12 +271,12 @@ class ServiceError(MillstreamError):
 
 
 class IdentityTaken(MillstreamError):
-    """Another client holds the id and answered the probe; nothing was changed."""
+    """Another client holds the id and is alive: it answered a probe. Nothing was changed."""
 
     def __init__(self, client_id: str, holder: str, since: str) -> None:
         self.client_id, self.holder, self.since = client_id, holder, since
         super().__init__(
-            f"client id '{client_id}' is held by {holder} since {since}, and it answers. "
+            f"client id '{client_id}' is held by {holder} since {since}, and it is alive. "
             f"Stop that client, or choose another id"
         )
 

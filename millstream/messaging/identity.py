@@ -4,9 +4,9 @@ A claim is the last message of the id's own subject in the stream `MILL_CLIENTS`
 write that expects the sequence seen before, so of several claimants one wins, whatever the timing.
 
 1. Read the claim. None, or a released one: go to 3.
-2. Ask its holder. An answer: refused (IdentityTaken). None within `probe_timeout`: it counts as
-   dead.
-3. Write our claim, expecting what was read. Somebody was faster: begin again.
+2. Ask its holder. An answer: refused (IdentityTaken). None within `probe_timeout`: go on.
+3. Write our claim, expecting what was read. If the holder has written a heartbeat meanwhile it
+   lives: refused as well. If another claimant was faster: begin again.
 4. Tell the old holder, answer probes, and write again every `heartbeat` seconds; the write that
    finds another claim there tells a holder that was replaced (IdentityLost).
 
@@ -177,6 +177,9 @@ class Identity:
                 try:
                     self._sequence = await self._write(self._claim, expected)  # 3
                 except (WrongSequence, RequestTimeout):
+                    now, sequence = await self._read()
+                    if found and now and now.instance == found.instance and sequence > expected:
+                        raise IdentityTaken(self.client_id, now.holder, now.since) from None
                     continue
                 if found is not None and not found.released:
                     self._tell(found)

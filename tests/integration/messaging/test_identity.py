@@ -1,0 +1,247 @@
+"""Client ids: one living holder at a time, also when processes hang, die or race."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Awaitable, Callable, Iterator
+
+import pytest
+
+from millstream.broker import Permissions, User
+from millstream.deadline import Deadline
+from millstream.errors import (
+    ConfigError,
+    ConnectionClosed,
+    IdentityLost,
+    IdentityTaken,
+    PermissionDenied,
+)
+from millstream.messaging.identity import STREAM, Identity, IdentitySettings, claim_identity
+from millstream.settings import Secret
+from millstream.testing import running_broker
+from millstream.wire.connection import Connection
+from millstream.wire.jetstream import JetStream
+
+Connect = Callable[..., Awaitable[Connection]]
+Until = Callable[..., Awaitable[None]]
+
+QUICK = IdentitySettings(heartbeat=0.2, probe_timeout=0.4)
+PATIENT = IdentitySettings(heartbeat=0.2, probe_timeout=8)
+
+HOLDER = """
+import asyncio, sys
+from millstream.messaging.identity import IdentitySettings, claim_identity
+from millstream.settings import ConnectionSettings
+from millstream.wire.connection import Connection
+
+async def main():
+    connection = Connection(ConnectionSettings(urls=(sys.argv[1],)))
+    await connection.open()
+    identity = await claim_identity(
+        connection, "worker-1", IdentitySettings(heartbeat=0.2, probe_timeout=0.4)
+    )
+    sys.stdout.write(f"{identity.epoch}\\n")
+    sys.stdout.flush()
+    await identity.ended()
+    try:
+        identity.check()
+    except Exception as error:
+        sys.stdout.write(f"{type(error).__name__}\\n")
+        sys.stdout.flush()
+
+asyncio.run(main())
+"""
+
+
+@pytest.fixture
+def holder(millstream_url: str) -> Iterator[subprocess.Popen[str]]:
+    """Another process that holds the id `worker-1`."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", HOLDER, millstream_url], stdout=subprocess.PIPE, text=True
+    )
+    assert process.stdout is not None
+    assert process.stdout.readline().strip().isdigit()
+    yield process
+    process.kill()
+    process.wait()
+    process.stdout.close()
+
+
+async def test_a_second_claimant_is_refused_while_the_first_answers(
+    connection: Connection, other: Connection
+) -> None:
+    async with await claim_identity(connection, "worker-1", QUICK) as first:
+        deadline = Deadline(5)
+        with pytest.raises(
+            IdentityTaken, match=r"'worker-1' is held by 'millstream' on .*it is alive"
+        ):
+            await claim_identity(other, "worker-1", QUICK)
+        assert 5 - deadline.left() < 0.4, "an answer is not waited out"
+        assert first.held
+        async with await claim_identity(other, "worker-2", QUICK) as second:
+            assert second.held
+
+
+async def test_a_released_id_is_free_at_once(connection: Connection, other: Connection) -> None:
+    async with await claim_identity(connection, "a", QUICK) as first:
+        pass
+    deadline = Deadline(8)
+    async with await claim_identity(other, "a", PATIENT) as second:
+        assert deadline.left() > 4, "nobody had to be asked"
+        assert second.epoch > first.epoch
+    assert not first.held
+    first.check()
+
+
+async def test_a_process_that_was_killed_is_replaced(
+    connection: Connection, holder: subprocess.Popen[str]
+) -> None:
+    with pytest.raises(IdentityTaken, match=f"process {holder.pid}"):
+        await claim_identity(connection, "worker-1", QUICK)
+    holder.kill()
+    await asyncio.to_thread(holder.wait)
+    async with await claim_identity(connection, "worker-1", QUICK) as identity:
+        assert identity.held
+
+
+async def test_a_process_that_hangs_is_replaced_and_learns_it_when_it_wakes(
+    connection: Connection, holder: subprocess.Popen[str]
+) -> None:
+    os.kill(holder.pid, signal.SIGSTOP)
+    async with await claim_identity(connection, "worker-1", QUICK) as identity:
+        os.kill(holder.pid, signal.SIGCONT)
+        assert holder.stdout is not None
+        told = await asyncio.to_thread(holder.stdout.readline)
+        assert told.strip() == "IdentityLost"
+        assert await asyncio.to_thread(holder.wait, 10) == 0
+        await asyncio.sleep(2 * QUICK.heartbeat)
+        assert identity.held
+
+
+async def test_losing_the_id_closes_the_connection_unless_told_otherwise(
+    connect: Connect, until: Until
+) -> None:
+    careless, careful, claimant = await connect(), await connect(), await connect()
+    rarely = IdentitySettings(heartbeat=60)
+    told: list[IdentityLost] = []
+    first = await claim_identity(careless, "one", rarely)
+    second = await claim_identity(careful, "two", rarely, told.append)
+    for identity in (first, second):
+        await deafen(identity)
+        await claim_identity(claimant, identity.client_id, QUICK)
+        assert identity.held, "it cannot know yet"
+        link = identity._connection._link
+        assert link is not None
+        link.abort()  # after a reconnect it looks
+    await until(lambda: careless.closed and told)
+    with pytest.raises(IdentityLost, match="'one' was taken over by 'millstream'"):
+        first.check()
+    with pytest.raises(ConnectionClosed):
+        await careless.flush()
+    assert told[0].client_id == "two"
+    await careful.flush()
+
+
+async def deafen(identity: Identity) -> None:
+    """Its probes stay unanswered, as if the way to it were cut."""
+    identity._connection.unsubscribe(identity._interest)
+    await identity._connection.flush()
+
+
+async def test_a_holder_whose_heartbeats_go_on_is_alive_even_if_probes_do_not_reach_it(
+    connection: Connection, other: Connection
+) -> None:
+    async with await claim_identity(connection, "deaf", QUICK) as identity:
+        await deafen(identity)
+        with pytest.raises(IdentityTaken, match="it is alive"):
+            await claim_identity(other, "deaf", QUICK)
+        assert identity.held
+
+
+async def test_of_many_claimants_at_once_exactly_one_wins(connect: Connect) -> None:
+    connections = [await connect() for _ in range(8)]
+    results = await asyncio.gather(
+        *(claim_identity(connection, "race", QUICK) for connection in connections),
+        return_exceptions=True,
+    )
+    winners = [result for result in results if isinstance(result, Identity)]
+    refused = [result for result in results if isinstance(result, IdentityTaken)]
+    assert (len(winners), len(refused)) == (1, 7)
+    await winners[0].release()
+
+
+async def test_of_many_claimants_of_a_dead_id_exactly_one_wins(connect: Connect) -> None:
+    dead = await connect()
+    await claim_identity(dead, "heir", QUICK)
+    await dead.close()
+    connections = [await connect() for _ in range(5)]
+    results = await asyncio.gather(
+        *(claim_identity(connection, "heir", QUICK) for connection in connections),
+        return_exceptions=True,
+    )
+    winners = [result for result in results if isinstance(result, Identity)]
+    assert len(winners) == 1
+    assert [type(result) for result in results].count(IdentityTaken) == 4
+    await winners[0].release()
+
+
+async def test_a_holder_keeps_its_id_over_a_restart_of_the_broker(
+    connect: Connect, until: Until
+) -> None:
+    async with running_broker() as broker:
+        holder, claimant = await connect(broker.url), await connect(broker.url)
+        async with await claim_identity(holder, "steady", PATIENT) as identity:
+            await asyncio.to_thread(broker.kill)
+            await asyncio.to_thread(broker.start)
+            with pytest.raises(IdentityTaken):
+                await claim_identity(claimant, "steady", PATIENT)
+            before = identity._sequence
+            await until(lambda: identity._sequence > before)
+            assert identity.held
+
+
+async def test_a_claim_that_vanished_from_the_stream_is_made_again(
+    connection: Connection, other: Connection, until: Until
+) -> None:
+    async with await claim_identity(connection, "again", QUICK) as identity:
+        jetstream = JetStream(connection)
+        await jetstream.purge_stream(STREAM)
+        await until(lambda: identity._sequence > identity.epoch)
+        await jetstream.delete_stream(STREAM)
+        await until(lambda: identity._sequence == 1)
+        with pytest.raises(IdentityTaken):
+            await claim_identity(other, "again", QUICK)
+        assert identity.held
+
+
+async def test_claims_expire_by_themselves_long_after_the_last_heartbeat(
+    connection: Connection,
+) -> None:
+    async with await claim_identity(connection, "old.and *odd>", QUICK) as identity:
+        stored = await JetStream(connection).get_message(STREAM, {"last_by_subj": "$MILL.CLIENT.>"})
+        assert stored is not None
+        assert b"Nats-TTL: 3600s" in stored.headers
+        assert identity.held
+
+
+async def test_an_empty_id_and_settings_that_mean_nothing_are_refused(
+    connection: Connection,
+) -> None:
+    with pytest.raises(ConfigError, match="at least one character"):
+        await claim_identity(connection, "")
+    with pytest.raises(ConfigError, match="heartbeat"):
+        IdentitySettings(heartbeat=0)
+    with pytest.raises(ConfigError, match="replicas"):
+        IdentitySettings(replicas=2)
+
+
+async def test_a_user_without_the_permission_is_told(connect: Connect) -> None:
+    user = User("limited", Secret("pw"), permissions=Permissions(publish_deny=("$MILL.>",)))
+    async with running_broker(users=(user,)) as broker:
+        connection = await connect(broker.url, user="limited", password=Secret("pw"))
+        with pytest.raises(PermissionDenied, match=r"may not publish to '\$MILL\.CLIENT"):
+            await claim_identity(connection, "x", QUICK)
