@@ -29,6 +29,7 @@ from millstream.messaging.topic_settings import TopicSettings
 from millstream.settings import ConnectionSettings
 from millstream.wire.connection import Connection
 from millstream.wire.jetstream import JetStream
+from millstream.wire.message import OutgoingMessage
 from millstream.wire.protocol import encode_headers
 from millstream.wire.publish_lane import PublishLane
 
@@ -233,10 +234,11 @@ class Mill:
         pairs = [(ID_HEADER, id or self._ids.next()), *(headers or {}).items()]
         if self._lane.full:
             await self._lane.room()
+        message = OutgoingMessage(
+            subject_bytes(subject), encode_headers(pairs), payload_bytes(data)
+        )
         return await self._lane.publish(
-            subject_bytes(subject),
-            encode_headers(pairs),
-            payload_bytes(data),
+            message,
             PUBLISH_SECONDS,
             lambda ack: Receipt(ack.stream, 0, ack.seq, ack.duplicate, "unknown"),
         )

@@ -14,6 +14,7 @@ from millstream.messaging.subject import key_token
 from millstream.messaging.topic_settings import TopicSettings
 from millstream.messaging.unpack import PackEvent
 from millstream.wire.jetstream import JetStream
+from millstream.wire.message import OutgoingMessage
 from millstream.wire.protocol import encode_headers
 from millstream.wire.publish_lane import PublishLane
 
@@ -78,7 +79,8 @@ class DeadLetterStore:
             own, payload = _one_row_pack(event)
         block = encode_headers([*pairs, *own])
         try:
-            await self._lane.publish(subject, block, payload, STORE_SECONDS, lambda ack: ack)
+            message = OutgoingMessage(subject, block, payload)
+            await self._lane.publish(message, STORE_SECONDS, lambda ack: ack)
         except WrongSequence:
             return  # stored before
 

@@ -27,6 +27,9 @@ EXPECTED_HEADER: Final = "Nats-Expected-Last-Subject-Sequence"
 # The server's limit for the header block of one message.
 HEADER_BYTES_MAX: Final = 64 * 1024
 
+# Placing a key costs more than looking it up; this many keys take a few megabytes.
+KEYS_REMEMBERED_MAX: Final = 10_000
+
 Encoded = tuple[int, bytes, bytes]  # partition, subject, header block
 
 
@@ -67,16 +70,28 @@ def check_headers(headers: Mapping[str, str]) -> None:
 class TopicShape:
     """How a topic's events are laid out over subjects and partitions."""
 
-    __slots__ = ("_turn", "partitions", "prefixes", "topic")
+    __slots__ = ("_known", "_turn", "partitions", "prefixes", "topic")
 
     def __init__(self, topic: str, partitions: int) -> None:
         self.topic = topic
         self.partitions = partitions
         self.prefixes = [partition_prefix(topic, p, partitions) for p in range(partitions)]
         self._turn = 0
+        self._known: dict[str | bytes, tuple[int, bytes]] = {}
 
     def place(self, key: str | bytes | None) -> tuple[int, bytes]:
         """Partition and subject of an event; events without a key take turns."""
+        if key is not None:
+            known = self._known.get(key)
+            if known is not None:
+                return known
+            if len(self._known) >= KEYS_REMEMBERED_MAX:
+                self._known.clear()
+            found = self._known[key] = self._place(key)
+            return found
+        return self._place(None)
+
+    def _place(self, key: str | bytes | None) -> tuple[int, bytes]:
         if self.partitions == 1:
             partition = 0
         elif key is None:

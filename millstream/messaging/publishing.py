@@ -9,8 +9,8 @@ from typing import Any, Final, Protocol
 from millstream.messaging.encoding import IdSource, TopicShape, value_bytes
 from millstream.messaging.event import Durability, NewEvent, Receipt
 from millstream.wire.api import PubAck
-from millstream.wire.atomic import BatchMessage
-from millstream.wire.publish_lane import PublishLane
+from millstream.wire.message import OutgoingMessage
+from millstream.wire.publish_lane import PublishLane, Watcher
 
 __all__ = ["EventPublisher", "ValueEncoder"]
 
@@ -46,16 +46,33 @@ class EventPublisher:
             for partition in range(shape.partitions)
         ]
 
-    def send(self, event: NewEvent) -> asyncio.Future[Receipt]:
+    def send(
+        self, event: NewEvent, watcher: Watcher | None = None, place: int = 0
+    ) -> asyncio.Future[Receipt]:
         """Start publishing; the event is checked and encoded before this returns."""
-        partition, (subject, block, data) = self.encode(event)
+        partition, message = self.encode(event)
         options = event.options
         timeout = PUBLISH_SECONDS
         if options is not None and options.timeout is not None:
             timeout = options.timeout
-        return self.lane.publish(subject, block, data, timeout, self._receipts[partition])
+        make = self._receipts[partition]
+        return self.lane.publish(message, timeout, make, watcher, place)
 
-    def encode(self, event: NewEvent) -> tuple[int, BatchMessage]:
+    def send_plain(
+        self, value: Any, key: str | bytes | None, watcher: Watcher, place: int
+    ) -> asyncio.Future[Receipt]:
+        """Like `send` for an event that is only value and key: the short way."""
+        encoder = self._encoder
+        if encoder is not None:
+            return self.send(NewEvent(value, key), watcher, place)
+        data = value if type(value) is bytes else value_bytes(value)
+        partition, subject = self._shape.place(key)
+        block = b"NATS/1.0\r\nNats-Msg-Id: %b\r\n\r\n" % self._ids.next().encode()
+        make = self._receipts[partition]
+        message = OutgoingMessage(subject, block, data)
+        return self.lane.publish(message, PUBLISH_SECONDS, make, watcher, place)
+
+    def encode(self, event: NewEvent) -> tuple[int, OutgoingMessage]:
         """The partition of an event, and its message."""
         if self._encoder is None:
             schema_id, data = None, value_bytes(event.value)
@@ -63,7 +80,7 @@ class EventPublisher:
             schema_id, data = self._encoder.schema_id, self._encoder.encode(event.value)
         event_id = self._ids.next() if event.id is None else event.id
         partition, subject, block = self._shape.encode(event, event_id, schema_id)
-        return partition, BatchMessage(subject, block, data)
+        return partition, OutgoingMessage(subject, block, data)
 
     async def publish(self, event: NewEvent) -> Receipt:
         """Publish and wait for the receipt."""

@@ -19,6 +19,7 @@ from millstream.messaging.event import (
     Receipt,
     Source,
 )
+from millstream.messaging.producer import EventProducer
 from millstream.messaging.publishing import PUBLISH_SECONDS, EventPublisher, ValueEncoder
 from millstream.messaging.reading import ReadPlan, read_events
 from millstream.messaging.start import Start
@@ -30,7 +31,7 @@ from millstream.messaging.topic_admin import Purge
 from millstream.messaging.topic_info import TopicInfo
 from millstream.messaging.topic_lookup import open_topic
 from millstream.messaging.unpack import events_of, raw_of
-from millstream.wire.atomic import BatchMessage, publish_batch
+from millstream.wire.atomic import publish_batch
 from millstream.wire.jetstream import JetStream
 from millstream.wire.publish_lane import PublishLane
 
@@ -120,7 +121,7 @@ class Topic:
     ) -> list[Receipt]:
         """Store up to 1,000 events of one partition: all of them, side by side, or none."""
         self._check_writable()
-        messages: list[BatchMessage] = []
+        messages = []
         partitions: set[int] = set()
         for event in events:
             new = event if isinstance(event, NewEvent) else NewEvent(event)
@@ -142,6 +143,11 @@ class Topic:
             Receipt(self.name, partition, first + place, False, self.durability)
             for place in range(len(messages))
         ]
+
+    def producer(self, *, packs: None = None, max_in_flight: int = 1024) -> EventProducer:
+        """A producer of single events: `async with topic.producer() as p: await p.send(value)`."""
+        self._check_writable()
+        return EventProducer(self._publisher, max_in_flight)
 
     def _check_writable(self) -> None:
         if not self._managed or self.settings.is_copy:

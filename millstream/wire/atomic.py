@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
-from typing import Final, NamedTuple
+from typing import Final
 
 import msgspec
 
@@ -20,11 +20,12 @@ from millstream.errors import (
 )
 from millstream.wire.api import RETRY, ErrorCode, PubAck, error_from, parse_ack_address
 from millstream.wire.jetstream import JetStream
+from millstream.wire.message import OutgoingMessage
 from millstream.wire.protocol import hpub, parse_headers, unique_token
 from millstream.wire.pull_lane import Signal
 from millstream.wire.range_lane import Range, RangeLane
 
-__all__ = ["BATCH_BYTES_MAX", "BATCH_MESSAGES_MAX", "BatchMessage", "publish_batch"]
+__all__ = ["BATCH_BYTES_MAX", "BATCH_MESSAGES_MAX", "publish_batch"]
 
 # The server's own limit of messages in a batch.
 BATCH_MESSAGES_MAX: Final = 1000
@@ -38,16 +39,8 @@ _AGAIN: Final = RETRY | {ErrorCode.BATCH_INCOMPLETE, ErrorCode.BATCH_TOO_MANY}
 _HEADER_END: Final = b"\r\n\r\n"
 
 
-class BatchMessage(NamedTuple):
-    """One message of a batch."""
-
-    subject: bytes
-    headers: bytes  # header block without the batch's own headers; may be empty
-    payload: bytes
-
-
 async def publish_batch(
-    jetstream: JetStream, stream: str, messages: Sequence[BatchMessage], timeout: float
+    jetstream: JetStream, stream: str, messages: Sequence[OutgoingMessage], timeout: float
 ) -> PubAck:
     """Store all messages, one after the other without anything in between, or none.
 
@@ -85,7 +78,7 @@ async def publish_batch(
         await asyncio.sleep(deadline.left(at_most=PAUSE_SECONDS))
 
 
-def _check(jetstream: JetStream, messages: Sequence[BatchMessage]) -> None:
+def _check(jetstream: JetStream, messages: Sequence[OutgoingMessage]) -> None:
     if not 1 <= len(messages) <= BATCH_MESSAGES_MAX:
         raise ConfigError(
             f"an atomic batch of {len(messages):,} messages: it takes 1 to {BATCH_MESSAGES_MAX:,}"
@@ -102,7 +95,7 @@ def _check(jetstream: JetStream, messages: Sequence[BatchMessage]) -> None:
 
 
 async def _attempt(
-    jetstream: JetStream, messages: Sequence[BatchMessage], batch_id: str, deadline: Deadline
+    jetstream: JetStream, messages: Sequence[OutgoingMessage], batch_id: str, deadline: Deadline
 ) -> PubAck:
     connection = jetstream.connection
     await connection.wait_connected(deadline)

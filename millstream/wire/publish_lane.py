@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from typing import Any, Final, TypeVar
+from typing import Any, Final, Protocol, TypeVar
 
 import msgspec
 
@@ -17,9 +17,10 @@ from millstream.errors import (
 )
 from millstream.wire.api import RETRY, PubAck, error_from
 from millstream.wire.connection import Connection
+from millstream.wire.message import OutgoingMessage
 from millstream.wire.protocol import hpub, pub, status_of, unique_token
 
-__all__ = ["PublishLane"]
+__all__ = ["PublishLane", "Watcher"]
 
 T = TypeVar("T")
 
@@ -33,27 +34,35 @@ _TICK_SECONDS: Final = 0.1
 _decode_ack = msgspec.json.Decoder(PubAck).decode
 
 
+class Watcher(Protocol):
+    """Told at once when one of its messages is answered, stored (None) or not (the error)."""
+
+    def settled(self, place: int, error: Exception | None) -> None: ...
+
+
 class _InFlight:
     """A message sent and not yet answered."""
 
-    __slots__ = ("due", "frame", "future", "give_up", "make", "refused", "subject")
-
-    def __init__(
-        self,
-        future: asyncio.Future[Any],
-        frame: bytes,
-        subject: bytes,
-        due: float,
-        give_up: float,
-        make: Callable[[PubAck], Any],
-    ) -> None:
-        self.future = future
-        self.frame = frame
-        self.subject = subject
-        self.due = due  # loop time at which it is sent again
-        self.make = make  # what the future gives, from the ack
-        self.give_up = give_up  # loop time at which it counts as unconfirmed
-        self.refused = False  # the last try found nobody listening: certainly not stored
+    __slots__ = (
+        "due",  # loop time at which it is sent again
+        "frame",
+        "future",
+        "give_up",  # loop time at which it counts as unconfirmed
+        "make",  # what the future gives, from the ack
+        "place",
+        "refused",  # the last try found nobody listening: certainly not stored
+        "subject",
+        "watcher",
+    )
+    future: asyncio.Future[Any]
+    frame: bytes
+    subject: bytes
+    make: Callable[[PubAck], Any]
+    watcher: Watcher | None
+    place: int
+    due: float
+    give_up: float
+    refused: bool
 
 
 class PublishLane:
@@ -118,13 +127,17 @@ class PublishLane:
 
     def publish(
         self,
-        subject: bytes,
-        headers: bytes,
-        payload: bytes,
+        message: OutgoingMessage,
         timeout: float,
         make: Callable[[PubAck], T],
+        watcher: Watcher | None = None,
+        place: int = 0,
     ) -> asyncio.Future[T]:
-        """Send a message; the future gives `make(ack)`, or why it is not stored."""
+        """Send a message; the future gives `make(ack)`, or why it is not stored.
+
+        `watcher` is told as well, without a turn of the event loop, with the `place` given here.
+        """
+        subject, headers, payload = message
         connection = self._connection
         connection.check_size(len(headers) + len(payload))
         self._counter += 1
@@ -132,12 +145,15 @@ class PublishLane:
         reply = self._prefix + token
         frame = hpub(subject, reply, headers, payload) if headers else pub(subject, reply, payload)
         loop = self._loop
-        future: asyncio.Future[T] = loop.create_future()
         now = loop.time()
-        alone = not self._in_flight
-        self._in_flight[token] = _InFlight(
-            future, frame, subject, now + RESEND_SECONDS, now + timeout, make
-        )
+        entry = _InFlight()
+        entry.future = future = loop.create_future()
+        entry.frame, entry.subject = frame, subject
+        entry.make, entry.watcher, entry.place = make, watcher, place
+        entry.due, entry.give_up, entry.refused = now + RESEND_SECONDS, now + timeout, False
+        in_flight = self._in_flight
+        alone = not in_flight
+        in_flight[token] = entry
         if self._timer is None:
             self._timer = loop.call_later(_TICK_SECONDS, self._tick)
         if not connection.connected:
@@ -182,7 +198,12 @@ class PublishLane:
                 future.set_result(message.make(ack))
             elif error is not None:
                 future.set_exception(error)
-        self._wake()
+                if message.watcher is not None:
+                    future.exception()  # the watcher knows; a future nobody awaits is no mistake
+        if message.watcher is not None:
+            message.watcher.settled(message.place, error)
+        if self._room is not None or self._idle is not None:
+            self._wake()
 
     def _wake(self) -> None:
         left = len(self._in_flight)
