@@ -15,7 +15,7 @@ from threading import Lock
 
 import pyarrow as pa
 
-from millstream.errors import PackError
+from millstream.errors import ConfigError, PackError
 from millstream.messaging.pack_envelope import check_columns
 from millstream.messaging.pack_flatbuffer import Table, root
 from millstream.messaging.pack_types import Node, Reading, read_fields
@@ -61,7 +61,7 @@ class ReadLimits:
     def __post_init__(self) -> None:
         for name in ("max_rows", "max_decoded_bytes", "max_values"):
             if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be 1 or more, not {getattr(self, name)!r}")
+                raise ConfigError(f"{name} must be 1 or more, not {getattr(self, name)!r}")
 
 
 @dataclass(frozen=True, slots=True)

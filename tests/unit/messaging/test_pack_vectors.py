@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import dataclass
 from datetime import UTC, date, datetime, time, timedelta
 from decimal import Decimal
@@ -16,7 +17,8 @@ from millstream.errors import PackError
 from millstream.messaging.pack import decode
 from tests.unit.messaging.independent_pack_decoder import lz4_frame, read_pack
 
-FOLDER = Path(__file__).parents[2] / "vectors" / "packs"
+ROOT = Path(__file__).parents[3]
+FOLDER = ROOT / "tests" / "vectors" / "packs"
 
 
 @dataclass(frozen=True)
@@ -102,6 +104,18 @@ def test_a_broken_vector_is_refused_for_its_reason(vector: Vector) -> None:
 
 def test_the_vectors_cover_compression_and_every_reason() -> None:
     assert {decode(v.headers, v.payload).compression for v in SOUND} == {None, "lz4", "zstd"}
-    documented = (Path(__file__).parents[3] / "docs" / "PACKS.md").read_text("utf-8")
+    documented = (ROOT / "docs" / "PACKS.md").read_text("utf-8")
     for reason in {vector.text["refused"] for vector in BROKEN}:
         assert f"`{reason}`" in documented
+
+
+def test_the_annotated_bytes_in_the_specification_are_those_of_the_vector() -> None:
+    vector = next(vector for vector in SOUND if vector.name == "values-only")
+    text = (ROOT / "docs" / "PACKS.md").read_text("utf-8")
+    lines = re.findall(r"^    ([0-9a-f]{4})  ((?:[0-9a-f]{2} )+) *\| ", text, re.MULTILINE)
+    shown = b""
+    for offset, part in lines:
+        assert int(offset, 16) == len(shown)
+        shown += bytes.fromhex(part)
+    assert shown == vector.payload
+    assert all(f"    {name}: {value}\n" in text for name, value in vector.headers.items())
