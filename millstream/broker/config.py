@@ -61,6 +61,10 @@ class Role(StrEnum):
 
     `admin`: everything. `app`: publish, read, declare topics and subscriptions, but not delete,
     empty or reconfigure a topic. `reader`: look at everything, change nothing.
+
+    `reader` is a wall. `app` is a railing: who may create streams can make one that forwards
+    messages to any subject of the account, the broker's own commands among them. Applications
+    that must not trust each other belong in accounts of their own.
     """
 
     ADMIN = "admin"

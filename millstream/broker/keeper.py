@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 LOCK_POLL: Final = 0.05  # seconds between tries for the lock; the delay of a takeover
 ORPHAN_POLL: Final = 0.25  # seconds between looks at the parent, if the pipe is held by a fork
 READY_POLL: Final = 0.004  # seconds between looks for the ports file; a server needs about 10 ms
-HEALTH_POLL: Final = 0.02  # seconds between health requests
+HEALTH_POLL: Final = (0.01, 0.2)  # seconds between health requests: at first, and at most
 HEALTH_WAIT: Final = 2.0  # seconds for one answer
 TAIL_LINES: Final = 40  # of the log, kept for the report of a failure
 LINE_BYTES: Final = 2000  # of one log line, kept for that report
@@ -229,7 +229,7 @@ class Keeper:
         """The ports once the server listens and is healthy; None after reporting why not."""
         deadline = time.monotonic() + self.plan["timeout"]
         ports: dict[str, Any] | None = None
-        health = ""
+        health, pause, ask_at = "", HEALTH_POLL[0], 0.0
         while not self.stopping:
             status = self.server_gone()
             if status is not None:
@@ -242,6 +242,12 @@ class Keeper:
                 ports = self.read_ports()
                 self.listen(READY_POLL)
                 continue
+            # The server logs each refused request: asking whenever its log has news would be a
+            # loop that feeds itself.
+            if time.monotonic() < ask_at:
+                self.listen(max(0.0, ask_at - time.monotonic()))
+                continue
+            ask_at, pause = time.monotonic() + pause, min(pause * 2, HEALTH_POLL[1])
             code, health = fetch(ports["monitoring"][0], self.plan["health"])
             if code == 200:
                 return ports
@@ -250,7 +256,6 @@ class Keeper:
             if self.plan["single"] and ("recovered" in health or "resolved" in health):
                 self.report("failed", stage="unhealthy", health=health, log=self.log.text())
                 return None
-            self.listen(HEALTH_POLL)
         self.report("failed", stage="stopped", health=self.stopping, log=self.log.text())
         return None
 

@@ -15,6 +15,7 @@ import json
 import logging
 import os
 import secrets
+import select
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -37,6 +38,7 @@ from millstream.broker.keeper import write_private
 from millstream.broker.keys import StoreKey, check_key, new_record, resolve_key
 from millstream.broker.process import Launch, Node
 from millstream.broker.render import ClusterPlan, NodePlan, Ports, config_text
+from millstream.deadline import Deadline
 from millstream.errors import ConfigError, FolderLocked, PortTaken, WrongKey
 from millstream.settings import Secret
 
@@ -290,6 +292,8 @@ def _look(
     first one that creates a stream of the same name would destroy the stored one.
     """
     binary, lock = how
+    remembered = folder.plan.read_text(encoding="utf-8") if folder.plan.exists() else None
+    folder.plan.unlink(missing_ok=True)  # not on the ports that clients try
     closed = replace(settings, port=0, monitor_port=0, leaf=None, auth=True, users=(), raw="")
     nobody = replace(
         users,
@@ -320,6 +324,8 @@ def _look(
     finally:
         folder.conf.unlink(missing_ok=True)
         folder.plan.unlink(missing_ok=True)
+        if remembered is not None:
+            write_private(str(folder.plan), remembered)
 
 
 def _unknown() -> Secret:
@@ -333,8 +339,7 @@ def _spawn(
     try:
         for node, launch, lock in zip(nodes, launches, locks, strict=True):
             node.spawn(launch, lock)
-        for node in nodes:
-            node.await_ready()
+        _await_all(nodes, launches[0])
     except BaseException:
         for node in nodes:
             if node.keeper_pid and not launches[0].embedded:
@@ -342,6 +347,16 @@ def _spawn(
             node.abandon()
         raise
     return nodes
+
+
+def _await_all(nodes: tuple[Node, ...], launch: Launch) -> None:
+    """Wait for every node, in the order in which they report: one that failed ends the wait."""
+    pending = {node.report_pipe: node for node in nodes}
+    deadline = Deadline(launch.timeout + launch.grace)
+    while pending:
+        readable, _, _ = select.select(list(pending), [], [], deadline.left())
+        for pipe in readable or list(pending):
+            pending.pop(pipe).await_ready()
 
 
 @contextlib.contextmanager

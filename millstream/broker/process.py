@@ -79,6 +79,13 @@ class Node:
         """Whether the keeper is alive and not merely waiting."""
         return self._process is not None and self._process.poll() is None and not self.waiting
 
+    @property
+    def report_pipe(self) -> int:
+        """Readable when the keeper has something to tell."""
+        if self._process is None:
+            raise BrokerError(f"node {self.name} was not spawned")
+        return int(_pipe(self._process.stdout).fileno())
+
     def spawn(self, launch: Launch, lock: int) -> None:
         """Start the keeper, which starts the server; `lock` is held, or waited for."""
         plan = {
