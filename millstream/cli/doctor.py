@@ -16,7 +16,8 @@ from typing import Annotated, Literal
 
 import typer
 
-from millstream.cli.output import DataOption, Exit, JsonOption, print_json, print_table, say, size
+from millstream.cli.exits import Exit
+from millstream.cli.output import DataOption, JsonOption, print_json, print_table, say, size
 from millstream.deadline import now_ns
 from millstream.errors import MillstreamError, NotRunning
 from millstream.settings import data_folder, environment

@@ -1,62 +1,24 @@
-"""The `millstream` command. Rooms are loaded by the commands that need them, when they run."""
+"""The `millstream` command: runs what was asked and turns errors into words and exit codes."""
 
 from __future__ import annotations
 
 import sys
-from typing import Annotated
 
-import typer
-
-from millstream.cli import context, doctor, logs, node, status, up
-from millstream.cli.output import EXIT_CODES, Exit
+from millstream.cli.exits import Exit
 from millstream.errors import MillstreamError, NotRunning
 
-__all__ = ["app", "main"]
-
-app = typer.Typer(
-    name="millstream",
-    help="Event streaming for Python: durable messaging in front, Spark pipelines behind.",
-    epilog=EXIT_CODES,
-    no_args_is_help=True,
-    pretty_exceptions_enable=False,
-    context_settings={"help_option_names": ["-h", "--help"]},
-)
-app.add_typer(up.app)
-app.add_typer(status.app)
-app.add_typer(logs.app)
-app.add_typer(doctor.app)
-app.add_typer(context.app)
-app.add_typer(node.app, name="node")
-
-
-def _print_version(asked: bool) -> None:
-    if asked:
-        from millstream import __version__
-
-        typer.echo(f"millstream {__version__}")
-        raise typer.Exit
-
-
-@app.callback()
-def _settings(
-    ctx: typer.Context,
-    _version: Annotated[
-        bool,
-        typer.Option("--version", callback=_print_version, is_eager=True, help="Show the version."),
-    ] = False,
-) -> None:
-    """Event streaming for Python: durable messaging in front, Spark pipelines behind.
-
-    What is set where: an option, then the environment, then the nearest millstream.toml.
-    """
-    if ctx.invoked_subcommand == "up":
-        ctx.default_map = {"up": up.project_defaults()}
+__all__ = ["main"]
 
 
 def main() -> None:
     """Run the command line; a known error is one sentence on stderr, never a traceback."""
     try:
+        # Loaded here, so that Ctrl-C is as quiet while loading as it is later.
+        from millstream.cli.app import app
+
         app()
+    except KeyboardInterrupt:
+        sys.exit(Exit.INTERRUPTED)
     except NotRunning as error:
         _fail(str(error), Exit.NOT_RUNNING)
     except MillstreamError as error:
@@ -66,6 +28,6 @@ def main() -> None:
         _fail(f"{error.strerror or error}{where}", Exit.ERROR)
 
 
-def _fail(message: str, code: Exit) -> None:
-    typer.echo(f"error: {message}", err=True)
+def _fail(message: str, code: int) -> None:
+    sys.stderr.write(f"error: {message}\n")
     sys.exit(code)

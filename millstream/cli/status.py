@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
+from millstream.cli.exits import Exit
 from millstream.cli.output import (
     DataOption,
-    Exit,
     JsonOption,
     plain,
     print_json,

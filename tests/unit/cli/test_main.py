@@ -12,8 +12,11 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from millstream.cli import main as door
-from millstream.cli.output import EXIT_CODES, Exit, plain, print_json, print_table
+from millstream.cli import app as door_app
+from millstream.cli.app import app
+from millstream.cli.exits import EXIT_CODES, Exit
+from millstream.cli.main import main
+from millstream.cli.output import plain, print_json, print_table
 from millstream.errors import ConfigError, NotRunning
 from millstream.settings import Secret
 
@@ -26,9 +29,9 @@ def outcome(
     def fail() -> None:
         raise error
 
-    monkeypatch.setattr(door, "app", fail)
+    monkeypatch.setattr(door_app, "app", fail)
     with pytest.raises(SystemExit) as left:
-        door.main()
+        main()
     out, err = capsys.readouterr()
     assert isinstance(left.value.code, int)
     return left.value.code, out, err
@@ -57,17 +60,23 @@ def test_a_known_error_is_one_sentence_and_an_exit_code(
     assert err.count("\n") == 1
 
 
+def test_ctrl_c_is_silent_at_any_moment(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert outcome(monkeypatch, capsys, KeyboardInterrupt()) == (Exit.INTERRUPTED, "", "")
+
+
 def test_an_unknown_error_is_not_hidden(monkeypatch: pytest.MonkeyPatch) -> None:
     def fail() -> None:
         raise ZeroDivisionError
 
-    monkeypatch.setattr(door, "app", fail)
+    monkeypatch.setattr(door_app, "app", fail)
     with pytest.raises(ZeroDivisionError):
-        door.main()
+        main()
 
 
 def test_the_help_documents_every_exit_code_and_command() -> None:
-    shown = CliRunner().invoke(door.app, ["--help"])
+    shown = CliRunner().invoke(app, ["--help"])
     assert shown.exit_code == 0
     for command in ("up", "down", "status", "doctor", "logs", "env", "context", "node"):
         assert f" {command} " in shown.output
@@ -78,7 +87,7 @@ def test_the_help_documents_every_exit_code_and_command() -> None:
 
 @pytest.mark.parametrize("arguments", [["nonsense"], ["up", "--nonsense"], ["up", "--port", "x"]])
 def test_wrong_usage_is_exit_code_2(arguments: list[str]) -> None:
-    assert CliRunner().invoke(door.app, arguments).exit_code == Exit.USAGE
+    assert CliRunner().invoke(app, arguments).exit_code == Exit.USAGE
 
 
 def test_ctrl_c_is_exit_code_130(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -86,7 +95,7 @@ def test_ctrl_c_is_exit_code_130(monkeypatch: pytest.MonkeyPatch) -> None:
         raise KeyboardInterrupt
 
     monkeypatch.setattr("millstream.cli.doctor.run_checks", interrupt)
-    result = CliRunner().invoke(door.app, ["doctor"])
+    result = CliRunner().invoke(app, ["doctor"])
     assert result.exit_code == Exit.INTERRUPTED
     assert "Traceback" not in result.output
 
@@ -94,7 +103,7 @@ def test_ctrl_c_is_exit_code_130(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_the_version_is_the_one_of_the_package() -> None:
     import millstream
 
-    shown = CliRunner().invoke(door.app, ["--version"])
+    shown = CliRunner().invoke(app, ["--version"])
     assert shown.output == f"millstream {millstream.__version__}\n"
 
 

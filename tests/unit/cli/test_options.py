@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 
 from millstream import broker
 from millstream.broker import BrokerSettings, Durability, NodeState, Role, State
-from millstream.cli.main import app
+from millstream.cli.app import app
 from millstream.errors import ConfigError, MillstreamError
 from millstream.settings import Secret
 
