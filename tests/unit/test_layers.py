@@ -52,6 +52,8 @@ LIBRARIES: dict[str, set[str]] = {
     "pytest": {"testing_plugin"},
     "fastavro": {"schemas"},
     "google": {"schemas", "gateways"},
+    "proto_schema_parser": {"schemas"},
+    "antlr4": {"schemas"},
     "pydantic": {"schemas"},
     "pyspark": {"spark", "pipelines"},
     "pandas": {"spark", "pipelines"},
