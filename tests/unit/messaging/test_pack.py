@@ -12,10 +12,14 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from millstream.errors import ConfigError, PackError, PayloadTooLarge, Unfit
 from millstream.messaging import pack
 from millstream.messaging.pack import PackLimits, ReadLimits, decode, encode, envelope, split
+from millstream.messaging.pack_rows import to_python
+from millstream.messaging.pack_types import time_zone
 
 NOON = datetime(2026, 3, 1, 12, tzinfo=UTC)
 HEADERS = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
@@ -372,6 +376,20 @@ def test_times_become_pythons_own_types() -> None:
     assert first["nano"].utcoffset() == timedelta(hours=1)
     assert first["shifted"].utcoffset() == timedelta(hours=5, minutes=30)
     assert set(second.values()) == {None}
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    st.lists(st.one_of(st.none(), st.integers(-(2**55), 2**55), st.integers(0, 2**53)), min_size=1),
+    st.sampled_from(["UTC", "Europe/Berlin", "-03:30"]),
+)
+def test_no_microsecond_is_lost_on_the_way_to_python(micros: list[int | None], zone: str) -> None:
+    column = pa.array(micros, pa.int64()).view(pa.timestamp("us", zone))
+    found = to_python(column)
+    epoch = datetime(1970, 1, 1, tzinfo=UTC)
+    assert [moment and (moment - epoch) // timedelta(microseconds=1) for moment in found] == micros
+    offset = None if zone == "UTC" else time_zone(zone)
+    assert all(m is None or m.tzinfo == (offset or UTC) for m in found)
 
 
 def test_a_time_beyond_pythons_names_its_column_and_stays_readable_as_arrow() -> None:
