@@ -172,7 +172,7 @@ def _temporal(arrow: Any) -> t.Type | str:
 
     if at.is_date64(arrow):
         return "cast the column to date32"
-    unit = getattr(arrow, "unit", "")
+    unit: Any = getattr(arrow, "unit", "")
     if unit not in ("us", "ms"):
         return f"times have the unit us or ms, not {unit or 'this one'}; cast the column to us"
     if at.is_timestamp(arrow):

@@ -7,7 +7,6 @@ believed only while it agrees with the Avro type around it.
 
 from __future__ import annotations
 
-import dataclasses
 import re
 from typing import Any, Final
 
@@ -174,8 +173,9 @@ class _Writer:
             form = self.type(option, path, space)
             base = form["type"] if isinstance(form, dict) else form
             if base not in ("record", "enum", "fixed"):
-                other = bases.setdefault(base, option)
-                if other is not option:
+                other = bases.get(base)
+                bases[base] = option
+                if other is not None:
                     raise _refusal(
                         path,
                         union,
@@ -240,7 +240,9 @@ class _Reader:
                 return self.record(form, path, space, depth)
             case "enum":
                 symbols = tuple(form["symbols"])
-                return self.keep(form, space, t.Enum(_full(form, space), symbols, form.get("default")))
+                return self.keep(
+                    form, space, t.Enum(_full(form, space), symbols, form.get("default"))
+                )
             case "fixed":
                 return self.keep(form, space, _fixed(form, path))
             case "array":
@@ -289,9 +291,7 @@ class _Reader:
             fields.append(self.field(field, where, inner, depth))
         self.open.discard(full)
         aliases = tuple(form.get("aliases", ()))
-        return self.keep(
-            form, space, t.Record(full, tuple(fields), form.get("doc") or "", aliases)
-        )
+        return self.keep(form, space, t.Record(full, tuple(fields), form.get("doc") or "", aliases))
 
     def field(self, form: dict[str, Any], path: str, space: str, depth: int) -> t.Field:
         type_ = self.type(form["type"], path, space, depth + 1)

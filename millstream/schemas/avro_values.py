@@ -1,4 +1,4 @@
-"""Values as Avro writes them inside a schema: logical types as the numbers and text they stand for."""
+"""Values as Avro writes them inside a schema: logical types as the numbers they stand for."""
 
 from __future__ import annotations
 

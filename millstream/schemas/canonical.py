@@ -1,8 +1,8 @@
 """The canonical JSON form of a type, in which the registry keeps schemas.
 
-The form is stable: equal types give equal bytes, on every version of this package. Simple types are
-their short name (`"int32"`, `"decimal(10,2)"`), the others an object with a `type`; absent facts are
-left out rather than written as null.
+The form is stable: equal types give equal bytes, on every version of this package. Simple types
+are their short name (`"int32"`, `"decimal(10,2)"`), the others an object with a `type`; absent
+facts are left out rather than written as null.
 """
 
 from __future__ import annotations
@@ -20,23 +20,22 @@ __all__ = ["MAX_TEXT", "dump", "fingerprintable", "load", "parse_json", "type_fr
 # The largest schema text that is read; generated schemas of hundreds of fields stay below 100 KB.
 MAX_TEXT: Final = 1 << 20
 
-_SIMPLE: Final[dict[str, t.Type]] = {
-    t.kind(type_): type_
-    for type_ in (
-        t.Bool(),
-        *(t.Int(bits, signed) for bits in (8, 16, 32, 64) for signed in (True, False)),
-        t.Float(32),
-        t.Float(64),
-        t.String(),
-        t.Binary(),
-        t.Date(),
-        t.Time("us"),
-        t.Time("ms"),
-        *(t.Timestamp(utc, unit) for utc in (True, False) for unit in ("us", "ms")),
-        t.Duration(),
-        t.Uuid(),
-    )
-}
+_SIMPLES: Final[tuple[t.Type, ...]] = (
+    t.Bool(),
+    *(t.Int(bits, signed) for bits in (8, 16, 32, 64) for signed in (True, False)),
+    t.Float(32),
+    t.Float(64),
+    t.String(),
+    t.Binary(),
+    t.Date(),
+    t.Time("us"),
+    t.Time("ms"),
+    *(t.Timestamp(utc, "us") for utc in (True, False)),
+    *(t.Timestamp(utc, "ms") for utc in (True, False)),
+    t.Duration(),
+    t.Uuid(),
+)
+_SIMPLE: Final = {t.kind(type_): type_ for type_ in _SIMPLES}
 _DECIMAL = re.compile(r"decimal\((\d{1,2}),(\d{1,2})\)")
 _FIXED = re.compile(r"fixed\((\d{1,5})\)")
 

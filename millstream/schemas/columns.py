@@ -1,11 +1,11 @@
 """Many Python objects to Arrow columns, fast and strict.
 
-`pa.array` alone would take 1.5 for an int64, bytes for text, a number for a date, a datetime without
-a zone for one with (each tried), and rows as dicts cost 32 µs each. So values are gathered column by
-column, the set of their exact Python types is compared with what the column takes (one pass in C),
-and only then is Arrow asked. Whatever does not pass takes the slow way: every row through
-`compile_fit`, which either names the misfit or gives plain values that do pass. The slow way is the
-definition; the fast way may only ever be a shortcut to the same result.
+`pa.array` alone would take 1.5 for an int64, bytes for text, a number for a date, a datetime
+without a zone for one with (each tried), and rows as dicts cost 32 µs each. So values are gathered
+column by column, the set of their exact Python types is compared with what the column takes (one
+pass in C), and only then is Arrow asked. Whatever does not pass takes the slow way: every row
+through `compile_fit`, which either names the misfit or gives plain values that do pass. The slow
+way is the definition; the fast way may only ever be a shortcut to the same result.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from millstream.schemas.values import compile_fit, field_names, fresh
 if TYPE_CHECKING:
     import pyarrow as pa
 
-__all__ = ["ColumnBuilder"]
+__all__ = ["ColumnBuilder", "builder_for"]
 
 # Values of one column (no nulls among them) to an Arrow array.
 _Build: TypeAlias = Callable[[list[Any]], Any]
@@ -52,7 +52,7 @@ _micro_of: Final = operator.attrgetter("microsecond")
 _SOUND_ZONES: Final = (dt.timezone, zoneinfo.ZoneInfo)
 
 
-class _NotFast(Exception):  # noqa: N818 (never leaves this module)
+class _NotFast(Exception):
     """The column holds something the fast way does not vouch for."""
 
 
@@ -105,7 +105,7 @@ def _record_builder(record: t.Record) -> _Build:
     struct = arrow_type(record)
     fields = list(struct)
     names = tuple(field.name for field in record.fields)
-    builders = [_builder(field.type) for field in record.fields]
+    builders = [builder_for(field.type) for field in record.fields]
     items = [operator.itemgetter(name) for name in names]
     defaults = [field.default for field in record.fields]
     count = len(names)
@@ -169,7 +169,7 @@ def _gather_attributes(
 # -- building -----------------------------------------------------------------------------
 
 
-def _builder(type_: t.Type) -> _Build:
+def builder_for(type_: t.Type) -> _Build:
     """The builder of a field's column, which may hold None only if its type is nullable."""
     if not isinstance(type_, t.Nullable):
         return _solid_builder(type_)
@@ -296,7 +296,7 @@ def _enum_builder(type_: t.Enum) -> _Build:
 def _list_builder(type_: t.List) -> _Build:
     import pyarrow as pa
 
-    arrow, item = arrow_type(type_), _builder(type_.item)
+    arrow, item = arrow_type(type_), builder_for(type_.item)
 
     def build(values: list[Any]) -> Any:
         if not set(map(type, values)) <= {list, tuple}:
@@ -311,7 +311,7 @@ def _list_builder(type_: t.List) -> _Build:
 def _map_builder(type_: t.Map) -> _Build:
     import pyarrow as pa
 
-    arrow, key, value = arrow_type(type_), _builder(type_.key), _builder(type_.value)
+    arrow, key, value = arrow_type(type_), builder_for(type_.key), builder_for(type_.value)
 
     def build(values: list[Any]) -> Any:
         if not set(map(type, values)) <= {dict}:

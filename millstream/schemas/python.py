@@ -96,9 +96,7 @@ def is_schema_class(source: object) -> bool:
     return isinstance(source, type) and field_names(source) is not None
 
 
-def from_python(
-    cls: type, *, name: str | None = None, drop_constraints: bool = False
-) -> t.Record:
+def from_python(cls: type, *, name: str | None = None, drop_constraints: bool = False) -> t.Record:
     """The record of a dataclass, msgspec Struct or Pydantic model.
 
     Value constraints (`gt`, `pattern`, `max_length`) are beyond the type model: they are refused,
@@ -135,7 +133,8 @@ def _record(cls: type, walk: _Walk) -> t.Record:
 
 
 def _field(name: str, hint: Any, default: object, walk: _Walk) -> t.Field:
-    doc, aliases = "", ()
+    doc = ""
+    aliases: tuple[str, ...] = ()
     facts = _metadata(hint)
     if isinstance(default, _PydanticField):
         # Pydantic has already moved the facts out of the annotation, wherever they were written.

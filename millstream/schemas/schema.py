@@ -26,6 +26,8 @@ class Origin:
 
     format: Format
     text: str
+    # Protobuf only: the full name of the message that is the event.
+    message: str = ""
 
     def __post_init__(self) -> None:
         if self.format not in _FORMATS:
@@ -49,7 +51,8 @@ class Schema:
         """SHA-256 of the canonical form (and of the original text where that is the wire form)."""
         digest = hashlib.sha256(canonical.dump(self.record).encode())
         if self.origin is not None and self.origin.format in _WIRE_FORMATS:
-            digest.update(f"\n{self.origin.format}\n{self.origin.text}".encode())
+            origin = self.origin
+            digest.update(f"\n{origin.format}\n{origin.message}\n{origin.text}".encode())
         return digest.hexdigest()
 
     @functools.cached_property
@@ -57,7 +60,7 @@ class Schema:
         return compile_fit(self.record)
 
     def fit(self, value: object) -> dict[str, Any]:
-        """The plain form of a value, or `Unfit` naming the field, what it must be and what it is."""
+        """The plain form of a value; `Unfit` names the field, what it must be and what it is."""
         plain: dict[str, Any] = self._fit(value)
         return plain
 
@@ -65,7 +68,7 @@ class Schema:
         """The text the registry keeps: the canonical form and the original text."""
         form: dict[str, Any] = {"record": canonical.type_to(self.record)}
         if self.origin is not None:
-            form["origin"] = {"format": self.origin.format, "text": self.origin.text}
+            form["origin"] = {k: v for k, v in dataclasses.asdict(self.origin).items() if v}
         return canonical.fingerprintable(form)
 
     @classmethod

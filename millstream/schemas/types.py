@@ -208,7 +208,7 @@ class Enum:
         _check_name(self.name, "enum")
         if not 1 <= len(self.symbols) <= MAX_SYMBOLS:
             raise errors.SchemaError(
-                f"enum '{self.name}' has {len(self.symbols)} symbols; 1 to {MAX_SYMBOLS:,} are taken"
+                f"enum '{self.name}' has {len(self.symbols)} symbols; it may have {MAX_SYMBOLS:,}"
             )
         _check_distinct(self.symbols, f"enum '{self.name}' names the symbol")
         for symbol in self.symbols:
@@ -417,8 +417,9 @@ def _check_options(options: tuple[Type, ...]) -> None:
         if isinstance(option, Record):
             records.append(option)
         group = _python_group(option)
-        other = groups.setdefault(group, option)
-        if other is not option and not (isinstance(other, Record) and isinstance(option, Record)):
+        other = groups.get(group)
+        groups[group] = option
+        if other is not None and not (isinstance(other, Record) and isinstance(option, Record)):
             raise errors.SchemaError(
                 f"a union of {kind(other)} and {kind(option)} is ambiguous: "
                 f"a value cannot tell which one it is"

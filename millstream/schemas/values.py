@@ -126,13 +126,12 @@ def _fit_list(type_: t.List, text: bool) -> Fit:
     def fit(value: Any) -> list[Any]:
         if not isinstance(value, (list, tuple)):
             raise errors.Unfit("", expected, found(value))
-        index = 0
-        out = []
+        out: list[Any] = []
         try:
-            for index, element in enumerate(value):
+            for element in value:
                 out.append(item(element))
         except errors.Unfit as error:
-            raise unfit_below(f"[{index}]", error) from None
+            raise unfit_below(f"[{len(out)}]", error) from None
         return out
 
     return fit

@@ -1,0 +1,59 @@
+"""Schemas: one type model, every format to and from it, codecs and compatibility rules.
+
+Importing this room is light: Arrow, Avro, Protobuf and Pydantic are loaded when first used.
+"""
+
+from millstream.schemas.arrow import arrow_type, from_arrow, to_arrow
+from millstream.schemas.avro import from_avro, to_avro
+from millstream.schemas.codecs import WIRE_FORMATS, Codec, WireFormat, make_codec
+from millstream.schemas.columns import ColumnBuilder
+from millstream.schemas.compatibility import Mode, Problem, check, parse_mode
+from millstream.schemas.conform import Conformer
+from millstream.schemas.declare import declare
+from millstream.schemas.jsonschema import from_json_schema, to_json_schema
+from millstream.schemas.proto_reading import from_descriptor
+from millstream.schemas.proto_text import parse_proto, to_proto
+from millstream.schemas.protobuf import pin_numbers, to_descriptor
+from millstream.schemas.python import Aliases, Doc, from_python
+from millstream.schemas.resolution import Mismatch, Resolution, mismatches
+from millstream.schemas.rows import RowReader
+from millstream.schemas.schema import Origin, Schema
+from millstream.schemas.spark import spark_arrow_type, spark_type, to_spark
+
+__all__ = [
+    "WIRE_FORMATS",
+    "Aliases",
+    "Codec",
+    "ColumnBuilder",
+    "Conformer",
+    "Doc",
+    "Mismatch",
+    "Mode",
+    "Origin",
+    "Problem",
+    "Resolution",
+    "RowReader",
+    "Schema",
+    "WireFormat",
+    "arrow_type",
+    "check",
+    "declare",
+    "from_arrow",
+    "from_avro",
+    "from_descriptor",
+    "from_json_schema",
+    "from_python",
+    "make_codec",
+    "mismatches",
+    "parse_mode",
+    "parse_proto",
+    "pin_numbers",
+    "spark_arrow_type",
+    "spark_type",
+    "to_arrow",
+    "to_avro",
+    "to_descriptor",
+    "to_json_schema",
+    "to_proto",
+    "to_spark",
+]

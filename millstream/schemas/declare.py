@@ -1,0 +1,157 @@
+"""One door for every way to declare a schema."""
+
+from __future__ import annotations
+
+import base64
+import json
+from typing import Any
+
+from millstream import errors
+from millstream.schemas import types as t
+from millstream.schemas.schema import Origin, Schema
+
+__all__ = ["declare"]
+
+
+def declare(
+    source: object,
+    *,
+    format: str | None = None,
+    name: str | None = None,
+    message: str | None = None,
+    drop_constraints: bool = False,
+) -> Schema:
+    """The schema of a class, an Arrow schema, or an Avro, Protobuf or JSON Schema text or object.
+
+    The format is seen from the source; `format` ("avro", "json", "protobuf") settles it where text
+    could be several. `name` renames the record, `message` picks a Protobuf message, and
+    `drop_constraints` gives up value constraints (`pattern`, `gt`) that no type can hold. Whatever
+    cannot be mapped is refused here, with the field and the reason.
+    """
+    record, origin = _read(source, format, name, message, drop_constraints)
+    if name is not None:
+        import dataclasses
+
+        record = dataclasses.replace(record, name=name)
+    return Schema(record, origin)
+
+
+def _read(
+    source: object, format_: str | None, name: str | None, message: str | None, drop: bool
+) -> tuple[t.Record, Origin | None]:
+    from millstream.schemas.python import from_python, is_schema_class
+
+    if isinstance(source, Schema):
+        return source.record, source.origin
+    if isinstance(source, t.Record):
+        return source, None
+    if isinstance(source, type) and is_schema_class(source):
+        text = f"{source.__module__}.{source.__qualname__}"
+        return from_python(source, drop_constraints=drop), Origin("python", text)
+    kind = type(source).__module__.partition(".")[0]
+    if kind == "pyarrow":
+        return _arrow(source, name)
+    if kind == "google" or hasattr(source, "DESCRIPTOR"):
+        return _descriptor(source, message)
+    if isinstance(source, (bytes, bytearray)) and format_ in (None, "descriptor", "protobuf"):
+        from millstream.schemas.proto_reading import load_set
+
+        return _descriptor(load_set(bytes(source)), message)
+    if isinstance(source, (str, dict)):
+        return _text(source, format_ or _format_of(source), name, message, drop)
+    raise errors.SchemaError(
+        f"no schema can be made from {type(source).__name__}; give a dataclass, a msgspec Struct, "
+        f"a Pydantic model, an Arrow schema, or Avro, Protobuf or JSON Schema"
+    )
+
+
+def _format_of(source: str | dict[str, Any]) -> str:
+    from millstream.schemas.canonical import parse_json
+
+    if isinstance(source, str):
+        if not source.lstrip().startswith("{"):
+            return "protobuf"
+        source = parse_json(source, "schema")
+    if isinstance(source, dict):
+        if source.get("type") == "record" and "fields" in source:
+            return "avro"
+        if "properties" in source or "$schema" in source or "$ref" in source:
+            return "json"
+    raise errors.SchemaError(
+        "the text is neither .proto, nor an Avro record, nor a JSON Schema object; "
+        "say which with format='avro', 'json' or 'protobuf'"
+    )
+
+
+def _text(
+    source: str | dict[str, Any], format_: str, name: str | None, message: str | None, drop: bool
+) -> tuple[t.Record, Origin]:
+    text = source if isinstance(source, str) else json.dumps(source, ensure_ascii=False)
+    if format_ == "avro":
+        from millstream.schemas.avro import from_avro
+
+        return from_avro(source), Origin("avro", text)
+    if format_ == "json":
+        from millstream.schemas.jsonschema import from_json_schema
+
+        record = from_json_schema(source, name=name, drop_constraints=drop)
+        return record, Origin("json", text)
+    if format_ == "protobuf" and isinstance(source, str):
+        from millstream.schemas.proto_reading import find_message, from_descriptor, load_text
+
+        files = load_text(text)
+        full = find_message(list(files.file), message)
+        return from_descriptor(files, full), Origin("protobuf", text, full)
+    raise errors.SchemaError(
+        f"'{format_}' is not a schema text; 'avro', 'json' and 'protobuf' (as text) are"
+    )
+
+
+def _arrow(source: Any, name: str | None) -> tuple[t.Record, Origin]:
+    import pyarrow as pa
+
+    from millstream.schemas.arrow import from_arrow
+
+    if isinstance(source, pa.StructType):
+        source = pa.schema(list(source))
+    if not isinstance(source, pa.Schema):
+        raise errors.SchemaError(f"give an Arrow schema, not a {type(source).__name__}")
+    text = base64.b64encode(source.serialize()).decode()
+    return from_arrow(source, name or "record"), Origin("arrow", text)
+
+
+def _descriptor(source: Any, message: str | None) -> tuple[t.Record, Origin]:
+    from google.protobuf import descriptor, descriptor_pb2
+
+    from millstream.schemas.proto_reading import find_message, from_descriptor
+
+    if isinstance(source, descriptor_pb2.FileDescriptorProto):
+        source = descriptor_pb2.FileDescriptorSet(file=[source])
+    if not isinstance(source, descriptor_pb2.FileDescriptorSet):
+        # A generated message class, or its descriptor.
+        source = getattr(source, "DESCRIPTOR", source)
+        if not isinstance(source, descriptor.Descriptor):
+            raise errors.SchemaError(f"{source!r:.80} is not a Protobuf message or descriptor")
+        message = source.full_name
+        source = descriptor_pb2.FileDescriptorSet(file=_files_of(source.file))
+    full = find_message(list(source.file), message)
+    text = base64.b64encode(source.SerializeToString(deterministic=True)).decode()
+    return from_descriptor(source, full), Origin("descriptor", text, full)
+
+
+def _files_of(file: Any) -> list[Any]:
+    """A file and everything it imports, imports first."""
+    from google.protobuf import descriptor_pb2
+
+    out: dict[str, Any] = {}
+
+    def add(one: Any) -> None:
+        for needed in one.dependencies:
+            if needed.name not in out:
+                add(needed)
+        proto = descriptor_pb2.FileDescriptorProto()
+        one.CopyToProto(proto)
+        out[one.name] = proto
+
+    add(file)
+    return list(out.values())
