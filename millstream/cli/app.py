@@ -1,4 +1,8 @@
-"""The commands, put together. Rooms are loaded by the commands that need them, when they run."""
+"""The commands, put together. Rooms are loaded by the commands that need them, when they run.
+
+Modules with commands do without `from __future__ import annotations`: typer would compile the text
+of every option's annotation again at every start, a tenth of the time a command needs to answer.
+"""
 
 from __future__ import annotations
 

@@ -1,22 +1,17 @@
 """`millstream env` and `context`: the running broker for other clients and the `nats` tool."""
 
-from __future__ import annotations
-
 import json
 import os
 import re
 import shlex
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
 from millstream.cli.output import DataOption, JsonOption, print_json, say
 from millstream.errors import ConfigError
 from millstream.settings import data_folder, environment
-
-if TYPE_CHECKING:
-    from millstream.broker import State
 
 __all__ = ["app", "connection_facts", "context_file", "exports"]
 
@@ -104,7 +99,7 @@ def connection_facts(folder: Path, role: str, account: str | None) -> dict[str, 
     """Address, data folder and, when the broker or the tenant has users, user and password."""
     from millstream import broker
 
-    state: State = broker.read_state(folder)
+    state = broker.read_state(folder)
     facts = {"url": state.url, "data": str(state.data)}
     if state.secured or account is not None:
         if role not in set(broker.Role):

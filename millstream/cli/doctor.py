@@ -1,7 +1,5 @@
 """`millstream doctor`: what this machine has, what it lacks, and how to get it."""
 
-from __future__ import annotations
-
 import os
 import re
 import shutil

@@ -1,7 +1,5 @@
 """`millstream logs`: what the servers wrote, also after they are gone."""
 
-from __future__ import annotations
-
 import os
 import re
 import time

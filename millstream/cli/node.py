@@ -1,7 +1,5 @@
 """`millstream node`: the nodes of a local cluster, by name."""
 
-from __future__ import annotations
-
 from typing import Annotated
 
 import typer

@@ -1,7 +1,5 @@
 """`millstream status`: nodes, streams, consumers, disk, memory, durability."""
 
-from __future__ import annotations
-
 from typing import TYPE_CHECKING, Any
 
 import typer
@@ -45,7 +43,7 @@ def status(data: DataOption = None, json_: JsonOption = False) -> None:
         raise typer.Exit(Exit.UNHEALTHY)
 
 
-def _as_json(state: State, health: Health) -> dict[str, Any]:
+def _as_json(state: "State", health: "Health") -> dict[str, Any]:
     """State and health in one object; each node with both, each stream once."""
     nodes = []
     for known, asked in zip(state.nodes, health.nodes, strict=True):
@@ -61,7 +59,7 @@ def _as_json(state: State, health: Health) -> dict[str, Any]:
     }
 
 
-def _show(state: State, health: Health) -> None:
+def _show(state: "State", health: "Health") -> None:
     guards = ["users" if state.secured else "no users", "TLS" if state.tls else "no TLS"]
     say(f"{state.url}  durability {health.durability}, {', '.join(guards)}, since {state.started}")
     say(f"data in {state.data}")
@@ -114,7 +112,7 @@ def _show(state: State, health: Health) -> None:
         print_table("Consumers", columns, consumers)
 
 
-def _node_row(node: NodeHealth, leader: str | None) -> tuple[object, ...]:
+def _node_row(node: "NodeHealth", leader: str | None) -> tuple[object, ...]:
     state = "ok" if node.ok else "not well"
     return (
         node.name,

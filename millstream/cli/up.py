@@ -1,7 +1,5 @@
 """`millstream up` and `down`: a broker in the background, or in the foreground of a service."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -10,7 +8,7 @@ import typer
 from millstream.cli import options
 from millstream.cli.output import DataOption, JsonOption, print_json, say
 from millstream.errors import ConfigError
-from millstream.settings import data_folder, parse_duration
+from millstream.settings import data_folder, find_project_file, parse_duration
 
 if TYPE_CHECKING:
     from millstream.broker import BrokerSettings, State
@@ -267,6 +265,8 @@ def down(
 
 def project_defaults() -> dict[str, Any]:
     """The options of `up` that the project file sets."""
+    if find_project_file() is None:
+        return {}
     defaults = options.broker_defaults({**settable_options(), "data": True})
     defaults.pop("data", None)  # data_folder() reads it, for every command alike
     return defaults
@@ -283,7 +283,7 @@ def settable_options() -> dict[str, bool]:
     }
 
 
-def describe(state: State) -> str:
+def describe(state: "State") -> str:
     """What runs, in a few lines for people."""
     if state.standby:
         waiting = ", ".join(map(str, state.standby))
@@ -300,7 +300,7 @@ def describe(state: State) -> str:
 
 
 def _background(
-    settings: BrokerSettings, *, nodes: int, standby: bool, timeout: float, as_json: bool
+    settings: "BrokerSettings", *, nodes: int, standby: bool, timeout: float, as_json: bool
 ) -> None:
     from millstream import broker
 
