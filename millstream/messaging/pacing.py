@@ -137,11 +137,19 @@ class PacedPublisher:
                 await question.done.wait()
         except TimeoutError:
             self.unanswered += 1
-            self._members -= question.missing
+            self._forget(question.missing)
         finally:
             if question in self._questions:  # two tasks may wait for the same one
                 self._questions.remove(question)
             self.held_seconds += HOLD_SECONDS - hold.left()
+
+    def _forget(self, silent: set[bytes]) -> None:
+        """Nobody waits a second time for a subscriber that did not answer."""
+        self._members -= silent
+        for question in self._questions:
+            if question.missing and question.missing <= silent:
+                question.done.set()
+            question.missing = question.missing - silent
 
     def _let_go(self) -> None:
         """Questions under way are lost with the connection."""

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack
+from dataclasses import replace
+from typing import Any
 
 import nats
 import pytest
@@ -26,11 +28,9 @@ async def connect(millstream_url: str) -> AsyncIterator[Connect]:
     """Opens connections, to the test's own account unless told otherwise, and closes them."""
     async with AsyncExitStack() as stack:
 
-        async def open_one(url: str = millstream_url, **changes: object) -> Connection:
-            settings = ConnectionSettings(
-                **{"urls": (url,), "reconnect": QUICK, "request_timeout": 5.0, **changes}  # type: ignore[arg-type]
-            )
-            connection = Connection(settings)
+        async def open_one(url: str = millstream_url, **changes: Any) -> Connection:
+            base = ConnectionSettings(urls=(url,), reconnect=QUICK)
+            connection = Connection(replace(base, **changes))
             await connection.open()
             stack.push_async_callback(connection.close)
             return connection
