@@ -78,7 +78,7 @@ def _publish(stage: _Stage, quick: bool, runner: asyncio.Runner) -> Iterator[Res
 
     async def ours() -> float:
         began = time.perf_counter()
-        async with stage.topic.producer(packs=None, max_in_flight=WINDOW) as producer:
+        async with stage.topic.event_producer(WINDOW) as producer:
             for _ in range(count):
                 await producer.send(PAYLOAD, "k")
         return _rate(count, began)

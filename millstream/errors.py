@@ -36,7 +36,8 @@ MillstreamError
 ├── PublishError                             an event was not stored, or it is not known whether
 │   ├── PartlyStored                         some events of a list were refused
 │   ├── PayloadTooLarge (ValueError)
-│   └── Unconfirmed                          no ack arrived; it may or may not be stored
+│   ├── Unconfirmed                          no ack arrived; it may or may not be stored
+│   └── FencedOut                            another process took over this writer's name
 ├── DataLoss                                 events that were promised are no longer there
 ├── SchemaError (ValueError)                 a schema cannot be used or changed like that
 │   ├── Unmappable                           a type has no form in a format
@@ -60,6 +61,7 @@ __all__ = [
     "ConnectFailed",
     "ConnectionClosed",
     "DataLoss",
+    "FencedOut",
     "FolderLocked",
     "IdentityLost",
     "IdentityTaken",
@@ -349,11 +351,14 @@ class PublishError(MillstreamError):
 class PartlyStored(PublishError):
     """Some events of a list were refused, the others are stored; `failed` has errors by place."""
 
-    def __init__(self, total: int, failed: Mapping[int, MillstreamError]) -> None:
+    def __init__(
+        self, total: int, failed: Mapping[int, MillstreamError], count: int | None = None
+    ) -> None:
         self.total, self.failed = total, dict(failed)
+        self.count = len(self.failed) if count is None else count
         first = min(self.failed)
         super().__init__(
-            f"{len(self.failed):,} of {total:,} events are not stored; the first is number "
+            f"{self.count:,} of {total:,} events are not stored; the first is number "
             f"{first} (from 0): {self.failed[first]}"
         )
 
@@ -371,6 +376,17 @@ class PayloadTooLarge(PublishError, ValueError):
 
 class Unconfirmed(PublishError):
     """No ack arrived in time: the event may or may not be stored. Retrying with an id is safe."""
+
+
+class FencedOut(PublishError):
+    """Another process opened a writer of the same name: this one may not write any more."""
+
+    def __init__(self, writer: str, epoch: int, found: int) -> None:
+        self.writer, self.epoch, self.found = writer, epoch, found
+        super().__init__(
+            f"writer '{writer}' was taken over: this one has epoch {epoch}, the topic has {found}. "
+            f"Nothing of this call is stored; the other writer goes on from the stored position"
+        )
 
 
 # -- data ---------------------------------------------------------------------------------

@@ -4,27 +4,19 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 from millstream.messaging.encoding import IdSource, TopicShape, value_bytes
 from millstream.messaging.event import Durability, NewEvent, Receipt
+from millstream.messaging.value_type import ValueType
 from millstream.wire.api import PubAck
 from millstream.wire.message import OutgoingMessage
 from millstream.wire.publish_lane import PublishLane, Watcher
 
-__all__ = ["EventPublisher", "ValueEncoder"]
+__all__ = ["EventPublisher"]
 
 # A publish is retried within this time; the duplicate window of a topic must be longer.
 PUBLISH_SECONDS: Final = 15.0
-
-
-class ValueEncoder(Protocol):
-    """Turns a value of a typed topic into bytes; the schemas room provides it."""
-
-    @property
-    def schema_id(self) -> str: ...
-
-    def encode(self, value: Any) -> bytes: ...
 
 
 class EventPublisher:
@@ -35,7 +27,7 @@ class EventPublisher:
         lane: PublishLane,
         shape: TopicShape,
         durability: Durability,
-        encoder: ValueEncoder | None = None,
+        encoder: ValueType | None = None,
     ) -> None:
         self.lane = lane
         self._shape = shape

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from datetime import datetime
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from millstream.errors import ConfigError, MillstreamError, PartlyStored
 from millstream.messaging import topic_admin
@@ -19,8 +19,9 @@ from millstream.messaging.event import (
     Receipt,
     Source,
 )
+from millstream.messaging.packing import Packing
 from millstream.messaging.producer import EventProducer
-from millstream.messaging.publishing import PUBLISH_SECONDS, EventPublisher, ValueEncoder
+from millstream.messaging.publishing import PUBLISH_SECONDS, EventPublisher
 from millstream.messaging.reading import ReadPlan, read_events
 from millstream.messaging.start import Start
 from millstream.messaging.subject import check_name, key_token, partition_of
@@ -28,14 +29,25 @@ from millstream.messaging.subscription import Subscription
 from millstream.messaging.subscription_admin import Lag, SubscriptionAdmin, SubscriptionInfo
 from millstream.messaging.subscription_settings import SubscriptionSettings
 from millstream.messaging.topic_admin import Purge
-from millstream.messaging.topic_info import TopicInfo
+from millstream.messaging.topic_info import PartitionInfo, TopicInfo
 from millstream.messaging.topic_lookup import open_topic
 from millstream.messaging.unpack import events_of, raw_of
+from millstream.messaging.value_type import ValueType
 from millstream.wire.atomic import publish_batch
 from millstream.wire.jetstream import JetStream
 from millstream.wire.publish_lane import PublishLane
 
+if TYPE_CHECKING:
+    from millstream.messaging.pack_producer import PackProducer
+    from millstream.messaging.writer import Writer, WriterTarget
+
 __all__ = ["Topic"]
+
+
+def _source(topic: str, part: PartitionInfo, value_type: ValueType | None) -> Source:
+    if value_type is None:
+        return Source(topic, part.number, part.prefix)
+    return Source(topic, part.number, part.prefix, value_type.decode, value_type.rows)
 
 
 class Topic:
@@ -51,7 +63,7 @@ class Topic:
         lane: PublishLane,
         info: TopicInfo,
         durability: Durability,
-        encoder: ValueEncoder | None = None,
+        value_type: ValueType | None = None,
     ) -> None:
         self.name = info.name
         self.settings = info.settings
@@ -60,10 +72,11 @@ class Topic:
         self._jetstream = jetstream
         self._lane = lane
         self._managed = info.managed
+        self._value_type = value_type
         self._shape = TopicShape(info.name, self.partitions)
-        self._publisher = EventPublisher(lane, self._shape, durability, encoder)
+        self._publisher = EventPublisher(lane, self._shape, durability, value_type)
         self._sources = [
-            (part.stream, Source(info.name, part.number, part.prefix)) for part in info.partitions
+            (part.stream, _source(info.name, part, value_type)) for part in info.partitions
         ]
         self._subscriptions = SubscriptionAdmin(jetstream, info.name, self._sources)
 
@@ -144,10 +157,31 @@ class Topic:
             for place in range(len(messages))
         ]
 
-    def producer(self, *, packs: None = None, max_in_flight: int = 1024) -> EventProducer:
-        """A producer of single events: `async with topic.producer() as p: await p.send(value)`."""
+    def producer(self, packs: Packing | None = None) -> PackProducer:
+        """A producer that sends many events in one message: the fast way to store many."""
+        from millstream.messaging.pack_producer import PackProducer
+
+        self._check_writable()
+        return PackProducer(self._target(), packs or Packing(), self.durability)
+
+    def event_producer(self, max_in_flight: int = 1024) -> EventProducer:
+        """A producer of plain messages, one an event, many in flight; each has a receipt."""
         self._check_writable()
         return EventProducer(self._publisher, max_in_flight)
+
+    def writer(self, name: str, packs: Packing | None = None, lanes: int = 1) -> Writer:
+        """A named writer that stores each event exactly once: `async with topic.writer("w")`."""
+        from millstream.messaging.writer import Writer
+
+        self._check_writable()
+        return Writer(self._target(), name, packs or Packing(), lanes)
+
+    def _target(self) -> WriterTarget:
+        from millstream.messaging.writer import WriterTarget
+
+        return WriterTarget(
+            self._jetstream, self._lane, self._shape, self._sources, self._value_type
+        )
 
     def _check_writable(self) -> None:
         if not self._managed or self.settings.is_copy:
