@@ -1,117 +1,143 @@
-"""From nothing to the first acknowledged event: the command, the embedded broker, a test's broker.
-
-The floor is nats-server itself, started with a configuration of the same durability and asked over
-the same client, so the difference is what the lock, the checks and the keeper cost.
-"""
+"""From nothing to the first acknowledged message, and what a broker costs a test."""
 
 from __future__ import annotations
 
-import asyncio
+import json
+import os
+import shutil
 import socket
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
-from functools import partial
 from pathlib import Path
+from typing import Any
 
-import millstream
 from bench.harness import Result, Skipped, against
-from millstream.broker import Broker, BrokerSettings, find_binary, read_state
-from millstream.testing import running_broker
+from millstream.broker import Broker, BrokerSettings, find_binary
+from millstream.testing import running_broker, running_cluster
 
-MILLSTREAM = str(Path(sys.executable).with_name("millstream"))
-Start = Callable[[Path], AbstractContextManager[str]]
-
-PATIENCE = 20.0  # seconds for a server to listen, on the slowest machine
+MILLISECONDS = "ms"
+COMMAND = (sys.executable, "-c", "from millstream.cli.main import main; main()")
 
 
 def measure(quick: bool) -> Iterator[Result | Skipped]:
-    """Seconds until the first ack, and seconds of one test with a broker of its own."""
-    floor = {"nats-server": partial(timed_start, bare_server)}
-    # The client's modules are loaded before the clock runs, for everybody alike.
-    timed_start(embedded_broker)
-    for name, start in (("up to first ack", command), ("Broker to first ack", embedded_broker)):
-        ours = partial(timed_start, start)
-        yield from against(name, "s", ours, floor, quick=quick, better="lower")
-    yield from against("test broker, start and stop", "s", whole_test, {}, quick=quick)
-
-
-def timed_start(start: Start) -> float:
-    """Seconds from the call until an event of a new topic is acknowledged."""
-    with tempfile.TemporaryDirectory(prefix="millstream-bench-") as folder:
-        began = time.perf_counter()
-        with start(Path(folder)) as url:
-            asyncio.run(first_ack(url))
-            return time.perf_counter() - began
-
-
-async def first_ack(url: str) -> None:
-    async with millstream.connect(url) as mill:
-        topic = await mill.create_topic("first")
-        await topic.publish(b"event")
-
-
-@contextmanager
-def command(folder: Path) -> Iterator[str]:
-    """`millstream up`, as a newcomer types it."""
-    subprocess.run(
-        [MILLSTREAM, "up", "--port", "0", "--data", str(folder)],
-        check=True,
-        stdout=subprocess.DEVNULL,
+    """Start-up times; each ends with a message on disk and its ack in our hands."""
+    yield from against(
+        "up to first ack",
+        MILLISECONDS,
+        _with_folder(up_to_first_ack),
+        {"bare nats-server": _with_folder(bare_server_to_first_ack)},
+        quick=quick,
+        better="lower",
     )
-    try:
-        yield read_state(folder).url
-    finally:
-        subprocess.run(
-            [MILLSTREAM, "down", "--data", str(folder)], check=True, stdout=subprocess.DEVNULL
-        )
+    yield from against(
+        "embedded broker to first ack",
+        MILLISECONDS,
+        _with_folder(embedded_to_first_ack),
+        {"bare nats-server": _with_folder(bare_server_to_first_ack)},
+        quick=quick,
+        better="lower",
+    )
+    yield from against("broker for one test", MILLISECONDS, broker_for_one_test, {}, quick=quick)
+    yield from against("cluster of three", MILLISECONDS, cluster_of_three, {}, quick=quick)
 
 
-@contextmanager
-def embedded_broker(folder: Path) -> Iterator[str]:
-    """A Broker in this process."""
+def up_to_first_ack(folder: Path) -> float:
+    """`millstream up` as a command, then a client's first acknowledged message."""
+    started = time.perf_counter()
+    done = subprocess.run(
+        [*COMMAND, "up", "--data", str(folder), "--port", "0", "--json"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if done.returncode != 0:
+        raise RuntimeError(f"millstream up failed: {done.stderr}")
+    first_ack(json.loads(done.stdout)["url"])
+    elapsed = time.perf_counter() - started
+    subprocess.run([*COMMAND, "down", "--data", str(folder)], capture_output=True, check=True)
+    return elapsed * 1000
+
+
+def embedded_to_first_ack(folder: Path) -> float:
+    """`Broker().start()` in this process, then the first acknowledged message."""
+    started = time.perf_counter()
     with Broker(BrokerSettings(data=folder)) as broker:
-        yield broker.url
+        first_ack(broker.url)
+        return (time.perf_counter() - started) * 1000
 
 
-@contextmanager
-def bare_server(folder: Path) -> Iterator[str]:
-    """nats-server with a data folder, and a client that tries until it listens."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    (folder / "conf").write_text(
-        f"host: 127.0.0.1\nport: {port}\n"
+def bare_server_to_first_ack(folder: Path) -> float:
+    """The floor: nats-server itself with the same durability, watched without a pause."""
+    ports = folder / "ports"
+    ports.mkdir()
+    config = folder / "server.conf"
+    config.write_text(
+        f'listen: "127.0.0.1:-1"\nports_file_dir: "{ports}"\n'
         f'jetstream {{ store_dir: "{folder}", sync_interval: always }}\n'
     )
-    server = subprocess.Popen(
-        [str(find_binary().path), "-c", str(folder / "conf")], stderr=subprocess.DEVNULL
-    )
+    binary = find_binary().path
+    started = time.perf_counter()
+    server = subprocess.Popen([binary, "-c", config], stderr=subprocess.DEVNULL)
     try:
-        await_listener(port)
-        yield f"nats://127.0.0.1:{port}"
+        while not (found := list(ports.glob("*.ports"))) or not found[0].stat().st_size:
+            if server.poll() is not None:
+                raise RuntimeError("nats-server ended while starting")
+            time.sleep(0.001)
+        first_ack(json.loads(found[0].read_text())["nats"][0])
+        return (time.perf_counter() - started) * 1000
     finally:
         server.terminate()
         server.wait()
 
 
-def await_listener(port: int) -> None:
-    end = time.monotonic() + PATIENCE
-    while time.monotonic() < end:
-        try:
-            socket.create_connection(("127.0.0.1", port)).close()
-        except ConnectionRefusedError:
-            time.sleep(0.002)
-        else:
-            return
-    raise TimeoutError(f"nats-server did not listen within {PATIENCE} s")
-
-
-def whole_test() -> float:
-    began = time.perf_counter()
+def broker_for_one_test() -> float:
+    """Start and stop, temporary folder included."""
+    started = time.perf_counter()
     with running_broker():
         pass
-    return time.perf_counter() - began
+    return (time.perf_counter() - started) * 1000
+
+
+def cluster_of_three() -> float:
+    """Three nodes, ready with a leader."""
+    started = time.perf_counter()
+    with running_cluster():
+        return (time.perf_counter() - started) * 1000
+
+
+def first_ack(url: str) -> None:
+    """Create a stream and publish one message, with the least client there is."""
+    host, _, port = url.rpartition("://")[2].rpartition(":")
+    with socket.create_connection((host, int(port)), timeout=10) as connection:
+        lines = connection.makefile("rb")
+        connection.sendall(b'CONNECT {"verbose":false}\r\nSUB reply 1\r\n')
+        stream = json.dumps({"name": "s", "subjects": ["s"]})
+        for subject, body in (("$JS.API.STREAM.CREATE.s", stream), ("s", "x" * 128)):
+            connection.sendall(f"PUB {subject} reply {len(body)}\r\n{body}\r\n".encode())
+            answer = _next_message(lines)
+            if "error" in answer:
+                raise RuntimeError(f"{subject}: {answer['error']}")
+        lines.close()
+
+
+def _next_message(lines: Any) -> dict[str, Any]:
+    while not (line := lines.readline()).startswith(b"MSG "):
+        if not line:
+            raise RuntimeError("the server closed the connection")
+    body: dict[str, Any] = json.loads(lines.read(int(line.split()[-1])))
+    return body
+
+
+def _with_folder(contestant: Callable[[Path], float]) -> Callable[[], float]:
+    def run() -> float:
+        folder = Path(tempfile.mkdtemp(prefix="millstream-bench-"))
+        try:
+            os.sync()  # what the round before left to write is not this round's cost
+            return contestant(folder)
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
+
+    return run

@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING
 import pytest
 
 if TYPE_CHECKING:
-    from millstream.broker import Broker
+    from millstream.broker import Broker, Cluster
     from millstream.testing import AccountPool
 
-__all__ = ["millstream_accounts", "millstream_broker", "millstream_url"]
+__all__ = ["millstream_accounts", "millstream_broker", "millstream_cluster", "millstream_url"]
 
 
 @pytest.fixture
@@ -25,6 +25,15 @@ def millstream_broker() -> Iterator[Broker]:
 
     with running_broker() as broker:
         yield broker
+
+
+@pytest.fixture(scope="session")
+def millstream_cluster() -> Iterator[Cluster]:
+    """One three-node cluster for the whole session; about a second."""
+    from millstream.testing import running_cluster
+
+    with running_cluster() as cluster:
+        yield cluster
 
 
 @pytest.fixture(scope="session")

@@ -27,8 +27,8 @@ __all__ = [
 _ANSWER_BYTES: Final = 64 * 1024 * 1024  # about 100,000 streams and consumers in one answer
 _STREAMS: Final = "/jsz?accounts=true&streams=true&consumers=true&config=true&limit=100000"
 _HELP: Final = {
-    "no space left on device": "the disk is full and the stream takes nothing more until the "
-    "broker is restarted: free space, then restart it",
+    "no space left on device": "the disk is full and the stream takes nothing more; free "
+    "space, and the broker restarts itself within seconds",
     "write error": "the disk failed; the stream takes nothing more until the broker is restarted",
     "recovered": "do not create it anew: that would destroy what is on disk",
 }

@@ -37,6 +37,9 @@ TAIL_LINES: Final = 40  # of the log, kept for the report of a failure
 LINE_BYTES: Final = 2000  # of one log line, kept for that report
 PLAN_BYTES: Final = 1024 * 1024
 START_GRACE: Final = 2.0  # seconds; a server that never was ready has nothing to finish
+HEAL_POLL: Final = 2.0  # seconds between looks for a stream that a full disk has broken
+HEAL_WAIT: Final = 0.5  # seconds for that answer; the server's log waits meanwhile
+HEAL_SPACE: Final = 16 * 1024 * 1024  # bytes that must be free again: two blocks of a stream
 RESTART_WINDOW: Final = 60.0  # seconds in which `restarts` crashes are forgiven
 RESTART_PAUSE: Final = 0.5  # seconds before a crashed server is started again
 PR_SET_PDEATHSIG: Final = 1
@@ -90,6 +93,7 @@ class Keeper:
         self.owner_open = True  # standard input is still connected to the owner
         self.stopping = ""  # why, once it is decided
         self.ready = False
+        self.healing = False  # the server is stopped to be started again
         self.server = 0  # process id; 0 when none runs
         self.output = -1  # read end of the server's output
 
@@ -219,7 +223,6 @@ class Keeper:
             if time.monotonic() > deadline:
                 os.kill(self.server, signal.SIGKILL)
                 deadline = float("inf")
-            self.owner_open = False  # a second message changes nothing any more
             self.listen(0.01)
         return status
 
@@ -281,6 +284,9 @@ class Keeper:
             status = self.serve()
             if self.stopping or not self.ready:
                 break
+            if self.healing:
+                self.log.write(b"[keeper] there is space again, starting the server anew\n")
+                continue
             now = time.monotonic()
             spent = len(crashes) == crashes.maxlen and now - crashes[0] < RESTART_WINDOW
             if not self.plan["restarts"] or spent:
@@ -313,9 +319,22 @@ class Keeper:
         self.report("ready", server=self.server, ports=ports)
         if not self.embedded:
             self.let_owner_go()
-        while not self.stopping and self.server_gone() is None:
+        self.healing = False
+        look_at = time.monotonic() + HEAL_POLL
+        while not self.stopping and not self.healing and self.server_gone() is None:
             self.listen(ORPHAN_POLL)
+            if time.monotonic() > look_at:
+                self.healing = self.needs_healing(ports)
+                look_at = time.monotonic() + HEAL_POLL
         return self.stop_server()
+
+    def needs_healing(self, ports: dict[str, Any]) -> bool:
+        """Whether the disk was full, and is not any more: only a restart helps the stream then."""
+        code, health = fetch(ports["monitoring"][0], "/healthz", wait=HEAL_WAIT)
+        if code in (0, 200) or "no space left on device" not in health:
+            return False
+        disk = os.statvfs(self.plan["store"])
+        return disk.f_bavail * disk.f_frsize > HEAL_SPACE
 
     def let_owner_go(self) -> None:
         """From here on nobody reads what we write; the log file has it all."""
@@ -369,11 +388,11 @@ def write_private(path: str, text: str, *, durable: bool = False) -> None:
         raise
 
 
-def fetch(base: str, path: str, limit: int = 65536) -> tuple[int, str]:
+def fetch(base: str, path: str, limit: int = 65536, wait: float = HEALTH_WAIT) -> tuple[int, str]:
     """Status and body of one HTTP request; (0, reason) when there is no answer."""
     host, _, port = base.removeprefix("http://").rpartition(":")
     try:
-        with socket.create_connection((host, int(port)), timeout=HEALTH_WAIT) as connection:
+        with socket.create_connection((host, int(port)), timeout=wait) as connection:
             connection.sendall(f"GET {path} HTTP/1.0\r\nHost: {host}\r\n\r\n".encode())
             answer = b""
             while len(answer) < limit and (part := connection.recv(65536)):

@@ -141,6 +141,7 @@ def launch_from_folder(
             **({} if record is None else {str(folder.key): record}),
         },
         on_stop=(state,) if single else (),
+        store=str(plan["store"]),
         remove=(plan["store"],) if plan["durability"] == Durability.MEMORY else (),
     )
 

@@ -48,6 +48,7 @@ class Launch:
     on_ready: dict[str, str] = field(default_factory=dict, repr=False)  # files to write
     on_stop: tuple[str, ...] = ()  # files to remove
     remove: tuple[str, ...] = ()  # folders to remove at the end
+    store: str = ""  # where the streams are, if not in the node's folder
 
 
 class Node:
@@ -56,7 +57,7 @@ class Node:
     def __init__(self, folder: NodeFolder) -> None:
         self.folder = folder
         self.keeper_pid = 0
-        self.server_pid = 0
+        self._server_pid = 0
         self.waiting = False  # a standby: the lock belongs to another
         self._process: subprocess.Popen[bytes] | None = None
         self._rest = b""
@@ -73,6 +74,13 @@ class Node:
     @property
     def monitor(self) -> str:
         return str(read_json(self.folder.plan)["monitor"])
+
+    @property
+    def server_pid(self) -> int:
+        """Process id of the server; another one after its keeper has started it anew."""
+        facts = read_json(self.folder.state)
+        mine = facts.get("pid") == self.keeper_pid
+        return int(facts["server"]) if mine else self._server_pid
 
     @property
     def running(self) -> bool:
@@ -103,6 +111,7 @@ class Node:
             "on_ready": launch.on_ready,
             "on_stop": launch.on_stop,
             "remove": launch.remove,
+            "store": launch.store or str(self.folder.store),
         }
         self._launch, self._rest, self.waiting = launch, b"", False
         errors = os.open(self.folder.log, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
@@ -146,7 +155,7 @@ class Node:
             raise
         self.waiting = event["event"] == "waiting"
         if not self.waiting:
-            self.server_pid = int(event["server"])
+            self._server_pid = int(event["server"])
             logger.info("node %s is ready at %s, process %d", self.name, self.url, self.server_pid)
         if not launch.embedded:
             self._close()
@@ -159,7 +168,7 @@ class Node:
         if event["event"] != "ready":
             self.abandon()
             raise explain(event, self.folder)
-        self.waiting, self.server_pid = False, int(event["server"])
+        self.waiting, self._server_pid = False, int(event["server"])
         return True
 
     def stop(self, grace: float) -> None:

@@ -333,5 +333,5 @@ def test_uptimes_of_any_length_are_read() -> None:
 
 def test_a_problem_comes_with_what_to_do() -> None:
     body = json.dumps({"error": "stream 'S' write error: no space left on device"})
-    assert "free space, then restart" in _problem(body)
+    assert "free space, and the broker restarts itself" in _problem(body)
     assert _problem("plain words") == "plain words"
