@@ -217,6 +217,13 @@ class Pack:
             for name, child in zip(names, children, strict=True)
         }
 
+    def event(self, index: int) -> Row:
+        """One event by its index: slow, and not disturbed by a neighbour Python cannot hold."""
+        if not 0 <= index < self.count:
+            raise IndexError(f"the pack has {self.count:,} events, from 0; there is no {index}")
+        stream = Stream(self.schema, (self.batch.slice(index, 1),), self.compression)
+        return Pack(stream, 1, self.schema_id).events()[0]
+
     def events(self) -> list[Row]:
         """All events as tuples (key, timestamp, headers, id, value), in order."""
         columns = (self.keys(), self.timestamps(), self.headers(), self.ids(), self.values())

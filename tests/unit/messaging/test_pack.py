@@ -400,6 +400,18 @@ def test_a_time_beyond_pythons_names_its_column_and_stays_readable_as_arrow() ->
         found.values()
 
 
+def test_one_event_is_read_beside_a_neighbour_python_cannot_hold() -> None:
+    times = pa.array([0, 2**60, 1]).view(pa.timestamp("s", "UTC"))
+    found = reread(envelope(pa.StructArray.from_arrays([times], names=["t"])))
+    with pytest.raises(PackError):
+        found.events()
+    assert found.event(2)[4] == {"t": datetime(1970, 1, 1, 0, 0, 1, tzinfo=UTC)}
+    with pytest.raises(PackError, match=r"value\.t"):
+        found.event(1)
+    with pytest.raises(IndexError, match="there is no 3"):
+        found.event(3)
+
+
 def test_what_a_null_struct_hides_is_not_looked_at() -> None:
     hidden = pa.array([2**60, 0]).view(pa.timestamp("s"))
     value = pa.StructArray.from_arrays([hidden], names=["t"], mask=pa.array([True, False]))
