@@ -10,6 +10,7 @@ from typing import Any, Final
 from millstream.errors import ConfigError
 from millstream.messaging.event import (
     ID_HEADER,
+    NULL_HEADER,
     RESERVED_PREFIXES,
     SCHEMA_HEADER,
     TIME_HEADER,
@@ -109,6 +110,7 @@ class TopicShape:
             and event.timestamp is None
             and schema_id is None
             and event.options is None
+            and event.value is not None
             and event_id.isalnum()
         ):
             return partition, subject, f"NATS/1.0\r\n{ID_HEADER}: {event_id}\r\n\r\n".encode()
@@ -117,6 +119,8 @@ class TopicShape:
             pairs.append((TIME_HEADER, str(nanoseconds_of(event.timestamp))))
         if schema_id is not None:
             pairs.append((SCHEMA_HEADER, schema_id))
+        if event.value is None:
+            pairs.append((NULL_HEADER, "1"))
         if event.headers is not None:
             check_headers(event.headers)
             pairs.extend(event.headers.items())

@@ -30,11 +30,13 @@ KEY_HEADER: Final = "Mill-Key"
 TIME_HEADER: Final = "Mill-Time"
 SCHEMA_HEADER: Final = "Mill-Schema"
 ID_HEADER: Final = "Nats-Msg-Id"
+NULL_HEADER: Final = "Mill-Null"  # the event has no value: in a table, its key is deleted
 # What the server and Millstream keep in headers; `Event.headers` shows the user's own only.
 RESERVED_PREFIXES: Final = ("Nats-", "Mill-")
 
 _TIME_MARK: Final = b"\r\nMill-Time: "
 _KEY_MARK: Final = b"\r\nMill-Key: "
+_NULL_MARK: Final = b"\r\nMill-Null: "
 _NOT_DECODED: Final = object()
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
@@ -99,7 +101,7 @@ class Event(ABC):
     @property
     @abstractmethod
     def value(self) -> Any:
-        """The value: bytes, or what the topic's schema makes of them."""
+        """The value: bytes, or what the topic's schema makes of them; None when there is none."""
 
     @property
     @abstractmethod
@@ -206,6 +208,8 @@ class PlainEvent(Event):
 
     @property
     def value(self) -> Any:
+        if self._block and _NULL_MARK in self._block:
+            return None
         decode = self._source.decode
         if decode is None:
             return self.data

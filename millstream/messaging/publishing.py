@@ -54,8 +54,7 @@ class EventPublisher:
         self, value: Any, key: str | bytes | None, watcher: Watcher, place: int
     ) -> asyncio.Future[Receipt]:
         """Like `send` for an event that is only value and key: the short way."""
-        encoder = self._encoder
-        if encoder is not None:
+        if self._encoder is not None or value is None:
             return self.send(NewEvent(value, key), watcher, place)
         data = value if type(value) is bytes else value_bytes(value)
         partition, subject = self._shape.place(key)
@@ -66,7 +65,9 @@ class EventPublisher:
 
     def encode(self, event: NewEvent) -> tuple[int, OutgoingMessage]:
         """The partition of an event, and its message."""
-        if self._encoder is None:
+        if event.value is None:
+            schema_id, data = None, b""
+        elif self._encoder is None:
             schema_id, data = None, value_bytes(event.value)
         else:
             schema_id, data = self._encoder.schema_id, self._encoder.encode(event.value)

@@ -19,6 +19,8 @@ AckMode = Literal["explicit", "all", "none"]
 
 _ACK_MODES: Final = ("explicit", "all", "none")
 _META: Final = "millstream.subscription"
+# The server wants a filter where it delivers the last of each subject.
+ALL_SUBJECTS: Final = ">"
 _OURS: Final = ("keys", "backoff", "max_deliver", "rate_limit", "dead_letter")
 ACK_WAIT_DEFAULT: Final = 30.0
 IN_FLIGHT_DEFAULT: Final = 10_000
@@ -113,7 +115,7 @@ def _filters(settings: SubscriptionSettings, source: Source) -> list[str]:
     if settings.subjects:
         return list(settings.subjects)
     if not settings.keys:
-        return []
+        return [ALL_SUBJECTS] if settings.start == Start.LAST_PER_KEY else []
     if source.prefix is None:
         raise ConfigError("a foreign stream has no keys; choose by subjects instead")
     tokens = sorted({key_token(key) for key in settings.keys})
@@ -138,7 +140,7 @@ def settings_of(config: ConsumerConfig) -> SubscriptionSettings:
     return SubscriptionSettings(
         start=_start_of(config),
         keys=tuple(ours.get("keys", ())),
-        subjects=() if ours.get("keys") else tuple(patterns),
+        subjects=() if ours.get("keys") or patterns == [ALL_SUBJECTS] else tuple(patterns),
         ack="explicit" if explicit else cast(AckMode, config.ack_policy),
         ack_wait=config.ack_wait / NANOSECONDS if config.ack_wait else ACK_WAIT_DEFAULT,
         backoff=tuple(ours.get("backoff", ())),

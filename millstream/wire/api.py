@@ -19,11 +19,13 @@ from millstream.errors import (
 
 __all__ = [
     "AckAddress",
+    "ClusterInfo",
     "ConsumerConfig",
     "ConsumerInfo",
     "ErrorCode",
     "PubAck",
     "Refusal",
+    "SourceInfo",
     "StreamInfo",
     "StreamState",
     "api_prefix",

@@ -167,7 +167,9 @@ class RangeLane:
         elif self._next > 1:
             config.deliver_policy = "by_start_sequence"
             config.opt_start_seq = self._next
-        if len(what.subjects) == 1:
+        if not what.subjects and what.deliver == "last_per_subject":
+            config.filter_subject = ">"  # the server wants it said
+        elif len(what.subjects) == 1:
             config.filter_subject = what.subjects[0]
         elif what.subjects:
             config.filter_subjects = list(what.subjects)

@@ -1,0 +1,119 @@
+"""Tables: the latest value of each key, kept by the broker as a compacted topic."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+from millstream.errors import ConfigError
+from millstream.messaging import Event, NewEvent, PublishOptions, ReadPlan, Start, Topic
+
+__all__ = ["Change", "Entry", "Table"]
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """The present value of a key."""
+
+    key: str
+    value: Any
+    revision: int  # the offset of the event that set it
+    timestamp: datetime
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """One change of a key; `value` is None when it was deleted."""
+
+    key: str
+    value: Any
+    revision: int
+    timestamp: datetime
+    partition: int
+
+    @property
+    def deleted(self) -> bool:
+        return self.value is None
+
+
+class Table:
+    """The latest value of each key. Writes are acknowledged; a revision makes them conditional.
+
+    A conditional write succeeds for one of several writers: the others get WrongSequence. Within a
+    key changes are seen in the order of writing; readers may skip over values that were replaced.
+    """
+
+    def __init__(self, topic: Topic) -> None:
+        if topic.settings.history is None:
+            raise ConfigError(
+                f"'{topic.name}' keeps every event, so it is not a table: declare it with "
+                f"create_table, or as a topic with history=1"
+            )
+        self.topic = topic
+
+    @property
+    def name(self) -> str:
+        return self.topic.name
+
+    def __repr__(self) -> str:
+        return f"<Table {self.name}>"
+
+    async def put(self, key: str, value: Any, *, revision: int | None = None) -> int:
+        """Set a key's value and return its new revision.
+
+        With `revision` only if that is still the key's latest (0: only if it never had a value).
+        """
+        if value is None:
+            raise ConfigError(f"key {key!r}: None means deleted; use delete()")
+        return await self._write(key, value, revision)
+
+    async def delete(self, key: str, *, revision: int | None = None) -> int:
+        """Remove a key; readers that follow the table see it go."""
+        return await self._write(key, None, revision)
+
+    async def put_many(self, values: dict[str, Any]) -> dict[str, int]:
+        """Set several keys, many in flight; their revisions. Not atomic."""
+        receipts = await self.topic.publish_many(
+            NewEvent(value, key) for key, value in values.items()
+        )
+        return {key: receipt.offset for key, receipt in zip(values, receipts, strict=True)}
+
+    async def _write(self, key: str, value: Any, revision: int | None) -> int:
+        options = None if revision is None else PublishOptions(expected_last=revision)
+        receipt = await self.topic.publish(value, key, options=options)
+        return receipt.offset
+
+    async def get(self, key: str) -> Entry | None:
+        """The key's value, or None when it has none."""
+        event = await self.topic.last(key)
+        return None if event is None or event.value is None else _entry(event)
+
+    async def revision(self, key: str) -> int:
+        """The key's latest revision, its deletion included; 0 when it never had a value."""
+        event = await self.topic.last(key)
+        return 0 if event is None else event.offset
+
+    async def entries(self, keys: Sequence[str] = ()) -> AsyncIterator[Entry]:
+        """All present values, or those of some keys, as of now."""
+        plan = ReadPlan(start=Start.LAST_PER_KEY, keys=keys)
+        async for event in self.topic.read(plan):
+            if event.value is not None:
+                yield _entry(event)
+
+    async def changes(
+        self, keys: Sequence[str] = (), *, start: Start = Start.LAST_PER_KEY
+    ) -> AsyncIterator[Change]:
+        """The present values, then every change as it comes, for ever."""
+        async for event in self.topic.read(ReadPlan(start=start, keys=keys, follow=True)):
+            if event.key is not None:
+                yield Change(event.key, event.value, event.offset, event.timestamp, event.partition)
+
+    async def as_dict(self) -> dict[str, Any]:
+        """All present values by key."""
+        return {entry.key: entry.value async for entry in self.entries()}
+
+
+def _entry(event: Event) -> Entry:
+    return Entry(event.key or "", event.value, event.offset, event.timestamp)
