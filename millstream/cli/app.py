@@ -1,34 +1,72 @@
-"""The commands, put together. Rooms are loaded by the commands that need them, when they run.
+"""The commands, put together. A command's module is loaded when it is asked for, and so are rooms.
 
-Modules with commands do without `from __future__ import annotations`: typer would compile the text
-of every option's annotation again at every start, a tenth of the time a command needs to answer.
+A module of commands has an `app`: with one command, with several, or (`node`) a group of commands.
+Such modules do not postpone annotations (PEP 563): typer would compile the text of every option's
+annotation again at every start, a tenth of the time a command needs to answer.
 """
 
-from __future__ import annotations
-
-from typing import Annotated
+from importlib import import_module
+from typing import Annotated, Any
 
 import typer
+from typer.core import TyperGroup
 
-from millstream.cli import context, doctor, logs, node, status, up
 from millstream.cli.exits import EXIT_CODES
 
-__all__ = ["app"]
+__all__ = ["COMMANDS", "app"]
+
+# Command or group of commands -> the module that has it, in the order of the help.
+COMMANDS = {
+    "up": "up",
+    "down": "up",
+    "status": "status",
+    "logs": "logs",
+    "doctor": "doctor",
+    "env": "context",
+    "context": "context",
+    "node": "node",
+}
+
+
+class _OnDemand(TyperGroup):
+    """Loads the module of the asked command only; the help and a wrong name load all."""
+
+    def list_commands(self, ctx: typer.Context) -> list[str]:  # type: ignore[override]
+        return list(COMMANDS)
+
+    def get_command(self, ctx: typer.Context, cmd_name: str) -> Any:  # type: ignore[override]
+        if cmd_name in COMMANDS and cmd_name not in self.commands:
+            self.commands[cmd_name] = _load(cmd_name)
+        return self.commands.get(cmd_name)
+
+    def resolve_command(self, ctx: typer.Context, args: list[str]) -> Any:  # type: ignore[override]
+        if args and args[0] not in COMMANDS:
+            for name in COMMANDS:  # so that a similar name can be suggested
+                self.get_command(ctx, name)
+        return super().resolve_command(ctx, args)
+
+
+def _load(name: str) -> Any:
+    """The command of that name: one of its module's, or the module's commands as a group."""
+    module = import_module(f"millstream.cli.{COMMANDS[name]}")
+    holder = typer.Typer()
+    holder.add_typer(module.app)
+    found = typer.main.get_group(holder).commands
+    if name not in found:
+        holder.add_typer(module.app, name=name)
+        found = typer.main.get_group(holder).commands
+    return found[name]
+
 
 app = typer.Typer(
     name="millstream",
+    cls=_OnDemand,
     help="Event streaming for Python: durable messaging in front, Spark pipelines behind.",
     epilog=EXIT_CODES,
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-app.add_typer(up.app)
-app.add_typer(status.app)
-app.add_typer(logs.app)
-app.add_typer(doctor.app)
-app.add_typer(context.app)
-app.add_typer(node.app, name="node")
 
 
 def _print_version(asked: bool) -> None:
@@ -52,4 +90,6 @@ def _settings(
     What is set where: an option, then the environment, then the nearest millstream.toml.
     """
     if ctx.invoked_subcommand == "up":
-        ctx.default_map = {"up": up.project_defaults()}
+        from millstream.cli.up import project_defaults
+
+        ctx.default_map = {"up": project_defaults()}

@@ -78,11 +78,22 @@ def test_an_unknown_error_is_not_hidden(monkeypatch: pytest.MonkeyPatch) -> None
 def test_the_help_documents_every_exit_code_and_command() -> None:
     shown = CliRunner().invoke(app, ["--help"])
     assert shown.exit_code == 0
-    for command in ("up", "down", "status", "doctor", "logs", "env", "context", "node"):
+    for command in door_app.COMMANDS:
         assert f" {command} " in shown.output
     assert "Exit codes" in shown.output
     for code in Exit:
         assert f"{int(code)} " in EXIT_CODES
+
+
+def test_a_similar_name_is_suggested() -> None:
+    assert "status" in CliRunner().invoke(app, ["statsu"]).output
+
+
+@pytest.mark.parametrize("name", door_app.COMMANDS)
+def test_every_command_has_a_help(name: str) -> None:
+    shown = CliRunner().invoke(app, [name, "--help"])
+    assert shown.exit_code == 0
+    assert f"millstream {name}" in shown.output or f"root {name}" in shown.output
 
 
 @pytest.mark.parametrize("arguments", [["nonsense"], ["up", "--nonsense"], ["up", "--port", "x"]])
@@ -141,7 +152,15 @@ def test_a_table_in_a_pipe_is_not_cut_and_takes_text_as_it_is(
 
 
 def test_a_command_runs_without_the_heavy_libraries_and_rooms(tmp_path: Path) -> None:
-    heavy = ["rich", "pydantic", "asyncio", "pyarrow", "millstream.wire", "millstream.messaging"]
+    heavy = [
+        "millstream.cli.up",
+        "rich",
+        "pydantic",
+        "asyncio",
+        "pyarrow",
+        "millstream.wire",
+        "millstream.messaging",
+    ]
     code = f"""
 import sys
 from millstream.cli.main import main
