@@ -25,6 +25,8 @@ MillstreamError
 ├── ServiceError                             a service answered with an error
 ├── IdentityTaken                            another living client holds the client id
 ├── IdentityLost                             the client id was taken over by another client
+├── GroupNotFound (LookupError)              the topic has no ordered group of that name
+├── GroupBusy                                members run, and the group cannot be changed now
 ├── ApiError                                 JetStream refused a request; carries its codes
 │   ├── TopicNotFound (LookupError)
 │   ├── TopicConflict (ValueError)           declared before with other settings
@@ -63,6 +65,8 @@ __all__ = [
     "DataLoss",
     "FencedOut",
     "FolderLocked",
+    "GroupBusy",
+    "GroupNotFound",
     "IdentityLost",
     "IdentityTaken",
     "LimitReached",
@@ -291,6 +295,31 @@ class IdentityLost(MillstreamError):
         super().__init__(
             f"client id '{client_id}' was taken over by {holder} because this client did not "
             f"answer. Connect and claim again if it should have the id"
+        )
+
+
+# -- ordered groups -----------------------------------------------------------------------
+
+
+class GroupNotFound(MillstreamError, LookupError):
+    """The topic has no ordered group of that name."""
+
+    def __init__(self, topic: str, group: str) -> None:
+        self.topic, self.group = topic, group
+        super().__init__(
+            f"topic '{topic}' has no group '{group}'. A group is made when its first member opens "
+            f"it; check the name"
+        )
+
+
+class GroupBusy(MillstreamError):
+    """Members of the group run, so it cannot be moved or deleted now; nothing was changed."""
+
+    def __init__(self, topic: str, group: str, members: list[str]) -> None:
+        self.topic, self.group, self.members = topic, group, members
+        super().__init__(
+            f"group '{group}' of '{topic}' has running members: {', '.join(members)}. "
+            f"Stop them first"
         )
 
 

@@ -1,0 +1,103 @@
+"""Who should have which partition, and who is alive. Pure: clocks and snapshots are given."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Final
+
+__all__ = ["Lease", "Liveness", "assign", "lease_clock"]
+
+# A member that cannot renew its lease stops after this share of it, and so leaves its handlers
+# the rest of the time to end before anyone else may begin.
+OWN_SHARE: Final = 2 / 3
+# Who was not able to look for this share of a lease cannot say that nothing changed in it.
+BLIND_SHARE: Final = 1 / 2
+
+
+def lease_clock() -> float:
+    """Seconds that pass also while the machine sleeps, where the system has such a clock."""
+    if hasattr(time, "CLOCK_BOOTTIME"):
+        return time.clock_gettime(time.CLOCK_BOOTTIME)
+    return time.monotonic()
+
+
+def assign(
+    partitions: Sequence[int], members: Sequence[str], owners: Mapping[int, str]
+) -> dict[int, str]:
+    """The member of each partition: shares differ by one at most, and few partitions move.
+
+    The same for everyone who has the same view: each living owner keeps as much as its share
+    allows, the larger shares go to those who have most, and the rest fills up the others.
+
+    >>> assign(range(4), ["a", "b"], {0: "a", 1: "a", 2: "a", 3: "a"})
+    {0: 'a', 1: 'a', 2: 'b', 3: 'b'}
+    """
+    if not members:
+        return {}
+    having: dict[str, list[int]] = {member: [] for member in members}
+    free: list[int] = []
+    for partition in sorted(partitions):
+        having.get(owners.get(partition, ""), free).append(partition)
+    least, larger = divmod(len(partitions), len(having))
+    by_size = sorted(having, key=lambda member: (-len(having[member]), member))
+    shares = {member: least + (place < larger) for place, member in enumerate(by_size)}
+    for member, kept in having.items():
+        free.extend(kept[shares[member] :])
+        del kept[shares[member] :]
+    free.sort(reverse=True)
+    for member in sorted(having):
+        while len(having[member]) < shares[member]:
+            having[member].append(free.pop())
+    result = {partition: member for member, mine in having.items() for partition in mine}
+    return dict(sorted(result.items()))
+
+
+class Lease:
+    """A member's own view of its lease, on its own clock."""
+
+    def __init__(self, seconds: float, clock: Callable[[], float] = lease_clock) -> None:
+        self.clock = clock
+        self._span = seconds * OWN_SHARE
+        self._until = clock()
+
+    def renewed(self, sent: float) -> None:
+        """A renewal that was sent at that time is confirmed."""
+        self._until = max(self._until, sent + self._span)
+
+    @property
+    def valid(self) -> bool:
+        return self.clock() < self._until
+
+    def left(self) -> float:
+        """Seconds for which it is valid, zero when it is not."""
+        return max(0.0, self._until - self.clock())
+
+
+class Liveness:
+    """Judges others dead when their record did not change for their lease, by our own clock."""
+
+    def __init__(self) -> None:
+        self._seen: dict[str, tuple[int, float]] = {}  # revision, and when it was first seen
+        self._leases: dict[str, float] = {}
+        self._looked = float("-inf")
+
+    def look(self, members: Mapping[str, tuple[int, float]], now: float) -> None:
+        """Take a snapshot: for each member the revision of its record, and its lease."""
+        for member in self._seen.keys() - members.keys():
+            del self._seen[member], self._leases[member]
+        for member, (revision, lease) in members.items():
+            known = self._seen.get(member)
+            blind = now - self._looked > lease * BLIND_SHARE
+            if known is None or known[0] != revision or blind:
+                self._seen[member] = (revision, now)
+            self._leases[member] = lease
+        self._looked = now
+
+    def dead(self) -> list[tuple[str, int]]:
+        """Members that gave no sign of life for their lease, with the revision that stayed."""
+        return [
+            (member, revision)
+            for member, (revision, since) in sorted(self._seen.items())
+            if self._looked - since >= self._leases[member]
+        ]
