@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 import msgspec
@@ -13,7 +13,7 @@ from millstream.messaging.event import Durability
 from millstream.settings import DURABILITY_METADATA
 from millstream.wire.connection import Connection
 from millstream.wire.jetstream import JetStream
-from millstream.wire.protocol import unique_token
+from millstream.wire.protocol import status_of, unique_token
 
 __all__ = ["check_health", "durability_of"]
 
@@ -29,18 +29,16 @@ class _Health(msgspec.Struct):
     error: str = ""
 
 
-class _HealthAnswer(msgspec.Struct):
-    data: _Health = msgspec.field(default_factory=_Health)
-
-
 class _Server(msgspec.Struct):
+    id: str = ""
     name: str = ""
     domain: str = ""
     metadata: dict[str, str] = {}
 
 
-class _ServerAnswer(msgspec.Struct):
+class _Answer(msgspec.Struct):
     server: _Server = msgspec.field(default_factory=_Server)
+    data: _Health = msgspec.field(default_factory=_Health)  # the rest of it is not looked at
 
 
 async def check_health(js: JetStream) -> None:
@@ -56,10 +54,10 @@ async def check_health(js: JetStream) -> None:
     if connection.info.cluster or js.domain:
         return
     try:
-        _, answer = await connection.request(_HEALTH_SUBJECT, timeout=ASK_SECONDS)
-        health = msgspec.json.decode(answer, type=_HealthAnswer).data
-    except (NoResponders, PermissionDenied, RequestTimeout, msgspec.DecodeError):
+        answer = await _ask(connection, _HEALTH_SUBJECT, _is_own(connection))
+    except (NoResponders, PermissionDenied, RequestTimeout):
         return
+    health = answer.data
     if health.status_code != 200:
         raise Unhealthy(connection.url, health.error or f"status {health.status_code}")
 
@@ -80,42 +78,62 @@ async def durability_of(
         return "memory"
     try:
         server = await _server(js, leader)
-    except (NoResponders, PermissionDenied, RequestTimeout, msgspec.DecodeError):
+    except (NoResponders, PermissionDenied, RequestTimeout):
         return "unknown"
     published = server.metadata.get(DURABILITY_METADATA, "")
     return published if published in _PUBLISHED else "unknown"
 
 
 async def _server(js: JetStream, leader: str | None) -> _Server:
-    """The server that keeps a stream; an empty value when it does not answer this user."""
-    _, answer = await js.connection.request(_OWN_SERVER_SUBJECT, timeout=ASK_SECONDS)
-    own = msgspec.json.decode(answer, type=_ServerAnswer).server
-    if js.domain and js.domain != own.domain:
-        return _Server()
-    if leader is None or leader == own.name:
+    """The server that keeps a stream; an empty value when it is not known which one that is."""
+    connection = js.connection
+    own = (await _ask(connection, _OWN_SERVER_SUBJECT, _is_own(connection))).server
+    domain = js.domain or own.domain
+    if leader is None:
+        alone = domain == own.domain and not connection.info.cluster
+        return own if alone else _Server()
+    if (leader, domain) == (own.name, own.domain):
         return own
-    return await _server_of_cluster(js.connection, leader)
+
+    def leads(server: _Server) -> bool:
+        return (server.name, server.domain) == (leader, domain)
+
+    return (await _ask(connection, _ALL_SERVERS_SUBJECT, leads)).server
 
 
-async def _server_of_cluster(connection: Connection, name: str) -> _Server:
-    """The server of that name, out of the answers of all."""
-    found: asyncio.Future[_Server] = asyncio.get_running_loop().create_future()
+def _is_own(connection: Connection) -> Callable[[_Server], bool]:
+    return lambda server: server.id == connection.info.server_id
 
-    def answered(_subject: bytes, _reply: bytes, _headers: bytes, payload: bytes) -> None:
-        try:
-            server = msgspec.json.decode(payload, type=_ServerAnswer).server
-        except msgspec.DecodeError:
+
+async def _ask(connection: Connection, subject: str, wanted: Callable[[_Server], bool]) -> _Answer:
+    """The first answer of a wanted server; those beyond leaf nodes hear these questions too."""
+    found: asyncio.Future[_Answer] = asyncio.get_running_loop().create_future()
+
+    def answered(_subject: bytes, _reply: bytes, headers: bytes, payload: bytes) -> None:
+        if found.done():
             return
-        if server.name == name and not found.done():
-            found.set_result(server)
+        try:
+            answer = msgspec.json.decode(payload, type=_Answer)
+        except msgspec.DecodeError:
+            if status_of(headers)[0] == 503:
+                found.set_exception(NoResponders(subject))
+            return
+        if wanted(answer.server):
+            found.set_result(answer)
+
+    def denied(error: PermissionDenied) -> None:
+        if error.subject == subject and not found.done():
+            found.set_exception(error)
 
     inbox = f"{connection.settings.inbox_prefix}.{unique_token()}"
     interest = connection.subscribe(inbox, answered)
+    connection.on_denied.append(denied)
     try:
-        connection.publish(_ALL_SERVERS_SUBJECT.encode(), b"", inbox.encode())
+        connection.publish(subject.encode(), b"", inbox.encode())
         async with asyncio.timeout(ASK_SECONDS):
             return await found
     except TimeoutError as error:
-        raise RequestTimeout(_ALL_SERVERS_SUBJECT, ASK_SECONDS) from error
+        raise RequestTimeout(subject, ASK_SECONDS) from error
     finally:
+        connection.on_denied.remove(denied)
         connection.unsubscribe(interest)

@@ -59,6 +59,8 @@ def differences(wanted: TopicSettings, found: TopicSettings) -> list[Difference]
         ours, theirs = _value(wanted, name), _value(found, name)
         obstacle = _obstacle(name, ours, theirs)
         how = f"cannot be changed: {obstacle}" if obstacle else f"edit_topic(..., {name}=...)"
+        if ours is Retention.INTEREST and obstacle is None:
+            how += "; events that no subscription wants are dropped at once"
         result.append(Difference(name, ours, theirs, obstacle is None, how))
     return result
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -50,10 +50,10 @@ class PartitionInfo:
     first_time: datetime | None  # when the oldest message was stored; None: it is empty
     last_time: datetime | None
     subscriptions: int
-    leader: str | None  # node that leads it; None: a single node, or none leads right now
+    leader: str | None = field(compare=False)  # node that leads it; None: none, or it was not said
     replicas: tuple[Replica, ...]
-    copies: tuple[CopyState, ...]  # of a mirror one, of a topic with sources several
-    config: Mapping[str, Any]  # as the server has it
+    copies: tuple[CopyState, ...]  # of a mirror one, of sources several, by stream
+    config: Mapping[str, Any] = field(compare=False)  # as the server has it
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,7 +138,7 @@ def _partition(info: StreamInfo) -> PartitionInfo:
         replicas=tuple(
             Replica(peer.name, peer.current, peer.offline, peer.lag) for peer in cluster.replicas
         ),
-        copies=tuple(map(_copy, copies)),
+        copies=tuple(sorted(map(_copy, copies), key=lambda copy: copy.stream)),
         config=config,
     )
 

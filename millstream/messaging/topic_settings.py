@@ -397,6 +397,11 @@ def _marker_faults(it: TopicSettings, ttl: timedelta) -> Iterator[str]:
 def _copy_faults(it: TopicSettings) -> Iterator[str]:
     if it.mirror is not None and it.sources:
         yield "mirror and sources: a topic is an exact copy of one or a collection of many"
+    if it.is_copy and it.discard is Discard.NEW:
+        yield (
+            "discard: 'new' would let a full copy stop in silence; the server goes on to report "
+            "that nothing is missing"
+        )
     if it.mirror is not None:
         if it.duplicate_window is not None:
             yield "duplicate_window: a mirror copies what its origin has, duplicates included"

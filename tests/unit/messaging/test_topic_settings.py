@@ -110,6 +110,8 @@ def test_the_repr_shows_only_what_was_set_and_can_be_given_again() -> None:
         ({"marker_ttl": 60, "history": 1, "mirror": "a"}, "cannot add markers"),
         ({"mirror": "a", "sources": ["b"]}, "one or a collection of many"),
         ({"mirror": "a", "prefix": "b"}, "subjects of its origin"),
+        ({"mirror": "a", "discard": "new", "max_messages": 5}, "a full copy stop in silence"),
+        ({"sources": ["a"], "discard": "new", "max_bytes": 5}, "a full copy stop in silence"),
         ({"mirror": "a", "duplicate_window": 60}, "duplicates included"),
         ({"mirror": "a", "atomic": True}, "takes no events of its own"),
         ({"mirror": Origin("a", filter="k")}, "would answer reads of its origin"),

@@ -1,0 +1,54 @@
+"""What tests of topics need beside the calls they are about."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping
+
+import msgspec
+
+from millstream.deadline import Deadline
+from millstream.errors import NoResponders
+from millstream.wire.api import PubAck, error_from
+from millstream.wire.connection import Connection
+from millstream.wire.jetstream import JetStream
+from millstream.wire.protocol import encode_headers
+
+
+async def put(
+    connection: Connection,
+    subject: str,
+    value: bytes = b"x",
+    headers: Mapping[str, str] | None = None,
+) -> int:
+    """Store one message and return its offset; a refusal is raised."""
+    block = encode_headers(headers) if headers else b""
+    _, answer = await connection.request(subject, value, block)
+    ack = msgspec.json.decode(answer, type=PubAck)
+    if ack.error is not None:
+        raise error_from(ack.error)
+    return ack.seq
+
+
+async def offsets(js: JetStream, stream: str) -> list[int]:
+    """The offsets that a stream still has."""
+    state = (await js.stream_info(stream)).state
+    wanted = range(max(state.first_seq, 1), state.last_seq + 1)
+    found = [await js.get_message(stream, {"seq": number}) for number in wanted]
+    return [message.sequence for message in found if message is not None]
+
+
+async def eventually(
+    look: Callable[[], Awaitable[object]], expected: object, seconds: float = 15.0
+) -> None:
+    """Look again until what is seen is as expected."""
+    deadline = Deadline(seconds)
+    while True:
+        try:
+            seen = await look()
+        except NoResponders as error:
+            seen = error
+        if seen == expected:
+            return
+        assert not deadline.passed, f"{seen!r} is not {expected!r} after {seconds:g} s"
+        await asyncio.sleep(0.02)
