@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias
 from millstream import errors
 from millstream.schemas import types as t
 from millstream.schemas.arrow import arrow_type
+from millstream.schemas.values import MAX_FLOAT32 as _MAX_FLOAT32
 from millstream.schemas.values import compile_fit, field_names, fresh
 
 if TYPE_CHECKING:
@@ -48,6 +49,7 @@ _EXACT: Final[dict[type, frozenset[type]]] = {
 }
 _zone_of: Final = operator.attrgetter("tzinfo")
 _micro_of: Final = operator.attrgetter("microsecond")
+_INFINITY: Final = float("inf")
 # Zones known to give an offset for every time, so that no value need be asked on its own.
 _SOUND_ZONES: Final = (dt.timezone, zoneinfo.ZoneInfo)
 
@@ -271,7 +273,7 @@ def _check_times(values: list[Any], utc: bool, whole_ms: bool) -> None:
 def _check_singles(values: list[Any]) -> None:
     """Arrow rounds what is too large for 32 bits to infinity."""
     solid = [value for value in values if value is not None] if None in values else values
-    if solid and (max(solid) > 3.4e38 or min(solid) < -3.4e38):
+    if any(_MAX_FLOAT32 < abs(value) < _INFINITY for value in solid):
         raise _NotFast
 
 

@@ -77,7 +77,7 @@ def _cast_column(column: Any, field: t.Field, target: Any) -> Any:
     if not _castable(column.type, field.type):
         raise errors.Unfit(field.name, str(target), f"a column of {column.type}")
     try:
-        return column.cast(_loosened(target))
+        return _retyped(column.cast(_loosened(target)), target)
     except pa.ArrowException as error:
         raise errors.Unfit(field.name, str(target), f"a value that would change: {error}") from None
 
@@ -94,6 +94,27 @@ def _loosened(target: Any) -> Any:
     if at.is_list(target):
         return pa.list_(pa.field("item", _loosened(target.value_type)))
     return target
+
+
+def _retyped(array: Any, target: Any) -> Any:
+    """The same columns under a type that differs only in what may be null."""
+    import pyarrow as pa
+    import pyarrow.types as at
+
+    if array.type == target:
+        return array
+    mask = array.is_null() if array.null_count else None
+    if at.is_struct(target):
+        children = [_retyped(array.field(i), field.type) for i, field in enumerate(target)]
+        return pa.StructArray.from_arrays(children, fields=list(target), mask=mask)
+    if mask is not None and array.offset:
+        # Arrow refuses a mask beside offsets that do not start at their buffer.
+        array = array.take(pa.array(range(len(array)), pa.int64()))
+    if at.is_map(target):
+        items = _retyped(array.items, target.item_type)
+        return pa.MapArray.from_arrays(array.offsets, array.keys, items, type=target, mask=mask)
+    values = _retyped(array.values, target.value_type)
+    return pa.ListArray.from_arrays(array.offsets, values, type=target, mask=mask)
 
 
 def _castable(source: Any, type_: t.Type) -> bool:

@@ -24,6 +24,7 @@ from millstream import errors
 from millstream.schemas import types as t
 
 __all__ = [
+    "MAX_FLOAT32",
     "Fit",
     "compile_fit",
     "field_names",
@@ -38,7 +39,7 @@ Fit: TypeAlias = Callable[[Any], Any]
 
 # Long values are cut in messages: enough to recognise one, never a log flood.
 _SHOWN = 60
-_MAX_FLOAT32: Final = struct.unpack("<f", b"\xff\xff\x7f\x7f")[0]
+MAX_FLOAT32: Final = struct.unpack("<f", b"\xff\xff\x7f\x7f")[0]
 _LEAST_TIMEDELTA: Final = dt.timedelta(microseconds=-(2**63))
 _MOST_TIMEDELTA: Final = dt.timedelta(microseconds=2**63 - 1)
 # Room for every digit a value may carry here, so that quantize never rounds or signals.
@@ -321,7 +322,7 @@ def _fit_float(type_: t.Float) -> Fit:
                 raise errors.Unfit("", f"{expected}, exactly", found(value))
         number = float(value)
         if single:
-            if abs(number) > _MAX_FLOAT32 and abs(number) != float("inf"):
+            if abs(number) > MAX_FLOAT32 and abs(number) != float("inf"):
                 raise errors.Unfit("", expected, f"{found(value)}, out of range")
             number = struct.unpack("<f", struct.pack("<f", number))[0]
         return number

@@ -138,10 +138,10 @@ def _leaf_values(type_: t.Type, finite: bool) -> st.SearchStrategy[Any]:
             return st.binary(min_size=size or 0, max_size=size or 8)
         case t.Decimal(precision, scale):
             limit = 10**precision - 1
-            unit = decimal.Decimal((0, (1,), -scale))
+            step = decimal.Decimal((0, (1,), -scale))
             context = decimal.Context(prec=60)
             return st.integers(-limit, limit).map(
-                lambda n: decimal.Decimal(n).scaleb(-scale, context).quantize(unit, context=context)
+                lambda n: decimal.Decimal(n).scaleb(-scale, context).quantize(step, context=context)
             )
         case t.Date():
             return st.dates()
