@@ -51,7 +51,7 @@ async def check_health(js: JetStream) -> None:
     node's copy would be used, and a node that is catching up is unhealthy for a while: no check.
     """
     connection = js.connection
-    if connection.info.cluster or js.domain:
+    if _clustered(connection) or js.domain:
         return
     try:
         answer = await _ask(connection, _HEALTH_SUBJECT, _is_own(connection))
@@ -90,7 +90,7 @@ async def _server(js: JetStream, leader: str | None) -> _Server:
     own = (await _ask(connection, _OWN_SERVER_SUBJECT, _is_own(connection))).server
     domain = js.domain or own.domain
     if leader is None:
-        alone = domain == own.domain and not connection.info.cluster
+        alone = domain == own.domain and not _clustered(connection)
         return own if alone else _Server()
     if (leader, domain) == (own.name, own.domain):
         return own
@@ -99,6 +99,11 @@ async def _server(js: JetStream, leader: str | None) -> _Server:
         return (server.name, server.domain) == (leader, domain)
 
     return (await _ask(connection, _ALL_SERVERS_SUBJECT, leads)).server
+
+
+def _clustered(connection: Connection) -> bool:
+    """Whether the server is one of several; a leaf node calls itself a cluster of its own name."""
+    return connection.info.cluster not in (None, "", connection.info.server_name)
 
 
 def _is_own(connection: Connection) -> Callable[[_Server], bool]:
