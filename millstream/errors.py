@@ -40,6 +40,7 @@ MillstreamError
 │   ├── PayloadTooLarge (ValueError)
 │   ├── Unconfirmed                          no ack arrived; it may or may not be stored
 │   └── FencedOut                            another process took over this writer's name
+├── ProcessFailed                            a process's function raised; nothing of it was stored
 ├── DataLoss                                 events that were promised are no longer there
 ├── SchemaError (ValueError)                 a schema cannot be used or changed like that
 │   ├── Unmappable                           a type has no form in a format
@@ -82,6 +83,7 @@ __all__ = [
     "PayloadTooLarge",
     "PermissionDenied",
     "PortTaken",
+    "ProcessFailed",
     "PublishError",
     "RequestTimeout",
     "SchemaError",
@@ -419,6 +421,17 @@ class FencedOut(PublishError):
 
 
 # -- data ---------------------------------------------------------------------------------
+
+
+class ProcessFailed(MillstreamError):
+    """A process's function raised an error: it stopped there, with everything before committed."""
+
+    def __init__(self, process: str, event: str, error: Exception) -> None:
+        self.process, self.event, self.error = process, event, error
+        super().__init__(
+            f"process '{process}' stopped at {event}: {type(error).__name__}: {error}. "
+            f"Mend the function and run it again, or let it go on with on_error='dead_letter'"
+        )
 
 
 class DataLoss(MillstreamError):

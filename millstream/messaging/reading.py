@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Final
@@ -43,7 +43,7 @@ class ReadPlan:
 
 async def read_events(
     jetstream: JetStream, sources: Sequence[tuple[str, Source]], plan: ReadPlan
-) -> AsyncIterator[Event]:
+) -> AsyncGenerator[Event, None]:
     """The events of a plan, in order within each partition; each exactly once."""
     wanted = set(plan.keys)
     async for source, messages in read_messages(jetstream, sources, plan):
@@ -54,7 +54,7 @@ async def read_events(
 
 async def read_messages(
     jetstream: JetStream, sources: Sequence[tuple[str, Source]], plan: ReadPlan
-) -> AsyncIterator[tuple[Source, list[RawMessage]]]:
+) -> AsyncGenerator[tuple[Source, list[RawMessage]], None]:
     """The messages of a plan in groups, each group of one partition and in its order."""
     signal = Signal()
     lanes: list[tuple[Source, RangeLane]] = []
