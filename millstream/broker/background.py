@@ -22,6 +22,7 @@ from millstream.broker.launch import (
     start_again,
     start_nodes,
 )
+from millstream.broker.reload import reload_nodes
 from millstream.deadline import Deadline
 from millstream.errors import BrokerError, ConfigError, NotRunning
 
@@ -32,6 +33,7 @@ __all__ = [
     "kill_node",
     "read_health",
     "read_state",
+    "reload_settings",
     "start_node",
     "stop_node",
     "up",
@@ -90,7 +92,7 @@ def down(data: Path, *, timeout: float = 30.0) -> State:
     folders = node_folders(data)
     for pid in state.standby:
         _signal(pid, signal.SIGTERM)
-    while any(_waiting(folder) for folder in folders) and not deadline.passed:
+    while any(pid for folder in folders for pid in folder.standbys()) and not deadline.passed:
         time.sleep(0.01)
     for node in state.nodes:
         if node.running:
@@ -124,7 +126,7 @@ def read_state(data: Path) -> State:
         durability=str(plan.get("durability", "")),
         secured=bool(plan.get("secured")),
         tls=bool(plan.get("tls")),
-        standby=tuple(pid for folder in folders for pid in _waiting(folder)),
+        standby=tuple(pid for folder in folders for pid in folder.standbys()),
     )
 
 
@@ -191,6 +193,16 @@ def start_node(
     return read_state(data)
 
 
+def reload_settings(settings: BrokerSettings, *, timeout: float = 10.0) -> State:
+    """Apply new settings to the broker that runs on their folder, without dropping connections.
+
+    ConfigError, when the servers refuse them, leaves the old ones.
+    """
+    read_state(settings.data)
+    reload_nodes(node_folders(settings.data), settings, timeout)
+    return read_state(settings.data)
+
+
 def _node_state(folder: NodeFolder) -> NodeState:
     plan, facts = read_json(folder.plan), read_json(folder.state)
     # What a killed owner left behind is not about the one that holds the lock now.
@@ -213,20 +225,6 @@ def _named(state: State, name: str) -> NodeState:
             return node
     names = ", ".join(node.name for node in state.nodes)
     raise ConfigError(f"there is no node '{name}'; the nodes are {names}")
-
-
-def _waiting(folder: NodeFolder) -> tuple[int, ...]:
-    return tuple(pid for pid in folder.standbys() if _alive(pid))
-
-
-def _alive(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        return True
-    return True
 
 
 def _signal(pid: int, number: signal.Signals) -> None:

@@ -12,7 +12,7 @@ from millstream.broker.folder import read_json
 from millstream.broker.health import Health, NodeAddress, broker_health
 from millstream.broker.launch import Start, node_names, start_nodes
 from millstream.broker.process import Node
-from millstream.broker.reload import reload_node
+from millstream.broker.reload import reload_nodes
 from millstream.errors import NotRunning
 
 __all__ = ["Broker"]
@@ -113,7 +113,7 @@ class Broker:
         """Apply new settings without dropping connections; ConfigError leaves the old ones."""
         if not self.running:
             raise NotRunning(str(self.data))
-        reload_node(self._started, settings, timeout)
+        reload_nodes((self._started.folder,), settings, timeout)
         self.settings = settings
 
     def wait(self, timeout: float | None = None) -> bool:

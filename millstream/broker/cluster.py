@@ -20,6 +20,7 @@ from millstream.broker.launch import (
     start_nodes,
 )
 from millstream.broker.process import Node
+from millstream.broker.reload import reload_nodes
 from millstream.errors import ConfigError, NotRunning
 
 __all__ = ["Cluster"]
@@ -102,6 +103,12 @@ class Cluster:
         key = resolve_key(self.settings, node_folders(self.data))
         launch = launch_from_folder(old.folder, find_binary(), key, Start(timeout=timeout))
         self._nodes[node] = start_again(old.folder, launch)
+
+    def reload(self, settings: BrokerSettings, *, timeout: float = 10.0) -> None:
+        """Apply new settings to every node without dropping connections."""
+        folders = tuple(self._node(name).folder for name in self.nodes)
+        reload_nodes(folders, settings, timeout)
+        self.settings = settings
 
     def health(self) -> Health:
         """Health of every node; one that does not answer is not ok."""

@@ -130,17 +130,7 @@ class NodeFolder:
 
     def locked(self) -> bool:
         """Whether somebody runs this node now."""
-        try:
-            handle = os.open(self.lock_file, os.O_RDWR | os.O_CLOEXEC)
-        except FileNotFoundError:
-            return False
-        try:
-            fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return True
-        finally:
-            os.close(handle)
-        return False
+        return _is_locked(self.lock_file)
 
     def holder(self) -> str:
         """Who holds the lock, in words."""
@@ -154,8 +144,9 @@ class NodeFolder:
     def standbys(self) -> Iterator[int]:
         """Process ids of keepers that wait for this node."""
         for path in self.root.glob("standby.*.json"):
-            with contextlib.suppress(ValueError, KeyError, TypeError):
-                yield int(read_json(path)["pid"])
+            if _is_locked(path):
+                with contextlib.suppress(ValueError, KeyError, TypeError):
+                    yield int(read_json(path)["pid"])
 
     def memory_store(self) -> Path:
         """A fresh folder in memory for events that need not survive; else one on disk."""
@@ -225,6 +216,20 @@ def free_port(host: str, preferred: int, taken: set[int]) -> int:
             taken.add(port)
             return port
     raise ConfigError(f"no free port was found on {host} after {_PORT_TRIES} tries")
+
+
+def _is_locked(path: Path) -> bool:
+    try:
+        handle = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return False
+    try:
+        fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(handle)
+    return False
 
 
 def _first_outgoing_port() -> int:

@@ -146,24 +146,32 @@ class Keeper:
     def take_lock(self) -> bool:
         """Hold the folder's lock; when another holds it, wait until it is gone."""
         lock: int = self.plan["lock"]
-        told = False
+        sign = -1
         while not self.stopping:
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 break
             except BlockingIOError:
-                if not told:
+                if sign < 0:
                     self.ready = True  # as a standby: from now on the owner may leave
-                    self.write_json(f"standby.{os.getpid()}.json", {"pid": os.getpid()})
+                    sign = self.sign_waiting()
                     self.report("waiting")
-                    told = True
                 self.listen(LOCK_POLL)
         self.ready = False
-        self.remove(f"standby.{os.getpid()}.json")
+        if sign >= 0:
+            self.remove(f"standby.{os.getpid()}.json")
+            os.close(sign)
         if self.stopping:
             return False
         sign_lock(lock)
         return True
+
+    def sign_waiting(self) -> int:
+        """A file that says who waits; locked, so that one left by a killed keeper is no trap."""
+        sign = os.open(self.path(f"standby.{os.getpid()}.json"), os.O_RDWR | os.O_CREAT, 0o600)
+        fcntl.flock(sign, fcntl.LOCK_EX)
+        sign_lock(sign)
+        return sign
 
     # -- the server --------------------------------------------------------------------
 

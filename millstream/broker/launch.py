@@ -42,7 +42,16 @@ from millstream.deadline import Deadline
 from millstream.errors import ConfigError, FolderLocked, PortTaken, WrongKey
 from millstream.settings import Secret
 
-__all__ = ["Start", "node_names", "render_node", "start_again", "start_nodes"]
+__all__ = [
+    "Start",
+    "launch_from_folder",
+    "node_facts",
+    "node_names",
+    "render_node",
+    "start_again",
+    "start_nodes",
+    "state_text",
+]
 
 logger = logging.getLogger("millstream.broker")
 
@@ -137,7 +146,7 @@ def launch_from_folder(
         health="/healthz?js-enabled-only=true" if plan["joined"] else "/healthz",
         environment=key.environment(),
         on_ready={
-            state: _state_text(folder.data),
+            state: state_text(folder.data),
             **({} if record is None else {str(folder.key): record}),
         },
         on_stop=(state,) if single else (),
@@ -216,11 +225,11 @@ def _write_plans(
         folder.plan.unlink(missing_ok=True)  # a store of before must not be taken for this one
         plan = render_node(settings, folder, users, ports)
         write_private(str(folder.conf), config_text(plan))
-        write_private(str(folder.plan), json.dumps(_facts(settings, plan, len(folders))))
+        write_private(str(folder.plan), json.dumps(node_facts(settings, plan, len(folders))))
     return [launch_from_folder(folder, binary, key, start) for folder in folders]
 
 
-def _facts(settings: BrokerSettings, plan: NodePlan, nodes: int) -> dict[str, object]:
+def node_facts(settings: BrokerSettings, plan: NodePlan, nodes: int) -> dict[str, object]:
     """What is needed to start the node again and to tell others about it; no secrets."""
     scheme = "nats" if settings.tls is None else "tls"
     host = settings.host if settings.host not in ("0.0.0.0", "::") else "127.0.0.1"
@@ -303,7 +312,7 @@ def _look(
     )
     plan = render_node(closed, folder, nobody, choose_ports(closed, (folder,)))
     write_private(str(folder.conf), config_text(plan))
-    write_private(str(folder.plan), json.dumps(_facts(closed, plan, 1)))
+    write_private(str(folder.plan), json.dumps(node_facts(closed, plan, 1)))
     node = Node(folder)
     try:
         node.spawn(
@@ -369,7 +378,7 @@ def _locked(folder: NodeFolder) -> Iterator[int]:
         os.close(handle)  # the keeper and the server have their own copies
 
 
-def _state_text(data: Path) -> str:
+def state_text(data: Path) -> str:
     """What clients on this machine need to find the broker."""
     plans = {folder.name: read_json(folder.plan) for folder in node_folders(data)}
     first = next(iter(plans.values()))

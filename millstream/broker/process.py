@@ -19,7 +19,6 @@ from typing import Any, Final
 from millstream.broker.folder import NodeFolder, read_json
 from millstream.deadline import Deadline
 from millstream.errors import BrokerError, NoSpace, PortTaken, StartFailed, WrongKey
-from millstream.settings import child_environment
 
 __all__ = ["LOG_BYTES", "LOG_FILES", "Launch", "Node", "explain"]
 
@@ -214,10 +213,6 @@ class Node:
         except subprocess.TimeoutExpired:
             return False
         return True
-
-    def environment(self) -> dict[str, str]:
-        """The environment the server runs in."""
-        return child_environment(**(self._launch.environment if self._launch else {}))
 
     def terminate(self) -> None:
         """Ask a node in the background to stop, and wait until it has."""

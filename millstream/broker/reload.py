@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -11,51 +12,69 @@ from typing import Final
 from millstream.broker.binary import find_binary
 from millstream.broker.config import BrokerSettings
 from millstream.broker.credentials import generate_users
-from millstream.broker.folder import read_json
+from millstream.broker.folder import NodeFolder, read_json, state_file
 from millstream.broker.keeper import write_private
-from millstream.broker.launch import render_node
-from millstream.broker.process import Node
+from millstream.broker.keys import resolve_key
+from millstream.broker.launch import node_facts, render_node, state_text
 from millstream.broker.render import Ports, config_text
 from millstream.deadline import Deadline
 from millstream.errors import BrokerError, ConfigError
+from millstream.settings import child_environment
 
-__all__ = ["reload_node"]
+__all__ = ["reload_nodes"]
 
 _DONE: Final = "Reloaded server configuration"
 _REFUSED: Final = "Failed to reload server configuration: "
 _CHECK_SECONDS: Final = 10.0  # `nats-server -t` reads one file
 
 
-def reload_node(node: Node, settings: BrokerSettings, timeout: float) -> None:
-    """Apply settings: write, let the server check, signal, and read from its log what it did.
+def reload_nodes(folders: tuple[NodeFolder, ...], settings: BrokerSettings, timeout: float) -> None:
+    """Apply settings to running nodes: check all, then one after the other.
 
-    When the server refuses, the file of before is put back, so that a later start is sound.
+    Each is told by signal, and what it did is read from its log. When a server refuses, its file
+    of before is put back, so that a later start is sound.
     """
-    folder = node.folder
-    if settings.data != folder.data:
-        raise ConfigError(f"a reload cannot move the data from {folder.data} to {settings.data}")
-    ports = Ports(**read_json(folder.plan)["ports"])
-    if settings.port not in (0, ports.client):
-        raise ConfigError(
-            f"a reload cannot change the port from {ports.client} to {settings.port}; restart"
-        )
-    plan = render_node(settings, folder, generate_users(settings), {folder.name: ports})
+    data = folders[0].data
+    if settings.data != data:
+        raise ConfigError(f"a reload cannot move the data from {data} to {settings.data}")
+    plans = {folder.name: read_json(folder.plan) for folder in folders}
+    ports = {name: Ports(**plan["ports"]) for name, plan in plans.items()}
+    first = ports[folders[0].name].client
+    if settings.port not in (0, first):
+        raise ConfigError(f"a reload cannot change the port from {first} to {settings.port}")
+    users = generate_users(settings)
+    environment = child_environment(**resolve_key(settings, folders).environment())
+    texts = {}
+    for folder in folders:
+        plan = render_node(settings, folder, users, ports)
+        texts[folder.name] = config_text(plan)
+        _check(folder, texts[folder.name], environment)
+        plans[folder.name] = node_facts(settings, plan, len(folders))
+    deadline = Deadline(timeout)
+    for folder in folders:
+        _apply(folder, texts[folder.name], deadline)
+        write_private(str(folder.plan), json.dumps(plans[folder.name]))
+    write_private(str(state_file(data)), state_text(data))
+
+
+def _apply(folder: NodeFolder, text: str, deadline: Deadline) -> None:
     before = folder.conf.read_text(encoding="utf-8")
-    text = config_text(plan)
-    _check(node, text)
+    server = int(read_json(folder.state).get("server", 0))
     write_private(str(folder.conf), text)
+    if not server or not folder.locked():
+        return  # a node that is down reads the new file when it starts
     try:
         start = folder.log.stat().st_size
-        os.kill(node.server_pid, signal.SIGHUP)
-        _await_answer(node, start, Deadline(timeout))
+        os.kill(server, signal.SIGHUP)
+        _await_answer(folder, start, deadline)
     except BaseException:
         write_private(str(folder.conf), before)
         raise
 
 
-def _check(node: Node, text: str) -> None:
+def _check(folder: NodeFolder, text: str, environment: dict[str, str]) -> None:
     """Refuse what the server cannot even read."""
-    draft = node.folder.root / "server.conf.next"
+    draft = folder.root / "server.conf.next"
     write_private(str(draft), text)
     try:
         asked = subprocess.run(
@@ -65,7 +84,7 @@ def _check(node: Node, text: str) -> None:
             text=True,
             timeout=_CHECK_SECONDS,
             check=False,
-            env=node.environment(),
+            env=environment,
         )
     except subprocess.TimeoutExpired as error:
         raise BrokerError("the server did not check its new configuration in time") from error
@@ -76,17 +95,20 @@ def _check(node: Node, text: str) -> None:
         raise ConfigError(f"the server refuses the new settings, the old ones stay: {words}")
 
 
-def _await_answer(node: Node, start: int, deadline: Deadline) -> None:
+def _await_answer(folder: NodeFolder, start: int, deadline: Deadline) -> None:
     while not deadline.passed:
-        log = node.folder.log
+        log = folder.log
         with log.open("rb") as file:
             # A log that was rotated meanwhile begins anew.
             file.seek(start if log.stat().st_size >= start else 0)
             words = file.read().decode("utf-8", "replace")
         if _REFUSED in words:
             reason = words.split(_REFUSED, 1)[1].splitlines()[0]
-            raise ConfigError(f"the server refuses the new settings, the old ones stay: {reason}")
+            raise ConfigError(
+                f"the server refuses the new settings, the old ones stay: {reason}. "
+                f"What cannot be changed while it runs takes effect with a restart"
+            )
         if _DONE in words:
             return
         time.sleep(0.005)
-    raise BrokerError(f"the server did not answer the reload in time; its log is {node.folder.log}")
+    raise BrokerError(f"the server did not answer the reload in time; its log is {folder.log}")

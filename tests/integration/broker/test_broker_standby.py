@@ -23,6 +23,7 @@ from millstream.broker import (
     kill_node,
     read_health,
     read_state,
+    reload_settings,
     start_node,
     up,
 )
@@ -32,6 +33,7 @@ from tests.integration.broker.clients import (
     alive,
     client,
     line_of,
+    login,
     owner,
     publish,
     stored,
@@ -212,6 +214,29 @@ def test_a_failed_up_leaves_nothing(data: Path, tmp_path: Path) -> None:
             up(BrokerSettings(data=data, port=port))
     assert state_or_none(data) is None
     assert up(BrokerSettings(data=data)).nodes[0].running
+
+
+def test_new_settings_reach_a_broker_in_the_background(data: Path) -> None:
+    settings = BrokerSettings(data=data)
+    state = up(settings)
+    assert login(state.url) == "PONG"
+    after = reload_settings(replace(settings, auth=True))
+    assert after.secured
+    assert after.nodes[0].server_pid == state.nodes[0].server_pid
+    assert "Authorization Violation" in login(state.url)
+    with pytest.raises(ConfigError, match="the old ones stay"):
+        reload_settings(replace(settings, auth=True, raw="nonsense: 1"))
+    with pytest.raises(NotRunning):
+        reload_settings(BrokerSettings(data=data / "other"))
+
+
+def test_a_sign_left_by_a_killed_standby_is_not_believed(data: Path) -> None:
+    settings = BrokerSettings(data=data)
+    up(settings)
+    (standby,) = up(settings, standby=True).standby
+    os.kill(standby, signal.SIGKILL)
+    wait_until(lambda: read_state(data).standby == ())
+    assert list((data / "nodes/n1").glob("standby.*.json"))
 
 
 def test_a_crashed_server_in_the_background_is_started_again(data: Path) -> None:
