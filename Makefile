@@ -12,7 +12,7 @@ ifneq ($(shell $(BIN)/python -c 'import pip' 2>/dev/null && cat $(STAMP) 2>/dev/
 STALE := stale
 endif
 
-.PHONY: setup demo test lint bench lock clean stale
+.PHONY: setup demo test lint bench fuzz lock clean stale
 
 setup: $(STAMP)
 
@@ -42,6 +42,12 @@ demo: $(STAMP)
 
 bench: $(STAMP)
 	$(BIN)/python -m bench all --quick
+
+# Searches for bytes that break a decoder, for FUZZ_SECONDS; findings are left here as crash-*.
+FUZZ_SECONDS ?= 60
+fuzz: $(STAMP)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c requirements.lock -e ".[fuzz]"
+	$(BIN)/python -m fuzz.pack $(FUZZ_SECONDS)
 
 # Writes the exact versions of everything, all extras included, into the lock file; never an
 # address of the index they came from.

@@ -11,9 +11,10 @@ from blockbuster import BlockBuster
 BLOCKING_ROOMS = ["millstream.broker", "millstream.cli", "millstream.testing"]
 
 # Where the event loop may wait for the disk all the same: settings are read once for a connection,
-# and a module is loaded once for a process.
+# a module and a time zone once for a process.
 MAY_BLOCK = [
     ("millstream/settings.py", {"load", "data_folder", "read_project_file"}),
+    ("millstream/messaging/pack_types.py", {"time_zone"}),
     ("<frozen importlib._bootstrap>", {"_find_and_load"}),
 ]
 
