@@ -10,6 +10,7 @@ from typing import Any, Final
 from millstream import errors
 from millstream.schemas import types as t
 from millstream.schemas.avro import parse_avro, to_avro
+from millstream.schemas.extras import needed
 from millstream.schemas.schema import Schema
 from millstream.schemas.values import Fit, compile_fit
 
@@ -22,13 +23,7 @@ class AvroWire:
     """A schema declared in Avro is written as declared, any other as `to_avro` gives it."""
 
     def __init__(self, schema: Schema) -> None:
-        try:
-            import fastavro
-        except ModuleNotFoundError as error:
-            if error.name != "fastavro":
-                raise
-            raise errors.MissingExtra("schemas", "fastavro") from None
-
+        fastavro = needed("fastavro")
         record, origin = schema.record, schema.origin
         if origin is not None and origin.format == "avro":
             form = parse_avro(origin.text)

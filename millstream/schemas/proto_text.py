@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 from millstream import errors
 from millstream.schemas import canonical
 from millstream.schemas import types as t
+from millstream.schemas.extras import needed
 from millstream.schemas.protobuf import FILE_NAME, FORMAT, need, to_descriptor
 
 if TYPE_CHECKING:
@@ -46,19 +47,15 @@ def parse_proto(text: str) -> FileDescriptorProto:
         deepest = max(deepest, depth)
     if deepest > _MAX_BRACES:
         raise errors.SchemaError(f"the .proto text is nested more than {_MAX_BRACES} braces deep")
-    return _Builder(need()).file(_parse(text))
+    tree = _parse(text)
+    return _Builder(need()).file(tree)
 
 
 def _parse(text: str) -> Any:
-    try:
-        from antlr4.error.ErrorListener import ErrorListener  # type: ignore[import-untyped]
-        from proto_schema_parser.parser import Parser
-    except ModuleNotFoundError as error:
-        if error.name not in ("antlr4", "proto_schema_parser"):
-            raise
-        raise errors.MissingExtra("schemas", "proto_schema_parser") from None
+    parser = needed("proto_schema_parser.parser")
+    listener: Any = needed("antlr4.error.ErrorListener").ErrorListener
 
-    class Refuse(ErrorListener):  # type: ignore[misc]
+    class Refuse(listener):  # type: ignore[misc]
         """The parser would print errors and go on with what it guessed."""
 
         def syntaxError(  # noqa: N802
@@ -71,7 +68,7 @@ def _parse(text: str) -> Any:
         part.addErrorListener(Refuse())
 
     try:
-        return Parser(setup_lexer=listen, setup_parser=listen).parse(text)
+        return parser.Parser(setup_lexer=listen, setup_parser=listen).parse(text)
     except RecursionError:
         raise errors.SchemaError("the .proto text is nested too deeply") from None
 

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Final
 from millstream import errors
 from millstream.schemas import canonical
 from millstream.schemas import types as t
+from millstream.schemas.extras import needed
 from millstream.schemas.values import jsonable
 
 if TYPE_CHECKING:
@@ -46,14 +47,8 @@ _RESERVED: Final = range(19_000, 20_000)
 
 
 def need() -> Any:
-    """The Protobuf library, or `MissingExtra`."""
-    try:
-        from google.protobuf import descriptor_pb2
-    except ModuleNotFoundError as error:
-        if error.name not in ("google", "google.protobuf"):
-            raise
-        raise errors.MissingExtra("schemas", "google.protobuf") from None
-    return descriptor_pb2
+    """Protobuf's descriptor messages, or `MissingExtra`."""
+    return needed("google.protobuf.descriptor_pb2")
 
 
 def refusal(path: str, what: t.Type | str, reason: str) -> errors.Unmappable:

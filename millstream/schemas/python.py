@@ -254,7 +254,9 @@ _CONSTRAINTS: Final = (
 def _narrowed(hint: Any, facts: tuple[Any, ...], walk: _Walk) -> t.Type | None:
     """A type that Pydantic's or msgspec's own metadata makes exact; constraints are refused."""
     said: dict[str, Any] = {}
-    for fact in facts:
+    # Pydantic's Field(...) keeps its constraints in a list of their own.
+    inner = (one for fact in facts for one in getattr(fact, "metadata", ()) or ())
+    for fact in (*facts, *inner):
         for name in (*_CONSTRAINTS, "max_digits", "decimal_places", "tz", "tz_constraint"):
             value = getattr(fact, name, None)
             if value is not None and not callable(value):

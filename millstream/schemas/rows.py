@@ -237,7 +237,8 @@ def _maker(cls: type, record: t.Record) -> Callable[[Iterable[tuple[Any, ...]]],
         from pydantic import TypeAdapter
 
         # One call for all rows: half the time of a model_validate for each.
-        dicts, validate = _dict_maker(record), TypeAdapter(list[cls]).validate_python  # type: ignore[valid-type]
+        dicts = _dict_maker(record)
+        validate = TypeAdapter(list[cls]).validate_python  # type: ignore[valid-type]
         return lambda rows: validate(dicts(rows))
     if any(converters):
         keep = [convert or _same for convert in converters]

@@ -134,7 +134,8 @@ FITS: list[tuple[t.Type, Any, Any]] = [
     (t.Decimal(5, 2), D("1.500"), D("1.50")),
     (t.Decimal(5, 2), D("1E+2"), D("100.00")),
     (t.Decimal(5, 2), D(0), D("0.00")),
-    (t.Timestamp(), dt.datetime(2024, 1, 1, 2, tzinfo=BERLIN), dt.datetime(2024, 1, 1, tzinfo=dt.UTC)),
+    (t.Timestamp(), dt.datetime(2024, 1, 1, 2, tzinfo=BERLIN), dt.datetime(2024, 1, 1,
+     tzinfo=dt.UTC)),
     (STATUS, Status.PAID, "paid"),
     (t.Enum("Level", ("LOW", "HIGH")), Level.HIGH, "HIGH"),
     (t.List(t.Int(64)), (1, 2), [1, 2]),
@@ -273,7 +274,8 @@ def test_columns_are_matched_by_name_widened_and_filled() -> None:
         at=pa.array([1_000_000, None], pa.timestamp("ns", "UTC")),
     )
     assert rows == [
-        {"id": 1, "status": "open", "key": uuid.UUID(int=5), "at": dt.datetime(1970, 1, 1, 0, 0, 0, 1000, dt.UTC)},
+        {"id": 1, "status": "open", "key": uuid.UUID(int=5), "at": dt.datetime(1970, 1, 1, 0, 0,
+         0, 1000, dt.UTC)},
         {"id": 2, "status": "paid", "key": None, "at": None},
     ]  # fmt: skip
 

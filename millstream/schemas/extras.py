@@ -1,0 +1,22 @@
+"""The libraries of the extra `schemas`, loaded when first used."""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+from millstream import errors
+
+__all__ = ["needed"]
+
+
+def needed(module: str) -> Any:
+    """The module, or `MissingExtra` with the pip line if its library is not installed."""
+    try:
+        return importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        library = module.partition(".")[0]
+        # Anything else that is missing is a fault of the library, and passes through.
+        if (error.name or "").partition(".")[0] != library:
+            raise
+        raise errors.MissingExtra("schemas", module) from None
