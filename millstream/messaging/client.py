@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
+import weakref
 from collections.abc import Generator, Mapping
 from types import TracebackType
 from typing import Any, Final, Self
 
+from millstream.errors import MillstreamError
 from millstream.messaging import topic_admin
 from millstream.messaging.encoding import IdSource
 from millstream.messaging.event import ID_HEADER, Receipt
@@ -22,7 +26,7 @@ from millstream.messaging.publishing import PUBLISH_SECONDS
 from millstream.messaging.request import ANSWERS_MAX, QUIET_SECONDS, gather, request
 from millstream.messaging.service import Service
 from millstream.messaging.subscriber import MessageHandler, Subscriber
-from millstream.messaging.topic import Topic
+from millstream.messaging.topic import Topic, durabilities_of
 from millstream.messaging.topic_info import TopicInfo
 from millstream.messaging.topic_lookup import list_topics, open_topic
 from millstream.messaging.topic_settings import TopicSettings
@@ -102,6 +106,9 @@ class Mill:
         self.identity: Identity | None = None
         self._lane = PublishLane(connection, IN_FLIGHT_MAX)
         self._ids = IdSource()
+        self._topics: weakref.WeakSet[Topic] = weakref.WeakSet()
+        self._tasks: set[asyncio.Task[None]] = set()
+        connection.on_connected.append(self._reconnected)
 
     async def __aenter__(self) -> Self:
         return self
@@ -205,11 +212,11 @@ class Mill:
         which setting differs when it exists with others.
         """
         wanted = settings or TopicSettings(**values)
-        return self._topic(await topic_admin.declare(self.jetstream, name, wanted))
+        return await self._topic(await topic_admin.declare(self.jetstream, name, wanted))
 
     async def topic(self, name: str) -> Topic:
         """An existing topic, or any JetStream stream as it is."""
-        return self._topic(await open_topic(self.jetstream, name))
+        return await self._topic(await open_topic(self.jetstream, name))
 
     async def topics(self) -> list[TopicInfo]:
         """All topics and streams that this user can see."""
@@ -243,5 +250,24 @@ class Mill:
             lambda ack: Receipt(ack.stream, 0, ack.seq, ack.duplicate, "unknown"),
         )
 
-    def _topic(self, info: TopicInfo) -> Topic:
-        return Topic(self.jetstream, self._lane, info, "unknown")
+    async def promote_topic(self, name: str, *, allow_lag: bool = False) -> TopicInfo:
+        """Make a mirror a topic of its own, that takes events where its origin left off."""
+        return await topic_admin.promote(self.jetstream, name, allow_lag=allow_lag)
+
+    async def _topic(self, info: TopicInfo) -> Topic:
+        durabilities = await durabilities_of(self.jetstream, info)
+        topic = Topic(self.jetstream, self._lane, info, durabilities)
+        self._topics.add(topic)
+        return topic
+
+    def _reconnected(self) -> None:
+        """Another server may keep events less safely: receipts must not say more than holds."""
+        for topic in list(self._topics):
+            task = asyncio.get_running_loop().create_task(_refresh(topic))
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+
+
+async def _refresh(topic: Topic) -> None:
+    with contextlib.suppress(MillstreamError):  # unknown until the next reconnect
+        await topic.refresh_durability()

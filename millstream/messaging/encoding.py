@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from itertools import count
 from typing import Any, Final
@@ -18,7 +18,7 @@ from millstream.messaging.event import (
     PublishOptions,
     nanoseconds_of,
 )
-from millstream.messaging.subject import key_token, partition_of, partition_prefix
+from millstream.messaging.subject import key_token, partition_of
 from millstream.wire.protocol import encode_headers, unique_token
 
 __all__ = ["Encoded", "IdSource", "TopicShape", "check_headers", "value_bytes"]
@@ -73,10 +73,10 @@ class TopicShape:
 
     __slots__ = ("_known", "_turn", "partitions", "prefixes", "topic")
 
-    def __init__(self, topic: str, partitions: int) -> None:
+    def __init__(self, topic: str, prefixes: Sequence[str]) -> None:
         self.topic = topic
-        self.partitions = partitions
-        self.prefixes = [partition_prefix(topic, p, partitions) for p in range(partitions)]
+        self.partitions = len(prefixes)
+        self.prefixes = list(prefixes)  # what the subjects of each partition begin with
         self._turn = 0
         self._known: dict[str | bytes, tuple[int, bytes]] = {}
 

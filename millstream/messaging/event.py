@@ -57,7 +57,7 @@ class Receipt(NamedTuple):
 class PublishOptions:
     """What is rarely needed when publishing one event."""
 
-    ttl: float | None = None  # seconds the event is kept, instead of the topic's age limit
+    ttl: float | None = None  # seconds the event is kept; at most the topic's max_age
     deliver_at: datetime | None = None  # the event appears in the topic at this time
     expected_last: int | None = None  # only if this is the offset of the key's last event (0: none)
     timeout: float | None = None  # seconds to wait for the ack, retries included

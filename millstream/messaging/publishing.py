@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 from millstream.messaging.encoding import IdSource, TopicShape, value_bytes
@@ -26,16 +26,20 @@ class EventPublisher:
         self,
         lane: PublishLane,
         shape: TopicShape,
-        durability: Durability,
+        durabilities: Sequence[Durability],
         encoder: ValueType | None = None,
     ) -> None:
         self.lane = lane
         self._shape = shape
         self._encoder = encoder
         self._ids = IdSource()
+        self.set_durabilities(durabilities)
+
+    def set_durabilities(self, durabilities: Sequence[Durability]) -> None:
+        """What the receipts of each partition say from now on."""
         self._receipts = [
-            _receipt_maker(shape.topic, partition, durability)
-            for partition in range(shape.partitions)
+            _receipt_maker(self._shape.topic, partition, durability)
+            for partition, durability in enumerate(durabilities)
         ]
 
     def send(

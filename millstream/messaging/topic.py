@@ -23,6 +23,7 @@ from millstream.messaging.packing import Packing
 from millstream.messaging.producer import EventProducer
 from millstream.messaging.publishing import PUBLISH_SECONDS, EventPublisher
 from millstream.messaging.reading import ReadPlan, read_events
+from millstream.messaging.server import durability_of
 from millstream.messaging.start import Start
 from millstream.messaging.subject import check_name, key_token, partition_of
 from millstream.messaging.subscription import Subscription
@@ -41,7 +42,12 @@ if TYPE_CHECKING:
     from millstream.messaging.pack_producer import PackProducer
     from millstream.messaging.writer import Writer, WriterTarget
 
-__all__ = ["Topic"]
+__all__ = ["Topic", "durabilities_of"]
+
+
+async def durabilities_of(jetstream: JetStream, info: TopicInfo) -> list[Durability]:
+    """What holds for an acknowledged event, by partition."""
+    return [await durability_of(jetstream, part.config, part.leader) for part in info.partitions]
 
 
 def _source(topic: str, part: PartitionInfo, value_type: ValueType | None) -> Source:
@@ -62,23 +68,36 @@ class Topic:
         jetstream: JetStream,
         lane: PublishLane,
         info: TopicInfo,
-        durability: Durability,
+        durabilities: Sequence[Durability],
         value_type: ValueType | None = None,
     ) -> None:
         self.name = info.name
         self.settings = info.settings
         self.partitions = len(info.partitions)
-        self.durability = durability
+        self._durabilities = list(durabilities)
         self._jetstream = jetstream
         self._lane = lane
         self._managed = info.managed
         self._value_type = value_type
-        self._shape = TopicShape(info.name, self.partitions)
-        self._publisher = EventPublisher(lane, self._shape, durability, value_type)
+        self._shape = TopicShape(info.name, [part.prefix or info.name for part in info.partitions])
+        self._publisher = EventPublisher(lane, self._shape, durabilities, value_type)
         self._sources = [
             (part.stream, _source(info.name, part, value_type)) for part in info.partitions
         ]
         self._subscriptions = SubscriptionAdmin(jetstream, info.name, self._sources)
+
+    @property
+    def durability(self) -> Durability:
+        """What holds when an ack arrives; `unknown` when it differs between partitions."""
+        found = set(self._durabilities)
+        return found.pop() if len(found) == 1 else "unknown"
+
+    async def refresh_durability(self) -> None:
+        """Ask the servers anew: after a reconnect they may be others."""
+        self._durabilities = ["unknown"] * self.partitions
+        self._publisher.set_durabilities(self._durabilities)
+        self._durabilities = await durabilities_of(self._jetstream, await self.info())
+        self._publisher.set_durabilities(self._durabilities)
 
     def __repr__(self) -> str:
         return f"<Topic {self.name}, {self.partitions} partition(s)>"
@@ -100,6 +119,8 @@ class Topic:
         It is sent again until the broker answers; its id (given or made) makes the copies one.
         """
         self._check_writable()
+        if options is not None and options.ttl is not None:
+            self.settings.ttl_text(options.ttl)  # refuses what the broker would cut short
         event = NewEvent(value, key, headers, timestamp, id, options)
         return await self._publisher.publish(event)
 
@@ -153,7 +174,7 @@ class Topic:
         ack = await publish_batch(self._jetstream, stream, messages, timeout)
         first = ack.seq - len(messages) + 1
         return [
-            Receipt(self.name, partition, first + place, False, self.durability)
+            Receipt(self.name, partition, first + place, False, self._durabilities[partition])
             for place in range(len(messages))
         ]
 
@@ -161,7 +182,7 @@ class Topic:
         """A producer that sends many events in one message: the fast way to store many."""
         from millstream.messaging.pack_producer import PackProducer
 
-        self._check_writable()
+        self._check_packs()
         return PackProducer(self._target(), packs or Packing(), self.durability)
 
     def event_producer(self, max_in_flight: int = 1024) -> EventProducer:
@@ -173,7 +194,7 @@ class Topic:
         """A named writer that stores each event exactly once: `async with topic.writer("w")`."""
         from millstream.messaging.writer import Writer
 
-        self._check_writable()
+        self._check_packs()
         return Writer(self._target(), name, packs or Packing(), lanes)
 
     def _target(self) -> WriterTarget:
@@ -188,6 +209,14 @@ class Topic:
             raise ConfigError(
                 f"'{self.name}' takes no events here: it is a copy of another topic, or a stream "
                 f"that Millstream did not make (publish to its subjects with mill.publish_acked)"
+            )
+
+    def _check_packs(self) -> None:
+        self._check_writable()
+        if not self.settings.takes_packs:
+            raise ConfigError(
+                f"'{self.name}' keeps the last events of each key (history), and in a pack the "
+                f"broker cannot tell keys apart: publish single events to it"
             )
 
     # -- reading --------------------------------------------------------------------------
