@@ -40,6 +40,7 @@ from millstream.wire.publish_lane import PublishLane
 
 if TYPE_CHECKING:
     from millstream.messaging.pack_producer import PackProducer
+    from millstream.messaging.verify import Verification
     from millstream.messaging.writer import Writer, WriterTarget
 
 __all__ = ["Topic", "durabilities_of"]
@@ -300,6 +301,13 @@ class Topic:
     async def info(self) -> TopicInfo:
         """Settings and state, by partition."""
         return await open_topic(self._jetstream, self.name)
+
+    async def verify(self) -> AsyncIterator[Verification]:
+        """Walk the log and name every hole; the report so far, until it is whole."""
+        from millstream.messaging.verify import verify_log
+
+        async for report in verify_log(self._jetstream, self.name, self._sources):
+            yield report
 
     async def purge(self, what: Purge | None = None) -> int:
         """Remove events: all, or as `Purge` says; how many messages that were."""
