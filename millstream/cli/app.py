@@ -25,7 +25,19 @@ COMMANDS = {
     "env": "context",
     "context": "context",
     "node": "node",
+    "pub": "pub",
+    "sub": "sub",
+    "request": "request",
+    "reply": "request",
+    "topic": "topic",
+    "subscription": "subscription",
+    "import": "import_",
+    "export": "export",
+    "verify": "verify",
+    "trace": "trace",
+    "top": "top",
 }
+ALIASES = {"subs": "subscription"}
 
 
 class _OnDemand(TyperGroup):
@@ -35,12 +47,13 @@ class _OnDemand(TyperGroup):
         return list(COMMANDS)
 
     def get_command(self, ctx: typer.Context, cmd_name: str) -> Any:  # type: ignore[override]
+        cmd_name = ALIASES.get(cmd_name, cmd_name)
         if cmd_name in COMMANDS and cmd_name not in self.commands:
             self.commands[cmd_name] = _load(cmd_name)
         return self.commands.get(cmd_name)
 
     def resolve_command(self, ctx: typer.Context, args: list[str]) -> Any:  # type: ignore[override]
-        if args and args[0] not in COMMANDS:
+        if args and args[0] not in COMMANDS and args[0] not in ALIASES:
             for name in COMMANDS:  # so that a similar name can be suggested
                 self.get_command(ctx, name)
         return super().resolve_command(ctx, args)
