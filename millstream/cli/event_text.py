@@ -10,18 +10,21 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 
 from millstream.cli.places import time_text
+from millstream.cli.reading_options import FORMAT_HELP, VALUE_FORMS
 from millstream.errors import ConfigError
 
 if TYPE_CHECKING:
     from millstream.messaging import Event
 
-__all__ = ["FORMAT_HELP", "event_record", "formatter", "json_line", "shown", "value_bytes"]
-
-FORMAT_HELP: Final = (
-    "Format of a line: %t topic, %p partition, %o offset, %k key, %s value, %S its size, "
-    "%T time in ms, %h headers, %i id; \\n \\t \\xHH"
-)
-VALUE_FORMS: Final = ("auto", "text", "json", "base64")
+__all__ = [
+    "Formatter",
+    "event_record",
+    "formatter",
+    "json_line",
+    "shown",
+    "value_bytes",
+    "value_field",
+]
 
 _PIECE: Final = re.compile(rb"%(.)|\\(x[0-9A-Fa-f]{2}|.)", re.DOTALL)
 _ESCAPES: Final = {b"n": b"\n", b"t": b"\t", b"r": b"\r", b"\\": b"\\", b"0": b"\0"}
@@ -75,7 +78,7 @@ def event_record(event: Event, form: str = "auto") -> dict[str, Any]:
 def value_field(value: Any, form: str) -> dict[str, Any]:
     """The value under the name that says how it is written."""
     if not isinstance(value, bytes):
-        return {"value": msgspec.to_builtins(value, builtin_types=())}
+        return {"value": value}
     if form == "base64":
         return {"value_base64": base64.b64encode(value).decode()}
     if form == "json":
@@ -124,6 +127,8 @@ def formatter(form: str | None, *, raw: bool, as_json: bool, value: str = "auto"
     """How events are written; at most one of the choices may be made."""
     if (form is not None) + raw + as_json > 1:
         raise ConfigError("choose one of --format, --raw and --json")
+    if value not in VALUE_FORMS:
+        raise ConfigError(f"--value is one of {', '.join(VALUE_FORMS)}, not {value!r}")
     if as_json:
         return lambda event: json_line(event_record(event, value))
     if raw:

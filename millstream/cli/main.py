@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 
 from millstream.cli.exits import Exit
-from millstream.errors import MillstreamError, NotRunning
+from millstream.errors import ConnectFailed, MillstreamError, NotRunning
 
 __all__ = ["main"]
 
@@ -19,7 +19,7 @@ def main() -> None:
         app()
     except KeyboardInterrupt:
         sys.exit(Exit.INTERRUPTED)
-    except NotRunning as error:
+    except (NotRunning, ConnectFailed) as error:
         _fail(str(error), Exit.NOT_RUNNING)
     except MillstreamError as error:
         _fail(str(error), Exit.ERROR)

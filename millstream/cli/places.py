@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Final
 
+from millstream.cli.reading_options import PLACE_HELP
 from millstream.deadline import now_ns
 from millstream.errors import ConfigError
 from millstream.settings import parse_duration
@@ -14,12 +15,8 @@ from millstream.settings import parse_duration
 if TYPE_CHECKING:
     from millstream.messaging import Start
 
-__all__ = ["PLACE_HELP", "Place", "moment", "nanoseconds", "place", "time_text"]
+__all__ = ["Place", "moment", "nanoseconds", "place", "time_text"]
 
-PLACE_HELP: Final = (
-    "beginning, end, an offset, -N (the last N of each partition), keys (the last of each key), "
-    "or @TIME (2026-01-31T12:00Z, or 10m: ten minutes ago)"
-)
 _WORDS: Final = {
     "beginning": "beginning",
     "start": "beginning",

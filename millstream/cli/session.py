@@ -12,7 +12,7 @@ from millstream.errors import ConfigError, MillstreamError
 from millstream.settings import STATE_FILE, ConnectionSettings, data_folder, environment
 
 if TYPE_CHECKING:
-    from millstream.messaging import Mill
+    from millstream.mill import Mill
 
 __all__ = ["ServerOption", "YesOption", "confirm", "connection_settings", "run"]
 
@@ -36,7 +36,7 @@ def run(work: Callable[[Mill], Coroutine[Any, Any, T]], server: str | None = Non
     """Connect, do the work and close; Ctrl-C cancels the work, closes and is exit code 130."""
     import asyncio
 
-    from millstream.messaging import connect
+    from millstream.mill import connect
 
     settings = connection_settings(server)
 

@@ -66,6 +66,9 @@ class Subscription:
         self._pace = Pace(settings.rate_limit) if settings.rate_limit else None
         self._closed = False
         self.prefetch = PREFETCH if settings.max_deliver is None else PREFETCH_COUNTED
+        # Messages of each partition to fetch in all; None: without end. For who takes a few and
+        # leaves: nothing is fetched that is not handed out.
+        self.fetch_at_most: int | None = None
 
     async def __aenter__(self) -> Self:
         return self
@@ -176,7 +179,8 @@ class Subscription:
     def _start(self) -> None:
         if self._lanes or self._closed:
             return
-        rules = Prefetch(messages=min(self.prefetch, self.settings.max_in_flight))
+        ahead = min(self.prefetch, self.settings.max_in_flight)
+        rules = Prefetch(messages=ahead, total=self.fetch_at_most)
         for stream, source in self._sources:
             lane = PullLane(self._jetstream, stream, self.name, rules, self._signal)
             self._lanes.append((source, lane))

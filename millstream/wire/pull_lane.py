@@ -53,6 +53,7 @@ class Prefetch:
     bytes: int = 16 * 1024 * 1024  # at least one largest message is always asked for
     expires: float = 30.0  # seconds until the server answers an unfilled request
     heartbeat: float = 5.0  # seconds between signs of life while nothing comes
+    total: int | None = None  # messages to ask for in all; None: without end
 
 
 class Signal:
@@ -116,6 +117,7 @@ class PullLane:
         self._prefetch = prefetch
         self._buffer: deque[RawMessage] = deque()
         self._asked = 0  # messages requested and not delivered yet
+        self._delivered = 0
         self._signal = signal
         self._error: MillstreamError | None = None
         self._stopped = False
@@ -178,6 +180,8 @@ class PullLane:
             return
         rules = self._prefetch
         count = rules.messages - self._asked - len(self._buffer)
+        if rules.total is not None:
+            count = min(count, rules.total - self._asked - self._delivered)
         if count <= 0:
             return
         largest = self._connection.info.max_payload + HEADER_BYTES_MAX
@@ -205,6 +209,7 @@ class PullLane:
     def _message(self, subject: bytes, reply: bytes, headers: bytes, payload: bytes) -> None:
         if reply.startswith(b"$JS.ACK."):
             self._buffer.append(RawMessage(subject, reply, headers, payload))
+            self._delivered += 1
             if self._asked:
                 self._asked -= 1
             self._signal.set()
