@@ -250,7 +250,10 @@ def _check_leaf(array: Any, type_: t.Type, path: str, nested: bool) -> None:
             bad = pc.not_equal(pc.multiply(pc.divide(numbers, thousand), thousand), numbers)
         case t.String():
             # Arrow does not look into text columns given to it as buffers.
-            array.validate(full=True)
+            try:
+                array.validate(full=True)
+            except pa.ArrowInvalid as error:
+                raise errors.Unfit(path, "string in Unicode", str(error)) from None
     row = None if bad is None else _first(bad)
     if row is not None:
         raise _misfit(path, t.kind(type_), repr(array[row].as_py())[:60], row, nested)

@@ -231,6 +231,11 @@ def _maker(cls: type, record: t.Record) -> Callable[[Iterable[tuple[Any, ...]]],
             f"{cls.__name__} has the fields {', '.join(known or ('none',))}; "
             f"{t.kind(record)} has {', '.join(names)}: resolve to the class's own schema first"
         )
+    closed = [f.name for f in getattr(cls, "__dataclass_fields__", {}).values() if not f.init]
+    if closed:
+        raise errors.SchemaError(
+            f"{cls.__name__} does not take '{closed[0]}' when it is made; read dicts instead"
+        )
     hints = typing.get_type_hints(cls)
     converters = [_converter(hints[f.name], f.type) for f in record.fields]
     if hasattr(cls, "model_validate") and not any(converters):
@@ -239,7 +244,8 @@ def _maker(cls: type, record: t.Record) -> Callable[[Iterable[tuple[Any, ...]]],
         # One call for all rows: half the time of a model_validate for each.
         dicts = _dict_maker(record)
         validate = TypeAdapter(list[cls]).validate_python  # type: ignore[valid-type]
-        return lambda rows: validate(dicts(rows))
+        # By their own names: an alias is for the outside of the program.
+        return lambda rows: validate(dicts(rows), by_name=True, by_alias=False)
     if any(converters):
         keep = [convert or _same for convert in converters]
         return lambda rows: [

@@ -9,9 +9,11 @@ format and Python objects share one set of rules.
 
 from __future__ import annotations
 
+import dataclasses
 import datetime as dt
 import decimal
 import enum
+import functools
 import numbers
 import struct
 import uuid
@@ -85,9 +87,13 @@ def members(value: object) -> Mapping[str, Any] | None:
     return {name: getattr(value, name, t.MISSING) for name in names}
 
 
+# A program has few event classes; the bound keeps classes made in a loop from piling up.
+@functools.lru_cache(maxsize=1024)
 def field_names(cls: type) -> tuple[str, ...] | None:
     """The field names of a dataclass, msgspec Struct or Pydantic model class."""
-    for attribute in ("__struct_fields__", "__dataclass_fields__", "__pydantic_fields__"):
+    if dataclasses.is_dataclass(cls):
+        return tuple(field.name for field in dataclasses.fields(cls))
+    for attribute in ("__struct_fields__", "__pydantic_fields__"):
         names = getattr(cls, attribute, None)
         if names is not None:
             return tuple(names)
@@ -266,7 +272,7 @@ def _fit_string(value: Any) -> str:
 
 def _fit_date(value: Any) -> dt.date:
     if isinstance(value, dt.date) and not isinstance(value, dt.datetime):
-        return value
+        return value if type(value) is dt.date else _plain_date(value)
     raise errors.Unfit("", "date", found(value))
 
 
@@ -275,13 +281,15 @@ def _fit_duration(value: Any) -> dt.timedelta:
         raise errors.Unfit("", "duration", found(value))
     if not _LEAST_TIMEDELTA <= value <= _MOST_TIMEDELTA:
         raise errors.Unfit("", "duration within 64 bits of microseconds", found(value))
+    if type(value) is dt.timedelta:
+        return value
     _refuse_nanoseconds(value, "duration")
-    return value
+    return dt.timedelta(value.days, value.seconds, value.microseconds)
 
 
 def _fit_uuid(value: Any) -> uuid.UUID:
     if isinstance(value, uuid.UUID):
-        return value
+        return value if type(value) is uuid.UUID else uuid.UUID(int=value.int)
     raise errors.Unfit("", "uuid", found(value))
 
 
@@ -377,6 +385,15 @@ def _fit_enum(type_: t.Enum) -> Fit:
     return fit
 
 
+def _plain_date(value: dt.date) -> dt.date:
+    return dt.date(value.year, value.month, value.day)
+
+
+def _plain_time(value: dt.datetime | dt.time) -> dt.time:
+    parts = (value.hour, value.minute, value.second, value.microsecond)
+    return dt.time(*parts, value.tzinfo, fold=value.fold)
+
+
 def _refuse_nanoseconds(value: Any, expected: str) -> None:
     """Pandas' timestamps are datetimes that can hold nanoseconds no microsecond type can."""
     if getattr(value, "nanosecond", 0) or getattr(value, "nanoseconds", 0):
@@ -389,13 +406,14 @@ def _fit_timestamp(type_: t.Timestamp) -> Fit:
     def fit(value: Any) -> dt.datetime:
         if not isinstance(value, dt.datetime):
             raise errors.Unfit("", expected, found(value))
-        if (value.tzinfo is not None and value.utcoffset() is not None) is not utc:
+        if (value.utcoffset() is None) if utc else (value.tzinfo is not None):
             wanted = "with a zone" if utc else "without a zone"
             raise errors.Unfit("", f"{expected} {wanted}", found(value))
         if whole_ms and value.microsecond % 1000:
             raise errors.Unfit("", f"{expected} in whole milliseconds", found(value))
         if type(value) is not dt.datetime:
             _refuse_nanoseconds(value, expected)
+            value = dt.datetime.combine(_plain_date(value), _plain_time(value))
         if utc and value.tzinfo is not dt.UTC:
             try:
                 return value.astimezone(dt.UTC)
@@ -414,7 +432,7 @@ def _fit_time(type_: t.Time) -> Fit:
             raise errors.Unfit("", f"{expected} without a zone", found(value))
         if whole_ms and value.microsecond % 1000:
             raise errors.Unfit("", f"{expected} in whole milliseconds", found(value))
-        return value
+        return value if type(value) is dt.time else _plain_time(value)
 
     return fit
 

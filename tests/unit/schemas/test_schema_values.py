@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import datetime as dt
 import decimal
 import enum
+import pickle
 import uuid
-from typing import Any
+from typing import Any, ClassVar
 
 import msgspec
 import pyarrow as pa
@@ -205,6 +207,37 @@ def test_keyword_only_structs_and_models_are_read_back_as_their_class() -> None:
               ModelOrder(id=2, status=Status.OPEN, at=AWARE)]  # fmt: skip
     record = from_python(ModelOrder)
     assert RowReader(record, ModelOrder).read(ColumnBuilder(record).build(models)) == models
+
+
+class Renamed(pydantic.BaseModel):
+    id: int = pydantic.Field(alias="ID")
+
+
+@dataclasses.dataclass
+class Counted:
+    made: ClassVar[int] = 0
+    id: int
+    twice: int = dataclasses.field(init=False, default=0)
+
+
+def test_aliases_class_variables_and_closed_fields_are_not_mistaken_for_fields() -> None:
+    record = from_python(Renamed)
+    models = [Renamed(ID=1)]
+    assert RowReader(record, Renamed).read(ColumnBuilder(record).build(models)) == models
+    record = from_python(Counted)
+    assert [field.name for field in record.fields] == ["id", "twice"]
+    assert len(ColumnBuilder(record).build([Counted(1)])) == 1
+    with pytest.raises(errors.SchemaError, match="Counted does not take 'twice'"):
+        RowReader(record, Counted)
+
+
+def test_schemas_can_be_pickled_for_other_processes() -> None:
+    schema = Schema(from_python(Order))
+    again = pickle.loads(pickle.dumps(schema))
+    assert again == schema
+    assert again.record.fields[0].default is t.MISSING
+    assert copy.deepcopy(schema) == schema
+    assert again.fingerprint == schema.fingerprint
 
 
 def test_a_class_with_other_fields_than_the_record_is_refused() -> None:

@@ -1,0 +1,161 @@
+"""The fast way to columns takes and refuses exactly what the slow way does."""
+
+from __future__ import annotations
+
+import datetime as dt
+import decimal
+import enum
+import uuid
+import zoneinfo
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from millstream import errors
+from millstream.schemas import ColumnBuilder, Conformer, RowReader, Schema
+from millstream.schemas import types as t
+from tests.unit.schemas.schema_strategies import LEAVES, values
+
+
+class Number(enum.IntEnum):
+    ONE = 1
+
+
+class Word(enum.StrEnum):
+    A = "A"
+
+
+class Text(str):
+    __slots__ = ()
+
+
+class Moment(dt.datetime):
+    """A datetime of a class of its own, as pandas' Timestamp is one."""
+
+    nanosecond = 7
+
+
+class OwnMoment(dt.datetime):
+    """A datetime of a class of its own that holds nothing more."""
+
+
+class OwnDate(dt.date):
+    pass
+
+
+class OwnTime(dt.time):
+    pass
+
+
+class OwnSpan(dt.timedelta):
+    pass
+
+
+class OwnDecimal(decimal.Decimal):
+    pass
+
+
+class OwnUuid(uuid.UUID):
+    pass
+
+
+class NoOffset(dt.tzinfo):
+    """A zone that gives no offset, which makes a datetime naive."""
+
+    def utcoffset(self, when: dt.datetime | None) -> None:
+        return None
+
+
+MOMENT = dt.datetime(2024, 5, 6, 7, 8, 9, 123456)  # noqa: DTZ001
+EARLIEST = dt.datetime(1, 1, 1)  # noqa: DTZ001
+ODD: list[Any] = [
+    None, True, False, 0, 1, -1, 127, 128, 255, 256, 2**24 + 1, 2**53 + 1, 2**63, -(2**63), 2**64,
+    0.0, 1.0, 1.5, 1e39, -1e39, 3.5e38, float("nan"), float("inf"), 1e-50,
+    "", "A", "a", "\ud800", Text("A"), Word.A, Number.ONE, b"", b"abc", bytearray(b"abc"),
+    memoryview(b"abc"), decimal.Decimal("1"), decimal.Decimal("1.234"), decimal.Decimal("-0"),
+    decimal.Decimal("1e40"), decimal.Decimal("NaN"), decimal.Decimal("0.00000000000000000001"),
+    dt.date(2024, 1, 1), dt.date.min, dt.date.max, dt.time(1), dt.time(1, 2, 3, 4),
+    dt.time(1, tzinfo=dt.UTC), MOMENT, MOMENT.replace(tzinfo=dt.UTC), MOMENT.replace(microsecond=0),
+    MOMENT.replace(tzinfo=zoneinfo.ZoneInfo("Europe/Berlin")), MOMENT.replace(tzinfo=NoOffset()),
+    EARLIEST, dt.datetime.max.replace(tzinfo=dt.UTC),
+    dt.datetime.min.replace(tzinfo=dt.timezone(dt.timedelta(hours=3))),
+    dt.datetime.max.replace(tzinfo=dt.timezone(dt.timedelta(hours=-3))),
+    Moment(2024, 1, 1), Moment(2024, 1, 1, tzinfo=dt.UTC), dt.timedelta(1), dt.timedelta.max,
+    dt.timedelta.min, uuid.UUID(int=1), str(uuid.UUID(int=1)), [], [1], (1,), {1}, {}, {"A": 1},
+    OwnMoment(2024, 1, 1), OwnMoment(2024, 1, 1, tzinfo=dt.UTC), OwnDate(2024, 1, 1), OwnTime(1),
+    OwnSpan(1), OwnDecimal("1"), OwnUuid(int=3), {1: 1}, [None], [[1]], {"a": 1}, object(), int, 1j,
+]  # fmt: skip
+INNER = t.Record("I", (t.Field("a", t.Int(64)), t.Field("b", t.String(), "")))
+COLUMNS: tuple[t.Type, ...] = (
+    *LEAVES,
+    t.Enum("E", ("A", "B")),
+    t.List(t.Int(64)),
+    t.List(t.Nullable(t.Int(8))),
+    t.Map(t.Int(64)),
+    t.Map(t.Int(64), t.Int(8)),
+    INNER,
+    t.Union((t.Int(64), t.String())),
+    t.Union((INNER, t.Bool(), t.Float(32))),
+)
+
+
+@pytest.mark.parametrize("type_", COLUMNS, ids=t.kind)
+@pytest.mark.parametrize("nullable", [False, True], ids=["", "or null"])
+def test_odd_values_are_taken_or_refused_alike(type_: t.Type, nullable: bool) -> None:
+    record = t.Record("R", (t.Field("x", t.Nullable(type_) if nullable else type_),))
+    builder, schema, reader = ColumnBuilder(record), Schema(record), RowReader(record)
+    for value in ODD:
+        row = {"x": value}
+        try:
+            plain = schema.fit(row)
+        except errors.Unfit as misfit:
+            field = misfit.field
+            with pytest.raises(errors.Unfit) as found:
+                builder.build([row])
+            assert (found.value.field, found.value.row) == (field, 0)
+            continue
+        array = builder.build([row])
+        assert repr(reader.read(array)) == repr([plain]), value
+        assert Conformer(record).conform(array) is array
+
+
+@pytest.mark.parametrize("type_", COLUMNS, ids=t.kind)
+def test_a_misfit_among_good_values_is_found_in_its_row(type_: t.Type) -> None:
+    record = t.Record("R", (t.Field("id", t.Int(64)), t.Field("x", type_)))
+    builder, schema = ColumnBuilder(record), Schema(record)
+
+    @settings(max_examples=10, deadline=None)
+    @given(st.lists(values(type_), max_size=4), st.sampled_from(ODD), st.integers(0, 4))
+    def check(good: list[Any], odd: Any, place: int) -> None:
+        rows = [{"id": 1, "x": value} for value in good]
+        rows.insert(place, {"id": 1, "x": odd})
+        try:
+            schema.fit({"id": 1, "x": odd})
+        except errors.Unfit:
+            with pytest.raises(errors.Unfit) as found:
+                builder.build(rows)
+            assert found.value.row == min(place, len(good))
+        else:
+            assert len(builder.build(rows)) == len(rows)
+
+    check()
+
+
+@given(st.lists(st.sampled_from(ODD), min_size=1, max_size=4))
+def test_rows_that_are_no_records_are_refused(rows: list[Any]) -> None:
+    builder = ColumnBuilder(t.Record("R", (t.Field("x", t.Int(64)),)))
+    with pytest.raises(errors.Unfit) as found:
+        builder.build(rows)
+    assert found.value.row == 0
+
+
+def test_text_columns_with_bytes_that_are_no_text_are_refused() -> None:
+    record = t.Record("R", (t.Field("x", t.String()),))
+    broken = pa.Array.from_buffers(
+        pa.string(), 1, [None, pa.py_buffer(b"\0\0\0\0\2\0\0\0"), pa.py_buffer(b"\xff\xfe")]
+    )
+    with pytest.raises(errors.Unfit, match="field 'x': expected string"):
+        Conformer(record).conform(pa.RecordBatch.from_arrays([broken], ["x"]))
