@@ -10,7 +10,7 @@ from typing import Any
 
 from bench.floor import RawSocket, frames_with_ids, open_raw_protocol
 from bench.harness import PeerAbsent, Result, Skipped, against
-from millstream.messaging import Mill, NewEvent, SubscriptionSettings, Topic, connect
+from millstream.messaging import Client, NewEvent, SubscriptionSettings, Topic, connect
 from millstream.testing import running_broker
 from millstream.wire.protocol import unique_token
 
@@ -35,7 +35,7 @@ def measure(quick: bool) -> Iterator[Result | Skipped]:
 class _Stage:
     """The contestants on one server: our connection, nats-py's, and a bare socket."""
 
-    def __init__(self, mill: Mill, topic: Topic, peer: Any, url: str, count: int) -> None:
+    def __init__(self, mill: Client, topic: Topic, peer: Any, url: str, count: int) -> None:
         self.mill, self.topic, self.peer, self.url, self.count = mill, topic, peer, url, count
         self.raw = RawSocket(url)
 

@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from millstream.messaging import IdentitySettings as IdentitySettings
     from millstream.messaging import Lag as Lag
     from millstream.messaging import Message as Message
-    from millstream.messaging import Mill as Mill
     from millstream.messaging import NewEvent as NewEvent
     from millstream.messaging import Origin as Origin
     from millstream.messaging import Overload as Overload
@@ -40,7 +39,8 @@ if TYPE_CHECKING:
     from millstream.messaging import Topic as Topic
     from millstream.messaging import TopicInfo as TopicInfo
     from millstream.messaging import TopicSettings as TopicSettings
-    from millstream.messaging import connect as connect
+    from millstream.mill import Mill as Mill
+    from millstream.mill import connect as connect
 
     __version__: str
 
@@ -92,7 +92,7 @@ _HOMES = {
     "IdentitySettings": "millstream.messaging",
     "Lag": "millstream.messaging",
     "Message": "millstream.messaging",
-    "Mill": "millstream.messaging",
+    "Mill": "millstream.mill",
     "NewEvent": "millstream.messaging",
     "Origin": "millstream.messaging",
     "Overload": "millstream.messaging",
@@ -110,7 +110,7 @@ _HOMES = {
     "Topic": "millstream.messaging",
     "TopicInfo": "millstream.messaging",
     "TopicSettings": "millstream.messaging",
-    "connect": "millstream.messaging",
+    "connect": "millstream.mill",
 }
 
 

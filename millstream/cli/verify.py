@@ -10,8 +10,8 @@ from millstream.cli.output import JsonOption, print_json, say
 from millstream.cli.session import ServerOption, run
 
 if TYPE_CHECKING:
-    from millstream.messaging import Mill
     from millstream.messaging.verify import Verification
+    from millstream.mill import Mill
 
 __all__ = ["app"]
 

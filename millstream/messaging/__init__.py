@@ -1,6 +1,6 @@
 """What application code calls: connections, subjects, topics, events, subscriptions."""
 
-from millstream.messaging.client import Connecting, Mill, connect
+from millstream.messaging.client import Client, Connecting, connect
 from millstream.messaging.delivery import Delivery
 from millstream.messaging.event import Event, NewEvent, PublishOptions, Receipt
 from millstream.messaging.identity import Identity, IdentitySettings
@@ -18,6 +18,7 @@ from millstream.messaging.topic_info import TopicInfo
 from millstream.messaging.topic_settings import Origin, TopicSettings
 
 __all__ = [
+    "Client",
     "Connecting",
     "Counters",
     "Delivery",
@@ -26,7 +27,6 @@ __all__ = [
     "IdentitySettings",
     "Lag",
     "Message",
-    "Mill",
     "NewEvent",
     "Origin",
     "Overload",

@@ -1,13 +1,13 @@
-"""The connection that application code holds: `mill = await millstream.connect()`."""
+"""A connection to a broker and what messaging does with it; `millstream.Mill` adds to it."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import weakref
-from collections.abc import Generator, Mapping
+from collections.abc import Callable, Generator, Mapping
 from types import TracebackType
-from typing import Any, Final, Self
+from typing import Any, Final, Generic, Self, TypeVar
 
 from millstream.errors import MillstreamError
 from millstream.messaging import topic_admin
@@ -30,6 +30,7 @@ from millstream.messaging.topic import Topic, durabilities_of
 from millstream.messaging.topic_info import TopicInfo
 from millstream.messaging.topic_lookup import list_topics, open_topic
 from millstream.messaging.topic_settings import TopicSettings
+from millstream.messaging.value_type import ValueType
 from millstream.settings import ConnectionSettings
 from millstream.wire.connection import Connection
 from millstream.wire.jetstream import JetStream
@@ -37,10 +38,12 @@ from millstream.wire.message import OutgoingMessage
 from millstream.wire.protocol import encode_headers
 from millstream.wire.publish_lane import PublishLane
 
-__all__ = ["Mill", "connect"]
+__all__ = ["Client", "Connecting", "connect"]
 
 # Messages in flight of one connection; more than this only waits in the server's own queue.
 IN_FLIGHT_MAX: Final = 4096
+
+C = TypeVar("C", bound="Client")
 
 
 def connect(
@@ -49,31 +52,31 @@ def connect(
     client_id: str | None = None,
     settings: ConnectionSettings | None = None,
     **changes: Any,
-) -> Connecting:
-    """Connect to a broker: `mill = await connect()`, or `async with connect() as mill`.
-
-    The address is `url`, else `NATS_URL`, else `url` in millstream.toml, else the broker that
-    `millstream up` started on this folder's data, else nats://127.0.0.1:4222. Other settings are
-    those of ConnectionSettings, as keywords. A `client_id` is claimed for this connection alone.
-    """
-    chosen = settings or ConnectionSettings.load(url, **changes)
-    return Connecting(chosen, client_id)
+) -> Connecting[Client]:
+    """Connect for messaging alone, without schemas and tables; see `millstream.connect`."""
+    return Connecting(Client, settings or ConnectionSettings.load(url, **changes), client_id)
 
 
-class Connecting:
+class Connecting(Generic[C]):
     """A connection about to be made; await it, or use it as `async with`."""
 
-    def __init__(self, settings: ConnectionSettings, client_id: str | None) -> None:
+    def __init__(
+        self,
+        make: Callable[[Connection], C],
+        settings: ConnectionSettings,
+        client_id: str | None = None,
+    ) -> None:
+        self._make = make
         self._settings = settings
         self._client_id = client_id
-        self._mill: Mill | None = None
+        self._client: C | None = None
 
-    def __await__(self) -> Generator[Any, None, Mill]:
+    def __await__(self) -> Generator[Any, None, C]:
         return self._open().__await__()
 
-    async def __aenter__(self) -> Mill:
-        self._mill = await self._open()
-        return self._mill
+    async def __aenter__(self) -> C:
+        self._client = await self._open()
+        return self._client
 
     async def __aexit__(
         self,
@@ -81,23 +84,23 @@ class Connecting:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        if self._mill is not None:
-            await self._mill.close()
+        if self._client is not None:
+            await self._client.close()
 
-    async def _open(self) -> Mill:
+    async def _open(self) -> C:
         connection = Connection(self._settings)
         await connection.open()
-        mill = Mill(connection)
+        client = self._make(connection)
         try:
             if self._client_id is not None:
-                await mill.claim(self._client_id)
+                await client.claim(self._client_id)
         except BaseException:
-            await mill.close()
+            await client.close()
             raise
-        return mill
+        return client
 
 
-class Mill:
+class Client:
     """A connection to a broker, for one event loop. Reconnects by itself; close it when done."""
 
     def __init__(self, connection: Connection) -> None:
@@ -144,7 +147,7 @@ class Mill:
         await self.connection.close()
 
     def __repr__(self) -> str:
-        return f"<Mill {self.url}{'' if self.connected else ', disconnected'}>"
+        return f"<{type(self).__name__} {self.url}{'' if self.connected else ', disconnected'}>"
 
     # -- core subjects: at most once ------------------------------------------------------
 
@@ -254,9 +257,9 @@ class Mill:
         """Make a mirror a topic of its own, that takes events where its origin left off."""
         return await topic_admin.promote(self.jetstream, name, allow_lag=allow_lag)
 
-    async def _topic(self, info: TopicInfo) -> Topic:
+    async def _topic(self, info: TopicInfo, value_type: ValueType | None = None) -> Topic:
         durabilities = await durabilities_of(self.jetstream, info)
-        topic = Topic(self.jetstream, self._lane, info, durabilities)
+        topic = Topic(self.jetstream, self._lane, info, durabilities, value_type)
         self._topics.add(topic)
         return topic
 
