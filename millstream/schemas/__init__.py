@@ -16,7 +16,7 @@ from millstream.schemas.proto_text import parse_proto, to_proto
 from millstream.schemas.protobuf import pin_numbers, to_descriptor
 from millstream.schemas.python import Aliases, Doc, from_python
 from millstream.schemas.resolution import Mismatch, Resolution, mismatches
-from millstream.schemas.rows import RowReader
+from millstream.schemas.rows import RowReader, object_maker
 from millstream.schemas.schema import Origin, Schema
 from millstream.schemas.spark import spark_arrow_type, spark_type, to_spark
 
@@ -45,6 +45,7 @@ __all__ = [
     "from_python",
     "make_codec",
     "mismatches",
+    "object_maker",
     "parse_mode",
     "parse_proto",
     "pin_numbers",

@@ -239,7 +239,7 @@ class _Reader:
             case "record" | "error":
                 return self.record(form, path, space, depth)
             case "enum":
-                symbols = tuple(form["symbols"])
+                symbols = canonical.texts(form["symbols"], "symbols")
                 return self.keep(
                     form, space, t.Enum(_full(form, space), symbols, form.get("default"))
                 )
@@ -290,7 +290,7 @@ class _Reader:
             where = f"{path}.{field['name']}" if path else field["name"]
             fields.append(self.field(field, where, inner, depth))
         self.open.discard(full)
-        aliases = tuple(form.get("aliases", ()))
+        aliases = canonical.texts(form.get("aliases", ()), "aliases")
         return self.keep(form, space, t.Record(full, tuple(fields), form.get("doc") or "", aliases))
 
     def field(self, form: dict[str, Any], path: str, space: str, depth: int) -> t.Field:
@@ -305,7 +305,7 @@ class _Reader:
                     f"{t.kind(type_)}: {error}"
                 ) from None
         number = (form.get(ANNOTATION) or {}).get("number")
-        aliases = tuple(form.get("aliases", ()))
+        aliases = canonical.texts(form.get("aliases", ()), "aliases")
         return t.Field(form["name"], type_, default, form.get("doc") or "", aliases, number)
 
 

@@ -15,7 +15,16 @@ from millstream import errors
 from millstream.schemas import types as t
 from millstream.schemas.values import compile_fit, jsonable
 
-__all__ = ["MAX_TEXT", "dump", "fingerprintable", "load", "parse_json", "type_from", "type_to"]
+__all__ = [
+    "MAX_TEXT",
+    "dump",
+    "fingerprintable",
+    "load",
+    "parse_json",
+    "texts",
+    "type_from",
+    "type_to",
+]
 
 # The largest schema text that is read; generated schemas of hundreds of fields stay below 100 KB.
 MAX_TEXT: Final = 1 << 20
@@ -38,6 +47,13 @@ _SIMPLES: Final[tuple[t.Type, ...]] = (
 _SIMPLE: Final = {t.kind(type_): type_ for type_ in _SIMPLES}
 _DECIMAL = re.compile(r"decimal\((\d{1,2}),(\d{1,2})\)")
 _FIXED = re.compile(r"fixed\((\d{1,5})\)")
+
+
+def texts(form: Any, what: str) -> tuple[str, ...]:
+    """A list of texts, as names and symbols are given."""
+    if not isinstance(form, (list, tuple)) or not all(isinstance(text, str) for text in form):
+        raise errors.SchemaError(f"the {what} are not a list of texts: {form!r:.60}")
+    return tuple(form)
 
 
 def parse_json(text: str | bytes, what: str) -> Any:
@@ -123,7 +139,7 @@ def type_from(form: Any, depth: int = 0) -> t.Type:
     try:
         match form["type"]:
             case "enum":
-                return t.Enum(form["name"], tuple(form["symbols"]), form.get("default"))
+                return t.Enum(form["name"], texts(form["symbols"], "symbols"), form.get("default"))
             case "nullable":
                 return t.Nullable(type_from(form["of"], depth + 1))
             case "list":
@@ -135,7 +151,7 @@ def type_from(form: Any, depth: int = 0) -> t.Type:
                 return t.Union(tuple(type_from(o, depth + 1) for o in form["options"]))
             case "record":
                 fields = tuple(_field_from(f, depth + 1) for f in form["fields"])
-                aliases = tuple(form.get("aliases", ()))
+                aliases = texts(form.get("aliases", ()), "aliases")
                 return t.Record(form["name"], fields, form.get("doc", ""), aliases)
             case other:
                 raise errors.SchemaError(f"{other!r:.80} is not a canonical type")
@@ -170,6 +186,6 @@ def _field_from(form: dict[str, Any], depth: int) -> t.Field:
         type_,
         default,
         form.get("doc", ""),
-        tuple(form.get("aliases", ())),
+        texts(form.get("aliases", ()), "aliases"),
         form.get("number"),
     )

@@ -314,7 +314,7 @@ class _Reader:
 
     def record(self, form: dict[str, Any], path: str, name: str, depth: int) -> t.Type:
         facts = form.get(ANNOTATION) or {}
-        required = form.get("required", [])
+        required = canonical.texts(form.get("required", []), "required properties")
         fields = []
         for key, value in form["properties"].items():
             where = f"{path}.{key}" if path else key
@@ -331,14 +331,14 @@ class _Reader:
                     type_,
                     default,
                     fact.get("doc", "" if "properties" in value else value.get("description", "")),
-                    tuple(fact.get("aliases", ())),
+                    canonical.texts(fact.get("aliases", ()), "aliases"),
                     fact.get("number"),
                 )
             )
         title = form.get("title")
         called = title if isinstance(title, str) and _TITLE.fullmatch(title) else name
         called = facts.get("name", called)
-        aliases = tuple(facts.get("aliases", ()))
+        aliases = canonical.texts(facts.get("aliases", ()), "aliases")
         return t.Record(called, tuple(fields), form.get("description", ""), aliases)
 
     def default(self, form: dict[str, Any], type_: t.Type, path: str) -> object:

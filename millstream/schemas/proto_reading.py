@@ -201,7 +201,9 @@ class _Reader:
             fields.append(self.field(field, path, inner))
         fields = [_with_facts(field, facts) for field in fields]
         name = facts.get("name", message.full_name)
-        return t.Record(name, tuple(fields), doc, tuple(facts.get("aliases", ())))
+        return t.Record(
+            name, tuple(fields), doc, canonical.texts(facts.get("aliases", ()), "aliases")
+        )
 
     def oneof(self, oneof: Any, path: str, inside: tuple[str, ...]) -> t.Field:
         where = f"{path}.{oneof.name}" if path else oneof.name
@@ -328,7 +330,7 @@ def _with_facts(field: t.Field, facts: dict[str, Any]) -> t.Field:
             raise errors.SchemaError(f"field '{field.name}': the default: {error}") from None
     else:
         default = _typed_zero(field.type, default)
-    aliases = tuple(facts.get("was", {}).get(field.name, ()))
+    aliases = canonical.texts(facts.get("was", {}).get(field.name, ()), "aliases")
     number = facts.get("numbers", {}).get(field.name, field.number)
     unnumbered = facts.get("unnumbered", ())
     if unnumbered is True or field.name in unnumbered:

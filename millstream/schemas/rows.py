@@ -24,7 +24,7 @@ from millstream.schemas.values import field_names
 if TYPE_CHECKING:
     import pyarrow as pa
 
-__all__ = ["RowReader", "reader_for"]
+__all__ = ["RowReader", "object_maker", "reader_for"]
 
 _Read: TypeAlias = Callable[[Any], list[Any]]
 
@@ -71,6 +71,12 @@ def _columns_reader(record: t.Record) -> Callable[[Any], list[list[Any]]]:
         return [reader(child) for reader, child in zip(readers, children, strict=True)]
 
     return read
+
+
+def object_maker(cls: type, record: t.Record) -> Callable[[dict[str, Any]], Any]:
+    """A function from one plain value (as a codec decodes it) to an object of the class."""
+    make, names = _maker(cls, record), tuple(field.name for field in record.fields)
+    return lambda plain: make([tuple(plain[name] for name in names)])[0]
 
 
 # -- columns ------------------------------------------------------------------------------
@@ -270,8 +276,7 @@ def _converter(hint: Any, type_: t.Type) -> Callable[[Any], Any] | None:
     inner: Callable[[Any], Any] | None = None
     match type_:
         case t.Record() if isinstance(hint, type) and hint is not dict:
-            make, names = _maker(hint, type_), tuple(f.name for f in type_.fields)
-            inner = lambda v: make([tuple(v[n] for n in names)])[0]  # noqa: E731
+            inner = object_maker(hint, type_)
         case t.Enum() if isinstance(hint, type) and issubclass(hint, enum.Enum):
             texts = all(isinstance(member.value, str) for member in hint)
             inner = hint if texts else hint.__getitem__

@@ -308,8 +308,16 @@ class Field:
 
     def __post_init__(self) -> None:
         _check_name(self.name, "field")
+        _check_doc(self.doc, self.name)
         for alias in self.aliases:
             _check_name(alias, "alias")
+        # Protobuf's own range.
+        if self.number is not None and not (
+            type(self.number) is int and 1 <= self.number <= 536_870_911
+        ):
+            raise errors.SchemaError(
+                f"field '{self.name}': {self.number!r:.40} is not a field number"
+            )
 
     @property
     def required(self) -> bool:
@@ -328,6 +336,7 @@ class Record(_Composite):
 
     def __post_init__(self) -> None:
         _check_record_name(self.name)
+        _check_doc(self.doc, self.name)
         for alias in self.aliases:
             _check_record_name(alias)
         if not self.fields:
@@ -390,6 +399,11 @@ def _check_name(name: object, what: str) -> None:
             f"{name!r} is not a usable {what} name: 1 to {MAX_NAME} characters, "
             f"no dots and no control characters"
         )
+
+
+def _check_doc(doc: object, name: str) -> None:
+    if not isinstance(doc, str):
+        raise errors.SchemaError(f"'{name}': its doc is not text but {doc!r:.40}")
 
 
 def _check_record_name(name: object) -> None:

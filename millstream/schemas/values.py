@@ -81,7 +81,8 @@ def members(value: object) -> Mapping[str, Any] | None:
     """The fields of a dict, dataclass, msgspec Struct or Pydantic model; None for anything else."""
     if isinstance(value, Mapping):
         return value
-    names = field_names(type(value))
+    kind: Any = type(value)
+    names = field_names(kind)
     if names is None:
         return None
     return {name: getattr(value, name, t.MISSING) for name in names}
@@ -403,7 +404,7 @@ def _refuse_nanoseconds(value: Any, expected: str) -> None:
 def _fit_timestamp(type_: t.Timestamp) -> Fit:
     utc, whole_ms, expected = type_.utc, type_.unit == "ms", t.kind(type_)
 
-    def fit(value: Any) -> dt.datetime:
+    def fit(value: Any) -> Any:
         if not isinstance(value, dt.datetime):
             raise errors.Unfit("", expected, found(value))
         if (value.utcoffset() is None) if utc else (value.tzinfo is not None):

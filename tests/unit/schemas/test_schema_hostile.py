@@ -95,6 +95,23 @@ def test_size_is_bounded() -> None:
         t.Enum("E", tuple(f"S{n}" for n in range(t.MAX_SYMBOLS + 1)))
 
 
+@pytest.mark.parametrize(
+    "field",
+    [
+        {"name": "x", "type": "int", "aliases": "abc"},
+        {"name": "x", "type": "int", "doc": 5},
+        {"name": "x", "type": {"type": "enum", "name": "E", "symbols": "ABC"}},
+        {"name": "x", "type": "int", "millstream": {"number": 0}},
+        {"name": "x", "type": "int", "millstream": {"number": True}},
+    ],
+)
+def test_facts_of_the_wrong_kind_are_refused(field: dict[str, Any]) -> None:
+    with pytest.raises(
+        errors.SchemaError, match=r"not a list of texts|not text|not a field number"
+    ):
+        declare({"type": "record", "name": "R", "fields": [field]})
+
+
 @pytest.mark.parametrize("name", ["", "a.b", "a\n", "a\x00", "x" * 256, None, 7])
 def test_names_that_would_break_something_later_are_refused(name: Any) -> None:
     with pytest.raises(errors.SchemaError, match="not a usable field name"):

@@ -68,6 +68,12 @@ class NoOffset(dt.tzinfo):
     def utcoffset(self, when: dt.datetime | None) -> None:
         return None
 
+    def dst(self, when: dt.datetime | None) -> None:
+        return None
+
+    def tzname(self, when: dt.datetime | None) -> None:
+        return None
+
 
 MOMENT = dt.datetime(2024, 5, 6, 7, 8, 9, 123456)  # noqa: DTZ001
 EARLIEST = dt.datetime(1, 1, 1)  # noqa: DTZ001

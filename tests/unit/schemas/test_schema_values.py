@@ -17,7 +17,16 @@ import pydantic
 import pytest
 
 from millstream import errors
-from millstream.schemas import ColumnBuilder, Conformer, RowReader, Schema, from_python
+from millstream.schemas import (
+    WIRE_FORMATS,
+    ColumnBuilder,
+    Conformer,
+    RowReader,
+    Schema,
+    from_python,
+    make_codec,
+    object_maker,
+)
 from millstream.schemas import types as t
 
 D = decimal.Decimal
@@ -197,6 +206,10 @@ def test_objects_of_a_class_become_columns_and_objects_again() -> None:
     ]
     array = ColumnBuilder(record).build(orders)
     assert RowReader(record, Order).read(array) == orders
+    for wire in WIRE_FORMATS:
+        codec = make_codec(Schema(record), wire)
+        make = object_maker(Order, record)
+        assert [make(codec.decode(codec.encode(order))) for order in orders] == orders
 
 
 def test_keyword_only_structs_and_models_are_read_back_as_their_class() -> None:
