@@ -27,6 +27,8 @@ MillstreamError
 ├── IdentityLost                             the client id was taken over by another client
 ├── GroupNotFound (LookupError)              the topic has no ordered group of that name
 ├── GroupBusy                                members run, and the group cannot be changed now
+├── DeadLetterNotFound (LookupError)         the queue has no dead letter at that offset
+├── RedriveTaken                             another redrive of the same dead letters took over
 ├── ApiError                                 JetStream refused a request; carries its codes
 │   ├── TopicNotFound (LookupError)
 │   ├── TopicConflict (ValueError)           declared before with other settings
@@ -44,6 +46,8 @@ MillstreamError
 ├── DataLoss                                 events that were promised are no longer there
 ├── SchemaError (ValueError)                 a schema cannot be used or changed like that
 │   ├── Unmappable                           a type has no form in a format
+│   ├── Incompatible                         a version may not follow the ones before it
+│   ├── SchemaNotFound (LookupError)         the registry has no such schema
 │   └── Unfit                                a value does not fit its schema
 └── PackError (ValueError)                   bytes that are not a sound pack
 
@@ -52,7 +56,7 @@ Each error says what was asked, what was found and what to do, and keeps its fac
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 __all__ = [
@@ -64,12 +68,14 @@ __all__ = [
     "ConnectFailed",
     "ConnectionClosed",
     "DataLoss",
+    "DeadLetterNotFound",
     "FencedOut",
     "FolderLocked",
     "GroupBusy",
     "GroupNotFound",
     "IdentityLost",
     "IdentityTaken",
+    "Incompatible",
     "LimitReached",
     "MillstreamError",
     "MissingExtra",
@@ -85,8 +91,10 @@ __all__ = [
     "PortTaken",
     "ProcessFailed",
     "PublishError",
+    "RedriveTaken",
     "RequestTimeout",
     "SchemaError",
+    "SchemaNotFound",
     "ServerMissing",
     "ServerTooOld",
     "ServiceError",
@@ -325,6 +333,31 @@ class GroupBusy(MillstreamError):
         )
 
 
+# -- dead letters -------------------------------------------------------------------------
+
+
+class DeadLetterNotFound(MillstreamError, LookupError):
+    """There is no dead letter at that offset: it was redriven, edited or deleted, or never was."""
+
+    def __init__(self, queue: str, offset: int, why: str = "") -> None:
+        self.queue, self.offset = queue, offset
+        super().__init__(
+            f"'{queue}' has no dead letter at offset {offset}{why}. "
+            f"List the queue: an edited letter has a new offset"
+        )
+
+
+class RedriveTaken(MillstreamError):
+    """Another redrive of the same dead letters took over; what this one did is done."""
+
+    def __init__(self, queue: str, topic: str) -> None:
+        self.queue, self.topic = queue, topic
+        super().__init__(
+            f"another redrive of '{queue}' to '{topic}' took over. Nothing is stored twice; "
+            f"run it again when the other has ended"
+        )
+
+
 # -- JetStream ----------------------------------------------------------------------------
 
 
@@ -448,6 +481,25 @@ class Unmappable(SchemaError):
     def __init__(self, field: str, type_: str, format_: str, reason: str) -> None:
         self.field, self.type, self.format, self.reason = field, type_, format_, reason
         super().__init__(f"field '{field}': {type_} cannot be mapped ({format_}): {reason}")
+
+
+class Incompatible(SchemaError):
+    """A version breaks the topic's promise to those before it; nothing was registered.
+
+    `problems` has every reason: field, rule, message, direction and version.
+    """
+
+    def __init__(self, topic: str, mode: str, problems: Sequence[Any]) -> None:
+        self.topic, self.mode, self.problems = topic, mode, tuple(problems)
+        more = f" (and {len(self.problems) - 1} more)" if len(self.problems) > 1 else ""
+        super().__init__(
+            f"the schema may not follow the versions of '{topic}' under {mode}: "
+            f"{self.problems[0]}{more}"
+        )
+
+
+class SchemaNotFound(SchemaError, LookupError):
+    """The registry has no schema of that topic, version or id."""
 
 
 class Unfit(SchemaError):

@@ -41,6 +41,8 @@ _PARTITION_KEY: Final = "millstream.partition"
 _PARTITIONS_KEY: Final = "millstream.partitions"
 _PREFIX_KEY: Final = "millstream.prefix"
 _ORIGINS_KEY: Final = "millstream.origins"
+_FORMAT_KEY: Final = "millstream.format"
+_GUARDED_KEY: Final = "millstream.guarded"
 
 # Setting -> the key of a stream configuration that holds it, where one value is one value.
 _LIMITS: Final = {
@@ -128,6 +130,10 @@ def _metadata(name: str, settings: TopicSettings, number: int) -> dict[str, str]
     prefix = settings.subject_prefix(name)
     if prefix is not None and prefix != name:
         metadata[_PREFIX_KEY] = prefix
+    if settings.wire_format is not None:
+        metadata[_FORMAT_KEY] = settings.wire_format
+    if settings.guarded:
+        metadata[_GUARDED_KEY] = "1"
     origins = [settings.mirror] if settings.mirror is not None else settings.sources
     if origins:
         metadata[_ORIGINS_KEY] = msgspec.json.encode(origins).decode()
@@ -231,6 +237,8 @@ def from_stream_config(config: Mapping[str, Any]) -> TopicSettings:
         "duplicate_window": _duration(config.get("duplicate_window")),
         "early_ack": config.get("persist_mode") == "async",
         "description": config.get("description", ""),
+        "wire_format": metadata.get(_FORMAT_KEY),
+        "guarded": _GUARDED_KEY in metadata,
         "metadata": {
             key: text
             for key, text in metadata.items()

@@ -105,6 +105,8 @@ def _obstacle(name: str, wanted: Any, found: Any) -> str | None:
         return _FIXED[name]
     if name in _ONE_WAY and found and not wanted:
         return _ONE_WAY[name]
+    if name == "wire_format" and found is not None:
+        return "stored events are encoded in it. Give the schema, or declare another topic"
     if name == "retention" and Retention.WORK_QUEUE in (wanted, found):
         return "a work queue cannot become another topic, nor the other way round"
     if name == "sources" and not found:

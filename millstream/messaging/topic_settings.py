@@ -52,13 +52,16 @@ _COUNTS_MAX: Final = {
     "replicas": 5,  # the server's own
     "max_message_size": 2**31 - 1,  # the server keeps it in 32 bits
 }
+WIRE_FORMATS: Final = ("avro", "json", "protobuf")
 _SHORTEST: Final = timedelta(milliseconds=100)  # the server's own, for age and duplicate window
 _SHORTEST_TTL: Final = timedelta(seconds=1)
 
 # Metadata keys that say what the streams are to each other; only Millstream writes them.
 RESERVED_METADATA: Final = frozenset(
     f"millstream.{key}"
-    for key in ("version", "topic", "partition", "partitions", "prefix", "origins")
+    for key in (
+        "version", "topic", "partition", "partitions", "prefix", "origins", "format", "guarded",
+    )  # fmt: skip
 )
 
 
@@ -204,6 +207,10 @@ class TopicSettings:
     deny_purge: bool = False  # nothing can be purged; cannot be taken back
     early_ack: bool = False  # ack before the event is written: a killed broker loses acked events
     prefix: str | None = None  # what the subjects begin with; None: the topic's name
+    # Single events of a topic with a schema are in this format: avro, json or protobuf; None: the
+    # topic has no schema. Set by declaring a schema.
+    wire_format: str | None = None
+    guarded: bool = False  # clients of other languages publish through a guard that checks them
     max_subscriptions: int | None = None  # None: 100,000, or what the account allows
     # What the server may do with the topic's messages. None: whatever it can, given the rest.
     message_ttl: bool | None = None  # an event may bring its own time to live
@@ -430,6 +437,12 @@ def _copy_faults(it: TopicSettings) -> Iterator[str]:
 
 
 def _text_faults(it: TopicSettings) -> Iterator[str]:
+    if it.wire_format not in (None, *WIRE_FORMATS):
+        yield f"wire_format: {it.wire_format!r} is not one of {', '.join(WIRE_FORMATS)}"
+    if it.wire_format is not None and it.is_copy:
+        yield "wire_format: a copy has the schema of its origin"
+    if it.guarded and it.wire_format is None:
+        yield "guarded: a guard checks events against a schema, and there is none"
     if it.prefix is not None:
         try:
             check_subject(it.prefix, wildcards=False)

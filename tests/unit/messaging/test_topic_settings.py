@@ -104,6 +104,9 @@ def test_the_repr_shows_only_what_was_set_and_can_be_given_again() -> None:
         ({"deny_purge": True, "rollup": True}, "rollup: deny_purge excludes it"),
         ({"deny_purge": True, "schedules": True}, "schedules: deny_purge excludes it"),
         ({"rollup": False, "schedules": True}, "schedules: it needs rollup"),
+        ({"wire_format": "xml"}, "not one of avro, json, protobuf"),
+        ({"wire_format": "json", "mirror": "a"}, "schema of its origin"),
+        ({"guarded": True}, "against a schema"),
         ({"marker_ttl": 60}, "needs history=1"),
         ({"marker_ttl": 0.5, "history": 1}, "below one second"),
         ({"marker_ttl": 60, "history": 1, "deny_purge": True}, "needs message_ttl and rollup"),
@@ -212,6 +215,8 @@ FULL = TopicSettings(
     max_subscriptions=50,
     schedules=False,
     description="all of it",
+    wire_format="avro",
+    guarded=True,
     metadata={"team": "shop", "millstream.schema": "7"},
 )
 
