@@ -186,8 +186,11 @@ class Connection:
 
     def send_now(self, frame: bytes) -> None:
         """Send a frame without waiting for others to join it: for a lone awaited message."""
-        self.send(frame)
-        self._flush()
+        if self._link is not None and not self._out:
+            self._link.write(frame)
+        else:
+            self.send(frame)
+            self._flush()
 
     @property
     def congested(self) -> bool:
