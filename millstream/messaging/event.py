@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final, NamedTuple
 
 from millstream.errors import ConfigError
 from millstream.messaging.subject import key_of_token
+from millstream.messaging.value_type import ValueType
 from millstream.wire.api import AckAddress, parse_ack_address
 from millstream.wire.protocol import parse_header_items, parse_headers
 
 __all__ = [
+    "NULL_HEADER",
+    "SCHEMA_HEADER",
     "Durability",
     "Event",
     "NewEvent",
@@ -21,8 +24,10 @@ __all__ = [
     "PublishOptions",
     "Receipt",
     "Source",
+    "Unreadable",
     "datetime_of",
     "is_event_subject",
+    "is_for_another",
     "nanoseconds_of",
 ]
 
@@ -30,6 +35,10 @@ KEY_HEADER: Final = "Mill-Key"
 TIME_HEADER: Final = "Mill-Time"
 SCHEMA_HEADER: Final = "Mill-Schema"
 ID_HEADER: Final = "Nats-Msg-Id"
+# The producer's id where the message needs another one for the server: a redriven event.
+OWN_ID_HEADER: Final = "Mill-Id"
+# The one subscription that an event is for; the others have had it before it was redriven.
+FOR_HEADER: Final = "Mill-For"
 NULL_HEADER: Final = "Mill-Null"  # the event has no value: in a table, its key is deleted
 # What the server and Millstream keep in headers; `Event.headers` shows the user's own only.
 RESERVED_PREFIXES: Final = ("Nats-", "Mill-")
@@ -37,6 +46,7 @@ RESERVED_PREFIXES: Final = ("Nats-", "Mill-")
 _TIME_MARK: Final = b"\r\nMill-Time: "
 _KEY_MARK: Final = b"\r\nMill-Key: "
 _NULL_MARK: Final = b"\r\nMill-Null: "
+_FOR_MARK: Final = b"\r\nMill-For: "
 _NOT_DECODED: Final = object()
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
@@ -166,28 +176,45 @@ class Event(ABC):
 class Source:
     """Where a reader's messages come from: shared by all events of one partition."""
 
-    __slots__ = ("decode", "partition", "prefix", "prefix_size", "rows", "topic")
+    __slots__ = ("decode", "learn", "partition", "prefix", "prefix_size", "rows", "topic")
 
     def __init__(
         self,
         topic: str,
         partition: int,
         prefix: str | None,
-        decode: Callable[[bytes, str | None], Any] | None = None,
-        rows: Callable[[Any], Iterable[tuple[Any, ...]]] | None = None,
+        values: ValueType | None = None,
     ) -> None:
         self.topic = topic
         self.partition = partition
         self.prefix = prefix  # None: a foreign stream, whose subjects carry no keys
         self.prefix_size = len(prefix.encode()) + 1 if prefix is not None else 0
-        self.decode = decode  # payload and schema id to value; None: the value is the payload
-        self.rows = rows  # a pack to its rows, values resolved; None: as the pack has them
+        # Payload and schema id to value; None: the value is the payload.
+        self.decode = None if values is None else values.decode
+        # A pack to its rows, values resolved; None: as the pack has them.
+        self.rows = None if values is None else values.rows
+        # Awaited before the events of messages are made: has what decoding them needs.
+        self.learn = None if values is None else values.learn
+
+
+class Unreadable:
+    """Stands for the value of a packed event that cannot be decoded: asking for it raises."""
+
+    __slots__ = ("error",)
+
+    def __init__(self, error: Exception) -> None:
+        self.error = error
 
 
 def is_event_subject(subject: bytes, source: Source) -> bool:
     """Whether a message is an event; words that begin with `_` are Millstream's own messages."""
     at = source.prefix_size
     return not at or len(subject) <= at or subject[at] != 95 or len(subject) == at + 1
+
+
+def is_for_another(block: bytes, subscription: str) -> bool:
+    """Whether a message was redriven for another subscription than this one."""
+    return _FOR_MARK in block and b"%b%b\r\n" % (_FOR_MARK, subscription.encode()) not in block
 
 
 class PlainEvent(Event):
@@ -252,7 +279,10 @@ class PlainEvent(Event):
 
     @property
     def id(self) -> str | None:
-        return self._header(ID_HEADER)
+        if not self._block:
+            return None
+        headers = parse_headers(self._block)
+        return headers.get(OWN_ID_HEADER) or headers.get(ID_HEADER)
 
     @property
     def topic(self) -> str:

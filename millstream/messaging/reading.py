@@ -71,6 +71,8 @@ async def read_messages(
                 taken = lane.take_now(TAKE_MESSAGES)
                 if taken:
                     idle = False
+                    if source.learn is not None:
+                        await source.learn(taken)
                     yield source, taken
             lanes = [(source, lane) for source, lane in lanes if not lane.done]
             if idle and lanes:

@@ -13,7 +13,7 @@ from millstream.deadline import Deadline
 from millstream.errors import ConfigError, MillstreamError, PackError
 from millstream.messaging.dead_letters import DeadLetterStore
 from millstream.messaging.delivery import Delivery, PackDelivery, PackLease, PlainDelivery
-from millstream.messaging.event import Source, is_event_subject
+from millstream.messaging.event import Source, is_event_subject, is_for_another
 from millstream.messaging.leases import Leases
 from millstream.messaging.pace import Pace
 from millstream.messaging.subscription_settings import SubscriptionSettings
@@ -169,6 +169,9 @@ class Subscription:
         deadline = None if timeout is None else Deadline(timeout)
         self._start()
         while not self._closed:
+            for source, lane in self._lanes:
+                if source.learn is not None:
+                    await source.learn(lane.peek())
             self._collect()
             if self._ready:
                 return True
@@ -192,7 +195,9 @@ class Subscription:
         self._leases.retries.clear()
         for source, lane in self._lanes:
             for raw in lane.take_now(TAKE_MESSAGES):
-                if raw.headers and holds_pack(raw.headers):
+                if raw.headers and is_for_another(raw.headers, self.name):
+                    self._leases.settle(raw.reply, b"+ACK")
+                elif raw.headers and holds_pack(raw.headers):
                     self._add_pack(source, raw)
                 elif is_event_subject(raw.subject, source):
                     self._add(PlainDelivery(self._leases, source, raw))

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from millstream.errors import ConfigError, MillstreamError, PartlyStored
 from millstream.messaging import topic_admin
+from millstream.messaging.dead_letter_queue import DeadLetterQueue
 from millstream.messaging.dead_letters import DeadLetterStore, default_dead_letter_topic
 from millstream.messaging.encoding import TopicShape
 from millstream.messaging.event import (
@@ -30,12 +31,12 @@ from millstream.messaging.subscription import Subscription
 from millstream.messaging.subscription_admin import Lag, SubscriptionAdmin, SubscriptionInfo
 from millstream.messaging.subscription_settings import SubscriptionSettings
 from millstream.messaging.topic_admin import Purge
-from millstream.messaging.topic_info import PartitionInfo, TopicInfo
+from millstream.messaging.topic_info import TopicInfo
 from millstream.messaging.topic_lookup import open_topic
 from millstream.messaging.unpack import events_of, raw_of
 from millstream.messaging.value_type import ValueType
 from millstream.wire.atomic import publish_batch
-from millstream.wire.jetstream import JetStream
+from millstream.wire.jetstream import JetStream, StoredMessage
 from millstream.wire.publish_lane import PublishLane
 
 if TYPE_CHECKING:
@@ -51,10 +52,11 @@ async def durabilities_of(jetstream: JetStream, info: TopicInfo) -> list[Durabil
     return [await durability_of(jetstream, part.config, part.leader) for part in info.partitions]
 
 
-def _source(topic: str, part: PartitionInfo, value_type: ValueType | None) -> Source:
-    if value_type is None:
-        return Source(topic, part.number, part.prefix)
-    return Source(topic, part.number, part.prefix, value_type.decode, value_type.rows)
+async def _looked_up(source: Source, stream: str, found: StoredMessage) -> list[Event]:
+    raw = raw_of(stream, found)
+    if source.learn is not None:
+        await source.learn([raw])
+    return events_of(source, [raw])
 
 
 class Topic:
@@ -83,7 +85,8 @@ class Topic:
         self._shape = TopicShape(info.name, [part.prefix or info.name for part in info.partitions])
         self._publisher = EventPublisher(lane, self._shape, durabilities, value_type)
         self._sources = [
-            (part.stream, _source(info.name, part, value_type)) for part in info.partitions
+            (part.stream, Source(info.name, part.number, part.prefix, value_type))
+            for part in info.partitions
         ]
         self._subscriptions = SubscriptionAdmin(jetstream, info.name, self._sources)
 
@@ -240,7 +243,7 @@ class Topic:
         """The events of the message at an offset (several for a pack); empty when it is gone."""
         stream, source = self._sources[partition]
         found = await self._jetstream.get_message(stream, {"seq": offset})
-        return [] if found is None else events_of(source, [raw_of(stream, found)])
+        return [] if found is None else await _looked_up(source, stream, found)
 
     async def last(self, key: str) -> Event | None:
         """The last event of a key that was written as a plain message; None when there is none."""
@@ -249,7 +252,7 @@ class Topic:
             raise ConfigError(f"'{self.name}' is a foreign stream: its subjects carry no keys")
         subject = f"{source.prefix}.{key_token(key)}"
         found = await self._jetstream.get_message(stream, {"last_by_subj": subject})
-        return None if found is None else events_of(source, [raw_of(stream, found)])[0]
+        return None if found is None else (await _looked_up(source, stream, found))[0]
 
     # -- subscriptions --------------------------------------------------------------------
 
@@ -266,6 +269,12 @@ class Topic:
         dead = agreed.dead_letter or default_dead_letter_topic(self.name, name)
         store = DeadLetterStore(self._jetstream, self._lane, dead, name)
         return Subscription(self._jetstream, name, agreed, self._sources, store)
+
+    async def dead_letters(self, subscription: str) -> DeadLetterQueue:
+        """What a subscription gave up: to list, show, edit, delete and redrive."""
+        dead = (await self._subscriptions.info(subscription)).settings.dead_letter
+        dead = dead or default_dead_letter_topic(self.name, subscription)
+        return DeadLetterQueue(self._jetstream, self._lane, dead, self._value_type)
 
     async def subscriptions(self) -> list[SubscriptionInfo]:
         """All subscriptions of the topic."""

@@ -6,7 +6,14 @@ from collections.abc import Mapping
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, Final
 
-from millstream.messaging.event import Event, PlainEvent, Source, is_event_subject, nanoseconds_of
+from millstream.messaging.event import (
+    Event,
+    PlainEvent,
+    Source,
+    Unreadable,
+    is_event_subject,
+    nanoseconds_of,
+)
 from millstream.wire.api import AckAddress, parse_ack_address
 from millstream.wire.jetstream import StoredMessage
 from millstream.wire.protocol import parse_headers
@@ -54,7 +61,10 @@ class PackEvent(Event):
 
     @property
     def value(self) -> Any:
-        return self._value
+        value = self._value
+        if type(value) is Unreadable:
+            raise value.error.with_traceback(None)
+        return value
 
     @property
     def key(self) -> str | None:

@@ -9,6 +9,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from millstream.messaging.pack import Pack
+    from millstream.wire.pull_lane import RawMessage
 
 __all__ = ["ValueType"]
 
@@ -25,6 +26,10 @@ class ValueType(Protocol):
 
     def decode(self, data: bytes, schema_id: str | None) -> Any:
         """One value as written with the given version, resolved to this one."""
+
+    async def learn(self, messages: Iterable[RawMessage]) -> None:
+        """Have every version that these messages were written with, so that `decode` and `rows`
+        need not wait; one that does not exist is an error only when its value is asked for."""
 
     def column(self, values: Sequence[object]) -> pa.StructArray:
         """Many values as a column of a pack; Unfit names row and field."""

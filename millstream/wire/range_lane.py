@@ -79,6 +79,11 @@ class RangeLane:
         if not self.done:
             await self._open_consumer()
 
+    def peek(self) -> list[RawMessage]:
+        """The messages that `take_now` would give, one call after the other."""
+        waiting = [] if self._lane is None else self._lane.peek()
+        return [*self._salvaged, *waiting]
+
     def take_now(self, at_most: int) -> list[RawMessage]:
         """Up to `at_most` messages that are here; empty means wait for the signal, or done."""
         if self._error is not None and not self._salvaged:
