@@ -7,6 +7,7 @@ nulls, symbols and the like are checked in whole columns, so a clean batch costs
 
 from __future__ import annotations
 
+import datetime as dt
 from typing import TYPE_CHECKING, Any, Final
 
 from millstream import errors
@@ -21,6 +22,17 @@ if TYPE_CHECKING:
 __all__ = ["Conformer"]
 
 _UUID: Final = "^[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}$"
+
+
+# The first and last number of each column that Python's own types have: days, or microseconds.
+_DAY: Final = 86_400_000_000
+_FIRST_DAY: Final = dt.date.min.toordinal() - dt.date(1970, 1, 1).toordinal()
+_LAST_DAY: Final = dt.date.max.toordinal() - dt.date(1970, 1, 1).toordinal()
+_LIMITS: Final[dict[type, tuple[int, int]]] = {
+    t.Date: (_FIRST_DAY, _LAST_DAY),
+    t.Time: (0, _DAY - 1),
+    t.Timestamp: (_FIRST_DAY * _DAY, (_LAST_DAY + 1) * _DAY - 1),
+}
 
 
 class Conformer:
@@ -244,10 +256,8 @@ def _check_leaf(array: Any, type_: t.Type, path: str, nested: bool) -> None:
             bad = pc.and_(pc.invert(pc.is_in(array, known)), array.is_valid())
         case t.Uuid():
             bad = pc.invert(pc.match_substring_regex(array, _UUID))
-        case t.Timestamp(_, "ms") | t.Time("ms"):
-            numbers = array.view(pa.int64())
-            thousand = pa.scalar(1000, pa.int64())
-            bad = pc.not_equal(pc.multiply(pc.divide(numbers, thousand), thousand), numbers)
+        case t.Date() | t.Time() | t.Timestamp():
+            bad = _bad_times(array, type_)
         case t.String():
             # Arrow does not look into text columns given to it as buffers.
             try:
@@ -256,7 +266,33 @@ def _check_leaf(array: Any, type_: t.Type, path: str, nested: bool) -> None:
                 raise errors.Unfit(path, "string in Unicode", str(error)) from None
     row = None if bad is None else _first(bad)
     if row is not None:
-        raise _misfit(path, t.kind(type_), repr(array[row].as_py())[:60], row, nested)
+        if isinstance(type_, (t.Date, t.Time, t.Timestamp)):
+            # Python has no value for some of them, and Arrow's own text for these is wrong.
+            found = f"the number {_numbers(array)[row].as_py()}"
+        else:
+            found = repr(array[row].as_py())[:60]
+        raise _misfit(path, t.kind(type_), found, row, nested)
+
+
+def _numbers(array: Any) -> Any:
+    import pyarrow as pa
+
+    return array.view(pa.int32() if array.type == pa.date32() else pa.int64())
+
+
+def _bad_times(array: Any, type_: t.Type) -> Any:
+    """Times that Python does not have (beyond the years 1 to 9999), or finer than they may be."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    numbers = _numbers(array)
+    low, high = _LIMITS[type(type_)]
+    bad = pc.or_(pc.less(numbers, low), pc.greater(numbers, high))
+    if isinstance(type_, (t.Time, t.Timestamp)) and type_.unit == "ms":
+        thousand = pa.scalar(1000, pa.int64())
+        whole = pc.equal(pc.multiply(pc.divide(numbers, thousand), thousand), numbers)
+        bad = pc.or_(bad, pc.invert(whole))
+    return bad
 
 
 def _check_members(array: Any, union: t.Union, path: str, nested: bool) -> None:

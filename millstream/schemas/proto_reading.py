@@ -7,7 +7,7 @@ with presence (`optional`, messages) are nullable; a oneof is a nullable union.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any, Final
 
 from millstream import errors
@@ -115,10 +115,10 @@ def find_message(files: list[FileDescriptorProto], name: str | None) -> str:
     if name is not None:
         return name if "." in name or not prefix else prefix + name
     used = {
-        field.type_name.rpartition(".")[2]
+        name
         for message in last.message_type
-        for field in message.field
-        if field.type_name.rpartition(".")[2] != message.name
+        for name in _used_types(message)
+        if name != message.name
     }
     free = [m.name for m in last.message_type if m.name not in used]
     if len(free) != 1:
@@ -127,6 +127,14 @@ def find_message(files: list[FileDescriptorProto], name: str | None) -> str:
             f"the file has the messages {known}: say which one is the event with message='...'"
         )
     return f"{prefix}{free[0]}"
+
+
+def _used_types(message: Any) -> Iterator[str]:
+    """The last names of the types a message's fields have, those of nested messages included."""
+    for field in message.field:
+        yield field.type_name.rpartition(".")[2]
+    for nested in message.nested_type:
+        yield from _used_types(nested)
 
 
 def from_descriptor(source: FileDescriptorSet, message: str | None = None) -> t.Record:

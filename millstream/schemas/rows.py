@@ -45,6 +45,16 @@ class RowReader:
     def read(self, array: pa.StructArray | pa.RecordBatch) -> list[Any]:
         """The rows of a struct array or record batch, None where a struct is null."""
         struct = array if hasattr(array, "flatten") else array.to_struct_array()
+        try:
+            return self._read(struct)
+        except (OverflowError, ValueError) as error:
+            if isinstance(error, errors.MillstreamError):
+                raise
+            # What went through this package has none; another writer may have stored it.
+            kind = t.kind(self.record)
+            raise errors.Unfit("", kind, f"a value that Python cannot hold: {error}") from error
+
+    def _read(self, struct: Any) -> list[Any]:
         if not struct.null_count:
             return self._make(zip(*self._columns(struct), strict=True))
         # A class must not be made from the columns of a row that is not there.

@@ -26,7 +26,7 @@ _UNSIGNED: Final = {8: "smallint", 16: "int", 32: "bigint", 64: "decimal(20,0)"}
 
 
 def to_spark(record: t.Record, *, nullability: bool = True) -> str:
-    """The columns of a record as table DDL: "`id` BIGINT NOT NULL COMMENT '...', ...".
+    """The columns of a record as table DDL: "id bigint NOT NULL COMMENT '...', ...".
 
     With `nullability=False` every column is left nullable, as most Spark sources declare them.
     """

@@ -355,6 +355,12 @@ def test_descriptors_sets_and_message_classes_are_taken_too() -> None:
     assert make_codec(kept, "protobuf").encode({"n": 1}) == b"\x0d\x01\x00\x00\x00"
 
 
+def test_the_event_is_the_message_no_other_one_uses_not_even_in_a_map() -> None:
+    text = 'syntax = "proto3"; message B { int64 b = 1; } message A { map<string, B> m = 1; }'
+    assert declare(text).record.name == "A"
+    assert declare(text, message="B").record.name == "B"
+
+
 PROTO2 = """
 syntax = "proto2";
 message Old {

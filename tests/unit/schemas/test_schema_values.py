@@ -350,6 +350,36 @@ def test_unfit_columns_are_refused_with_field_and_row(columns: dict[str, Any], m
         conform(**columns)
 
 
+@pytest.mark.parametrize(
+    ("type_", "column", "found"),
+    [
+        (t.Date(), pa.array([0, 4_000_000]).cast(pa.int32()).view(pa.date32()), "4000000"),
+        (
+            t.Timestamp(),
+            pa.array([0, 2**62]).view(pa.timestamp("us", "UTC")),
+            "4611686018427387904",
+        ),
+        (
+            t.Timestamp(False),
+            pa.array([0, -(2**62)]).view(pa.timestamp("us")),
+            "-4611686018427387904",
+        ),
+        (t.Time(), pa.array([0, 86_400_000_000]).view(pa.time64("us")), "86400000000"),
+        (t.Time(), pa.array([0, -1]).view(pa.time64("us")), "-1"),
+    ],
+)
+def test_times_that_python_does_not_have_are_refused_and_never_read_as_others(
+    type_: t.Type, column: pa.Array, found: str
+) -> None:
+    record = one_field(type_)
+    array = pa.StructArray.from_arrays([column], fields=list(ColumnBuilder(record).type))
+    with pytest.raises(errors.Unfit, match=f"row 1, field 'x': expected {t.kind(type_)}.*{found}"):
+        Conformer(record).conform(array)
+    if not isinstance(type_, t.Time):
+        with pytest.raises(errors.Unfit, match="a value that Python cannot hold"):
+            RowReader(record).read(array)
+
+
 def test_nested_nulls_and_half_set_unions_are_found_in_arrow_data() -> None:
     inner = t.Record("I", (t.Field("a", t.Int(64)),))
     record = one_field(t.Nullable(inner))
