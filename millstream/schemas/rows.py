@@ -41,6 +41,7 @@ class RowReader:
         self.cls = cls
         self._columns = _columns_reader(record)
         self._make = _dict_maker(record) if cls is None else _maker(cls, record)
+        self._object = None if cls is None else object_maker(cls, record)
 
     def read(self, array: pa.StructArray | pa.RecordBatch) -> list[Any]:
         """The rows of a struct array or record batch, None where a struct is null."""
@@ -53,6 +54,10 @@ class RowReader:
             # What went through this package has none; another writer may have stored it.
             kind = t.kind(self.record)
             raise errors.Unfit("", kind, f"a value that Python cannot hold: {error}") from error
+
+    def make(self, plain: dict[str, Any]) -> Any:
+        """One plain value (as a codec decodes it) as a row: itself, or an object of the class."""
+        return plain if self._object is None else self._object(plain)
 
     def _read(self, struct: Any) -> list[Any]:
         if not struct.null_count:

@@ -208,8 +208,10 @@ def test_objects_of_a_class_become_columns_and_objects_again() -> None:
     assert RowReader(record, Order).read(array) == orders
     for wire in WIRE_FORMATS:
         codec = make_codec(Schema(record), wire)
-        make = object_maker(Order, record)
-        assert [make(codec.decode(codec.encode(order))) for order in orders] == orders
+        plain = [codec.decode(codec.encode(order)) for order in orders]
+        assert list(map(object_maker(Order, record), plain)) == orders
+        assert list(map(RowReader(record, Order).make, plain)) == orders
+        assert list(map(RowReader(record).make, plain)) == plain
 
 
 def test_keyword_only_structs_and_models_are_read_back_as_their_class() -> None:
