@@ -146,9 +146,15 @@ class Group:
         return Member(context, self._sources, self._member_name)
 
     async def stop(self) -> None:
-        """Leave gently: handlers that run may end, positions are written, others take over."""
+        """Leave gently: handlers that run may end, positions are written, others take over.
+
+        Called in a handler it returns at once, and the member leaves when the handler has ended.
+        """
         self._stopping.set()
-        await self._ended.wait()
+        if self._member is not None:
+            self._member.hold()
+        if self._member is None or not self._member.context.workers.runs_this_task:
+            await self._ended.wait()
 
     @property
     def partitions(self) -> tuple[int, ...]:

@@ -153,11 +153,17 @@ class Holding:
             self._careful = self._member.settings.buffer
         member = self._member
         what = Range(start)
-        self._reader = RangeLane(member.jetstream, self._stream, what, member.signal, READ_AHEAD)
-        await self._reader.open()
-        if self.state is HoldingState.CLOSED:
-            self._reader.close()
-        member.signal.set()
+        reader = RangeLane(member.jetstream, self._stream, what, member.signal, READ_AHEAD)
+        try:
+            await reader.open()
+        except BaseException:
+            reader.close()
+            raise
+        if self.handing_out:
+            self._reader = reader
+            member.signal.set()
+        else:
+            reader.close()
 
     async def check_log(self) -> None:
         """Compare the log with the fingerprint of what was read of it.
@@ -182,11 +188,15 @@ class Holding:
                 f"with seek to where it shall go on"
             )
 
-    async def drain(self) -> None:
-        """Hand out nothing more, and return when the handlers that run have ended."""
+    def hold(self) -> None:
+        """Hand out nothing more; what runs may end."""
         if self.state is HoldingState.OPEN:
             self.state = HoldingState.DRAINING
-        self._stop_timers()
+            self._stop_timers()
+
+    async def drain(self) -> None:
+        """Hand out nothing more, and return when the handlers that run have ended."""
+        self.hold()
         while self._running:
             if self._idle is None:
                 self._idle = asyncio.get_running_loop().create_future()
@@ -207,6 +217,11 @@ class Holding:
             lane.stop_waiting()
 
     # -- reading --------------------------------------------------------------------------
+
+    async def learn(self) -> None:
+        """Have the schemas of what has arrived, before it is taken."""
+        if self._source.learn is not None and self._reader is not None:
+            await self._source.learn(self._reader.peek())
 
     def fill(self) -> None:
         """Take what has arrived, as far as there is room."""
@@ -322,9 +337,12 @@ class Holding:
         else:
             return True
         lane.failures += 1
-        if lane.failures >= settings.max_attempts or lane.park_due:
+        crowded = len(lane.queue) > settings.key_buffer and self._may_park()
+        if lane.failures >= settings.max_attempts or lane.park_due or crowded:
             return await self._park(lane, event)
         self._again(lane, settings.delay_after(lane.failures))
+        if self._hungry and not self._careful:
+            self._make_room()
         return False
 
     async def _announce(self, position: Position, lane: KeyLane) -> bool:

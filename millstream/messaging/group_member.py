@@ -78,13 +78,14 @@ class Member:
         self._revision = 0
         self._joined = False
         self._beating = asyncio.Lock()
+        self._balancing = asyncio.Lock()
         self._renewed = asyncio.Event()
         self._liveness = Liveness()
         self._alive: frozenset[str] = frozenset()
         self._news = Signal()
         self._look_all = Deadline(0)  # when it has passed, the partitions are looked at as well
         self._check_logs = False
-        self._releases: set[asyncio.Task[None]] = set()
+        self._releases: dict[asyncio.Task[None], Holding] = {}
 
     async def run(self, stopping: asyncio.Event) -> None:
         """Work until told to stop; then finish what runs, write down, leave."""
@@ -203,7 +204,8 @@ class Member:
             if not self._joined:
                 continue
             try:
-                await self._look_once()
+                async with self._balancing:
+                    await self._look_once()
             except UNSURE as error:
                 self._connection.check_open()
                 _log.info("member %s: could not look at the group: %s", self.id, error)
@@ -289,8 +291,8 @@ class Member:
             revision = await self._store.put_partition(number, record, stored.revision, timeout)
         except WrongSequence:
             return  # somebody was quicker, or it was us unawares: the next look will show
-        if not self._joined or self._record.leaving:
-            return  # declared dead, or told to leave, in the meantime
+        if not self._joined or self.id != record.owner:
+            return  # declared dead in the meantime
         holding = Holding(self.context, stream, source, Stored(revision, record))
         self.holdings[number] = holding
         try:
@@ -306,11 +308,11 @@ class Member:
 
     def _release_later(self, holding: Holding) -> None:
         task = asyncio.create_task(self._release(holding))
-        self._releases.add(task)
+        self._releases[task] = holding
         task.add_done_callback(self._released)
 
     def _released(self, task: asyncio.Task[None]) -> None:
-        self._releases.discard(task)
+        self._releases.pop(task, None)
         failed = self.context.workers.failed
         if not task.cancelled() and (error := task.exception()) and not failed.done():
             failed.set_exception(error)
@@ -335,6 +337,7 @@ class Member:
     async def _read(self) -> None:
         while True:
             for holding in list(self.holdings.values()):
+                await holding.learn()
                 holding.fill()
             await self.context.signal.wait()
 
@@ -360,14 +363,20 @@ class Member:
 
     # -- leaving --------------------------------------------------------------------------
 
+    def hold(self) -> None:
+        """Hand out nothing more; what runs may end."""
+        for holding in self.holdings.values():
+            holding.hold()
+
     async def _leave_gently(self) -> None:
         """Tell the others first, so that what is released goes to them at once."""
         self._record = msgspec.structs.replace(self._record, leaving=True)
         await self._renew()
         self._store.nudge()
-        for holding in list(self.holdings.values()):
-            if holding.state is HoldingState.OPEN:
-                self._release_later(holding)
+        async with self._balancing:  # what is being taken just now is released as well
+            for holding in list(self.holdings.values()):
+                if holding not in self._releases.values():
+                    self._release_later(holding)
         while self._releases:
             await asyncio.wait(list(self._releases))
 
@@ -376,9 +385,7 @@ class Member:
         for task in self._releases:
             task.cancel()
         await asyncio.gather(*self._releases, return_exceptions=True)
-        for holding in self.holdings.values():
-            if holding.state is HoldingState.OPEN:
-                holding.state = HoldingState.DRAINING
+        self.hold()
         self.context.workers.cancel()
         with contextlib.suppress(TimeoutError, MillstreamError):
             async with asyncio.timeout(LAST_SECONDS):

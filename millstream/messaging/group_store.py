@@ -24,6 +24,7 @@ from millstream.errors import (
     Unconfirmed,
 )
 from millstream.messaging.group_records import MemberRecord, PartitionRecord, decode_record
+from millstream.messaging.server import check_health
 from millstream.messaging.subject import check_name, key_token
 from millstream.wire.connection import Interest
 from millstream.wire.jetstream import JetStream
@@ -80,6 +81,7 @@ class GroupStore:
         try:
             found = (await self._jetstream.stream_info(RECORDS)).config
         except TopicNotFound:
+            await check_health(self._jetstream)  # a create on unreadable files deletes them
             try:
                 found = (await self._jetstream.create_stream(config)).config
             except TopicConflict:  # another member was first, for a topic with other replicas

@@ -112,6 +112,11 @@ class Workers:
                 if lane is not None and (owner is None or lane.owner is owner):
                     task.cancel()
 
+    @property
+    def runs_this_task(self) -> bool:
+        """Whether it is asked from inside a handler."""
+        return asyncio.current_task() in self._running
+
     async def ended(self) -> None:
         """Return when no handler runs."""
         while self._running:

@@ -1,0 +1,152 @@
+"""What the tests of ordered groups share: a topic, members, and the check of what was handled."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from typing import Any
+
+from millstream.deadline import Deadline
+from millstream.messaging import Client
+from millstream.messaging.event import Event, NewEvent, Source
+from millstream.messaging.group import Group
+from millstream.messaging.group_admin import GroupAdmin
+from millstream.messaging.group_settings import GroupSettings
+from millstream.messaging.group_workers import GroupHandler
+from millstream.messaging.reading import ReadPlan, read_events
+from millstream.messaging.subject import partition_of
+from millstream.messaging.topic_settings import TopicSettings
+from millstream.wire.connection import Connection
+from millstream.wire.jetstream import JetStream
+from millstream.wire.publish_lane import PublishLane
+
+QUICK = GroupSettings(lease=1.0, commit_every=0.05, backoff=(0.02,), max_attempts=3)
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """One call of a handler."""
+
+    key: str
+    number: int
+    epoch: int
+    start: float
+    end: float | None  # None: it did not end by itself
+
+
+class Kit:
+    """One topic and the members of its groups, over one connection."""
+
+    def __init__(self, connection: Connection, partitions: int, stack: AsyncExitStack) -> None:
+        self.jetstream = JetStream(connection)
+        self.lane = PublishLane(connection)
+        self.partitions = partitions
+        self.sources: list[tuple[str, Source]] = []
+        self._client = Client(connection)
+        self._stack = stack
+
+    async def declare(self) -> None:
+        settings = TopicSettings(partitions=self.partitions)
+        self._topic = await self._client.create_topic("orders", settings)
+        info = await self._topic.info()
+        self.sources = [
+            (part.stream, Source("orders", part.number, part.prefix)) for part in info.partitions
+        ]
+
+    @property
+    def admin(self) -> GroupAdmin:
+        return GroupAdmin(self.jetstream, self.lane, "orders", self.sources)
+
+    async def publish(self, events: Iterable[tuple[str | None, int]]) -> None:
+        """Store events: key and number."""
+        await self._topic.publish_many(NewEvent(str(number), key) for key, number in events)
+
+    def partition_of(self, key: str) -> int:
+        return partition_of(key, self.partitions)
+
+    async def member(
+        self, handler: GroupHandler, settings: GroupSettings = QUICK, name: str = "billing"
+    ) -> Group:
+        """A member that runs until the end of the test."""
+        group = Group(self.jetstream, self.lane, "orders", self.sources, name, settings)
+        await group.open()
+        task = asyncio.create_task(group.run(handler))
+
+        async def end() -> None:
+            try:
+                await asyncio.wait_for(group.stop(), 5)
+            except TimeoutError:  # a failed test left a handler waiting
+                task.cancel()
+            await asyncio.gather(task, return_exceptions=task.cancelling() > 0)
+
+        self._stack.push_async_callback(end)
+        return group
+
+    async def dead_letters(self, name: str = "orders-billing-dead") -> list[Event]:
+        sources = [(name, Source(name, 0, name))]
+        return [event async for event in read_events(self.jetstream, sources, ReadPlan())]
+
+
+class Recorder:
+    """A handler that notes every call, and can be told to fail or to wait."""
+
+    def __init__(self, seconds: float = 0.0) -> None:
+        self.runs: list[Run] = []
+        self.seconds = seconds
+        self.gate: dict[str, asyncio.Event] = {}  # keys whose handler waits
+        self.poison: set[str] = set()  # keys whose handler fails
+
+    async def __call__(self, event: Any) -> None:
+        start = asyncio.get_running_loop().time()
+        end = None
+        try:
+            if event.key in self.gate:
+                await self.gate[event.key].wait()
+            elif self.seconds:
+                await asyncio.sleep(self.seconds)
+            if event.key in self.poison:
+                raise ValueError(f"cannot handle {event.key}")
+            end = asyncio.get_running_loop().time()
+        finally:
+            run = Run(event.key, int(event.value), event.epoch, start, end)
+            self.runs.append(run)
+
+    @property
+    def done(self) -> list[Run]:
+        return [run for run in self.runs if run.end is not None]
+
+    def numbers(self, key: str) -> list[int]:
+        return [run.number for run in self.done if run.key == key]
+
+
+async def until(condition: Any, seconds: float = 15.0, what: str = "") -> None:
+    """Wait for something that happens by itself."""
+    deadline = Deadline(seconds)
+    while not condition():
+        assert not deadline.passed, f"not within {seconds:g} s: {what}"
+        await asyncio.sleep(0.005)
+
+
+def check_order(runs: Sequence[Run], keys: int, each: int, repeats: bool = False) -> None:
+    """Nothing lost; each key in order and one at a time; a new owner may repeat, never skip."""
+    by_key: dict[str, list[Run]] = defaultdict(list)
+    for run in runs:
+        by_key[run.key].append(run)
+    assert len(by_key) == keys
+    for key, mine in by_key.items():
+        mine.sort(key=lambda run: run.start)
+        if not repeats:
+            assert [run.number for run in mine] == list(range(each)), key
+        assert {run.number for run in mine if run.end is not None} == set(range(each)), key
+        reached, last = -1, mine[0]
+        for run in mine:
+            assert run.number <= reached + 1, f"{key}: {run.number} was handled before its turn"
+            assert run.epoch >= last.epoch, f"{key}: an older owner came later"
+            if run is not last:
+                assert last.end is None or last.end <= run.start, f"{key}: two at a time"
+                if run.epoch == last.epoch and last.end is not None:
+                    assert run.number == last.number + 1, f"{key}: repeated by the same owner"
+            reached, last = max(reached, run.number), run

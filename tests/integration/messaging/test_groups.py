@@ -1,0 +1,604 @@
+"""Ordered groups on a real broker: order by key, sharing, parking, positions."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack
+from dataclasses import replace
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from millstream.errors import ConfigError, DataLoss, GroupBusy, GroupNotFound
+from millstream.messaging import pack
+from millstream.messaging.event import Source
+from millstream.messaging.group import Group, GroupEvent
+from millstream.messaging.group_settings import GroupSettings
+from millstream.messaging.start import Start
+from millstream.messaging.subscription import Reject
+from millstream.wire.connection import Connection
+from millstream.wire.message import OutgoingMessage
+from millstream.wire.protocol import encode_headers
+from tests.integration.messaging.group_kit import QUICK, Kit, Recorder, check_order, until
+
+
+@pytest.fixture
+async def stack() -> AsyncIterator[AsyncExitStack]:
+    async with AsyncExitStack() as stack:
+        yield stack
+
+
+@pytest.fixture
+async def kit(connection: Connection, stack: AsyncExitStack) -> Kit:
+    """A topic of eight partitions."""
+    kit = Kit(connection, 8, stack)
+    await kit.declare()
+    return kit
+
+
+@pytest.fixture
+async def single(connection: Connection, stack: AsyncExitStack) -> Kit:
+    """A topic of one partition."""
+    kit = Kit(connection, 1, stack)
+    await kit.declare()
+    return kit
+
+
+def numbered(keys: int, each: int) -> list[tuple[str | None, int]]:
+    return [(f"k{key}", number) for number in range(each) for key in range(keys)]
+
+
+async def test_each_key_is_handled_in_order_and_one_event_at_a_time(kit: Kit) -> None:
+    await kit.publish(numbered(keys=40, each=25))
+    record = Recorder(seconds=0.001)
+    await kit.member(record)
+    await until(lambda: len(record.runs) == 1000)
+    check_order(record.runs, 40, 25)
+
+
+async def test_different_keys_of_one_partition_are_handled_at_the_same_time(single: Kit) -> None:
+    await single.publish(numbered(keys=3, each=1))
+    record = Recorder()
+    record.gate = {"k0": asyncio.Event(), "k1": asyncio.Event()}
+    await single.member(record)
+    await until(lambda: record.numbers("k2") == [0])
+    assert len(record.runs) == 1, "the other two wait in their handlers"
+    for gate in record.gate.values():
+        gate.set()
+
+
+async def test_no_more_handlers_run_at_once_than_the_settings_say(kit: Kit) -> None:
+    await kit.publish(numbered(keys=30, each=2))
+    running, most, done = 0, 0, 0
+
+    async def handler(_: GroupEvent) -> None:
+        nonlocal running, most, done
+        running += 1
+        most = max(most, running)
+        await asyncio.sleep(0.002)
+        running -= 1
+        done += 1
+
+    await kit.member(handler, replace(QUICK, concurrency=3))
+    await until(lambda: done == 60)
+    assert most == 3
+
+
+async def test_members_share_the_partitions_as_they_come_and_go(kit: Kit) -> None:
+    """1, then 5, then 2 members while events flow: order kept, nothing lost or repeated."""
+    record = Recorder(seconds=0.0005)
+    members = [await kit.member(record)]
+    published = asyncio.create_task(feed(kit, keys=40, each=60))
+    await until(lambda: members[0].partitions == tuple(range(8)))
+    members += [await kit.member(record) for _ in range(4)]
+    await until(lambda: sorted(len(m.partitions) for m in members) == [1, 1, 2, 2, 2])
+    kept = members[1].partitions, members[2].partitions
+    await asyncio.gather(*(member.stop() for member in (members[0], *members[3:])))
+    await until(lambda: [len(m.partitions) for m in members[1:3]] == [4, 4])
+    assert set(kept[0]) <= set(members[1].partitions)
+    assert set(kept[1]) <= set(members[2].partitions)
+    await published
+    await until(lambda: len(record.runs) >= 40 * 60)
+    check_order(record.runs, 40, 60)
+
+
+async def feed(kit: Kit, keys: int, each: int) -> None:
+    for number in range(each):
+        await kit.publish((f"k{key}", number) for key in range(keys))
+        await asyncio.sleep(0.005)
+
+
+async def test_only_the_partitions_that_move_pause(kit: Kit) -> None:
+    """A handler that takes long holds up the move of its partition, and nothing else."""
+    keys = {kit.partition_of(f"k{n}"): f"k{n}" for n in range(200)}  # one key a partition
+    record = Recorder()
+    record.gate = {keys[7]: asyncio.Event()}
+    first = await kit.member(record)
+    await kit.publish((key, 0) for key in keys.values())
+    await until(lambda: len(record.runs) == 7)
+    second = await kit.member(record)
+    await until(lambda: len(second.partitions) == 3)
+    assert first.partitions == (0, 1, 2, 3, 7), "7 is to move and waits for its handler"
+    await kit.publish((key, 1) for key in keys.values())
+    await until(lambda: len(record.runs) == 14)
+    assert {run.key for run in record.runs} == set(keys.values()) - {keys[7]}
+    unmoved = {run.epoch for run in record.runs if run.key in {keys[p] for p in range(4)}}
+    assert unmoved == {1}, "they were never given up"
+    record.gate.pop(keys[7]).set()
+    await until(lambda: record.numbers(keys[7]) == [0, 1])
+    assert [run.epoch for run in record.runs if run.key == keys[7]] == [1, 2]
+    check_order(record.runs, 8, 2)
+
+
+async def test_a_member_more_than_partitions_waits_for_its_turn(single: Kit) -> None:
+    record = Recorder()
+    first = await single.member(record)
+    await until(lambda: first.partitions == (0,))
+    second = await single.member(record)
+    await single.publish(numbered(keys=2, each=3))
+    await until(lambda: len(record.runs) == 6)
+    assert not second.partitions
+    await first.stop()
+    await until(lambda: second.partitions == (0,), seconds=0.9, what="before the lease is over")
+
+
+async def test_several_groups_each_get_every_event(single: Kit) -> None:
+    await single.publish(numbered(keys=2, each=5))
+    one, two = Recorder(), Recorder()
+    await single.member(one, name="one")
+    await single.member(two, name="two")
+    await until(lambda: len(one.runs) == len(two.runs) == 10)
+    assert await single.admin.names() == ["one", "two"]
+
+
+# -- poison -------------------------------------------------------------------------------
+
+
+async def test_a_poison_event_parks_its_key_and_nothing_else(single: Kit) -> None:
+    record = Recorder()
+    record.poison = {"k3"}
+    await single.publish(numbered(keys=10, each=20))
+    group = await single.member(record)
+    await until(lambda: len(record.done) == 9 * 20)
+    check_order(record.done, 9, 20)
+    await until_position(single, (201, 0))
+    dead: list[Any] = list(await single.dead_letters())
+    assert [int(event.value) for event in dead] == list(range(20)), "in order"
+    assert {event.key for event in dead} == {"k3"}
+    causes = [dict(event.all_headers)["Mill-Dead-Cause"] for event in dead]
+    assert causes[0] == "ValueError: cannot handle k3"
+    assert set(causes[1:]) == {"its key is parked since offset 4.0"}
+    attempts = [dict(event.all_headers)["Mill-Dead-Attempts"] for event in dead]
+    assert attempts == ["3"] + ["0"] * 19
+    assert [run.number for run in record.runs if run.key == "k3"] == [0, 0, 0], "three attempts"
+    (parked,) = await group.parked()
+    assert (parked.key, parked.partition, parked.offset, parked.index) == ("k3", 0, 4, 0)
+
+
+async def until_position(kit: Kit, position: tuple[int, int]) -> None:
+    for _ in range(500):
+        found = (await kit.admin.info("billing")).partitions[0].position
+        if found == position:
+            return
+        await asyncio.sleep(0.01)
+    raise AssertionError(f"the position is {found}, not {position}")
+
+
+async def test_while_a_key_waits_for_its_next_try_the_others_go_on(single: Kit) -> None:
+    record = Recorder()
+    record.poison = {"k0"}
+    await single.publish(numbered(keys=5, each=10))
+    group = await single.member(record, replace(QUICK, backoff=(30.0,)))
+    await until(lambda: len(record.done) == 40)
+    assert len(record.runs) == 41, "one failed try, the next in 30 seconds"
+    await group.stop()
+    info = await single.admin.info("billing")
+    assert info.partitions[0].position == (1, 0), "not done, so not passed"
+    assert info.lag.messages == 10
+
+
+async def test_what_was_done_beyond_a_waiting_event_is_not_done_again(single: Kit) -> None:
+    record = Recorder()
+    record.poison = {"k0"}
+    await single.publish(numbered(keys=5, each=10))
+    group = await single.member(record, replace(QUICK, backoff=(30.0,)))
+    await until(lambda: len(record.done) == 40)
+    await group.stop()
+    record.poison.clear()
+    await single.member(record)
+    await until(lambda: len(record.done) == 50)
+    check_order(record.done, 5, 10)
+
+
+async def test_an_event_that_succeeds_at_last_is_followed_by_those_that_waited(single: Kit) -> None:
+    await single.publish(numbered(keys=2, each=5))
+    attempts: list[tuple[str | None, int, int]] = []
+
+    async def handler(event: GroupEvent) -> None:
+        attempts.append((event.key, int(event.value), event.attempt))
+        if event.key == "k1" and event.attempt < 3:
+            raise ValueError("not yet")
+
+    await single.member(handler)
+    await until(lambda: len(attempts) == 5 + 15)
+    mine = [(number, attempt) for key, number, attempt in attempts if key == "k1"]
+    assert mine == [(number, attempt) for number in range(5) for attempt in (1, 2, 3)]
+    assert await single.admin.parked("billing") == []
+
+
+async def test_an_unparked_key_is_handled_again(single: Kit) -> None:
+    record = Recorder()
+    record.poison = {"k1"}
+    await single.publish(numbered(keys=2, each=3))
+    group = await single.member(record)
+    await until_position(single, (7, 0))
+    record.poison.clear()
+    assert await group.unpark("k1")
+    assert not await group.unpark("k1")
+    await until_unparked(single)
+    await single.publish([("k1", 3), ("k0", 3), ("k1", 4)])
+    await until(lambda: record.numbers("k1") == [3, 4])
+    assert record.numbers("k0") == [0, 1, 2, 3]
+    assert len(await single.dead_letters()) == 3
+
+
+async def until_unparked(kit: Kit) -> None:
+    """The owner has written its record since: it knows."""
+    position = (await kit.admin.info("billing")).partitions[0].position
+    await kit.publish([("other", 0)])
+    await until_position(kit, (position[0] + 1, 0))
+    assert await kit.admin.parked("billing") == []
+
+
+async def test_a_parked_key_stays_parked_for_the_next_owner(single: Kit) -> None:
+    record = Recorder()
+    record.poison = {"k1"}
+    await single.publish(numbered(keys=2, each=2))
+    group = await single.member(record)
+    await until_position(single, (5, 0))
+    await group.stop()
+    record.poison.clear()
+    await single.publish([("k1", 2), ("k0", 2)])
+    await single.member(record)
+    await until(lambda: record.numbers("k0") == [0, 1, 2])
+    await until_position(single, (7, 0))
+    assert record.numbers("k1") == []
+    assert [int(event.value) for event in await single.dead_letters()] == [0, 1, 2]
+
+
+async def test_reject_buries_one_event_at_once_and_its_key_goes_on(single: Kit) -> None:
+    seen: list[int] = []
+
+    async def handler(event: GroupEvent) -> None:
+        seen.append(int(event.value))
+        if event.value == b"1":
+            raise Reject("not for us")
+
+    await single.publish([("a", number) for number in range(4)])
+    await single.member(handler)
+    await until(lambda: seen == [0, 1, 2, 3])
+    await until_position(single, (5, 0))
+    (dead,) = await single.dead_letters()
+    headers = dict(dead.all_headers)  # type: ignore[attr-defined]
+    assert (headers["Mill-Dead-Cause"], headers["Mill-Dead-Attempts"]) == ("not for us", "1")
+    assert await single.admin.parked("billing") == []
+
+
+async def test_a_poison_event_without_a_key_goes_alone(single: Kit) -> None:
+    done: list[int] = []
+
+    async def handler(event: GroupEvent) -> None:
+        if event.value == b"1":
+            raise ValueError("broken")
+        done.append(int(event.value))
+
+    await single.publish([(None, number) for number in range(5)])
+    await single.member(handler)
+    await until_position(single, (6, 0))
+    assert sorted(done) == [0, 2, 3, 4]
+    assert [int(event.value) for event in await single.dead_letters()] == [1]
+    assert await single.admin.parked("billing") == []
+
+
+async def test_a_failing_key_with_too_many_events_behind_it_is_parked_early(single: Kit) -> None:
+    record = Recorder()
+    record.poison = {"hot"}
+    await single.publish([("hot", number) for number in range(30)] + [("k", 0)])
+    settings = replace(QUICK, backoff=(30.0,), key_buffer=10)
+    await single.member(record, settings)
+    await until_position(single, (32, 0))
+    assert [run.number for run in record.runs if run.key == "hot"] == [0], "one try, not three"
+    assert [int(event.value) for event in await single.dead_letters()] == list(range(30))
+
+
+async def test_failing_keys_that_fill_the_buffer_are_parked_early(single: Kit) -> None:
+    """The buffer has 20 places; four failing keys would block the fifth for 30 seconds."""
+    record = Recorder()
+    record.poison = {"k0", "k1", "k2", "k3"}
+    await single.publish(numbered(keys=5, each=10))
+    settings = replace(QUICK, backoff=(30.0,), buffer=20, key_buffer=20)
+    await single.member(record, settings)
+    await until(lambda: record.numbers("k4") == list(range(10)))
+    assert 1 <= len(await single.admin.parked("billing")) <= 4
+
+
+async def test_when_too_many_keys_are_parked_nothing_more_is_given_up(single: Kit) -> None:
+    """Then it is the handler that is broken, not the events."""
+    record = Recorder()
+    record.poison = {"k0", "k1", "k2"}
+    await single.publish(numbered(keys=4, each=2))
+    settings = replace(QUICK, max_parked=2, max_attempts=2, concurrency=1)
+    await single.member(record, settings)
+    await until(lambda: sum(run.key == "k2" for run in record.runs) > 5)
+    assert {parked.key for parked in await single.admin.parked("billing")} == {"k0", "k1"}
+    record.poison.clear()
+    await until(lambda: record.numbers("k2") == [0, 1])
+    assert record.numbers("k3") == [0, 1]
+
+
+# -- packs and foreign streams ------------------------------------------------------------
+
+
+async def publish_pack(kit: Kit, keys: list[str], first: int) -> None:
+    values = pa.array([str(first + n).encode() for n in range(len(keys))], pa.binary())
+    encoded = pack.encode(pack.envelope(values, key=pa.array(keys)))
+    block = encode_headers(encoded.headers)
+    message = OutgoingMessage(b"orders._pack.w", block, bytes(encoded.payload))
+    await kit.lane.publish(message, 5.0, lambda ack: ack)
+
+
+async def test_events_of_packs_are_handled_in_order_and_the_position_is_inside(single: Kit) -> None:
+    for first in range(0, 30, 10):
+        await publish_pack(single, ["a", "b"] * 5, first)
+    await single.publish([("a", 30), ("b", 31)])
+    record = Recorder()
+    record.gate = {"a": asyncio.Event()}
+    group = await single.member(record, replace(QUICK, concurrency=2))
+    await until(lambda: len(record.numbers("b")) == 16)
+    stop = asyncio.create_task(group.stop())
+    await until(lambda: group.settings is not None and group._stopping.is_set())
+    record.gate.pop("a").set()
+    await stop
+    info = await single.admin.info("billing")
+    assert info.partitions[0].position == (1, 2), "the second event of `a`"
+    await single.member(record)
+    await until(lambda: len(record.done) == 32)
+    assert record.numbers("a") == list(range(0, 32, 2))
+    assert record.numbers("b") == list(range(1, 32, 2))
+
+
+async def test_a_poison_event_of_a_pack_is_buried_alone(single: Kit) -> None:
+    await publish_pack(single, ["a", "b", "c", "b"], 0)
+    record = Recorder()
+    record.poison = {"b"}
+    await single.member(record)
+    await until_position(single, (2, 0))
+    assert [run.key for run in record.done] == ["a", "c"]
+    dead = await single.dead_letters()
+    assert [(event.key, event.value) for event in dead] == [("b", b"1"), ("b", b"3")]
+
+
+async def test_a_pack_that_is_not_sound_becomes_a_dead_letter_whole(single: Kit) -> None:
+    block = encode_headers({"Mill-Pack": "1", "Mill-Count": "1"})
+    message = OutgoingMessage(b"orders._pack.w", block, b"no pack")
+    await single.lane.publish(message, 5.0, lambda ack: ack)
+    await single.publish([("a", 0)])
+    record = Recorder()
+    await single.member(record)
+    await until(lambda: record.numbers("a") == [0])
+    await until_position(single, (3, 0))
+    found = await single.jetstream.get_message("orders-billing-dead", {"seq": 1})
+    assert found is not None
+    assert found.payload == b"no pack"
+
+
+async def test_a_stream_of_others_is_ordered_by_subject(
+    connection: Connection, stack: AsyncExitStack
+) -> None:
+    kit = Kit(connection, 1, stack)
+    await kit.jetstream.create_stream({"name": "FOREIGN", "subjects": ["sensor.*"]})
+    kit.sources = [("FOREIGN", Source("FOREIGN", 0, None))]
+    for number in range(6):
+        subject = b"sensor.%d" % (number % 2)
+        await kit.lane.publish(OutgoingMessage(subject, b"", b"%d" % number), 5.0, lambda ack: ack)
+    gate, seen = asyncio.Event(), []
+
+    async def handler(event: GroupEvent) -> None:
+        if event.subject == "sensor.0":
+            await gate.wait()
+        seen.append(int(event.value))
+
+    await kit.member(handler)
+    await until(lambda: seen == [1, 3, 5])
+    gate.set()
+    await until(lambda: seen == [1, 3, 5, 0, 2, 4])
+
+
+# -- handlers, start, life ----------------------------------------------------------------
+
+
+async def test_a_plain_function_runs_in_threads_and_each_key_keeps_its_order(kit: Kit) -> None:
+    await kit.publish(numbered(keys=8, each=10))
+    lock, seen, threads = threading.Lock(), [], set()
+
+    def handler(event: GroupEvent) -> None:
+        time.sleep(0.001)
+        with lock:
+            threads.add(threading.current_thread().name)
+            seen.append((event.key, int(event.value)))
+
+    await kit.member(handler, replace(QUICK, concurrency=4))
+    await until(lambda: len(seen) == 80)
+    for key in range(8):
+        assert [number for name, number in seen if name == f"k{key}"] == list(range(10))
+    assert 1 < len(threads) <= 4
+
+
+async def test_a_group_begins_where_it_is_told_and_later_where_it_was(single: Kit) -> None:
+    await single.publish([("a", number) for number in range(4)])
+    new, third = Recorder(), Recorder()
+    fresh = await single.member(new, replace(QUICK, start=Start.NEW), name="fresh")
+    await single.member(third, replace(QUICK, start=Start.at_offset(3)), name="third")
+    await single.publish([("a", 4)])
+    await until(lambda: new.numbers("a") == [4])
+    await until(lambda: third.numbers("a") == [2, 3, 4])
+    await fresh.stop()
+    await single.publish([("a", 5)])
+    await single.member(new, replace(QUICK, start=Start.NEW), name="fresh")
+    await until(lambda: new.numbers("a") == [4, 5])
+
+
+async def test_a_handler_may_stop_its_own_member(single: Kit) -> None:
+    seen: list[int] = []
+    group = Group(single.jetstream, single.lane, "orders", single.sources, "billing", QUICK)
+
+    async def handler(event: GroupEvent) -> None:
+        seen.append(int(event.value))
+        if event.value == b"1":
+            await group.stop()
+
+    await single.publish([("a", number) for number in range(4)])
+    async with group:
+        await asyncio.wait_for(group.run(handler), 5)
+    assert seen == [0, 1]
+    assert (await single.admin.info("billing")).partitions[0].position == (3, 0)
+
+
+async def test_a_member_runs_once_at_a_time(single: Kit) -> None:
+    record = Recorder()
+    group = await single.member(record)
+    await until(lambda: group.partitions == (0,))
+    with pytest.raises(ConfigError, match="runs already"):
+        await group.run(record)
+
+
+async def test_a_cancelled_member_gives_its_partitions_back_at_once(single: Kit) -> None:
+    record = Recorder()
+    record.gate = {"a": asyncio.Event()}
+    group = Group(single.jetstream, single.lane, "orders", single.sources, "billing", QUICK)
+    await group.open()
+    await single.publish([("a", 0), ("b", 0)])
+    task = asyncio.create_task(group.run(record))
+    await until(lambda: record.numbers("b") == [0])
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert [run.key for run in record.runs] == ["b", "a"]
+    assert record.runs[1].end is None, "its handler was cancelled"
+    record.gate.clear()
+    other = await single.member(record)
+    await until(lambda: other.partitions == (0,), seconds=0.9, what="before the lease is over")
+    await until(lambda: record.numbers("a") == [0])
+    assert record.numbers("b") == [0], "it was written down"
+
+
+async def test_a_member_declared_dead_stops_and_joins_again(single: Kit) -> None:
+    """Nobody is asked to believe its clock: its record is ended, so its renewal is refused."""
+    record = Recorder()
+    record.gate = {"a": asyncio.Event()}
+    group = await single.member(record)
+    await single.publish([("a", 0)])
+    await until(lambda: group.partitions == (0,))
+    await asyncio.sleep(0.05)
+    before, store = group.member_id, group._store
+    found = await store.member(before)
+    while True:
+        assert found is not None
+        try:
+            await store.end_member(before, found.revision, 5.0)
+            break
+        except Exception:
+            found = await store.member(before)
+    await until(lambda: group.member_id != before)
+    await until(lambda: bool(record.runs) and record.runs[0].end is None)
+    record.gate.clear()
+    await until(lambda: record.numbers("a") == [0])
+    assert [run.epoch for run in record.runs] == [1, 2]
+
+
+async def test_a_log_that_was_replaced_is_noticed(single: Kit) -> None:
+    record = Recorder()
+    await single.publish([("a", number) for number in range(3)])
+    group = await single.member(record)
+    await until_position(single, (4, 0))
+    await group.stop()
+    await single.jetstream.delete_stream("orders")
+    await single.declare()
+    await single.publish([("a", number) for number in range(9)])
+    again = Group(single.jetstream, single.lane, "orders", single.sources, "billing", QUICK)
+    with pytest.raises(DataLoss, match="no longer has the message 3"):
+        await asyncio.wait_for(again.run(record), 5)
+    await single.admin.seek("billing", Start.ALL)
+    await single.member(record)
+    await until(lambda: record.numbers("a") == [0, 1, 2, *range(9)])
+
+
+async def test_events_removed_before_they_were_handled_are_reported(
+    single: Kit, caplog: pytest.LogCaptureFixture
+) -> None:
+    record = Recorder()
+    group = await single.member(record)
+    await until(lambda: group.partitions == (0,))
+    await group.stop()
+    await single.publish([("a", number) for number in range(5)])
+    await single.jetstream.purge_stream("orders", {"seq": 4})
+    await single.member(record)
+    await until(lambda: record.numbers("a") == [3, 4])
+    assert "offsets 1 to 3 of orders were removed" in caplog.text
+
+
+# -- looking and moving -------------------------------------------------------------------
+
+
+async def test_info_tells_members_owners_positions_and_lag(kit: Kit) -> None:
+    record = Recorder()
+    record.gate = {"slow": asyncio.Event()}
+    group = await kit.member(record)
+    await until(lambda: len(group.partitions) == 8)
+    await kit.publish([("slow", 0), ("slow", 1)])
+    partition = kit.partition_of("slow")
+    await asyncio.sleep(0.3)
+    info = await group.info()
+    (member,) = info.members
+    assert member.id == group.member_id
+    assert member.partitions == group.partitions == tuple(range(8))
+    assert {part.owner for part in info.partitions} == {member.id}
+    lags = {part.partition: part.lag.messages for part in info.partitions}
+    assert lags == {n: 2 if n == partition else 0 for n in range(8)}
+    assert info.lag.messages == 2
+    assert 0.2 < info.lag.seconds < 10
+    record.gate["slow"].set()
+    await until(lambda: len(record.done) == 2)
+    assert group.handled >= 1
+
+
+async def test_a_group_moves_only_while_nobody_runs(single: Kit) -> None:
+    record = Recorder()
+    await single.publish([("a", number) for number in range(3)])
+    group = await single.member(record)
+    await until(lambda: record.numbers("a") == [0, 1, 2])
+    with pytest.raises(GroupBusy, match="Stop them first"):
+        await single.admin.seek("billing", Start.ALL)
+    with pytest.raises(GroupBusy):
+        await single.admin.delete("billing")
+    await group.stop()
+    await single.admin.seek("billing", Start.at_offset(2))
+    again = await single.member(record)
+    await until(lambda: record.numbers("a") == [0, 1, 2, 1, 2])
+    await again.stop()
+    await single.admin.delete("billing")
+    assert await single.admin.names() == []
+
+
+async def test_a_group_that_does_not_exist_is_named(single: Kit) -> None:
+    with pytest.raises(GroupNotFound, match="topic 'orders' has no group 'nobody'"):
+        await single.admin.info("nobody")
+
+
+async def test_the_settings_of_a_group_have_safe_defaults() -> None:
+    settings = GroupSettings()
+    assert settings.lease > 3 * settings.commit_every
