@@ -61,6 +61,7 @@ class _Reader:
         self.expected = 1
         self.pending = 0
         self.inbox = ""
+        self.sid = b""
         self.received: list[RawMessage] = []
         self.ended = False
         self.status = (0, "")
@@ -86,7 +87,7 @@ class _Reader:
         info = self.jetstream.call(verb, body, ConsumerInfo)
         self.consumer, self.pending, self.expected = info.name, info.num_pending, 1
         self.inbox = self.connection.new_inbox()
-        self.connection.subscribe(self.inbox, self._message)
+        self.sid = self.connection.subscribe(self.inbox, self._message)
         self.generation = self.connection.generation
 
     @property
@@ -124,6 +125,7 @@ class _Reader:
     def forget(self) -> None:
         """Remove the consumer if the socket is still there; else the server does it later."""
         if self.usable:
+            self.connection.unsubscribe(self.sid)
             verb = f"{self.jetstream.prefix}.CONSUMER.DELETE.{self.stream}.{self.consumer}"
             self.connection.send(pub(verb.encode(), b"", b""))
         self.consumer = ""
