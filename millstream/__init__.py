@@ -16,6 +16,9 @@ if TYPE_CHECKING:
     from millstream.broker import Cluster as Cluster
     from millstream.messaging import Connecting as Connecting
     from millstream.messaging import Counters as Counters
+    from millstream.messaging import DeadLetter as DeadLetter
+    from millstream.messaging import DeadLetterFilter as DeadLetterFilter
+    from millstream.messaging import DeadLetterQueue as DeadLetterQueue
     from millstream.messaging import Delivery as Delivery
     from millstream.messaging import Event as Event
     from millstream.messaging import Identity as Identity
@@ -28,6 +31,7 @@ if TYPE_CHECKING:
     from millstream.messaging import PublishOptions as PublishOptions
     from millstream.messaging import ReadPlan as ReadPlan
     from millstream.messaging import Receipt as Receipt
+    from millstream.messaging import RedriveReport as RedriveReport
     from millstream.messaging import Reject as Reject
     from millstream.messaging import Service as Service
     from millstream.messaging import Start as Start
@@ -50,6 +54,9 @@ __all__ = [
     "Cluster",
     "Connecting",
     "Counters",
+    "DeadLetter",
+    "DeadLetterFilter",
+    "DeadLetterQueue",
     "Delivery",
     "Event",
     "Identity",
@@ -64,6 +71,7 @@ __all__ = [
     "PublishOptions",
     "ReadPlan",
     "Receipt",
+    "RedriveReport",
     "Reject",
     "Service",
     "Start",
@@ -86,6 +94,9 @@ _HOMES = {
     "Cluster": "millstream.broker",
     "Connecting": "millstream.messaging",
     "Counters": "millstream.messaging",
+    "DeadLetter": "millstream.messaging",
+    "DeadLetterFilter": "millstream.messaging",
+    "DeadLetterQueue": "millstream.messaging",
     "Delivery": "millstream.messaging",
     "Event": "millstream.messaging",
     "Identity": "millstream.messaging",
@@ -99,6 +110,7 @@ _HOMES = {
     "PublishOptions": "millstream.messaging",
     "ReadPlan": "millstream.messaging",
     "Receipt": "millstream.messaging",
+    "RedriveReport": "millstream.messaging",
     "Reject": "millstream.messaging",
     "Service": "millstream.messaging",
     "Start": "millstream.messaging",

@@ -1,6 +1,8 @@
 """What application code calls: connections, subjects, topics, events, subscriptions."""
 
 from millstream.messaging.client import Client, Connecting, connect
+from millstream.messaging.dead_letter import DeadLetter, DeadLetterFilter
+from millstream.messaging.dead_letter_queue import DeadLetterQueue, RedriveReport
 from millstream.messaging.delivery import Delivery
 from millstream.messaging.event import Event, NewEvent, PublishOptions, Receipt
 from millstream.messaging.identity import Identity, IdentitySettings
@@ -21,6 +23,9 @@ __all__ = [
     "Client",
     "Connecting",
     "Counters",
+    "DeadLetter",
+    "DeadLetterFilter",
+    "DeadLetterQueue",
     "Delivery",
     "Event",
     "Identity",
@@ -33,6 +38,7 @@ __all__ = [
     "PublishOptions",
     "ReadPlan",
     "Receipt",
+    "RedriveReport",
     "Reject",
     "Service",
     "Start",
