@@ -395,6 +395,11 @@ class Subscriber:
         )
 
     @property
+    def pending(self) -> int:
+        """Messages that are here and not handed out."""
+        return len(self._buffer)
+
+    @property
     def error(self) -> MillstreamError | None:
         """Why the subscriber ended, when it was not closed or drained."""
         return self._error

@@ -108,14 +108,19 @@ class Subscription:
                 if self._pace is not None:
                     await self._pace.wait()
                 yield ready.popleft()
-            if not await self._refill(None):
+            if not await self.refill():
                 return
+
+    @property
+    def ready(self) -> deque[Delivery]:
+        """Deliveries that are here and not handed out; other threads may `popleft` too."""
+        return self._ready
 
     async def pull(self, at_most: int = 100, timeout: float | None = 5.0) -> list[Delivery]:
         """Up to `at_most` deliveries: what is here, or the first that come within the time."""
         if at_most < 1:
             raise ConfigError(f"at_most {at_most!r}: ask for at least one")
-        if not self._ready and not await self._refill(timeout):
+        if not self._ready and not await self.refill(timeout):
             return []
         if self._pace is not None:
             await self._pace.wait(min(at_most, len(self._ready)))
@@ -164,7 +169,7 @@ class Subscription:
 
     # -- filling --------------------------------------------------------------------------
 
-    async def _refill(self, timeout: float | None) -> bool:
+    async def refill(self, timeout: float | None = None) -> bool:
         """Have at least one delivery ready; False when closed or the time is up."""
         deadline = None if timeout is None else Deadline(timeout)
         self._start()
@@ -244,8 +249,9 @@ class Subscription:
 
     def _waiting(self, stop: bool) -> list[bytes]:
         """Ack addresses of the messages that were fetched and not handed out."""
-        replies = [d.raw.reply for d in self._ready if isinstance(d, PlainDelivery)]
-        packs = {d.lease.reply for d in self._ready if isinstance(d, PackDelivery)}
+        ready = self._ready.copy()  # at once: the blocking twin takes from it in its own thread
+        replies = [d.raw.reply for d in ready if isinstance(d, PlainDelivery)]
+        packs = {d.lease.reply for d in ready if isinstance(d, PackDelivery)}
         for _, lane in self._lanes:
             replies.extend(m.reply for m in (lane.stop() if stop else lane.peek()))
         if stop:
