@@ -31,6 +31,7 @@ COMMANDS = {
     "reply": "request",
     "topic": "topic",
     "subscription": "subscription",
+    "dlq": "dlq",
     "import": "import_",
     "export": "export",
     "verify": "verify",

@@ -21,6 +21,7 @@ __all__ = [
     "event_record",
     "formatter",
     "json_line",
+    "key_field",
     "shown",
     "value_bytes",
     "value_field",
@@ -31,7 +32,9 @@ _ESCAPES: Final = {b"n": b"\n", b"t": b"\t", b"r": b"\r", b"\\": b"\\", b"0": b"
 
 
 def value_bytes(value: Any) -> bytes:
-    """A value as bytes: its own, or JSON of a typed one."""
+    """A value as bytes: its own, JSON of a typed one, nothing of none."""
+    if value is None:
+        return b""
     if isinstance(value, bytes):
         return value
     return value.encode() if isinstance(value, str) else msgspec.json.encode(value)
@@ -67,7 +70,7 @@ def event_record(event: Event, form: str = "auto") -> dict[str, Any]:
     }
     if event.id is not None:
         record["id"] = event.id
-    _put_key(record, event.key)
+    record |= key_field(event.key)
     headers = event.headers
     if headers:
         record["headers"] = {name: _text(value) for name, value in headers.items()}
@@ -94,13 +97,13 @@ def value_field(value: Any, form: str) -> dict[str, Any]:
         return {"value_base64": base64.b64encode(value).decode()}
 
 
-def _put_key(record: dict[str, Any], key: str | None) -> None:
+def key_field(key: str | None) -> dict[str, str]:
+    """The key under the name that says how it is written; nothing when there is none."""
     if key is None:
-        return
-    if key.isprintable() or _encodable(key):
-        record["key"] = key
-    else:
-        record["key_base64"] = base64.b64encode(key.encode("utf-8", "surrogateescape")).decode()
+        return {}
+    if _encodable(key):
+        return {"key": key}
+    return {"key_base64": base64.b64encode(key.encode("utf-8", "surrogateescape")).decode()}
 
 
 def _encodable(text: str) -> bool:
@@ -142,7 +145,8 @@ def _line(event: Event) -> bytes:
     head = f"{where}  {time_text(event.timestamp_ns // 1_000_000 * 1_000_000)}  ".encode()
     headers = "".join(f"  {name}: {text}" for name, text in event.headers.items())
     tail = shown(headers.encode("utf-8", "surrogateescape"))
-    return head + key + b"  " + shown(value_bytes(event.value)) + tail + b"\n"
+    value = b"(no value)" if event.value is None else shown(value_bytes(event.value))
+    return head + key + b"  " + value + tail + b"\n"
 
 
 def _key_bytes(event: Event) -> bytes:
@@ -161,7 +165,7 @@ _FIELDS: Final[Mapping[bytes, Formatter]] = {
     b"k": _key_bytes,
     b"K": lambda event: b"%d" % (-1 if event.key is None else len(_key_bytes(event))),
     b"s": lambda event: value_bytes(event.value),
-    b"S": lambda event: b"%d" % len(value_bytes(event.value)),
+    b"S": lambda event: b"%d" % (-1 if event.value is None else len(value_bytes(event.value))),
     b"T": lambda event: b"%d" % (event.timestamp_ns // 1_000_000),
     b"h": _headers_text,
     b"i": lambda event: (event.id or "").encode(),

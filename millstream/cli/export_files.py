@@ -25,7 +25,7 @@ __all__ = ["EventFile", "open_file"]
 GROUP_EVENTS: Final = 50_000
 GROUP_BYTES: Final = 64 * 1024 * 1024
 CSV_COLUMNS: Final = ("partition", "offset", "index", "timestamp", "key", "key_base64", "id",
-                      "headers", "value", "value_base64")  # fmt: skip
+                      "headers", "value", "value_base64", "value_null")  # fmt: skip
 
 
 class EventFile(ABC):
@@ -111,7 +111,9 @@ class _Csv(EventFile):
         record = event_record(event, self._value)
         if "headers" in record:
             record["headers"] = msgspec.json.encode(record["headers"]).decode()
-        if "value" in record and not isinstance(record["value"], str):
+        if event.value is None:
+            record |= {"value": "", "value_null": "true"}  # CSV itself has no null
+        elif "value" in record and not isinstance(record["value"], str):
             record["value"] = msgspec.json.encode(record["value"]).decode()
         return record
 
@@ -169,7 +171,7 @@ class _Parquet(EventFile):
                 {"key": name, "value": text.encode("utf-8", "surrogateescape")}
                 for name, text in event.headers.items()
             ],
-            "value": value,
+            "value": None if event.value is None else value,
         }
 
     def _put(self) -> None:

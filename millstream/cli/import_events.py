@@ -67,7 +67,7 @@ class Columns:
         number, fields, own = row
         table: Mapping[str, Any] = fields if isinstance(fields, Mapping) else {}
         if self.whole:
-            value = own if own is not None else msgspec.json.encode(fields)
+            value: bytes | None = own if own is not None else msgspec.json.encode(fields)
             headers = None
         else:
             value = self._value(table)
@@ -87,8 +87,10 @@ class Columns:
             raise ConfigError(f"it has no column '{name}'. It has: {', '.join(table) or 'none'}")
         return table.get(name)
 
-    def _value(self, table: Mapping[str, Any]) -> bytes:
+    def _value(self, table: Mapping[str, Any]) -> bytes | None:
         name = self.value or "value"
+        if table.get(f"{name}_null"):
+            return None
         encoded = table.get(f"{name}_base64")
         if encoded:
             return _from_base64(f"{name}_base64", encoded)
@@ -98,9 +100,7 @@ class Columns:
         if isinstance(value, str):
             return value.encode()
         if value is None:
-            if encoded == "":
-                return b""
-            raise ConfigError(f"column '{name}' is empty: an event needs a value")
+            return b"" if encoded == "" else None
         return msgspec.json.encode(value)
 
     def _key(self, table: Mapping[str, Any]) -> str | bytes | None:
@@ -134,7 +134,7 @@ class Columns:
             return int(time * UNITS[self.unit])
         raise ConfigError(f"column '{self.time}': {time!r} is not a time")
 
-    def _id(self, table: Mapping[str, Any], number: int, value: bytes) -> str | None:
+    def _id(self, table: Mapping[str, Any], number: int, value: bytes | None) -> str | None:
         if self.new_ids:
             return None
         given = self._column(table, self.id, wanted=self.id not in (None, "id"))
@@ -143,7 +143,7 @@ class Columns:
         if self.name is None:
             return None
         made = blake2b(f"{self.name}\0{number}\0".encode(), digest_size=ID_BYTES)
-        made.update(value)
+        made.update(value or b"")
         return made.hexdigest()
 
 
@@ -156,11 +156,14 @@ def _headers(found: Any) -> dict[str, str] | None:
             found = msgspec.json.decode(found)
         except msgspec.DecodeError as error:
             raise ConfigError(f"column 'headers' is not JSON: {error}") from error
-    if isinstance(found, list):
-        pairs = [(item["key"], item["value"]) if isinstance(item, dict) else item for item in found]
+    if isinstance(found, list) and all(isinstance(pair, dict) for pair in found):
+        found = {pair.get("key"): pair.get("value") for pair in found}
+    elif isinstance(found, list) and all(isinstance(p, tuple) and len(p) == 2 for p in found):
+        found = dict(found)
+    if isinstance(found, dict):
         found = {
             name: value.decode("utf-8", "surrogateescape") if isinstance(value, bytes) else value
-            for name, value in pairs
+            for name, value in found.items()
         }
     if not isinstance(found, dict) or not all(isinstance(v, str) for v in found.values()):
         raise ConfigError(f"column 'headers': {found!r} is not an object of texts")

@@ -65,6 +65,12 @@ def pub(
             rich_help_panel=TOPIC,
         ),
     ] = None,
+    null: Annotated[
+        bool,
+        typer.Option(
+            "--null", help="No value: in a table, its key is deleted.", rich_help_panel=TOPIC
+        ),
+    ] = False,
     event_id: Annotated[
         str | None,
         typer.Option("--id", help="Id; a second one is not stored.", rich_help_panel=TOPIC),
@@ -91,7 +97,7 @@ def pub(
     """
     extras = {
         "--key": key, "--key-delimiter": key_delimiter, "--id": event_id,
-        "--time": time, "--ttl": ttl, "--at": at,
+        "--time": time, "--ttl": ttl, "--at": at, "--null": null or None,
     }  # fmt: skip
     given = [name for name, value in extras.items() if value is not None]
     if given and not topic:
@@ -104,12 +110,15 @@ def pub(
         raise ConfigError("--key-delimiter goes with --lines")
     if lines and (body not in (None, "-") or times > 1):
         raise ConfigError("--lines takes what is piped in, once: leave the body and --count out")
+    if null and (body is not None or lines or key is None):
+        raise ConfigError("--null is an event without a value: give a --key and no body")
+    body = "" if null else body
     source = _Source(to, body, lines, times, template)
     pairs = header_pairs(header)
     seconds = parse_duration(pause)
     if topic:
         options = _options(ttl, at)
-        shape = _Shape(key, key_delimiter, event_id, time, dict(pairs), options, template)
+        shape = _Shape(key, key_delimiter, event_id, time, dict(pairs), options, template, null)
         run(lambda mill: _to_topic(mill, source, shape, seconds, json_), server)
     else:
         sent = run(lambda mill: _to_subject(mill, source, pairs, reply_to, seconds), server)
@@ -171,6 +180,7 @@ class _Shape:
     headers: dict[str, str]
     options: "PublishOptions | None"
     template: bool
+    null: bool
 
     def event(self, text: bytes, words: dict[str, bytes]) -> "NewEvent":
         from millstream.cli.places import nanoseconds
@@ -187,7 +197,8 @@ class _Shape:
         if self.template and isinstance(key, str):
             key = filled(key.encode(), words)
         time = None if self.time is None else nanoseconds(self.time)
-        return NewEvent(text, key, self.headers or None, time, event_id, self.options)
+        value = None if self.null else text
+        return NewEvent(value, key, self.headers or None, time, event_id, self.options)
 
 
 def _options(ttl: str | None, at: str | None) -> "PublishOptions | None":

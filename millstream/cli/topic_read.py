@@ -274,5 +274,9 @@ def _copy(event: "Event") -> "NewEvent":
 
     origin = f"replay:{event.topic}:{event.partition}:{event.offset}:{event.index}"
     return NewEvent(
-        value_bytes(event.value), event.key, event.headers or None, event.timestamp_ns, origin
+        None if event.value is None else value_bytes(event.value),
+        event.key,
+        event.headers or None,
+        event.timestamp_ns,
+        origin,
     )

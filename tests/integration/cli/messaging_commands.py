@@ -1,0 +1,41 @@
+"""The commands of messaging in this process: quick, with the exit code and the words of main."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from typer.testing import CliRunner
+
+from millstream.cli.app import app
+from millstream.errors import MillstreamError
+
+__all__ = ["Commands"]
+
+
+class Commands:
+    """Runs commands against one broker; nothing is asked, nothing is a terminal."""
+
+    def __init__(self, url: str) -> None:
+        self.url = url
+
+    def __call__(self, *arguments: str, piped: str | bytes | None = None) -> str:
+        """What the command prints; it must succeed."""
+        result = CliRunner().invoke(app, arguments, input=piped, env={"NATS_URL": self.url})
+        if result.exception is not None:
+            raise result.exception
+        assert result.exit_code == 0, result.output
+        return result.stdout
+
+    def json(self, *arguments: str, piped: str | bytes | None = None) -> Any:
+        return json.loads(self(*arguments, "--json", piped=piped))
+
+    def lines(self, *arguments: str, piped: str | bytes | None = None) -> list[Any]:
+        """The objects of a command that prints one a line."""
+        return [json.loads(line) for line in self(*arguments, "--json", piped=piped).splitlines()]
+
+    def error(self, *arguments: str, piped: str | bytes | None = None) -> str:
+        """The sentence of a command that must fail."""
+        result = CliRunner().invoke(app, arguments, input=piped, env={"NATS_URL": self.url})
+        assert isinstance(result.exception, MillstreamError), (result.exception, result.output)
+        return str(result.exception)

@@ -1,0 +1,176 @@
+"""The real command in processes of its own: following, answering, Ctrl-C, pipes, users."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+from collections.abc import Iterator
+
+import pytest
+
+from millstream.settings import STATE_FILE
+from tests.integration.cli.conftest import MILLSTREAM, Cli, until
+from tests.integration.cli.messaging_commands import Commands
+
+
+@pytest.fixture
+def run(broker: Cli) -> Commands:
+    """Short commands, in this process; those that stay are processes of their own."""
+    state = json.loads((broker.folder / ".millstream" / STATE_FILE).read_text())
+    return Commands(state["url"])
+
+
+@pytest.fixture(scope="module")
+def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cli]:
+    cli = Cli(tmp_path_factory.mktemp("broker"))
+    cli("up", "--port", "0")
+    cli("topic", "create", "orders")
+    yield cli
+    cli.clean_up()
+
+
+def started(cli: Cli, *arguments: str) -> subprocess.Popen[str]:
+    """A command that says on stderr when it is ready."""
+    process = cli.start(*arguments)
+    assert process.stderr is not None
+    assert process.stderr.readline().startswith(("Listening", "Answering"))
+    return process
+
+
+def interrupted(process: subprocess.Popen[str]) -> tuple[str, str]:
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=20)
+    assert process.returncode == 130
+    assert "Traceback" not in err
+    return out, err
+
+
+def line_of(process: subprocess.Popen[str]) -> str:
+    assert process.stdout is not None
+    return process.stdout.readline()
+
+
+def test_a_subscriber_prints_what_is_published_until_ctrl_c(broker: Cli, run: Commands) -> None:
+    process = started(broker, "sub", "news.>")
+    assert "Published 1 message" in run("pub", "news.eu", "hi", "-H", "A: b")
+    assert line_of(process) == "#1  news.eu  hi  A: b\n"
+    assert interrupted(process) == ("", "")
+
+
+def test_a_queue_group_shares_and_a_count_ends_it(broker: Cli, run: Commands) -> None:
+    pair = [started(broker, "sub", "jobs", "-q", "team", "--json") for _ in range(2)]
+    alone = started(broker, "sub", "jobs", "-c", "20", "--raw")
+    sent = run.json("pub", "jobs", "job {{Count}}", "-c", "20", "--template")
+    assert sent == {"subject": "jobs", "messages": 20}
+    bodies = [f"job {number}" for number in range(1, 21)]
+    assert alone.communicate(timeout=20)[0].splitlines() == bodies
+    assert alone.returncode == 0
+    shares = [interrupted(member)[0].splitlines() for member in pair]
+    assert sorted(json.loads(line)["value"] for share in shares for line in share) == sorted(bodies)
+
+
+def test_requests_are_answered_by_a_program_and_its_failure_is_an_error(
+    broker: Cli, run: Commands
+) -> None:
+    process = started(broker, "reply", "shout", "--command", "tr a-z A-Z")
+    failing = started(broker, "reply", "fails", "--command", "false", "-c", "1")
+    assert run("request", "shout", "hello") == "HELLO\n"
+    assert run.json("request", "shout", "x")["value"] == "X"
+    assert "error 500" in run.error("request", "fails", "x")
+    assert failing.wait(20) == 0
+    interrupted(process)
+    assert "nobody answers" in run.error("request", "shout", "x")
+
+
+def test_every_listener_is_asked_and_blanks_are_filled_in(broker: Cli, run: Commands) -> None:
+    for name in ("a", "b"):
+        answer = f"{name} {{{{Request}}}} {{{{Subject}}}}"
+        started(broker, "reply", "who.*", answer, "--template", "-q", name, "-c", "1")
+    answers = run("request", "who.there", "ping", "--replies", "0", "--raw")
+    assert sorted(answers.splitlines()) == ["a ping who.there", "b ping who.there"]
+    started(broker, "reply", "echo", "--echo", "-c", "1")
+    assert run("request", "echo", "same") == "same\n"
+    assert "one of" in run.error("reply", "x")
+
+
+def test_a_tail_follows_until_ctrl_c(broker: Cli, run: Commands) -> None:
+    run("pub", "-t", "orders", "before")
+    process = broker.start("topic", "tail", "orders", "-o", "-1", "--raw")
+    assert line_of(process) == "before\n"
+    run("pub", "-t", "orders", "after")
+    assert line_of(process) == "after\n"
+    assert interrupted(process) == ("", "")
+    listed = broker.json("status")["streams"]
+    assert all(not stream["consumers"] for stream in listed if stream["name"] == "orders")
+
+
+def test_a_reader_that_goes_away_ends_the_command_quietly(broker: Cli, run: Commands) -> None:
+    run("pub", "-t", "orders", "x" * 1000, "-c", "500")
+    for command in ("topic tail orders -o beginning", "export orders -"):
+        done = subprocess.run(
+            f"{MILLSTREAM} {command} | head -1; exit ${{PIPESTATUS[0]}}",
+            shell=True,
+            executable="/bin/bash",
+            cwd=broker.folder,
+            env=broker.environment,
+            capture_output=True,
+            text=True,
+            timeout=30,
+            check=False,
+        )
+        assert done.stdout.count("\n") == 1
+        assert done.stderr == ""
+
+
+def test_a_waiting_tail_ends_when_its_reader_is_gone(broker: Cli, run: Commands) -> None:
+    process = subprocess.Popen(
+        [MILLSTREAM, "topic", "tail", "orders", "-o", "-1"],
+        cwd=broker.folder,
+        env=broker.environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+    assert process.stdout is not None
+    assert process.stderr is not None
+    with process:
+        process.stdout.readline()
+        process.stdout.close()
+        run("pub", "-t", "orders", "one more")
+        assert process.wait(20) == 1
+        assert process.stderr.read() == b""
+
+
+def test_an_import_that_is_interrupted_says_how_to_go_on(broker: Cli, run: Commands) -> None:
+    run("topic", "create", "slow")
+    process = subprocess.Popen(
+        [MILLSTREAM, "import", "slow", "-", "--name", "pipe"],
+        cwd=broker.folder,
+        env=broker.environment,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdin is not None
+    with process:
+        process.stdin.write("".join(f'{{"n": {n}}}\n' for n in range(1500)))
+        process.stdin.flush()
+        until(lambda: run.json("topic", "info", "slow")["messages"] == 1000)
+        process.send_signal(signal.SIGINT)
+        _, err = process.communicate(timeout=20)
+    assert process.returncode == 130
+    assert err == "Rows before 1,001 are stored. Go on with --from-row 1001\n"
+
+
+def test_a_broker_that_is_not_there_is_exit_code_3(cli: Cli) -> None:
+    assert "cannot connect" in cli.error("topic", "ls", "-s", "nats://127.0.0.1:1", code=3)
+
+
+def test_a_broker_with_users_is_used_as_its_admin_from_its_own_folder(cli: Cli) -> None:
+    cli("up", "--port", "0", "--auth")
+    cli("topic", "create", "orders")
+    cli("topic", "edit", "orders", "--max-age", "1h")  # an app may not
+    assert [topic["name"] for topic in cli.json("topic", "ls")] == ["orders"]
+    url = cli.json("status")["url"]
+    cli.error("topic", "ls", "-s", url)
