@@ -2,10 +2,21 @@
 
 from __future__ import annotations
 
-from typing import Any
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
 
-from millstream.messaging import Client, Connecting
+from millstream.errors import ConfigError, SchemaError, SchemaNotFound
+from millstream.messaging import Client, Connecting, Topic, TopicInfo, TopicSettings
+from millstream.messaging.topic_admin import declare
+from millstream.messaging.topic_lookup import open_topic
+from millstream.messaging.value_type import ValueType
 from millstream.settings import ConnectionSettings
+
+if TYPE_CHECKING:
+    from millstream.messaging.process import Process, ProcessSettings, Transform
+    from millstream.schemas.guard import Guard, GuardSettings
+    from millstream.schemas.registry import Registry
+    from millstream.state import Table
 
 __all__ = ["Mill", "connect"]
 
@@ -31,3 +42,135 @@ class Mill(Client):
 
     Reconnects by itself; close it when done.
     """
+
+    @cached_property
+    def schemas(self) -> Registry:
+        """The schema registry of this broker."""
+        from millstream.schemas.registry import Registry
+
+        return Registry(self)
+
+    # -- topics ---------------------------------------------------------------------------
+
+    async def create_topic(
+        self,
+        name: str,
+        settings: TopicSettings | None = None,
+        *,
+        schema: object = None,
+        compatibility: str | None = None,
+        **values: Any,
+    ) -> Topic:
+        """Declare a topic; nothing happens when it exists with the same settings and schema.
+
+        `create_topic("orders", schema=Order, partitions=4, max_age="7d")`: see TopicSettings.
+        The schema is anything that `schemas.declare` takes; single events are written as JSON
+        unless `wire_format` says "avro" or "protobuf". On a topic that has a schema, another one
+        becomes its next version if `compatibility` (BACKWARD unless said) allows it, else
+        Incompatible names the field. TopicConflict says which setting differs from an existing
+        topic's.
+        """
+        if settings is not None and values:
+            raise ConfigError("give a TopicSettings, or single settings, not both")
+        wanted = settings or TopicSettings(**values)
+        if schema is None:
+            if compatibility is not None:
+                raise ConfigError("compatibility is about a schema, and there is none")
+            return await self._open(await declare(self.jetstream, name, wanted), None)
+        if wanted.wire_format is None:
+            wanted = wanted.changed({"wire_format": "json"})
+        await self.schemas.check_first(name, schema, wanted.wire_format, compatibility)
+        info = await declare(self.jetstream, name, wanted)
+        await self.schemas.register(name, schema, compatibility)
+        return await self._open(info, schema if isinstance(schema, type) else None)
+
+    async def topic(self, name: str, type: type | None = None) -> Topic:
+        """An existing topic, or any JetStream stream as it is.
+
+        With `type` values come as objects of that class, whichever version they were written
+        with; without, as dicts (bytes when the topic has no schema).
+        """
+        return await self._open(await open_topic(self.jetstream, name), type)
+
+    async def delete_topic(self, name: str) -> None:
+        """Remove a topic, all its events and the list of its schema's versions."""
+        await self.schemas.forget(name)
+        await super().delete_topic(name)
+
+    async def _open(self, info: TopicInfo, cls: type | None) -> Topic:
+        return await self.open_as(info, await self._values(info, cls))
+
+    async def _values(self, info: TopicInfo, cls: type | None) -> ValueType | None:
+        """The values of a topic with a schema; a mirror has the schema of its origin."""
+        mirror = info.settings.mirror
+        copied = mirror is not None and mirror.domain is None and not mirror.foreign
+        if info.settings.wire_format is None and not copied:
+            if cls is not None:
+                raise SchemaError(
+                    f"topic '{info.name}' has no schema, so its values are bytes and cannot come "
+                    f"as {cls.__name__}. Declare it with create_topic(..., schema=...)"
+                )
+            return None
+        name = mirror.topic if copied and mirror is not None else info.name
+        record = await self.schemas.find(name)
+        if record is None:
+            if copied:
+                return None
+            raise SchemaNotFound(
+                f"topic '{info.name}' was declared with a schema, but the registry has none. "
+                f"Register it: 'millstream schema register {info.name} FILE', or create_topic(...)"
+            )
+        from millstream.schemas.binding import TypedValues
+
+        schemas = await self.schemas.schemas_of(record)
+        return TypedValues(record, schemas, self.schemas.schema, cls)
+
+    # -- tables ---------------------------------------------------------------------------
+
+    async def create_table(
+        self,
+        name: str,
+        settings: TopicSettings | None = None,
+        *,
+        schema: object = None,
+        compatibility: str | None = None,
+        **values: Any,
+    ) -> Table:
+        """Declare a table: a topic that keeps the latest value of each key."""
+        from millstream.state import Table
+
+        wanted = settings or TopicSettings(**{"history": 1, **values})
+        topic = await self.create_topic(name, wanted, schema=schema, compatibility=compatibility)
+        return Table(topic)
+
+    async def table(self, name: str, type: type | None = None) -> Table:
+        """An existing table; see `topic` for `type`."""
+        from millstream.state import Table
+
+        return Table(await self.topic(name, type))
+
+    # -- processing -----------------------------------------------------------------------
+
+    def process(
+        self,
+        source: Topic,
+        target: Topic,
+        function: Transform,
+        settings: ProcessSettings | None = None,
+    ) -> Process:
+        """Apply a function to every event of a topic and store the results in another.
+
+        Exactly once: outputs and the position in the input are one commit. The function gets an
+        event and gives nothing, a value, a NewEvent, or several of them. `await process.run()`.
+        """
+        return source.process(target, function, settings)
+
+    def guard(self, topic: str, settings: GuardSettings | None = None) -> Guard:
+        """The guarded entrance of a topic: `async with mill.guard("orders")`.
+
+        While it is open, clients of any language publish plain messages to `ingress.orders.KEY`:
+        what fits the schema is stored and acknowledged, the rest is refused with the reason.
+        """
+        from millstream.schemas.guard import Guard
+
+        return Guard(self, topic, settings)

@@ -215,11 +215,11 @@ class Client:
         which setting differs when it exists with others.
         """
         wanted = settings or TopicSettings(**values)
-        return await self._topic(await topic_admin.declare(self.jetstream, name, wanted))
+        return await self.open_as(await topic_admin.declare(self.jetstream, name, wanted))
 
     async def topic(self, name: str) -> Topic:
         """An existing topic, or any JetStream stream as it is."""
-        return await self._topic(await open_topic(self.jetstream, name))
+        return await self.open_as(await open_topic(self.jetstream, name))
 
     async def topics(self) -> list[TopicInfo]:
         """All topics and streams that this user can see."""
@@ -257,7 +257,8 @@ class Client:
         """Make a mirror a topic of its own, that takes events where its origin left off."""
         return await topic_admin.promote(self.jetstream, name, allow_lag=allow_lag)
 
-    async def _topic(self, info: TopicInfo, value_type: ValueType | None = None) -> Topic:
+    async def open_as(self, info: TopicInfo, value_type: ValueType | None = None) -> Topic:
+        """A topic whose values are of a type; what is above messaging builds on this."""
         durabilities = await durabilities_of(self.jetstream, info)
         topic = Topic(self.jetstream, self._lane, info, durabilities, value_type)
         self._topics.add(topic)

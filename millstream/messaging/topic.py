@@ -40,7 +40,9 @@ from millstream.wire.jetstream import JetStream, StoredMessage
 from millstream.wire.publish_lane import PublishLane
 
 if TYPE_CHECKING:
+    from millstream.messaging.http_push import HttpPush, HttpPushSettings
     from millstream.messaging.pack_producer import PackProducer
+    from millstream.messaging.process import Process, ProcessSettings, Transform
     from millstream.messaging.verify import Verification
     from millstream.messaging.writer import Writer, WriterTarget
 
@@ -201,6 +203,16 @@ class Topic:
         self._check_packs()
         return Writer(self._target(), name, packs or Packing(), lanes)
 
+    def process(
+        self, target: Topic, function: Transform, settings: ProcessSettings | None = None
+    ) -> Process:
+        """What applies a function to every event and stores the results in another topic, once."""
+        from millstream.messaging.process import Process, ProcessSettings
+
+        target._check_writable()
+        chosen = settings or ProcessSettings(f"{self.name}-to-{target.name}")
+        return Process(self._sources, target._target(), function, chosen)
+
     def _target(self) -> WriterTarget:
         from millstream.messaging.writer import WriterTarget
 
@@ -269,6 +281,17 @@ class Topic:
         dead = agreed.dead_letter or default_dead_letter_topic(self.name, name)
         store = DeadLetterStore(self._jetstream, self._lane, dead, name)
         return Subscription(self._jetstream, name, agreed, self._sources, store)
+
+    async def http_push(
+        self,
+        name: str,
+        push: HttpPushSettings,
+        settings: SubscriptionSettings | None = None,
+    ) -> HttpPush:
+        """Post the events of a subscription to an HTTP endpoint: then `await push.run()`."""
+        from millstream.messaging.http_push import HttpPush
+
+        return HttpPush(await self.subscribe(name, settings), push)
 
     async def dead_letters(self, subscription: str) -> DeadLetterQueue:
         """What a subscription gave up: to list, show, edit, delete and redrive."""

@@ -59,9 +59,7 @@ _SHORTEST_TTL: Final = timedelta(seconds=1)
 # Metadata keys that say what the streams are to each other; only Millstream writes them.
 RESERVED_METADATA: Final = frozenset(
     f"millstream.{key}"
-    for key in (
-        "version", "topic", "partition", "partitions", "prefix", "origins", "format", "guarded",
-    )  # fmt: skip
+    for key in "version topic partition partitions prefix origins format guarded".split()
 )
 
 
