@@ -44,6 +44,7 @@ MillstreamError
 │   └── FencedOut                            another process took over this writer's name
 ├── ProcessFailed                            a process's function raised; nothing of it was stored
 ├── DataLoss                                 events that were promised are no longer there
+├── Undecodable (ValueError)                 a stored value cannot be read as the topic's type
 ├── SchemaError (ValueError)                 a schema cannot be used or changed like that
 │   ├── Unmappable                           a type has no form in a format
 │   ├── Incompatible                         a version may not follow the ones before it
@@ -105,6 +106,7 @@ __all__ = [
     "TopicConflict",
     "TopicNotFound",
     "Unconfirmed",
+    "Undecodable",
     "Unfit",
     "Unhealthy",
     "Unmappable",
@@ -469,6 +471,18 @@ class ProcessFailed(MillstreamError):
 
 class DataLoss(MillstreamError):
     """Events that a reader was promised are no longer in the log."""
+
+
+class Undecodable(MillstreamError, ValueError):
+    """A stored event cannot be read as what its topic holds; the message says which and why."""
+
+    def __init__(self, topic: str, partition: int, offset: int, index: int, reason: str) -> None:
+        self.topic, self.partition, self.offset, self.index = topic, partition, offset, index
+        self.reason = reason
+        super().__init__(
+            f"{topic}/{partition}, offset {offset}, index {index}: {reason}. To go on without it "
+            f"set the option undecodable to null (with a column 'reason') or to drop"
+        )
 
 
 class SchemaError(MillstreamError, ValueError):

@@ -15,8 +15,12 @@ from millstream.wire.api import AckAddress, parse_ack_address
 from millstream.wire.protocol import parse_header_items, parse_headers
 
 __all__ = [
+    "FOR_HEADER",
+    "KEY_HEADER",
     "NULL_HEADER",
+    "RESERVED_PREFIXES",
     "SCHEMA_HEADER",
+    "TIME_HEADER",
     "Durability",
     "Event",
     "NewEvent",
