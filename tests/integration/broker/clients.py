@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import os
+import signal
 import socket
 import ssl
 import subprocess
@@ -118,15 +120,21 @@ def store_of(broker: Broker) -> Path:
 
 @contextlib.contextmanager
 def owner(code: str, *arguments: object) -> Iterator[subprocess.Popen[str]]:
-    """Another Python process that runs this code; killed at the end."""
+    """Another Python process that runs this code; killed at the end, and its forks with it."""
     command = [sys.executable, "-c", textwrap.dedent(code), *map(str, arguments)]
     process = subprocess.Popen(
-        command, stdout=subprocess.PIPE, stdin=subprocess.PIPE, text=True, bufsize=1
+        command,
+        stdout=subprocess.PIPE,
+        stdin=subprocess.PIPE,
+        text=True,
+        bufsize=1,
+        process_group=0,
     )
     try:
         yield process
     finally:
-        process.kill()
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
         process.communicate()
 
 

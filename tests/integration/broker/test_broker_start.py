@@ -270,10 +270,10 @@ def test_no_orphan_is_left_when_the_owner_is_killed(tmp_path: Path) -> None:
 
 def test_no_orphan_is_left_when_a_fork_of_the_killed_owner_lives_on(tmp_path: Path) -> None:
     """The fork has copies of all our pipes, so that none of them is closed by the kill."""
-    fork = "import os\n    print(os.fork(), flush=True)"
+    fork = "import os\n    if forked := os.fork(): print(forked, flush=True)"
     with owner(OWNER.format(then=fork), tmp_path) as process:
         server, keeper, _ = line_of(process).split()
-        forked = max(int(line_of(process)), int(line_of(process)))
+        forked = int(line_of(process))
         process.send_signal(signal.SIGKILL)
         try:
             wait_until(lambda: not alive(int(server)) and not alive(int(keeper)))
