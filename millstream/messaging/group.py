@@ -142,6 +142,7 @@ class Group:
             Workers(settings.concurrency, lease, cancellable),
             Signal(),
             call,
+            asyncio.Lock(),
         )
         return Member(context, self._sources, self._member_name)
 

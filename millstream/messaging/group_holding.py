@@ -47,6 +47,9 @@ COMMIT_TRIES: Final = 20
 # Owners that died in a row without getting anywhere, until events are handed out one by one to
 # find the one that kills.
 DEATHS_CAREFUL: Final = 2
+STRIKES_MAX: Final = 2
+# So many are handed out one by one, then things are as usual again.
+CAREFUL_EVENTS: Final = 200
 # Names of parked keys in one record, which is written with every commit.
 PARKED_BYTES_MAX: Final = 256 * 1024
 BURY_AGAIN_SECONDS: Final = 1.0
@@ -64,6 +67,7 @@ class MemberContext:
     workers: Workers
     signal: Signal  # set when there may be something to read
     call: GroupCall
+    careful: asyncio.Lock  # held while an event is handed out alone
     handled: int = 0
 
 
@@ -150,7 +154,7 @@ class Holding:
         if self._taken.trying is not None or (
             self._taken.deaths >= DEATHS_CAREFUL and state.last_seq >= start
         ):
-            self._careful = self._member.settings.buffer
+            self._careful = CAREFUL_EVENTS
         member = self._member
         what = Range(start)
         reader = RangeLane(member.jetstream, self._stream, what, member.signal, READ_AHEAD)
@@ -267,7 +271,7 @@ class Holding:
         else:
             lane = self._lanes.get(key) or self._new_lane(key)
         lane.queue.append(event)
-        if (event.offset, event.index) == self._taken.trying:
+        if self._taken.strikes >= STRIKES_MAX and (event.offset, event.index) == self._taken.trying:
             lane.error = "its handler ended the process, more than once"
             lane.park_due = True
         if lane.failures and len(lane.queue) > self._member.settings.key_buffer:
@@ -308,22 +312,23 @@ class Holding:
             return
         lane.queue.popleft()
         lane.failures, lane.error, lane.park_due = 0, "", False
-        self._trying = None
         if lane.key is not None and not lane.queue:
             self._lanes.pop(lane.key, None)
         self._progress.done((event.offset, event.index))
         self._member.handled += 1
         self._careful = max(0, self._careful - 1)
-        if self._hungry and len(self._progress) * 2 <= self._member.settings.buffer:
+        if self._hungry:
             self._member.signal.set()
 
     async def _handle(self, lane: KeyLane, event: AnyGroupEvent) -> bool:
         settings = self._member.settings
         event.attempt = lane.failures + 1
-        if self._careful and not await self._announce((event.offset, event.index), lane):
-            return False
         try:
-            await self._member.call(event)
+            if self._careful:
+                if not await self._call_alone(lane, event):
+                    return False
+            else:
+                await self._member.call(event)
         except Reject as rejected:
             lane.failures += 1
             return await self._bury(lane, event, str(rejected) or "rejected")
@@ -345,9 +350,23 @@ class Holding:
             self._make_room()
         return False
 
-    async def _announce(self, position: Position, lane: KeyLane) -> bool:
+    async def _call_alone(self, lane: KeyLane, event: AnyGroupEvent) -> bool:
         """Write down what is tried, so that a successor knows what ended this process."""
-        self._trying = position
+        async with self._member.careful:
+            self._trying = (event.offset, event.index)
+            try:
+                if not await self._commit_or_wait(lane):
+                    return False
+                await self._member.call(event)
+            finally:
+                self._trying = None
+            try:
+                await self.commit()
+            except MillstreamError as error:
+                _log.info("group %s: not written down yet: %s", self._name, error)
+            return True
+
+    async def _commit_or_wait(self, lane: KeyLane) -> bool:
         try:
             return await self.commit()
         except MillstreamError as error:
@@ -373,12 +392,7 @@ class Holding:
                 return False
             lane.park_due = True
             self._parked.setdefault(token, ParkedAt(event.offset, event.index, now_ns()))
-            try:
-                if not await self.commit():
-                    return False
-            except MillstreamError as error:
-                _log.info("group %s: not parked, trying again: %s", self._name, error)
-                self._again(lane, BURY_AGAIN_SECONDS)
+            if not await self._commit_or_wait(lane):
                 return False
             _log.warning("group %s: parked the key of %r: %s", self._name, event, lane.error)
             lane.bury = f"its key is parked since offset {event.offset}.{event.index}"
@@ -438,8 +452,9 @@ class Holding:
             open=unfinished,
             parked=dict(self._parked),
             mark=self._mark,
-            trying=self._trying if self._careful and not release else None,
-            deaths=self._taken.deaths if position == self._taken.position else 0,
+            trying=self._trying,
+            strikes=self._taken.strikes if self._trying == self._taken.trying else 0,
+            deaths=self._taken.deaths if position == self._taken.position or self._careful else 0,
         )
 
     def adopt(self, found: Stored[PartitionRecord] | None) -> bool:

@@ -285,6 +285,7 @@ class Member:
             epoch=before.epoch + 1,
             deaths=before.deaths + died,
             trying=before.trying if died else None,
+            strikes=before.strikes + 1 if died and before.trying else 0,
         )
         timeout = self.context.settings.lease
         try:

@@ -41,8 +41,9 @@ class PartitionRecord(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=T
     open: tuple[Position, ...] = ()
     parked: dict[str, ParkedAt] = {}  # by key token
     mark: tuple[int, int] = (0, 0)  # offset and time (ns) of the last message read: a fingerprint
-    trying: Position | None = None  # handed out alone, because owners died here
     deaths: int = 0  # owners in a row that died without getting anywhere
+    trying: Position | None = None  # then handed out alone, to see whether it is what kills
+    strikes: int = 0  # owners that died while it was
     version: int = VERSION
 
 

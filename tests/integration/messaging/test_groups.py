@@ -17,7 +17,6 @@ from millstream.errors import ConfigError, DataLoss, GroupBusy, GroupNotFound
 from millstream.messaging import pack
 from millstream.messaging.event import Source
 from millstream.messaging.group import Group, GroupEvent
-from millstream.messaging.group_settings import GroupSettings
 from millstream.messaging.start import Start
 from millstream.messaging.subscription import Reject
 from millstream.wire.connection import Connection
@@ -597,8 +596,3 @@ async def test_a_group_moves_only_while_nobody_runs(single: Kit) -> None:
 async def test_a_group_that_does_not_exist_is_named(single: Kit) -> None:
     with pytest.raises(GroupNotFound, match="topic 'orders' has no group 'nobody'"):
         await single.admin.info("nobody")
-
-
-async def test_the_settings_of_a_group_have_safe_defaults() -> None:
-    settings = GroupSettings()
-    assert settings.lease > 3 * settings.commit_every
