@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from millstream.messaging import DeadLetterQueue as DeadLetterQueue
     from millstream.messaging import Delivery as Delivery
     from millstream.messaging import Event as Event
+    from millstream.messaging import HttpPush as HttpPush
+    from millstream.messaging import HttpPushSettings as HttpPushSettings
     from millstream.messaging import Identity as Identity
     from millstream.messaging import IdentitySettings as IdentitySettings
     from millstream.messaging import Lag as Lag
@@ -59,6 +61,8 @@ __all__ = [
     "DeadLetterQueue",
     "Delivery",
     "Event",
+    "HttpPush",
+    "HttpPushSettings",
     "Identity",
     "IdentitySettings",
     "Lag",
@@ -99,6 +103,8 @@ _HOMES = {
     "DeadLetterQueue": "millstream.messaging",
     "Delivery": "millstream.messaging",
     "Event": "millstream.messaging",
+    "HttpPush": "millstream.messaging",
+    "HttpPushSettings": "millstream.messaging",
     "Identity": "millstream.messaging",
     "IdentitySettings": "millstream.messaging",
     "Lag": "millstream.messaging",

@@ -5,6 +5,7 @@ from millstream.messaging.dead_letter import DeadLetter, DeadLetterFilter
 from millstream.messaging.dead_letter_queue import DeadLetterQueue, RedriveReport
 from millstream.messaging.delivery import Delivery
 from millstream.messaging.event import Event, NewEvent, PublishOptions, Receipt
+from millstream.messaging.http_push import HttpPush, HttpPushSettings
 from millstream.messaging.identity import Identity, IdentitySettings
 from millstream.messaging.message import Message
 from millstream.messaging.overload import Counters, Overload, SubscriberSettings
@@ -28,6 +29,8 @@ __all__ = [
     "DeadLetterQueue",
     "Delivery",
     "Event",
+    "HttpPush",
+    "HttpPushSettings",
     "Identity",
     "IdentitySettings",
     "Lag",
