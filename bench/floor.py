@@ -115,6 +115,6 @@ class RawProtocol(asyncio.Protocol):
 async def open_raw_protocol(url: str) -> RawProtocol:
     at = urlsplit(url)
     loop = asyncio.get_running_loop()
-    _, protocol = await loop.create_connection(RawProtocol, at.hostname, at.port)
+    _, protocol = await loop.create_connection(RawProtocol, at.hostname or "", at.port or 4222)
     await protocol.ready
     return protocol

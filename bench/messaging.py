@@ -9,7 +9,7 @@ from statistics import median, quantiles
 from typing import Any
 
 from bench.floor import RawSocket, frames_with_ids, open_raw_protocol
-from bench.harness import PeerAbsent, Result, Skipped, against
+from bench.harness import Contestant, PeerAbsent, Result, Skipped, against
 from millstream.messaging import Client, NewEvent, SubscriptionSettings, Topic, connect
 from millstream.testing import running_broker
 from millstream.wire.protocol import unique_token
@@ -97,7 +97,10 @@ def _publish(stage: _Stage, quick: bool, runner: asyncio.Runner) -> Iterator[Res
             frames_with_ids("bench.k", stage.raw.inbox, count, PAYLOAD), WINDOW
         )
 
-    peers = {"nats-py publish_async": stage.nats_py(theirs), "raw socket": floor}
+    peers: dict[str, Contestant] = {
+        "nats-py publish_async": stage.nats_py(theirs),
+        "raw socket": floor,
+    }
     yield from against(
         "acked publish, many in flight", "events/s", ours, peers, quick=quick, runner=runner
     )
@@ -255,7 +258,7 @@ def _latency(stage: _Stage, quick: bool, runner: asyncio.Runner) -> Iterator[Res
             _picked(ours, pick),
             {
                 "raw asyncio protocol": _picked(floor, pick),
-                "raw blocking socket": lambda pick=pick: pick(blocking()) * 1e6,
+                "raw blocking socket": _picked_now(blocking, pick),
                 "nats-py publish": _picked(nats_py, pick),
             },
             quick=quick,
@@ -275,3 +278,9 @@ def _picked(
         return pick(await work()) * 1e6
 
     return run
+
+
+def _picked_now(
+    work: Callable[[], list[float]], pick: Callable[[list[float]], float]
+) -> Callable[[], float]:
+    return lambda: pick(work()) * 1e6
