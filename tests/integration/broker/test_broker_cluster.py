@@ -203,7 +203,7 @@ def test_a_cluster_in_the_background_is_driven_by_name(tmp_path: Path) -> None:
         wait_until(lambda: read_health(tmp_path).ok, 15)
     finally:
         stopped = down(tmp_path)
-    assert not any(alive(node.server_pid) for node in stopped.nodes)
+    wait_until(lambda: not any(alive(node.server_pid) for node in stopped.nodes))
 
 
 async def test_nodes_of_several_machines_join_with_a_shared_secret(tmp_path: Path) -> None:

@@ -49,7 +49,7 @@ def data(tmp_path: Path) -> Iterator[Path]:
         state = down(tmp_path / "data")
     except NotRunning:
         return
-    assert not any(alive(node.pid) for node in state.nodes)
+    wait_until(lambda: not any(alive(node.pid) for node in state.nodes))
 
 
 def state_or_none(data: Path) -> State | None:
@@ -161,8 +161,7 @@ def test_down_ends_the_standbys_as_well(data: Path) -> None:
     up(settings)
     (standby,) = up(settings, standby=True).standby
     stopped = down(data)
-    assert not alive(standby)
-    assert not alive(stopped.pid)
+    wait_until(lambda: not alive(standby) and not alive(stopped.pid))
     with pytest.raises(NotRunning):
         read_state(data)
 
@@ -193,8 +192,7 @@ async def test_a_broker_in_the_background_outlives_its_starter(data: Path) -> No
     assert health.ok
     assert [stream.name for stream in health.streams] == ["orders"]
     assert down(data).pid == state.pid
-    assert not alive(state.pid)
-    assert not alive(node.server_pid)
+    wait_until(lambda: not alive(state.pid) and not alive(node.server_pid))
     assert not (data / "broker.json").exists()
     with pytest.raises(NotRunning):
         down(data)
