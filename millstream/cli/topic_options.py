@@ -12,7 +12,7 @@ from millstream.errors import ConfigError
 if TYPE_CHECKING:
     from millstream.messaging import Origin
 
-__all__ = ["settings_from"]
+__all__ = ["OPTIONS", "settings_from"]
 
 LIMITS: Final = "Limits (of each partition; 'none' for no limit)"
 COPIES: Final = "Copies of other topics"
@@ -206,3 +206,4 @@ _READERS: Final[Mapping[str, Callable[[str, Any], Any]]] = {
     "mirror": origin,
     "sources": _origins,
 }
+OPTIONS: Final = frozenset(_READERS)

@@ -13,7 +13,7 @@ from millstream.messaging.topic_info import TopicInfo, topic_info
 from millstream.wire.api import ErrorCode, StreamInfo
 from millstream.wire.jetstream import JetStream
 
-__all__ = ["list_topics", "open_topic"]
+__all__ = ["list_topics", "open_topic", "side_by_side"]
 
 # Partitions are asked for side by side, but not so many that the server's API queue fills up.
 AT_ONCE: Final = 16

@@ -1,0 +1,78 @@
+"""docs/CLI.md says what the commands say, and commands keep the conventions."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import typer
+
+from millstream.cli.app import ALIASES, COMMANDS, app
+from tools.command_reference import PAGE, with_reference
+
+
+def commands() -> Iterator[tuple[str, Any]]:
+    """Every command with its whole name."""
+    root: Any = typer.main.get_command(app)
+    context = root.make_context("millstream", [], resilient_parsing=True)
+    for name in root.list_commands(context):
+        command = root.get_command(context, name)
+        parts = getattr(command, "commands", None)
+        if parts is None:
+            yield name, command
+        else:
+            yield from ((f"{name} {part}", found) for part, found in parts.items())
+
+
+ALL = dict(commands())
+# These change or run something and have nothing to print but that it is done.
+WITHOUT_JSON = {
+    "node stop", "node kill", "topic rm", "subscription rm", "subscription resume",
+}  # fmt: skip
+
+
+def test_the_page_is_what_the_commands_say() -> None:
+    page = PAGE.read_text(encoding="utf-8")
+    assert page == with_reference(page), "run: python -m tools.command_reference"
+
+
+def test_the_page_shows_when_a_command_changes() -> None:
+    page = PAGE.read_text(encoding="utf-8")
+    assert page.replace("### millstream pub SUBJECT", "### millstream pub") != page
+    assert "`--max-age`" in page
+
+
+@pytest.mark.parametrize("name", sorted(ALL))
+def test_a_command_says_what_it_does_and_each_option_too(name: str) -> None:
+    command = ALL[name]
+    assert command.help
+    line = command.help.partition("\n\n")[0].strip()
+    assert line.endswith("."), line
+    assert [param.name for param in command.params if not param.help] == []
+
+
+@pytest.mark.parametrize("name", sorted(ALL))
+def test_a_command_that_prints_data_prints_it_as_json(name: str) -> None:
+    options = {option for param in ALL[name].params for option in param.opts}
+    assert ("--json" in options) != (name in WITHOUT_JSON)
+
+
+@pytest.mark.parametrize(
+    "name", [n for n in sorted(ALL) if n.rpartition(" ")[2] in {"rm", "purge"}]
+)
+def test_what_destroys_asks(name: str) -> None:
+    assert "--yes" in {option for param in ALL[name].params for option in param.opts}
+
+
+def test_the_commands_of_messaging_are_all_there() -> None:
+    wanted = {
+        "pub", "sub", "request", "reply", "import", "export", "trace", "top",
+        *(f"topic {verb}" for verb in
+          ("create", "ls", "info", "edit", "rm", "purge", "tail", "replay")),
+        *(f"subscription {verb}" for verb in
+          ("create", "ls", "info", "edit", "pull", "seek", "pause", "resume", "rm")),
+        *(f"dlq {verb}" for verb in ("ls", "show", "edit", "redrive", "rm")),
+    }  # fmt: skip
+    assert wanted <= ALL.keys()
+    assert set(ALIASES.values()) <= COMMANDS.keys()
