@@ -18,7 +18,16 @@ from collections.abc import Awaitable, Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
-__all__ = ["OURS", "Better", "Contestant", "PeerAbsent", "Result", "Skipped", "against", "interleave"]
+__all__ = [
+    "OURS",
+    "Better",
+    "Contestant",
+    "PeerAbsent",
+    "Result",
+    "Skipped",
+    "against",
+    "interleave",
+]
 
 OURS = "millstream"
 QUICK_ROUNDS = 3  # the fewest that have a median which is not an extreme
