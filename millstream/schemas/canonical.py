@@ -13,10 +13,13 @@ from typing import Any, Final
 
 from millstream import errors
 from millstream.schemas import types as t
-from millstream.schemas.values import compile_fit, jsonable
+from millstream.schemas.avro_values import option_of
+from millstream.schemas.values import compile_fit, found, jsonable
 
 __all__ = [
     "MAX_TEXT",
+    "default_from",
+    "default_to",
     "dump",
     "fingerprintable",
     "load",
@@ -118,7 +121,7 @@ def type_to(type_: t.Type) -> Any:
 def _field_to(field: t.Field) -> dict[str, Any]:
     form: dict[str, Any] = {"name": field.name, "type": type_to(field.type)}
     if field.default is not t.MISSING:
-        form["default"] = jsonable(field.default)
+        form["default"] = default_to(field.type, field.default)
     if field.doc:
         form["doc"] = field.doc
     if field.aliases:
@@ -170,12 +173,59 @@ def _simple_from(name: str) -> t.Type:
     raise errors.SchemaError(f"{name!r:.80} is not a canonical type")
 
 
+def default_to(type_: t.Type, value: Any) -> Any:
+    """A plain default as JSON; a union's is written with the place of its option.
+
+    Text alone would not say whether it is a date, base64 or itself.
+    """
+    match type_:
+        case t.Nullable():
+            return None if value is None else default_to(type_.of, value)
+        case t.Union():
+            place = option_of(type_, value)
+            return [place, default_to(type_.options[place], value)]
+        case t.List():
+            return [default_to(type_.item, item) for item in value]
+        case t.Map():
+            return {str(key): default_to(type_.value, item) for key, item in value.items()}
+        case t.Record():
+            return {f.name: default_to(f.type, value[f.name]) for f in type_.fields}
+        case _:
+            return jsonable(value)
+
+
+def default_from(type_: t.Type, form: Any) -> Any:
+    """The plain default of its JSON; `Unfit` if it is none of the type."""
+    match type_, form:
+        case t.Nullable(), _:
+            return None if form is None else default_from(type_.of, form)
+        case t.Union(), [int(place), inner] if 0 <= place < len(type_.options):
+            return default_from(type_.options[place], inner)
+        case t.List(), list():
+            return [default_from(type_.item, item) for item in form]
+        case t.Map(), dict():
+            empty = compile_fit(t.Map(t.Nullable(t.Bool()), type_.key), text=True)
+            keys = empty(dict.fromkeys(form))
+            return dict(
+                zip(keys, (default_from(type_.value, v) for v in form.values()), strict=True)
+            )
+        case t.Record(), dict():
+            given = {
+                f.name: default_from(f.type, form[f.name]) for f in type_.fields if f.name in form
+            }
+            return compile_fit(type_)({**form, **given})
+        case ((t.Union() | t.List() | t.Map() | t.Record()), _):
+            raise errors.Unfit("", t.kind(type_), found(form))
+        case _:
+            return compile_fit(type_, text=True)(form)
+
+
 def _field_from(form: dict[str, Any], depth: int) -> t.Field:
     type_ = type_from(form["type"], depth)
     default: object = t.MISSING
     if "default" in form:
         try:
-            default = compile_fit(type_, text=True)(form["default"])
+            default = default_from(type_, form["default"])
         except errors.Unfit as error:
             raise errors.SchemaError(
                 f"the default of field '{form['name']}' does not fit: "

@@ -333,7 +333,7 @@ def _with_facts(field: t.Field, facts: dict[str, Any]) -> t.Field:
         default = t.MISSING
     elif field.name in facts.get("defaults", {}):
         try:
-            default = compile_fit(field.type, text=True)(facts["defaults"][field.name])
+            default = canonical.default_from(field.type, facts["defaults"][field.name])
         except errors.Unfit as error:
             raise errors.SchemaError(f"field '{field.name}': the default: {error}") from None
     else:

@@ -18,7 +18,6 @@ from millstream import errors
 from millstream.schemas import canonical
 from millstream.schemas import types as t
 from millstream.schemas.extras import needed
-from millstream.schemas.values import jsonable
 
 if TYPE_CHECKING:
     from google.protobuf.descriptor_pb2 import DescriptorProto, FileDescriptorProto
@@ -145,7 +144,20 @@ def to_descriptor(record: t.Record) -> FileDescriptorProto:
     writer.message(record, "")
     for name in sorted(writer.imports):
         file.dependency.append(f"google/protobuf/{name.rpartition('.')[2].lower()}.proto")
+    _refuse_clashes(file, record)
     return file
+
+
+def _refuse_clashes(file: FileDescriptorProto, record: t.Record) -> None:
+    """Names that only Protobuf confuses (`a_0` and `a0` are one in its JSON) are refused here."""
+    from millstream.schemas.proto_reading import make_pool
+
+    try:
+        make_pool([file])
+    except errors.Unmappable:
+        raise
+    except errors.SchemaError as error:
+        raise refusal(record.name, record, str(error)) from None
 
 
 class _Writer:
@@ -196,7 +208,9 @@ class _Writer:
         if field.default is t.MISSING:
             facts.setdefault("required", []).append(field.name)
         elif field.default not in (([], {}) if not nullable else (None,)):
-            facts.setdefault("defaults", {})[field.name] = jsonable(field.default)
+            facts.setdefault("defaults", {})[field.name] = canonical.default_to(
+                field.type, field.default
+            )
         if field.aliases:
             facts.setdefault("was", {})[field.name] = list(field.aliases)
         if isinstance(inner, t.Union) and field.number is not None:

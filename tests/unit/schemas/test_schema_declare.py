@@ -420,6 +420,14 @@ def test_pinned_numbers_survive_new_and_removed_fields() -> None:
     assert numbers == [{"a": 1, "b": 2}, {"c": 3, "a": 1}, {"d": 4, "x": 3}]
 
 
+def test_names_that_only_protobuf_confuses_are_refused() -> None:
+    union = t.Union((t.Int(64), t.String()))
+    with pytest.raises(errors.Unmappable, match="duplicate json_name"):
+        make_codec(Schema(t.Record("R", (F("a", union), F("a0", t.Int(64))))), "protobuf")
+    with pytest.raises(errors.Unmappable, match="duplicate"):
+        make_codec(Schema(t.Record("R", (F("a", union), F("a_0", t.Int(64))))), "protobuf")
+
+
 def test_nothing_else_is_taken_for_a_schema() -> None:
     for source in (7, object(), {"a": 1}, int, "{}"):
         with pytest.raises(errors.SchemaError, match=r"(?i)schema"):

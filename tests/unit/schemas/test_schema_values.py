@@ -289,6 +289,16 @@ def test_null_structs_come_back_as_none_without_making_an_object() -> None:
     assert RowReader(record, Line).read(array) == [Line("a", 1), None]
 
 
+def test_the_default_of_a_union_is_kept_with_its_option() -> None:
+    union = t.Union((t.Binary(), t.Date(), t.Map(t.Int(8), t.Int(64)), t.String()))
+    for default in (b"A000", dt.date(2024, 1, 1), {7: 1}, "A000", "2024-01-01"):
+        schema = Schema(t.Record("R", (t.Field("x", t.Nullable(union), default),)))
+        assert Schema.from_json(schema.to_json()) == schema
+        text = schema.to_json().replace('"default":[', '"default":[9,')
+        with pytest.raises(errors.SchemaError, match="the default of field 'x' does not fit"):
+            Schema.from_json(text)
+
+
 def test_a_changed_default_does_not_change_the_schema() -> None:
     schema = Schema(t.Record("R", (t.Field("x", t.List(t.Int(64)), []),)))
     schema.fit({})["x"].append(1)
