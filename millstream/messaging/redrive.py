@@ -15,7 +15,6 @@ from __future__ import annotations
 import logging
 from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass
-from datetime import datetime
 from typing import Final
 
 import msgspec
@@ -31,7 +30,7 @@ from millstream.errors import (
 )
 from millstream.messaging.dead_letter import REDRIVE_TOKEN, DeadLetter, redriven_message
 from millstream.messaging.dead_letters import EXPECTED_HEADER
-from millstream.messaging.event import nanoseconds_of
+from millstream.messaging.event import stored_ns_of
 from millstream.messaging.subject import partition_of
 from millstream.messaging.topic_info import PartitionInfo, TopicInfo
 from millstream.messaging.topic_lookup import open_topic, side_by_side
@@ -144,7 +143,7 @@ class Redrive:
         for offset, stored_ns in note.letters:
             # The time tells letters apart: a queue that was made anew uses the same offsets again.
             stored = await self._jetstream.get_message(self._stream, {"seq": offset})
-            if stored is not None and _nanoseconds(stored.time) == stored_ns:
+            if stored is not None and stored_ns_of(stored.time) == stored_ns:
                 await self._remove(offset)
                 left += 1
         return left
@@ -305,7 +304,3 @@ def _by_key(group: list[DeadLetter]) -> list[DeadLetter]:
     for letters in of_key.values():
         letters.sort(key=lambda letter: (letter.origin_offset, letter.origin_index), reverse=True)
     return [letter if letter.key is None else of_key[letter.key].pop() for letter in group]
-
-
-def _nanoseconds(time: str) -> int:
-    return nanoseconds_of(datetime.fromisoformat(time))

@@ -8,7 +8,7 @@ from datetime import UTC, datetime, timedelta
 
 from millstream.deadline import now_ns
 from millstream.errors import ApiError, ConfigError, SubscriptionConflict, SubscriptionNotFound
-from millstream.messaging.event import Source, datetime_of, nanoseconds_of
+from millstream.messaging.event import Source, datetime_of, stored_ns_of
 from millstream.messaging.start import Start
 from millstream.messaging.subscription_settings import (
     SubscriptionSettings,
@@ -213,7 +213,7 @@ class SubscriptionAdmin:
     async def _first_unsettled(self, stream: str, info: ConsumerInfo) -> int | None:
         ask = {"seq": info.ack_floor.stream_seq + 1, "next_by_subj": ">"}
         message = await self._jetstream.get_message(stream, ask)
-        return None if message is None else nanoseconds_of(datetime.fromisoformat(message.time))
+        return None if message is None else stored_ns_of(message.time)
 
     async def _all(self) -> AsyncIterator[tuple[Source, ConsumerInfo]]:
         for stream, source in self._sources:

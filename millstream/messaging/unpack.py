@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from datetime import datetime
 from typing import TYPE_CHECKING, Any, Final
 
 from millstream.messaging.event import (
@@ -12,7 +11,7 @@ from millstream.messaging.event import (
     Source,
     Unreadable,
     is_event_subject,
-    nanoseconds_of,
+    stored_ns_of,
 )
 from millstream.wire.api import AckAddress, parse_ack_address
 from millstream.wire.jetstream import StoredMessage
@@ -116,7 +115,7 @@ class PackEvent(Event):
 
 def raw_of(stream: str, stored: StoredMessage) -> RawMessage:
     """A message that was looked up, in the form in which delivered ones come."""
-    stored_ns = nanoseconds_of(datetime.fromisoformat(stored.time))
+    stored_ns = stored_ns_of(stored.time)
     reply = f"$JS.ACK.{stream}.get.1.{stored.sequence}.0.{stored_ns}.0".encode()
     return RawMessage(stored.subject.encode(), reply, stored.headers, stored.payload)
 
