@@ -7,11 +7,12 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Final
 
-from millstream.errors import ConfigError
+from millstream.errors import ConfigError, PermissionDenied
 from millstream.messaging.event import Event, Source
 from millstream.messaging.start import Start
-from millstream.messaging.subject import PACK_TOKEN, key_token
+from millstream.messaging.subject import PACK_TOKEN, key_token, matches
 from millstream.messaging.unpack import events_of
+from millstream.wire.direct_lane import DirectLane
 from millstream.wire.jetstream import JetStream
 from millstream.wire.pull_lane import RawMessage, Signal
 from millstream.wire.range_lane import Range, RangeLane
@@ -57,14 +58,12 @@ async def read_messages(
 ) -> AsyncGenerator[tuple[Source, list[RawMessage]], None]:
     """The messages of a plan in groups, each group of one partition and in its order."""
     signal = Signal()
-    lanes: list[tuple[Source, RangeLane]] = []
+    lanes: list[tuple[Source, RangeLane | DirectLane]] = []
     try:
         for stream, source in sources:
             if plan.partitions is None or source.partition in plan.partitions:
                 what = await _range(jetstream, stream, source, plan)
-                lane = RangeLane(jetstream, stream, what, signal)
-                lanes.append((source, lane))
-                await lane.open()
+                lanes.append((source, await _open(jetstream, stream, what, signal)))
         while lanes:
             idle = True
             for source, lane in lanes:
@@ -80,6 +79,28 @@ async def read_messages(
     finally:
         for _, lane in lanes:
             lane.close()
+
+
+async def _open(
+    jetstream: JetStream, stream: str, what: Range, signal: Signal
+) -> RangeLane | DirectLane:
+    """A consumer of our own, or direct questions for users who may not make one."""
+    lane = RangeLane(jetstream, stream, what, signal)
+    try:
+        await lane.open()
+        return lane
+    except PermissionDenied:
+        lane.close()
+    direct = DirectLane(jetstream, stream, what, signal)
+    await direct.open()
+    return direct
+
+
+def _chosen(lane: RangeLane | DirectLane, taken: list[RawMessage]) -> list[RawMessage]:
+    patterns = lane.what.subjects
+    if isinstance(lane, RangeLane) or len(patterns) < 2:
+        return taken
+    return [m for m in taken if any(matches(p, m.subject.decode()) for p in patterns)]
 
 
 async def _range(jetstream: JetStream, stream: str, source: Source, plan: ReadPlan) -> Range:

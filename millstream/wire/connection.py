@@ -11,7 +11,8 @@ import logging
 import random
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, Protocol
+from weakref import WeakSet
 
 from millstream.deadline import Deadline
 from millstream.errors import (
@@ -39,7 +40,7 @@ from millstream.wire.protocol import (
     unsub,
 )
 
-__all__ = ["Connection", "Interest"]
+__all__ = ["Connection", "Drainable", "Interest"]
 
 _log = logging.getLogger("millstream.wire")
 
@@ -57,6 +58,12 @@ class Interest:
     subject: bytes
     queue: bytes
     handler: Handler
+
+
+class Drainable(Protocol):
+    """What ends gently: takes nothing new, finishes what it has, within the seconds given."""
+
+    async def drain(self, timeout: float | None = None) -> None: ...
 
 
 class Connection:
@@ -88,6 +95,10 @@ class Connection:
         self.on_disconnected: list[Callable[[], None]] = []
         self.on_denied: list[Callable[[PermissionDenied], None]] = []
         self.on_closed: list[Callable[[], None]] = []
+        # What drains before the connection closes: first those that take messages, then those that
+        # collect some to send.
+        self.intakes: WeakSet[Drainable] = WeakSet()
+        self.outlets: WeakSet[Drainable] = WeakSet()
         self.reconnects = 0
         self._reading = True
 

@@ -54,7 +54,7 @@ class RangeLane:
         self._jetstream = jetstream
         self._connection = jetstream.connection
         self._stream = stream
-        self._what = what
+        self.what = what
         self._prefetch = prefetch
         self.signal = signal or Signal()
         self._lane: PullLane | None = None
@@ -115,7 +115,7 @@ class RangeLane:
             return []
         self._expected = last.consumer_sequence + 1
         self._next = last.sequence + 1
-        end = self._what.end
+        end = self.what.end
         if end is not None and (last.sequence >= end - 1 or last.pending == 0):
             self.done = True
             if last.sequence >= end:
@@ -148,14 +148,14 @@ class RangeLane:
         if self.closed:
             self._forget_consumer()
             return
-        if info.num_pending == 0 and self._what.end is not None:
+        if info.num_pending == 0 and self.what.end is not None:
             self.done = True
             self.close()
             return
         self._lane = PullLane(self._jetstream, self._stream, info.name, self._prefetch, self.signal)
 
     def _config(self) -> ConsumerConfig:
-        what = self._what
+        what = self.what
         config = ConsumerConfig(
             name=f"read-{unique_token(12)}",
             ack_policy="none",
@@ -229,7 +229,7 @@ class RangeLane:
         Only the last event of each key is not a range: it is asked for again, and what was
         delivered before is skipped.
         """
-        if self._what.deliver == "last_per_subject":
+        if self.what.deliver == "last_per_subject":
             self._skip_below = self._next
-        elif self._next > self._what.start or self._expected > 1:
-            self._what = replace(self._what, start_time=None, deliver=None)
+        elif self._next > self.what.start or self._expected > 1:
+            self.what = replace(self.what, start_time=None, deliver=None)
