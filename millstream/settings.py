@@ -27,9 +27,11 @@ __all__ = [
     "Reconnect",
     "Secret",
     "Tls",
+    "cache_folder",
     "child_environment",
     "data_folder",
     "environment",
+    "export_environment",
     "find_project_file",
     "parse_duration",
     "parse_size",
@@ -90,6 +92,18 @@ def environment(name: str) -> str | None:
 def child_environment(**changes: str) -> dict[str, str]:
     """This process's environment with some variables changed, for a child process."""
     return {**os.environ, **changes}
+
+
+def export_environment(**defaults: str) -> None:
+    """Set variables of this process that are not set yet, for programs that read nothing else."""
+    for name, value in defaults.items():
+        os.environ.setdefault(name, value)
+
+
+def cache_folder() -> Path:
+    """Where what can be made again is kept, for this user: `XDG_CACHE_HOME`, or ~/.cache."""
+    base = environment("XDG_CACHE_HOME")
+    return (Path(base) if base else Path.home() / ".cache") / "millstream"
 
 
 def parse_duration(text: str | float) -> float:

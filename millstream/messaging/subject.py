@@ -10,6 +10,7 @@ from millstream.errors import ConfigError
 
 __all__ = [
     "KEYLESS_TOKEN",
+    "KEY_BYTES_MAX",
     "PACK_TOKEN",
     "check_name",
     "check_subject",

@@ -1,0 +1,276 @@
+"""Messages to record batches, in exactly the columns and types that Spark expects."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from millstream.errors import PackError, Undecodable
+from millstream.messaging.event import (
+    FOR_HEADER,
+    KEY_HEADER,
+    NULL_HEADER,
+    RESERVED_PREFIXES,
+    SCHEMA_HEADER,
+    TIME_HEADER,
+)
+from millstream.messaging.pack import Pack, decode
+from millstream.messaging.subject import key_bytes, key_of_token
+from millstream.spark.values import Decoded, Values, fitted
+from millstream.wire.protocol import parse_header_items, parse_headers
+from millstream.wire.pull_lane import RawMessage
+
+__all__ = ["Batches", "Origin"]
+
+_OWN_MARK: Final = b"\r\nMill-"
+_PACK_MARK: Final = b"\r\nMill-Pack: "
+_FOR_MARK: Final = f"\r\n{FOR_HEADER}: ".encode()
+_UNDERSCORE: Final = 95
+_TIME: Final = pa.timestamp("us", "UTC")
+_HEADERS: Final = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """The partition that messages come from."""
+
+    topic: str
+    partition: int
+    prefix: str | None  # of its subjects; None: they carry no keys
+
+
+class Batches:
+    """Turns the messages of one partition into record batches of one schema."""
+
+    def __init__(self, schema: pa.Schema, origin: Origin, values: Values, undecodable: str) -> None:
+        self.schema = schema
+        self.dropped = 0
+        self.first_dropped = ""
+        self._origin = origin
+        self._values = values
+        self._policy = undecodable
+        self._at = 0 if origin.prefix is None else len(origin.prefix.encode()) + 1
+        self._wanted = set(schema.names)
+
+    def of(self, messages: Sequence[RawMessage]) -> list[pa.RecordBatch]:
+        """The rows of some messages, in order; Millstream's own messages are left out."""
+        result: list[pa.RecordBatch] = []
+        plain: list[RawMessage] = []
+        at = self._at
+        for message in messages:
+            subject, headers = message.subject, message.headers
+            if _OWN_MARK not in headers or _PACK_MARK not in headers:
+                own = at and len(subject) > at + 1 and subject[at] == _UNDERSCORE
+                # An event that was redriven for one subscription has been read here before.
+                if not own and _FOR_MARK not in headers:
+                    plain.append(message)
+                continue
+            if plain:
+                result.append(self._plain(plain))
+                plain = []
+            batch = self._pack(message)
+            if batch is not None:
+                result.append(batch)
+        if plain:
+            result.append(self._plain(plain))
+        return [batch for batch in result if batch.num_rows]
+
+    # -- plain messages -------------------------------------------------------------------
+
+    def _plain(self, messages: list[RawMessage]) -> pa.RecordBatch:
+        rows = _PlainRows(messages, self._at)
+        decoded = None
+        if self._wanted & {"value", "reason"}:
+            decoded = self._values.plain(rows.payloads(), rows.schema_ids())
+        make: dict[str, Callable[[], Any]] = {
+            "key": lambda: pa.array(rows.keys(), pa.binary()),
+            "offset": lambda: pa.array(rows.offsets(), pa.int64()),
+            "timestamp": lambda: pa.array(rows.micros(), pa.int64()).cast(_TIME),
+            "subject": lambda: pa.array([m.subject for m in messages], pa.binary()),
+            "index": lambda: pa.repeat(pa.scalar(0, pa.int32()), len(messages)),
+            "headers": lambda: pa.array(rows.headers(), _HEADERS),
+        }
+        return self._assembled(len(messages), make, decoded, lambda n: (rows.offsets()[n], 0))
+
+    # -- packs ----------------------------------------------------------------------------
+
+    def _pack(self, message: RawMessage) -> pa.RecordBatch | None:
+        parts = message.reply.split(b".")
+        sequence = int(parts[-4])
+        try:
+            pack = decode(parse_headers(message.headers), message.payload)
+        except PackError as error:
+            return self._unsound(message, sequence, error)
+        count = pack.count
+        if not count:
+            return None
+        decoded = None
+        if self._wanted & {"value", "reason"}:
+            decoded = self._values.packed(pack.column("value"), pack.schema_id)
+        make: dict[str, Callable[[], Any]] = {
+            "key": lambda: pack.column("key"),
+            "offset": lambda: pa.repeat(pa.scalar(sequence, pa.int64()), count),
+            "timestamp": lambda: _times(pack, int(parts[-2]) // 1000),
+            "subject": lambda: pa.repeat(pa.scalar(message.subject, pa.binary()), count),
+            "index": lambda: pa.array(range(count), pa.int32()),
+            "headers": lambda: pack.column("headers"),
+        }
+        return self._assembled(count, make, decoded, lambda n: (sequence, n))
+
+    def _unsound(
+        self, message: RawMessage, sequence: int, error: PackError
+    ) -> pa.RecordBatch | None:
+        """One row for a pack that cannot be opened, if rows are wanted for such."""
+        reason = f"unsound pack: {error}"
+        if self._policy == "fail":
+            raise self._error(sequence, 0, reason) from error
+        if self._policy == "drop":
+            self._drop(1, sequence, reason)
+            return None
+        time = int(message.reply.split(b".")[-2]) // 1000
+        make: dict[str, Callable[[], Any]] = {
+            "key": lambda: pa.nulls(1, pa.binary()),
+            "offset": lambda: pa.array([sequence], pa.int64()),
+            "timestamp": lambda: pa.array([time], pa.int64()).cast(_TIME),
+            "subject": lambda: pa.array([message.subject], pa.binary()),
+            "index": lambda: pa.array([0], pa.int32()),
+            "headers": lambda: pa.nulls(1, _HEADERS),
+        }
+        value = None
+        if "value" in self._wanted:
+            value = pa.nulls(1, self.schema.field("value").type)
+        return self._assembled(1, make, Decoded(value, [reason]), lambda _: (sequence, 0))
+
+    # -- both -----------------------------------------------------------------------------
+
+    def _assembled(
+        self,
+        count: int,
+        make: dict[str, Callable[[], Any]],
+        decoded: Decoded | None,
+        place: Callable[[int], tuple[int, int]],
+    ) -> pa.RecordBatch:
+        if decoded is not None and decoded.reasons is not None and self._policy == "fail":
+            number = next(n for n, reason in enumerate(decoded.reasons) if reason)
+            raise self._error(*place(number), decoded.reasons[number] or "")
+        arrays = []
+        for field in self.schema:
+            if field.name == "value":
+                array = decoded.array if decoded is not None else None
+            elif field.name == "reason":
+                reasons = decoded.reasons if decoded is not None else None
+                array = pa.array(reasons or [None] * count, pa.string())
+            elif field.name == "topic":
+                array = pa.repeat(pa.scalar(self._origin.topic, pa.string()), count)
+            elif field.name == "partition":
+                array = pa.repeat(pa.scalar(self._origin.partition, pa.int32()), count)
+            else:
+                array = make[field.name]()
+            arrays.append(fitted(array, field.type))
+        batch = (
+            pa.RecordBatch.from_arrays(arrays, schema=self.schema)
+            if arrays
+            else pa.RecordBatch.from_struct_array(pa.array([{}] * count, pa.struct([])))
+        )
+        return self._without_dropped(batch, decoded, place)
+
+    def _without_dropped(
+        self, batch: pa.RecordBatch, decoded: Decoded | None, place: Callable[[int], Any]
+    ) -> pa.RecordBatch:
+        if decoded is None or decoded.reasons is None or self._policy != "drop":
+            return batch
+        keep = [reason is None for reason in decoded.reasons]
+        number = keep.index(False)
+        self._drop(keep.count(False), place(number)[0], decoded.reasons[number] or "")
+        return batch.filter(pa.array(keep))
+
+    def _drop(self, count: int, sequence: int, reason: str) -> None:
+        self.dropped += count
+        self.first_dropped = self.first_dropped or f"offset {sequence}: {reason}"
+
+    def _error(self, sequence: int, index: int, reason: str) -> Undecodable:
+        return Undecodable(self._origin.topic, self._origin.partition, sequence, index, reason)
+
+
+def _times(pack: Pack, stored_micros: int) -> pa.Array:
+    """The events' own times; those without one have the time at which the pack was stored."""
+    stored = pa.scalar(stored_micros, pa.int64()).cast(_TIME)
+    if "timestamp" not in pack.schema.names:
+        return pa.repeat(stored, pack.count)
+    times = pack.column("timestamp")
+    return pc.fill_null(times, stored) if times.null_count else times
+
+
+class _PlainRows:
+    """The columns of plain messages. Headers are looked into only where there are some of ours."""
+
+    def __init__(self, messages: list[RawMessage], at: int) -> None:
+        self._messages = messages
+        self._at = at
+        self._own: dict[int, dict[str, str]] = {
+            number: parse_headers(message.headers)
+            for number, message in enumerate(messages)
+            if message.headers and _OWN_MARK in message.headers
+        }
+
+    def payloads(self) -> list[bytes | None]:
+        values: list[bytes | None] = [message.payload for message in self._messages]
+        for number, headers in self._own.items():
+            if NULL_HEADER in headers:
+                values[number] = None
+        return values
+
+    def schema_ids(self) -> list[str | None] | None:
+        ids: list[str | None] | None = None
+        for number, headers in self._own.items():
+            if SCHEMA_HEADER in headers:
+                ids = ids or [None] * len(self._messages)
+                ids[number] = headers[SCHEMA_HEADER]
+        return ids
+
+    def keys(self) -> list[bytes | None]:
+        at = self._at
+        keys: list[bytes | None]
+        if at:
+            keys = [_key(message.subject[at:]) for message in self._messages]
+        else:
+            keys = [None] * len(self._messages)
+        for number, headers in self._own.items():
+            if KEY_HEADER in headers:
+                keys[number] = _key(headers[KEY_HEADER].encode())
+        return keys
+
+    def offsets(self) -> list[int]:
+        return [int(message.reply.rsplit(b".", 4)[1]) for message in self._messages]
+
+    def micros(self) -> list[int]:
+        times = [int(message.reply.rsplit(b".", 2)[1]) // 1000 for message in self._messages]
+        for number, headers in self._own.items():
+            if TIME_HEADER in headers:
+                times[number] = int(headers[TIME_HEADER]) // 1000
+        return times
+
+    def headers(self) -> list[list[tuple[str, bytes]] | None]:
+        return [_own_headers(message.headers) for message in self._messages]
+
+
+def _key(token: bytes) -> bytes | None:
+    if b"=" in token or token == b"_":
+        key = key_of_token(token)
+        return None if key is None else key_bytes(key)
+    return token
+
+
+def _own_headers(block: bytes) -> list[tuple[str, bytes]] | None:
+    if not block:
+        return None
+    pairs = [
+        (name, value.encode("utf-8", "surrogateescape"))
+        for name, value in parse_header_items(block)
+        if not name.startswith(RESERVED_PREFIXES)
+    ]
+    return pairs or None

@@ -1,0 +1,104 @@
+"""`format("millstream")`: the name that Spark knows, and what it is wired to."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import MutableMapping
+from typing import Final
+
+import pyarrow as pa
+from pyspark.sql.datasource import (
+    DataSource,
+    DataSourceReader,
+    DataSourceStreamReader,
+)
+from pyspark.sql.pandas.types import to_arrow_schema
+from pyspark.sql.types import StructType
+
+from millstream.spark.batch_reader import BatchReader, FilteringBatchReader
+from millstream.spark.connections import jetstream_to
+from millstream.spark.logs import find_logs
+from millstream.spark.options import (
+    SourceOptions,
+    check_names,
+    connection_settings,
+    source_options,
+)
+from millstream.spark.reader import RangeReader
+from millstream.spark.row_schema import BYTES, ValueShape, check_schema, column_ddl, source_ddl
+from millstream.spark.stream_reader import StreamReader
+from millstream.spark.typed import TopicType, common_shape, find_type
+
+__all__ = ["MillstreamDataSource"]
+
+# Spark runs this module in the one process that asks a reader for its filters. A reader that takes
+# filters is an error everywhere else while spark.sql.python.filterPushdown.enabled is off.
+_PUSHDOWN: Final = "pyspark.sql.worker.data_source_pushdown_filters"
+
+
+class MillstreamDataSource(DataSource):
+    """Topics and tables as a source and a sink; every option is in docs/SPARK.md."""
+
+    def __init__(self, options: MutableMapping[str, str]) -> None:
+        super().__init__(options)
+        check_names(options)
+        # Found here, on the driver: workers may run where neither file nor variable names a broker.
+        self._settings = connection_settings(options)
+
+    @classmethod
+    def name(cls) -> str:
+        """The name for `format(...)`."""
+        return "millstream"
+
+    # -- source ---------------------------------------------------------------------------
+
+    def schema(self) -> str:
+        """The columns, as the options choose them; values as the topic's schema says."""
+        options = self._any_source()
+        shape = _shape(options, self._types(options), column_ddl(options))
+        return source_ddl(options, shape)
+
+    def _any_source(self) -> SourceOptions:
+        """The options for either kind of read: which one it is shows later."""
+        return source_options(self.options, batch=True)
+
+    def _types(self, options: SourceOptions) -> dict[str, TopicType]:
+        jetstream = jetstream_to(self._settings)
+        topics = sorted({topic for topic, _ in find_logs(jetstream, options)})
+        found = {topic: find_type(jetstream, topic) for topic in topics}
+        return {topic: type_ for topic, type_ in found.items() if type_ is not None}
+
+    def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802
+        """The driver's side of a streaming query."""
+        options = source_options(self.options, batch=False)
+        return StreamReader(self._settings, options, self._range_reader(schema, options))
+
+    def reader(self, schema: StructType) -> DataSourceReader:
+        """The driver's side of a batch read."""
+        options = source_options(self.options, batch=True)
+        reader = self._range_reader(schema, options)
+        kind = FilteringBatchReader if _asked_for_filters() else BatchReader
+        return kind(self._settings, options, reader)
+
+    def _range_reader(self, schema: StructType, options: SourceOptions) -> RangeReader:
+        arrow: pa.Schema = to_arrow_schema(schema, timezone="UTC")
+        types = self._types(options)
+        check_schema(arrow, _shape(options, types, arrow.names), options)
+        return RangeReader(
+            settings=self._settings,
+            schema=arrow,
+            subjects=options.subjects,
+            undecodable=options.undecodable,
+            fail_on_data_loss=options.fail_on_data_loss,
+            types=types,
+        )
+
+
+def _shape(options: SourceOptions, types: dict[str, TopicType], columns: list[str]) -> ValueShape:
+    topics = sorted(types) if options.pattern else sorted({*types, *options.topics})
+    return common_shape(types, topics) if "value" in columns else BYTES
+
+
+def _asked_for_filters() -> bool:
+    main = getattr(sys.modules.get("__main__"), "__spec__", None)
+    return _PUSHDOWN in sys.modules or getattr(main, "name", "") == _PUSHDOWN

@@ -1,0 +1,386 @@
+"""Every option of `format("millstream")`: its name, its check, its meaning. Pure.
+
+Names and defaults are those of Spark's Kafka source and sink wherever the meaning is the same. All
+are checked when a query is built; a wrong one stops it with the name to use instead.
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final, Literal, TypeVar
+
+from millstream.errors import ConfigError
+from millstream.messaging.subject import check_name, check_subject
+from millstream.settings import ConnectionSettings, Secret, Tls, parse_size
+from millstream.spark.starting import Bound, parse_bound, parse_times, parse_timestamp
+
+__all__ = [
+    "COLUMNS",
+    "OPTIONS",
+    "SinkOptions",
+    "SourceOptions",
+    "Undecodable",
+    "check_names",
+    "connection_settings",
+    "sink_options",
+    "source_options",
+]
+
+T = TypeVar("T")
+Undecodable = Literal["fail", "null", "drop"]
+
+# The columns of a source, in their order; `headers` and `reason` come when they are asked for.
+COLUMNS: Final = (
+    "key",
+    "value",
+    "topic",
+    "partition",
+    "offset",
+    "timestamp",
+    "subject",
+    "index",
+    "headers",
+    "reason",
+)
+TASKS_MAX: Final = 10_000  # of one batch: more are slower, not faster
+PACK_ROWS_MAX: Final = 1_000_000  # what readers take of one pack
+
+# Option -> what it is for: "connection", "source", "batch" (a source read once), "sink".
+OPTIONS: Final[Mapping[str, str]] = {
+    "url": "connection",
+    "user": "connection",
+    "password": "connection",
+    "token": "connection",
+    "nkey": "connection",
+    "creds": "connection",
+    "tlsCa": "connection",
+    "tlsCert": "connection",
+    "tlsKey": "connection",
+    "domain": "connection",
+    "subscribe": "source",
+    "subscribePattern": "source",
+    "assign": "source",
+    "stream": "source",
+    "subjects": "source",
+    "startingOffsets": "source",
+    "startingTimestamp": "source",
+    "startingOffsetsByTimestamp": "source",
+    "startingOffsetsByTimestampStrategy": "source",
+    "endingOffsets": "batch",
+    "endingTimestamp": "batch",
+    "endingOffsetsByTimestamp": "batch",
+    "maxOffsetsPerTrigger": "source",
+    "minPartitions": "source",
+    "maxRecordsPerPartition": "source",
+    "failOnDataLoss": "source",
+    "includeHeaders": "source",
+    "columns": "source",
+    "undecodable": "source",
+    "table": "source or sink",
+    "topic": "sink",
+    "commitMode": "sink",
+    "writerName": "sink",
+    "compression": "sink",
+    "maxRowsPerPack": "sink",
+    "maxPackBytes": "sink",
+}
+
+# What Spark itself hands over beside the user's options.
+_OF_SPARK: Final = frozenset({"checkpointlocation", "queryname", "outputmode", "trigger"})
+
+_ELSEWHERE: Final[Mapping[str, str]] = {
+    "kafka.bootstrap.servers": "use 'url', for example nats://127.0.0.1:4222",
+    "kafka.group.id": "positions are kept in the checkpoint; no group is needed",
+    "groupidprefix": "positions are kept in the checkpoint; no group is needed",
+    "kafka.auto.offset.reset": "use 'startingOffsets'",
+    "minoffsetspertrigger": "use a trigger interval; there is no minimum",
+    "maxtriggerdelay": "use a trigger interval; there is no minimum to wait for",
+    "path": "name the topic with 'subscribe' (source) or 'topic' (sink)",
+    "topics": "use 'subscribe' (source) or 'topic' (sink)",
+    "servers": "use 'url'",
+    "subject": "use 'subjects'",
+}
+
+
+def check_names(options: Mapping[str, str]) -> None:
+    """Refuse an option that neither the source nor the sink has, and say which one was meant."""
+    known = {name.lower(): name for name in OPTIONS}
+    for given in options:
+        name = given.lower()
+        if name in known or name in _OF_SPARK:
+            continue
+        advice = _ELSEWHERE.get(name)
+        if advice is None and name.startswith("kafka."):
+            advice = "options of the Kafka client have no meaning here"
+        if advice is None:
+            near = difflib.get_close_matches(name, known, n=1, cutoff=0.6)
+            advice = (
+                f"did you mean '{known[near[0]]}'?"
+                if near
+                else f"there are {', '.join(sorted(OPTIONS))}"
+            )
+        raise ConfigError(f"unknown option '{given}': {advice}")
+
+
+class _Given:
+    """The options of one role, read one by one."""
+
+    def __init__(self, options: Mapping[str, str], roles: set[str], user: str) -> None:
+        check_names(options)
+        self._values = {name.lower(): text for name, text in options.items()}
+        for name, role in OPTIONS.items():
+            if name.lower() in self._values and not roles & set(role.split(" or ")):
+                where = "batch read (spark.read)" if role == "batch" else role
+                raise ConfigError(f"option '{name}' belongs to a {where}, not to a {user}")
+
+    def get(self, name: str) -> str | None:
+        return self._values.get(name.lower())
+
+    def parsed(self, name: str, parse: Callable[[str], T], default: T) -> T:
+        text = self.get(name)
+        if text is None:
+            return default
+        try:
+            return parse(text)
+        except ConfigError as error:
+            raise ConfigError(f"option '{name}' = {text!r}: {error}") from error
+        except ValueError as error:
+            raise ConfigError(f"option '{name}' = {text!r}: {error}") from error
+
+    def one_of(self, names: tuple[str, ...], needed: bool = False) -> str | None:
+        """The one of several options that is given; two are a contradiction."""
+        given = [name for name in names if self.get(name) is not None]
+        if len(given) > 1:
+            raise ConfigError(f"options '{given[0]}' and '{given[1]}' contradict each other")
+        if needed and not given:
+            raise ConfigError(f"give one of the options {', '.join(names)}")
+        return given[0] if given else None
+
+
+def _boolean(text: str) -> bool:
+    word = text.strip().lower()
+    if word not in ("true", "false"):
+        raise ConfigError("choose true or false")
+    return word == "true"
+
+
+def _count(most: int | None = None) -> Callable[[str], int]:
+    def parse(text: str) -> int:
+        if not re.fullmatch(r"\d{1,18}", text.strip()) or int(text) < 1:
+            raise ConfigError("choose a whole number of 1 or more")
+        if most is not None and int(text) > most:
+            raise ConfigError(f"the most is {most:,}")
+        return int(text)
+
+    return parse
+
+
+def _choice(*words: str) -> Callable[[str], Any]:
+    def parse(text: str) -> str:
+        word = text.strip().lower()
+        if word not in words:
+            raise ConfigError(f"choose {', '.join(words[:-1])} or {words[-1]}")
+        return word
+
+    return parse
+
+
+def _names(text: str) -> tuple[str, ...]:
+    names = tuple(dict.fromkeys(part.strip() for part in text.split(",") if part.strip()))
+    if not names:
+        raise ConfigError("it names nothing")
+    return names
+
+
+def _subjects(text: str) -> tuple[str, ...]:
+    return tuple(check_subject(name, wildcards=True) for name in _names(text))
+
+
+def _pattern(text: str) -> str:
+    try:
+        re.compile(text)
+    except re.error as error:
+        raise ConfigError(f"not a regular expression: {error}") from error
+    return text
+
+
+def _assigned(text: str) -> tuple[tuple[str, tuple[int, ...]], ...]:
+    try:
+        found = json.loads(text)
+        parts = tuple((str(name), tuple(int(n) for n in found[name])) for name in sorted(found))
+    except (ValueError, TypeError, AttributeError) as error:
+        raise ConfigError('write it like {"orders": [0, 1]}') from error
+    if not parts or not all(numbers and min(numbers) >= 0 for _, numbers in parts):
+        raise ConfigError('it names no partition; write it like {"orders": [0, 1]}')
+    return parts
+
+
+def _columns(text: str) -> tuple[str, ...]:
+    for name in (names := _names(text)):
+        column, _, inner = name.partition(".")
+        if column not in COLUMNS or (inner and column != "value"):
+            raise ConfigError(
+                f"no column {name!r}; choose from {', '.join(COLUMNS)}, and value.<field>"
+            )
+    return names
+
+
+# -- connection -----------------------------------------------------------------------------
+
+
+def connection_settings(options: Mapping[str, str]) -> ConnectionSettings:
+    """Where the broker is: from the options, else as `millstream.connect()` finds it."""
+    given = {name.lower(): text for name, text in options.items()}
+    secrets = {
+        "password": given.get("password"),
+        "token": given.get("token"),
+        "nkey_seed": given.get("nkey"),
+    }
+    tls = None
+    if any(name in given for name in ("tlsca", "tlscert", "tlskey")):
+        tls = Tls(given.get("tlsca"), given.get("tlscert"), given.get("tlskey"))
+    return ConnectionSettings.load(
+        given.get("url"),
+        name="millstream-spark",
+        user=given.get("user"),
+        creds=given.get("creds"),
+        domain=given.get("domain"),
+        tls=tls,
+        **{name: Secret(text) for name, text in secrets.items() if text is not None},
+    )
+
+
+# -- source ---------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class SourceOptions:
+    """What is read, from where to where, and how."""
+
+    topics: tuple[str, ...] = ()  # subscribe, or the one table
+    pattern: str | None = None  # subscribePattern: topics whose whole name matches
+    assigned: tuple[tuple[str, tuple[int, ...]], ...] = ()  # assign: topic and partitions
+    stream: str | None = None  # any JetStream stream, as it is
+    is_table: bool = False  # the latest value of each key
+    subjects: tuple[str, ...] = ()  # only messages on these subjects
+    start: Bound = field(default_factory=Bound)
+    end: Bound = field(default_factory=Bound)
+    offsets_per_trigger: int | None = None  # messages of one micro-batch; a pack is one message
+    min_tasks: int | None = None  # minPartitions
+    messages_per_task: int | None = None  # maxRecordsPerPartition; a pack is one message
+    fail_on_data_loss: bool = True
+    headers: bool = False
+    columns: tuple[str, ...] = ()  # none given: all
+    undecodable: Undecodable = "fail"
+
+
+def source_options(options: Mapping[str, str], batch: bool) -> SourceOptions:
+    """The options of a source, checked; `batch` for `spark.read`."""
+    roles = {"connection", "source", "batch"} if batch else {"connection", "source"}
+    given = _Given(options, roles, "batch read" if batch else "streaming source")
+    what = given.one_of(("subscribe", "subscribePattern", "assign", "stream", "table"), needed=True)
+    if what == "table":
+        _refuse_bounds_of_a_table(given, batch)
+    topics: tuple[str, ...] = ()
+    if what in ("subscribe", "table"):
+        topics = given.parsed(what, _names, ())
+        if what == "table" and len(topics) > 1:
+            raise ConfigError(f"option 'table' names {len(topics)} tables; read them one by one")
+    return SourceOptions(
+        topics=topics,
+        pattern=given.parsed("subscribePattern", _pattern, None),
+        assigned=given.parsed("assign", _assigned, ()),
+        stream=given.get("stream"),
+        is_table=what == "table",
+        subjects=given.parsed("subjects", _subjects, ()),
+        start=_start(given, batch or what == "table"),
+        end=_end(given),
+        offsets_per_trigger=given.parsed("maxOffsetsPerTrigger", _count(), None),
+        min_tasks=given.parsed("minPartitions", _count(TASKS_MAX), None),
+        messages_per_task=given.parsed("maxRecordsPerPartition", _count(), None),
+        fail_on_data_loss=given.parsed("failOnDataLoss", _boolean, default=True),
+        headers=given.parsed("includeHeaders", _boolean, default=False),
+        columns=given.parsed("columns", _columns, ()),
+        undecodable=given.parsed("undecodable", _choice("fail", "null", "drop"), "fail"),
+    )
+
+
+_STARTS: Final = ("startingOffsets", "startingTimestamp", "startingOffsetsByTimestamp")
+_ENDS: Final = ("endingOffsets", "endingTimestamp", "endingOffsetsByTimestamp")
+
+
+def _refuse_bounds_of_a_table(given: _Given, batch: bool) -> None:
+    for name in ("subjects", *(_STARTS if batch else ()), *_ENDS):
+        if given.get(name) is not None:
+            raise ConfigError(
+                f"option '{name}' cannot be combined with 'table': a table is read as it is now; "
+                f"use 'subscribe' to read a range of its changes"
+            )
+
+
+def _start(given: _Given, from_the_first: bool) -> Bound:
+    default = Bound("earliest" if from_the_first else "latest")
+    strategy: Literal["error", "latest"] = given.parsed(
+        "startingOffsetsByTimestampStrategy", _choice("error", "latest"), "error"
+    )
+    which = given.one_of(_STARTS)
+    if which == "startingOffsets":
+        return given.parsed(which, lambda text: parse_bound(text, default.word), default)
+    if which == "startingTimestamp":
+        return given.parsed(which, lambda text: parse_timestamp(text, strategy), default)
+    if which == "startingOffsetsByTimestamp":
+        return given.parsed(which, lambda text: parse_times(text, strategy), default)
+    return default
+
+
+def _end(given: _Given) -> Bound:
+    default = Bound("latest")
+    which = given.one_of(_ENDS)
+    if which == "endingOffsets":
+        bound = given.parsed(which, lambda text: parse_bound(text, "latest"), default)
+        if bound.word == "earliest" or "earliest" in bound.places.values():
+            raise ConfigError("option 'endingOffsets' cannot be earliest: nothing would be read")
+        return bound
+    if which == "endingTimestamp":
+        return given.parsed(which, lambda text: parse_timestamp(text, "latest"), default)
+    if which == "endingOffsetsByTimestamp":
+        return given.parsed(which, lambda text: parse_times(text, "latest"), default)
+    return default
+
+
+# -- sink -----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class SinkOptions:
+    """Where rows are written, and how."""
+
+    topic: str | None = None  # None: each row says it in its column `topic`
+    is_table: bool = False  # rows are upserts and, with a null value, deletes
+    staged: bool | None = None  # None: streams write from their tasks, batches are staged
+    writer: str = ""  # tells several writes of one query apart
+    compression: Literal["none", "lz4", "zstd"] = "zstd"
+    pack_rows: int = 16_384  # more do not make reading faster
+    pack_bytes: int = 4 * 1024 * 1024  # of one pack; the server's max_payload if that is less
+
+
+def sink_options(options: Mapping[str, str]) -> SinkOptions:
+    """The options of a sink, checked."""
+    given = _Given(options, {"connection", "sink"}, "sink")
+    what = given.one_of(("topic", "table"))
+    mode = given.parsed("commitMode", _choice("direct", "staged"), None)
+    if what == "table" and mode == "staged":
+        raise ConfigError("commitMode 'staged' is not for tables: their upserts can be repeated")
+    return SinkOptions(
+        topic=None if what is None else given.parsed(what, lambda t: check_name(what, t), None),
+        is_table=what == "table",
+        staged=None if mode is None else mode == "staged",
+        writer=given.parsed("writerName", lambda text: check_name("writer", text), ""),
+        compression=given.parsed("compression", _choice("none", "lz4", "zstd"), "zstd"),
+        pack_rows=given.parsed("maxRowsPerPack", _count(PACK_ROWS_MAX), SinkOptions().pack_rows),
+        pack_bytes=given.parsed("maxPackBytes", parse_size, SinkOptions().pack_bytes),
+    )

@@ -1,0 +1,134 @@
+"""The columns that a source gives, as Spark DDL and as Arrow types. Pure, without pyspark."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Final
+
+import pyarrow as pa
+
+from millstream.errors import ConfigError
+from millstream.spark.options import COLUMNS, SourceOptions
+
+__all__ = ["BYTES", "ValueShape", "check_schema", "column_ddl", "source_ddl"]
+
+_HEADERS: Final = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
+_DDL: Final[Mapping[str, str]] = {
+    "key": "BINARY",
+    "topic": "STRING",
+    "partition": "INT",
+    "offset": "BIGINT",
+    "timestamp": "TIMESTAMP",
+    "subject": "STRING",
+    "index": "INT",
+    "headers": "ARRAY<STRUCT<key: STRING, value: BINARY>>",
+    "reason": "STRING",
+}
+# What a user may ask for instead of the default; the first is the default.
+_TYPES: Final[Mapping[str, tuple[pa.DataType, ...]]] = {
+    "key": (pa.binary(), pa.string()),
+    "topic": (pa.string(),),
+    "partition": (pa.int32(),),
+    "offset": (pa.int64(),),
+    "timestamp": (pa.timestamp("us", "UTC"),),
+    "subject": (pa.string(),),
+    "index": (pa.int32(),),
+    "headers": (_HEADERS,),
+    "reason": (pa.string(),),
+}
+
+
+class ValueShape:
+    """What the column `value` can be: bytes, or a struct with the topic's fields."""
+
+    __slots__ = ("ddl", "fields", "types")
+
+    def __init__(self, ddl: str, fields: Mapping[str, str], types: tuple[pa.DataType, ...]) -> None:
+        self.ddl = ddl  # of the whole column
+        self.fields = fields  # DDL of each field of a struct; empty for bytes
+        self.types = types  # Arrow types that a user's schema may give it
+
+
+BYTES: Final = ValueShape("BINARY", {}, (pa.binary(), pa.string()))
+
+
+def column_ddl(options: SourceOptions) -> list[str]:
+    """The names of the columns that are given, with the options' choice, in their order."""
+    names: list[str]
+    if options.columns:
+        chosen = {name.partition(".")[0] for name in options.columns}
+        names = [name for name in COLUMNS if name in chosen]
+    else:
+        names = [name for name in COLUMNS if name not in ("headers", "reason")]
+    if options.headers and "headers" not in names:
+        names.append("headers")
+    if options.undecodable == "null" and "reason" not in names:
+        names.append("reason")
+    return names
+
+
+def source_ddl(options: SourceOptions, value: ValueShape) -> str:
+    """The source's schema as DDL text."""
+    parts = []
+    for name in column_ddl(options):
+        ddl = _value_ddl(options, value) if name == "value" else _DDL[name]
+        parts.append(f"`{name}` {ddl}")
+    return ", ".join(parts)
+
+
+def _value_ddl(options: SourceOptions, value: ValueShape) -> str:
+    inner = [name.partition(".")[2] for name in options.columns if name.startswith("value.")]
+    if not inner:
+        return value.ddl
+    if not value.fields:
+        raise ConfigError(
+            f"option 'columns': the values are bytes, so there is no 'value.{inner[0]}'; "
+            f"declare the topic with a schema, or ask for 'value'"
+        )
+    if "value" in options.columns:
+        raise ConfigError("option 'columns': ask for 'value' or for some of its fields, not both")
+    for name in inner:
+        if name not in value.fields:
+            raise ConfigError(
+                f"option 'columns': the topic's values have no field {name!r}; "
+                f"they have {', '.join(value.fields)}"
+            )
+    fields = (f"`{name}`: {value.fields[name]}" for name in value.fields if name in inner)
+    return f"STRUCT<{', '.join(fields)}>"
+
+
+def check_schema(schema: pa.Schema, value: ValueShape, options: SourceOptions) -> None:
+    """Refuse a user's schema that asks for what the source does not have."""
+    names: list[str] = schema.names
+    if len(set(names)) != len(names):
+        raise ConfigError(f"the schema names a column twice: {', '.join(names)}")
+    for field in schema:
+        if field.name not in COLUMNS:
+            raise ConfigError(
+                f"the schema asks for the column '{field.name}'; "
+                f"the source has {', '.join(COLUMNS)}"
+            )
+        if field.name == "reason" and options.undecodable != "null":
+            raise ConfigError("the column 'reason' needs the option undecodable = null")
+        allowed = value.types if field.name == "value" else _TYPES[field.name]
+        if not any(_fits(field.type, other) for other in allowed):
+            raise ConfigError(
+                f"the schema asks for {field.name} as {field.type}; it can be {_shown(allowed)}"
+            )
+
+
+def _shown(types: Iterable[pa.DataType]) -> str:
+    return " or ".join(str(kind) for kind in types)
+
+
+def _fits(wanted: pa.DataType, have: pa.DataType) -> bool:
+    """Whether a type is the other one, or a struct with some of its fields, at any depth."""
+    if pa.types.is_struct(wanted) and pa.types.is_struct(have):
+        known = {have.field(n).name: have.field(n).type for n in range(have.num_fields)}
+        fields = [wanted.field(n) for n in range(wanted.num_fields)]
+        return all(f.name in known and _fits(f.type, known[f.name]) for f in fields)
+    if pa.types.is_map(wanted) and pa.types.is_map(have):
+        return _fits(wanted.key_type, have.key_type) and _fits(wanted.item_type, have.item_type)
+    if pa.types.is_list(wanted) and pa.types.is_list(have):
+        return _fits(wanted.value_type, have.value_type)
+    return bool(wanted.equals(have))

@@ -1,0 +1,219 @@
+"""A Spark session with the settings that were found to matter; any other session works as well."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import os
+import re
+import shutil
+import subprocess
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from millstream.deadline import now_ns
+from millstream.errors import ConfigError, MissingExtra
+from millstream.settings import cache_folder, environment, export_environment
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+__all__ = ["session", "session_settings"]
+
+JAVA_VERSION_MIN: Final = 17
+# A task is tried this often; in local mode Spark would give up after the first failure.
+TASK_TRIES: Final = 4
+# An archive of classes that was written this long ago is complete: writing takes some seconds.
+ARCHIVE_AGE_SECONDS: Final = 60
+
+_LOG4J: Final = """\
+status = off
+rootLogger.level = error
+rootLogger.appenderRef.stderr.ref = console
+appender.console.type = Console
+appender.console.name = console
+appender.console.target = SYSTEM_ERR
+appender.console.layout.type = PatternLayout
+appender.console.layout.pattern = %d{HH:mm:ss} %p %c{1}: %m%n
+"""
+
+
+def session(
+    app: str = "millstream",
+    *,
+    master: str | None = None,
+    quick: bool = False,
+    ui: bool = False,
+    conf: dict[str, str] | None = None,
+) -> SparkSession:
+    """A session in which topics are read and written as fast as was found possible.
+
+    `master` is Spark's (default: all cores of this machine). `quick` starts sooner and runs hot
+    code more slowly, which suits tests. `conf` has further Spark settings and wins over ours. An
+    existing session of this process is given back as it is.
+    """
+    if find_spec("pyspark") is None:
+        raise MissingExtra("spark", "pyspark")
+    from pyspark.sql import SparkSession
+
+    active = SparkSession.getActiveSession()
+    if active is not None:
+        return active
+    java = _java()
+    export_environment(PYSPARK_PYTHON=sys.executable, SPARK_HOME=str(_spark_home()))
+    # Every failed analysis is printed as JSON by this logger, beside the exception itself.
+    logging.getLogger("SQLQueryContextLogger").setLevel(logging.CRITICAL)
+    builder = SparkSession.builder.appName(app).master(_master(master))
+    for name, value in session_settings(_master(master), ui=ui).items():
+        builder = builder.config(name, value)
+    given = dict(conf or {})
+    options = given.pop("spark.driver.extraJavaOptions", "")
+    builder = builder.config(
+        "spark.driver.extraJavaOptions", f"{_java_options(java, quick)} {options}".strip()
+    )
+    for name, value in given.items():
+        builder = builder.config(name, value)
+    return builder.getOrCreate()
+
+
+def _master(given: str | None) -> str:
+    master = given or "local[*]"
+    cores = re.fullmatch(r"local(?:\[(\*|\d+)\])?", master)
+    return f"local[{cores[1] or 1},{TASK_TRIES}]" if cores else master
+
+
+def session_settings(master: str, *, ui: bool = False) -> dict[str, str]:
+    """The settings, for sessions that are made elsewhere (`spark-defaults.conf`, `--conf`)."""
+    settings = {
+        # Without it every exchange with a Python worker waits some 45 ms.
+        "spark.python.unix.domain.socket.enabled": "true",
+        # Two renames and a checksum file less for each step of a checkpoint: 60 ms a batch.
+        "spark.sql.streaming.checkpointFileManagerClass": (
+            "org.apache.spark.sql.execution.streaming.checkpointing."
+            "FileSystemBasedCheckpointFileManager"
+        ),
+        "spark.hadoop.fs.file.impl": "org.apache.hadoop.fs.RawLocalFileSystem",
+        # Batch reads read only what their filters let pass.
+        "spark.sql.python.filterPushdown.enabled": "true",
+        # The same tasks when a batch is run again: the sink's guarantee rests on it.
+        "spark.sql.adaptive.streaming.stateless.enabled": "false",
+        "spark.ui.enabled": str(ui).lower(),
+        "spark.ui.showConsoleProgress": "false",
+    }
+    local = re.match(r"local\[(\*|\d+)", master)
+    if local:
+        cores = os.cpu_count() or 1 if local[1] == "*" else int(local[1])
+        settings["spark.sql.shuffle.partitions"] = str(cores)
+        settings["spark.driver.host"] = "127.0.0.1"
+        settings["spark.driver.bindAddress"] = "127.0.0.1"
+    return settings
+
+
+# -- Java -----------------------------------------------------------------------------------
+
+
+def _java() -> str:
+    """The version of the Java that Spark will start; a ConfigError when there is none."""
+    home = environment("JAVA_HOME")
+    program = str(Path(home) / "bin" / "java") if home else shutil.which("java")
+    advice = (
+        "Install one (Debian, Ubuntu: apt-get install openjdk-17-jre-headless; macOS: brew install "
+        "openjdk@17) or point JAVA_HOME at it"
+    )
+    if program is None:
+        raise ConfigError(
+            f"Spark needs Java {JAVA_VERSION_MIN} or newer, and none was found. {advice}"
+        )
+    try:
+        done = subprocess.run(
+            [program, "-version"], capture_output=True, text=True, timeout=30, check=True
+        )
+    except (OSError, subprocess.SubprocessError) as error:
+        raise ConfigError(f"Java does not start ({program}): {error}. {advice}") from error
+    found = re.search(r'version "(\d+)([^"]*)"', done.stderr)
+    if found is None or int(found[1]) < JAVA_VERSION_MIN:
+        first = (done.stderr.splitlines() or ["nothing"])[0]
+        raise ConfigError(
+            f"Spark needs Java {JAVA_VERSION_MIN} or newer; {program} says: {first}. {advice}"
+        )
+    return f"{found[1]}{found[2]}"
+
+
+def _java_options(java: str, quick: bool) -> str:
+    # Making an archive lists hundreds of classes that do not go into it.
+    options = ["-Xlog:disable", f"-Dlog4j2.configurationFile={_log_settings().as_uri()}"]
+    if quick:
+        options.append("-XX:TieredStopAtLevel=1")
+    archive = _class_archive(java)
+    if archive is not None:
+        options.append(archive)
+    return " ".join(options)
+
+
+def _class_archive(java: str) -> str | None:
+    """The option that starts the JVM from an archive of its classes, or that makes one at its end.
+
+    Starting Spark is mostly loading classes; with an archive it takes half the time.
+    """
+    folder = _cache()
+    name = hashlib.sha256(f"{java}\n{_jars()}".encode()).hexdigest()[:16]
+    archive = folder / f"classes-{name}.jsa"
+    if not archive.exists():
+        _adopt(folder, name, archive)
+    if archive.exists():
+        return f"-XX:SharedArchiveFile={archive} -Xshare:auto"
+    return f"-XX:ArchiveClassesAtExit={folder / f'new-{name}-{os.getpid()}.jsa'}"
+
+
+def _adopt(folder: Path, name: str, archive: Path) -> None:
+    """Take an archive that an earlier process wrote; one that was just begun is left alone."""
+    for new in sorted(folder.glob(f"new-{name}-*.jsa")):
+        if now_ns() - new.stat().st_mtime_ns > ARCHIVE_AGE_SECONDS * 1_000_000_000:
+            new.replace(archive)
+            return
+
+
+def _cache() -> Path:
+    folder = cache_folder() / "spark"
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder
+
+
+def _log_settings() -> Path:
+    file = _cache() / "log4j2.properties"
+    if not file.exists() or file.read_text(encoding="utf-8") != _LOG4J:
+        new = file.with_suffix(f".{os.getpid()}")
+        new.write_text(_LOG4J, encoding="utf-8")
+        new.replace(file)
+    return file
+
+
+def _package() -> Path:
+    spec = find_spec("pyspark")
+    if spec is None or spec.origin is None:
+        raise MissingExtra("spark", "pyspark")
+    return Path(spec.origin).parent
+
+
+def _jars() -> Path:
+    return _package() / "jars"
+
+
+def _spark_home() -> Path:
+    """A home for Spark without its zipped Python: workers then start from the installed package.
+
+    A zip has no compiled modules, and importing from it takes each worker four times as long.
+    """
+    package = _package()
+    home = _cache() / f"home-{hashlib.sha256(str(package).encode()).hexdigest()[:16]}"
+    home.mkdir(exist_ok=True)
+    for name in ("bin", "jars", "sbin"):
+        link = home / name
+        if not link.is_symlink():
+            try:
+                link.symlink_to(package / name, target_is_directory=True)
+            except FileExistsError:
+                continue  # another process made it meanwhile
+    return home
