@@ -121,4 +121,5 @@ async def _export(
                     break
         await asyncio.to_thread(out.write, group)
         await asyncio.to_thread(out.complete)
+        progress.show(total, exported)
     return exported

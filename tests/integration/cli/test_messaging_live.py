@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
 import signal
 import subprocess
 from collections.abc import Iterator
@@ -161,6 +163,49 @@ def test_an_import_that_is_interrupted_says_how_to_go_on(broker: Cli, run: Comma
         _, err = process.communicate(timeout=20)
     assert process.returncode == 130
     assert err == "Rows before 1,001 are stored. Go on with --from-row 1001\n"
+
+
+def on_a_terminal(cli: Cli, *arguments: str, answer: bytes = b"") -> tuple[int, str]:
+    """Exit code and screen of a command that has a terminal."""
+    ours, theirs = os.openpty()
+    process = subprocess.Popen(
+        [MILLSTREAM, *arguments],
+        cwd=cli.folder,
+        env={**cli.environment, "TERM": "xterm"},
+        stdin=theirs,
+        stdout=theirs,
+        stderr=theirs,
+    )
+    os.close(theirs)
+    os.write(ours, answer)
+    shown = b""
+    with contextlib.suppress(OSError):  # the end of a terminal
+        while part := os.read(ours, 65_536):
+            shown += part
+    os.close(ours)
+    return process.wait(20), shown.decode()
+
+
+def test_a_terminal_is_asked_before_anything_is_removed(broker: Cli, run: Commands) -> None:
+    run("topic", "create", "doomed")
+    run("pub", "-t", "doomed", "x")
+    code, shown = on_a_terminal(broker, "topic", "purge", "doomed", answer=b"n\n")
+    assert code == 1
+    assert "Remove events of topic 'doomed'?" in shown
+    assert run.json("topic", "info", "doomed")["messages"] == 1
+    code, shown = on_a_terminal(broker, "topic", "rm", "doomed", answer=b"y\n")
+    assert code == 0
+    assert "Removed topic 'doomed'" in shown
+
+
+def test_a_terminal_sees_how_far_an_import_and_an_export_are(broker: Cli, run: Commands) -> None:
+    run("topic", "create", "rows")
+    (broker.folder / "rows.jsonl").write_text("{}\n" * 10)
+    for command in (("import", "rows", "rows.jsonl"), ("export", "rows", "out.csv")):
+        code, shown = on_a_terminal(broker, *command)
+        assert code == 0
+        assert "100%" in shown
+        assert "10 events" in shown
 
 
 def test_a_broker_that_is_not_there_is_exit_code_3(cli: Cli) -> None:
