@@ -13,7 +13,7 @@ from typing import Any, Final
 from millstream import errors
 from millstream.schemas import canonical
 from millstream.schemas import types as t
-from millstream.schemas.avro_values import from_raw, option_of, to_raw
+from millstream.schemas.avro_values import from_raw, to_raw
 
 __all__ = ["FORMAT", "from_avro", "parse_avro", "to_avro"]
 
@@ -155,9 +155,14 @@ class _Writer:
     def field(self, field: t.Field, path: str, space: str) -> dict[str, Any]:
         form: dict[str, Any] = {"name": field.name, "type": self.type(field.type, path, space)}
         if field.default is not t.MISSING:
-            form["default"] = to_raw(field.type, field.default)
-            if field.default is not None and isinstance(form["type"], list):
-                form["type"] = _default_first(form["type"], field, path)
+            try:
+                form["default"] = to_raw(field.type, field.default)
+            except errors.Unfit:
+                reason = "a default must be of the first option of each union; reorder or drop it"
+                raise _refusal(path, field.type, reason) from None
+            if field.default is not None and isinstance(field.type, t.Nullable):
+                # Avro's default belongs to the first type of a union; null may stand anywhere.
+                form["type"] = [form["type"][1], "null", *form["type"][2:]]
         if field.doc:
             form["doc"] = field.doc
         if field.aliases:
@@ -195,14 +200,6 @@ def _annotated(type_: t.Type, path: str) -> dict[str, Any]:
     else:
         raise _refusal(path, type_, "none of its types holds every value")
     return {"type": base, ANNOTATION: canonical.type_to(type_)}
-
-
-def _default_first(options: list[Any], field: t.Field, path: str) -> list[Any]:
-    """Avro's default belongs to the first type of a union; null may stand anywhere."""
-    inner, nullable = t.strip(field.type)
-    if isinstance(inner, t.Union) and option_of(inner, field.default) != 0:
-        raise _refusal(path, field.type, "a default must fit the first option; reorder the union")
-    return [options[1], options[0], *options[2:]] if nullable else options
 
 
 # -- from Avro ----------------------------------------------------------------------------

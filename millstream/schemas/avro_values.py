@@ -29,19 +29,27 @@ def option_of(union: t.Union, value: object) -> int:
     raise errors.Unfit("", t.kind(union), f"{value!r:.60}")
 
 
-def to_raw(type_: t.Type, value: Any) -> Any:
-    """A plain value as the JSON of an Avro default."""
+def to_raw(type_: t.Type, value: Any, inside: bool = False) -> Any:
+    """A plain value as the JSON of an Avro default.
+
+    Avro takes the first option of every union in it. The default's own union can be reordered for
+    that; one `inside` it cannot, and is `Unfit` if the value is of another option.
+    """
     match type_:
         case t.Nullable():
-            return None if value is None else to_raw(type_.of, value)
+            if inside and value is not None:
+                raise errors.Unfit("", "null, the first option of Avro's union", f"{value!r:.60}")
+            return None if value is None else to_raw(type_.of, value, inside)
         case t.Union():
-            return to_raw(type_.options[option_of(type_, value)], value)
+            if option_of(type_, value) != 0:
+                raise errors.Unfit("", t.kind(type_.options[0]), f"{value!r:.60}")
+            return to_raw(type_.options[0], value, inside)
         case t.List():
-            return [to_raw(type_.item, item) for item in value]
+            return [to_raw(type_.item, item, True) for item in value]
         case t.Map():
-            return {key: to_raw(type_.value, item) for key, item in value.items()}
+            return {key: to_raw(type_.value, item, True) for key, item in value.items()}
         case t.Record():
-            return {f.name: to_raw(f.type, value[f.name]) for f in type_.fields}
+            return {f.name: to_raw(f.type, value[f.name], True) for f in type_.fields}
         case t.Binary():
             return value.decode("iso-8859-1")
         case t.Decimal(_, scale):

@@ -17,7 +17,16 @@ import pytest
 from google.protobuf import descriptor_pb2, timestamp_pb2
 
 from millstream import errors
-from millstream.schemas import Aliases, Doc, Schema, declare, make_codec, pin_numbers, to_spark
+from millstream.schemas import (
+    Aliases,
+    Doc,
+    Schema,
+    declare,
+    make_codec,
+    pin_numbers,
+    to_avro,
+    to_spark,
+)
 from millstream.schemas import types as t
 
 F = t.Field
@@ -228,6 +237,22 @@ def test_avro_schemas_outside_the_model_are_refused(form: str, reason: str) -> N
         declare(form, format="avro")
 
 
+@pytest.mark.parametrize(
+    ("type_", "default"),
+    [
+        (t.Union((t.Int(64), t.String())), "a"),
+        (t.List(t.Nullable(t.Int(64))), [1]),
+        (t.Record("I", (F("u", t.Union((t.Int(64), t.String()))),)), {"u": "a"}),
+    ],
+)
+def test_defaults_that_avro_would_read_as_another_option_are_refused(
+    type_: t.Type, default: Any
+) -> None:
+    schema = Schema(t.Record("R", (F("x", type_, default),)))
+    with pytest.raises(errors.Unmappable, match=r"field 'x'.*first option of each union"):
+        to_avro(schema.record)
+
+
 JSON_SCHEMA: dict[str, Any] = {
     "title": "Order",
     "type": "object",
@@ -432,25 +457,6 @@ def test_nothing_else_is_taken_for_a_schema() -> None:
     for source in (7, object(), {"a": 1}, int, "{}"):
         with pytest.raises(errors.SchemaError, match=r"(?i)schema"):
             declare(source)
-
-
-def test_spark_ddl_names_types_nullability_and_comments() -> None:
-    record = t.Record(
-        "R",
-        (
-            F("id", t.Int(32, signed=False), doc="it's a \\ key"),
-            F("odd name", t.Nullable(t.List(t.Nullable(t.Time()))), None),
-            F("m", t.Map(t.Record("I", (F("a", t.Timestamp(False)),)))),
-        ),
-    )
-    assert to_spark(record) == (
-        "id bigint NOT NULL COMMENT 'it\\'s a \\\\ key', `odd name` array<time(6)>, "
-        "m map<string, struct<a: timestamp_ntz NOT NULL>> NOT NULL"
-    )
-    assert "NOT NULL" not in to_spark(record, nullability=False)
-    twins = t.Record("R", (F("a", t.Bool()), F("A", t.Bool())))
-    with pytest.raises(errors.Unmappable, match=r"field 'A'.*differ only in case"):
-        to_spark(twins)
 
 
 def test_importing_the_room_loads_no_heavy_library() -> None:
