@@ -25,7 +25,6 @@ from millstream.schemas import (
     make_codec,
     pin_numbers,
     to_avro,
-    to_spark,
 )
 from millstream.schemas import types as t
 
