@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Final
+from typing import Any, Final
 
 from millstream.errors import ConfigError, PermissionDenied
 from millstream.messaging.event import Event, Source
@@ -17,7 +17,7 @@ from millstream.wire.jetstream import JetStream
 from millstream.wire.pull_lane import RawMessage, Signal
 from millstream.wire.range_lane import Range, RangeLane
 
-__all__ = ["ReadPlan", "read_events", "read_messages"]
+__all__ = ["ReadPlan", "plan_of", "read_events", "read_messages"]
 
 TAKE_MESSAGES: Final = 1000
 
@@ -40,6 +40,16 @@ class ReadPlan:
             raise ConfigError("choose by keys or by subjects, not by both")
         if isinstance(self.end, datetime) and self.end.tzinfo is None:
             raise ConfigError(f"end {self.end!r} has no time zone")
+
+
+def plan_of(plan: ReadPlan | None, choices: dict[str, Any]) -> ReadPlan:
+    """A plan that was given whole, or by its single values."""
+    if plan is not None and choices:
+        raise ConfigError("give a ReadPlan, or its single values, not both")
+    try:
+        return plan or ReadPlan(**choices)
+    except TypeError as error:
+        raise ConfigError(f"unknown choice for read: {error}") from error
 
 
 async def read_events(

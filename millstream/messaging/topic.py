@@ -23,7 +23,7 @@ from millstream.messaging.event import (
 from millstream.messaging.packing import Packing
 from millstream.messaging.producer import EventProducer
 from millstream.messaging.publishing import PUBLISH_SECONDS, EventPublisher
-from millstream.messaging.reading import ReadPlan, read_events
+from millstream.messaging.reading import ReadPlan, plan_of, read_events, read_messages
 from millstream.messaging.server import durability_of
 from millstream.messaging.start import Start
 from millstream.messaging.subject import check_name, key_token, partition_of
@@ -38,6 +38,7 @@ from millstream.messaging.value_type import ValueType
 from millstream.wire.atomic import publish_batch
 from millstream.wire.jetstream import JetStream, StoredMessage
 from millstream.wire.publish_lane import PublishLane
+from millstream.wire.pull_lane import RawMessage
 
 if TYPE_CHECKING:
     from millstream.messaging.http_push import HttpPush, HttpPushSettings
@@ -243,13 +244,11 @@ class Topic:
         `read()` gives all that is stored now; `read(start=Start.at_offset(5), end=10)`,
         `read(follow=True)`, `read(keys=["a"])`: see ReadPlan.
         """
-        if plan is not None and choices:
-            raise ConfigError("give a ReadPlan, or its single values, not both")
-        try:
-            wanted = plan or ReadPlan(**choices)
-        except TypeError as error:
-            raise ConfigError(f"unknown choice for read: {error}") from error
-        return read_events(self._jetstream, self._sources, wanted)
+        return read_events(self._jetstream, self._sources, plan_of(plan, choices))
+
+    def read_messages(self, plan: ReadPlan) -> AsyncIterator[tuple[Source, list[RawMessage]]]:
+        """Like `read`, but the messages as they came: for who makes events of them elsewhere."""
+        return read_messages(self._jetstream, self._sources, plan)
 
     async def get(self, offset: int, partition: int = 0) -> list[Event]:
         """The events of the message at an offset (several for a pack); empty when it is gone."""
