@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import weakref
 from collections.abc import Callable, Generator, Mapping
 from types import TracebackType
 from typing import Any, Final, Generic, Self, TypeVar
 
-from millstream.errors import MillstreamError
+from millstream.deadline import Deadline
+from millstream.errors import MillstreamError, RequestTimeout
 from millstream.messaging import topic_admin
 from millstream.messaging.encoding import IdSource
 from millstream.messaging.event import ID_HEADER, Receipt
@@ -22,6 +24,7 @@ from millstream.messaging.message import (
     subject_bytes,
 )
 from millstream.messaging.overload import SubscriberSettings
+from millstream.messaging.pacing import PacedPublisher
 from millstream.messaging.publishing import PUBLISH_SECONDS
 from millstream.messaging.request import ANSWERS_MAX, QUIET_SECONDS, gather, request
 from millstream.messaging.service import Service
@@ -32,7 +35,7 @@ from millstream.messaging.topic_lookup import list_topics, open_topic
 from millstream.messaging.topic_settings import TopicSettings
 from millstream.messaging.value_type import ValueType
 from millstream.settings import ConnectionSettings
-from millstream.wire.connection import Connection
+from millstream.wire.connection import Connection, Outlet
 from millstream.wire.jetstream import JetStream
 from millstream.wire.message import OutgoingMessage
 from millstream.wire.protocol import encode_headers
@@ -42,6 +45,12 @@ __all__ = ["Client", "Connecting", "connect"]
 
 # Messages in flight of one connection; more than this only waits in the server's own queue.
 IN_FLIGHT_MAX: Final = 4096
+# A broker that is there acknowledges within milliseconds; one that is restarted, within seconds.
+CLOSE_SECONDS: Final = 5.0
+DRAIN_SECONDS: Final = 30.0
+RELEASE_SECONDS: Final = 2.0
+
+_log = logging.getLogger("millstream.messaging")
 
 C = TypeVar("C", bound="Client")
 
@@ -137,13 +146,48 @@ class Client:
         """Return when the server has handled everything sent so far."""
         await self.connection.flush(timeout)
 
-    async def close(self) -> None:
-        """Wait for the acks of what is in flight, then close. Safe to call twice."""
+    async def drain(self, timeout: float = DRAIN_SECONDS) -> None:
+        """End gently: take nothing new, let handlers end, store what was sent, then close.
+
+        Subscribers, services, subscriptions and groups stop first, then producers of packs send
+        what they have. What is not done after `timeout` seconds is left, and the error says what.
+        """
+        deadline = Deadline(timeout)
         if self.connection.closed:
             return
-        await self._lane.settled()
-        if self.identity is not None:
-            await self.identity.release()
+        intakes = [intake.drain(timeout) for intake in list(self.connection.intakes)]
+        ended = await asyncio.gather(*intakes, return_exceptions=True)
+        outlets = [_closed(outlet, deadline.left()) for outlet in list(self.connection.outlets)]
+        ended += await asyncio.gather(*outlets, return_exceptions=True)
+        await self._close(deadline)
+        for result in ended:
+            if isinstance(result, BaseException):
+                raise result
+
+    async def close(self) -> None:
+        """Wait for the acks of what is in flight, then close. Safe to call twice.
+
+        It waits 5 seconds at most; what is not acknowledged by then, because the broker is gone,
+        fails with ConnectionClosed. Use `drain` to let subscriptions and handlers end as well.
+        """
+        await self._close(Deadline(CLOSE_SECONDS))
+
+    async def _close(self, deadline: Deadline) -> None:
+        if self.connection.closed:
+            return
+        try:
+            async with asyncio.timeout(deadline.left()):
+                await self._lane.settled()
+        except TimeoutError:
+            _log.warning("closing with %d events not acknowledged", self._lane.in_flight)
+        if self.identity is not None and self.connected:
+            try:
+                async with asyncio.timeout(RELEASE_SECONDS):
+                    await self.identity.release()
+            except (MillstreamError, TimeoutError) as error:
+                _log.info("the client id is not given back, it ends by itself: %s", error)
+        for task in self._tasks:
+            task.cancel()
         await self.connection.close()
 
     def __repr__(self) -> str:
@@ -194,6 +238,10 @@ class Client:
         return await gather(
             self.connection, subject, data, headers, limit=limit, quiet=quiet, timeout=timeout
         )
+
+    def paced(self, subject: str, **window: int) -> PacedPublisher:
+        """A publisher that goes no faster than the blocking subscribers of the subject read."""
+        return PacedPublisher(self.connection, subject, **window)
 
     def service(self, name: str, version: str, **details: Any) -> Service:
         """A service that answers requests; add endpoints, then `async with` it."""
@@ -270,6 +318,14 @@ class Client:
             task = asyncio.get_running_loop().create_task(_refresh(topic))
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
+
+
+async def _closed(outlet: Outlet, seconds: float) -> None:
+    try:
+        async with asyncio.timeout(seconds):
+            await outlet.close()
+    except TimeoutError as error:
+        raise RequestTimeout(repr(outlet), seconds, ": it still had events to store") from error
 
 
 async def _refresh(topic: Topic) -> None:

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from types import TracebackType
 from typing import Self
 
-from millstream.errors import ConfigError, WrongSequence
+from millstream.errors import ConfigError, RequestTimeout, WrongSequence
 from millstream.messaging.dead_letters import DeadLetterStore, default_dead_letter_topic
 from millstream.messaging.event import Source
 from millstream.messaging.group_admin import GroupAdmin, GroupInfo, ParkedKey
@@ -118,6 +118,7 @@ class Group:
         if not self._ended.is_set():
             raise ConfigError(f"this member of group '{self.name}' runs already")
         self._ended.clear()
+        self._jetstream.connection.intakes.add(self)
         call, pool = caller(handler, self.settings.concurrency)
         try:
             if not self._stopping.is_set():
@@ -156,6 +157,15 @@ class Group:
             self._member.hold()
         if self._member is None or not self._member.context.workers.runs_this_task:
             await self._ended.wait()
+
+    async def drain(self, timeout: float | None = None) -> None:
+        """Like `stop`, but RequestTimeout when that takes longer than `timeout` seconds."""
+        try:
+            async with asyncio.timeout(timeout):
+                await self.stop()
+        except TimeoutError as error:
+            hint = ": handlers still ran, drain gave up"
+            raise RequestTimeout(self.name, timeout or 0, hint) from error
 
     @property
     def partitions(self) -> tuple[int, ...]:

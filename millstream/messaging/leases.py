@@ -99,6 +99,16 @@ class Leases:
 
     # -- called by the subscription -------------------------------------------------------
 
+    def give_back(self, waiting: list[bytes]) -> None:
+        """Have messages that were not handed out delivered to others, now rather than later."""
+        if self._connection.closed:
+            return  # their leases run out
+        try:
+            for reply in waiting:
+                self.settle(reply, b"-NAK")
+        except ConnectError as error:
+            _log.info("messages not handed out come again when their leases end: %s", error)
+
     def renew(self, waiting: list[bytes]) -> None:
         """Renew the leases of messages not handed out yet and of packs that make progress.
 

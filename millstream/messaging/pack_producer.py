@@ -72,6 +72,7 @@ class PackProducer:
         self._failed: dict[int, MillstreamError] = {}
         self._closed = False
         self.last: Receipt | None = None  # of the pack that was acknowledged last
+        target.jetstream.connection.outlets.add(self)
 
     async def __aenter__(self) -> Self:
         return self

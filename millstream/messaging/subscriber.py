@@ -97,6 +97,7 @@ class Subscriber:
             raise ConfigError(f"the subscriber of '{self.subject}' was opened before; make another")
         self._loop = asyncio.get_running_loop()
         self._state = "open"
+        self._connection.intakes.add(self)
         if self.settings.overload is not Overload.BLOCK:
             self._listen()
         if self._handler is not None:

@@ -4,13 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import logging
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from types import TracebackType
 from typing import Final, Self
 
 from millstream.deadline import Deadline
-from millstream.errors import ConfigError, MillstreamError, PackError
+from millstream.errors import (
+    ConfigError,
+    ConnectError,
+    MillstreamError,
+    PackError,
+    RequestTimeout,
+    SchemaError,
+)
 from millstream.messaging.dead_letters import DeadLetterStore
 from millstream.messaging.delivery import Delivery, PackDelivery, PackLease, PlainDelivery
 from millstream.messaging.event import Source, is_event_subject, is_for_another
@@ -22,6 +30,8 @@ from millstream.wire.jetstream import JetStream
 from millstream.wire.pull_lane import Prefetch, PullLane, RawMessage, Signal
 
 __all__ = ["Handler", "Reject", "Subscription"]
+
+_log = logging.getLogger("millstream.messaging")
 
 TAKE_MESSAGES: Final = 256
 # Asked for ahead; fewer where deliveries are counted, because an event that was fetched and never
@@ -65,6 +75,9 @@ class Subscription:
         self._timer: asyncio.TimerHandle | None = None
         self._pace = Pace(settings.rate_limit) if settings.rate_limit else None
         self._closed = False
+        self._readers = 0  # loops that have an event in hand, and calls of `run`
+        self._idle: asyncio.Event | None = None  # there while a drain waits for the readers
+        jetstream.connection.intakes.add(self)
         self.prefetch = PREFETCH if settings.max_deliver is None else PREFETCH_COUNTED
         # Messages of each partition to fetch in all; None: without end. For who takes a few and
         # leaves: nothing is fetched that is not handed out.
@@ -88,10 +101,29 @@ class Subscription:
         self._closed = True
         if self._timer is not None:
             self._timer.cancel()
-        for reply in self._waiting(stop=True):
-            self._leases.settle(reply, b"-NAK")
+        self._leases.give_back(self._waiting(stop=True))
         await self._leases.finish()
         self._signal.set()
+
+    async def drain(self, timeout: float | None = None) -> None:
+        """Close, then wait until the handlers that run, or the loops that read, have ended.
+
+        RequestTimeout when they have not after `timeout` seconds (None: wait for them).
+        """
+        await self.close()
+        self._idle = asyncio.Event()
+        self._read(0)
+        try:
+            async with asyncio.timeout(timeout):
+                await self._idle.wait()
+        except TimeoutError as error:
+            hint = ": handlers still ran, drain gave up"
+            raise RequestTimeout(self.name, timeout or 0, hint) from error
+
+    def _read(self, change: int) -> None:
+        self._readers += change
+        if self._idle is not None and not self._readers:
+            self._idle.set()
 
     @property
     def settled(self) -> int:
@@ -107,7 +139,13 @@ class Subscription:
             while ready:
                 if self._pace is not None:
                     await self._pace.wait()
-                yield ready.popleft()
+                    if not ready:
+                        break  # it was closed, or another reader was faster
+                self._readers += 1
+                try:
+                    yield ready.popleft()
+                finally:
+                    self._read(-1)
             if not await self.refill():
                 return
 
@@ -122,9 +160,10 @@ class Subscription:
             raise ConfigError(f"at_most {at_most!r}: ask for at least one")
         if not self._ready and not await self.refill(timeout):
             return []
+        count = min(at_most, len(self._ready))
         if self._pace is not None:
-            await self._pace.wait(min(at_most, len(self._ready)))
-        return [self._ready.popleft() for _ in range(min(at_most, len(self._ready)))]
+            await self._pace.wait(count)
+        return [self._ready.popleft() for _ in range(min(count, len(self._ready)))]
 
     async def run(self, handler: Handler, concurrency: int = 1) -> None:
         """Call the handler for every event until the subscription is closed.
@@ -136,12 +175,26 @@ class Subscription:
         if not 1 <= concurrency <= CONCURRENCY_MAX:
             raise ConfigError(f"concurrency {concurrency!r}: choose 1 to {CONCURRENCY_MAX:,}")
         call = handler if inspect.iscoroutinefunction(handler) else _in_thread(handler)
-        slots = asyncio.Semaphore(concurrency)
+        self._readers += 1
+        try:
+            await self._run(call, asyncio.Semaphore(concurrency))
+        finally:
+            self._read(-1)
+
+    async def _run(
+        self, call: Callable[[Delivery], Awaitable[None]], slots: asyncio.Semaphore
+    ) -> None:
+        failure: MillstreamError | None = None
         async with asyncio.TaskGroup() as tasks:
             await slots.acquire()
-            async for delivery in self:
-                tasks.create_task(self._handle(call, delivery, slots))
-                await slots.acquire()
+            try:
+                async for delivery in self:
+                    tasks.create_task(self._handle(call, delivery, slots))
+                    await slots.acquire()
+            except MillstreamError as error:
+                failure = error  # raised when the handlers have ended, and not as a group of one
+        if failure is not None:
+            raise failure
 
     async def _handle(
         self,
@@ -151,13 +204,16 @@ class Subscription:
     ) -> None:
         renewal = asyncio.get_running_loop().create_task(self._keep(delivery))
         try:
-            await call(delivery)
-        except Reject as rejected:
-            delivery.terminate(str(rejected) or "rejected")
-        except Exception as error:
-            delivery.nack(reason=f"{type(error).__name__}: {error}")
-        else:
-            delivery.ack()
+            try:
+                await call(delivery)
+            except Reject as rejected:
+                delivery.terminate(str(rejected) or "rejected")
+            except Exception as error:
+                delivery.nack(reason=f"{type(error).__name__}: {error}")
+            else:
+                delivery.ack()
+        except ConnectError as error:
+            _log.warning("%r was handled but not settled, it will come again: %s", delivery, error)
         finally:
             renewal.cancel()
             slots.release()
@@ -165,7 +221,10 @@ class Subscription:
     async def _keep(self, delivery: Delivery) -> None:
         while True:
             await asyncio.sleep(self.settings.ack_wait / 2)
-            delivery.extend()
+            try:
+                delivery.extend()
+            except ConnectError as error:
+                _log.info("the lease of %r was not renewed: %s", delivery, error)
 
     # -- filling --------------------------------------------------------------------------
 
@@ -219,12 +278,12 @@ class Subscription:
     def _add_pack(self, source: Source, raw: RawMessage) -> None:
         try:
             message = open_pack(source, raw)
-        except PackError as error:
+            rows = source.rows(message.pack) if source.rows else message.pack.events()
+        except (PackError, SchemaError) as error:
             broken = PlainDelivery(self._leases, source, raw)
             broken.terminate(f"not a sound pack: {error}")
             return
         lease = PackLease(message, raw.reply)
-        rows = source.rows(message.pack) if source.rows else message.pack.events()
         deliveries = [
             PackDelivery(self._leases, lease, index, row) for index, row in enumerate(rows)
         ]

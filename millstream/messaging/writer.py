@@ -91,6 +91,7 @@ class Writer:
     async def open(self) -> Self:
         """Claim every lane: from now on no older writer of this name can store anything."""
         target = self._target
+        target.jetstream.connection.outlets.add(self)
         for (stream, _), prefix in zip(target.sources, target.shape.prefixes, strict=True):
             for number in range(self._lanes_each):
                 subject = fence_subject(prefix, self.name, number)

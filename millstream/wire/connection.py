@@ -40,7 +40,7 @@ from millstream.wire.protocol import (
     unsub,
 )
 
-__all__ = ["Connection", "Drainable", "Interest"]
+__all__ = ["Connection", "Drainable", "Interest", "Outlet"]
 
 _log = logging.getLogger("millstream.wire")
 
@@ -64,6 +64,12 @@ class Drainable(Protocol):
     """What ends gently: takes nothing new, finishes what it has, within the seconds given."""
 
     async def drain(self, timeout: float | None = None) -> None: ...
+
+
+class Outlet(Protocol):
+    """What collects messages to send, and has sent them all when it is closed."""
+
+    async def close(self) -> None: ...
 
 
 class Connection:
@@ -98,7 +104,7 @@ class Connection:
         # What drains before the connection closes: first those that take messages, then those that
         # collect some to send.
         self.intakes: WeakSet[Drainable] = WeakSet()
-        self.outlets: WeakSet[Drainable] = WeakSet()
+        self.outlets: WeakSet[Outlet] = WeakSet()
         self.reconnects = 0
         self._reading = True
 

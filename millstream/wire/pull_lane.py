@@ -57,42 +57,49 @@ class Prefetch:
 
 
 class Signal:
-    """Wakes one reader of several lanes; `set` is remembered until the next `wait`."""
+    """Wakes the readers of several lanes; `set` is remembered until the next `wait`."""
 
-    __slots__ = ("_future", "_loop", "_set")
+    __slots__ = ("_loop", "_set", "_waiters")
 
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
-        self._future: asyncio.Future[None] | None = None
+        self._waiters: list[asyncio.Future[bool]] = []
         self._set = False
 
     def set(self) -> None:
-        self._set = True
-        if self._future is not None:
-            if not self._future.done():
-                self._future.set_result(None)
-            self._future = None
+        if not self._waiters:
+            self._set = True
+            return
+        for waiter in self._waiters:
+            _finish(waiter, True)
+        self._waiters.clear()
 
     async def wait(self, timeout: float | None = None) -> bool:
         """Return when it is set (True) or the time is up (False)."""
-        if not self._set:
-            future = self._future = self._loop.create_future()
-            timer = None
-            if timeout is not None:
-                timer = self._loop.call_later(timeout, _finish, future)
-            try:
-                await future
-            finally:
-                self._future = None
-                if timer is not None:
-                    timer.cancel()
-        was_set, self._set = self._set, False
-        return was_set
+        if self._set:
+            self._set = False
+            return True
+        waiter: asyncio.Future[bool] = self._loop.create_future()
+        self._waiters.append(waiter)
+        timer = None
+        if timeout is not None:
+            timer = self._loop.call_later(timeout, _finish, waiter, False)
+        try:
+            return await waiter
+        except asyncio.CancelledError:
+            if waiter.done() and not waiter.cancelled():
+                self.set()  # woken and cancelled at once: the next reader shall look
+            raise
+        finally:
+            if timer is not None:
+                timer.cancel()
+            if waiter in self._waiters:
+                self._waiters.remove(waiter)
 
 
-def _finish(future: asyncio.Future[None]) -> None:
-    if not future.done():
-        future.set_result(None)
+def _finish(waiter: asyncio.Future[bool], was_set: bool) -> None:
+    if not waiter.done():
+        waiter.set_result(was_set)
 
 
 class PullLane:
@@ -109,12 +116,14 @@ class PullLane:
         consumer: str,
         prefetch: Prefetch,
         signal: Signal,
+        disposable: bool = False,
     ) -> None:
         self._jetstream = jetstream
         self._connection: Connection = jetstream.connection
         self._loop = asyncio.get_running_loop()
         self._stream, self._consumer = stream, consumer
         self._prefetch = prefetch
+        self._disposable = disposable  # in doubt it fails at once: its owner makes another consumer
         self._buffer: deque[RawMessage] = deque()
         self._asked = 0  # messages requested and not delivered yet
         self._delivered = 0
@@ -246,6 +255,9 @@ class PullLane:
 
     def _check_exists(self) -> None:
         """Nobody listens: either there is no leader for a moment, or the consumer is gone."""
+        if self._disposable:
+            self._fail(ApiError(503, 0, f"no sign of life of '{self._consumer}'"))
+            return
         if self._checking is None or self._checking.done():
             self._checking = self._loop.create_task(self._look_it_up())
 
