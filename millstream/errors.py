@@ -41,7 +41,8 @@ MillstreamError
 │   ├── PartlyStored                         some events of a list were refused
 │   ├── PayloadTooLarge (ValueError)
 │   ├── Unconfirmed                          no ack arrived; it may or may not be stored
-│   └── FencedOut                            another process took over this writer's name
+│   ├── FencedOut                            another process took over this writer's name
+│   └── RowsMoved                            a Spark task's rows are others when it is run again
 ├── ProcessFailed                            a process's function raised; nothing of it was stored
 ├── DataLoss                                 events that were promised are no longer there
 ├── Undecodable (ValueError)                 a stored value cannot be read as the topic's type
@@ -94,6 +95,7 @@ __all__ = [
     "PublishError",
     "RedriveTaken",
     "RequestTimeout",
+    "RowsMoved",
     "SchemaError",
     "SchemaNotFound",
     "ServerMissing",
@@ -452,6 +454,21 @@ class FencedOut(PublishError):
         super().__init__(
             f"writer '{writer}' was taken over: this one has epoch {epoch}, the topic has {found}. "
             f"Nothing of this call is stored; the other writer goes on from the stored position"
+        )
+
+
+class RowsMoved(PublishError):
+    """A batch that Spark ran again gave a task other rows than the first time; nothing is stored.
+
+    Going on would lose some rows or write some twice.
+    """
+
+    def __init__(self, writer: str, batch: int, stored: int, found: int) -> None:
+        self.writer, self.batch, self.stored, self.found = writer, batch, stored, found
+        super().__init__(
+            f"writer '{writer}' stored {stored:,} rows of batch {batch}; now that Spark runs the "
+            f"batch again its rows are others ({found:,} so far): they move between tasks or come "
+            f"in another order. Set the option commitMode to staged for this query"
         )
 
 
