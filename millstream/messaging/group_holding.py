@@ -40,7 +40,8 @@ __all__ = ["Holding", "HoldingState", "MemberContext", "order_token"]
 _log = logging.getLogger("millstream.messaging")
 
 TAKE_MESSAGES: Final = 256
-READ_AHEAD: Final = Prefetch(messages=1000, bytes=4 * 1024 * 1024)  # for each owned partition
+# For each owned partition; two missed heartbeats mean that the node which served it is gone.
+READ_AHEAD: Final = Prefetch(messages=1000, bytes=4 * 1024 * 1024, heartbeat=1.0)
 COMMIT_SECONDS: Final = 5.0
 # A record is contended only by its owner and, rarely, by someone who unparks a key.
 COMMIT_TRIES: Final = 20
@@ -463,7 +464,8 @@ class Holding:
             return True  # an old view
         mine = (self._taken.owner, self._taken.epoch)
         if found is None or (found.record.owner, found.record.epoch) != mine:
-            _log.warning("group %s: lost partition %d", self._name, self.partition)
+            if self.state is not HoldingState.CLOSED:
+                _log.warning("group %s: lost partition %d", self._name, self.partition)
             self.close()
             return False
         for token in self._stored.record.parked.keys() - found.record.parked.keys():

@@ -148,7 +148,7 @@ class Member:
                 return False
             except UNSURE as error:
                 self._connection.check_open()
-                _log.info("member %s: lease not renewed yet: %s", self.id, error)
+                _log.debug("member %s: lease not renewed yet: %s", self.id, error)
                 return False
             self._lease.renewed(sent)
             self._renewed.set()
@@ -162,7 +162,7 @@ class Member:
                 renewed = await self._renew()
             except UNSURE as error:
                 self._connection.check_open()
-                _log.info("member %s: not known whether it is alive: %s", self.id, error)
+                _log.debug("member %s: not known whether it is alive: %s", self.id, error)
                 renewed = False
             if not self._joined:
                 await self._join_again()
@@ -208,7 +208,7 @@ class Member:
                     await self._look_once()
             except UNSURE as error:
                 self._connection.check_open()
-                _log.info("member %s: could not look at the group: %s", self.id, error)
+                _log.debug("member %s: could not look at the group: %s", self.id, error)
             except WrongSequence:
                 self._look_all = Deadline(0)  # somebody was quicker: look again
 
@@ -236,6 +236,9 @@ class Member:
             for member, stored in members.items()
             if member != self.id
         }
+        if not self._lease.valid:
+            self._liveness = Liveness()  # who cannot renew now cannot blame others for the same
+            return members
         self._liveness.look(others, self._lease.clock())
         for member, revision in self._liveness.dead():
             timeout = self.context.settings.lease

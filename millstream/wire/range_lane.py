@@ -152,7 +152,11 @@ class RangeLane:
             self.done = True
             self.close()
             return
-        self._lane = PullLane(self._jetstream, self._stream, info.name, self._prefetch, self.signal)
+        # An unreplicated consumer dies with its node and is not missed: its position is here.
+        self._lane = PullLane(
+            *(self._jetstream, self._stream, info.name, self._prefetch, self.signal),
+            disposable=True,
+        )
 
     def _config(self) -> ConsumerConfig:
         what = self.what
