@@ -1,0 +1,61 @@
+"""The endpoints of a service, answered by plain functions in worker threads."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import TypeVar
+
+from millstream.blocking.message import Message
+from millstream.blocking.twin import Twin, in_thread
+from millstream.messaging import service as async_service
+from millstream.messaging.service import EndpointSettings
+
+__all__ = ["EndpointGroup", "Endpoints"]
+
+Answer = bytes | str | None
+H = TypeVar("H", bound=Callable[[Message], Answer])
+
+
+class Endpoints(Twin):
+    """What a service and its groups have in common."""
+
+    __slots__ = ()
+
+    _inner: async_service.Group
+
+    @property
+    def prefix(self) -> str:
+        """The words with which the subjects of its endpoints begin."""
+        return self._inner.prefix
+
+    @property
+    def queue(self) -> str:
+        """The queue group that shares the requests."""
+        return self._inner.queue
+
+    def group(self, prefix: str, queue: str | None = None) -> EndpointGroup:
+        """A group inside this one."""
+        return EndpointGroup(self._loop, self._inner.group(prefix, queue))
+
+    def endpoint(self, subject: str, settings: EndpointSettings | None = None) -> Callable[[H], H]:
+        """Have the decorated function answer requests to this subject; also on a running service.
+
+        It is called in a worker thread, `concurrency` of them at a time. What it returns (bytes or
+        text) is the answer; after None it has answered itself with `message.respond`, or will. A
+        raised ServiceError is the answer with its code and description; any other exception is
+        answered with code 500 and logged.
+        """
+
+        def register(handler: H) -> H:
+            answer = in_thread(handler, partial(Message, self._loop))
+            self._loop.invoke(lambda: self._inner.endpoint(subject, settings)(answer))
+            return handler
+
+        return register
+
+
+class EndpointGroup(Endpoints):
+    """Endpoints whose subjects begin with the same words, and who may share a queue group."""
+
+    __slots__ = ()

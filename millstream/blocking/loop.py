@@ -1,0 +1,285 @@
+"""The thread whose event loop does the work of every blocking call of this process."""
+
+from __future__ import annotations
+
+import asyncio
+import atexit
+import contextlib
+import logging
+import os
+import threading
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import Any, Final, Generic, ParamSpec, Protocol, TypeVar
+
+from millstream.blocking.pump import AHEAD_ITEMS, Pump
+from millstream.errors import ConfigError, ConnectionClosed, MillstreamError
+
+__all__ = ["LoopThread", "loop_thread"]
+
+_log = logging.getLogger("millstream.blocking")
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+# Handlers that run at the same time in this process; each is a thread, more only wait.
+THREADS_MAX: Final = 256
+# While calls that need no answer keep coming, the loop looks for them this often instead of being
+# woken for each: a wake-up costs more than an ack.
+LOOK_SECONDS: Final = 0.001
+# How long an interrupted call may take to clean up before the interrupt goes on.
+CANCEL_SECONDS: Final = 2.0
+# How long the end of the process waits for acks in flight, then for everything else.
+EXIT_SECONDS: Final = 3.0
+EXIT_TASKS_SECONDS: Final = 1.0
+
+
+class Closable(Protocol):
+    """What is closed at the end of the process."""
+
+    async def close(self) -> None: ...
+
+
+class _Call(Generic[T]):
+    """One coroutine that a thread waits for."""
+
+    __slots__ = ("_done", "_task", "_work")
+
+    def __init__(self, work: Coroutine[Any, Any, T]) -> None:
+        self._work = work
+        self._task: asyncio.Task[T] | None = None
+        self._done = threading.Lock()
+        self._done.acquire()
+
+    def start(self) -> None:
+        self._task = asyncio.get_running_loop().create_task(self._work)
+        self._task.add_done_callback(self._finish)
+
+    def _finish(self, _task: asyncio.Task[T]) -> None:
+        self._done.release()
+
+    def cancel(self) -> None:
+        if self._task is not None:
+            self._task.cancel()
+
+    def wait(self, seconds: float = -1) -> bool:
+        """Wait until it is done; a signal's exception (KeyboardInterrupt) ends the wait."""
+        return self._done.acquire(timeout=seconds)
+
+    def result(self) -> T:
+        if self._task is None:
+            raise ConnectionClosed("the call was not started: the process ends")
+        try:
+            return self._task.result()
+        except asyncio.CancelledError:
+            raise ConnectionClosed("the call was given up: the process ends") from None
+
+
+class _Invocation(Generic[T]):
+    """One plain function that a thread waits for."""
+
+    __slots__ = ("_done", "_error", "_function", "_result")
+
+    _result: T
+
+    def __init__(self, function: Callable[[], T]) -> None:
+        self._function = function
+        self._error: BaseException | None = None
+        self._done = threading.Lock()
+        self._done.acquire()
+
+    def start(self) -> None:
+        try:
+            self._result = self._function()
+        except Exception as error:
+            self._error = error
+        finally:
+            self._done.release()
+
+    def result(self) -> T:
+        self._done.acquire()
+        if self._error is not None:
+            raise self._error
+        return self._result
+
+
+class LoopThread:
+    """An event loop in a daemon thread. All its methods may be called from any other thread."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.new_event_loop()
+        self._loop.set_default_executor(ThreadPoolExecutor(THREADS_MAX, "millstream-handler"))
+        self._refusal: str | None = None  # why no call is taken any more
+        self._clients: set[Closable] = set()
+        # Calls without an answer. What is in it was caused by deliveries under lease, so the
+        # subscriptions' max_in_flight bounds it.
+        self._posts: deque[tuple[Callable[..., object], tuple[Any, ...]]] = deque()
+        self._looking = False  # the loop will look into it without being told
+        self._thread = threading.Thread(target=self._run, name="millstream-loop", daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        try:
+            self._loop.run_forever()
+        finally:
+            self._loop.close()
+
+    # -- calling --------------------------------------------------------------------------
+
+    def call(self, work: Coroutine[Any, Any, T]) -> T:
+        """Run a coroutine on the loop and return its result; Ctrl-C cancels it."""
+        call = _Call(work)
+        try:
+            self._check()
+            self._loop.call_soon_threadsafe(self._start, call)
+        except BaseException:
+            work.close()
+            raise
+        try:
+            call.wait()
+        except BaseException:
+            self._loop.call_soon_threadsafe(call.cancel)
+            call.wait(CANCEL_SECONDS)
+            raise
+        return call.result()
+
+    def _start(self, call: _Call[T] | _Invocation[T]) -> None:
+        self._run_posts()  # they were made before the call, so they come first
+        call.start()
+
+    def invoke(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """Call a plain function on the loop and return its result."""
+        self._check()
+        invocation = _Invocation(partial(function, *args, **kwargs))
+        self._loop.call_soon_threadsafe(self._start, invocation)
+        return invocation.result()
+
+    def post(self, function: Callable[..., object], *args: Any) -> None:
+        """Call a plain function on the loop within a millisecond, without waiting for it.
+
+        What it raises is logged: nobody waits for it.
+        """
+        if self._refusal is not None:
+            raise ConnectionClosed(self._refusal)
+        self._posts.append((function, args))
+        if not self._looking:
+            self._looking = True
+            self._loop.call_soon_threadsafe(self._look)
+
+    def _look(self) -> None:
+        if self._run_posts():
+            self._loop.call_later(LOOK_SECONDS, self._look)
+            return
+        self._looking = False
+        if self._posts:  # posted before the flag fell, so nobody will wake us for it
+            self._looking = True
+            self._loop.call_soon(self._look)
+
+    def _run_posts(self) -> int:
+        count = len(self._posts)
+        for _ in range(count):
+            function, args = self._posts.popleft()
+            try:
+                function(*args)
+            except MillstreamError as error:
+                _log.warning("%s failed: %s", getattr(function, "__qualname__", function), error)
+        return count
+
+    def iterate(self, source: AsyncIterator[T], ahead: int = AHEAD_ITEMS) -> Iterator[T]:
+        """The items of an asynchronous iterator, up to `ahead` of them fetched before the reader.
+
+        They come over in chunks, because a hop between threads costs more than an item.
+        """
+        pump: Pump[T] | None = None
+        try:
+            pump = self.invoke(Pump, source, ahead)
+            while chunk := self.call(pump.take()):
+                yield from chunk
+        finally:
+            # The reader may have gone with a `break`, and the garbage collector may run this in
+            # any thread: it must not wait.
+            if pump is not None and self._refusal is None:
+                with contextlib.suppress(RuntimeError):
+                    self._loop.call_soon_threadsafe(pump.stop)
+
+    def _check(self) -> None:
+        if self._refusal is not None:
+            raise ConnectionClosed(self._refusal)
+        if threading.get_ident() == self._thread.ident:
+            raise ConfigError(
+                "a blocking call inside the event loop of millstream.blocking would wait for "
+                "itself: callbacks such as `on_drop` must be quick and make no calls"
+            )
+
+    # -- life -----------------------------------------------------------------------------
+
+    def keep(self, client: Closable) -> None:
+        """Close this client when the process ends, if nobody has closed it before."""
+        self._clients.add(client)
+
+    def forget(self, client: Closable) -> None:
+        """It is closed."""
+        self._clients.discard(client)
+
+    def stop(self) -> None:
+        """Close every client and end the thread, in bounded time."""
+        closing = _Call(self._close_clients())
+        self._loop.call_soon_threadsafe(self._start, closing)
+        closing.wait(EXIT_SECONDS + 2 * EXIT_TASKS_SECONDS)
+        self._refusal = "the process ends: no more calls"
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join(EXIT_TASKS_SECONDS)
+
+    async def _close_clients(self) -> None:
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(EXIT_SECONDS):
+                closing = (client.close() for client in list(self._clients))
+                await asyncio.gather(*closing, return_exceptions=True)
+        others = asyncio.all_tasks() - {asyncio.current_task()}
+        for task in others:
+            if task is not None:
+                task.cancel()
+        if others:
+            await asyncio.wait(others, timeout=EXIT_TASKS_SECONDS)
+
+    def abandon(self) -> None:
+        """In the child of a fork: the thread is not here, and the sockets are the parent's."""
+        self._refusal = (
+            "this connection was made before the process forked, and belongs to the parent: "
+            "connect again in the child"
+        )
+
+
+_lock = threading.Lock()
+_current: LoopThread | None = None
+# Of parents of this process. Collecting them would close file descriptors under live objects.
+_inherited: list[LoopThread] = []
+
+
+def loop_thread() -> LoopThread:
+    """The one loop thread of this process, started by the first caller."""
+    global _current
+    with _lock:
+        if _current is None:
+            _current = LoopThread()
+        return _current
+
+
+def _after_fork_in_child() -> None:
+    global _current, _lock
+    _lock = threading.Lock()
+    if _current is not None:
+        _current.abandon()
+        _inherited.append(_current)
+        _current = None
+
+
+def _at_exit() -> None:
+    if _current is not None:
+        _current.stop()
+
+
+os.register_at_fork(after_in_child=_after_fork_in_child)
+atexit.register(_at_exit)

@@ -1,0 +1,191 @@
+"""Reading subjects and subscriptions item by item, a hop between threads for many at once."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import replace
+from itertools import chain
+from types import TracebackType
+from typing import Any, Final
+
+from millstream.blocking.delivery import Delivery
+from millstream.blocking.loop import LoopThread
+from millstream.blocking.message import Message
+from millstream.blocking.twin import Twin
+from millstream.messaging import message as async_message
+from millstream.messaging import subscriber as async_subscriber
+from millstream.messaging import subscription as async_subscription
+from millstream.messaging import topic as async_topic
+from millstream.messaging.event import Event, Source
+from millstream.messaging.overload import Counters
+from millstream.messaging.reading import ReadPlan, plan_of
+from millstream.messaging.unpack import events_of
+from millstream.wire.pull_lane import RawMessage
+
+__all__ = ["DeliveryReading", "MessageReading", "TopicReading"]
+
+# Messages that are taken at once; fewer where little may wait, for what is here cannot be dropped
+# in favour of newer ones.
+TAKE_MESSAGES: Final = 256
+
+
+# Deliveries left at which more are brought, so that the reader need not wait for them.
+LOW_DELIVERIES: Final = 128
+# Groups of messages that are fetched ahead of the reader; each has a thousand at most.
+AHEAD_GROUPS: Final = 2
+# Messages that are made into events at a time: with packs, they are thousands of events.
+TURN_MESSAGES: Final = 64
+
+
+class TopicReading(Twin):
+    """Reads a topic. Messages come over in groups, and become events in the reader's thread."""
+
+    __slots__ = ()
+
+    _inner: async_topic.Topic
+
+    def read(self, plan: ReadPlan | None = None, **choices: Any) -> Iterator[Event]:
+        """Events of a range, in order within each partition, without touching subscriptions.
+
+        `read()` gives all that is stored now; `read(start=Start.at_offset(5), end=10)`,
+        `read(follow=True)`, `read(keys=["a"])`: see ReadPlan.
+        """
+        wanted = plan_of(plan, choices)
+        groups = self._loop.iterate(self._inner.read_messages(wanted), AHEAD_GROUPS)
+        return chain.from_iterable(_events(groups, frozenset(wanted.keys)))
+
+
+def _events(
+    groups: Iterator[tuple[Source, list[RawMessage]]], keys: frozenset[str]
+) -> Iterator[list[Event]]:
+    for source, messages in groups:
+        for first in range(0, len(messages), TURN_MESSAGES):
+            events = events_of(source, messages[first : first + TURN_MESSAGES])
+            yield [event for event in events if event.key in keys] if keys else events
+
+
+class DeliveryReading(Twin):
+    """Iterates a subscription. What waits stays under its care: renewed, given back by `close`."""
+
+    __slots__ = ()
+
+    _inner: async_subscription.Subscription
+
+    def __iter__(self) -> Iterator[Delivery]:
+        """Deliveries one by one, until the subscription is closed."""
+        loop, inner = self._loop, self._inner
+        ready = inner.ready
+        paced = inner.settings.rate_limit is not None
+        while loop.call(inner.refill()):
+            while ready:
+                if len(ready) == LOW_DELIVERIES:
+                    loop.post(self._bring_more)
+                if paced:
+                    yield from self._paced()
+                    continue
+                try:
+                    delivery = ready.popleft()
+                except IndexError:  # another thread was faster
+                    break
+                yield Delivery(loop, delivery)
+
+    def _bring_more(self) -> None:
+        task = asyncio.get_running_loop().create_task(self._inner.refill(0))
+        task.add_done_callback(_ignore)
+
+    def _paced(self) -> Iterator[Delivery]:
+        for delivery in self._loop.call(self._inner.pull(1)):
+            yield Delivery(self._loop, delivery)
+
+
+def _ignore(task: asyncio.Task[bool]) -> None:
+    """The reader's own call meets the same error."""
+    if not task.cancelled():
+        task.exception()
+
+
+class MessageReading(Twin):
+    """Iterates the messages of a subject and keeps the books right about what it took ahead."""
+
+    __slots__ = ("_lost", "_most", "_taken")
+
+    _inner: async_subscriber.Subscriber
+
+    def __init__(self, loop: LoopThread, inner: async_subscriber.Subscriber) -> None:
+        super().__init__(loop, inner)
+        self._taken: deque[async_message.Message] = deque()
+        self._lost = 0  # of them, when it was closed
+        self._most = max(1, min(TAKE_MESSAGES, inner.settings.messages_max // 4))
+
+    def __iter__(self) -> Iterator[Message]:
+        """Messages one by one, until the subscriber is closed or drained."""
+        loop, taken = self._loop, self._taken
+        while True:
+            while taken:
+                try:
+                    message = taken.popleft()
+                except IndexError:  # another thread was faster
+                    break
+                yield Message(loop, message)
+            if not loop.call(self._take()):
+                return
+
+    async def _take(self) -> bool:
+        inner = self._inner
+        if self._taken:
+            return True
+        try:
+            self._taken.append(await anext(inner))
+        except StopAsyncIteration:
+            return bool(self._taken)
+        for _ in range(self._most - 1):
+            if not inner.pending:
+                break
+            self._taken.append(await anext(inner))
+        return True
+
+    def next(self, timeout: float | None = None) -> Message:
+        """The next message; NoMessage after `timeout` seconds without one (None: wait for ever)."""
+        try:
+            return Message(self._loop, self._taken.popleft())
+        except IndexError:
+            return Message(self._loop, self._loop.call(self._inner.next(timeout)))
+
+    @property
+    def counters(self) -> Counters:
+        """A consistent count of everything that arrived so far."""
+        return self._loop.invoke(self._count)
+
+    def _count(self) -> Counters:
+        waiting = list(self._taken)
+        found = self._inner.counters
+        return replace(
+            found,
+            delivered=found.delivered - len(waiting) - self._lost,
+            dropped=found.dropped + self._lost,
+            pending=found.pending + len(waiting),
+            pending_bytes=found.pending_bytes + sum(message.size for message in waiting),
+        )
+
+    def close(self) -> None:
+        """End at once; pending messages count as dropped and running handlers are cancelled."""
+        self._loop.call(self._inner.close())
+        self._drop()
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        try:
+            self._loop.call(self._inner.__aexit__(kind, error, trace))
+        finally:
+            self._drop()
+
+    def _drop(self) -> None:
+        while self._taken:
+            self._taken.popleft()
+            self._lost += 1

@@ -1,0 +1,107 @@
+"""What every blocking class has in common, and how plain functions become handlers."""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import inspect
+import threading
+from collections.abc import Awaitable, Callable, Iterator
+from typing import Any, TypeVar
+
+from millstream.blocking.loop import LoopThread
+from millstream.errors import ConfigError
+
+__all__ = ["NOT_GIVEN", "Twin", "at_once", "given", "handling", "in_group", "in_thread"]
+
+A = TypeVar("A")
+B = TypeVar("B")
+
+NOT_GIVEN: Any = type("NotGiven", (), {"__repr__": lambda self: "NOT_GIVEN"})()
+
+
+def given(**arguments: Any) -> dict[str, Any]:
+    """The arguments that the caller gave; the others keep the default of the asynchronous call."""
+    return {name: value for name, value in arguments.items() if value is not NOT_GIVEN}
+
+
+class Twin:
+    """The blocking face of an asynchronous object, which lives on the loop thread."""
+
+    __slots__ = ("_inner", "_loop")
+
+    _loop: LoopThread
+    _inner: Any  # each class says which
+
+    def __init__(self, loop: LoopThread, inner: Any) -> None:
+        self._loop = loop
+        self._inner = inner
+
+    def __repr__(self) -> str:
+        return f"<blocking {self._inner!r}>"
+
+
+def in_thread(
+    handler: Callable[[B], object], wrap: Callable[[A], B] | None = None
+) -> Callable[[A], Awaitable[Any]]:
+    """A handler for the asynchronous call, that runs the plain function in a worker thread."""
+    _check_plain(handler)
+
+    def work(argument: Any) -> object:
+        try:
+            return handler(argument if wrap is None else wrap(argument))
+        except StopIteration as error:  # cannot pass through a future: it would never be done
+            raise RuntimeError("the handler raised StopIteration") from error
+
+    async def call(argument: A) -> object:
+        context = contextvars.copy_context()
+        try:
+            future = asyncio.get_running_loop().run_in_executor(None, context.run, work, argument)
+        except RuntimeError as error:
+            # The process ends and takes no more threads. Nothing is wrong with the event.
+            raise asyncio.CancelledError from error
+        return await future
+
+    return call
+
+
+def at_once(function: Callable[[A], Any]) -> Callable[[A], Any]:
+    """The function with its results made where it runs: a generator would run on the loop."""
+    _check_plain(function)
+
+    def work(argument: A) -> Any:
+        result = function(argument)
+        return list(result) if isinstance(result, Iterator) else result
+
+    return work
+
+
+class _Handling(threading.local):
+    """The group whose handler runs in this thread."""
+
+    group: object = None
+
+
+handling = _Handling()
+
+
+def in_group(handler: Callable[[A], object], group: object) -> Callable[[A], None]:
+    """A handler for a group, which has worker threads of its own."""
+    _check_plain(handler)
+
+    def work(event: A) -> None:
+        handling.group = group
+        try:
+            handler(event)
+        finally:
+            handling.group = None
+
+    return work
+
+
+def _check_plain(handler: Callable[..., object]) -> None:
+    if inspect.iscoroutinefunction(handler):
+        raise ConfigError(
+            f"{getattr(handler, '__qualname__', handler)} is an async function; give a plain one, "
+            f"which is called in a thread, or use millstream.connect()"
+        )

@@ -1,0 +1,204 @@
+"""Which asynchronous classes have a blocking twin, in which file, and what is special there."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True)
+class ClassPlan:
+    """How the twin of one class is made. What is not said here comes from the class itself."""
+
+    home: str  # module of the asynchronous class
+    name: str
+    file: str  # module of the twin in millstream/blocking
+    base: str = "Twin"  # a hand-written base that does what a rule cannot
+    base_home: str = "twin"
+    also: tuple[str, ...] = ()  # asynchronous base classes that the twin has too
+    fixed: dict[str, str] = field(default_factory=dict)  # attributes that never change: their types
+    live: dict[str, str] = field(default_factory=dict)  # attributes that change: read on the loop
+    pure: bool = False  # its properties only look at what never changes: read where they are asked
+    posted: frozenset[str] = frozenset()  # plain calls that nobody waits for
+    queued: frozenset[str] = frozenset()  # calls that go to the loop in groups
+    ends: frozenset[str] = frozenset()  # calls that are made also after a queued one failed
+    skip: frozenset[str] = frozenset()  # not offered, or written by hand in the base
+
+
+MESSAGING = "millstream.messaging"
+
+# In the order of need: a file may use the classes of the files before it at once, those of later
+# files only when a call needs them.
+PLANS = [
+    ClassPlan(
+        f"{MESSAGING}.message",
+        "Message",
+        "message",
+        pure=True,
+        fixed={"data": "bytes"},
+    ),
+    ClassPlan(
+        f"{MESSAGING}.delivery",
+        "Delivery",
+        "delivery",
+        also=("Event",),
+        pure=True,
+        posted=frozenset({"ack", "nack", "extend", "terminate"}),
+        skip=frozenset({"buried", "timestamp", "position"}),
+    ),
+    ClassPlan(
+        f"{MESSAGING}.subscriber",
+        "Subscriber",
+        "subjects",
+        base="MessageReading",
+        base_home="reading",
+        fixed={"subject": "str", "settings": "SubscriberSettings"},
+        skip=frozenset(
+            {"start", "next", "counters", "pending", "close", "__aexit__", "__aiter__", "__anext__"}
+        ),
+    ),
+    ClassPlan(
+        f"{MESSAGING}.service",
+        "Service",
+        "subjects",
+        base="Endpoints",
+        base_home="endpoints",
+        fixed={
+            "name": "str",
+            "version": "str",
+            "id": "str",
+            "description": "str",
+            "metadata": "dict[str, str]",
+        },
+        skip=frozenset({"endpoint", "group", "endpoints", "prefix", "queue"}),
+    ),
+    ClassPlan(
+        f"{MESSAGING}.identity",
+        "Identity",
+        "subjects",
+        fixed={"client_id": "str"},
+        live={"epoch": "int"},
+        skip=frozenset({"claim"}),  # done when the connection gives it
+    ),
+    ClassPlan(
+        f"{MESSAGING}.subscription",
+        "Subscription",
+        "subscription",
+        base="DeliveryReading",
+        base_home="reading",
+        fixed={"name": "str", "settings": "SubscriptionSettings"},
+        skip=frozenset({"ready", "refill", "prefetch", "fetch_at_most", "__aiter__"}),
+    ),
+    ClassPlan(
+        f"{MESSAGING}.group",
+        "Group",
+        "subscription",
+        base="GroupLeaving",
+        base_home="grouping",
+        fixed={"name": "str", "topic": "str", "settings": "GroupSettings"},
+        skip=frozenset({"stop"}),
+    ),
+    ClassPlan(
+        f"{MESSAGING}.dead_letter_queue",
+        "DeadLetterQueue",
+        "subscription",
+        fixed={"name": "str"},
+    ),
+    ClassPlan(
+        f"{MESSAGING}.http_push",
+        "HttpPush",
+        "subscription",
+        fixed={"settings": "HttpPushSettings"},
+        live={"delivered": "int", "retried": "int", "rejected": "int"},
+    ),
+    ClassPlan(
+        f"{MESSAGING}.producer",
+        "EventProducer",
+        "producing",
+        base="Sending",
+        base_home="sending",
+        queued=frozenset({"send"}),
+        ends=frozenset({"close"}),
+        skip=frozenset({"settled", "__aexit__"}),
+    ),
+    ClassPlan(
+        f"{MESSAGING}.pack_producer",
+        "PackProducer",
+        "producing",
+        base="Sending",
+        base_home="sending",
+        live={"last": "Receipt | None"},
+        queued=frozenset({"send"}),
+        ends=frozenset({"close"}),
+        skip=frozenset({"__aexit__"}),
+    ),
+    ClassPlan(
+        f"{MESSAGING}.writer",
+        "Writer",
+        "producing",
+        base="Sending",
+        base_home="sending",
+        fixed={"name": "str"},
+        live={"skipped": "int"},
+        queued=frozenset({"write"}),
+        ends=frozenset({"close", "abandon"}),
+        skip=frozenset({"__aexit__"}),
+    ),
+    ClassPlan(
+        f"{MESSAGING}.process",
+        "Process",
+        "producing",
+        fixed={"settings": "ProcessSettings"},
+        live={"handled": "int", "produced": "int"},
+        skip=frozenset({"function", "output", "stopping"}),
+    ),
+    ClassPlan(
+        f"{MESSAGING}.topic",
+        "Topic",
+        "topic",
+        base="TopicReading",
+        base_home="reading",
+        fixed={"name": "str", "settings": "TopicSettings", "partitions": "int"},
+        skip=frozenset({"read", "read_messages", "refresh_durability", "value_type"}),
+    ),
+    ClassPlan("millstream.state.table", "Table", "state", fixed={"topic": "Topic"}),
+    ClassPlan("millstream.schemas.registry", "Registry", "state"),
+    ClassPlan(
+        "millstream.schemas.guard",
+        "Guard",
+        "state",
+        fixed={"topic": "str", "settings": "GuardSettings", "subject": "str"},
+        live={"stored": "int", "refused": "int", "streams": "list[str]"},
+    ),
+    ClassPlan(
+        "millstream.mill",
+        "Mill",
+        "mill",
+        base="Connected",
+        base_home="connected",
+        live={"identity": "Identity | None"},
+        skip=frozenset({"connection", "jetstream", "open_as", "close", "__aexit__"}),
+    ),
+]
+
+# The first sentence of each generated file.
+FILES = {
+    "message": "Messages of subjects, as they arrive.",
+    "delivery": "Deliveries: events under a lease.",
+    "subjects": "Subjects: subscribers, services, client ids.",
+    "subscription": "Subscriptions, ordered groups, dead letters and pushes.",
+    "producing": "Producers, exactly-once writers and processes.",
+    "topic": "Topics: durable, replayable, partitioned logs of events.",
+    "state": "Tables and schemas.",
+    "mill": "The connection that scripts and notebooks hold.",
+}
+
+# Alias of a handler's type -> its plain type here, and how it is given to the asynchronous call.
+HANDLERS = {
+    "MessageHandler": (
+        "Callable[[Message], object]",
+        "in_thread({0}, partial(Message, self._loop))",
+    ),
+    "Handler": ("Callable[[Delivery], object]", "in_thread({0}, partial(Delivery, self._loop))"),
+    "GroupHandler": ("Callable[[GroupEvent], object]", "in_group({0}, self._inner)"),
+    "Transform": ("Callable[[Event], Any]", "in_thread(at_once({0}))"),
+}
