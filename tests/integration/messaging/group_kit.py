@@ -48,8 +48,8 @@ class Kit:
         self._client = Client(connection)
         self._stack = stack
 
-    async def declare(self) -> None:
-        settings = TopicSettings(partitions=self.partitions)
+    async def declare(self, replicas: int = 1) -> None:
+        settings = TopicSettings(partitions=self.partitions, replicas=replicas)
         self._topic = await self._client.create_topic("orders", settings)
         info = await self._topic.info()
         self.sources = [

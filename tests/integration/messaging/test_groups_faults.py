@@ -16,7 +16,7 @@ import pytest
 
 from millstream.broker import Broker
 from millstream.settings import ConnectionSettings, Reconnect
-from millstream.testing import running_broker
+from millstream.testing import running_broker, running_cluster
 from millstream.wire.connection import Connection
 from tests.integration.messaging.group_kit import QUICK, Kit, Recorder, Run, check_order, until
 
@@ -78,13 +78,13 @@ async def stack() -> AsyncIterator[AsyncExitStack]:
         yield stack
 
 
-async def make_kit(url: str, stack: AsyncExitStack, partitions: int = 6) -> Kit:
+async def make_kit(url: str, stack: AsyncExitStack, partitions: int = 6, replicas: int = 1) -> Kit:
     quick = Reconnect(wait=0.02, wait_max=0.1, give_up_after=30)
-    connection = Connection(ConnectionSettings(urls=(url,), reconnect=quick))
+    connection = Connection(ConnectionSettings(urls=tuple(url.split(",")), reconnect=quick))
     await connection.open()
     stack.push_async_callback(connection.close)
     kit = Kit(connection, partitions, stack)
-    await kit.declare()
+    await kit.declare(replicas)
     return kit
 
 
@@ -224,6 +224,28 @@ async def test_a_group_goes_on_when_the_broker_was_killed(stack: AsyncExitStack)
     await until(lambda: len({(run.key, run.number) for run in record.done}) == 20 * 60, seconds=20)
     check_order(record.runs, 20, 60, repeats=True)
     assert [part.epoch for part in (await kit.admin.info("billing")).partitions] == epochs
+
+
+async def test_a_group_goes_on_when_the_leader_of_its_records_is_killed(
+    stack: AsyncExitStack,
+) -> None:
+    """For some seconds nobody can renew a lease; then all go on, and nothing is lost."""
+    cluster = await stack.enter_async_context(running_cluster(3))
+    kit = await make_kit(cluster.url, stack, partitions=3, replicas=3)
+    record = Recorder(seconds=0.001)
+    members = [await kit.member(record) for _ in range(3)]
+    await until(lambda: [len(member.partitions) for member in members] == [1, 1, 1])
+    records = await kit.jetstream.stream_info("mill-groups")
+    assert records.config["num_replicas"] == 3
+    assert records.cluster is not None
+    leader = records.cluster.leader
+    feeding = asyncio.create_task(feed(kit, keys=20, each=40, pause=0.02))
+    await until(lambda: len(record.done) > 200)
+    node = next(name for name in cluster.nodes if cluster.server_name(name) == leader)
+    await asyncio.to_thread(cluster.kill, node)
+    await feeding
+    await until(lambda: len({(run.key, run.number) for run in record.done}) == 20 * 40, seconds=40)
+    check_order(record.runs, 20, 40, repeats=True)
 
 
 def restart(broker: Broker) -> None:
