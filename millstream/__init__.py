@@ -21,6 +21,10 @@ if TYPE_CHECKING:
     from millstream.messaging import DeadLetterQueue as DeadLetterQueue
     from millstream.messaging import Delivery as Delivery
     from millstream.messaging import Event as Event
+    from millstream.messaging import Group as Group
+    from millstream.messaging import GroupEvent as GroupEvent
+    from millstream.messaging import GroupInfo as GroupInfo
+    from millstream.messaging import GroupSettings as GroupSettings
     from millstream.messaging import HttpPush as HttpPush
     from millstream.messaging import HttpPushSettings as HttpPushSettings
     from millstream.messaging import Identity as Identity
@@ -61,6 +65,10 @@ __all__ = [
     "DeadLetterQueue",
     "Delivery",
     "Event",
+    "Group",
+    "GroupEvent",
+    "GroupInfo",
+    "GroupSettings",
     "HttpPush",
     "HttpPushSettings",
     "Identity",
@@ -103,6 +111,10 @@ _HOMES = {
     "DeadLetterQueue": "millstream.messaging",
     "Delivery": "millstream.messaging",
     "Event": "millstream.messaging",
+    "Group": "millstream.messaging",
+    "GroupEvent": "millstream.messaging",
+    "GroupInfo": "millstream.messaging",
+    "GroupSettings": "millstream.messaging",
     "HttpPush": "millstream.messaging",
     "HttpPushSettings": "millstream.messaging",
     "Identity": "millstream.messaging",

@@ -5,6 +5,8 @@ from millstream.messaging.dead_letter import DeadLetter, DeadLetterFilter
 from millstream.messaging.dead_letter_queue import DeadLetterQueue, RedriveReport
 from millstream.messaging.delivery import Delivery
 from millstream.messaging.event import Event, NewEvent, PublishOptions, Receipt
+from millstream.messaging.group import Group, GroupEvent, GroupSettings
+from millstream.messaging.group_admin import GroupInfo
 from millstream.messaging.http_push import HttpPush, HttpPushSettings
 from millstream.messaging.identity import Identity, IdentitySettings
 from millstream.messaging.message import Message
@@ -29,6 +31,10 @@ __all__ = [
     "DeadLetterQueue",
     "Delivery",
     "Event",
+    "Group",
+    "GroupEvent",
+    "GroupInfo",
+    "GroupSettings",
     "HttpPush",
     "HttpPushSettings",
     "Identity",

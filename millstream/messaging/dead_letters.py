@@ -52,6 +52,7 @@ _DROPPED_PREFIXES: Final = ("Nats-", "Mill-Dead-")
 
 
 def default_dead_letter_topic(topic: str, subscription: str) -> str:
+    """Where the dead letters of a subscription go when its settings do not say."""
     return f"{topic}-{subscription}-dead"
 
 

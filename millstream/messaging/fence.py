@@ -86,6 +86,7 @@ def data_subject(fence: str) -> str:
 
 
 def check_note(note: str) -> str:
+    """The note if a header can hold it; else a ConfigError."""
     if len(note.encode()) > NOTE_BYTES_MAX or "\r" in note or "\n" in note:
         raise ConfigError(
             f"a writer's note has at most {NOTE_BYTES_MAX:,} bytes and one line, "

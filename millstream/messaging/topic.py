@@ -41,6 +41,7 @@ from millstream.wire.publish_lane import PublishLane
 from millstream.wire.pull_lane import RawMessage
 
 if TYPE_CHECKING:
+    from millstream.messaging.group import Group, GroupSettings
     from millstream.messaging.http_push import HttpPush, HttpPushSettings
     from millstream.messaging.pack_producer import PackProducer
     from millstream.messaging.process import Process, ProcessSettings, Transform
@@ -94,6 +95,11 @@ class Topic:
         self._subscriptions = SubscriptionAdmin(jetstream, info.name, self._sources)
 
     @property
+    def value_type(self) -> ValueType | None:
+        """How values are checked and encoded; None: they are bytes."""
+        return self._value_type
+
+    @property
     def durability(self) -> Durability:
         """What holds when an ack arrives; `unknown` when it differs between partitions."""
         found = set(self._durabilities)
@@ -137,12 +143,16 @@ class Topic:
         When some are refused the others are stored all the same, and PartlyStored says which.
         """
         self._check_writable()
-        futures = []
+        futures: list[asyncio.Future[Receipt]] = []
         for event in events:
             if self._lane.full:
                 await self._lane.room()
             new = event if isinstance(event, NewEvent) else NewEvent(event)
-            futures.append(self._publisher.send(new))
+            try:
+                futures.append(self._publisher.send(new))
+            except MillstreamError as error:
+                futures.append(asyncio.get_running_loop().create_future())
+                futures[-1].set_exception(error)
         results = await asyncio.gather(*futures, return_exceptions=True)
         failed: dict[int, MillstreamError] = {}
         receipts: list[Receipt] = []
@@ -280,6 +290,25 @@ class Topic:
         dead = agreed.dead_letter or default_dead_letter_topic(self.name, name)
         store = DeadLetterStore(self._jetstream, self._lane, dead, name)
         return Subscription(self._jetstream, name, agreed, self._sources, store)
+
+    def group(
+        self, name: str, settings: GroupSettings | None = None, *, member_id: str | None = None
+    ) -> Group:
+        """A member of an ordered group: `async with topic.group("g") as group`, then `run`.
+
+        Members share the partitions; each key is handled by one member at a time, in order.
+        """
+        from millstream.messaging.group import Group
+
+        return Group(
+            self._jetstream,
+            self._lane,
+            self.name,
+            self._sources,
+            name,
+            settings,
+            member_id=member_id,
+        )
 
     async def http_push(
         self,

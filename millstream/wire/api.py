@@ -18,6 +18,8 @@ from millstream.errors import (
 )
 
 __all__ = [
+    "NANOSECONDS",
+    "RETRY",
     "AckAddress",
     "ClusterInfo",
     "ConsumerConfig",

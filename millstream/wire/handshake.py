@@ -83,6 +83,7 @@ _INFO_DECODER: Final = msgspec.json.Decoder(ServerInfo)
 
 
 def parse_info(text: bytes) -> ServerInfo:
+    """What an INFO line says; fields that we do not know are left out."""
     return _INFO_DECODER.decode(text)
 
 
@@ -191,6 +192,7 @@ def tls_context(tls: Tls | None) -> ssl.SSLContext:
 
 
 def is_authentication_error(text: str) -> bool:
+    """Whether the server's error text means that it does not accept the credentials."""
     return text.strip().strip("'").lower() in _AUTHENTICATION_ERRORS
 
 

@@ -54,12 +54,14 @@ def unique_token(length: int = 22) -> str:
 
 
 def pub(subject: bytes, reply: bytes, payload: bytes) -> bytes:
+    """The frame that publishes a message without headers; an empty reply is left out."""
     if reply:
         return b"PUB %b %b %d\r\n%b\r\n" % (subject, reply, len(payload), payload)
     return b"PUB %b %d\r\n%b\r\n" % (subject, len(payload), payload)
 
 
 def hpub(subject: bytes, reply: bytes, headers: bytes, payload: bytes) -> bytes:
+    """The frame that publishes a message with a header block."""
     size = len(headers)
     total = size + len(payload)
     if reply:
@@ -68,12 +70,14 @@ def hpub(subject: bytes, reply: bytes, headers: bytes, payload: bytes) -> bytes:
 
 
 def sub(subject: bytes, queue: bytes, sid: bytes) -> bytes:
+    """The frame that subscribes, as a member of a queue group if one is given."""
     if queue:
         return b"SUB %b %b %b\r\n" % (subject, queue, sid)
     return b"SUB %b %b\r\n" % (subject, sid)
 
 
 def unsub(sid: bytes, after: int = 0) -> bytes:
+    """The frame that ends a subscription, at once or after so many messages."""
     if after:
         return b"UNSUB %b %d\r\n" % (sid, after)
     return b"UNSUB %b\r\n" % sid
