@@ -8,22 +8,30 @@ recognised by its position and left out.
 1. Claim the fences; the lowest stored position is where reading begins.
 2. Check that the input still holds the message seen last: a log that lost it is an error.
 3. Call the function for each event and collect its outputs by output partition.
-4. Store each partition's outputs and the input offset as one unit; repeat from 3.
+4. Make packs of all outputs; an output that fits no pack takes its event's other outputs with it.
+5. Store each partition's packs and the input offset as one unit; repeat from 3.
 """
 
 from __future__ import annotations
 
 import asyncio
 import inspect
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
+import logging
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from datetime import datetime
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, NamedTuple
 
 from millstream.deadline import Deadline
-from millstream.errors import ConfigError, DataLoss, MillstreamError, ProcessFailed
+from millstream.errors import (
+    ConfigError,
+    DataLoss,
+    MillstreamError,
+    PackError,
+    ProcessFailed,
+    Unfit,
+)
 from millstream.messaging.dead_letters import DeadLetterStore, default_dead_letter_topic
-from millstream.messaging.event import Event, NewEvent, Source, nanoseconds_of
+from millstream.messaging.event import Event, NewEvent, PlainEvent, Source, stored_ns_of
 from millstream.messaging.fence import fence_subject
 from millstream.messaging.fenced_lane import FencedLane
 from millstream.messaging.pack import EncodedPack, split
@@ -36,13 +44,20 @@ from millstream.messaging.unpack import events_of
 from millstream.messaging.writer import WriterTarget
 from millstream.wire.api import parse_ack_address
 from millstream.wire.atomic import BATCH_BYTES_MAX
+from millstream.wire.pull_lane import RawMessage
 
 __all__ = ["Process", "ProcessSettings", "Transform"]
 
 # A unit must stay below what the server stores together; half leaves room for headers.
 UNIT_BYTES_MAX: Final = BATCH_BYTES_MAX // 2
 
+# An output partition that gets nothing learns how far the input is after this many messages: that
+# is how much is read again, at most, after a crash.
+BEHIND_MAX: Final = 10_000
+
 Transform = Callable[[Event], Any | Awaitable[Any]]
+
+_log = logging.getLogger("millstream.messaging")
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,35 +79,55 @@ class ProcessSettings:
             raise ConfigError("commit_every and commit_events must be greater than zero")
 
 
-class _Outputs:
+class _Output(NamedTuple):
+    """One output that waits for its commit, and the event it was made from."""
+
+    new: NewEvent
+    event: Event
+
+
+class _UnfitOutput(Exception):
+    """An output cannot be written to its topic."""
+
+    def __init__(self, event: Event, error: MillstreamError) -> None:
+        self.event, self.error = event, error
+        super().__init__(str(error))
+
+
+class _Fence:
     """The fence of one input partition on one output partition, and what waits for it."""
 
-    def __init__(self, fence: FencedLane, target: WriterTarget, packing: Packing) -> None:
-        self.fence = fence
-        self._buffer = RowBuffer(target.value_type)
-        self._packing = packing
-        self._limits = packing.limits(target.jetstream.connection.info.max_payload)
-        self._schema_id = target.value_type.schema_id if target.value_type else None
+    def __init__(self, lane: FencedLane, target: WriterTarget, packing: Packing) -> None:
+        self.lane = lane
+        self.waiting: list[_Output] = []
         self.done = 0  # input offset up to which earlier lives stored the outputs
+        self._packing = packing
+        self._value_type = target.value_type
+        self._limits = packing.limits(target.jetstream.connection.info.max_payload)
 
-    def add(self, event: NewEvent) -> None:
-        self._buffer.add_event(event.value, event.key, event.headers, event.timestamp, event.id)
+    def packs(self) -> list[EncodedPack]:
+        """What waits, as packs; an output that fits none is named with its event."""
+        if not self.waiting:
+            return []
+        buffer = RowBuffer(self._value_type)
+        for new, event in self.waiting:
+            try:
+                buffer.add_event(new.value, new.key, new.headers, new.timestamp, new.id)
+            except MillstreamError as error:
+                raise _UnfitOutput(event, error) from error
+        try:
+            batch = buffer.build(buffer.drain())
+        except Unfit as error:
+            raise _UnfitOutput(self.waiting[error.row or 0].event, error) from error
+        schema_id = None if self._value_type is None else self._value_type.schema_id
+        return [self._packing.pack(piece, schema_id) for piece in split(batch, self._limits)]
 
-    @property
-    def waiting(self) -> int:
-        return len(self._buffer)
-
-    @property
-    def bytes(self) -> int:
-        return self._buffer.bytes
-
-    async def commit(self, position: int, note: str) -> None:
-        """Store what waits and the position as one unit."""
-        packs: list[EncodedPack] = []
-        if len(self._buffer):
-            batch = self._buffer.build(self._buffer.drain())
-            packs = [self._packing.pack(p, self._schema_id) for p in split(batch, self._limits)]
-        await self.fence.store(packs, position, note)
+    async def commit(self, packs: list[EncodedPack], position: int, note: str) -> int:
+        """Store the packs and the position as one unit; how many outputs that were."""
+        count = len(self.waiting)
+        await self.lane.store(packs, position, note)
+        self.waiting.clear()
+        return count
 
 
 class Process:
@@ -110,26 +145,33 @@ class Process:
         function: Transform,
         settings: ProcessSettings,
     ) -> None:
-        self._inputs = inputs
-        self._output = output
-        self._function = function
-        self._settings = settings
-        self._stop = asyncio.Event()
+        chosen = settings.partitions
+        self.settings = settings
+        self.output = output
+        self.function = function
+        self.stopping = asyncio.Event()
         self.handled = 0  # events the function was called for
         self.produced = 0  # outputs stored
+        self._inputs = [
+            (stream, source)
+            for stream, source in inputs
+            if chosen is None or source.partition in chosen
+        ]
 
     def stop(self) -> None:
         """Commit what is done and return from `run`."""
-        self._stop.set()
+        self.stopping.set()
 
     async def run(self, once: bool = False) -> None:
-        """Process until `stop`; with `once`, until everything stored now is done."""
-        chosen = self._settings.partitions
-        async with asyncio.TaskGroup() as tasks:
-            for stream, source in self._inputs:
-                if chosen is None or source.partition in chosen:
-                    worker = _PartitionWorker(self, stream, source)
-                    tasks.create_task(worker.run(once))
+        """Process until `stop`; with `once`, until everything stored now is done.
+
+        When one input partition fails the others commit what they have; then its error is raised.
+        """
+        workers = [_PartitionWorker(self, stream, source) for stream, source in self._inputs]
+        results = await asyncio.gather(*(w.run(once) for w in workers), return_exceptions=True)
+        for error in results:
+            if isinstance(error, BaseException):
+                raise error
 
 
 class _PartitionWorker:
@@ -137,45 +179,49 @@ class _PartitionWorker:
 
     def __init__(self, process: Process, stream: str, source: Source) -> None:
         self._process = process
-        self._settings = process._settings
-        self._target = process._output
+        self._settings = process.settings
+        self._target = process.output
         self._stream = stream
         self._source = source
-        self._outputs: list[_Outputs] = []
+        self._fences: list[_Fence] = []
         self._position = 0  # offset of the last input message whose outputs are collected
+        self._committed = 0
         self._note = ""
-        self._since_commit = 0
+        self._waiting = 0
+        self._bytes = 0
 
     async def run(self, once: bool) -> None:
         try:
             await self._claim()
             await self._check_input()
             await self._follow(once)
-        except MillstreamError:
-            self._process.stop()  # the others commit what they have; the error ends the group
+        except Exception:
+            self._process.stop()
             raise
+
+    # -- beginning ------------------------------------------------------------------------
 
     async def _claim(self) -> None:
         target, settings = self._target, self._settings
         name = f"{settings.name}-{self._source.partition}"
         for (stream, _), prefix in zip(target.sources, target.shape.prefixes, strict=True):
             subject = fence_subject(prefix, name)
-            fence = FencedLane(target.jetstream, target.lane, stream, subject, name)
-            self._outputs.append(_Outputs(fence, target, settings.packing))
-        await asyncio.gather(*(out.fence.claim() for out in self._outputs))
-        for out in self._outputs:
-            out.done = out.fence.state.position
-        self._position = min(out.done for out in self._outputs)
+            lane = FencedLane(target.jetstream, target.lane, stream, subject, name)
+            self._fences.append(_Fence(lane, target, settings.packing))
+        await asyncio.gather(*(fence.lane.claim() for fence in self._fences))
+        for fence in self._fences:
+            fence.done = fence.lane.state.position
+        self._position = self._committed = min(fence.done for fence in self._fences)
 
     async def _check_input(self) -> None:
         """The input must still be the log that was read before."""
-        furthest = max((out.fence.state for out in self._outputs), key=lambda s: s.position)
+        furthest = max((fence.lane.state for fence in self._fences), key=lambda s: s.position)
         if not furthest.position:
             return
         jetstream = self._target.jetstream
         state = (await jetstream.stream_info(self._stream)).state
         found = await jetstream.get_message(self._stream, {"seq": furthest.position})
-        same = found is None or furthest.note in ("", _fingerprint(found.time))
+        same = found is None or furthest.note in ("", str(stored_ns_of(found.time)))
         if state.last_seq < furthest.position or not same:
             raise DataLoss(
                 f"process '{self._settings.name}' has handled '{self._stream}' up to offset "
@@ -183,30 +229,39 @@ class _PartitionWorker:
                 f"{state.last_seq}): it was damaged, recreated or restored. Use another name to "
                 f"process it from the beginning"
             )
+        if state.first_seq > self._position + 1:
+            _log.warning(
+                "process %s: offsets %d to %d of %s were removed before they were handled",
+                *(self._settings.name, self._position + 1, state.first_seq - 1, self._stream),
+            )
+
+    # -- reading --------------------------------------------------------------------------
 
     async def _follow(self, once: bool) -> None:
-        last_commit = Deadline(self._settings.commit_every)
-        async for messages in self._messages(once):
-            for raw in messages:
-                await self._handle(raw)
-                if self._full:
+        due = Deadline(self._settings.commit_every)
+        messages = self._messages(once)
+        try:
+            async for group in messages:
+                for raw in group:
+                    await self._handle(raw)
+                    if self._full:
+                        await self._commit()
+                        due = Deadline(self._settings.commit_every)
+                if due.passed or not group:
                     await self._commit()
-                    last_commit = Deadline(self._settings.commit_every)
-            if last_commit.passed or not messages:
-                await self._commit()
-                last_commit = Deadline(self._settings.commit_every)
-            if self._process._stop.is_set():
-                break
-        await self._commit()
-        if once:
-            await self._commit_idle()
+                    due = Deadline(self._settings.commit_every)
+                if self._process.stopping.is_set():
+                    break
+        finally:
+            await messages.aclose()
+        await self._commit(all_of_them=True)
 
-    async def _messages(self, once: bool) -> AsyncIterator[list[Any]]:
+    async def _messages(self, once: bool) -> AsyncGenerator[list[RawMessage], None]:
         """Input messages from the position on; an empty list when it is time to commit."""
         plan = ReadPlan(start=Start.at_offset(self._position + 1), follow=not once)
         stream = read_messages(self._target.jetstream, [(self._stream, self._source)], plan)
         pending: asyncio.Task[Any] | None = None
-        stopping = asyncio.create_task(self._process._stop.wait())
+        stopping = asyncio.create_task(self._process.stopping.wait())
         try:
             while True:
                 pending = pending or asyncio.ensure_future(anext(stream, None))
@@ -231,65 +286,87 @@ class _PartitionWorker:
 
     @property
     def _full(self) -> bool:
-        waiting = sum(out.waiting for out in self._outputs)
-        size = max(out.bytes for out in self._outputs)
-        return waiting >= self._settings.commit_events or size >= UNIT_BYTES_MAX
+        return self._waiting >= self._settings.commit_events or self._bytes >= UNIT_BYTES_MAX
 
-    async def _handle(self, raw: Any) -> None:
+    async def _handle(self, raw: RawMessage) -> None:
         address = parse_ack_address(raw.reply)
-        offset = address.sequence
-        for event in events_of(self._source, [raw]):
-            for output in await self._call(event):
-                partition, _ = self._target.shape.place(output.key)
-                out = self._outputs[partition]
-                if offset > out.done:
-                    out.add(output)
-        self._position = offset
+        for event in await self._events(raw):
+            for number, new in enumerate(await self._call(event)):
+                fence = self._fences[self._place(new, event, number)]
+                if address.sequence > fence.done:
+                    fence.waiting.append(_Output(new, event))
+                    self._waiting += 1
+                    self._bytes += len(new.value) if isinstance(new.value, bytes | str) else 0
+        self._position = address.sequence
         self._note = str(address.timestamp_ns)
-        self._since_commit += 1
+
+    async def _events(self, raw: RawMessage) -> list[Event]:
+        try:
+            return events_of(self._source, [raw])
+        except PackError as error:
+            await self._failed(PlainEvent(self._source, *raw), error)
+            return []
 
     async def _call(self, event: Event) -> list[NewEvent]:
-        process = self._process
-        process.handled += 1
+        self._process.handled += 1
         try:
-            result = process._function(event)
+            result = self._process.function(event)
             if inspect.isawaitable(result):
                 result = await result
             return _outputs_of(result)
         except Exception as error:
-            if self._settings.on_error == "stop":
-                raise ProcessFailed(self._settings.name, repr(event), error) from error
-            await self._bury(event, error)
+            await self._failed(event, error)
             return []
 
-    async def _bury(self, event: Event, error: Exception) -> None:
+    def _place(self, new: NewEvent, event: Event, number: int) -> int:
+        """The output's partition; without a key by its origin, so the same in every life."""
+        if new.key is None:
+            return (event.offset + event.index + number) % len(self._fences)
+        return self._target.shape.place(new.key)[0]
+
+    async def _failed(self, event: Event, error: Exception) -> None:
+        """Stop at an event, or put it aside and go on."""
         name = self._settings.name
+        if self._settings.on_error == "stop":
+            raise ProcessFailed(name, repr(event), error) from error
         topic = default_dead_letter_topic(event.topic, name)
         store = DeadLetterStore(self._target.jetstream, self._target.lane, topic, name)
         await store.store_event(event, f"{type(error).__name__}: {error}", 1)
 
-    async def _commit(self) -> None:
-        """Store outputs and position; partitions without outputs keep their older position."""
-        if not self._since_commit:
+    # -- committing -----------------------------------------------------------------------
+
+    async def _commit(self, all_of_them: bool = False) -> None:
+        """Store outputs and position; partitions without outputs may keep an older position."""
+        if self._position == self._committed and not all_of_them:
             return
-        waiting = [out for out in self._outputs if out.waiting]
-        behind = [out for out in self._outputs if not out.waiting]
-        self._since_commit = 0
-        if not waiting:
-            # Nothing to say: one fence remembers how far the input is, the cheapest one.
-            waiting = [min(behind, key=lambda out: out.fence.state.position)]
-        count = sum(out.waiting for out in waiting)
-        await asyncio.gather(*(out.commit(self._position, self._note) for out in waiting))
-        self._process.produced += count
+        packs = await self._packs()
+        chosen = [
+            fence
+            for fence in self._fences
+            if fence.waiting
+            or self._position - fence.lane.state.position > (0 if all_of_them else BEHIND_MAX)
+        ]
+        if not chosen and self._position > self._committed:
+            # Nothing to say: the fence that is furthest behind remembers how far the input is.
+            chosen = [min(self._fences, key=lambda fence: fence.lane.state.position)]
+        counts = await asyncio.gather(
+            *(fence.commit(packs[id(fence)], self._position, self._note) for fence in chosen)
+        )
+        self._process.produced += sum(counts)
+        self._committed = self._position
+        self._waiting = self._bytes = 0
 
-    async def _commit_idle(self) -> None:
-        """At the end every fence knows how far the input is."""
-        behind = [out for out in self._outputs if out.fence.state.position < self._position]
-        await asyncio.gather(*(out.commit(self._position, self._note) for out in behind))
-
-
-def _fingerprint(time: str) -> str:
-    return str(nanoseconds_of(datetime.fromisoformat(time)))
+    async def _packs(self) -> dict[int, list[EncodedPack]]:
+        """The packs of each fence, made before anything is stored."""
+        while True:
+            try:
+                return {id(fence): fence.packs() for fence in self._fences}
+            except _UnfitOutput as unfit:
+                # Ends: each round takes the outputs of one event away.
+                await self._failed(unfit.event, unfit.error)
+                where = unfit.event.position
+                for fence in self._fences:
+                    fence.waiting = [o for o in fence.waiting if o.event.position != where]
 
 
 def _outputs_of(result: Any) -> list[NewEvent]:
@@ -297,6 +374,6 @@ def _outputs_of(result: Any) -> list[NewEvent]:
         return []
     if isinstance(result, NewEvent):
         return [result]
-    if isinstance(result, str | bytes | dict) or not isinstance(result, Iterable):
-        return [NewEvent(result)]
-    return [item if isinstance(item, NewEvent) else NewEvent(item) for item in result]
+    if isinstance(result, list | Iterator):
+        return [item if isinstance(item, NewEvent) else NewEvent(item) for item in result]
+    return [NewEvent(result)]

@@ -57,10 +57,11 @@ _SHORTEST: Final = timedelta(milliseconds=100)  # the server's own, for age and 
 _SHORTEST_TTL: Final = timedelta(seconds=1)
 
 # Metadata keys that say what the streams are to each other; only Millstream writes them.
-RESERVED_METADATA: Final = frozenset(
-    f"millstream.{key}"
-    for key in "version topic partition partitions prefix origins format guarded".split()
+_OWN: Final = (
+    *("version", "topic", "partition", "partitions"),
+    *("prefix", "origins", "format", "guarded"),
 )
+RESERVED_METADATA: Final = frozenset(f"millstream.{key}" for key in _OWN)
 
 
 class Retention(StrEnum):

@@ -1,0 +1,38 @@
+"""A program that processes a topic exactly once and may be killed at any line.
+
+python process_child.py URL
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+
+import millstream
+from millstream import Event, NewEvent
+from millstream.messaging.packing import Packing
+from millstream.messaging.process import ProcessSettings
+
+SETTINGS = ProcessSettings(
+    "double", commit_every=0.02, commit_events=25, packing=Packing(max_events=10)
+)
+
+
+def transform(event: Event) -> list[NewEvent]:
+    """Nothing, one or two outputs, some without a key."""
+    number = int(event.value)
+    origin = f"{event.partition}.{number}"
+    return [
+        NewEvent(f"{origin}.{copy}".encode(), None if number % 5 == 0 else event.key)
+        for copy in range(number % 3)
+    ]
+
+
+async def main(url: str) -> None:
+    async with millstream.connect(url) as mill:
+        source, target = await mill.topic("in"), await mill.topic("out")
+        await mill.process(source, target, transform, SETTINGS).run(once=True)
+
+
+if __name__ == "__main__":
+    asyncio.run(main(sys.argv[1]))
