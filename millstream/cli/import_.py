@@ -9,12 +9,12 @@ from millstream.cli.file_formats import FormatNameOption, Progress, file_format
 from millstream.cli.output import JsonOption, print_json, say
 from millstream.cli.reading_options import TopicArgument
 from millstream.cli.session import ServerOption, run
-from millstream.errors import ConfigError
+from millstream.errors import ConfigError, Unfit
 
 if TYPE_CHECKING:
     from millstream.cli.import_events import Columns
     from millstream.cli.import_rows import RowReader
-    from millstream.cli.import_writer import EventWriter
+    from millstream.cli.import_writer import RowWriter
     from millstream.mill import Mill
 
 __all__ = ["app"]
@@ -49,14 +49,14 @@ def import_(
     name: Annotated[
         str | None,
         typer.Option(
-            help="Name of this import, of which ids are made. (default: the path of the file)"
+            help="Name of this import, by which it goes on. (default: the path of the file)"
         ),
     ] = None,
-    new_ids: Annotated[
-        bool, typer.Option("--new-ids", help="Store every row, also one that was stored before.")
+    again: Annotated[
+        bool, typer.Option("--again", help="Store every row, also those stored before.")
     ] = False,
     from_row: Annotated[
-        int, typer.Option("--from-row", min=1, help="Begin with this row, to go on after a stop.")
+        int, typer.Option("--from-row", min=1, help="Leave out the rows before this one.")
     ] = 1,
     delimiter: Annotated[
         str | None, typer.Option("--delimiter", "-d", help="What separates the fields of CSV.")
@@ -67,56 +67,66 @@ def import_(
     """Import a file into a topic: JSON lines, CSV or Parquet.
 
     A file that 'export' wrote becomes the same events again. Of any other file each row is a
-    value, as JSON; --key, --time and --id name columns. At least once: ids are made of the file's
-    path, the row's number and content, so that running it again within the topic's duplicate
-    window stores nothing twice (nor, within it, after a purge: see --new-ids).
+    value, as JSON (in a topic with a schema: of its type); --key, --time and --id name columns.
+    Exactly once: stopped or killed and run again it goes on behind the last row that is stored,
+    and run again after the end it stores nothing. See --again for the other wish.
     """
     from millstream.cli.import_events import Columns
     from millstream.cli.import_rows import open_rows
 
-    if new_ids and (name is not None or event_id is not None):
-        raise ConfigError("--new-ids makes ids of its own; leave --name and --id out")
-    if name is None and file != "-":
+    if again and name is not None:
+        raise ConfigError("--again is an import of its own; leave --name out")
+    if name is None and file != "-" and not again:
         name = str(Path(file).resolve())
     chosen = file_format(file, form)
     csv = chosen in ("csv", "tsv")
-    columns = Columns(
-        key, value, time, event_id, time_unit, whole, None if new_ids else name,
-        new_ids=new_ids, empty_is_none=csv,
-    )  # fmt: skip
+    columns = Columns(key, value, time, event_id, time_unit, whole, empty_is_none=csv)
     reader = open_rows(file, chosen, delimiter)
     try:
-        stored, again = run(lambda mill: _import(mill, topic, reader, columns, from_row), server)
+        stored, before = run(
+            lambda mill: _import(mill, topic, reader, columns, (name, from_row)), server
+        )
     finally:
         reader.close()
     if json_:
-        print_json({"topic": topic, "file": file, "stored": stored, "duplicates": again})
+        print_json({"topic": topic, "file": file, "stored": stored, "stored_before": before})
     else:
-        repeated = f"; {again:,} were there before" if again else ""
+        repeated = f"; {before:,} were there before" if before else ""
         say(f"Stored {stored:,} events of {file} in '{topic}'{repeated}")
 
 
 async def _import(
-    mill: "Mill", topic: str, reader: "RowReader", columns: "Columns", first: int
+    mill: "Mill",
+    name: str,
+    reader: "RowReader",
+    columns: "Columns",
+    place: tuple[str | None, int],
 ) -> tuple[int, int]:
-    from millstream.cli.import_writer import TopicWriter
+    """How many rows were stored, and how many had been before."""
+    from millstream.cli.import_typed import typed_values
+    from millstream.cli.import_writer import open_writer
 
-    writer = TopicWriter(await mill.topic(topic))
-    with Progress(f"Importing {reader.file}", reader.total) as progress:
-        return await _copy(reader, columns, writer, progress, first)
+    topic = await mill.topic(name)
+    columns = columns.typed(typed_values(topic))
+    import_name, from_row = place
+    async with open_writer(topic, import_name) as writer:
+        first = max(writer.first, from_row)
+        with Progress(f"Importing {reader.file}", reader.total) as progress:
+            stored = await _copy(reader, columns, writer, progress, first)
+    return stored, first - from_row
 
 
 async def _copy(
     reader: "RowReader",
     columns: "Columns",
-    writer: "EventWriter",
+    writer: "RowWriter",
     progress: Progress,
     first: int,
-) -> tuple[int, int]:
-    """Write the rows group by group; how many were stored, and how many had been before."""
+) -> int:
+    """Write the rows from `first` on, group by group; how many that were."""
     import asyncio
 
-    stored = again = 0
+    stored = 0
     groups = reader.groups(first)
     reached = first  # every row before it is stored
     try:
@@ -126,17 +136,14 @@ async def _copy(
             events = []
             for row in group:
                 try:
-                    events.append(columns.event(row))
-                except ConfigError as error:
+                    events.append((row[0], columns.event(row)))
+                except (ConfigError, Unfit) as error:
                     raise reader.fault(row[0], error) from error
-            again += await writer.write(events)
-            stored += len(events)
+            stored += len(events) - await writer.write(events)
             reached = group[-1][0] + 1
             progress.show(reader.position, stored)
     except BaseException:
-        if reached > first:
-            typer.echo(
-                f"Rows before {reached:,} are stored. Go on with --from-row {reached}", err=True
-            )
+        if reached > 1:
+            typer.echo(f"Rows before {reached:,} are stored. Run it again to go on", err=True)
         raise
-    return stored - again, again
+    return stored

@@ -1,13 +1,12 @@
-"""Rows to events: which column is what, and ids that stay the same when it is run again. Pure."""
+"""Rows to events: which column is what. Pure."""
 
 from __future__ import annotations
 
 import base64
 import binascii
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime
-from hashlib import blake2b
 from typing import Any, Final
 
 import msgspec
@@ -21,7 +20,6 @@ from millstream.messaging.event import nanoseconds_of
 __all__ = ["Columns"]
 
 UNITS: Final = {"s": 1_000_000_000, "ms": 1_000_000, "us": 1_000, "ns": 1}
-ID_BYTES: Final = 16  # two rows never meet
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,15 +36,19 @@ class Columns:
     id: str | None = None
     unit: str | None = None  # of times that are numbers
     whole: bool = False  # the row is the value, whatever its columns are called
-    name: str | None = None  # of the import; ids are made of it, the row's number and its content
-    new_ids: bool = False  # whatever ids the file has
     empty_is_none: bool = False  # CSV has no null: an empty field is no key
+
+    value_of: Callable[[Any], Any] | None = None  # makes a value of the topic's type
 
     def __post_init__(self) -> None:
         if self.whole and self.value is not None:
             raise ConfigError("--whole takes the row as value, --value a column: choose one")
         if self.unit is not None and self.unit not in UNITS:
             raise ConfigError(f"--time-unit is one of {', '.join(UNITS)}, not {self.unit!r}")
+
+    def typed(self, value_of: Callable[[Any], Any] | None) -> Columns:
+        """With what makes values of the topic's type; None: they are bytes."""
+        return replace(self, value_of=value_of)
 
     def settled(self, row: Any) -> Columns:
         """With what the first row of the file shows filled in."""
@@ -64,21 +66,18 @@ class Columns:
 
     def event(self, row: Row) -> NewEvent:
         """The event that a row is."""
-        number, fields, own = row
+        _, fields, own = row
         table: Mapping[str, Any] = fields if isinstance(fields, Mapping) else {}
-        if self.whole:
-            value: bytes | None = own if own is not None else msgspec.json.encode(fields)
-            headers = None
+        value: Any
+        if self.value_of is not None:
+            found = fields if self.whole else self._typed_column(table)
+            value = None if found is None else self.value_of(found)
+        elif self.whole:
+            value = own if own is not None else msgspec.json.encode(fields)
         else:
             value = self._value(table)
-            headers = _headers(table.get("headers"))
-        return NewEvent(
-            value,
-            self._key(table),
-            headers,
-            self._time(table),
-            self._id(table, number, value),
-        )
+        headers = None if self.whole else _headers(table.get("headers"))
+        return NewEvent(value, self._key(table), headers, self._time(table), self._id(table))
 
     def _column(self, table: Mapping[str, Any], name: str | None, wanted: bool) -> Any:
         if name is None:
@@ -134,17 +133,19 @@ class Columns:
             return int(time * UNITS[self.unit])
         raise ConfigError(f"column '{self.time}': {time!r} is not a time")
 
-    def _id(self, table: Mapping[str, Any], number: int, value: bytes | None) -> str | None:
-        if self.new_ids:
-            return None
+    def _id(self, table: Mapping[str, Any]) -> str | None:
         given = self._column(table, self.id, wanted=self.id not in (None, "id"))
-        if given is not None and given != "":
-            return str(given)
-        if self.name is None:
-            return None
-        made = blake2b(f"{self.name}\0{number}\0".encode(), digest_size=ID_BYTES)
-        made.update(value or b"")
-        return made.hexdigest()
+        return None if given is None or given == "" else str(given)
+
+    def _typed_column(self, table: Mapping[str, Any]) -> Any:
+        """The value column as JSON has it; files that hold it as text (CSV) are parsed."""
+        value = self._column(table, self.value or "value", wanted=True)
+        if not isinstance(value, str | bytes):
+            return value
+        try:
+            return msgspec.json.decode(value)
+        except msgspec.DecodeError as error:
+            raise ConfigError(f"column '{self.value}' is not JSON: {error}") from error
 
 
 def _headers(found: Any) -> dict[str, str] | None:

@@ -47,7 +47,7 @@ class RowBuffer:
 
     def add(self, value: Any, key: str | bytes | None) -> None:
         """An event that is only value and key: the short way."""
-        if self._value_type is None:
+        if self._value_type is None and value is not None:
             value = value if type(value) is bytes else value_bytes(value)
             self.bytes += len(value)
         self._values.append(value)

@@ -6,6 +6,8 @@ import asyncio
 import csv
 import gzip
 import json
+import subprocess
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from decimal import Decimal
 from pathlib import Path
@@ -16,6 +18,7 @@ import pyarrow.parquet as pq
 import pytest
 
 import millstream
+from tests.integration.cli.conftest import MILLSTREAM, until
 from tests.integration.cli.messaging_commands import Commands
 
 ODD = [
@@ -35,13 +38,25 @@ def run(millstream_url: str) -> Commands:
     return run
 
 
+@dataclass
+class Sale:
+    """A typed row."""
+
+    item: str
+    price: float
+    count: int | None
+    at: datetime
+
+
 def contents(url: str, topic: str) -> list[tuple[Any, ...]]:
-    """What makes an event, in the order of the topic."""
+    """What makes an event, in the order of the topic; times to the microsecond, as packs have."""
 
     async def read() -> list[tuple[Any, ...]]:
         async with millstream.connect(url) as mill:
             events = [event async for event in (await mill.topic(topic)).read()]
-        return [(e.key, e.value, dict(e.headers), e.timestamp_ns, e.id) for e in events]
+        return [
+            (e.key, e.value, dict(e.headers), e.timestamp_ns // 1000 * 1000, e.id) for e in events
+        ]
 
     return asyncio.run(read())
 
@@ -170,7 +185,7 @@ def test_rows_of_any_parquet_are_objects(run: Commands, tmp_path: Path) -> None:
     run("import", "orders", str(file), "--key", "name", "--time", "at")
     first, second = contents(run.url, "orders")
     assert (first[0], second[0]) == ("a", None)
-    assert first[3] == 1_700_000_000_123_456_789
+    assert first[3] == 1_700_000_000_123_456_000
     assert json.loads(first[1]) == {
         "name": "a",
         "price": "1.50",
@@ -186,23 +201,23 @@ def test_running_an_import_again_stores_nothing_twice_unless_asked(
     file = tmp_path / "rows.jsonl"
     file.write_text('{"n": 1}\n{"n": 1}\n')  # the same row twice is two events
     assert run.json("import", "orders", str(file)) == {
-        "topic": "orders", "file": str(file), "stored": 2, "duplicates": 0,
+        "topic": "orders", "file": str(file), "stored": 2, "stored_before": 0,
     }  # fmt: skip
     assert "2 were there before" in run("import", "orders", str(file))
     assert run.json("import", "orders", str(file), "--name", "other")["stored"] == 2
-    assert run.json("import", "orders", str(file), "--new-ids")["stored"] == 2
+    assert run.json("import", "orders", str(file), "--again")["stored"] == 2
     assert len(contents(run.url, "orders")) == 6
-    assert "--new-ids" in run.error("import", "orders", str(file), "--new-ids", "--name", "x")
+    assert "--again" in run.error("import", "orders", str(file), "--again", "--name", "x")
 
 
-def test_a_bad_row_stops_the_import_and_says_how_to_go_on(run: Commands, tmp_path: Path) -> None:
+def test_a_bad_row_stops_the_import_and_a_second_run_goes_on(run: Commands, tmp_path: Path) -> None:
     file = tmp_path / "rows.jsonl"
     good = [json.dumps({"n": number}) for number in range(1, 1501)]
     file.write_text("\n".join([*good[:1200], "{broken", *good[1200:]]))
     assert "row 1,201: not JSON" in run.error("import", "orders", str(file))
     assert len(contents(run.url, "orders")) == 1000  # whole groups, in order
     file.write_text("\n".join([*good[:1200], good[0], *good[1200:]]))
-    run("import", "orders", str(file), "--from-row", "1001")
+    run("import", "orders", str(file))
     values = [json.loads(event[1])["n"] for event in contents(run.url, "orders")]
     assert values == [*range(1, 1201), 1, *range(1201, 1501)]
 
@@ -259,3 +274,43 @@ def test_csv_cannot_hold_an_empty_key_and_says_so(run: Commands, tmp_path: Path)
     run("topic", "create", "copy")
     run("import", "copy", str(tmp_path / "a.jsonl"))
     assert contents(run.url, "copy")[0][0] == ""
+
+
+def test_an_import_killed_and_run_again_stores_each_row_once(run: Commands, tmp_path: Path) -> None:
+    file = tmp_path / "rows.jsonl"
+    count = 30_000
+    file.write_text("".join(f'{{"n": {n}}}\n' for n in range(count)))
+    run("topic", "create", "once")
+    for kill_at in (3, 9, 16):
+        process = subprocess.Popen(
+            [MILLSTREAM, "import", "once", str(file), "--server", run.url],
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
+        with process:
+            until(lambda goal=kill_at: run.json("topic", "info", "once")["messages"] >= goal)
+            process.kill()
+    run("import", "once", str(file))
+    numbers = [json.loads(event[1])["n"] for event in contents(run.url, "once")]
+    assert numbers == list(range(count))
+
+
+def test_rows_become_values_of_a_topics_type(run: Commands, tmp_path: Path) -> None:
+    async def declare() -> None:
+        async with millstream.connect(run.url) as mill:
+            await mill.create_topic("sales", schema=Sale)
+
+    asyncio.run(declare())
+    file = tmp_path / "sales.csv"
+    rows = "tea,2.5,3,2026-01-31T12:00:00Z\nmug,7,,2026-02-01T00:00:00Z\n"
+    file.write_text(f"item,price,count,at\n{rows}")
+    run("import", "sales", str(file), "--key", "item")
+    first, second = contents(run.url, "sales")
+    assert first[1] == {
+        "item": "tea", "price": 2.5, "count": 3, "at": datetime(2026, 1, 31, 12, tzinfo=UTC),
+    }  # fmt: skip
+    assert (second[0], second[1]["count"]) == ("mug", None)
+    file.write_text("item,price,count,at\ntea,cheap,3,2026-01-31T12:00:00Z\n")
+    words = run.error("import", "sales", str(file), "--again")
+    assert "row 1" in words
+    assert "price" in words

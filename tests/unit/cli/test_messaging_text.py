@@ -200,15 +200,6 @@ def test_a_file_with_a_column_value_is_an_envelope(present: bool) -> None:
     assert Columns(whole=True).settled(row).whole
 
 
-def test_ids_depend_on_the_name_the_row_and_its_content() -> None:
-    def made(name: str, number: int, text: str) -> str | None:
-        columns = Columns(name=name).settled({"a": text})
-        return columns.event((number, {"a": text}, None)).id
-
-    assert made("f", 1, "x") == made("f", 1, "x")
-    assert len({made("f", 1, "x"), made("g", 1, "x"), made("f", 2, "x"), made("f", 1, "y")}) == 4
-
-
 # -- speaking -----------------------------------------------------------------------------
 
 
