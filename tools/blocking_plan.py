@@ -57,6 +57,18 @@ PLANS = [
         ),
     ),
     ClassPlan(
+        f"{MESSAGING}.pacing",
+        "PacedPublisher",
+        "subjects",
+        base="Sending",
+        base_home="sending",
+        fixed={"subject": "str"},
+        live={"published": "int", "held_seconds": "float", "unanswered": "int"},
+        queued=frozenset({"publish"}),
+        ends=frozenset({"close"}),
+        skip=frozenset({"__aexit__"}),
+    ),
+    ClassPlan(
         f"{MESSAGING}.service",
         "Service",
         "subjects",

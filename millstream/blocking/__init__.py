@@ -10,8 +10,9 @@ from millstream.blocking.endpoints import EndpointGroup
 from millstream.blocking.message import Message
 from millstream.blocking.mill import Mill
 from millstream.blocking.producing import EventProducer, PackProducer, Process, Writer
+from millstream.blocking.sending import Pending
 from millstream.blocking.state import Guard, Registry, Table
-from millstream.blocking.subjects import Identity, Service, Subscriber
+from millstream.blocking.subjects import Identity, PacedPublisher, Service, Subscriber
 from millstream.blocking.subscription import DeadLetterQueue, Group, HttpPush, Subscription
 from millstream.blocking.topic import Topic
 
@@ -26,7 +27,9 @@ __all__ = [
     "Identity",
     "Message",
     "Mill",
+    "PacedPublisher",
     "PackProducer",
+    "Pending",
     "Process",
     "Registry",
     "Service",

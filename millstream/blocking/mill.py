@@ -12,7 +12,7 @@ from millstream.blocking.connected import Connected
 from millstream.blocking.message import Message
 from millstream.blocking.producing import Process
 from millstream.blocking.state import Guard, Registry, Table
-from millstream.blocking.subjects import Identity, Service, Subscriber
+from millstream.blocking.subjects import Identity, PacedPublisher, Service, Subscriber
 from millstream.blocking.topic import Topic
 from millstream.blocking.twin import at_once, in_thread
 
@@ -64,6 +64,14 @@ class Mill(Connected):
     def flush(self, timeout: float | None = None) -> None:
         """Return when the server has handled everything sent so far."""
         self._loop.call(self._inner.flush(timeout))
+
+    def drain(self, timeout: float = 30.0) -> None:
+        """End gently: take nothing new, let handlers end, store what was sent, then close.
+
+        Subscribers, services, subscriptions and groups stop first, then producers of packs send
+        what they have. What is not done after `timeout` seconds is left, and the error says what.
+        """
+        self._loop.call(self._inner.drain(timeout))
 
     def publish(
         self,
@@ -123,6 +131,10 @@ class Mill(Connected):
                 )
             )
         ]
+
+    def paced(self, subject: str, **window: int) -> PacedPublisher:
+        """A publisher that goes no faster than the blocking subscribers of the subject read."""
+        return PacedPublisher(self._loop, self._loop.invoke(self._inner.paced, subject, **window))
 
     def service(self, name: str, version: str, **details: Any) -> Service:
         """A service that answers requests; add endpoints, then `with` it."""

@@ -12,13 +12,14 @@ from millstream.blocking.twin import Twin
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
-    from concurrent.futures import Future
     from datetime import datetime
     from typing import Any, Self
 
+    from millstream.blocking.sending import Pending
     from millstream.messaging.event import PublishOptions, Receipt
     from millstream.messaging.pack_producer import PackProducer as AsyncPackProducer
     from millstream.messaging.process import Process as AsyncProcess
+    from millstream.messaging.process import ProcessSettings
     from millstream.messaging.producer import EventProducer as AsyncEventProducer
     from millstream.messaging.row_buffer import Columns
     from millstream.messaging.writer import Writer as AsyncWriter
@@ -54,9 +55,9 @@ class EventProducer(Sending):
         timestamp: datetime | int | None = None,
         id: str | None = None,
         options: PublishOptions | None = None,
-    ) -> Future[Receipt]:
+    ) -> Pending[Receipt]:
         """Hand over an event; the future gives its receipt. Waits while the window is full."""
-        return self._send_future(
+        return self._send_pending(
             self._inner.send,
             value,
             key,
@@ -218,6 +219,10 @@ class Process(Twin):
     _inner: AsyncProcess
 
     @property
+    def settings(self) -> ProcessSettings:
+        return self._inner.settings
+
+    @property
     def handled(self) -> int:
         """Events the function was called for."""
         return self._loop.invoke(lambda: self._inner.handled)
@@ -232,5 +237,8 @@ class Process(Twin):
         self._loop.invoke(self._inner.stop)
 
     def run(self, once: bool = False) -> None:
-        """Process until `stop`; with `once`, until everything stored now is done."""
+        """Process until `stop`; with `once`, until everything stored now is done.
+
+        When one input partition fails the others commit what they have; then its error is raised.
+        """
         self._loop.call(self._inner.run(once))

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from millstream.blocking.endpoints import Endpoints
 from millstream.blocking.reading import MessageReading
+from millstream.blocking.sending import Sending
 from millstream.blocking.twin import Twin
 
 if TYPE_CHECKING:
@@ -17,11 +18,13 @@ if TYPE_CHECKING:
 
     from millstream.errors import MillstreamError
     from millstream.messaging.identity import Identity as AsyncIdentity
+    from millstream.messaging.message import HeaderItems
     from millstream.messaging.overload import SubscriberSettings
+    from millstream.messaging.pacing import PacedPublisher as AsyncPacedPublisher
     from millstream.messaging.service import Service as AsyncService
     from millstream.messaging.subscriber import Subscriber as AsyncSubscriber
 
-__all__ = ["Identity", "Service", "Subscriber"]
+__all__ = ["Identity", "PacedPublisher", "Service", "Subscriber"]
 
 
 class Subscriber(MessageReading):
@@ -69,6 +72,53 @@ class Subscriber(MessageReading):
     def error(self) -> MillstreamError | None:
         """Why the subscriber ended, when it was not closed or drained."""
         return self._loop.invoke(lambda: self._inner.error)
+
+
+class PacedPublisher(Sending):
+    """Publishes to one subject no faster than its blocking subscribers read; at most once.
+
+    At most a window of messages is ahead of the slowest blocking subscriber, so one with room for
+    the windows of its senders drops nothing. A subscriber without room for its `block_seconds`
+    drops, counts, and lets the sender go on. One that died holds the sender for 10 s, once.
+    A subscriber that joins is waited for from the second half window on.
+    """
+
+    __slots__ = ()
+
+    _inner: AsyncPacedPublisher
+
+    @property
+    def subject(self) -> str:
+        return self._inner.subject
+
+    @property
+    def published(self) -> int:
+        return self._look(lambda: self._inner.published)
+
+    @property
+    def held_seconds(self) -> float:
+        return self._look(lambda: self._inner.held_seconds)
+
+    @property
+    def unanswered(self) -> int:
+        """Questions that not every known subscriber answered in time."""
+        return self._look(lambda: self._inner.unanswered)
+
+    def publish(self, data: bytes | str = b"", headers: HeaderItems | None = None) -> None:
+        """Send a message; waits while a blocking subscriber is more than a window behind."""
+        self._send(self._inner.publish, data, headers)
+
+    def settle(self) -> None:
+        """Return when every blocking subscriber has received all messages sent so far."""
+        self._after(self._inner.settle)
+
+    def close(self) -> None:
+        """Settle, then end."""
+        self._end(self._inner.close)
+
+    def __enter__(self) -> Self:
+        self._loop.call(self._inner.__aenter__())
+        return self
 
 
 class Service(Endpoints):

@@ -72,6 +72,13 @@ class Subscription(DeliveryReading):
         """Stop; what was fetched and not handed out is given back to the other members at once."""
         self._loop.call(self._inner.close())
 
+    def drain(self, timeout: float | None = None) -> None:
+        """Close, then wait until the handlers that run, or the loops that read, have ended.
+
+        RequestTimeout when they have not after `timeout` seconds (None: wait for them).
+        """
+        self._loop.call(self._inner.drain(timeout))
+
     @property
     def settled(self) -> int:
         """How many messages this member has settled."""
@@ -149,6 +156,10 @@ class Group(GroupLeaving):
         key goes on. Plain functions run in threads.
         """
         self._loop.call(self._inner.run(in_group(handler, self._inner)))
+
+    def drain(self, timeout: float | None = None) -> None:
+        """Like `stop`, but RequestTimeout when that takes longer than `timeout` seconds."""
+        self._loop.call(self._inner.drain(timeout))
 
     @property
     def partitions(self) -> tuple[int, ...]:

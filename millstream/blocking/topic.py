@@ -8,8 +8,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from millstream.blocking.producing import EventProducer, PackProducer, Process, Writer
-from millstream.blocking.subscription import DeadLetterQueue, HttpPush, Subscription
-from millstream.blocking.twin import Twin, at_once, in_thread
+from millstream.blocking.reading import TopicReading
+from millstream.blocking.subscription import DeadLetterQueue, Group, HttpPush, Subscription
+from millstream.blocking.twin import at_once, in_thread
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -17,10 +18,10 @@ if TYPE_CHECKING:
     from typing import Any
 
     from millstream.messaging.event import Durability, Event, NewEvent, PublishOptions, Receipt
+    from millstream.messaging.group_settings import GroupSettings
     from millstream.messaging.http_push import HttpPushSettings
     from millstream.messaging.packing import Packing
     from millstream.messaging.process import ProcessSettings
-    from millstream.messaging.reading import ReadPlan
     from millstream.messaging.start import Start
     from millstream.messaging.subscription_admin import Lag, SubscriptionInfo
     from millstream.messaging.subscription_settings import SubscriptionSettings
@@ -33,7 +34,7 @@ if TYPE_CHECKING:
 __all__ = ["Topic"]
 
 
-class Topic(Twin):
+class Topic(TopicReading):
     """A durable log of events. Publishing is acknowledged; reading never removes anything.
 
     Events of one key keep their order; a publish that had to be sent again may come after a later
@@ -122,14 +123,6 @@ class Topic(Twin):
             ),
         )
 
-    def read(self, plan: ReadPlan | None = None, **choices: Any) -> Iterator[Event]:
-        """Events of a range, in order within each partition, without touching subscriptions.
-
-        `read()` gives all that is stored now; `read(start=Start.at_offset(5), end=10)`,
-        `read(follow=True)`, `read(keys=["a"])`: see ReadPlan.
-        """
-        return self._loop.iterate(self._loop.invoke(self._inner.read, plan, **choices))
-
     def get(self, offset: int, partition: int = 0) -> list[Event]:
         """The events of the message at an offset (several for a pack); empty when it is gone."""
         return self._loop.call(self._inner.get(offset, partition))
@@ -145,6 +138,17 @@ class Topic(Twin):
         SubscriptionConflict says which differ.
         """
         return Subscription(self._loop, self._loop.call(self._inner.subscribe(name, settings)))
+
+    def group(
+        self, name: str, settings: GroupSettings | None = None, *, member_id: str | None = None
+    ) -> Group:
+        """A member of an ordered group: `with topic.group("g") as group`, then `run`.
+
+        Members share the partitions; each key is handled by one member at a time, in order.
+        """
+        return Group(
+            self._loop, self._loop.invoke(self._inner.group, name, settings, member_id=member_id)
+        )
 
     def http_push(
         self, name: str, push: HttpPushSettings, settings: SubscriptionSettings | None = None
