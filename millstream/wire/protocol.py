@@ -180,19 +180,26 @@ class Parser:
                     raise ProtocolError(f"a control line of over {end - pos} bytes")
                 return pos, 0
             kind = data[pos]
-            if kind == 77:  # M of MSG <subject> <sid> [reply] <size>
-                args = data[pos + 4 : eol].split()
-                header_size = 0
-            elif kind == 72:  # H of HMSG <subject> <sid> [reply] <header size> <size>
-                args = data[pos + 5 : eol].split()
-                header_size = int(args.pop(-2))
-            else:
+            if kind != 77 and kind != 72:  # neither MSG nor HMSG
                 op, _, rest = data[pos:eol].partition(b" ")
                 pos = eol + 2
                 self.on_control(op, rest)
                 continue
+            try:
+                if kind == 77:  # MSG <subject> <sid> [reply] <size>
+                    args = data[pos + 4 : eol].split()
+                    header_size = 0
+                else:  # HMSG <subject> <sid> [reply] <header size> <size>
+                    args = data[pos + 5 : eol].split()
+                    header_size = int(args.pop(-2))
+                size = int(args[-1])
+                known = 3 <= len(args) <= 4 and 0 <= header_size <= size
+            except (ValueError, IndexError):
+                known = False
+            if not known:
+                raise ProtocolError(f"not a message: {data[pos : min(eol, pos + 200)]!r}")
             start = eol + 2
-            stop = start + int(args[-1])
+            stop = start + size
             if stop + 2 > end:
                 if stop - pos > FRAME_BYTES_MAX:
                     raise ProtocolError(f"a message of {stop - start} bytes")
