@@ -120,10 +120,14 @@ async def _range(jetstream: JetStream, stream: str, source: Source, plan: ReadPl
         end = await jetstream.sequence_at(stream, Start.at_time(plan.end).rfc3339 or "")
     elif plan.end is not None:
         end = plan.end
-    if not plan.follow:
-        last = (await jetstream.stream_info(stream)).state.last_seq + 1
-        end = last if end is None else min(end, last)
     start = plan.start
+    if not plan.follow or start == Start.NEW:
+        last = (await jetstream.stream_info(stream)).state.last_seq + 1
+        if not plan.follow:
+            end = last if end is None else min(end, last)
+        if start == Start.NEW:
+            # A position, so that nothing is missed when the connection is lost before the first.
+            start = Start.at_offset(last)
     if start.policy == "by_start_sequence":
         return Range(start.offset, end, subjects=subjects)
     if start.policy == "by_start_time":

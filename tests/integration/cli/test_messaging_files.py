@@ -10,6 +10,7 @@ import subprocess
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from decimal import Decimal
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -276,6 +277,10 @@ def test_csv_cannot_hold_an_empty_key_and_says_so(run: Commands, tmp_path: Path)
     assert contents(run.url, "copy")[0][0] == ""
 
 
+def _stored(run: Commands, goal: int) -> bool:
+    return bool(run.json("topic", "info", "once")["messages"] >= goal)
+
+
 def test_an_import_killed_and_run_again_stores_each_row_once(run: Commands, tmp_path: Path) -> None:
     file = tmp_path / "rows.jsonl"
     count = 30_000
@@ -288,7 +293,7 @@ def test_an_import_killed_and_run_again_stores_each_row_once(run: Commands, tmp_
             stderr=subprocess.DEVNULL,
         )
         with process:
-            until(lambda goal=kill_at: run.json("topic", "info", "once")["messages"] >= goal)
+            until(partial(_stored, run, kill_at))
             process.kill()
     run("import", "once", str(file))
     numbers = [json.loads(event[1])["n"] for event in contents(run.url, "once")]
