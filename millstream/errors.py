@@ -2,7 +2,8 @@
 
 MillstreamError
 ├── ConfigError (ValueError)                 a setting, option or argument is wrong
-│   └── MissingExtra (ImportError)           an optional dependency is not installed
+│   ├── MissingExtra (ImportError)           an optional dependency is not installed
+│   └── PipelineInvalid                      what a pipeline project declares does not fit together
 ├── BrokerError (RuntimeError)               the embedded server
 │   ├── ServerMissing                        no nats-server binary was found
 │   ├── ServerTooOld                         the one found is too old
@@ -42,8 +43,13 @@ MillstreamError
 │   ├── PayloadTooLarge (ValueError)
 │   ├── Unconfirmed                          no ack arrived; it may or may not be stored
 │   ├── FencedOut                            another process took over this writer's name
+│   ├── PartlyWritten                        some rows of a Spark batch are stored, others are not
 │   └── RowsMoved                            a Spark task's rows are others when it is run again
 ├── ProcessFailed                            a process's function raised; nothing of it was stored
+├── PipelineError (RuntimeError)             a pipeline of Spark queries
+│   ├── PipelineBusy                         it runs, so it cannot be started, reset or packed now
+│   ├── PipelineNotRunning                   it does not run, so it cannot be stopped
+│   └── FlowsFailed                          flows were given up after their restarts; named
 ├── DataLoss                                 events that were promised are no longer there
 ├── Undecodable (ValueError)                 a stored value cannot be read as the topic's type
 ├── SchemaError (ValueError)                 a schema cannot be used or changed like that
@@ -72,6 +78,7 @@ __all__ = [
     "DataLoss",
     "DeadLetterNotFound",
     "FencedOut",
+    "FlowsFailed",
     "FolderLocked",
     "GroupBusy",
     "GroupNotFound",
@@ -88,8 +95,13 @@ __all__ = [
     "NotRunning",
     "PackError",
     "PartlyStored",
+    "PartlyWritten",
     "PayloadTooLarge",
     "PermissionDenied",
+    "PipelineBusy",
+    "PipelineError",
+    "PipelineInvalid",
+    "PipelineNotRunning",
     "PortTaken",
     "ProcessFailed",
     "PublishError",
@@ -138,6 +150,10 @@ class MissingExtra(ConfigError, ImportError):
 
 
 # -- the embedded server ------------------------------------------------------------------
+
+
+class PipelineInvalid(ConfigError):
+    """What a pipeline project declares does not fit together; nothing was started."""
 
 
 class BrokerError(MillstreamError, RuntimeError):
@@ -457,6 +473,17 @@ class FencedOut(PublishError):
         )
 
 
+class PartlyWritten(PublishError):
+    """A Spark write failed half-way; `written` names what is stored, by partition."""
+
+    def __init__(self, writer: str, written: list[str], cause: str) -> None:
+        self.writer, self.written, self.cause = writer, written, cause
+        super().__init__(
+            f"writer '{writer}' stored a part of its rows ({'; '.join(written)}), then failed: "
+            f"{cause}"
+        )
+
+
 class RowsMoved(PublishError):
     """A batch that Spark ran again gave a task other rows than the first time; nothing is stored.
 
@@ -484,6 +511,39 @@ class ProcessFailed(MillstreamError):
             f"process '{process}' stopped at {event}: {type(error).__name__}: {error}. "
             f"Mend the function and run it again, or let it go on with on_error='dead_letter'"
         )
+
+
+class PipelineError(MillstreamError, RuntimeError):
+    """Something about running a pipeline."""
+
+
+class PipelineBusy(PipelineError):
+    """Another process runs the pipeline; nothing was changed."""
+
+    def __init__(self, pipeline: str, holder: str) -> None:
+        self.pipeline, self.holder = pipeline, holder
+        super().__init__(
+            f"the pipeline '{pipeline}' runs ({holder}). Stop it first: 'millstream pipeline stop'"
+        )
+
+
+class PipelineNotRunning(PipelineError):
+    """No process runs the pipeline."""
+
+    def __init__(self, pipeline: str) -> None:
+        self.pipeline = pipeline
+        super().__init__(
+            f"the pipeline '{pipeline}' does not run. Start it with 'millstream pipeline run'"
+        )
+
+
+class FlowsFailed(PipelineError):
+    """Some flows failed again and again and were given up; `reasons` has the last error of each."""
+
+    def __init__(self, pipeline: str, reasons: Mapping[str, str]) -> None:
+        self.pipeline, self.reasons = pipeline, dict(reasons)
+        text = "; ".join(f"'{name}': {reason}" for name, reason in self.reasons.items())
+        super().__init__(f"of the pipeline '{pipeline}' these flows were given up: {text}")
 
 
 class DataLoss(MillstreamError):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import MutableMapping
+from dataclasses import replace
 from typing import Final
 
 import pyarrow as pa
@@ -11,10 +12,13 @@ from pyspark.sql.datasource import (
     DataSource,
     DataSourceReader,
     DataSourceStreamReader,
+    DataSourceStreamWriter,
+    DataSourceWriter,
 )
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructType
 
+from millstream.errors import ConfigError
 from millstream.spark.batch_reader import BatchReader, FilteringBatchReader
 from millstream.spark.connections import jetstream_to
 from millstream.spark.logs import find_logs
@@ -22,12 +26,18 @@ from millstream.spark.options import (
     SourceOptions,
     check_names,
     connection_settings,
+    sink_options,
     source_options,
 )
 from millstream.spark.reader import RangeReader
 from millstream.spark.row_schema import BYTES, ValueShape, check_schema, column_ddl, source_ddl
+from millstream.spark.sink_rows import check_columns
+from millstream.spark.staging import ensure_staging
 from millstream.spark.stream_reader import StreamReader
+from millstream.spark.table_reader import TableReader
+from millstream.spark.targets import find_target
 from millstream.spark.typed import TopicType, common_shape, find_type
+from millstream.spark.writer import BatchWriter, Job, StreamWriter
 
 __all__ = ["MillstreamDataSource"]
 
@@ -77,6 +87,8 @@ class MillstreamDataSource(DataSource):
         """The driver's side of a batch read."""
         options = source_options(self.options, batch=True)
         reader = self._range_reader(schema, options)
+        if options.is_table:
+            return TableReader(self._settings, options, reader)
         kind = FilteringBatchReader if _asked_for_filters() else BatchReader
         return kind(self._settings, options, reader)
 
@@ -92,6 +104,34 @@ class MillstreamDataSource(DataSource):
             fail_on_data_loss=options.fail_on_data_loss,
             types=types,
         )
+
+    # -- sink -----------------------------------------------------------------------------
+
+    def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:  # noqa: N802
+        """The sink of a streaming query; asked for anew for every batch."""
+        if overwrite:
+            raise ConfigError(
+                "output mode 'complete' would write every row again with each batch, and a topic "
+                "only grows: use 'append', or millstream.spark.table_writer(...) in foreachBatch"
+            )
+        return StreamWriter(self._job(schema, streaming=True))
+
+    def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
+        """The sink of a DataFrame."""
+        if overwrite:
+            raise ConfigError("mode 'overwrite': a topic only grows; use mode('append')")
+        return BatchWriter(self._job(schema, streaming=False))
+
+    def _job(self, schema: StructType, streaming: bool) -> Job:
+        options = sink_options(self.options)
+        check_columns(to_arrow_schema(schema, timezone="UTC"), options.topic, options.is_table)
+        # Inside foreachBatch (a name is given) the fence makes a batch exactly once already.
+        fenced = streaming or options.writer or options.is_table
+        staged = not fenced if options.staged is None else options.staged
+        target = None if options.topic is None else find_target(self._settings, options.topic)
+        if staged:
+            ensure_staging(self._settings, 1 if target is None else target.replicas)
+        return Job(self._settings, replace(options, staged=staged), target)
 
 
 def _shape(options: SourceOptions, types: dict[str, TopicType], columns: list[str]) -> ValueShape:

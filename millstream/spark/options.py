@@ -80,6 +80,7 @@ OPTIONS: Final[Mapping[str, str]] = {
     "includeHeaders": "source",
     "columns": "source",
     "undecodable": "source",
+    "stopFile": "source",
     "table": "source or sink",
     "topic": "sink",
     "commitMode": "sink",
@@ -276,6 +277,7 @@ class SourceOptions:
     headers: bool = False
     columns: tuple[str, ...] = ()  # none given: all
     undecodable: Undecodable = "fail"
+    stop_file: str | None = None  # while it is there, a stream offers nothing new: batches run out
 
 
 def source_options(options: Mapping[str, str], batch: bool) -> SourceOptions:
@@ -306,6 +308,7 @@ def source_options(options: Mapping[str, str], batch: bool) -> SourceOptions:
         headers=given.parsed("includeHeaders", _boolean, default=False),
         columns=given.parsed("columns", _columns, ()),
         undecodable=given.parsed("undecodable", _choice("fail", "null", "drop"), "fail"),
+        stop_file=given.get("stopFile"),
     )
 
 

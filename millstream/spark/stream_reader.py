@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any, Final
 
 import pyarrow as pa
@@ -90,7 +91,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802
         """The end of the next batch; the start itself when there is nothing new."""
         fresh, self._fresh, self._begun = self._fresh, False, True
-        if fresh:
+        if fresh or self._told_to_stop():
             return start
         begin = from_json(start)
         most = limit.max_rows if isinstance(limit, ReadMaxRows) else None
@@ -105,6 +106,11 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if not self._moved(begin, ends, logs):
             return start
         return to_json(self._positions(begin, ends, logs))
+
+    def _told_to_stop(self) -> bool:
+        """Spark stops a query in mid-batch; one whose source offers nothing ends its batch first."""
+        file = self._options.stop_file
+        return file is not None and Path(file).exists()
 
     def reportLatestOffset(self) -> dict[str, Any] | None:  # noqa: N802
         """The end of the log, for the query's progress: what is behind it is the lag."""
