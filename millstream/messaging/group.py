@@ -69,6 +69,7 @@ class Group:
         self._ended = asyncio.Event()
         self._ended.set()
         self._member: Member | None = None
+        self._opened = False
 
     def __repr__(self) -> str:
         return f"<Group {self.name} of {self.topic}, partitions {list(self.partitions)}>"
@@ -96,6 +97,7 @@ class Group:
             if source.partition not in known
         ]
         await asyncio.gather(*(self._begin(*place) for place in missing))
+        self._opened = True
 
     async def _begin(self, stream: str, partition: int) -> None:
         offset = await start_position(self._jetstream, stream, self.settings.start)
@@ -121,6 +123,8 @@ class Group:
         self._jetstream.connection.intakes.add(self)
         call, pool = caller(handler, self.settings.concurrency)
         try:
+            if not self._opened:
+                await self.open()
             if not self._stopping.is_set():
                 self._member = self._make_member(call, pool is None)
                 await self._member.run(self._stopping)

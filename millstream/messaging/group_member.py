@@ -20,12 +20,12 @@ from typing import Final
 import msgspec
 
 from millstream.deadline import Deadline, now_ns
-from millstream.errors import DataLoss, MillstreamError, WrongSequence
+from millstream.errors import DataLoss, MillstreamError, TopicNotFound, WrongSequence
 from millstream.messaging.event import Source
 from millstream.messaging.group_assignment import OWN_SHARE, Liveness, assign
 from millstream.messaging.group_holding import Holding, HoldingState, MemberContext
 from millstream.messaging.group_records import MemberRecord, PartitionRecord
-from millstream.messaging.group_store import UNSURE, Stored
+from millstream.messaging.group_store import RECORDS, UNSURE, Stored
 from millstream.messaging.start import Start
 from millstream.wire.jetstream import JetStream
 from millstream.wire.protocol import unique_token
@@ -42,6 +42,8 @@ PAUSE_SECONDS: Final = 0.05
 LAST_SECONDS: Final = 2.0
 # Replicas answer a snapshot a moment late, so after a nudge there is a second look.
 SECOND_LOOK_SECONDS: Final = 0.2
+# A restarting server answers "not found" until it has read its streams; after this it is true.
+RECOVERY_SECONDS: Final = 10.0
 
 
 async def start_position(jetstream: JetStream, stream: str, start: Start) -> int:
@@ -114,6 +116,7 @@ class Member:
                 task.cancel()
             await asyncio.gather(*loops, told, return_exceptions=True)
             await self._leave_now()
+            failed.cancel()
 
     # -- being alive ----------------------------------------------------------------------
 
@@ -141,10 +144,8 @@ class Member:
             except WrongSequence:
                 # Either somebody ended this member, or a renewal worked without our knowing.
                 found = await self._store.member(self.id)
-                if found is None:
-                    self._joined = False
-                    return False
-                self._revision = found.revision
+                self._joined = self._joined and found is not None
+                self._revision = 0 if found is None else found.revision
                 return False
             except UNSURE as error:
                 self._connection.check_open()
@@ -157,13 +158,19 @@ class Member:
 
     async def _beat(self) -> None:
         pause = self.context.settings.lease * OWN_SHARE / BEATS
+        patience = Deadline(RECOVERY_SECONDS)
         while True:
             try:
+                if patience.passed:  # raises when somebody has deleted the records
+                    patience = Deadline(RECOVERY_SECONDS)
+                    await self.context.jetstream.stream_info(RECORDS)
                 renewed = await self._renew()
             except UNSURE as error:
                 self._connection.check_open()
                 _log.debug("member %s: not known whether it is alive: %s", self.id, error)
                 renewed = False
+            if renewed:
+                patience = Deadline(RECOVERY_SECONDS)
             if not self._joined:
                 await self._join_again()
             await asyncio.sleep(pause if renewed else PAUSE_SECONDS)
@@ -194,7 +201,7 @@ class Member:
 
     async def _look(self) -> None:
         interval = self.context.settings.lease / LOOKS
-        wait, nudged = 0.0, False
+        wait, nudged, patience = 0.0, False, Deadline(RECOVERY_SECONDS)
         while True:
             second = nudged
             nudged = await self._news.wait(wait)
@@ -206,6 +213,10 @@ class Member:
             try:
                 async with self._balancing:
                     await self._look_once()
+                patience = Deadline(RECOVERY_SECONDS)
+            except TopicNotFound:
+                if patience.passed:
+                    raise
             except UNSURE as error:
                 self._connection.check_open()
                 _log.debug("member %s: could not look at the group: %s", self.id, error)
@@ -301,7 +312,7 @@ class Member:
         self.holdings[number] = holding
         try:
             await holding.open()
-        except UNSURE:
+        except (*UNSURE, TopicNotFound):
             self._drop(holding)
             raise
 

@@ -150,3 +150,16 @@ def check_order(runs: Sequence[Run], keys: int, each: int, repeats: bool = False
                 if run.epoch == last.epoch and last.end is not None:
                     assert run.number == last.number + 1, f"{key}: repeated by the same owner"
             reached, last = max(reached, run.number), run
+
+
+def numbered(keys: int, each: int) -> list[tuple[str | None, int]]:
+    return [(f"k{key}", number) for number in range(each) for key in range(keys)]
+
+
+async def until_position(kit: Kit, position: tuple[int, int]) -> None:
+    for _ in range(500):
+        found = (await kit.admin.info("billing")).partitions[0].position
+        if found == position:
+            return
+        await asyncio.sleep(0.01)
+    raise AssertionError(f"the position is {found}, not {position}")
