@@ -252,19 +252,24 @@ class PlainEvent(Event):
 
     @property
     def value(self) -> Any:
-        if self._block and _NULL_MARK in self._block:
+        if self.is_deletion:
             return None
         decode = self._source.decode
         if decode is None:
             return self.data
         if self._value is _NOT_DECODED:
-            self._value = decode(self.data, self._header(SCHEMA_HEADER))
+            self._value = decode(self.data, self.header(SCHEMA_HEADER))
         return self._value
+
+    @property
+    def is_deletion(self) -> bool:
+        """Whether it has no value: in a table, its key is deleted."""
+        return bool(self._block) and _NULL_MARK in self._block
 
     @property
     def key(self) -> str | None:
         if self._block and _KEY_MARK in self._block:
-            return key_of_token((self._header(KEY_HEADER) or "").encode())
+            return key_of_token((self.header(KEY_HEADER) or "").encode())
         size = self._source.prefix_size
         return key_of_token(self._subject[size:]) if size else None
 
@@ -286,7 +291,7 @@ class PlainEvent(Event):
     @property
     def timestamp_ns(self) -> int:
         if self._block and _TIME_MARK in self._block:
-            return int(self._header(TIME_HEADER) or 0)
+            return int(self.header(TIME_HEADER) or 0)
         return self.address.timestamp_ns
 
     @property
@@ -328,5 +333,6 @@ class PlainEvent(Event):
             self._address = parse_ack_address(self._reply)
         return self._address
 
-    def _header(self, name: str) -> str | None:
+    def header(self, name: str) -> str | None:
+        """A header of the message by its name, the server's and Millstream's included."""
         return parse_headers(self._block).get(name) if self._block else None

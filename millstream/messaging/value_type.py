@@ -37,6 +37,9 @@ class ValueType(Protocol):
     def conform(self, values: pa.StructArray) -> pa.StructArray:
         """A column that came as Arrow data, in the topic's type; Unfit when it does not fit."""
 
+    def read_column(self, payloads: Sequence[tuple[bytes | None, str | None]]) -> pa.StructArray:
+        """Single values (payload, schema id) as a column, resolved to this version."""
+
     def rows(self, pack: Pack) -> Iterable[tuple[Any, ...]]:
         """The events of a pack, values resolved to this version."""
 

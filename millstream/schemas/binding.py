@@ -62,9 +62,13 @@ class WrittenVersion:
     def _conformer(self) -> Conformer:
         return Conformer(self.schema.record)
 
+    def plain(self, data: bytes) -> dict[str, Any]:
+        """One value of the wire format, resolved, as a dict."""
+        return self._resolution.value(self._codec.decode(data))
+
     def value(self, data: bytes) -> Any:
-        """One value of the wire format."""
-        plain = self._resolution.value(self._codec.decode(data))
+        """One value of the wire format, as the reader wants it."""
+        plain = self.plain(data)
         return plain if self._make is None else self._make(plain)
 
     def check(self, data: bytes) -> None:
@@ -112,6 +116,10 @@ class TypedValues:
         for version, schema in zip(record.versions, schemas, strict=True):
             self._keep(str(version.id), schema)
 
+    @cached_property
+    def _reader_builder(self) -> ColumnBuilder:
+        return ColumnBuilder(self.reader_schema.record)
+
     # -- writing --------------------------------------------------------------------------
 
     def encode(self, value: object) -> bytes:
@@ -120,16 +128,7 @@ class TypedValues:
 
     def column(self, values: Sequence[object]) -> pa.StructArray:
         """Many values as a column of a pack; Unfit names row and field."""
-        try:
-            return self._builder.build(values)
-        except Unfit:
-            present = [value for value in values if value is not None]
-            if len(present) == len(values):
-                raise
-        import pyarrow as pa
-
-        there = pa.array([value is not None for value in values])
-        return _spread(self._builder.build(present), there)
+        return _column(self._builder, values)
 
     def conform(self, values: pa.StructArray) -> pa.StructArray:
         """A column that came as Arrow data, in the topic's type; Unfit when it does not fit."""
@@ -194,6 +193,14 @@ class TypedValues:
         """A column as written with the given version, resolved without copying what is the same."""
         return self.written(schema_id).column(values)
 
+    def read_column(self, payloads: Sequence[tuple[bytes | None, str | None]]) -> pa.StructArray:
+        """Single values (payload, schema id) as a column, resolved to the reader's version."""
+        values = [
+            None if data is None else self.written(schema_id).plain(data)
+            for data, schema_id in payloads
+        ]
+        return _column(self._reader_builder, values)
+
     def rows(self, pack: Pack) -> Iterable[tuple[Any, ...]]:
         """The events of a pack; a value that cannot be read raises when it is asked for."""
         return zip(
@@ -248,6 +255,20 @@ def _ours(error: Exception, topic: str) -> Exception:
     if isinstance(error, MillstreamError):
         return error
     return SchemaError(f"a value of topic '{topic}' cannot be read: {error}")
+
+
+def _column(builder: ColumnBuilder, values: Sequence[object]) -> pa.StructArray:
+    """A column of the values; None among them, an event without a value, is null."""
+    try:
+        return builder.build(values)
+    except Unfit:
+        present = [value for value in values if value is not None]
+        if len(present) == len(values):
+            raise
+    import pyarrow as pa
+
+    there = pa.array([value is not None for value in values])
+    return _spread(builder.build(present), there)
 
 
 def _spread(values: pa.StructArray, there: Any) -> pa.StructArray:

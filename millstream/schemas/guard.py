@@ -108,6 +108,9 @@ class _Checked:
     def conform(self, values: object) -> Any:
         raise ConfigError("a guard stores single events")
 
+    def read_column(self, payloads: object) -> Any:
+        raise ConfigError("a guard stores single events")
+
     def rows(self, pack: Any) -> Any:
         return pack.events()
 

@@ -18,6 +18,7 @@ from millstream.deadline import Deadline
 from millstream.errors import ConfigError, DataLoss, FencedOut, LimitReached, ProcessFailed
 from millstream.messaging.packing import Packing
 from millstream.messaging.process import ProcessSettings
+from millstream.settings import Reconnect
 from millstream.testing import running_broker
 from tests.integration.messaging.process_child import SETTINGS, transform
 
@@ -33,8 +34,9 @@ async def mill(millstream_url: str) -> AsyncIterator[Mill]:
 async def fill(topic: Topic, first: int, last: int) -> None:
     """Numbers with keys, as plain messages and in packs."""
     middle = (first + last) // 2
-    for number in range(first, middle):
-        await topic.publish(b"%d" % number, f"k{number % 7}")
+    await topic.publish_many(
+        [NewEvent(b"%d" % number, f"k{number % 7}") for number in range(first, middle)]
+    )
     async with topic.producer(Packing(max_events=7, linger=0.01)) as producer:
         for number in range(middle, last):
             await producer.send(b"%d" % number, f"k{number % 7}")
@@ -274,12 +276,16 @@ async def test_a_process_cut_off_at_any_moment_leaves_nothing_half_done(
             process = other.process(*parts, _slowly, SETTINGS)
             running = asyncio.create_task(process.run())
             goal, deadline = chance.randrange(250), Deadline(1)
-            while process.handled < goal and not running.done() and not deadline.passed:
+            while (  # noqa: ASYNC110 (the process says nothing while it works)
+                process.handled < goal and not running.done() and not deadline.passed
+            ):
                 await asyncio.sleep(0)
             await other.connection.close()
             running.cancel()
             await asyncio.gather(running, return_exceptions=True)
             made.append(process.produced)
+            if deadline.passed:
+                break  # all is done
         assert sum(count > 0 for count in made) > 3, "it was never in the middle of its work"
         await mill.process(source, target, transform, SETTINGS).run(once=True)
         await check_outputs(source, target)
@@ -301,9 +307,9 @@ async def test_a_killed_program_stores_every_output_once(millstream_url: str) ->
     chance = random.Random(9)
     async with millstream.connect(millstream_url) as mill:
         source, target = await two_topics(mill)
-        await fill(source, 0, 3000)
+        await fill(source, 0, 2000)
         kills = 0
-        for _ in range(6):
+        for _ in range(5):
             code = await run_child(millstream_url, 0.6 + chance.random())
             kills += code == -signal.SIGKILL
         assert kills >= 2, "the program was too fast to be killed"
@@ -313,12 +319,13 @@ async def test_a_killed_program_stores_every_output_once(millstream_url: str) ->
 
 async def test_a_killed_broker_neither_loses_nor_doubles_outputs() -> None:
     with running_broker() as broker:
-        async with millstream.connect(broker.url) as mill:
+        quick = Reconnect(wait=0.02, wait_max=0.1)
+        async with millstream.connect(broker.url, reconnect=quick) as mill:
             source, target = await two_topics(mill)
             await fill(source, 0, 600)
             process = mill.process(source, target, transform, SETTINGS)
             running = asyncio.create_task(process.run())
-            for goal in (50, 200, 400):
+            for goal in (200,):
                 await _handled(process, goal, running)
                 await asyncio.to_thread(_kill_and_restart, broker)
             await _handled(process, 600, running)
