@@ -8,7 +8,12 @@ import pytest
 from blockbuster import BlockBuster
 
 # Rooms whose public calls block by design: they run processes, read files or are the blocking twin.
-BLOCKING_ROOMS = ["millstream.broker", "millstream.cli", "millstream.testing"]
+BLOCKING_ROOMS = [
+    "millstream.broker",
+    "millstream.cli",
+    "millstream.testing",
+    "millstream.blocking",
+]
 
 # Where the event loop may wait for the disk all the same: settings are read once for a connection,
 # a module and a time zone once for a process.

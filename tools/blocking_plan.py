@@ -98,7 +98,7 @@ PLANS = [
         base="DeliveryReading",
         base_home="reading",
         fixed={"name": "str", "settings": "SubscriptionSettings"},
-        skip=frozenset({"ready", "refill", "prefetch", "fetch_at_most", "__aiter__"}),
+        skip=frozenset({"ready", "refill", "in_hand", "prefetch", "fetch_at_most", "__aiter__"}),
     ),
     ClassPlan(
         f"{MESSAGING}.group",
@@ -188,7 +188,7 @@ PLANS = [
         base="Connected",
         base_home="connected",
         live={"identity": "Identity | None"},
-        skip=frozenset({"connection", "jetstream", "open_as", "close", "__aexit__"}),
+        skip=frozenset({"connection", "jetstream", "open_as"}),
     ),
 ]
 

@@ -1,8 +1,6 @@
-"""How a connection of the blocking kind begins and ends."""
+"""A connection that ends with the process."""
 
 from __future__ import annotations
-
-from types import TracebackType
 
 from millstream.blocking.loop import LoopThread
 from millstream.blocking.twin import Twin
@@ -12,7 +10,7 @@ __all__ = ["Connected"]
 
 
 class Connected(Twin):
-    """A connection that is closed when the process ends, if nobody has closed it before."""
+    """A connection that is drained when the process ends, if nobody has closed it before."""
 
     __slots__ = ()
 
@@ -21,16 +19,3 @@ class Connected(Twin):
     def __init__(self, loop: LoopThread, inner: AsyncMill) -> None:
         super().__init__(loop, inner)
         loop.keep(inner)
-
-    def close(self) -> None:
-        """Wait for the acks of what is in flight, then close. Safe to call twice."""
-        self._loop.call(self._inner.close())
-        self._loop.forget(self._inner)
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()

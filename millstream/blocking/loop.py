@@ -13,6 +13,7 @@ from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any, Final, Generic, ParamSpec, Protocol, TypeVar
+from weakref import WeakSet
 
 from millstream.blocking.pump import AHEAD_ITEMS, Pump
 from millstream.errors import ConfigError, ConnectionClosed, MillstreamError
@@ -31,15 +32,15 @@ THREADS_MAX: Final = 256
 LOOK_SECONDS: Final = 0.001
 # How long an interrupted call may take to clean up before the interrupt goes on.
 CANCEL_SECONDS: Final = 2.0
-# How long the end of the process waits for acks in flight, then for everything else.
+# How long the end of the process waits for handlers and acks in flight, then for all the rest.
 EXIT_SECONDS: Final = 3.0
 EXIT_TASKS_SECONDS: Final = 1.0
 
 
-class Closable(Protocol):
-    """What is closed at the end of the process."""
+class Drainable(Protocol):
+    """What is ended gently at the end of the process."""
 
-    async def close(self) -> None: ...
+    async def drain(self, timeout: float) -> None: ...
 
 
 class _Call(Generic[T]):
@@ -112,7 +113,7 @@ class LoopThread:
         self._loop = asyncio.new_event_loop()
         self._loop.set_default_executor(ThreadPoolExecutor(THREADS_MAX, "millstream-handler"))
         self._refusal: str | None = None  # why no call is taken any more
-        self._clients: set[Closable] = set()
+        self._clients: WeakSet[Drainable] = WeakSet()
         # Calls without an answer. What is in it was caused by deliveries under lease, so the
         # subscriptions' max_in_flight bounds it.
         self._posts: deque[tuple[Callable[..., object], tuple[Any, ...]]] = deque()
@@ -215,28 +216,24 @@ class LoopThread:
 
     # -- life -----------------------------------------------------------------------------
 
-    def keep(self, client: Closable) -> None:
-        """Close this client when the process ends, if nobody has closed it before."""
+    def keep(self, client: Drainable) -> None:
+        """Drain this client when the process ends, if nobody has closed it before."""
         self._clients.add(client)
 
-    def forget(self, client: Closable) -> None:
-        """It is closed."""
-        self._clients.discard(client)
-
     def stop(self) -> None:
-        """Close every client and end the thread, in bounded time."""
-        closing = _Call(self._close_clients())
+        """Drain every client and end the thread, in bounded time."""
+        closing = _Call(self._drain_clients())
         self._loop.call_soon_threadsafe(self._start, closing)
         closing.wait(EXIT_SECONDS + 2 * EXIT_TASKS_SECONDS)
         self._refusal = "the process ends: no more calls"
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join(EXIT_TASKS_SECONDS)
 
-    async def _close_clients(self) -> None:
+    async def _drain_clients(self) -> None:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(EXIT_SECONDS):
-                closing = (client.close() for client in list(self._clients))
-                await asyncio.gather(*closing, return_exceptions=True)
+                ending = (client.drain(EXIT_SECONDS) for client in list(self._clients))
+                await asyncio.gather(*ending, return_exceptions=True)
         others = asyncio.all_tasks() - {asyncio.current_task()}
         for task in others:
             if task is not None:

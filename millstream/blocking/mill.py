@@ -18,6 +18,7 @@ from millstream.blocking.twin import at_once, in_thread
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
+    from types import TracebackType
     from typing import Any, Self
 
     from millstream.messaging.event import Event, Receipt
@@ -52,6 +53,14 @@ class Mill(Connected):
         self._loop.call(self._inner.__aenter__())
         return self
 
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._loop.call(self._inner.__aexit__(kind, error, trace))
+
     @property
     def url(self) -> str:
         """The server this is connected to."""
@@ -72,6 +81,14 @@ class Mill(Connected):
         what they have. What is not done after `timeout` seconds is left, and the error says what.
         """
         self._loop.call(self._inner.drain(timeout))
+
+    def close(self) -> None:
+        """Wait for the acks of what is in flight, then close. Safe to call twice.
+
+        It waits 5 seconds at most; what is not acknowledged by then, because the broker is gone,
+        fails with ConnectionClosed. Use `drain` to let subscriptions and handlers end as well.
+        """
+        self._loop.call(self._inner.close())
 
     def publish(
         self,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import replace
@@ -14,6 +15,7 @@ from millstream.blocking.delivery import Delivery
 from millstream.blocking.loop import LoopThread
 from millstream.blocking.message import Message
 from millstream.blocking.twin import Twin
+from millstream.errors import ConnectionClosed
 from millstream.messaging import message as async_message
 from millstream.messaging import subscriber as async_subscriber
 from millstream.messaging import subscription as async_subscription
@@ -75,21 +77,38 @@ class DeliveryReading(Twin):
 
     def __iter__(self) -> Iterator[Delivery]:
         """Deliveries one by one, until the subscription is closed."""
-        loop, inner = self._loop, self._inner
-        ready = inner.ready
-        paced = inner.settings.rate_limit is not None
-        while loop.call(inner.refill()):
-            while ready:
-                if len(ready) == LOW_DELIVERIES:
-                    loop.post(self._bring_more)
-                if paced:
-                    yield from self._paced()
-                    continue
-                try:
-                    delivery = ready.popleft()
-                except IndexError:  # another thread was faster
-                    break
-                yield Delivery(loop, delivery)
+        loop, ready = self._loop, self._inner.ready
+        paced = self._inner.settings.rate_limit is not None
+        holding = False  # `drain` waits for whoever has events in hand
+        try:
+            while True:
+                held, holding = holding, False
+                holding = loop.call(self._more(held))
+                if not holding:
+                    return
+                while ready:
+                    if len(ready) == LOW_DELIVERIES:
+                        loop.post(self._bring_more)
+                    if paced:
+                        yield from self._paced()
+                        continue
+                    try:
+                        delivery = ready.popleft()
+                    except IndexError:  # another thread was faster
+                        break
+                    yield Delivery(loop, delivery)
+        finally:
+            if holding:
+                with contextlib.suppress(ConnectionClosed):  # the process ends
+                    loop.post(self._inner.in_hand, -1)
+
+    async def _more(self, holding: bool) -> bool:
+        if holding:
+            self._inner.in_hand(-1)
+        found = await self._inner.refill()
+        if found:
+            self._inner.in_hand(1)
+        return found
 
     def _bring_more(self) -> None:
         task = asyncio.get_running_loop().create_task(self._inner.refill(0))

@@ -112,7 +112,7 @@ class Subscription:
         """
         await self.close()
         self._idle = asyncio.Event()
-        self._read(0)
+        self.in_hand(0)
         try:
             async with asyncio.timeout(timeout):
                 await self._idle.wait()
@@ -120,7 +120,8 @@ class Subscription:
             hint = ": handlers still ran, drain gave up"
             raise RequestTimeout(self.name, timeout or 0, hint) from error
 
-    def _read(self, change: int) -> None:
+    def in_hand(self, change: int) -> None:
+        """Count the readers that have an event in hand; `drain` waits for them."""
         self._readers += change
         if self._idle is not None and not self._readers:
             self._idle.set()
@@ -141,11 +142,11 @@ class Subscription:
                     await self._pace.wait()
                     if not ready:
                         break  # it was closed, or another reader was faster
-                self._readers += 1
+                self.in_hand(1)
                 try:
                     yield ready.popleft()
                 finally:
-                    self._read(-1)
+                    self.in_hand(-1)
             if not await self.refill():
                 return
 
@@ -175,11 +176,11 @@ class Subscription:
         if not 1 <= concurrency <= CONCURRENCY_MAX:
             raise ConfigError(f"concurrency {concurrency!r}: choose 1 to {CONCURRENCY_MAX:,}")
         call = handler if inspect.iscoroutinefunction(handler) else _in_thread(handler)
-        self._readers += 1
+        self.in_hand(1)
         try:
             await self._run(call, asyncio.Semaphore(concurrency))
         finally:
-            self._read(-1)
+            self.in_hand(-1)
 
     async def _run(
         self, call: Callable[[Delivery], Awaitable[None]], slots: asyncio.Semaphore

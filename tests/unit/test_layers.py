@@ -28,7 +28,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "state": {"messaging"},
     "schemas": {"wire", "messaging", "state"},
     "spark": {"wire", "messaging", "schemas"},
-    "pipelines": {"spark", "schemas"},
+    "pipelines": {"spark", "schemas", "messaging", "blocking"},
     "cdc": {"messaging", "state", "schemas"},
     "gateways": {"messaging", "state", "schemas"},
     "dashboard": INNER | {"cdc", "gateways"},
@@ -36,7 +36,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     # Doors beside the rooms.
     "mill": {"wire", "messaging", "state", "schemas"},
     "__init__": INNER | {"mill"},
-    "blocking": {"wire", "messaging", "state"},
+    "blocking": {"wire", "messaging", "state", "schemas", "mill"},
     "testing": {"broker", "wire", "messaging"},
     "testing_plugin": {"broker", "testing"},
 }

@@ -1,0 +1,71 @@
+"""The blocking twin with an asynchronous face, so that one test body runs on both."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+from collections.abc import AsyncIterator, Callable, Iterator
+from typing import Any
+
+from millstream.blocking.twin import Twin
+from tools.blocking_types import EXISTING
+
+_END = object()
+
+
+def face(value: Any) -> Any:
+    """Anything the twin gives, as the asynchronous object would be."""
+    if isinstance(value, Twin):
+        return Face(value)
+    if isinstance(value, list):
+        return [face(item) for item in value]
+    return _iterate(value) if isinstance(value, Iterator) else value
+
+
+def bare(value: Any) -> Any:
+    return value._twin if isinstance(value, Face) else value
+
+
+class Face:
+    """A twin whose calls run in a thread, awaited exactly where the original is asynchronous."""
+
+    def __init__(self, twin: Twin) -> None:
+        self._twin = twin
+        plan = EXISTING.get(type(twin).__name__)
+        home = __import__(plan.home, fromlist=["x"]) if plan else None
+        self._original = getattr(home, type(twin).__name__, None)
+
+    def __getattr__(self, name: str) -> Any:
+        found = getattr(self._twin, name)
+        if not inspect.ismethod(found):
+            return face(found)
+        if inspect.iscoroutinefunction(inspect.getattr_static(self._original, name)):
+
+            async def awaited(*args: Any, **kwargs: Any) -> Any:
+                return await _in_thread(found, *args, **kwargs)
+
+            return awaited
+        return lambda *args, **kwargs: face(found(*map(bare, args), **_bare(kwargs)))
+
+    async def __aenter__(self) -> Face:
+        await _in_thread(self._twin.__enter__)  # type: ignore[attr-defined]
+        return self
+
+    async def __aexit__(self, *error: Any) -> None:
+        await _in_thread(self._twin.__exit__, *error)  # type: ignore[attr-defined]
+
+    def __aiter__(self) -> AsyncIterator[Any]:
+        return _iterate(iter(self._twin))  # type: ignore[call-overload]
+
+
+async def _in_thread(call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    return face(await asyncio.to_thread(call, *map(bare, args), **_bare(kwargs)))
+
+
+def _bare(kwargs: dict[str, Any]) -> dict[str, Any]:
+    return {name: bare(value) for name, value in kwargs.items()}
+
+
+async def _iterate(items: Iterator[Any]) -> AsyncIterator[Any]:
+    while (item := await asyncio.to_thread(next, items, _END)) is not _END:
+        yield face(item)

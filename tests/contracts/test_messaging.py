@@ -1,0 +1,326 @@
+"""What the connection promises, said once and tried on both of its kinds."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+
+import millstream
+from millstream import NewEvent, Start, SubscriptionSettings, blocking
+from millstream.deadline import Deadline
+from millstream.errors import (
+    ConfigError,
+    NoMessage,
+    NoResponders,
+    PartlyStored,
+    ServiceError,
+    TopicConflict,
+    TopicNotFound,
+    WrongSequence,
+)
+from tests.contracts.faces import Face
+
+MEMORY = {"storage": "memory"}
+
+
+@pytest.fixture(params=["asynchronous", "blocking"])
+async def mill(request: pytest.FixtureRequest, millstream_url: str) -> AsyncIterator[Any]:
+    if request.param == "asynchronous":
+        async with millstream.connect(millstream_url) as connected:
+            yield connected
+    else:
+        twin = await asyncio.to_thread(blocking.connect, millstream_url)
+        async with Face(twin) as face:
+            yield face
+
+
+async def take(items: AsyncIterator[Any], count: int) -> list[Any]:
+    found = []
+    async with asyncio.timeout(10):
+        async for item in items:
+            found.append(item)
+            if len(found) == count:
+                break
+    return found
+
+
+# -- topics -------------------------------------------------------------------------------
+
+
+async def test_a_published_event_is_read_back_as_it_was(mill: Any) -> None:
+    topic = await mill.create_topic("orders", **MEMORY)
+    receipt = await topic.publish(b"tea", "ann", headers={"Trace": "1"}, timestamp=5, id="a-1")
+    assert (receipt.topic, receipt.partition, receipt.offset) == ("orders", 0, 1)
+    [event] = [event async for event in topic.read()]
+    assert (event.value, event.key, event.id, event.timestamp_ns) == (b"tea", "ann", "a-1", 5)
+    assert dict(event.headers) == {"Trace": "1"}
+
+
+async def test_the_same_id_is_stored_once(mill: Any) -> None:
+    topic = await mill.create_topic("orders", **MEMORY)
+    first = await topic.publish(b"tea", id="a-1")
+    again = await topic.publish(b"tea", id="a-1")
+    assert (again.duplicate, again.offset) == (True, first.offset)
+
+
+async def test_a_range_is_read_by_offset_and_key(mill: Any) -> None:
+    topic = await mill.create_topic("orders", **MEMORY)
+    events = [NewEvent(str(n).encode(), "ab"[n % 2]) for n in range(20)]
+    receipts = await topic.publish_many(events)
+    assert [receipt.offset for receipt in receipts] == list(range(1, 21))
+    part = [event.value async for event in topic.read(start=Start.at_offset(5), end=10)]
+    assert part == [b"4", b"5", b"6", b"7", b"8"]
+    odd = [event.value async for event in topic.read(keys=["b"])]
+    assert odd == [str(n).encode() for n in range(1, 20, 2)]
+
+
+async def test_following_gives_what_is_stored_later(mill: Any) -> None:
+    topic = await mill.create_topic("orders", **MEMORY)
+    await topic.publish(b"1")
+    reading = asyncio.create_task(take(topic.read(follow=True), 2))
+    await topic.publish(b"2")
+    assert [event.value for event in await reading] == [b"1", b"2"]
+
+
+async def test_an_unknown_choice_is_refused_at_the_call(mill: Any) -> None:
+    topic = await mill.create_topic("orders", **MEMORY)
+    with pytest.raises(ConfigError, match="nonsense"):
+        topic.read(nonsense=1)
+
+
+async def test_errors_keep_their_kind_and_facts(mill: Any) -> None:
+    with pytest.raises(TopicNotFound, match="nothing"):
+        await mill.topic("nothing")
+    await mill.create_topic("orders", **MEMORY)
+    with pytest.raises(TopicConflict, match="partitions"):
+        await mill.create_topic("orders", partitions=2, **MEMORY)
+
+
+async def test_a_producer_stores_everything_by_its_end(mill: Any) -> None:
+    topic = await mill.create_topic("orders", **MEMORY)
+    async with topic.producer() as producer:
+        for n in range(3000):
+            await producer.send(b"%d" % n)
+    assert [event.value async for event in topic.read()] == [b"%d" % n for n in range(3000)]
+
+
+async def test_an_event_producer_gives_a_receipt_for_each(mill: Any) -> None:
+    topic = await mill.create_topic("orders", **MEMORY)
+    async with topic.event_producer(max_in_flight=10) as producer:
+        for n in range(50):
+            await producer.send(b"%d" % n)
+        await producer.flush()
+        assert producer.sent == 50
+    assert [event.offset async for event in topic.read()] == list(range(1, 51))
+
+
+async def test_what_the_broker_refuses_is_named_at_the_end(mill: Any) -> None:
+    topic = await mill.create_topic("orders", max_messages=3, discard="new", **MEMORY)
+    producer = topic.event_producer()
+    for n in range(5):
+        await producer.send(b"%d" % n)
+    with pytest.raises(PartlyStored) as raised:
+        await producer.close()
+    assert sorted(raised.value.failed) == [3, 4]
+
+
+async def test_a_writer_goes_on_where_it_was_and_writes_nothing_twice(mill: Any) -> None:
+    topic = await mill.create_topic("orders")
+    async with topic.writer("importer") as writer:
+        for n in range(1, 6):
+            await writer.write(b"%d" % n, position=n)
+        await writer.flush()
+        assert writer.position == 5
+    async with topic.writer("importer") as writer:
+        assert writer.position == 5
+        for n in range(4, 9):
+            await writer.write(b"%d" % n, position=n)
+        await writer.flush()
+        assert writer.skipped == 2
+    assert [event.value async for event in topic.read()] == [b"%d" % n for n in range(1, 9)]
+
+
+# -- subscriptions ------------------------------------------------------------------------
+
+
+async def test_what_is_acked_does_not_come_again_and_the_rest_does(mill: Any) -> None:
+    topic = await mill.create_topic("orders", **MEMORY)
+    await topic.publish_many([NewEvent(b"%d" % n) for n in range(10)])
+    async with await topic.subscribe("billing") as first:
+        for delivery in await take(first, 10):
+            assert delivery.attempt == 1
+            if int(delivery.value) % 2:
+                delivery.ack()
+            else:
+                delivery.nack(delay=0)
+        again = await take(first, 5)
+        assert sorted(int(d.value) for d in again) == [0, 2, 4, 6, 8]
+        assert {d.attempt for d in again} == {2}
+        for delivery in again:
+            await delivery.ack_sync()
+    await mill.flush()
+    assert (await topic.lag("billing")).messages == 0
+
+
+async def test_a_closed_member_gives_back_what_it_did_not_hand_out(mill: Any) -> None:
+    topic = await mill.create_topic("orders", **MEMORY)
+    await topic.publish_many([NewEvent(b"%d" % n) for n in range(20)])
+    async with await topic.subscribe("billing") as first:
+        [delivery] = await take(first, 1)
+        await delivery.ack_sync()
+    async with await topic.subscribe("billing") as second:
+        rest = await take(second, 19)
+    assert sorted(int(d.value) for d in rest) == list(range(1, 20))
+
+
+async def test_a_pull_takes_what_is_there_and_waits_no_longer_than_told(mill: Any) -> None:
+    topic = await mill.create_topic("orders", **MEMORY)
+    await topic.publish_many([NewEvent(b"%d" % n) for n in range(3)])
+    async with await topic.subscribe("billing") as subscription:
+        found: list[Any] = []
+        deadline = Deadline(10)
+        while len(found) < 3 and not deadline.passed:
+            found += await subscription.pull(2, timeout=5)
+        assert [int(d.value) for d in found] == [0, 1, 2]
+        assert await subscription.pull(2, timeout=0.05) == []
+
+
+async def test_a_handler_settles_by_returning_or_raising(mill: Any) -> None:
+    topic = await mill.create_topic("orders", **MEMORY)
+    await topic.publish_many([NewEvent(b"%d" % n) for n in range(5)])
+    seen: list[tuple[int, int]] = []
+    settings = SubscriptionSettings(backoff=(0.01,))
+    async with await topic.subscribe("billing", settings) as subscription:
+        running = asyncio.create_task(subscription.run(_failing_once(seen)))
+        await _until(lambda: len(seen) >= 6)
+        await subscription.close()
+        await running
+    assert sorted(seen) == [(0, 1), (1, 1), (2, 1), (3, 1), (3, 2), (4, 1)]
+
+
+def _failing_once(seen: list[tuple[int, int]]) -> Any:
+    def handle(delivery: Any) -> None:
+        seen.append((int(delivery.value), delivery.attempt))
+        if seen[-1] == (3, 1):
+            raise ValueError("not now")
+
+    return handle
+
+
+async def test_what_is_given_up_is_a_dead_letter_and_comes_back(mill: Any) -> None:
+    topic = await mill.create_topic("orders")
+    await topic.publish(b"bad", "ann")
+    async with await topic.subscribe("billing") as subscription:
+        [delivery] = await take(subscription, 1)
+        delivery.terminate("not an order")
+    queue = await topic.dead_letters("billing")
+    [letter] = [letter async for letter in queue.letters()]
+    assert letter.cause == "not an order"
+    assert (await queue.redrive()).redriven == 1
+    async with await topic.subscribe("billing") as subscription:
+        [delivery] = await take(subscription, 1)
+        assert (delivery.value, delivery.key) == (b"bad", "ann")
+
+
+# -- subjects -----------------------------------------------------------------------------
+
+
+async def test_a_subscriber_gets_messages_in_order_and_keeps_books(mill: Any) -> None:
+    async with mill.subscribe("weather.*") as subscriber:
+        for n in range(300):
+            await mill.publish("weather.oslo", f"{n}", {"N": str(n)})
+        await mill.flush()
+        await subscriber.flush()
+        first = await subscriber.next(timeout=5)
+        assert (first.subject, first.text, first.headers["N"]) == ("weather.oslo", "0", "0")
+        assert [m.text for m in await take(subscriber, 9)] == [f"{n}" for n in range(1, 10)]
+        counters = subscriber.counters
+        assert (counters.received, counters.delivered, counters.pending) == (300, 10, 290)
+        assert counters.balanced
+    counters = subscriber.counters
+    assert (counters.delivered, counters.dropped, counters.pending) == (10, 290, 0)
+
+
+async def test_waiting_for_a_message_ends_in_time(mill: Any) -> None:
+    async with mill.subscribe("weather.*") as subscriber:
+        with pytest.raises(NoMessage):
+            await subscriber.next(timeout=0.05)
+
+
+async def test_a_handler_gets_the_messages(mill: Any) -> None:
+    seen: list[str] = []
+    async with mill.subscribe("weather.*", handler=lambda m: seen.append(m.text)):
+        await mill.publish("weather.oslo", "rain")
+        await _until(lambda: seen == ["rain"])
+
+
+async def test_a_request_is_answered_by_a_service(mill: Any) -> None:
+    service = mill.service("sums", "1.0.0")
+
+    def add(message: Any) -> str:
+        if not message.data:
+            raise ServiceError("sums.add", "400", "nothing to add")
+        return str(sum(map(int, message.text.split())))
+
+    service.endpoint("sums.add")(add)
+    async with service:
+        assert (await mill.request("sums.add", "1 2 3")).text == "6"
+        with pytest.raises(ServiceError, match="nothing to add"):
+            await mill.request("sums.add")
+        assert [m.text for m in await mill.gather("sums.add", "4 5", limit=1)] == ["9"]
+        assert service.stats["endpoints"][0].num_requests == 3
+    with pytest.raises(NoResponders):
+        await mill.request("sums.add", "1", timeout=5)
+
+
+async def test_a_message_is_answered_by_hand(mill: Any) -> None:
+    async with mill.subscribe("ask", handler=lambda m: m.respond(m.text.upper())):
+        assert (await mill.request("ask", "who")).text == "WHO"
+
+
+# -- tables, processes, identity ----------------------------------------------------------
+
+
+async def test_a_table_holds_the_latest_value_and_refuses_a_stale_writer(mill: Any) -> None:
+    table = await mill.create_table("stock")
+    first = await table.put("tea", b"5")
+    assert await table.put("tea", b"6", revision=first) > first
+    with pytest.raises(WrongSequence):
+        await table.put("tea", b"7", revision=first)
+    await table.put_many({"milk": b"1", "salt": b"2"})
+    await table.delete("salt")
+    assert await table.as_dict() == {"tea": b"6", "milk": b"1"}
+    assert sorted([entry.key async for entry in table.entries()]) == ["milk", "tea"]
+    assert await table.get("salt") is None
+    assert table.topic.name == "stock"
+
+
+async def test_a_process_applies_a_function_once_to_each_event(mill: Any) -> None:
+    numbers = await mill.create_topic("numbers")
+    squares = await mill.create_topic("squares")
+    await numbers.publish_many([NewEvent(b"%d" % n) for n in range(20)])
+
+    def square(event: Any) -> Any:
+        yield b"%d" % int(event.value) ** 2
+
+    for _ in range(2):
+        await mill.process(numbers, squares, square).run(once=True)
+    assert [int(event.value) async for event in squares.read()] == [n * n for n in range(20)]
+
+
+async def test_a_claimed_id_is_held_and_released(mill: Any) -> None:
+    async with await mill.claim("till-7") as identity:
+        assert (identity.client_id, identity.held) == ("till-7", True)
+        assert mill.identity.client_id == "till-7"
+        identity.check()
+    assert identity.held is False
+
+
+async def _until(condition: Any) -> None:
+    deadline = Deadline(10)
+    while not condition():
+        assert not deadline.passed
+        await asyncio.sleep(0.005)
