@@ -72,6 +72,8 @@ class Mill(Client):
         """
         if settings is not None and values:
             raise ConfigError("give a TopicSettings, or single settings, not both")
+        if schema is not None and settings is None:
+            values.setdefault("wire_format", "json")
         wanted = settings or TopicSettings(**values)
         if schema is None:
             if compatibility is not None:
@@ -139,8 +141,13 @@ class Mill(Client):
         """Declare a table: a topic that keeps the latest value of each key."""
         from millstream.state import Table
 
-        wanted = settings or TopicSettings(**{"history": 1, **values})
-        topic = await self.create_topic(name, wanted, schema=schema, compatibility=compatibility)
+        if settings is None:
+            values.setdefault("history", 1)
+        elif settings.history is None:
+            raise ConfigError(f"table '{name}': give it a history, of 1 unless you know better")
+        topic = await self.create_topic(
+            name, settings, schema=schema, compatibility=compatibility, **values
+        )
         return Table(topic)
 
     async def table(self, name: str, type: type | None = None) -> Table:

@@ -172,19 +172,23 @@ class Guard:
             messages_max=self.settings.messages_max,
             on_drop=self._dropped,
         )
-        for subject in (self.subject, f"{self.subject}.>"):
-            subscriber = await self._client.subscribe(subject, settings)
-            self._subscribers.append(subscriber)
-            self._tasks.append(asyncio.create_task(self._serve(subscriber)))
+        try:
+            for subject in (self.subject, f"{self.subject}.>"):
+                subscriber = await self._client.subscribe(subject, settings)
+                self._subscribers.append(subscriber)
+                self._tasks.append(asyncio.create_task(self._serve(subscriber)))
+        except BaseException:
+            await self.close()
+            raise
         return self
 
     async def close(self) -> None:
         """Take no more, and return when everything taken is answered."""
         for subscriber in self._subscribers:
             await subscriber.drain()
-        follow, *serving = self._tasks or [asyncio.create_task(asyncio.sleep(0))]
-        follow.cancel()
-        await asyncio.gather(follow, *serving, return_exceptions=True)
+        for task in self._tasks[:1]:
+            task.cancel()  # the one that follows versions; the others end with their subscriber
+        await asyncio.gather(*self._tasks, return_exceptions=True)
         while self._pending:
             await asyncio.wait(set(self._pending))
         await self._client.flush()
@@ -218,6 +222,9 @@ class Guard:
                 entrance = await self._entrance(message.headers.get(SCHEMA_HEADER))
                 await entrance.take(message)
             except MillstreamError as error:
+                self._refuse(message, refusal_of(error))
+            except Exception as error:  # a fault of ours must not close the door for the others
+                _log.exception("guard of '%s' failed on '%s'", self.topic, message.subject)
                 self._refuse(message, refusal_of(error))
 
     async def _entrance(self, schema_id: str | None) -> _Entrance:

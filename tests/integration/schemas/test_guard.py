@@ -1,0 +1,230 @@
+"""The guarded entrance: any JetStream client publishes, what fits is stored, the rest refused."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Awaitable, Callable
+from decimal import Decimal
+from typing import Any
+
+import nats
+import pytest
+from nats.aio.client import Client
+from nats.js.errors import APIError, BadRequestError
+
+from millstream import Mill, Topic
+from millstream.deadline import Deadline
+from millstream.errors import ConfigError, SchemaNotFound
+from millstream.schemas.guard import ERR_BUSY, ERR_HEADER, ERR_UNFIT, GuardSettings
+from tests.integration.schemas.orders import PLACED, Order, OrderWithNote, order, version
+
+BODY = b'{"id": 1, "customer": "ada", "price": "9.90", "placed": "2026-05-06T07:08:09.00001Z"}'
+
+
+@pytest.fixture
+async def peer(millstream_url: str) -> AsyncIterator[Client]:
+    client = await nats.connect(millstream_url)
+    yield client
+    await client.close()
+
+
+@pytest.fixture
+async def topic(mill: Mill) -> Topic:
+    return await mill.create_topic("orders", schema=Order, guarded=True)
+
+
+async def values(topic: Topic) -> list[Any]:
+    return [event.value async for event in topic.read()]
+
+
+async def test_a_jetstream_publish_of_another_library_is_checked_and_acknowledged(
+    mill: Mill, topic: Topic, peer: Client
+) -> None:
+    js = peer.jetstream()
+    async with mill.guard("orders") as guard:
+        ack = await js.publish("ingress.orders.ada", BODY)
+        assert (ack.stream, ack.seq) == ("orders", 1)
+        ack = await js.publish("ingress.orders", BODY, headers={"source": "till 4"})
+        assert ack.seq == 2
+        with pytest.raises(BadRequestError) as refused:
+            await js.publish("ingress.orders.ada", BODY.replace(b"1", b'"one"', 1))
+        assert (guard.stored, guard.refused) == (2, 1)
+    assert refused.value.err_code == ERR_UNFIT
+    assert "field 'id': expected int64, found str 'one'" in (refused.value.description or "")
+    events = [event async for event in topic.read()]
+    assert [event.value for event in events] == [order(1), order(1)]
+    assert [event.key for event in events] == ["ada", None]
+    assert events[1].headers == {"source": "till 4"}
+    assert [event.data for event in events] == [BODY, BODY]  # type: ignore[attr-defined]
+
+
+async def test_what_is_stored_is_what_was_checked_in_every_format(mill: Mill, peer: Client) -> None:
+    for wire_format in ("avro", "protobuf"):
+        topic = await mill.create_topic(
+            wire_format, schema=Order, wire_format=wire_format, guarded=True
+        )
+        assert topic.value_type is not None
+        body = topic.value_type.encode(order(7))
+        async with mill.guard(wire_format):
+            await peer.jetstream().publish(f"ingress.{wire_format}.k", body)
+            with pytest.raises(BadRequestError):
+                await peer.jetstream().publish(f"ingress.{wire_format}.k", b"\xff\xff\xff")
+        assert await values(topic) == [order(7)]
+
+
+async def test_an_id_is_stored_once(mill: Mill, topic: Topic, peer: Client) -> None:
+    js = peer.jetstream()
+    async with mill.guard("orders"):
+        first = await js.publish("ingress.orders.a", BODY, headers={"Nats-Msg-Id": "x1"})
+        again = await js.publish("ingress.orders.a", BODY, headers={"Nats-Msg-Id": "x1"})
+    assert (first.seq, again.seq, again.duplicate) == (1, 1, True)
+    assert len(await values(topic)) == 1
+
+
+async def test_headers_of_jetstream_are_honoured_or_refused_but_never_ignored(
+    mill: Mill, topic: Topic, peer: Client
+) -> None:
+    js = peer.jetstream()
+    expected = "Nats-Expected-Last-Subject-Sequence"
+    async with mill.guard("orders"):
+        await js.publish("ingress.orders.a", BODY, stream="orders")
+        await js.publish("ingress.orders.a", BODY, headers={expected: "1", "Mill-Time": "1000"})
+        with pytest.raises(APIError) as wrong:
+            await js.publish("ingress.orders.a", BODY, headers={expected: "1"})
+        assert wrong.value.err_code == 10071
+        with pytest.raises(APIError, match="expected stream"):
+            await js.publish("ingress.orders.a", BODY, stream="others")
+        for name, text in (
+            ("Nats-Expected-Last-Msg-Id", "x"),
+            ("Nats-Rollup", "sub"),
+            ("Mill-Epoch", "3"),
+            ("Mill-Time", "noon"),
+            (expected, "last"),
+        ):
+            with pytest.raises(BadRequestError) as refused:
+                await js.publish("ingress.orders.a", BODY, headers={name: text})
+            assert refused.value.err_code == ERR_HEADER
+        await js.publish("ingress.orders.a", b"", headers={"Mill-Null": "1"})
+    events = [event async for event in topic.read()]
+    assert [event.offset for event in events] == [1, 2, 3]
+    assert events[1].timestamp_ns == 1000
+    assert events[2].value is None
+
+
+async def test_words_of_the_subject_are_the_key(mill: Mill, topic: Topic, peer: Client) -> None:
+    js = peer.jetstream()
+    async with mill.guard("orders"):
+        for words in ("eu.42", "a=2Eb", "_"):
+            await js.publish(f"ingress.orders.{words}", BODY)
+    assert [event.key async for event in topic.read()] == ["eu.42", "a.b", None]
+
+
+async def test_a_new_version_is_taken_as_soon_as_it_is_registered(
+    mill: Mill, topic: Topic, peer: Client
+) -> None:
+    js = peer.jetstream()
+    noted = BODY.replace(b"}", b', "note": "hi"}')
+    old = (await mill.schemas.topic("orders")).latest.id
+    async with mill.guard("orders"):
+        with pytest.raises(BadRequestError, match="note"):
+            await js.publish("ingress.orders.a", noted)
+        new = await mill.schemas.evolve("orders", version(OrderWithNote))
+        deadline = Deadline(10)
+        while True:
+            try:
+                await js.publish("ingress.orders.a", noted)
+                break
+            except BadRequestError:
+                assert not deadline.passed
+                await asyncio.sleep(0.01)
+        await js.publish("ingress.orders.a", BODY, headers={"Mill-Schema": str(old)})
+        with pytest.raises(BadRequestError, match="no version of topic"):
+            await js.publish("ingress.orders.a", BODY, headers={"Mill-Schema": "999"})
+        with pytest.raises(BadRequestError, match="note"):
+            await js.publish("ingress.orders.a", noted, headers={"Mill-Schema": str(old)})
+    stored = [await mill.jetstream.get_message("orders", {"seq": n}) for n in (1, 2)]
+    for message, id_ in zip(stored, (new.id, old), strict=True):
+        assert message is not None
+        assert f"Mill-Schema: {id_}\r\n".encode() in message.headers
+    assert [v["note"] for v in await values(await mill.topic("orders"))] == ["hi", None]
+
+
+async def test_guards_share_the_work_and_closing_one_loses_nothing(
+    mill: Mill, connect: Callable[[], Awaitable[Mill]], peer: Client
+) -> None:
+    topic = await mill.create_topic("many", schema=Order, guarded=True, partitions=3)
+    other = await connect()
+    async with other.guard("many") as second:
+        first = await mill.guard("many").open()
+        await mill.flush()
+        js = peer.jetstream()
+
+        async def publish(number: int) -> None:
+            body = BODY.replace(b"1", b"%d" % number, 1)
+            await js.publish(f"ingress.many.k{number % 9}", body)
+
+        await asyncio.gather(*(publish(number) for number in range(200)))
+        more = asyncio.gather(*(publish(number) for number in range(200, 300)))
+        await first.close()
+        await more
+        assert first.stored
+        assert second.stored
+        assert first.stored + second.stored == 300
+    assert sorted(value.id for value in await values(topic)) == list(range(300))
+    by_key: dict[str | None, list[int]] = {}
+    async for event in topic.read(keys=["k1"]):
+        by_key.setdefault(event.key, []).append(event.partition)
+    assert len(set(by_key["k1"])) == 1
+
+
+async def test_too_much_at_once_is_answered_not_lost(
+    mill: Mill, topic: Topic, peer: Client
+) -> None:
+    settings = GuardSettings(max_in_flight=1, messages_max=5)
+    async with mill.guard("orders", settings) as guard:
+        answers = await asyncio.gather(
+            *(peer.request("ingress.orders.a", BODY, timeout=20) for _ in range(100))
+        )
+    parsed = [json.loads(answer.data) for answer in answers]
+    busy = [answer for answer in parsed if "error" in answer]
+    assert busy
+    assert all(answer["error"]["err_code"] == ERR_BUSY for answer in busy)
+    assert guard.refused == len(busy)
+    assert len(await values(topic)) == 100 - len(busy)
+
+
+async def test_a_guard_is_refused_where_it_would_guard_nothing(mill: Mill) -> None:
+    await mill.create_topic("plain", schema=Order)
+    with pytest.raises(ConfigError, match="no guarded entrance"):
+        await mill.guard("plain").open()
+    await mill.edit_topic("plain", guarded=True)
+    async with mill.guard("plain"):
+        pass
+    await mill.create_topic("ingress")  # stores ingress.>
+    with pytest.raises(ConfigError, match="would bypass the guard"):
+        await mill.guard("plain").open()
+    async with mill.guard("plain", GuardSettings(subject="door.plain")) as guard:
+        assert guard.subject == "door.plain"
+    with pytest.raises(ConfigError, match="against a schema"):
+        await mill.create_topic("bare", guarded=True)
+
+
+async def test_a_guard_without_a_registered_schema_says_so(mill: Mill, topic: Topic) -> None:
+    await mill.schemas.forget("orders")
+    with pytest.raises(SchemaNotFound, match="has no schema"):
+        await mill.guard("orders").open()
+
+
+async def test_a_published_message_that_awaits_no_answer_is_stored_as_well(
+    mill: Mill, topic: Topic, peer: Client
+) -> None:
+    async with mill.guard("orders") as guard:
+        await peer.publish("ingress.orders.a", BODY)
+        await peer.publish("ingress.orders.a", b"{}")
+        await peer.flush()
+        deadline = Deadline(10)
+        while guard.stored + guard.refused < 2:
+            assert not deadline.passed
+            await asyncio.sleep(0.01)
+    assert await values(topic) == [Order(1, "ada", Decimal("9.90"), PLACED)]
