@@ -58,6 +58,7 @@ _LEFT_BEHIND: Final = frozenset(
     {
         fence.WRITER_HEADER,
         fence.EPOCH_HEADER,
+        fence.OWNER_HEADER,
         fence.NUMBER_HEADER,
         fence.PREVIOUS_HEADER,
         fence.POSITION_HEADER,

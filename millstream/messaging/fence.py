@@ -8,13 +8,17 @@ the second is refused; and the last pack tells a restarted writer where it was.
 2. Claim it: store an empty pack that follows it, with the next epoch. Older writers now fail.
 3. Store each pack as the one that follows the last; its headers say how far the input is done.
 4. Refused? Read the last pack again: if it is ours, it was stored before and only its ack was
-   lost; if its epoch is higher, we were taken over; if it is older than ours, the log lost data.
+   lost; if another owner made it with our epoch or a higher one, we were taken over; if it is
+   older than ours, the log lost data.
+
+Every claim has an owner, a random word that all its packs carry: two claims made at the same moment
+ask for the same epoch and number, and nothing else tells whose was stored.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from millstream.errors import ConfigError, DataLoss, FencedOut
@@ -36,6 +40,7 @@ __all__ = [
 EXPECTED_HEADER: Final = "Nats-Expected-Last-Subject-Sequence"
 WRITER_HEADER: Final = "Mill-Writer"
 EPOCH_HEADER: Final = "Mill-Epoch"
+OWNER_HEADER: Final = "Mill-Owner"
 NUMBER_HEADER: Final = "Mill-Number"
 PREVIOUS_HEADER: Final = "Mill-Previous"
 POSITION_HEADER: Final = "Mill-Position"
@@ -54,6 +59,7 @@ class FenceState:
     number: int = 0  # grows with each stored unit, over all epochs
     position: int = 0  # how far the writer's input is stored; its own count
     note: str = ""  # the writer's own words about it
+    owner: str = ""  # who claimed the epoch
 
     def next(self, position: int | None = None, note: str | None = None) -> FenceState:
         """The state after one more unit; its sequence is known when it is stored."""
@@ -63,14 +69,15 @@ class FenceState:
             self.number + 1,
             self.position if position is None else position,
             self.note if note is None else note,
+            self.owner,
         )
 
-    def claimed(self) -> FenceState:
-        """The state after taking the writer's name over."""
-        return FenceState(self.sequence, self.epoch + 1, self.number + 1, self.position, self.note)
+    def claimed(self, owner: str) -> FenceState:
+        """The state after `owner`, a word nobody else uses, has taken the writer's name over."""
+        return replace(self, epoch=self.epoch + 1, number=self.number + 1, owner=owner)
 
     def stored_at(self, sequence: int) -> FenceState:
-        return FenceState(sequence, self.epoch, self.number, self.position, self.note)
+        return replace(self, sequence=sequence)
 
 
 def fence_subject(prefix: str, writer: str, lane: int = 0) -> str:
@@ -105,6 +112,8 @@ def state_headers(writer: str, state: FenceState, parts: int = 1) -> list[tuple[
         (PREVIOUS_HEADER, str(state.sequence)),
         (POSITION_HEADER, str(state.position)),
     ]
+    if state.owner:
+        pairs.append((OWNER_HEADER, state.owner))
     if state.note:
         pairs.append((NOTE_HEADER, check_note(state.note)))
     if parts > 1:
@@ -131,6 +140,7 @@ def read_state(sequence: int, headers: Mapping[str, str]) -> FenceState:
             int(headers[NUMBER_HEADER]),
             int(headers[POSITION_HEADER]),
             headers.get(NOTE_HEADER, ""),
+            headers.get(OWNER_HEADER, ""),
         )
     except (KeyError, ValueError) as error:
         raise DataLoss(
@@ -141,9 +151,10 @@ def read_state(sequence: int, headers: Mapping[str, str]) -> FenceState:
 
 def judge_refusal(writer: str, wanted: FenceState, found: FenceState) -> FenceState:
     """What a refused pack means: the state if it was stored before, or the error to raise."""
-    if found.epoch == wanted.epoch and found.number == wanted.number:
+    ours = (found.epoch, found.owner) == (wanted.epoch, wanted.owner)
+    if ours and found.number == wanted.number:
         return found
-    if found.epoch > wanted.epoch:
+    if found.epoch >= wanted.epoch and not ours:
         raise FencedOut(writer, wanted.epoch, found.epoch)
     raise DataLoss(
         f"writer '{writer}' had stored unit {wanted.number - 1} (epoch {wanted.epoch}, offset "

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Final
+from uuid import uuid4
 
-from millstream.errors import ConfigError, FencedOut, Unconfirmed, WrongSequence
+from millstream.errors import ConfigError, DataLoss, FencedOut, Unconfirmed, WrongSequence
 from millstream.messaging.fence import (
     FenceState,
     data_subject,
@@ -24,8 +25,9 @@ from millstream.wire.publish_lane import PublishLane
 
 __all__ = ["FencedLane", "as_message", "unit_messages"]
 
-# Claims that may be lost to another claimant before we say that somebody keeps taking the name.
-CLAIMS_MAX: Final = 5
+# Claims that may be lost before we say that somebody keeps the name: a writer that stores without a
+# pause often comes between a claim's look at the fence and the claim.
+CLAIMS_MAX: Final = 200
 STORE_SECONDS: Final = 30.0
 
 
@@ -70,12 +72,13 @@ class FencedLane:
 
     async def claim(self) -> FenceState:
         """Take the writer's name over; every older writer of it is fenced out from now on."""
+        owner = uuid4().hex
         for _ in range(CLAIMS_MAX):
             last = await self._last()
             try:
-                return await self._store_one(last.claimed(), [empty()])
-            except FencedOut:
-                continue  # another claimant was faster: follow its claim
+                return await self._store_one(last.claimed(owner), [empty()])
+            except (FencedOut, DataLoss):
+                continue  # the old writer, or another claimant, was faster: follow what it stored
         raise FencedOut(self._writer, last.epoch, last.epoch + 1)
 
     async def store(

@@ -1,0 +1,1 @@
+"""The program that breaks Millstream on purpose and counts: `python -m tests.faults`."""

@@ -1,0 +1,272 @@
+"""What must hold of a run, as pure functions over its history; each can fail, and tests prove it.
+
+The kinds of problem:
+
+lost        acknowledged and not stored
+doubled     stored or produced more than once where once is promised
+reordered   events of one key out of order
+phantom     stored or delivered, and never sent
+claimed     a receipt, position or refusal says what is not so
+corrupt     stored or delivered with other bytes than were sent
+skipped     stored and never delivered
+overlapped  two owners handled one key at the same time
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Final, NamedTuple
+
+from tests.faults.history import Record
+
+__all__ = [
+    "Findings",
+    "Stored",
+    "check_deliveries",
+    "check_group",
+    "check_outputs",
+    "check_publishes",
+    "check_writer",
+]
+
+EXAMPLES: Final = 20  # problems of one kind that are kept in words; all are counted
+
+
+class Stored(NamedTuple):
+    """One event as it was read back; `id` is None when its bytes are not those of any event."""
+
+    id: str | None
+    key: str | None
+    partition: int
+    offset: int
+    index: int = 0
+
+    @property
+    def place(self) -> tuple[int, int, int]:
+        return self.partition, self.offset, self.index
+
+
+@dataclass
+class Findings:
+    """Counts of what happened, and what should not have."""
+
+    counts: Counter[str] = field(default_factory=Counter)
+    problems: Counter[str] = field(default_factory=Counter)
+    examples: dict[str, list[str]] = field(default_factory=lambda: defaultdict(list))
+
+    @property
+    def sound(self) -> bool:
+        return not self.problems
+
+    def problem(self, kind: str, text: str) -> None:
+        self.problems[kind] += 1
+        if len(self.examples[kind]) < EXAMPLES:
+            self.examples[kind].append(text)
+
+    def add(self, other: Findings) -> Findings:
+        self.counts.update(other.counts)
+        self.problems.update(other.problems)
+        for kind, texts in other.examples.items():
+            self.examples[kind].extend(texts)
+        return self
+
+
+def _places(found: Findings, stored: Iterable[Stored], once: bool) -> dict[str, Stored]:
+    """Where each event is; what is there twice, or is nothing that was ever made, is a problem."""
+    places: dict[str, Stored] = {}
+    for event in stored:
+        found.counts["events"] += 1
+        if event.id is None:
+            found.problem("corrupt", f"offset {event.offset} holds other bytes than were sent")
+        elif event.id in places:
+            if once:
+                found.problem("doubled", f"{event.id} at {places[event.id].place}, {event.place}")
+        else:
+            places[event.id] = event
+    return places
+
+
+def check_publishes(records: Iterable[Record], stored: Sequence[Stored]) -> Findings:
+    """Awaited publishes: every acknowledged event stored once, in order, where its receipt says."""
+    found = Findings()
+    places = _places(found, stored, once=True)
+    invoked: set[str] = set()
+    refused: set[str] = set()
+    acked: dict[str, Record] = {}
+    for record in records:
+        what, name = record["what"], record.get("id")
+        if what == "invoke":
+            invoked.add(str(name))
+        elif what == "ok":
+            acked[str(name)] = record
+        elif what == "refused":
+            refused.add(str(name))
+        elif what == "unknown":
+            found.counts["unknown"] += 1
+    found.counts["operations"] += len(invoked)
+    found.counts["acked"] += len(acked)
+    for name, record in acked.items():
+        event = places.get(name)
+        if event is None:
+            found.problem("lost", f"{name} was acknowledged at offset {record['offset']}")
+        elif (event.partition, event.offset) != (record["partition"], record["offset"]):
+            found.problem("claimed", f"{name}: receipt {record['offset']}, is at {event.place}")
+    for name in places.keys() - invoked:
+        found.problem("phantom", f"{name} is stored and was never sent")
+    for name in places.keys() & refused:
+        found.problem("claimed", f"{name} was refused and is stored")
+    _check_order(found, (name for name in acked if name in places), places)
+    return found
+
+
+def _check_order(found: Findings, acked: Iterable[str], places: Mapping[str, Stored]) -> None:
+    """Ids are lane:number; within a lane each was acknowledged before the next was sent."""
+    lanes: dict[str, list[tuple[int, Stored]]] = defaultdict(list)
+    for name in acked:
+        lane, number = name.rsplit(":", 1)
+        lanes[lane].append((int(number), places[name]))
+    for lane, events in lanes.items():
+        events.sort(key=lambda pair: pair[0])
+        for (before, one), (after, two) in zip(events, events[1:], strict=False):
+            if one.partition != two.partition or one.place >= two.place:
+                found.problem("reordered", f"{lane}: {after} at {two.place}, {before} {one.place}")
+
+
+def check_writer(records: Iterable[Record], stored: Sequence[Stored]) -> Findings:
+    """Exactly-once writers: positions 1 to the last, each once, in order within a key."""
+    found = Findings()
+    places = _places(found, stored, once=True)
+    numbers: dict[str, dict[int, Stored]] = defaultdict(dict)
+    for name, event in places.items():
+        writer, number = name.split(":")[0], int(name.rsplit(":", 1)[1])
+        numbers[writer][number] = event
+    given: dict[str, int] = defaultdict(int)
+    said: dict[str, int] = defaultdict(int)  # the furthest position that was claimed as stored
+    for record in records:
+        if record["what"] == "given":
+            given[record["writer"]] = max(given[record["writer"]], record["position"])
+        elif record["what"] in ("flushed", "opened"):
+            found.counts[record["what"]] += 1
+            said[record["writer"]] = max(said[record["writer"]], record["position"])
+    for writer, position in said.items():
+        for number in range(max(numbers[writer], default=0) + 1, position + 1):
+            found.problem("lost", f"{writer}: position {position} said, {number} not stored")
+    for writer, events in numbers.items():
+        found.counts["operations"] += given[writer]
+        if max(events, default=0) > given[writer]:
+            found.problem("phantom", f"{writer}: {max(events)} is stored, given {given[writer]}")
+        for number in range(1, max(events, default=0) + 1):
+            if number not in events:
+                found.problem("lost", f"{writer}: {number} of {max(events)} is a hole")
+    _check_key_order(found, numbers)
+    return found
+
+
+def _check_key_order(found: Findings, numbers: Mapping[str, Mapping[int, Stored]]) -> None:
+    for writer, events in numbers.items():
+        last: dict[str | None, tuple[int, Stored]] = {}
+        for number in sorted(events):
+            event = events[number]
+            before = last.get(event.key)
+            if before is not None and (
+                before[1].partition != event.partition or before[1].place >= event.place
+            ):
+                found.problem("reordered", f"{writer}: {number} is before {before[0]}")
+            last[event.key] = (number, event)
+
+
+def check_deliveries(records: Iterable[Record], stored: Sequence[Stored]) -> Findings:
+    """A durable subscription: every stored event delivered at least once, none made up."""
+    found = Findings()
+    known = {event.id for event in stored}
+    delivered: Counter[str] = Counter()
+    for record in records:
+        if record["what"] == "delivered":
+            found.counts["deliveries"] += 1
+            if record["id"] is None:
+                found.problem("corrupt", f"offset {record['offset']} came with other bytes")
+            else:
+                delivered[record["id"]] += 1
+        elif record["what"] == "settled":
+            found.counts["acks"] += 1
+    found.counts["redelivered"] += sum(count - 1 for count in delivered.values())
+    for name in known - delivered.keys() - {None}:
+        found.problem("skipped", f"{name} is stored and was never delivered")
+    for name in delivered.keys() - known:
+        found.problem("phantom", f"{name} was delivered and is not stored")
+    return found
+
+
+def check_group(records: Iterable[Record], stored: Sequence[Stored]) -> Findings:
+    """An ordered group: nothing skipped, each key in order, one owner at a time by epoch.
+
+    A repeated event is allowed (at least once), but never one that leaves out an earlier event of
+    its key, and nothing by an owner after its successor began: such calls carry an older epoch,
+    which a system that the handler writes to can refuse, as this check does.
+    """
+    found = Findings()
+    order: dict[str | None, list[str]] = defaultdict(list)
+    for event in sorted(stored, key=lambda event: event.place):
+        if event.id is not None:
+            order[event.key].append(event.id)
+    rank = {name: n for names in order.values() for n, name in enumerate(names)}
+    done: dict[str | None, int] = defaultdict(lambda: -1)  # the last finished event of a key
+    epochs: dict[int, int] = defaultdict(int)
+    ended: Counter[str] = Counter()
+    running: dict[str | None, Record] = {}
+    for record in records:
+        what = record["what"]
+        if what not in ("start", "end"):
+            continue
+        key, name = record["key"], record["id"]
+        if record["epoch"] < epochs[record["partition"]]:
+            found.counts["refused by epoch"] += 1
+            continue
+        if record["epoch"] > epochs[record["partition"]]:
+            epochs[record["partition"]] = record["epoch"]
+            running = {k: r for k, r in running.items() if r["partition"] != record["partition"]}
+        if name not in rank:
+            found.problem("phantom", f"{name} was handed out and is not stored")
+        elif what == "start":
+            found.counts["deliveries"] += 1
+            if rank[name] > done[key] + 1:
+                found.problem("reordered", f"{name} before {order[key][done[key] + 1]}")
+            if key in running:
+                found.problem("overlapped", f"{name} began while {running[key]['id']} ran")
+            running[key] = record
+        else:
+            running.pop(key, None)
+            ended[name] += 1
+            done[key] = max(done[key], rank[name])
+    found.counts["redelivered"] += sum(count - 1 for count in ended.values())
+    for name in rank.keys() - ended.keys():
+        found.problem("skipped", f"{name} is stored and was never handled to its end")
+    return found
+
+
+def check_outputs(
+    inputs: Sequence[Stored], outputs: Sequence[Stored], function: Callable[[str], list[str]]
+) -> Findings:
+    """Consume, transform, produce: the outputs are the function of the inputs, each once.
+
+    Within a key of one input partition outputs have the order of their inputs.
+    """
+    found = Findings()
+    places = _places(found, outputs, once=True)
+    wanted: set[str] = set()
+    last: dict[str | None, tuple[int, int, int]] = {}
+    for event in sorted(inputs, key=lambda event: event.place):
+        for name in [] if event.id is None else function(event.id):
+            wanted.add(name)
+            output = places.get(name)
+            if output is None:
+                found.problem("lost", f"{name} was not made from {event.id} at {event.place}")
+                continue
+            if output.key in last and last[output.key] >= output.place:
+                found.problem("reordered", f"{name} at {output.place} after {last[output.key]}")
+            last[output.key] = output.place
+    for name in places.keys() - wanted:
+        found.problem("phantom", f"{name} is an output of no input")
+    return found

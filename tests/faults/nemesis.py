@@ -1,0 +1,186 @@
+"""Faults: what they do, and when, as the seed says.
+
+The schedule of a run is decided before it begins, so the same seed gives the same faults with the
+same lengths and pauses. What the processes make of them depends on the machine as well: a run that
+finds something is repeated with its seed until it shows again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+import signal
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Final, NamedTuple
+
+from tests.faults.supervisor import Child, Node, Stage
+
+__all__ = ["BROKER", "CLIENTS", "FAULTS", "NETWORK", "Step", "haunt", "schedule"]
+
+PRODUCING: Final = ("produce", "write", "table")
+CONSUMING: Final = ("consume", "join", "transform")
+
+
+class Step(NamedTuple):
+    """One fault of the schedule."""
+
+    pause: float  # seconds before it
+    fault: str
+    length: float  # seconds that it lasts
+    pick: float  # 0 to 1: which of several it hits
+
+
+def schedule(chance: random.Random, faults: Sequence[str], seconds: float) -> list[Step]:
+    """The faults of a run; every kind comes before any comes again."""
+    steps: list[Step] = []
+    total = 0.0
+    bag: list[str] = []
+    while total < seconds:
+        if not bag:
+            bag = list(faults)
+            chance.shuffle(bag)
+        step = Step(
+            pause=chance.uniform(0.2, 2.0),
+            fault=bag.pop(),
+            length=chance.choice((0.05, 0.3, 0.8, 1.5, 3.0)),
+            pick=chance.random(),
+        )
+        steps.append(step)
+        total += step.pause + step.length
+    return steps
+
+
+async def haunt(stage: Stage, faults: Sequence[str], seconds: float) -> None:
+    """Let faults happen for so long, then heal everything."""
+    loop = asyncio.get_running_loop()
+    deadline = loop.time() + seconds
+    for step in schedule(stage.orders.chance("nemesis"), faults, seconds * 2):
+        if loop.time() + step.pause > deadline:
+            break
+        await asyncio.sleep(step.pause)
+        stage.history.note("fault", kind=step.fault, length=step.length)
+        await FAULTS[step.fault](stage, step)
+        stage.findings.counts[f"fault: {step.fault}"] += 1
+        stage.history.note("healed", kind=step.fault)
+        await stage.crashes()
+    await asyncio.sleep(max(0.0, deadline - loop.time()))
+    if stage.proxy is not None:
+        stage.proxy.heal()
+
+
+def _node(stage: Stage, step: Step) -> Node:
+    return stage.nodes[int(step.pick * len(stage.nodes))]
+
+
+async def _kill_node(stage: Stage, step: Step) -> None:
+    await _kill(_node(stage, step), step.length)
+
+
+async def _kill(node: Node, length: float) -> None:
+    await asyncio.to_thread(node.kill)
+    await asyncio.sleep(length)
+    await asyncio.to_thread(node.start)
+
+
+async def _restart_node(stage: Stage, step: Step) -> None:
+    node = _node(stage, step)
+    await asyncio.to_thread(node.stop)
+    await asyncio.sleep(step.length)
+    await asyncio.to_thread(node.start)
+
+
+async def _freeze_node(stage: Stage, step: Step) -> None:
+    await _freeze(_node(stage, step), step.length)
+
+
+async def _freeze(node: Node, length: float) -> None:
+    pid = node.pid
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        await asyncio.sleep(length * 2)
+    finally:
+        os.kill(pid, signal.SIGCONT)
+
+
+def _hit(roles: tuple[str, ...], stage: Stage, step: Step) -> Child | None:
+    found = stage.of_role(*roles)
+    return found[int(step.pick * len(found))] if found else None
+
+
+def _kill_worker(*roles: str) -> Callable[[Stage, Step], Awaitable[None]]:
+    async def fault(stage: Stage, step: Step) -> None:
+        child = _hit(roles, stage, step)
+        if child is not None:
+            await child.kill()
+            await asyncio.sleep(step.length / 3)
+            await child.start()
+
+    return fault
+
+
+def _freeze_worker(*roles: str) -> Callable[[Stage, Step], Awaitable[None]]:
+    async def fault(stage: Stage, step: Step) -> None:
+        child = _hit(roles, stage, step)
+        if child is not None:
+            child.signal(signal.SIGSTOP)
+            await asyncio.sleep(step.length * 1.5)
+            child.signal(signal.SIGCONT)
+
+    return fault
+
+
+def _proxied(action: Callable[[Stage, Step], None]) -> Callable[[Stage, Step], Awaitable[None]]:
+    async def fault(stage: Stage, step: Step) -> None:
+        if stage.proxy is not None:
+            action(stage, step)
+            await asyncio.sleep(step.length)
+            stage.proxy.heal()
+
+    return fault
+
+
+def _cut(stage: Stage, step: Step) -> None:
+    if stage.proxy is not None:
+        stage.proxy.refusing = step.pick < 0.5
+        stage.proxy.cut()
+
+
+def _half_close(stage: Stage, step: Step) -> None:
+    if stage.proxy is not None:
+        stage.proxy.half_close(towards_server=step.pick < 0.5)
+
+
+def _delay(stage: Stage, step: Step) -> None:
+    if stage.proxy is not None:
+        stage.proxy.delay = 0.02 + step.pick / 2
+
+
+def _stall(stage: Stage, _: Step) -> None:
+    if stage.proxy is not None:
+        stage.proxy.stalled = True
+
+
+def _drop(stage: Stage, _: Step) -> None:
+    if stage.proxy is not None:
+        stage.proxy.dropping = True
+
+
+FAULTS: Final[dict[str, Callable[[Stage, Step], Awaitable[None]]]] = {
+    "kill server": _kill_node,
+    "restart server": _restart_node,
+    "freeze server": _freeze_node,
+    "kill producer": _kill_worker(*PRODUCING),
+    "freeze producer": _freeze_worker(*PRODUCING),
+    "kill consumer": _kill_worker(*CONSUMING),
+    "freeze consumer": _freeze_worker(*CONSUMING),
+    "cut": _proxied(_cut),
+    "half-close": _proxied(_half_close),
+    "delay": _proxied(_delay),
+    "stall": _proxied(_stall),
+    "drop bytes": _proxied(_drop),
+}
+
+BROKER: Final = ("kill server", "restart server", "freeze server")
+NETWORK: Final = ("cut", "half-close", "delay", "stall", "drop bytes")
+CLIENTS: Final = ("kill producer", "freeze producer", "kill consumer", "freeze consumer")

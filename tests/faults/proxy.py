@@ -1,0 +1,124 @@
+"""A TCP proxy between clients and a server that can be told to misbehave.
+
+Bytes are delayed, held back or thrown away, connections are cut or half-closed. Bytes are thrown
+away as a network does it: those of a connection from some moment on, and then it ends; TCP never
+delivers a stream with a hole, so neither does this.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from typing import Final, Self
+
+__all__ = ["Proxy"]
+
+CHUNK: Final = 64 * 1024
+PATIENCE: Final = 0.05  # seconds between looks at whether a stalled proxy may go on
+
+
+class _Pair:
+    """One client's connection and its twin to the server."""
+
+    def __init__(self, client: asyncio.StreamWriter, server: asyncio.StreamWriter) -> None:
+        self.client = client
+        self.server = server
+
+    def cut(self) -> None:
+        for side in (self.client, self.server):
+            if not side.is_closing():
+                side.transport.abort()
+
+
+class Proxy:
+    """Listens on a port of its own and passes everything on to `host:port`, unless told not to."""
+
+    def __init__(self, host: str, port: int) -> None:
+        self._target = (host, port)
+        self._pairs: set[_Pair] = set()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._listener: asyncio.Server | None = None
+        self.delay = 0.0  # seconds that every chunk waits
+        self.stalled = False  # nothing passes, nothing is lost
+        self.dropping = False  # what comes is thrown away; ends with `cut`
+        self.refusing = False  # new connections are closed at once
+        self.port = 0
+        self.bytes = 0
+        self.dropped = 0
+
+    async def __aenter__(self) -> Self:
+        self._listener = await asyncio.start_server(self._accept, "127.0.0.1", 0)
+        self.port = self._listener.sockets[0].getsockname()[1]
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        if self._listener is not None:
+            self._listener.close()
+        self.cut()
+        for task in list(self._tasks):
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    @property
+    def connections(self) -> int:
+        return len(self._pairs)
+
+    # -- faults ---------------------------------------------------------------------------
+
+    def cut(self) -> None:
+        """Reset every connection."""
+        for pair in list(self._pairs):
+            pair.cut()
+
+    def half_close(self, towards_server: bool) -> None:
+        """End one direction of every connection; the other goes on."""
+        for pair in list(self._pairs):
+            side = pair.server if towards_server else pair.client
+            with contextlib.suppress(OSError, RuntimeError):
+                side.write_eof()
+
+    def heal(self) -> None:
+        """Pass everything on again; connections that have lost bytes end."""
+        if self.dropping:
+            self.cut()
+        self.delay, self.stalled, self.dropping, self.refusing = 0.0, False, False, False
+
+    # -- passing on -----------------------------------------------------------------------
+
+    async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        if task is not None:
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+        if self.refusing:
+            writer.transport.abort()
+            return
+        try:
+            from_server, to_server = await asyncio.open_connection(*self._target)
+        except OSError:
+            writer.transport.abort()
+            return
+        pair = _Pair(writer, to_server)
+        self._pairs.add(pair)
+        try:
+            await asyncio.gather(self._pass(reader, to_server), self._pass(from_server, writer))
+        except (OSError, RuntimeError):
+            pass  # cut, or written to after a half-close
+        finally:
+            pair.cut()
+            self._pairs.discard(pair)
+
+    async def _pass(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while chunk := await reader.read(CHUNK):
+            while self.stalled:
+                await asyncio.sleep(PATIENCE)
+            if self.delay:
+                await asyncio.sleep(self.delay)
+            if self.dropping:
+                self.dropped += len(chunk)
+                continue
+            self.bytes += len(chunk)
+            writer.write(chunk)
+            await writer.drain()
+        if writer.can_write_eof() and not writer.is_closing():
+            writer.write_eof()

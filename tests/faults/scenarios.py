@@ -1,0 +1,132 @@
+"""Scenarios on one broker: a workload, the faults it meets, and what must hold at the end."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import Final
+
+from tests.faults.checker import (
+    Findings,
+    Stored,
+    check_deliveries,
+    check_group,
+    check_outputs,
+    check_publishes,
+    check_writer,
+)
+from tests.faults.linearizable import check_table
+from tests.faults.nemesis import BROKER, CLIENTS, NETWORK, haunt
+from tests.faults.supervisor import Orders, Stage, staged, stored_events, until
+from tests.faults.worker import outputs_of
+
+__all__ = ["SINGLE", "Scenario", "sound_log"]
+
+Scenario = Callable[[Orders], Awaitable[Findings]]
+
+EVERYTHING: Final = (*BROKER, *NETWORK, *CLIENTS)
+
+
+async def sound_log(stage: Stage, name: str) -> list[Stored]:
+    """All events of a topic, after `verify` has found nothing."""
+    async with stage.mill() as mill:
+        topic = await mill.topic(name)
+        async for report in topic.verify():
+            last = report
+        for flaw in last.flaws:
+            stage.findings.problem("flaw", f"{name}: {flaw}")
+        return await stored_events(topic)
+
+
+async def publish(orders: Orders) -> Findings:
+    """Single acknowledged publishes, and a subscription that acknowledges what it reads."""
+    async with staged(orders) as stage:
+        async with stage.mill() as mill:
+            await mill.create_topic("events", partitions=2)
+        for number in range(2):
+            await stage.worker(f"p{number}", "produce", topic="events", keys=6, pace=0.004)
+            await stage.worker(f"c{number}", "consume", topic="events")
+        await haunt(stage, EVERYTHING, orders.seconds)
+        await stage.end("produce")
+        stored = await sound_log(stage, "events")
+        await until(lambda: check_deliveries(stage.records(), stored).sound)
+        await stage.end("consume")
+        records = stage.records()
+        findings = stage.findings.add(check_publishes(records, stored))
+        return findings.add(check_deliveries(records, stored))
+
+
+async def writers(orders: Orders) -> Findings:
+    """Packs through exactly-once writers; one of them has a rival of the same name."""
+    async with staged(orders) as stage:
+        async with stage.mill() as mill:
+            await mill.create_topic("packs", partitions=2)
+        plan = {"topic": "packs", "keys": 5, "pace": 0.02}
+        await stage.worker("w0", "write", writer="alone", lanes=2, **plan)
+        await stage.worker("w1", "write", writer="shared", lanes=1, **plan)
+        await stage.worker("w2", "write", writer="shared", lanes=1, **plan)
+        await haunt(stage, (*BROKER, *NETWORK, *CLIENTS[:2]), orders.seconds)
+        await stage.end("write")
+        stored = await sound_log(stage, "packs")
+        return stage.findings.add(check_writer(stage.records(), stored))
+
+
+async def groups(orders: Orders) -> Findings:
+    """An ordered group whose members are killed and frozen."""
+    async with staged(orders) as stage:
+        async with stage.mill() as mill:
+            await mill.create_topic("work", partitions=4)
+        await stage.worker("p0", "produce", topic="work", keys=12, pace=0.02)
+        for number in range(3):
+            await stage.worker(f"m{number}", "join", topic="work", pace=0.004)
+        await haunt(stage, EVERYTHING, orders.seconds)
+        await stage.end("produce")
+        stored = await sound_log(stage, "work")
+        await until(lambda: not check_group(stage.records(), stored).problems["skipped"])
+        await stage.end("join")
+        records = stage.records()
+        findings = stage.findings.add(check_publishes(records, stored))
+        return findings.add(check_group(records, stored))
+
+
+async def process(orders: Orders) -> Findings:
+    """Consume, transform, produce, exactly once; two processes of the same name fight for it."""
+    async with staged(orders) as stage:
+        async with stage.mill() as mill:
+            await mill.create_topic("input", partitions=2)
+            await mill.create_topic("output", partitions=3)
+        await stage.worker("p0", "produce", topic="input", keys=6, pace=0.01)
+        await stage.worker("t0", "transform", topic="input", target="output")
+        await haunt(stage, EVERYTHING, orders.seconds)
+        await stage.end("produce")
+        stored = await sound_log(stage, "input")
+
+        async def complete() -> bool:
+            outputs = await sound_log(stage, "output")
+            return not check_outputs(stored, outputs, outputs_of).problems["lost"]
+
+        await until(complete)
+        await stage.end("transform")
+        outputs = await sound_log(stage, "output")
+        findings = stage.findings.add(check_publishes(stage.records(), stored))
+        return findings.add(check_outputs(stored, outputs, outputs_of))
+
+
+async def tables(orders: Orders) -> Findings:
+    """A table under compare-and-set by several clients: is it linearizable?"""
+    async with staged(orders) as stage:
+        async with stage.mill() as mill:
+            await mill.create_table("state", partitions=2)
+        for number in range(3):
+            await stage.worker(f"t{number}", "table", table="state", keys=4, pace=0.02)
+        await haunt(stage, (*BROKER, *NETWORK, *CLIENTS[:2]), orders.seconds)
+        await stage.end("table")
+        return stage.findings.add(check_table(stage.records()))
+
+
+SINGLE: Final[dict[str, Scenario]] = {
+    "publish": publish,
+    "writers": writers,
+    "groups": groups,
+    "process": process,
+    "tables": tables,
+}

@@ -1,0 +1,240 @@
+"""Starts the real processes of a run, keeps them going, and ends every one of them."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import random
+import signal
+import sys
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final, Protocol
+
+import millstream
+from millstream import Topic
+from millstream.broker import Broker, BrokerSettings
+from millstream.errors import MillstreamError
+from tests.faults.checker import Findings, Stored
+from tests.faults.history import History, Record, id_of, read_histories
+from tests.faults.proxy import Proxy
+
+__all__ = ["Child", "Node", "Orders", "SingleNode", "Stage", "staged", "stored_events", "until"]
+
+REPOSITORY: Final = Path(__file__).parents[2]
+END_SECONDS: Final = 60.0  # for a worker to end what it has begun
+CATCH_UP_SECONDS: Final = 90.0  # for readers to have seen everything, once all is healed
+POLL: Final = 0.1
+
+
+class Node(Protocol):
+    """A server that can be broken."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def pid(self) -> int: ...
+
+    def kill(self) -> None: ...
+
+    def stop(self) -> None: ...
+
+    def start(self) -> None: ...
+
+
+@dataclass
+class SingleNode:
+    """The embedded broker as a node."""
+
+    broker: Broker
+    name: str = "broker"
+
+    @property
+    def pid(self) -> int:
+        return self.broker.pid
+
+    def kill(self) -> None:
+        self.broker.kill()
+
+    def stop(self) -> None:
+        self.broker.stop(grace=5.0)
+
+    def start(self) -> None:
+        self.broker.start()
+
+
+@dataclass(frozen=True)
+class Orders:
+    """What a run is to do."""
+
+    scenario: str
+    seed: int
+    seconds: float
+    folder: Path
+
+    def chance(self, purpose: str) -> random.Random:
+        """Random numbers that only the seed and the purpose decide."""
+        return random.Random(f"{self.seed}.{self.scenario}.{purpose}")
+
+
+class Child:
+    """A worker process that is started again, with a new life, whenever it was killed."""
+
+    def __init__(self, stage: Stage, name: str, role: str, plan: dict[str, Any]) -> None:
+        self.name, self.role = name, role
+        self._stage, self._plan = stage, plan
+        self._process: asyncio.subprocess.Process | None = None
+        self.lives = 0
+        self.frozen = False
+
+    @property
+    def alive(self) -> bool:
+        return self._process is not None and self._process.returncode is None
+
+    async def start(self) -> None:
+        orders = self._stage.orders
+        plan = {
+            "url": self._stage.url,
+            "folder": str(orders.folder),
+            "seed": orders.seed,
+            "name": self.name,
+            "life": self.lives,
+            **self._plan,
+        }
+        self.lives += 1
+        with (orders.folder / f"{self.name}.err").open("ab") as errors:
+            self._process = await asyncio.create_subprocess_exec(
+                *(sys.executable, "-m", "tests.faults.worker", self.role, json.dumps(plan)),
+                cwd=REPOSITORY,
+                stderr=errors,
+            )
+
+    def signal(self, number: signal.Signals) -> None:
+        if self._process is not None and self._process.returncode is None:
+            self._process.send_signal(number)
+            self.frozen = number is signal.SIGSTOP
+
+    async def kill(self) -> None:
+        self.signal(signal.SIGKILL)
+        if self._process is not None:
+            await self._process.wait()
+
+    async def end(self) -> None:
+        """Let it finish what it has begun; whoever does not is a problem."""
+        if self._process is None:
+            return
+        if self.alive:
+            self.signal(signal.SIGTERM)
+        try:
+            async with asyncio.timeout(END_SECONDS):
+                code = await self._process.wait()
+        except TimeoutError:
+            await self.kill()
+            self._stage.findings.problem("stuck", f"{self.name} did not end in {END_SECONDS:g} s")
+            return
+        if code != 0:
+            self._crashed(code)
+
+    def _crashed(self, code: int) -> None:
+        text = (self._stage.orders.folder / f"{self.name}.err").read_text(errors="replace")
+        self._stage.findings.problem("crashed", f"{self.name} ended with {code}: {text[-800:]}")
+
+
+@dataclass
+class Stage:
+    """Everything that runs in a scenario."""
+
+    orders: Orders
+    nodes: list[Node]
+    url: str  # for the workers, through the proxy when there is one
+    direct: str  # for the final look
+    history: History
+    proxy: Proxy | None = None
+    children: dict[str, Child] = field(default_factory=dict)
+    findings: Findings = field(default_factory=Findings)
+
+    async def worker(self, name: str, role: str, **plan: Any) -> Child:
+        """Start a worker process."""
+        child = Child(self, name, role, plan)
+        self.children[name] = child
+        await child.start()
+        return child
+
+    def of_role(self, *roles: str) -> list[Child]:
+        return [child for child in self.children.values() if child.role in roles]
+
+    def records(self) -> list[Record]:
+        return read_histories(self.orders.folder)
+
+    async def end(self, *roles: str) -> None:
+        """End the workers of some roles, all at once."""
+        await asyncio.gather(*(child.end() for child in self.of_role(*roles)))
+
+    async def crashes(self) -> None:
+        """Start workers again that ended by themselves, which none should."""
+        for child in self.children.values():
+            if not child.alive:
+                self.findings.problem("crashed", f"{child.name} ended by itself")
+                await child.start()
+
+    @asynccontextmanager
+    async def mill(self) -> AsyncIterator[millstream.Mill]:
+        """A connection of the supervisor's own, past the proxy."""
+        async with millstream.connect(self.direct, connect_timeout=20.0) as mill:
+            yield mill
+
+    async def close(self) -> None:
+        for child in self.children.values():
+            with contextlib.suppress(ProcessLookupError):
+                await child.kill()
+        self.history.close()
+
+
+@asynccontextmanager
+async def staged(orders: Orders, **settings: Any) -> AsyncIterator[Stage]:
+    """A broker, a proxy in front of it, and whatever the scenario starts; all gone at the end."""
+    orders.folder.mkdir(parents=True, exist_ok=True)
+    broker = Broker(BrokerSettings(data=orders.folder / "data", **settings))
+    await asyncio.to_thread(broker.start)
+    try:
+        host, port = broker.url.removeprefix("nats://").rsplit(":", 1)
+        async with Proxy(host, int(port)) as proxy:
+            url = f"nats://127.0.0.1:{proxy.port}"
+            history = History(orders.folder, "nemesis")
+            stage = Stage(orders, [SingleNode(broker)], url, broker.url, history, proxy)
+            try:
+                yield stage
+            finally:
+                await stage.close()
+    finally:
+        with contextlib.suppress(ProcessLookupError, MillstreamError):
+            os.kill(broker.pid, signal.SIGCONT)
+        await asyncio.to_thread(broker.stop, grace=5.0)
+
+
+async def stored_events(topic: Topic) -> list[Stored]:
+    """Everything a topic holds."""
+    return [
+        Stored(id_of(event.value), event.key, event.partition, event.offset, event.index)
+        async for event in topic.read()
+    ]
+
+
+async def until(
+    condition: Callable[[], bool | Awaitable[bool]], seconds: float = CATCH_UP_SECONDS
+) -> bool:
+    """Whether the condition became true in time."""
+    loop = asyncio.get_running_loop()
+    deadline = loop.time() + seconds
+    while True:
+        result = condition()
+        if result if isinstance(result, bool) else await result:
+            return True
+        if loop.time() > deadline:
+            return False
+        await asyncio.sleep(POLL)

@@ -1,0 +1,77 @@
+"""What the fault program has found, each as a test that failed before its repair."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+import millstream
+from millstream.errors import DataLoss, FencedOut
+from millstream.messaging.fence import FenceState, judge_refusal, read_state, state_headers
+from millstream.messaging.fenced_lane import FencedLane
+from millstream.messaging.pack import empty
+
+
+def test_a_claim_of_the_same_epoch_by_another_is_not_taken_for_ones_own() -> None:
+    """writers, seed 1: two claimants believed to own one fence, and lost each other's packs."""
+    last = FenceState(sequence=7, epoch=3, number=9, position=100)
+    mine, theirs = last.claimed("me"), last.claimed("they")
+    stored = read_state(8, dict(state_headers("w", theirs)))
+    with pytest.raises(FencedOut):
+        judge_refusal("w", mine, stored)
+    assert judge_refusal("w", theirs, stored) == theirs.stored_at(8)
+
+
+def test_a_log_that_went_back_is_still_data_loss() -> None:
+    mine = FenceState(sequence=7, epoch=3, number=9, owner="me").next(50)
+    older = FenceState(sequence=5, epoch=3, number=8, owner="me")
+    with pytest.raises(DataLoss):
+        judge_refusal("w", mine, older)
+
+
+async def test_of_many_writers_that_open_at_once_only_the_last_claimant_stores(
+    millstream_url: str,
+) -> None:
+    """writers, seed 1, with a real broker: every lane but one is fenced out, no unit vanishes."""
+    async with millstream.connect(millstream_url) as mill:
+        topic = await mill.create_topic("orders")
+        target = topic._target()
+        lanes = [
+            FencedLane(target.jetstream, target.lane, "orders", "orders._pack.w", "w")
+            for _ in range(6)
+        ]
+        await asyncio.gather(*(lane.claim() for lane in lanes))
+        results = await asyncio.gather(
+            *(lane.store([empty()], number) for number, lane in enumerate(lanes, 1)),
+            return_exceptions=True,
+        )
+        stored = [result for result in results if not isinstance(result, BaseException)]
+        assert len(stored) == 1
+        assert all(isinstance(r, FencedOut) for r in results if r is not stored[0])
+        assert await lanes[0]._last() == stored[0]
+
+
+async def test_a_claim_follows_what_the_old_writer_stores_meanwhile(millstream_url: str) -> None:
+    """writers, seed 1: a unit of the old writer between look and claim was called data loss."""
+    async with millstream.connect(millstream_url) as mill:
+        topic = await mill.create_topic("orders")
+        target = topic._target()
+
+        def lane() -> FencedLane:
+            return FencedLane(target.jetstream, target.lane, "orders", "orders._pack.w", "w")
+
+        old, new = lane(), lane()
+        await old.claim()
+        looked = await new._last()
+        await old.store([empty()], 41)
+        looks = [looked]
+
+        async def stale_once() -> FenceState:
+            return looks.pop() if looks else await FencedLane._last(new)
+
+        new._last = stale_once  # type: ignore[method-assign]
+        state = await new.claim()
+        assert state.position == 41
+        with pytest.raises(FencedOut):
+            await old.store([empty()], 42)
