@@ -35,6 +35,7 @@ COMMANDS = {
     "import": "import_",
     "export": "export",
     "verify": "verify",
+    "pipeline": "pipeline",
     "trace": "trace",
     "top": "top",
 }

@@ -46,7 +46,7 @@ LIBRARIES: dict[str, set[str]] = {
     "nats": set(),
     "nkeys": {"broker", "wire"},
     "msgspec": INNER | EDGES,
-    "pyarrow": {"messaging", "schemas", "state", "spark", "pipelines", "cdc", "gateways", "cli"},
+    "pyarrow": INNER - {"broker", "wire"} | {"blocking", "cdc", "gateways", "cli"},
     "typer": {"cli"},
     "click": {"cli"},
     "rich": {"cli"},

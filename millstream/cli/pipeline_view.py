@@ -1,0 +1,114 @@
+"""How pipelines are shown: a live table, one line of JSON a second, or plain lines."""
+
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from millstream.cli.output import print_json, print_table, say, size
+
+__all__ = ["print_flows", "print_status", "shown_live"]
+
+Shown = Callable[[dict[str, Any]], None]
+COLUMNS = (
+    "flow",
+    "to",
+    "state",
+    "#rows in",
+    "#in/s",
+    "#rows out",
+    "#out/s",
+    "#lag",
+    "#behind",
+    "watermark",
+    "#state",
+    "last error",
+)
+ERROR_WIDTH = 60
+
+
+def row_of(flow: dict[str, Any]) -> Sequence[str]:
+    """One flow as a row of the table."""
+    lag, seconds = flow.get("lag_events"), flow.get("lag_seconds")
+    state = flow.get("state_bytes") or 0
+    return (
+        flow["name"],
+        f"{flow['kind']} {flow['target']}",
+        flow["state"],
+        f"{flow['rows_in']:,}",
+        f"{flow['rows_in_per_second']:,.0f}",
+        f"{flow['rows_out']:,}",
+        f"{flow['rows_out_per_second']:,.0f}",
+        "" if lag is None else f"{lag:,}",
+        "" if seconds is None else f"{seconds:,.1f} s",
+        (flow.get("watermark") or "").replace(".000Z", "Z"),
+        f"{flow.get('state_rows', 0):,} ({size(state)})" if state else "",
+        (flow.get("last_error") or "")[:ERROR_WIDTH],
+    )
+
+
+def print_status(found: dict[str, Any]) -> None:
+    """The state of a pipeline for people."""
+    process = f", process {found['pid']}" if found.get("pid") else ""
+    since = f" since {found['started']}" if found.get("started") else ""
+    title = f"{found['pipeline']}: {found['state']}{process}{since}"
+    print_table(title, COLUMNS, (row_of(flow) for flow in found["flows"]))
+    for flow in found["flows"]:
+        if flow.get("last_error"):
+            say(f"{flow['name']}, at {flow['failed_at']}: {flow['last_error']}")
+
+
+def print_flows(pipeline: str, running: bool, rows: Sequence[dict[str, str]]) -> None:
+    """The flows of a project for people."""
+    title = f"{pipeline}: {'running' if running else 'not running'}"
+    print_table(
+        title,
+        ("flow", "writes", "mode", "state", "declared"),
+        ((r["flow"], f"{r['kind']} {r['to']}", r["mode"], r["state"], r["declared"]) for r in rows),
+    )
+
+
+@contextmanager
+def shown_live(*, quiet: bool, as_json: bool) -> Iterator[Shown]:
+    """What `run` calls once a second with the status."""
+    if quiet:
+        yield lambda _: None
+    elif as_json:
+        yield lambda status: print_json(status, line=True)
+    elif not sys.stdout.isatty():
+        yield _Lines()
+    else:
+        from rich.live import Live
+
+        with Live(transient=False, refresh_per_second=2) as live:
+            yield lambda status: live.update(_table(status))
+
+
+def _table(status: dict[str, Any]) -> Any:
+    from rich import box
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(title=f"{status['pipeline']}: {status['state']}", box=box.SIMPLE, pad_edge=False)
+    for column in COLUMNS:
+        side = "right" if column.startswith("#") else "left"
+        table.add_column(column.removeprefix("#"), justify=side)  # type: ignore[arg-type]
+    for flow in status["flows"]:
+        table.add_row(*(Text(cell) for cell in row_of(flow)))
+    return table
+
+
+class _Lines:
+    """For logs: a line when a flow's state changes, nothing otherwise."""
+
+    def __init__(self) -> None:
+        self._states: dict[str, str] = {}
+
+    def __call__(self, status: dict[str, Any]) -> None:
+        for flow in status["flows"]:
+            if self._states.get(flow["name"]) != flow["state"]:
+                self._states[flow["name"]] = flow["state"]
+                text = f"{status['time']} {flow['name']}: {flow['state']}"
+                if flow["state"] in ("failed", "restarting"):
+                    text += f": {flow.get('last_error')}"
+                say(text)

@@ -1,0 +1,37 @@
+"""Pipelines: a folder of functions that return DataFrames, run continuously and exactly once."""
+
+from millstream.pipelines.declare import (
+    Flow,
+    Output,
+    Pipeline,
+    files,
+    flow,
+    loading,
+    read,
+    read_changes,
+    read_table,
+    sink,
+    table,
+    topic,
+    view,
+)
+from millstream.pipelines.project import Project, load, open_project
+
+__all__ = [
+    "Flow",
+    "Output",
+    "Pipeline",
+    "Project",
+    "files",
+    "flow",
+    "load",
+    "loading",
+    "open_project",
+    "read",
+    "read_changes",
+    "read_table",
+    "sink",
+    "table",
+    "topic",
+    "view",
+]

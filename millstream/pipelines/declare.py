@@ -1,0 +1,416 @@
+"""The words of a pipeline project: what is made, from what, and where it goes. No pyspark here.
+
+    from millstream import pipelines as mp
+
+    @mp.view
+    def paid():
+        return mp.read("orders").where("paid")
+
+    @mp.table(key="customer")
+    def spending():
+        return mp.read("paid").groupBy("customer").sum("amount")
+
+A function returns a DataFrame and is called when the pipeline runs. Every name is used once.
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, Literal, TypeVar
+
+from millstream.errors import ConfigError, PipelineInvalid
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+__all__ = [
+    "Flow",
+    "Output",
+    "Pipeline",
+    "files",
+    "flow",
+    "loading",
+    "read",
+    "read_changes",
+    "read_table",
+    "reading",
+    "sink",
+    "table",
+    "topic",
+    "view",
+]
+
+Kind = Literal["topic", "table", "files", "sink"]
+Mode = Literal["append", "update", "complete"]
+Function = TypeVar("Function", bound="Callable[[], Any]")
+
+_NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_-]{0,63}")
+_MODES: Final = ("append", "update", "complete")
+
+
+@dataclass(frozen=True, slots=True)
+class Output:
+    """Where rows go: a topic, a table, a folder of files, or a sink of Spark's."""
+
+    name: str
+    kind: Kind
+    key: tuple[str, ...] = ()  # columns that make the key of an event
+    timestamp: str | None = None  # column with the event's time
+    delete_when: str | None = None  # of a table: the condition under which a key is deleted
+    partitions: int | None = None  # of a topic that is made by the pipeline
+    format: str = ""  # of files and sinks
+    options: Mapping[str, str] = field(default_factory=dict)  # of files and sinks
+    where: str = ""  # file and line of the declaration
+
+
+@dataclass(frozen=True, slots=True)
+class Flow:
+    """A function whose rows go to an output, continuously: one streaming query."""
+
+    name: str
+    target: str
+    function: Callable[[], DataFrame]
+    mode: Mode
+    where: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """A function whose rows other functions read by name; nothing is stored."""
+
+    name: str
+    function: Callable[[], DataFrame]
+    where: str = ""
+
+
+class Pipeline:
+    """What one project declares. Names of views, outputs and flows are each used once."""
+
+    def __init__(self, name: str = "pipeline") -> None:
+        self.name = check_name("pipeline", name)
+        self.views: dict[str, View] = {}
+        self.outputs: dict[str, Output] = {}
+        self.flows: dict[str, Flow] = {}
+
+    # -- adding ---------------------------------------------------------------------------
+
+    def add_view(self, view: View) -> None:
+        """Declare a view."""
+        self._check_new(view.name, view.where)
+        self.views[view.name] = view
+
+    def add_output(self, output: Output) -> None:
+        """Declare an output."""
+        self._check_new(output.name, output.where)
+        self.outputs[output.name] = output
+
+    def add_flow(self, flow: Flow) -> None:
+        """Declare a flow; its output may be declared later."""
+        if flow.name in self.flows:
+            raise PipelineInvalid(
+                f"the flow '{flow.name}' is declared twice: {self.flows[flow.name].where} and "
+                f"{flow.where}. Name one of them with name=..."
+            )
+        self.flows[flow.name] = flow
+
+    def _check_new(self, name: str, where: str) -> None:
+        other: Output | View | None = self.outputs.get(name) or self.views.get(name)
+        if other is not None:
+            raise PipelineInvalid(
+                f"the name '{name}' is declared twice: {other.where} and {where}. "
+                f"Name one of them with name=..."
+            )
+
+    def check(self) -> None:
+        """Refuse flows to nowhere and outputs that nothing writes to."""
+        for flow in self.flows.values():
+            if flow.target not in self.outputs:
+                raise PipelineInvalid(
+                    f"the flow '{flow.name}' ({flow.where}) goes to '{flow.target}', which "
+                    f"{self._unknown(flow.target)}"
+                )
+        fed = {flow.target for flow in self.flows.values()}
+        for output in self.outputs.values():
+            if output.name not in fed:
+                raise PipelineInvalid(
+                    f"nothing writes to '{output.name}' ({output.where}); add a function with "
+                    f'@flow("{output.name}")'
+                )
+        if not self.flows:
+            raise PipelineInvalid(
+                f"the pipeline '{self.name}' declares no flow: decorate a function with @topic, "
+                f"@table, @files or @flow"
+            )
+
+    def _unknown(self, name: str) -> str:
+        if name in self.views:
+            return "is a view; a flow goes to a topic, a table, files or a sink"
+        known = ", ".join(sorted(self.outputs)) or "none"
+        return f"is not declared. Outputs are: {known}"
+
+    def flows_to(self, target: str) -> list[Flow]:
+        """The flows that write to an output."""
+        return [flow for flow in self.flows.values() if flow.target == target]
+
+
+# -- the pipeline that is being loaded, and the one that is being built ---------------------
+
+_loading: ContextVar[Pipeline | None] = ContextVar("millstream_pipeline", default=None)
+_reader: ContextVar[Callable[[str, str, Mapping[str, Any]], Any] | None] = ContextVar(
+    "millstream_reader", default=None
+)
+
+
+@contextmanager
+def loading(pipeline: Pipeline) -> Iterator[Pipeline]:
+    """While this is open, the decorators declare into this pipeline."""
+    token = _loading.set(pipeline)
+    try:
+        yield pipeline
+    finally:
+        _loading.reset(token)
+
+
+@contextmanager
+def reading(reader: Callable[[str, str, Mapping[str, Any]], Any]) -> Iterator[None]:
+    """While this is open, `read` and its siblings ask this function (how, name, options)."""
+    token = _reader.set(reader)
+    try:
+        yield
+    finally:
+        _reader.reset(token)
+
+
+def _pipeline() -> Pipeline:
+    found = _loading.get()
+    if found is None:
+        raise ConfigError(
+            "nothing is declared here: the words of a pipeline are for the files of a project, "
+            "which 'millstream pipeline run' loads (or use `with loading(Pipeline(name)):`)"
+        )
+    return found
+
+
+def check_name(what: str, name: str) -> str:
+    """A name that is good for topics, query names and folders."""
+    if not _NAME.fullmatch(name):
+        raise PipelineInvalid(
+            f"{what} name {name!r}: use letters, digits, '_' and '-', a letter first, at most 64"
+        )
+    return name
+
+
+def _where(function: Callable[..., Any]) -> str:
+    code = getattr(function, "__code__", None)
+    return "?" if code is None else f"{Path(code.co_filename).name}:{code.co_firstlineno}"
+
+
+def _checked(function: Callable[[], Any], name: str | None, mode: str = "append") -> str:
+    if not callable(function):
+        raise PipelineInvalid(f"decorate a function that returns a DataFrame, not {function!r}")
+    chosen = check_name("function", name or str(getattr(function, "__name__", "")))
+    if inspect.signature(function).parameters:
+        raise PipelineInvalid(
+            f"the function '{chosen}' ({_where(function)}) has parameters; what it needs it reads "
+            f'by name: read("...")'
+        )
+    if mode not in _MODES:
+        raise PipelineInvalid(f"'{chosen}': mode {mode!r}; choose append, update or complete")
+    return chosen
+
+
+def _columns(key: str | Sequence[str]) -> tuple[str, ...]:
+    return (key,) if isinstance(key, str) else tuple(key)
+
+
+def _made_by(function: Function, output: Output, mode: str) -> Function:
+    pipeline = _pipeline()
+    pipeline.add_output(output)
+    pipeline.add_flow(Flow(output.name, output.name, function, _mode(mode), output.where))
+    return function
+
+
+def _mode(mode: str) -> Mode:
+    return "complete" if mode == "complete" else "update" if mode == "update" else "append"
+
+
+def _decorator(function: Function | None, declare: Callable[[Function], Function]) -> Any:
+    return declare if function is None else declare(function)
+
+
+# -- outputs --------------------------------------------------------------------------------
+
+
+def topic(
+    function: Function | None = None,
+    *,
+    name: str | None = None,
+    key: str | Sequence[str] = (),
+    timestamp: str | None = None,
+    partitions: int | None = None,
+    mode: str = "append",
+) -> Any:
+    """Rows become events of a topic, exactly once; the topic is made with the rows' columns.
+
+    `key` names the columns that make the key, `timestamp` the one with the event's time. Rows
+    that have the columns of an event (`value`, with `key`, `headers`, ...) are taken as such.
+    """
+
+    def declare(function: Function) -> Function:
+        chosen = _checked(function, name, mode)
+        made = Output(
+            name=chosen,
+            kind="topic",
+            key=_columns(key),
+            timestamp=timestamp,
+            partitions=partitions,
+            where=_where(function),
+        )
+        return _made_by(function, made, mode)
+
+    return _decorator(function, declare)
+
+
+def table(
+    function: Function | None = None,
+    *,
+    key: str | Sequence[str],
+    name: str | None = None,
+    delete_when: str | None = None,
+    partitions: int | None = None,
+    mode: str = "update",
+) -> Any:
+    """Rows become the latest value of their key in a table; the table is made with their columns.
+
+    A row for which `delete_when` holds (an SQL condition, or the name of a column, which is then
+    not stored) deletes its key.
+    """
+
+    def declare(function: Function) -> Function:
+        chosen = _checked(function, name, mode)
+        made = Output(
+            name=chosen,
+            kind="table",
+            key=_columns(key),
+            delete_when=delete_when,
+            partitions=partitions,
+            where=_where(function),
+        )
+        return _made_by(function, made, mode)
+
+    if not key:
+        raise PipelineInvalid("a table needs a key: @table(key='customer')")
+    return _decorator(function, declare)
+
+
+def files(
+    function: Function | None = None,
+    *,
+    path: str | None = None,
+    name: str | None = None,
+    format: str = "parquet",
+    partition_by: Iterable[str] = (),
+    options: Mapping[str, Any] | None = None,
+) -> Any:
+    """Rows become files in a folder (Parquet unless said), each row once.
+
+    The folder is `path`, relative to the project; without it, `data/<name>`.
+    """
+
+    def declare(function: Function) -> Function:
+        chosen = _checked(function, name)
+        given = {key: str(value) for key, value in (options or {}).items()}
+        by = [partition_by] if isinstance(partition_by, str) else list(partition_by)
+        made = Output(
+            name=chosen,
+            kind="files",
+            format=format,
+            options={**given, "path": path or f"data/{chosen}"},
+            key=tuple(by),
+            where=_where(function),
+        )
+        return _made_by(function, made, "append")
+
+    return _decorator(function, declare)
+
+
+def sink(name: str, format: str, **options: Any) -> None:
+    """Declare an output of Spark's own: `console`, `jdbc`, `noop`, or any format with a sink.
+
+    Functions write to it with `@flow(name)`.
+    """
+    caller = inspect.currentframe()
+    caller = caller.f_back if caller is not None else None
+    where = "?" if caller is None else f"{Path(caller.f_code.co_filename).name}:{caller.f_lineno}"
+    given = {key: str(value) for key, value in options.items()}
+    check_name("sink", name)
+    _pipeline().add_output(Output(name, "sink", format=format, options=given, where=where))
+
+
+def flow(target: str, *, name: str | None = None, mode: str | None = None) -> Any:
+    """The function's rows go to an output that is declared elsewhere; several may go to one."""
+
+    def declare(function: Function) -> Function:
+        pipeline = _pipeline()
+        chosen = _checked(function, name, mode or "append")
+        output = pipeline.outputs.get(target)
+        usual = "update" if output is not None and output.kind == "table" else "append"
+        pipeline.add_flow(Flow(chosen, target, function, _mode(mode or usual), _where(function)))
+        return function
+
+    return declare
+
+
+def view(function: Function | None = None, *, name: str | None = None) -> Any:
+    """The function's rows can be read by name; nothing is stored."""
+
+    def declare(function: Function) -> Function:
+        chosen = _checked(function, name)
+        _pipeline().add_view(View(chosen, function, _where(function)))
+        return function
+
+    return _decorator(function, declare)
+
+
+# -- reading --------------------------------------------------------------------------------
+
+
+def _ask(how: str, name: str, options: Mapping[str, Any]) -> Any:
+    reader = _reader.get()
+    if reader is None:
+        raise ConfigError(
+            f'read("{name}") is for the functions of a pipeline, which are called when it runs'
+        )
+    return reader(how, name, options)
+
+
+def read(name: str, **options: Any) -> DataFrame:
+    """A topic, view or files as a stream; from the first event unless `startingOffsets` says.
+
+    A topic with a schema gives its values' columns; with `envelope=True`, or without a schema, the
+    columns of an event: key, value, topic, partition, offset, timestamp, subject, index. Other
+    options are those of `format("millstream")`.
+    """
+    frame: DataFrame = _ask("stream", name, options)
+    return frame
+
+
+def read_table(name: str, **options: Any) -> DataFrame:
+    """A table as it is now: joined with a stream, it is looked up anew for every batch."""
+    frame: DataFrame = _ask("table", name, options)
+    return frame
+
+
+def read_changes(name: str, **options: Any) -> DataFrame:
+    """The changes of a table as a stream: its columns, then `_key`, `_offset`, `_time`, `_deleted`.
+
+    A deleted key comes with `_deleted` true and null in the columns of the value.
+    """
+    frame: DataFrame = _ask("changes", name, options)
+    return frame

@@ -1,0 +1,63 @@
+"""From a project to a running pipeline: session, declarations, runner."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from millstream.pipelines.declare import Pipeline
+from millstream.pipelines.graph import Graph
+from millstream.pipelines.project import Project, load
+from millstream.pipelines.resolve import resolve
+from millstream.pipelines.runner import Runner, RunSettings
+from millstream.pipelines.shipping import ship
+from millstream.pipelines.targets import Broker
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+__all__ = ["declared", "graph_of", "make_runner", "spark_for"]
+
+
+def declared(project: Project) -> Pipeline:
+    """What the project declares, in our words or in those of Spark Declarative Pipelines."""
+    if project.spec is not None:
+        from millstream.pipelines.sdp import load_spec
+
+        return load_spec(project)
+    return load(project)
+
+
+def spark_for(project: Project, master: str | None = None) -> SparkSession:
+    """The session of a project; `master` wins over millstream.toml."""
+    from millstream.spark import session
+
+    chosen = master or project.master
+    settings = {
+        # The only store that state with timers works on, and the one for large state.
+        "spark.sql.streaming.stateStore.providerClass": (
+            "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
+        ),
+        "spark.sql.streaming.stateStore.rocksdb.changelogCheckpointing.enabled": "true",
+        "spark.sql.session.timeZone": "UTC",
+        **project.spark,
+    }
+    return session(project.name, master=chosen, conf=settings)
+
+
+def make_runner(
+    project: Project, settings: RunSettings | None = None, master: str | None = None
+) -> Runner:
+    """A runner with a session of its own; what the project declares wrongly is refused first."""
+    pipeline = declared(project)
+    spark = spark_for(project, master)
+    ship(spark, project)
+    return Runner(project, pipeline, spark, settings)
+
+
+def graph_of(project: Project, url: str | None = None) -> Graph:
+    """What reads what: the functions are called, nothing is written and no topic is made."""
+    pipeline = declared(project)
+    with Broker(url, dry=True) as broker:
+        folder = Path(project.folder)
+        return resolve(pipeline, spark_for(project), broker, folder).graph

@@ -1,0 +1,158 @@
+"""The state folder of a pipeline: who runs it, how it is doing, where its checkpoints are.
+
+.pipeline/
+  run.lock        held by the process that runs the pipeline; its text says who that is
+  status.json     how it is doing, written every second while it runs
+  stop            while it is there, sources offer nothing new
+  checkpoints/    one folder for each flow: Spark's offsets, commits and state
+  reset/          checkpoints that `reset` took away
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import shutil
+import signal
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Final
+
+from millstream.deadline import Deadline, now_ns
+from millstream.errors import ConfigError, PipelineBusy, PipelineNotRunning
+from millstream.pipelines.project import Project
+
+__all__ = ["Place"]
+
+POLL_SECONDS: Final = 0.1
+
+
+class Place:
+    """The state folder of one pipeline."""
+
+    def __init__(self, project: Project) -> None:
+        self.project = project
+        self.folder = project.state
+
+    @property
+    def stop_file(self) -> Path:
+        """While this file is there, the sources of the pipeline offer nothing new."""
+        return self.folder / "stop"
+
+    @property
+    def _lock(self) -> Path:
+        return self.folder / "run.lock"
+
+    @property
+    def _status(self) -> Path:
+        return self.folder / "status.json"
+
+    def checkpoint(self, flow: str) -> str:
+        """Where the checkpoint of a flow is."""
+        return f"{self.project.checkpoints}/{flow}"
+
+    # -- who runs it ----------------------------------------------------------------------
+
+    @contextmanager
+    def running(self) -> Iterator[None]:
+        """Hold the pipeline for this process; PipelineBusy when another one does."""
+        with self._held() as file:
+            self.stop_file.unlink(missing_ok=True)
+            me = {"pid": os.getpid(), "since": datetime.now(UTC).isoformat(timespec="seconds")}
+            file.write(json.dumps(me))
+            file.flush()
+            yield
+            file.seek(0)
+            file.truncate()
+
+    @contextmanager
+    def _held(self) -> Iterator[Any]:
+        self.folder.mkdir(parents=True, exist_ok=True)
+        with self._lock.open("a+", encoding="utf-8") as file:
+            try:
+                # The kernel frees it when the process ends, however it ends.
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise PipelineBusy(self.project.name, self._holder()) from None
+            file.seek(0)
+            file.truncate()
+            yield file
+
+    def pid(self) -> int | None:
+        """The process that runs the pipeline, or None."""
+        try:
+            with self._lock.open("r", encoding="utf-8") as file:
+                try:
+                    fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+                except BlockingIOError:
+                    return int(json.loads(file.read() or "{}").get("pid", 0)) or None
+        except (FileNotFoundError, ValueError):
+            return None
+        return None
+
+    def _holder(self) -> str:
+        try:
+            found = json.loads(self._lock.read_text(encoding="utf-8"))
+            return f"process {found['pid']} since {found['since']}"
+        except (OSError, ValueError, KeyError, TypeError):
+            return "another process"
+
+    def stop(self, seconds: float) -> bool:
+        """Ask the running process to stop at a batch boundary; whether it has within `seconds`."""
+        pid = self.pid()
+        if pid is None:
+            raise PipelineNotRunning(self.project.name)
+        os.kill(pid, signal.SIGTERM)
+        deadline = Deadline(seconds)
+        while self.pid() is not None:
+            if deadline.passed:
+                return False
+            time.sleep(deadline.left(at_most=POLL_SECONDS))
+        return True
+
+    # -- how it is doing ------------------------------------------------------------------
+
+    def write_status(self, status: dict[str, Any]) -> None:
+        """Replace the status in one step; readers see the old one or the new one."""
+        draft = self._status.with_name(f".status.{os.getpid()}")
+        draft.write_text(json.dumps(status), encoding="utf-8")
+        draft.replace(self._status)
+
+    def read_status(self) -> dict[str, Any] | None:
+        """What was written last, or None when the pipeline never ran."""
+        try:
+            found: dict[str, Any] = json.loads(self._status.read_text(encoding="utf-8"))
+        except (FileNotFoundError, ValueError):
+            return None
+        return found
+
+    # -- checkpoints ----------------------------------------------------------------------
+
+    def reset(self, flows: Sequence[str]) -> list[Path]:
+        """Take the checkpoints of some flows away; they are kept under `reset/`. Where they are.
+
+        The flows begin anew at their next run and write their results again.
+        """
+        if "://" in self.project.checkpoints:
+            raise ConfigError(
+                f"the checkpoints are at {self.project.checkpoints}, which this command cannot "
+                f"move. Remove the folders of the flows there: {', '.join(flows)}"
+            )
+        with self._held():
+            target = self.folder / "reset" / str(now_ns())
+            moved = []
+            for flow in flows:
+                source = Path(self.checkpoint(flow))
+                if source.exists():
+                    target.mkdir(parents=True, exist_ok=True)
+                    shutil.move(source, target / flow)
+                    moved.append(target / flow)
+            return moved
+
+    def has_checkpoint(self, flow: str) -> bool:
+        """Whether a flow ran before."""
+        return Path(self.checkpoint(flow)).exists()

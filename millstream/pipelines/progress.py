@@ -1,0 +1,120 @@
+"""How a flow is doing: from Spark's progress reports to the numbers that people ask for. Pure."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import Any, Final
+
+from millstream.errors import ConfigError
+from millstream.spark.offsets import from_json, lag
+
+__all__ = ["OUTPUT_METRIC", "Numbers", "note_progress"]
+
+# Name under which a flow counts the rows it gives to its output.
+OUTPUT_METRIC: Final = "millstream_output"
+_NO_WATERMARK: Final = "1970-01-01T00:00:00.000Z"
+
+
+@dataclass(slots=True)
+class Numbers:
+    """The numbers of one flow since its process started."""
+
+    batch: int | None = None  # the last batch that was completed
+    rows_in: int = 0
+    rows_out: int = 0
+    rows_in_per_second: float = 0.0
+    rows_out_per_second: float = 0.0
+    batch_seconds: float = 0.0  # how long the last batch with rows took
+    lag_messages: int | None = None  # stored and not read yet; a pack is one message
+    lag_events: int | None = None  # the same in events, by the size of the packs read so far
+    lag_seconds: float | None = None  # since when the oldest of them waits, at most
+    watermark: str | None = None
+    state_rows: int = 0
+    state_bytes: int = 0
+    late_rows: int = 0  # dropped because they came behind the watermark
+    messages_in: int = field(default=0)  # of the rows in, where the source can tell
+
+
+def note_progress(numbers: Numbers, report: Mapping[str, Any], now: datetime) -> None:
+    """Take one progress report (Spark's JSON, as a dict) into the numbers."""
+    rows = int(report.get("numInputRows") or 0)
+    seconds = float((report.get("durationMs") or {}).get("triggerExecution") or 0) / 1000
+    out = _rows_out(report)
+    numbers.batch = report.get("batchId", numbers.batch)
+    numbers.rows_in += rows
+    numbers.rows_out += out
+    numbers.rows_in_per_second = float(report.get("inputRowsPerSecond") or 0.0)
+    numbers.rows_out_per_second = out / seconds if seconds else 0.0
+    if rows:
+        numbers.batch_seconds = seconds
+    watermark = (report.get("eventTime") or {}).get("watermark")
+    if watermark and watermark != _NO_WATERMARK:
+        numbers.watermark = watermark
+    operators = report.get("stateOperators") or []
+    if operators:
+        numbers.state_rows = sum(int(item.get("numRowsTotal") or 0) for item in operators)
+        numbers.state_bytes = sum(int(item.get("memoryUsedBytes") or 0) for item in operators)
+        numbers.late_rows += sum(
+            int(item.get("numRowsDroppedByWatermark") or 0) for item in operators
+        )
+    _note_lag(numbers, report.get("sources") or [], now)
+
+
+def _rows_out(report: Mapping[str, Any]) -> int:
+    sink = (report.get("sink") or {}).get("numOutputRows")
+    if isinstance(sink, int) and sink >= 0:
+        return sink
+    counted = (report.get("observedMetrics") or {}).get(OUTPUT_METRIC) or {}
+    return int(counted.get("rows") or 0)
+
+
+def _note_lag(numbers: Numbers, sources: list[Mapping[str, Any]], now: datetime) -> None:
+    messages = 0
+    waiting: list[float] = []
+    known = False
+    for source in sources:
+        end, latest = _offset(source.get("endOffset")), _offset(source.get("latestOffset"))
+        if end is None:
+            continue
+        try:
+            reached = from_json(end)
+            begun = _offset(source.get("startOffset"))
+            if begun is not None:
+                numbers.messages_in += lag(begun, end)
+            if latest is None:
+                continue
+            behind = lag(end, latest)
+        except ConfigError:
+            continue  # a source of Spark's own: its offsets are not ours to read
+        known = True
+        messages += behind
+        if behind:
+            waiting += [_age(place.last, now) for place in reached.values() if place.last]
+    if not known:
+        return
+    numbers.lag_messages = messages
+    per_message = max(1.0, numbers.rows_in / numbers.messages_in if numbers.messages_in else 1.0)
+    numbers.lag_events = round(messages * per_message)
+    numbers.lag_seconds = max(waiting, default=0.0) if messages else 0.0
+
+
+def _offset(given: object) -> dict[str, Any] | None:
+    """An offset as Spark reports it: JSON, or text that holds JSON."""
+    if isinstance(given, str):
+        try:
+            given = json.loads(given)
+        except ValueError:
+            return None
+    return given if isinstance(given, dict) else None
+
+
+def _age(time: str, now: datetime) -> float:
+    """Seconds since a server's time, which has nanoseconds."""
+    text = time.rstrip("Z")
+    whole, _, part = text.partition(".")
+    moment = datetime.fromisoformat(whole).replace(tzinfo=UTC)
+    fraction = float(f"0.{part}") if part else 0.0
+    return max(0.0, (now - moment).total_seconds() - fraction)

@@ -1,0 +1,116 @@
+"""One flow as one streaming query: its sink, output mode, trigger and checkpoint."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from millstream.errors import PipelineInvalid
+from millstream.pipelines.declare import Flow, Output
+from millstream.pipelines.progress import OUTPUT_METRIC
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+    from pyspark.sql.streaming.query import StreamingQuery
+    from pyspark.sql.streaming.readwriter import DataStreamWriter
+
+__all__ = ["QueryPlan", "start_query"]
+
+# Spark's own option of a JDBC sink that is ours: the column with the number of the batch.
+BATCH_COLUMN: Final = "batchColumn"
+JDBC_NEEDS: Final = ("url", "dbtable")
+
+
+@dataclass(frozen=True, slots=True)
+class QueryPlan:
+    """What a flow's query needs besides its rows."""
+
+    name: str  # of the query
+    folder: Path  # of the project, to which paths of files are relative
+    checkpoint: str
+    trigger: float  # seconds between batches
+    once: bool  # read what is there and end
+    options: Mapping[str, str]  # of every sink of ours
+
+
+def start_query(rows: DataFrame, flow: Flow, output: Output, plan: QueryPlan) -> StreamingQuery:
+    """Start the query of a flow; from now on it runs by itself."""
+    from pyspark.sql import functions as sf
+
+    if not rows.isStreaming:
+        raise PipelineInvalid(
+            f"the flow '{flow.name}' ({flow.where}) reads no stream, so nothing would ever change: "
+            f"read a topic with read(...), or a table's changes with read_changes(...)"
+        )
+    counted = rows.observe(OUTPUT_METRIC, sf.count(sf.lit(1)).alias("rows"))
+    writer = counted.writeStream.queryName(plan.name)
+    writer = writer.option("checkpointLocation", plan.checkpoint).outputMode(flow.mode)
+    if plan.once:
+        writer = writer.trigger(availableNow=True)
+    else:
+        writer = writer.trigger(processingTime=f"{round(plan.trigger * 1000)} milliseconds")
+    return _to(writer, flow, output, plan).start()
+
+
+def _to(writer: DataStreamWriter, flow: Flow, output: Output, plan: QueryPlan) -> DataStreamWriter:
+    if output.kind == "files":
+        path = str(plan.folder / output.options["path"])
+        writer = writer.format(output.format).options(**{**output.options, "path": path})
+        return writer.partitionBy(*output.key) if output.key else writer
+    if output.kind == "sink":
+        if output.format == "jdbc":
+            return writer.foreachBatch(_jdbc(output))
+        return writer.format(output.format).options(**output.options)
+    if flow.mode == "append":
+        return writer.format("millstream").options(**plan.options, **{output.kind: output.name})
+    # Spark gives changed rows (update) and whole results (complete) to no Python sink but this.
+    return writer.foreachBatch(_changes(flow, output, plan.options))
+
+
+def _changes(
+    flow: Flow, output: Output, options: Mapping[str, str]
+) -> Callable[[DataFrame, int], None]:
+    given = {**options, output.kind: output.name, "writerName": flow.name}
+
+    def write(batch: DataFrame, _: int) -> None:
+        batch.write.format("millstream").options(**given).mode("append").save()
+
+    return write
+
+
+def _jdbc(output: Output) -> Callable[[DataFrame, int], None]:
+    """Each batch in one transaction; with `batchColumn`, a batch that is there is left out.
+
+    Without it a batch that was stored when the process died is stored again.
+    """
+    given = dict(output.options)
+    column = given.pop(BATCH_COLUMN, None)
+    missing = [name for name in JDBC_NEEDS if name not in given]
+    if missing:
+        raise PipelineInvalid(f"the jdbc sink '{output.name}' needs the option '{missing[0]}'")
+
+    def write(batch: DataFrame, number: int) -> None:
+        from pyspark.sql import functions as sf
+
+        if column is not None:
+            if _has_batch(batch.sparkSession, given, column, number):
+                return
+            batch = batch.withColumn(column, sf.lit(number))
+        # One task is one transaction: all rows of the batch, or none.
+        batch.coalesce(1).write.format("jdbc").options(**given).mode("append").save()
+
+    return write
+
+
+def _has_batch(spark: Any, options: Mapping[str, str], column: str, number: int) -> bool:
+    from pyspark.errors import PySparkException
+
+    try:
+        stored = spark.read.format("jdbc").options(**options).load()
+    except PySparkException:
+        return False  # the table is made by the first batch; another fault shows when it is written
+    if column not in stored.columns and column.upper() in stored.columns:
+        column = column.upper()
+    return not stored.where(stored[column] == number).limit(1).isEmpty()

@@ -1,0 +1,33 @@
+"""The one sentence in an error that Spark wraps in several stacks. Pure."""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+
+__all__ = ["reason_of"]
+
+ERROR_CHARS: Final = 2000  # enough for a sentence, not for a stack
+_STACK: Final = ("at ", "File ", "Traceback", "Caused by", "...", "^", "==", "~", "JVM stacktrace")
+_PYTHON: Final = re.compile(r"([A-Za-z_]\w*\.)*[A-Z]\w*: .+")
+# Words of Spark's own around the error of a task or of a source.
+_WRAPPING: Final = re.compile(
+    r"^: |(org|java|scala|net|py4j)\.[\w.$]+: |"
+    r"^\[(STREAM_FAILED|PYTHON_STREAMING_DATA_SOURCE_RUNTIME_ERROR|PYTHON_DATA_SOURCE_ERROR)\] "
+)
+
+
+def reason_of(error: str) -> str:
+    """The last error of Python in it, else the first sentence.
+
+    >>> reason_of("Job aborted.\\n  at x\\nCaused by: x.Python: Traceback:\\nValueError: no")
+    'ValueError: no'
+    >>> reason_of("An error occurred while calling o1.load.\\n: org.x.NotFound: there is none")
+    'there is none'
+    """
+    lines = [line.strip() for line in error.splitlines() if line.strip()]
+    told = [line for line in lines if not line.startswith(_STACK)]
+    python = [line for line in told if _PYTHON.fullmatch(line)]
+    java = [line for line in told if line.startswith(": ")]
+    found = python[-1:] or java[-1:] or told[:1] or [error]
+    return _WRAPPING.sub("", _WRAPPING.sub("", found[0]))[:ERROR_CHARS]

@@ -1,0 +1,233 @@
+"""From declarations to DataFrames: every function is called once, what it reads comes first."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from millstream.errors import ConfigError, PipelineInvalid, TopicNotFound
+from millstream.pipelines.declare import Flow, Output, Pipeline, reading
+from millstream.pipelines.graph import Graph, Node
+from millstream.pipelines.reasons import reason_of
+from millstream.pipelines.targets import Broker, shaped
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+__all__ = ["Resolved", "Resolver", "resolve"]
+
+FORMAT: Final = "millstream"
+
+
+@dataclass(slots=True)
+class Resolved:
+    """A pipeline as DataFrames: each flow's rows, shaped for its output, and what reads what."""
+
+    graph: Graph
+    flows: dict[str, DataFrame] = field(default_factory=dict)
+    reads: dict[str, set[str]] = field(default_factory=dict)  # flow -> what it reads, views through
+
+
+class Resolver:
+    """Calls the functions of a pipeline. `read` inside one resolves what it names first."""
+
+    def __init__(
+        self,
+        pipeline: Pipeline,
+        spark: SparkSession,
+        broker: Broker,
+        folder: Path,
+        options: Mapping[str, str] | None = None,
+    ) -> None:
+        self._pipeline = pipeline
+        self._spark = spark
+        self._broker = broker
+        self._folder = folder
+        self._options = dict(options or {})  # of every source of ours
+        self._views: dict[str, DataFrame] = {}
+        self._done = Resolved(Graph())
+        self._columns: dict[str, Any] = {}  # output -> schema of its rows
+        self._rows: dict[str, Any] = {}  # the same, shaped for the output
+        self._path: list[str] = []  # what is being resolved, outermost first
+        self._readers: list[str] = []  # the same as names of graph nodes
+
+    def all(self) -> Resolved:
+        """Every flow of the pipeline."""
+        for flow in self._pipeline.flows.values():
+            self._output(self._pipeline.outputs[flow.target])
+        for view in self._pipeline.views.values():
+            self._view(view.name)
+        return self._done
+
+    # -- outputs and views ----------------------------------------------------------------
+
+    def _output(self, output: Output) -> None:
+        if output.name in self._columns:
+            return
+        self._enter(output.name)
+        try:
+            self._done.graph.add(Node(output.name, output.kind))
+            for flow in self._pipeline.flows_to(output.name):
+                self._flow(flow, output)
+        finally:
+            self._path.pop()
+
+    def _flow(self, flow: Flow, output: Output) -> None:
+        frame = self._call(flow.name, flow.where, flow.function, output.name)
+        rows = shaped(frame, output)
+        first = self._columns.get(output.name)
+        if first is None:
+            self._broker.declare(output, rows)
+            self._columns[output.name] = frame.schema
+            self._rows[output.name] = rows.schema
+        elif output.kind != "sink" and _names(first) != _names(frame.schema):
+            raise PipelineInvalid(
+                f"the flows to '{output.name}' have different columns; '{flow.name}' gives "
+                f"{', '.join(_names(frame.schema))}, another {', '.join(_names(first))}"
+            )
+        self._done.flows[flow.name] = rows
+        self._done.reads[flow.name] = self._done.graph.upstream(output.name)
+
+    def _view(self, name: str) -> DataFrame:
+        if name not in self._views:
+            self._enter(name)
+            try:
+                view = self._pipeline.views[name]
+                self._done.graph.add(Node(name, "view"))
+                self._views[name] = self._call(name, view.where, view.function, name)
+            finally:
+                self._path.pop()
+        return self._views[name]
+
+    def _enter(self, name: str) -> None:
+        if name in self._path:
+            circle = " -> ".join([*self._path[self._path.index(name) :], name])
+            raise PipelineInvalid(
+                f"the pipeline reads itself in a circle: {circle}. Let one of them read a topic "
+                f"that is written elsewhere"
+            )
+        self._path.append(name)
+
+    def _call(self, name: str, where: str, function: Any, node: str) -> DataFrame:
+        from py4j.protocol import Py4JError
+        from pyspark.errors import PySparkException
+        from pyspark.sql import DataFrame
+
+        self._readers.append(node)
+        try:
+            with reading(self._read):
+                frame = function()
+        except (PySparkException, Py4JError) as error:
+            told = reason_of(str(error))
+            raise PipelineInvalid(f"the function '{name}' ({where}) failed: {told}") from error
+        finally:
+            self._readers.pop()
+        if not isinstance(frame, DataFrame):
+            raise PipelineInvalid(
+                f"the function '{name}' ({where}) returned {type(frame).__name__}, not a DataFrame"
+            )
+        return frame
+
+    # -- reading --------------------------------------------------------------------------
+
+    def _read(self, how: str, name: str, options: Mapping[str, Any]) -> DataFrame:
+        self._done.graph.edges.add((name, self._readers[-1]))
+        if name in self._pipeline.views:
+            if options:
+                raise PipelineInvalid(f"'{name}' is a view: it is read without options")
+            return self._view(name)
+        output = self._pipeline.outputs.get(name)
+        if output is not None:
+            self._output(output)
+            if output.kind == "files":
+                return self._files(output, how)
+            if output.kind == "sink":
+                raise PipelineInvalid(f"'{name}' is a sink: it is written to, not read")
+        else:
+            kind = "topic" if how == "stream" else "table"
+            self._done.graph.add(Node(name, kind, outside=True))
+        return self._source(how, name, options)
+
+    def _files(self, output: Output, how: str) -> DataFrame:
+        reader = self._spark.readStream if how == "stream" else self._spark.read
+        path = str(self._folder / output.options["path"])
+        Path(path).mkdir(parents=True, exist_ok=True)
+        columns = self._columns[output.name]
+        frame: DataFrame = reader.schema(columns).format(output.format).load(path)
+        return frame
+
+    def _source(self, how: str, name: str, options: Mapping[str, Any]) -> DataFrame:
+        given = {key: str(value) for key, value in options.items()}
+        envelope = given.pop("envelope", "false").lower() == "true"
+        what = "table" if how in ("table", "changes") else "subscribe"
+        reader = self._spark.read if how == "table" else self._spark.readStream
+        if how == "stream" and not any(key.startswith("starting") for key in given):
+            given["startingOffsets"] = "earliest"
+        reader = reader.format(FORMAT).option(what, name).options(**self._options, **given)
+        if self._broker.dry and name in self._rows:
+            frame = _stand_in(self._spark, self._rows[name], batch=how == "table")
+        else:
+            self._broker.check_exists(name, self._suggest)
+            frame = reader.load()
+        if envelope:
+            return frame
+        return _flat(frame, how)
+
+    def _suggest(self, name: str, known: list[str]) -> str:
+        mine = [*self._pipeline.views, *self._pipeline.outputs]
+        near = difflib.get_close_matches(name, [*mine, *known], n=1)
+        return f"did you mean '{near[0]}'?" if near else f"the pipeline has {', '.join(mine)}"
+
+
+def _stand_in(spark: SparkSession, schema: Any, batch: bool) -> DataFrame:
+    """Rows of a topic that is not there yet, for looking at a pipeline without running it."""
+    from pyspark.sql import functions as sf
+
+    frame = spark.range(0) if batch else spark.readStream.format("rate").load()
+    kinds = {"key": "binary", "value": "binary", "topic": "string", "partition": "int"}
+    kinds |= {"offset": "bigint", "timestamp": "timestamp", "subject": "string", "index": "int"}
+    value = schema["value"].dataType
+    columns = [sf.lit(None).cast(value if name == "value" else k) for name, k in kinds.items()]
+    return frame.select(*(c.alias(name) for c, name in zip(columns, kinds, strict=True)))
+
+
+def _flat(frame: DataFrame, how: str) -> DataFrame:
+    """The columns of the values; of a table's changes with what happened besides."""
+    from pyspark.sql import functions as sf
+    from pyspark.sql.types import StructType
+
+    value = frame.schema["value"].dataType if "value" in frame.columns else None
+    if not isinstance(value, StructType):
+        return frame
+    columns = [sf.col(f"value.`{inner.name}`") for inner in value.fields]
+    if how == "changes":
+        columns += [
+            sf.col("key").cast("string").alias("_key"),
+            sf.col("offset").alias("_offset"),
+            sf.col("timestamp").alias("_time"),
+            sf.col("value").isNull().alias("_deleted"),
+        ]
+    return frame.select(*columns)
+
+
+def _names(schema: Any) -> list[str]:
+    return sorted(schema.fieldNames())
+
+
+def resolve(
+    pipeline: Pipeline,
+    spark: SparkSession,
+    broker: Broker,
+    folder: Path,
+    options: Mapping[str, str] | None = None,
+) -> Resolved:
+    """Call every function of a pipeline; an error names the function and says what is wrong."""
+    try:
+        return Resolver(pipeline, spark, broker, folder, options).all()
+    except TopicNotFound as error:
+        raise PipelineInvalid(str(error)) from error
+    except RecursionError as error:
+        raise ConfigError("the functions of the pipeline call each other without end") from error

@@ -1,0 +1,317 @@
+"""Runs a pipeline: one session, one query for each flow, watched, restarted, stopped cleanly."""
+
+from __future__ import annotations
+
+import logging
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any, Final, Literal
+
+from millstream.deadline import Deadline
+from millstream.errors import FlowsFailed, MillstreamError, PipelineInvalid
+from millstream.pipelines.declare import Flow, Pipeline
+from millstream.pipelines.place import Place
+from millstream.pipelines.project import Project
+from millstream.pipelines.queries import QueryPlan, start_query
+from millstream.pipelines.reasons import reason_of
+from millstream.pipelines.resolve import Resolved, resolve
+from millstream.pipelines.restarts import Restarts
+from millstream.pipelines.targets import Broker
+from millstream.pipelines.watch import Watch
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+    from pyspark.sql.streaming.query import StreamingQuery
+
+__all__ = ["RunSettings", "Runner", "stopped_by_signals"]
+
+_log = logging.getLogger("millstream.pipelines")
+
+State = Literal["waiting", "running", "restarting", "done", "failed", "skipped", "stopped"]
+ENDED: Final = ("done", "failed", "skipped", "stopped")
+POLL_SECONDS: Final = 0.2
+STATUS_SECONDS: Final = 1.0
+# How long the batches in flight may take at the end; then they are cut off, and run again at the
+# next start with the same result.
+STOP_SECONDS: Final = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class RunSettings:
+    """How a pipeline is run."""
+
+    once: bool = False  # catch up with what is there, then end
+    stop_seconds: float = STOP_SECONDS
+    options: dict[str, str] = field(default_factory=dict)  # of every source and sink of ours
+
+
+@dataclass(slots=True)
+class _Run:
+    """One flow while the pipeline runs."""
+
+    flow: Flow
+    restarts: Restarts
+    state: State = "waiting"
+    query: StreamingQuery | None = None
+    wait: Deadline | None = None  # until the next try
+    error: str | None = None  # the last one, kept when the flow runs again
+    failed_at: str | None = None
+    seen: int | None = None  # the batch that was completed when the query was started
+
+
+class Runner:
+    """Runs the flows of a pipeline in one Spark session until it is told to stop.
+
+    A flow that fails is started again after a growing pause while the others go on; after
+    `restarts` failures in a row it is given up. `stop` ends every flow between two batches.
+    """
+
+    def __init__(
+        self,
+        project: Project,
+        pipeline: Pipeline,
+        spark: SparkSession,
+        settings: RunSettings | None = None,
+    ) -> None:
+        self.project = project
+        self.pipeline = pipeline
+        self.settings = settings or RunSettings()
+        self.place = Place(project)
+        self._spark = spark
+        self._stopping = threading.Event()
+        self._watch = Watch(project.name)
+        self._runs = {
+            flow.name: _Run(flow, Restarts(project.restarts)) for flow in pipeline.flows.values()
+        }
+        self._resolved: Resolved | None = None
+        self._started = datetime.now(UTC)
+
+    # -- running --------------------------------------------------------------------------
+
+    def run(self, shown: Callable[[dict[str, Any]], None] | None = None) -> None:
+        """Run until stopped, or until all is read with `once`; FlowsFailed names what was given up.
+
+        `shown` is called with the status about once a second.
+        """
+        with self.place.running():
+            self._resolved = self._resolve()
+            self._spark.streams.addListener(self._watch.listener)
+            try:
+                self._loop(shown)
+            finally:
+                self._end()
+                self._spark.streams.removeListener(self._watch.listener)
+                self._tell("stopped", shown)
+        reasons = {
+            name: run.error or "" for name, run in self._runs.items() if run.state == "failed"
+        }
+        if reasons:
+            raise FlowsFailed(self.project.name, reasons)
+
+    def stop(self) -> None:
+        """Ask for the end; `run` returns when every flow is between two batches."""
+        self._stopping.set()
+
+    @property
+    def stopping(self) -> bool:
+        """Whether the end was asked for."""
+        return self._stopping.is_set()
+
+    def _loop(self, shown: Callable[[dict[str, Any]], None] | None) -> None:
+        told = Deadline(0)
+        while not self._stopping.is_set():
+            for run in self._runs.values():
+                self._step(run)
+            if told.passed:
+                self._tell("running", shown)
+                told = Deadline(STATUS_SECONDS)
+            if all(run.state in ENDED for run in self._runs.values()):
+                return
+            self._stopping.wait(POLL_SECONDS)
+
+    def _resolve(self) -> Resolved:
+        sources = {**self.settings.options, "stopFile": str(self.place.stop_file)}
+        with Broker(self.settings.options.get("url")) as broker:
+            return resolve(self.pipeline, self._spark, broker, self.project.folder, sources)
+
+    # -- one flow -------------------------------------------------------------------------
+
+    def _step(self, run: _Run) -> None:
+        if run.state == "waiting":
+            self._begin_when_ready(run)
+        elif run.state == "running":
+            self._look_after(run)
+        elif run.state == "restarting" and run.wait is not None and run.wait.passed:
+            self._start(run, again=True)
+
+    def _begin_when_ready(self, run: _Run) -> None:
+        if self.settings.once and self._resolved is not None:
+            # What is there ends where the flows before it ended.
+            above = self._resolved.reads[run.flow.name]
+            before = [
+                other
+                for other in self._runs.values()
+                if other is not run and other.flow.target in above
+            ]
+            if any(other.state in ("failed", "skipped") for other in before):
+                run.state = "skipped"
+                run.error = "a flow that it reads from was given up"
+                return
+            if any(other.state not in ENDED for other in before):
+                return
+        self._start(run, again=False)
+
+    def _start(self, run: _Run, again: bool) -> None:
+        flow = run.flow
+        plan = QueryPlan(
+            name=self._watch.query_name(flow.name),
+            folder=self.project.folder,
+            checkpoint=self.place.checkpoint(flow.name),
+            trigger=self.project.trigger,
+            once=self.settings.once,
+            options=self.settings.options,
+        )
+        try:
+            if again or self._resolved is None:
+                # Topics may have other columns by now, and files other contents.
+                self._resolved = self._resolve()
+            rows = self._resolved.flows[flow.name]
+            run.seen = self._watch.batch(flow.name)
+            run.query = start_query(rows, flow, self.pipeline.outputs[flow.target], plan)
+        except MillstreamError as error:
+            if not again:
+                raise
+            self._failed(run, str(error))
+            return
+        except Exception as error:
+            # Spark's own refusals: an output mode that does not fit, a sink that does not exist.
+            if not again:
+                told = reason_of(str(error))
+                raise PipelineInvalid(f"the flow '{flow.name}' cannot start: {told}") from error
+            self._failed(run, str(error))
+            return
+        run.state = "running"
+
+    def _look_after(self, run: _Run) -> None:
+        query = run.query
+        if query is None:
+            return
+        if run.restarts.in_row and self._watch.batch(run.flow.name) not in (None, run.seen):
+            run.restarts.succeeded()
+        if query.isActive:
+            return
+        error = query.exception()
+        if error is not None:
+            self._failed(run, str(error))
+        elif self.settings.once:
+            run.state = "done"
+        else:
+            self._failed(run, "the query was stopped from outside")
+
+    def _failed(self, run: _Run, error: str) -> None:
+        run.error = reason_of(error)
+        run.failed_at = datetime.now(UTC).isoformat(timespec="seconds")
+        pause = run.restarts.failed()
+        if pause is None:
+            run.state = "failed"
+            _log.error("flow '%s' is given up: %s", run.flow.name, run.error)
+            return
+        run.state, run.wait = "restarting", Deadline(pause)
+        _log.warning(
+            "flow '%s' failed and is started again in %g s (%d of %d): %s",
+            run.flow.name,
+            pause,
+            run.restarts.in_row,
+            run.restarts.limit,
+            run.error,
+        )
+
+    # -- the end --------------------------------------------------------------------------
+
+    def _end(self) -> None:
+        """Stop every query between two batches: sources offer nothing new, batches end."""
+        self.place.stop_file.touch()
+        deadline = Deadline(self.settings.stop_seconds)
+        drains = []
+        for run in self._runs.values():
+            if run.query is not None and run.query.isActive:
+                thread = threading.Thread(target=_drain, args=(run.query,), daemon=True)
+                thread.start()
+                drains.append((run, thread))
+            elif run.state not in ENDED:
+                run.state = "stopped"
+        for run, thread in drains:
+            thread.join(deadline.left())
+            if thread.is_alive():
+                _log.warning(
+                    "flow '%s' did not end its batch within %g s; it is cut off and run again at "
+                    "the next start",
+                    run.flow.name,
+                    self.settings.stop_seconds,
+                )
+            if run.query is not None:
+                run.query.stop()
+            run.state = "stopped"
+        self.place.stop_file.unlink(missing_ok=True)
+
+    # -- status ---------------------------------------------------------------------------
+
+    def status(self, state: str) -> dict[str, Any]:
+        """How the pipeline and each flow are doing, as what JSON knows."""
+        return {
+            "pipeline": self.project.name,
+            "state": state,
+            "once": self.settings.once,
+            "master": self._spark.sparkContext.master,
+            "started": self._started.isoformat(timespec="seconds"),
+            "time": datetime.now(UTC).isoformat(timespec="seconds"),
+            "flows": [self._flow_status(run) for run in self._runs.values()],
+        }
+
+    def _flow_status(self, run: _Run) -> dict[str, Any]:
+        output = self.pipeline.outputs[run.flow.target]
+        return {
+            "name": run.flow.name,
+            "target": output.name,
+            "kind": output.kind,
+            "state": run.state,
+            **self._watch.numbers(run.flow.name),
+            "restarts": run.restarts.total,
+            "last_error": run.error,
+            "failed_at": run.failed_at,
+        }
+
+    def _tell(self, state: str, shown: Callable[[dict[str, Any]], None] | None) -> None:
+        status = self.status(state)
+        self.place.write_status(status)
+        if shown is not None:
+            shown(status)
+
+
+def _drain(query: StreamingQuery) -> None:
+    """Return when the query has ended its batch and found nothing more; a failure ends it too."""
+    try:
+        query.processAllAvailable()
+    except Exception as error:
+        _log.info("a query failed while it was stopped: %s", reason_of(str(error)))
+
+
+@contextmanager
+def stopped_by_signals(runner: Runner) -> Iterator[None]:
+    """While this is open, SIGINT and SIGTERM stop the runner; a second one ends the process."""
+
+    def handle(number: int, _: object) -> None:
+        if runner.stopping:
+            raise KeyboardInterrupt
+        runner.stop()
+
+    before = {number: signal.signal(number, handle) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, old in before.items():
+            signal.signal(number, old)

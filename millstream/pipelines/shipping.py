@@ -1,0 +1,98 @@
+"""Bringing code to where Spark runs it: to executors, and into a package for spark-submit."""
+
+from __future__ import annotations
+
+import re
+import tempfile
+import zipfile
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from millstream.errors import ConfigError
+from millstream.pipelines.project import Project
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+__all__ = ["is_local", "package", "ship"]
+
+MAIN: Final = "main.py"
+ARCHIVE: Final = "pipeline.zip"
+_FIXED_DATE: Final = (1980, 1, 1, 0, 0, 0)  # the same content makes the same archive
+_SKIPPED: Final = frozenset({"__pycache__", ".git", ".venv", ".pipeline", ".millstream", "dist"})
+
+_MAIN_TEXT: Final = '''\
+"""Runs the pipeline '{name}': spark-submit --py-files pipeline.zip main.py [--once]"""
+
+import sys
+
+from millstream.pipelines.submitted import run_submitted
+
+run_submitted({name!r}, sys.argv[1:])
+'''
+
+
+def is_local(master: str) -> bool:
+    """Whether all of Spark runs in this machine's driver process."""
+    return re.match(r"local(\[|$)", master) is not None
+
+
+def ship(spark: SparkSession, project: Project) -> None:
+    """Give executors the project's modules and, on a cluster, this package as it is here.
+
+    What the package needs besides (pyarrow, msgspec) must be installed where executors run.
+    """
+    from millstream.spark.datasource import MillstreamDataSource
+
+    folder = Path(tempfile.mkdtemp(prefix="millstream-pipeline-"))
+    own = _write(folder / "project.zip", _project_files(project))
+    spark.sparkContext.addPyFile(str(own))
+    if not is_local(spark.sparkContext.master or ""):
+        spark.sparkContext.addPyFile(str(_write(folder / "millstream.zip", _package_files())))
+    # A source that Spark found by its installed name would have to be installed on executors too.
+    spark.dataSource.register(MillstreamDataSource)
+
+
+def package(project: Project, folder: Path) -> list[Path]:
+    """Write what spark-submit needs: main.py, and pipeline.zip with the project and Millstream."""
+    if folder.exists() and not folder.is_dir():
+        raise ConfigError(f"{folder} is a file; name a folder")
+    folder.mkdir(parents=True, exist_ok=True)
+    inside = {f"millstream_project/{name}": path for name, path in _all_files(project).items()}
+    archive = _write(folder / ARCHIVE, {**_package_files(), **inside})
+    main = folder / MAIN
+    main.write_text(_MAIN_TEXT.format(name=project.name), encoding="utf-8")
+    return [main, archive]
+
+
+def _write(archive: Path, files: dict[str, Path]) -> Path:
+    with zipfile.ZipFile(archive, "w", zipfile.ZIP_DEFLATED) as target:
+        for name, path in sorted(files.items()):
+            info = zipfile.ZipInfo(name, _FIXED_DATE)
+            info.compress_type = zipfile.ZIP_DEFLATED
+            target.writestr(info, path.read_bytes())
+    return archive
+
+
+def _package_files() -> dict[str, Path]:
+    import millstream
+
+    root = Path(millstream.__file__).parent
+    found = {f"millstream/{p.relative_to(root)}": p for p in root.rglob("*.py")}
+    door = root.parent / "pyspark_millstream.py"
+    return {**found, **({door.name: door} if door.is_file() else {})}
+
+
+def _project_files(project: Project) -> dict[str, Path]:
+    return {n: p for n, p in _all_files(project).items() if p.suffix == ".py"}
+
+
+def _all_files(project: Project) -> dict[str, Path]:
+    kinds = (".py", ".sql", ".toml", ".yml", ".yaml")
+    return {
+        str(path.relative_to(project.folder)): path
+        for path in project.folder.rglob("*")
+        if path.suffix in kinds
+        and path.is_file()
+        and not _SKIPPED & set(path.relative_to(project.folder).parts)
+    }

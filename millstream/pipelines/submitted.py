@@ -1,0 +1,64 @@
+"""What main.py of a packed project calls: the pipeline in the session that spark-submit gives."""
+
+from __future__ import annotations
+
+import argparse
+import tempfile
+import zipfile
+from collections.abc import Sequence
+from pathlib import Path
+
+import millstream
+from millstream.errors import ConfigError
+from millstream.pipelines.launch import declared
+from millstream.pipelines.project import Project, open_project
+from millstream.pipelines.runner import Runner, RunSettings, stopped_by_signals
+from millstream.settings import environment
+
+__all__ = ["run_submitted"]
+
+INSIDE = "millstream_project"
+
+
+def run_submitted(name: str, arguments: Sequence[str]) -> None:
+    """Run the packed project until SIGTERM, or with --once until it has caught up."""
+    parser = argparse.ArgumentParser(prog="main.py", description=f"Runs the pipeline '{name}'.")
+    parser.add_argument("--once", action="store_true", help="catch up, then end")
+    parser.add_argument("--server", help="address of the broker (default: NATS_URL)")
+    parser.add_argument("--state", required=True, help="folder for status and checkpoints")
+    given = parser.parse_args(arguments)
+    if given.server is None and environment("NATS_URL") is None:
+        raise ConfigError("where is the broker? Give --server nats://host:4222, or set NATS_URL")
+    from pyspark.sql import SparkSession
+
+    from millstream.spark.datasource import MillstreamDataSource
+
+    spark = SparkSession.builder.appName(name).getOrCreate()
+    spark.dataSource.register(MillstreamDataSource)
+    with tempfile.TemporaryDirectory(prefix=f"{name}-") as folder:
+        project = _unpack(Path(folder), given.state)
+        options = {"url": given.server} if given.server else {}
+        runner = Runner(
+            project, declared(project), spark, RunSettings(once=given.once, options=options)
+        )
+        with stopped_by_signals(runner):
+            runner.run()
+    spark.stop()
+
+
+def _unpack(folder: Path, state: str) -> Project:
+    """The project's files, from the archive that this package was loaded from."""
+    import dataclasses
+
+    found = [p for p in Path(millstream.__file__).parents if p.is_file() and zipfile.is_zipfile(p)]
+    if not found:
+        raise ConfigError("main.py is run by spark-submit with --py-files pipeline.zip")
+    with zipfile.ZipFile(found[0]) as archive:
+        for item in archive.namelist():
+            if item.startswith(f"{INSIDE}/") and ".." not in Path(item).parts:
+                archive.extract(item, folder)
+    project = open_project(folder / INSIDE)
+    place = Path(state).resolve()
+    inside = project.checkpoints.startswith(str(project.folder))
+    checkpoints = str(place / "checkpoints") if inside else project.checkpoints
+    return dataclasses.replace(project, state=place, checkpoints=checkpoints)

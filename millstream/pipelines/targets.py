@@ -1,0 +1,169 @@
+"""The broker's side of outputs: rows become events, and topics are made for them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Final, Self
+
+from millstream.errors import PipelineInvalid, TopicNotFound
+from millstream.pipelines.declare import Output
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame
+
+    from millstream.blocking import Mill
+
+__all__ = ["Broker", "shaped"]
+
+# The columns of an event that a sink takes.
+ENVELOPE: Final = frozenset({"key", "value", "headers", "timestamp", "topic", "partition"})
+KEY_SEPARATOR: Final = "/"  # between the columns of a key
+
+
+def shaped(frame: DataFrame, output: Output) -> DataFrame:
+    """The rows as the output takes them: events for topics and tables, as they are for others."""
+    from pyspark.sql import functions as sf
+
+    if output.kind not in ("topic", "table"):
+        return frame
+    if _is_envelope(frame, output):
+        return frame
+    for name in (*output.key, *([output.timestamp] if output.timestamp else [])):
+        if name not in frame.columns:
+            raise PipelineInvalid(
+                f"'{output.name}' ({output.where}): there is no column '{name}' among "
+                f"{', '.join(frame.columns)}"
+            )
+    dropped = output.delete_when if output.delete_when in frame.columns else None
+    kept = [f"`{name}`" for name in frame.columns if name != dropped]
+    value = sf.struct(*kept)
+    if output.delete_when is not None:
+        deleted = sf.coalesce(sf.expr(output.delete_when), sf.lit(False))
+        value = sf.when(~deleted, value)
+    columns = [value.alias("value")]
+    if output.key:
+        columns.insert(0, _key(output.key).alias("key"))
+    if output.timestamp is not None:
+        columns.append(sf.col(f"`{output.timestamp}`").cast("timestamp").alias("timestamp"))
+    return frame.select(*columns)
+
+
+def _is_envelope(frame: DataFrame, output: Output) -> bool:
+    from pyspark.sql.types import BinaryType, StringType, StructType
+
+    if "value" not in frame.columns or not set(frame.columns) <= ENVELOPE:
+        return False
+    if output.kind == "topic" and output.key:
+        return False
+    return isinstance(frame.schema["value"].dataType, BinaryType | StringType | StructType)
+
+
+def _key(columns: tuple[str, ...]) -> Column:
+    from pyspark.sql import functions as sf
+
+    texts = [sf.col(f"`{name}`").cast("string") for name in columns]
+    if len(texts) == 1:
+        return texts[0]
+    # A null in the key must not make it the key of another row.
+    return sf.concat_ws(KEY_SEPARATOR, *(sf.coalesce(text, sf.lit("")) for text in texts))
+
+
+class Broker:
+    """Looks up and makes topics while a pipeline is built."""
+
+    def __init__(self, url: str | None = None, *, dry: bool = False) -> None:
+        self.dry = dry  # nothing is made: what the pipeline would make is stood in for
+        self._url = url
+        self._mill: Mill | None = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if self._mill is not None:
+            self._mill.close()
+            self._mill = None
+
+    @property
+    def mill(self) -> Mill:
+        """The connection, opened when it is first needed."""
+        if self._mill is None:
+            from millstream import blocking
+
+            self._mill = blocking.connect(self._url)
+        return self._mill
+
+    def check_exists(self, name: str, suggest: Callable[[str, list[str]], str]) -> None:
+        """Refuse a name that neither the pipeline makes nor the broker has."""
+        try:
+            self.mill.topic(name)
+        except TopicNotFound:
+            known = [info.name for info in self.mill.topics()]
+            raise PipelineInvalid(
+                f"nothing is called '{name}': the pipeline does not make it and the broker has no "
+                f"such topic; {suggest(name, known)}"
+            ) from None
+
+    def declare(self, output: Output, rows: DataFrame) -> None:
+        """Make the output's topic if it is missing; give it the rows' columns as its schema."""
+        if self.dry or output.kind not in ("topic", "table"):
+            return
+        schema = value_schema(rows)
+        try:
+            topic = self.mill.topic(output.name)
+        except TopicNotFound:
+            self._create(output, schema)
+            return
+        if output.kind == "table" and topic.settings.history is None:
+            raise PipelineInvalid(
+                f"'{output.name}' is a topic that keeps every event, and the pipeline declares it "
+                f"as a table. Choose another name, or delete the topic"
+            )
+        if schema is not None:
+            self._evolve(output, rows, schema)
+
+    def _create(self, output: Output, schema: Any) -> None:
+        values: dict[str, Any] = {}
+        if output.partitions is not None:
+            values["partitions"] = output.partitions
+        if output.kind == "table":
+            self.mill.create_table(output.name, schema=schema, **values)
+        else:
+            self.mill.create_topic(output.name, schema=schema, **values)
+
+    def _evolve(self, output: Output, rows: DataFrame, schema: Any) -> None:
+        """Rows with other columns than before are the next version of the topic's schema."""
+        from pyspark.sql.types import StructType
+
+        from millstream.schemas import to_spark
+
+        record = self.mill.schemas.find(output.name)
+        if record is None:
+            raise PipelineInvalid(
+                f"the topic '{output.name}' has no schema, so it takes bytes: return a column "
+                f"'value' of bytes, or choose another name"
+            )
+        latest = self.mill.schemas.schemas_of(record)[-1]
+        known = StructType.fromDDL(to_spark(latest.record, nullability=False))
+        wanted = rows.schema["value"].dataType
+        if known.simpleString() != wanted.simpleString():
+            self.mill.schemas.register(output.name, schema)
+
+
+def value_schema(rows: DataFrame) -> Any:
+    """The values' columns as an Arrow schema in which each may be null; None for bytes."""
+    import pyarrow as pa
+    from pyspark.sql.pandas.types import to_arrow_schema
+    from pyspark.sql.types import StructType
+
+    value = rows.schema["value"].dataType
+    if not isinstance(value, StructType):
+        return None
+    arrow = to_arrow_schema(value, timezone="UTC")
+    return pa.schema([field.with_nullable(True) for field in arrow])

@@ -1,0 +1,75 @@
+"""Listens to Spark's reports about queries and keeps each flow's numbers."""
+
+from __future__ import annotations
+
+import json
+import threading
+from dataclasses import asdict
+from datetime import UTC, datetime
+from typing import Any
+
+from pyspark.sql.streaming.listener import StreamingQueryListener
+
+from millstream.pipelines.progress import Numbers, note_progress
+
+__all__ = ["Watch"]
+
+
+class Watch:
+    """The numbers of a pipeline's flows, by name. Spark reports on threads of its own."""
+
+    def __init__(self, pipeline: str) -> None:
+        self._prefix = f"{pipeline}."
+        self._lock = threading.Lock()
+        self._numbers: dict[str, Numbers] = {}
+        self.listener = _Listener(self)
+
+    def query_name(self, flow: str) -> str:
+        """The name of a flow's query."""
+        return self._prefix + flow
+
+    def numbers(self, flow: str) -> dict[str, Any]:
+        """What is known of a flow now."""
+        with self._lock:
+            found = asdict(self._numbers.get(flow, Numbers()))
+        found.pop("messages_in")
+        return found
+
+    def batch(self, flow: str) -> int | None:
+        """The last batch that a flow completed in this process."""
+        with self._lock:
+            return self._numbers.get(flow, Numbers()).batch
+
+    def note(self, query: str | None, report: dict[str, Any]) -> None:
+        """Take a report about a query; those of other queries are left alone."""
+        if query is None or not query.startswith(self._prefix):
+            return
+        with self._lock:
+            numbers = self._numbers.setdefault(query.removeprefix(self._prefix), Numbers())
+            note_progress(numbers, report, datetime.now(UTC))
+
+    def idle(self, query: str | None) -> None:
+        """A query found nothing new."""
+        if query is not None:
+            with self._lock:
+                numbers = self._numbers.get(query.removeprefix(self._prefix))
+                if numbers is not None:
+                    numbers.rows_in_per_second = numbers.rows_out_per_second = 0.0
+
+
+class _Listener(StreamingQueryListener):
+    def __init__(self, watch: Watch) -> None:
+        self._watch = watch
+        self._names: dict[str, str | None] = {}  # by id of the query
+
+    def onQueryStarted(self, event: Any) -> None:  # noqa: N802
+        self._names[str(event.id)] = event.name
+
+    def onQueryProgress(self, event: Any) -> None:  # noqa: N802
+        self._watch.note(event.progress.name, json.loads(event.progress.json))
+
+    def onQueryIdle(self, event: Any) -> None:  # noqa: N802
+        self._watch.idle(self._names.get(str(event.id)))
+
+    def onQueryTerminated(self, event: Any) -> None:  # noqa: N802
+        self._watch.idle(self._names.pop(str(event.id), None))
