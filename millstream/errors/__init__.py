@@ -1,0 +1,197 @@
+"""Every error Millstream raises.
+
+MillstreamError
+├── ConfigError (ValueError)                 a setting, option or argument is wrong
+│   ├── MissingExtra (ImportError)           an optional dependency is not installed
+│   └── PipelineInvalid                      what a pipeline project declares does not fit together
+├── BrokerError (RuntimeError)               the embedded server
+│   ├── ServerMissing                        no nats-server binary was found
+│   ├── ServerTooOld                         the one found is too old
+│   ├── StartFailed                          it did not start; `cause` says why
+│   │   ├── PortTaken                        another process listens there
+│   │   ├── FolderLocked                     another server owns the data folder
+│   │   ├── WrongKey                         the folder is encrypted with another key
+│   │   └── NoSpace                          the disk is full
+│   ├── NotRunning                           nothing runs on this data folder
+│   └── Unhealthy                            it reports stored data that it could not read
+├── ConnectError (ConnectionError)           the connection to the broker
+│   ├── ConnectFailed                        no server could be reached
+│   ├── AuthenticationFailed                 it was reached and refused the credentials
+│   └── ConnectionClosed                     the connection was closed (by us, or retries ran out)
+├── PermissionDenied (PermissionError)       this user may not use that subject
+├── RequestTimeout (TimeoutError)            no answer within the deadline
+├── NoMessage (TimeoutError)                 no message arrived within the time given
+├── SubscriberClosed                         the subscriber was closed or drained
+├── NoResponders                             nobody listens on the requested subject
+├── ServiceError                             a service answered with an error
+├── IdentityTaken                            another living client holds the client id
+├── IdentityLost                             the client id was taken over by another client
+├── GroupNotFound (LookupError)              the topic has no ordered group of that name
+├── GroupBusy                                members run, and the group cannot be changed now
+├── DeadLetterNotFound (LookupError)         the queue has no dead letter at that offset
+├── RedriveTaken                             another redrive of the same dead letters took over
+├── ApiError                                 JetStream refused a request; carries its codes
+│   ├── TopicNotFound (LookupError)
+│   ├── TopicConflict (ValueError)           declared before with other settings
+│   ├── SubscriptionNotFound (LookupError)
+│   ├── SubscriptionConflict (ValueError)
+│   ├── WrongSequence                        an expected-sequence check failed: the fence held
+│   ├── LimitReached                         the topic, account or disk limit is used up
+│   └── NotReplicated                        replicas were asked of a single node
+├── PublishError                             an event was not stored, or it is not known whether
+│   ├── PartlyStored                         some events of a list were refused
+│   ├── PayloadTooLarge (ValueError)
+│   ├── Unconfirmed                          no ack arrived; it may or may not be stored
+│   ├── FencedOut                            another process took over this writer's name
+│   ├── PartlyWritten                        some rows of a Spark batch are stored, others are not
+│   └── RowsMoved                            a Spark task's rows are others when it is run again
+├── ProcessFailed                            a process's function raised; nothing of it was stored
+├── PipelineError (RuntimeError)             a pipeline of Spark queries
+│   ├── PipelineBusy                         it runs, so it cannot be started, reset or packed now
+│   ├── PipelineNotRunning                   it does not run, so it cannot be stopped
+│   └── FlowsFailed                          flows were given up after their restarts; named
+├── DataLoss                                 events that were promised are no longer there
+├── Undecodable (ValueError)                 a stored value cannot be read as the topic's type
+├── SchemaError (ValueError)                 a schema cannot be used or changed like that
+│   ├── Unmappable                           a type has no form in a format
+│   ├── Incompatible                         a version may not follow the ones before it
+│   ├── SchemaNotFound (LookupError)         the registry has no such schema
+│   └── Unfit                                a value does not fit its schema
+└── PackError (ValueError)                   bytes that are not a sound pack
+
+Each error says what was asked, what was found and what to do, and keeps its facts as fields.
+"""
+
+from __future__ import annotations
+
+from millstream.errors.base import (
+    ConfigError,
+    MillstreamError,
+    MissingExtra,
+)
+from millstream.errors.broker import (
+    BrokerError,
+    FolderLocked,
+    NoSpace,
+    NotRunning,
+    PortTaken,
+    ServerMissing,
+    ServerTooOld,
+    StartFailed,
+    Unhealthy,
+    WrongKey,
+)
+from millstream.errors.connection import (
+    AuthenticationFailed,
+    ConnectError,
+    ConnectFailed,
+    ConnectionClosed,
+    IdentityLost,
+    IdentityTaken,
+    NoMessage,
+    NoResponders,
+    PermissionDenied,
+    RequestTimeout,
+    ServiceError,
+    SubscriberClosed,
+)
+from millstream.errors.data import (
+    DataLoss,
+    Incompatible,
+    PackError,
+    SchemaError,
+    SchemaNotFound,
+    Undecodable,
+    Unfit,
+    Unmappable,
+)
+from millstream.errors.pipelines import (
+    FlowsFailed,
+    PipelineBusy,
+    PipelineError,
+    PipelineInvalid,
+    PipelineNotRunning,
+)
+from millstream.errors.topics import (
+    ApiError,
+    DeadLetterNotFound,
+    FencedOut,
+    GroupBusy,
+    GroupNotFound,
+    LimitReached,
+    NotReplicated,
+    PartlyStored,
+    PartlyWritten,
+    PayloadTooLarge,
+    ProcessFailed,
+    PublishError,
+    RedriveTaken,
+    RowsMoved,
+    SubscriptionConflict,
+    SubscriptionNotFound,
+    TopicConflict,
+    TopicNotFound,
+    Unconfirmed,
+    WrongSequence,
+)
+
+__all__ = [
+    "ApiError",
+    "AuthenticationFailed",
+    "BrokerError",
+    "ConfigError",
+    "ConnectError",
+    "ConnectFailed",
+    "ConnectionClosed",
+    "DataLoss",
+    "DeadLetterNotFound",
+    "FencedOut",
+    "FlowsFailed",
+    "FolderLocked",
+    "GroupBusy",
+    "GroupNotFound",
+    "IdentityLost",
+    "IdentityTaken",
+    "Incompatible",
+    "LimitReached",
+    "MillstreamError",
+    "MissingExtra",
+    "NoMessage",
+    "NoResponders",
+    "NoSpace",
+    "NotReplicated",
+    "NotRunning",
+    "PackError",
+    "PartlyStored",
+    "PartlyWritten",
+    "PayloadTooLarge",
+    "PermissionDenied",
+    "PipelineBusy",
+    "PipelineError",
+    "PipelineInvalid",
+    "PipelineNotRunning",
+    "PortTaken",
+    "ProcessFailed",
+    "PublishError",
+    "RedriveTaken",
+    "RequestTimeout",
+    "RowsMoved",
+    "SchemaError",
+    "SchemaNotFound",
+    "ServerMissing",
+    "ServerTooOld",
+    "ServiceError",
+    "StartFailed",
+    "SubscriberClosed",
+    "SubscriptionConflict",
+    "SubscriptionNotFound",
+    "TopicConflict",
+    "TopicNotFound",
+    "Unconfirmed",
+    "Undecodable",
+    "Unfit",
+    "Unhealthy",
+    "Unmappable",
+    "WrongKey",
+    "WrongSequence",
+]

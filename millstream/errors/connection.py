@@ -1,0 +1,110 @@
+"""Errors of connections, requests and identities."""
+
+from __future__ import annotations
+
+from millstream.errors.base import MillstreamError
+
+__all__ = [
+    "AuthenticationFailed",
+    "ConnectError",
+    "ConnectFailed",
+    "ConnectionClosed",
+    "IdentityLost",
+    "IdentityTaken",
+    "NoMessage",
+    "NoResponders",
+    "PermissionDenied",
+    "RequestTimeout",
+    "ServiceError",
+    "SubscriberClosed",
+]
+
+
+class ConnectError(MillstreamError, ConnectionError):
+    """Something about the connection to the broker."""
+
+
+class ConnectFailed(ConnectError):
+    """No server could be reached within the connect deadline."""
+
+
+class AuthenticationFailed(ConnectError):
+    """The server was reached and refused the credentials."""
+
+
+class ConnectionClosed(ConnectError):
+    """The connection is closed: by `close()`, or because reconnecting was given up."""
+
+
+class PermissionDenied(MillstreamError, PermissionError):
+    """The connected user may not publish or subscribe there."""
+
+    def __init__(self, operation: str, subject: str, queue: str = "") -> None:
+        self.operation, self.subject, self.queue = operation, subject, queue
+        group = f" in queue group '{queue}'" if queue else ""
+        super().__init__(
+            f"this user may not {operation} '{subject}'{group}. "
+            f"Connect as a user with that permission, or have it granted"
+        )
+
+
+class RequestTimeout(MillstreamError, TimeoutError):
+    """No answer arrived within the deadline; it is not known whether the request was handled."""
+
+    def __init__(self, subject: str, seconds: float, hint: str = "") -> None:
+        self.subject, self.seconds = subject, seconds
+        super().__init__(f"no answer on '{subject}' within {seconds:g} s{hint}")
+
+
+class NoMessage(MillstreamError, TimeoutError):
+    """No message arrived within the time given; the subscriber goes on."""
+
+    def __init__(self, subject: str, seconds: float) -> None:
+        self.subject, self.seconds = subject, seconds
+        super().__init__(f"no message on '{subject}' within {seconds:g} s")
+
+
+class SubscriberClosed(MillstreamError):
+    """The subscriber was closed or drained: nothing more will come from it."""
+
+    def __init__(self, subject: str) -> None:
+        self.subject = subject
+        super().__init__(f"the subscriber of '{subject}' is closed; subscribe again")
+
+
+class NoResponders(MillstreamError):
+    """Nobody listens on the requested subject, so the request was not handled."""
+
+    def __init__(self, subject: str) -> None:
+        self.subject = subject
+        super().__init__(f"nobody answers on '{subject}': no service or subscriber listens there")
+
+
+class ServiceError(MillstreamError):
+    """A service handled the request and answered with an error."""
+
+    def __init__(self, subject: str, code: str, description: str) -> None:
+        self.subject, self.code, self.description = subject, code, description
+        super().__init__(f"'{subject}' answered with error {code}: {description}")
+
+
+class IdentityTaken(MillstreamError):
+    """Another client holds the id and is alive: it answered a probe. Nothing was changed."""
+
+    def __init__(self, client_id: str, holder: str, since: str) -> None:
+        self.client_id, self.holder, self.since = client_id, holder, since
+        super().__init__(
+            f"client id '{client_id}' is held by {holder} since {since}, and it is alive. "
+            f"Stop that client, or choose another id"
+        )
+
+
+class IdentityLost(MillstreamError):
+    """This client was replaced: it did not answer a probe, and another one claimed its id."""
+
+    def __init__(self, client_id: str, holder: str) -> None:
+        self.client_id, self.holder = client_id, holder
+        super().__init__(
+            f"client id '{client_id}' was taken over by {holder} because this client did not "
+            f"answer. Connect and claim again if it should have the id"
+        )

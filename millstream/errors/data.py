@@ -1,0 +1,94 @@
+"""Errors about what is stored."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from millstream.errors.base import MillstreamError
+
+__all__ = [
+    "DataLoss",
+    "Incompatible",
+    "PackError",
+    "SchemaError",
+    "SchemaNotFound",
+    "Undecodable",
+    "Unfit",
+    "Unmappable",
+]
+
+
+class DataLoss(MillstreamError):
+    """Events that a reader was promised are no longer in the log."""
+
+
+class Undecodable(MillstreamError, ValueError):
+    """A stored event cannot be read as what its topic holds; the message says which and why."""
+
+    def __init__(self, topic: str, partition: int, offset: int, index: int, reason: str) -> None:
+        self.topic, self.partition, self.offset, self.index = topic, partition, offset, index
+        self.reason = reason
+        super().__init__(
+            f"{topic}/{partition}, offset {offset}, index {index}: {reason}. To go on without it "
+            f"set the option undecodable to null (with a column 'reason') or to drop"
+        )
+
+
+class SchemaError(MillstreamError, ValueError):
+    """A schema cannot be used, mapped or changed like that."""
+
+
+class Unmappable(SchemaError):
+    """A type has no exact form in a format, so the schema is refused where it is declared."""
+
+    def __init__(self, field: str, type_: str, format_: str, reason: str) -> None:
+        self.field, self.type, self.format, self.reason = field, type_, format_, reason
+        super().__init__(f"field '{field}': {type_} cannot be mapped ({format_}): {reason}")
+
+
+class Incompatible(SchemaError):
+    """A version breaks the topic's promise to those before it; nothing was registered.
+
+    `problems` has every reason: field, rule, message, direction and version.
+    """
+
+    def __init__(self, topic: str, mode: str, problems: Sequence[Any]) -> None:
+        self.topic, self.mode, self.problems = topic, mode, tuple(problems)
+        more = f" (and {len(self.problems) - 1} more)" if len(self.problems) > 1 else ""
+        super().__init__(
+            f"the schema may not follow the versions of '{topic}' under {mode}: "
+            f"{self.problems[0]}{more}"
+        )
+
+
+class SchemaNotFound(SchemaError, LookupError):
+    """The registry has no schema of that topic, version or id."""
+
+
+class Unfit(SchemaError):
+    """A value does not fit its schema; the message names field, expected and found.
+
+    `row` is the place of the value among those given together, where there were several.
+    """
+
+    def __init__(self, field: str, expected: str, found: str, row: int | None = None) -> None:
+        self.field, self.expected, self.found, self.row = field, expected, found, row
+        where = "the value" if not field else f"field '{field}'"
+        if row is not None:
+            where = f"row {row}, {where}"
+        super().__init__(f"{where}: expected {expected}, found {found}")
+
+
+class PackError(MillstreamError, ValueError):
+    """The bytes are not a sound pack; nothing was decoded from them.
+
+    `reason` is one word for programs (docs/PACKS.md lists them), the text is for people.
+    """
+
+    def __init__(self, text: str, reason: str = "unsound") -> None:
+        self.text, self.reason = text, reason
+        super().__init__(text, reason)
+
+    def __str__(self) -> str:
+        return f"not a sound pack ({self.reason}): {self.text}"

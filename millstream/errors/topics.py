@@ -1,0 +1,201 @@
+"""Errors of topics, publishing, subscriptions and groups."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from millstream.errors.base import MillstreamError
+
+__all__ = [
+    "ApiError",
+    "DeadLetterNotFound",
+    "FencedOut",
+    "GroupBusy",
+    "GroupNotFound",
+    "LimitReached",
+    "NotReplicated",
+    "PartlyStored",
+    "PartlyWritten",
+    "PayloadTooLarge",
+    "ProcessFailed",
+    "PublishError",
+    "RedriveTaken",
+    "RowsMoved",
+    "SubscriptionConflict",
+    "SubscriptionNotFound",
+    "TopicConflict",
+    "TopicNotFound",
+    "Unconfirmed",
+    "WrongSequence",
+]
+
+
+class GroupNotFound(MillstreamError, LookupError):
+    """The topic has no ordered group of that name."""
+
+    def __init__(self, topic: str, group: str) -> None:
+        self.topic, self.group = topic, group
+        super().__init__(
+            f"topic '{topic}' has no group '{group}'. A group is made when its first member opens "
+            f"it; check the name"
+        )
+
+
+class GroupBusy(MillstreamError):
+    """Members of the group run, so it cannot be moved or deleted now; nothing was changed."""
+
+    def __init__(self, topic: str, group: str, members: list[str]) -> None:
+        self.topic, self.group, self.members = topic, group, members
+        super().__init__(
+            f"group '{group}' of '{topic}' has running members: {', '.join(members)}. "
+            f"Stop them first"
+        )
+
+
+class DeadLetterNotFound(MillstreamError, LookupError):
+    """There is no dead letter at that offset: it was redriven, edited or deleted, or never was."""
+
+    def __init__(self, queue: str, offset: int, why: str = "") -> None:
+        self.queue, self.offset = queue, offset
+        super().__init__(
+            f"'{queue}' has no dead letter at offset {offset}{why}. "
+            f"List the queue: an edited letter has a new offset"
+        )
+
+
+class RedriveTaken(MillstreamError):
+    """Another redrive of the same dead letters took over; what this one did is done."""
+
+    def __init__(self, queue: str, topic: str) -> None:
+        self.queue, self.topic = queue, topic
+        super().__init__(
+            f"another redrive of '{queue}' to '{topic}' took over. Nothing is stored twice; "
+            f"run it again when the other has ended"
+        )
+
+
+class ApiError(MillstreamError):
+    """JetStream refused a request. `err_code` is the server's own error number."""
+
+    def __init__(self, code: int, err_code: int, description: str, advice: str = "") -> None:
+        self.code, self.err_code, self.description = code, err_code, description
+        text = description  # code 0: seen before the broker was asked
+        if code:
+            text = f"the broker refused: {description} (code {code}, error {err_code})"
+        super().__init__(f"{text}. {advice}" if advice else text)
+
+
+class TopicNotFound(ApiError, LookupError):
+    """There is no topic (stream) of that name."""
+
+
+class TopicConflict(ApiError, ValueError):
+    """The topic exists with other settings; the message names the ones that differ.
+
+    `differences` has them as values: setting, wanted, found, changeable, how.
+    """
+
+    differences: tuple[Any, ...] = ()
+
+
+class SubscriptionNotFound(ApiError, LookupError):
+    """There is no subscription (consumer) of that name on the topic."""
+
+
+class SubscriptionConflict(ApiError, ValueError):
+    """The subscription exists with other settings; the message names the ones that differ."""
+
+
+class WrongSequence(ApiError):
+    """An expected-sequence check failed: somebody else wrote first, or this was stored before."""
+
+
+class LimitReached(ApiError):
+    """A limit of the topic, the account or the disk is used up; nothing was stored."""
+
+
+class NotReplicated(ApiError):
+    """Replicas were asked of a broker that is a single node."""
+
+
+class PublishError(MillstreamError):
+    """An event was not stored, or it is not known whether it was."""
+
+
+class PartlyStored(PublishError):
+    """Some events of a list were refused, the others are stored; `failed` has errors by place."""
+
+    def __init__(
+        self, total: int, failed: Mapping[int, MillstreamError], count: int | None = None
+    ) -> None:
+        self.total, self.failed = total, dict(failed)
+        self.count = len(self.failed) if count is None else count
+        first = min(self.failed)
+        super().__init__(
+            f"{self.count:,} of {total:,} events are not stored; the first is number "
+            f"{first} (from 0): {self.failed[first]}"
+        )
+
+
+class PayloadTooLarge(PublishError, ValueError):
+    """The message is larger than the server takes; nothing was sent."""
+
+    def __init__(self, size: int, limit: int) -> None:
+        self.size, self.limit = size, limit
+        super().__init__(
+            f"the message has {size:,} bytes with its headers; the server takes {limit:,}. "
+            f"Send smaller events or raise max_payload"
+        )
+
+
+class Unconfirmed(PublishError):
+    """No ack arrived in time: the event may or may not be stored. Retrying with an id is safe."""
+
+
+class FencedOut(PublishError):
+    """Another process opened a writer of the same name: this one may not write any more."""
+
+    def __init__(self, writer: str, epoch: int, found: int) -> None:
+        self.writer, self.epoch, self.found = writer, epoch, found
+        super().__init__(
+            f"writer '{writer}' was taken over: this one has epoch {epoch}, the topic has {found}. "
+            f"Nothing of this call is stored; the other writer goes on from the stored position"
+        )
+
+
+class PartlyWritten(PublishError):
+    """A Spark write failed half-way; `written` names what is stored, by partition."""
+
+    def __init__(self, writer: str, written: list[str], cause: str) -> None:
+        self.writer, self.written, self.cause = writer, written, cause
+        super().__init__(
+            f"writer '{writer}' stored a part of its rows ({'; '.join(written)}), then failed: "
+            f"{cause}"
+        )
+
+
+class RowsMoved(PublishError):
+    """A batch that Spark ran again gave a task other rows than the first time; nothing is stored.
+
+    Going on would lose some rows or write some twice.
+    """
+
+    def __init__(self, writer: str, batch: int, stored: int, found: int) -> None:
+        self.writer, self.batch, self.stored, self.found = writer, batch, stored, found
+        super().__init__(
+            f"writer '{writer}' stored {stored:,} rows of batch {batch}; now that Spark runs the "
+            f"batch again its rows are others ({found:,} so far): they move between tasks or come "
+            f"in another order. Set the option commitMode to staged for this query"
+        )
+
+
+class ProcessFailed(MillstreamError):
+    """A process's function raised an error: it stopped there, with everything before committed."""
+
+    def __init__(self, process: str, event: str, error: Exception) -> None:
+        self.process, self.event, self.error = process, event, error
+        super().__init__(
+            f"process '{process}' stopped at {event}: {type(error).__name__}: {error}. "
+            f"Mend the function and run it again, or let it go on with on_error='dead_letter'"
+        )
