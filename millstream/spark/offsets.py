@@ -12,6 +12,7 @@ by number.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
@@ -69,15 +70,16 @@ def from_json(kept: Mapping[str, Any]) -> Offsets:
         ) from error
 
 
-def lag(done: Mapping[str, Any], latest: Mapping[str, Any]) -> int:
+def lag(done: Mapping[str, Any] | str, latest: Mapping[str, Any] | str) -> int:
     """Messages between two offsets of a query's progress: `endOffset` and `latestOffset`.
 
-    >>> lag({"a": {"0": {"next": 5, "log": "x"}}}, {"a": {"0": {"next": 9, "log": "x"}}})
+    >>> lag('{"a": {"0": {"next": 5, "log": "x"}}}', {"a": {"0": {"next": 9, "log": "x"}}})
     4
     """
-    reached = from_json(done)
+    reached = from_json(json.loads(done) if isinstance(done, str) else done)
+    end = from_json(json.loads(latest) if isinstance(latest, str) else latest)
     total = 0
-    for where, position in from_json(latest).items():
+    for where, position in end.items():
         before = reached.get(where)
         start = before.next if before is not None and before.log == position.log else FIRST
         total += max(0, position.next - start)

@@ -1,0 +1,110 @@
+"""Options: every one is checked when a query is built, and a wrong one names the right one."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from millstream.errors import ConfigError
+from millstream.spark.options import OPTIONS, sink_options, source_options
+from millstream.spark.starting import Bound
+
+
+def test_defaults_are_those_of_the_kafka_source() -> None:
+    stream = source_options({"subscribe": "orders"}, batch=False)
+    assert stream.start == Bound("latest")
+    assert stream.fail_on_data_loss
+    assert not stream.headers
+    batch = source_options({"subscribe": "orders"}, batch=True)
+    assert (batch.start, batch.end) == (Bound("earliest"), Bound("latest"))
+
+
+def test_names_do_not_depend_on_case() -> None:
+    options = source_options({"SUBSCRIBE": "a, b,a", "maxoffsetspertrigger": "5"}, batch=False)
+    assert options.topics == ("a", "b")
+    assert options.offsets_per_trigger == 5
+
+
+@pytest.mark.parametrize(
+    ("given", "text"),
+    [
+        ({}, "give one of the options subscribe, subscribePattern"),
+        ({"subscribe": "a", "assign": '{"a": [0]}'}, "'subscribe' and 'assign' contradict"),
+        ({"subscribe": " , "}, "it names nothing"),
+        ({"subscribePattern": "("}, "not a regular expression"),
+        ({"assign": "a:0"}, "write it like"),
+        ({"assign": '{"a": []}'}, "names no partition"),
+        ({"subscribe": "a", "kafka.bootstrap.servers": "x"}, "use 'url'"),
+        ({"subscribe": "a", "kafka.group.id": "x"}, "no group is needed"),
+        ({"subscribe": "a", "kafka.max.poll.records": "1"}, "Kafka client"),
+        ({"subscribe": "a", "startingOffset": "x"}, "did you mean 'startingOffsets'"),
+        ({"subscribe": "a", "zzz": "x"}, "unknown option 'zzz': there are assign"),
+        ({"topics": "a"}, "use 'subscribe'"),
+        ({"subscribe": "a", "startingOffsets": "first"}, "choose earliest, latest, or offsets"),
+        ({"subscribe": "a", "startingOffsets": '{"a": {"0": 0}}'}, "offsets begin at 1"),
+        ({"subscribe": "a", "startingOffsets": '{"a": 1}'}, "not JSON of the form"),
+        (
+            {"subscribe": "a", "startingOffsets": "latest", "startingTimestamp": "1"},
+            "'startingOffsets' and 'startingTimestamp' contradict",
+        ),
+        ({"subscribe": "a", "startingTimestamp": "yesterday"}, "milliseconds since 1970"),
+        ({"subscribe": "a", "maxOffsetsPerTrigger": "0"}, "1 or more"),
+        ({"subscribe": "a", "minPartitions": "99999"}, "the most is 10,000"),
+        ({"subscribe": "a", "failOnDataLoss": "maybe"}, "choose true or false"),
+        ({"subscribe": "a", "undecodable": "skip"}, "choose fail, null or drop"),
+        ({"subscribe": "a", "columns": "price"}, "no column 'price'"),
+        ({"subscribe": "a", "columns": "key.x"}, "no column 'key.x'"),
+        ({"stream": "a", "subjects": "a..b"}, "non-empty words"),
+        ({"subscribe": "a", "endingOffsets": "latest"}, "belongs to a batch read"),
+        ({"subscribe": "a", "topic": "b"}, "'topic' belongs to a sink"),
+        ({"table": "a,b"}, "read them one by one"),
+        ({"table": "a", "subjects": "x"}, "cannot be combined with 'table'"),
+    ],
+)
+def test_a_wrong_option_of_a_stream_is_refused(given: dict[str, str], text: str) -> None:
+    with pytest.raises(ConfigError, match=re.escape(text)):
+        source_options(given, batch=False)
+
+
+def test_an_end_cannot_be_earliest() -> None:
+    for text in ("earliest", '{"a": {"0": -2}}'):
+        with pytest.raises(ConfigError, match="nothing would be read"):
+            source_options({"subscribe": "a", "endingOffsets": text}, batch=True)
+    found = source_options({"subscribe": "a", "endingOffsets": '{"a": {"0": 7}}'}, batch=True)
+    assert found.end.places == {("a", 0): 7}
+
+
+def test_a_table_is_read_as_it_is_now() -> None:
+    with pytest.raises(ConfigError, match="a table is read as it is now"):
+        source_options({"table": "t", "startingOffsets": "earliest"}, batch=True)
+    assert source_options({"table": "t"}, batch=False).start == Bound("earliest")
+
+
+@pytest.mark.parametrize(
+    ("given", "text"),
+    [
+        ({"topic": "a", "table": "b"}, "contradict"),
+        ({"topic": "a b"}, "topic name 'a b'"),
+        ({"topic": "a", "commitMode": "twice"}, "choose direct or staged"),
+        ({"table": "a", "commitMode": "staged"}, "not for tables"),
+        ({"topic": "a", "subscribe": "b"}, "'subscribe' belongs to a source"),
+        ({"topic": "a", "compression": "gzip"}, "choose none, lz4 or zstd"),
+        ({"topic": "a", "maxRowsPerPack": "2000000"}, "the most is 1,000,000"),
+        ({"topic": "a", "maxPackBytes": "big"}, "not a size"),
+    ],
+)
+def test_a_wrong_option_of_a_sink_is_refused(given: dict[str, str], text: str) -> None:
+    with pytest.raises(ConfigError, match=re.escape(text)):
+        sink_options(given)
+
+
+def test_what_spark_adds_is_no_unknown_option() -> None:
+    given = {"topic": "a", "checkpointlocation": "x", "queryname": "y", "maxPackBytes": "1MiB"}
+    assert sink_options(given).pack_bytes == 1024 * 1024
+
+
+def test_every_option_is_documented() -> None:
+    page = (Path(__file__).parents[3] / "docs" / "SPARK.md").read_text()
+    assert not [name for name in OPTIONS if f"`{name}`" not in page]
