@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from millstream.errors import MillstreamError
 
 if TYPE_CHECKING:
+    from millstream import blocking as blocking
     from millstream.broker import Broker as Broker
     from millstream.broker import BrokerSettings as BrokerSettings
     from millstream.broker import Cluster as Cluster
@@ -149,6 +150,10 @@ def __getattr__(name: str) -> Any:
         from importlib.metadata import version
 
         value: Any = version("millstream")
+    elif name == "blocking":
+        from importlib import import_module
+
+        value = import_module("millstream.blocking")
     elif name in _HOMES:
         from importlib import import_module
 

@@ -18,6 +18,7 @@ class ClassPlan:
     fixed: dict[str, str] = field(default_factory=dict)  # attributes that never change: their types
     live: dict[str, str] = field(default_factory=dict)  # attributes that change: read on the loop
     pure: bool = False  # its properties only look at what never changes: read where they are asked
+    ahead: dict[str, int] = field(default_factory=dict)  # items to fetch before the reader: few big
     posted: frozenset[str] = frozenset()  # plain calls that nobody waits for
     queued: frozenset[str] = frozenset()  # calls that go to the loop in groups
     ends: frozenset[str] = frozenset()  # calls that are made also after a queued one failed
@@ -114,6 +115,7 @@ PLANS = [
         "DeadLetterQueue",
         "subscription",
         fixed={"name": "str"},
+        ahead={"letters": 64, "redriving": 64},
     ),
     ClassPlan(
         f"{MESSAGING}.http_push",
@@ -170,6 +172,7 @@ PLANS = [
         base="TopicReading",
         base_home="reading",
         fixed={"name": "str", "settings": "TopicSettings", "partitions": "int"},
+        ahead={"batches": 2},
         skip=frozenset({"read", "read_messages", "refresh_durability", "value_type"}),
     ),
     ClassPlan("millstream.state.table", "Table", "state", fixed={"topic": "Topic"}),

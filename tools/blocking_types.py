@@ -126,7 +126,7 @@ class Types:
             raise Undecided(f"{self._module}: where does {name} come from?")
         home, original = known[name]
         # A room's door passes names on; the file that defines them is what counts.
-        while home.startswith("millstream.") and home != self._module:
+        while home.startswith("millstream.") and home not in (self._module, "millstream.errors"):
             inner = names_of(home).get(original)
             if inner is None or inner == (home, original):
                 break

@@ -203,7 +203,7 @@ class ClassWriter:
                 return f"return self._send_pending({passed})"
             return f"self._send({passed})"
         if inspect.isasyncgenfunction(member.value):
-            return self._give(kind, called)
+            return self._give(kind, called, member.name)
         if inspect.iscoroutinefunction(member.value):
             work = f"self._loop.call({called})"
             if self.sending:
@@ -212,9 +212,9 @@ class ClassWriter:
             work = f"self._look(lambda: {called})"
         else:
             work = f"self._loop.invoke({passed})"
-        return self._give(kind, work)
+        return self._give(kind, work, member.name)
 
-    def _give(self, kind: str, work: str) -> str:
+    def _give(self, kind: str, work: str, name: str = "") -> str:
         """The statements that return a value of this type, wrapped where it has a twin."""
         if kind == "None":
             return work
@@ -223,7 +223,8 @@ class ClassWriter:
             return f"{work}\nreturn self"
         found = twin_in(kind)
         if kind.startswith(tuple(ITERATORS)):
-            work = f"self._loop.iterate({work})"
+            ahead = f", {self.plan.ahead[name]}" if name in self.plan.ahead else ""
+            work = f"self._loop.iterate({work}{ahead})"
         if found is None:
             return f"return {work}"
         shape, name = found
@@ -290,7 +291,8 @@ class ClassWriter:
 
     def _passed(self, name: str, annotation: str) -> str:
         """How an argument is given to the asynchronous call."""
-        kind, optional = re.fullmatch(r"(.*?)( \| None)?", annotation, re.DOTALL).groups()  # type: ignore[union-attr]
+        optional = annotation.endswith(" | None")
+        kind = annotation.removesuffix(" | None")
         if kind in HANDLERS:
             value = HANDLERS[kind][1].format(name)
             if "partial" in value:

@@ -192,7 +192,8 @@ class Mill(Connected):
         """An existing topic, or any JetStream stream as it is.
 
         With `type` values come as objects of that class, whichever version they were written
-        with; without, as dicts (bytes when the topic has no schema).
+        with; without, as dicts (bytes when the topic has no schema). `type=bytes` reads what is
+        stored, for tools: the schema is not asked, and nothing can be written.
         """
         return Topic(self._loop, self._loop.call(self._inner.topic(name, type)))
 

@@ -206,7 +206,7 @@ class DeadLetterQueue(Twin):
 
     def letters(self, which: DeadLetterFilter = _EVERYTHING) -> Iterator[DeadLetter]:
         """The dead letters in order, the oldest first; none when the topic does not exist."""
-        return self._loop.iterate(self._inner.letters(which))
+        return self._loop.iterate(self._inner.letters(which), 64)
 
     def list(self, which: DeadLetterFilter = _EVERYTHING) -> builtin_list[DeadLetter]:
         """The dead letters as a list; give a limit when there may be very many."""
@@ -254,7 +254,7 @@ class DeadLetterQueue(Twin):
         interrupted redrive is repeated at least once, and exactly once within the duplicate window.
         Of two redrives at the same time the older one ends with RedriveTaken.
         """
-        return self._loop.iterate(self._inner.redriving(which, to_all=to_all))
+        return self._loop.iterate(self._inner.redriving(which, to_all=to_all), 64)
 
 
 class HttpPush(Twin):

@@ -133,7 +133,7 @@ class Topic(TopicReading):
         partition, offset and index. The columns of packs are not copied. A value that cannot be
         decoded raises SchemaError with its offset.
         """
-        return self._loop.iterate(self._loop.invoke(self._inner.batches, plan, **choices))
+        return self._loop.iterate(self._loop.invoke(self._inner.batches, plan, **choices), 2)
 
     def get(self, offset: int, partition: int = 0) -> list[Event]:
         """The events of the message at an offset (several for a pack); empty when it is gone."""

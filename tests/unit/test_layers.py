@@ -35,7 +35,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "cli": INNER | {"mill", "cdc", "gateways", "dashboard"},
     # Doors beside the rooms.
     "mill": {"wire", "messaging", "state", "schemas"},
-    "__init__": INNER | {"mill"},
+    "__init__": INNER | {"mill", "blocking"},
     "blocking": {"wire", "messaging", "state", "schemas", "mill"},
     "testing": {"broker", "wire", "messaging"},
     "testing_plugin": {"broker", "testing"},
