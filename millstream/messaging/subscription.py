@@ -39,6 +39,8 @@ TAKE_MESSAGES: Final = 256
 PREFETCH: Final = 1000
 PREFETCH_COUNTED: Final = 100
 CONCURRENCY_MAX: Final = 10_000
+# Moving a subscription to before its first start makes it anew under its members.
+MADE_AGAIN_SECONDS: Final = 1.0
 
 Handler = Callable[[Delivery], Awaitable[None] | None]
 
@@ -248,7 +250,7 @@ class Subscription:
         if self._lanes or self._closed:
             return
         ahead = min(self.prefetch, self.settings.max_in_flight)
-        rules = Prefetch(messages=ahead, total=self.fetch_at_most)
+        rules = Prefetch(messages=ahead, total=self.fetch_at_most, made_again=MADE_AGAIN_SECONDS)
         for stream, source in self._sources:
             lane = PullLane(self._jetstream, stream, self.name, rules, self._signal)
             self._lanes.append((source, lane))

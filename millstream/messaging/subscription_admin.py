@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
+from typing import Final
 
 from millstream.deadline import now_ns
 from millstream.errors import ApiError, ConfigError, SubscriptionConflict, SubscriptionNotFound
@@ -16,11 +17,15 @@ from millstream.messaging.subscription_settings import (
     differences,
     settings_of,
 )
+from millstream.messaging.topic_lookup import side_by_side
 from millstream.wire.api import ConsumerInfo, ErrorCode
 from millstream.wire.jetstream import JetStream
+from millstream.wire.protocol import unique_token
 
 __all__ = ["Lag", "SubscriptionAdmin", "SubscriptionInfo", "SubscriptionPlace"]
 
+# The server looks for one pattern at a time; with more the age of any message is a good estimate.
+PATTERNS_ASKED_MAX: Final = 64
 PAUSE_FOREVER = timedelta(days=36_500)  # the server needs a date
 
 
@@ -172,8 +177,15 @@ class SubscriptionAdmin:
         return until
 
     async def resume(self, name: str) -> None:
+        """End a pause now."""
+        connection = self._jetstream.connection
         for stream, _ in self._sources:
             await self._jetstream.ask(f"CONSUMER.PAUSE.{stream}.{name}", {})
+            # The server goes on at its next heartbeat only, or when somebody asks for messages:
+            # this does, for an inbox to which nobody listens, so that none is sent there.
+            subject = f"{self._jetstream.prefix}.CONSUMER.MSG.NEXT.{stream}.{name}"
+            inbox = f"{connection.settings.inbox_prefix}.{unique_token()}"
+            connection.publish(subject.encode(), b'{"batch":1,"expires":1000000}', inbox.encode())
 
     async def seek(self, name: str, to: Start) -> None:
         """Go on from another place; what was settled after it is delivered again."""
@@ -190,7 +202,10 @@ class SubscriptionAdmin:
     # -- inside ---------------------------------------------------------------------------
 
     async def _make_again(self, stream: str, source: Source, name: str, sequence: int) -> None:
-        """A consumer cannot go before its first start: make it anew, beginning there."""
+        """A consumer cannot go before its first start: make it anew, beginning there.
+
+        Members that run look for it for a second before they take it for deleted.
+        """
         found = settings_of((await self._jetstream.consumer_info(stream, name)).config)
         moved = replace(found, start=Start.at_offset(sequence))
         await self._jetstream.delete_consumer(stream, name)
@@ -211,9 +226,19 @@ class SubscriptionAdmin:
         raise ConfigError("seek to ALL, NEW, LAST, an offset or a time")
 
     async def _first_unsettled(self, stream: str, info: ConsumerInfo) -> int | None:
-        ask = {"seq": info.ack_floor.stream_seq + 1, "next_by_subj": ">"}
-        message = await self._jetstream.get_message(stream, ask)
-        return None if message is None else stored_ns_of(message.time)
+        """When the oldest message behind the ack floor that the subscription wants was stored."""
+        config = info.config
+        patterns = config.filter_subjects or [config.filter_subject or ">"]
+        if len(patterns) > PATTERNS_ASKED_MAX:
+            patterns = [">"]
+
+        async def first(pattern: str) -> int | None:
+            ask = {"seq": info.ack_floor.stream_seq + 1, "next_by_subj": pattern}
+            message = await self._jetstream.get_message(stream, ask)
+            return None if message is None else stored_ns_of(message.time)
+
+        found = await side_by_side(first, patterns)
+        return min((time for time in found if time is not None), default=None)
 
     async def _all(self) -> AsyncIterator[tuple[Source, ConsumerInfo]]:
         for stream, source in self._sources:

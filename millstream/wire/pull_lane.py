@@ -10,12 +10,14 @@ from typing import Final, NamedTuple
 
 import msgspec
 
+from millstream.deadline import Deadline
 from millstream.errors import (
     ApiError,
     ConnectionClosed,
     MillstreamError,
     NoResponders,
     RequestTimeout,
+    SubscriptionNotFound,
 )
 from millstream.wire.api import NANOSECONDS
 from millstream.wire.connection import Connection
@@ -54,6 +56,7 @@ class Prefetch:
     expires: float = 30.0  # seconds until the server answers an unfilled request
     heartbeat: float = 5.0  # seconds between signs of life while nothing comes
     total: int | None = None  # messages to ask for in all; None: without end
+    made_again: float = 0.0  # seconds in which a deleted consumer may be there again
 
 
 class Signal:
@@ -245,7 +248,11 @@ class PullLane:
 
     def _conflict(self, text: str, headers: bytes) -> None:
         if text.startswith(_GONE):
-            self._fail(ApiError(409, 10014, f"the subscription '{self._consumer}': {text}"))
+            gone = SubscriptionNotFound(409, 10014, f"the subscription '{self._consumer}': {text}")
+            if self._prefetch.made_again:
+                self._check_exists(gone)
+            else:
+                self._fail(gone)
         elif text.startswith(_AGAIN_AT_ONCE):
             self._ended(headers)
         elif text.startswith(_AGAIN_SOON):
@@ -253,24 +260,30 @@ class PullLane:
         else:
             self._fail(ApiError(409, 0, f"pulling from '{self._consumer}': {text}"))
 
-    def _check_exists(self) -> None:
+    def _check_exists(self, gone: SubscriptionNotFound | None = None) -> None:
         """Nobody listens: either there is no leader for a moment, or the consumer is gone."""
-        if self._disposable:
-            self._fail(ApiError(503, 0, f"no sign of life of '{self._consumer}'"))
-            return
         if self._checking is None or self._checking.done():
-            self._checking = self._loop.create_task(self._look_it_up())
+            self._checking = self._loop.create_task(self._look_it_up(gone))
 
-    async def _look_it_up(self) -> None:
+    async def _look_it_up(self, gone: SubscriptionNotFound | None) -> None:
         self._asked = 0
-        try:
-            await self._jetstream.consumer_info(self._stream, self._consumer)
-        except (NoResponders, RequestTimeout, ConnectionClosed) as error:
-            _log.info("waiting for the leader of %s: %s", self._consumer, error)
-        except ApiError as error:
-            self._fail(error)
-            return
-        self._loop.call_later(RETRY_SECONDS, self._ask)
+        again = Deadline(self._prefetch.made_again)
+        while True:
+            try:
+                await self._jetstream.consumer_info(self._stream, self._consumer)
+            except SubscriptionNotFound as error:
+                if again.passed:
+                    self._fail(gone or error)
+                    return
+                await asyncio.sleep(again.left(at_most=RETRY_SECONDS / 5))
+                continue
+            except (NoResponders, RequestTimeout, ConnectionClosed) as error:
+                _log.info("waiting for the leader of %s: %s", self._consumer, error)
+            except ApiError as error:
+                self._fail(error)
+                return
+            break
+        self._loop.call_later(0 if gone else RETRY_SECONDS, self._ask)
 
     def _watch(self) -> None:
         """Ask again when the server has been silent for too long."""
