@@ -90,7 +90,8 @@ class Mill(Client):
         """An existing topic, or any JetStream stream as it is.
 
         With `type` values come as objects of that class, whichever version they were written
-        with; without, as dicts (bytes when the topic has no schema).
+        with; without, as dicts (bytes when the topic has no schema). `type=bytes` reads what is
+        stored, for tools: the schema is not asked, and nothing can be written.
         """
         return await self._open(await open_topic(self.jetstream, name), type)
 
@@ -106,8 +107,12 @@ class Mill(Client):
         """The values of a topic with a schema; a mirror has the schema of its origin."""
         mirror = info.settings.mirror
         copied = mirror is not None and mirror.domain is None and not mirror.foreign
+        if cls is bytes and info.settings.wire_format is not None:
+            from millstream.schemas.binding import RawValues
+
+            return RawValues(info.name)
         if info.settings.wire_format is None and not copied:
-            if cls is not None:
+            if cls not in (None, bytes):
                 raise SchemaError(
                     f"topic '{info.name}' has no schema, so its values are bytes and cannot come "
                     f"as {cls.__name__}. Declare it with create_topic(..., schema=...)"

@@ -32,6 +32,8 @@ COMMANDS = {
     "topic": "topic",
     "subscription": "subscription",
     "dlq": "dlq",
+    "schema": "schema",
+    "guard": "guard",
     "import": "import_",
     "export": "export",
     "verify": "verify",

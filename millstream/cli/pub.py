@@ -1,7 +1,7 @@
 """`millstream pub`: messages to a subject, or events to a topic."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import count
 from typing import TYPE_CHECKING, Annotated, Final
 
@@ -22,7 +22,7 @@ from millstream.errors import ConfigError
 from millstream.settings import parse_duration
 
 if TYPE_CHECKING:
-    from millstream.messaging import NewEvent, PublishOptions, Receipt
+    from millstream.messaging import NewEvent, PublishOptions, Receipt, Topic
     from millstream.mill import Mill
 
 __all__ = ["app"]
@@ -238,6 +238,15 @@ async def _to_subject(
     return sent
 
 
+def _typed(topic: "Topic", event: "NewEvent") -> "NewEvent":
+    """The event with its JSON as a value of the topic's schema, if the topic has one."""
+    values = topic.value_type
+    if values is None or event.value is None:
+        return event
+    text = event.value.encode() if isinstance(event.value, str) else event.value
+    return replace(event, value=values.parse(text))
+
+
 async def _to_topic(
     mill: "Mill", source: _Source, shape: _Shape, pause: float, as_json: bool
 ) -> None:
@@ -251,7 +260,7 @@ async def _to_topic(
         step = 1 if pause else len(group)
         for place in range(0, len(group), step):
             events = [shape.event(*body) for body in group[place : place + step]]
-            for receipt in await topic.publish_many(events):
+            for receipt in await topic.publish_many(_typed(topic, event) for event in events):
                 stored += 1
                 again += receipt.duplicate
                 if as_json:

@@ -31,7 +31,7 @@ def verify(
     """
 
     async def work(mill: "Mill") -> "Verification":
-        opened = await mill.topic(topic)
+        opened = await mill.topic(topic, bytes)
         total = (await opened.info()).messages
         return await _walk(opened.verify(), total, quiet=json_)
 

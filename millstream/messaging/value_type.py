@@ -24,6 +24,9 @@ class ValueType(Protocol):
     def encode(self, value: object) -> bytes:
         """One value in the topic's wire format; Unfit when it does not fit."""
 
+    def parse(self, text: bytes) -> Any:
+        """A value that people wrote as JSON, to be published; Unfit when it does not fit."""
+
     def decode(self, data: bytes, schema_id: str | None) -> Any:
         """One value as written with the given version, resolved to this one."""
 

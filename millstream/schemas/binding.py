@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from millstream.messaging.pack import Pack
 
-__all__ = ["Fetch", "TypedValues", "WrittenVersion"]
+__all__ = ["Fetch", "RawValues", "TypedValues", "WrittenVersion"]
 
 Fetch = Callable[[int], Awaitable[Schema]]
 _Make = Callable[[dict[str, Any]], Any]
@@ -125,6 +125,10 @@ class TypedValues:
     def encode(self, value: object) -> bytes:
         """One value in the topic's wire format; Unfit when it does not fit."""
         return self._codec.encode(value)
+
+    def parse(self, text: bytes) -> dict[str, Any]:
+        """A value that people wrote as JSON, to be published; Unfit when it does not fit."""
+        return make_codec(self.schema, "json").decode(text)
 
     def column(self, values: Sequence[object]) -> pa.StructArray:
         """Many values as a column of a pack; Unfit names row and field."""
@@ -235,6 +239,61 @@ class TypedValues:
             return None if data is None else self.decode(data, schema_id)
         except _STUMBLES as error:
             return Unreadable(_ours(error, self._topic))
+
+
+class RawValues:
+    """The values of a topic with a schema as they are stored, for tools; nothing can be written."""
+
+    def __init__(self, topic: str) -> None:
+        self._topic = topic
+
+    @property
+    def schema_id(self) -> str:
+        """There is none to write with."""
+        raise self._refusal()
+
+    def _refusal(self) -> SchemaError:
+        return SchemaError(
+            f"topic '{self._topic}' has a schema and was opened with type=bytes, which is for "
+            f"reading what is stored. Open it without to write"
+        )
+
+    def encode(self, value: object) -> bytes:
+        """Refused: nobody would check the value."""
+        raise self._refusal()
+
+    def parse(self, text: bytes) -> Any:
+        """Refused like `encode`."""
+        raise self._refusal()
+
+    def column(self, values: object) -> Any:
+        """Refused like `encode`."""
+        raise self._refusal()
+
+    def conform(self, values: object) -> Any:
+        """Refused like `encode`."""
+        raise self._refusal()
+
+    async def learn(self, messages: object) -> None:
+        """No version is needed."""
+
+    def decode(self, data: bytes, schema_id: str | None) -> bytes:
+        """The payload."""
+        return data
+
+    def read_column(self, payloads: Sequence[tuple[bytes | None, str | None]]) -> Any:
+        """The payloads as a binary column."""
+        import pyarrow as pa
+
+        return pa.array([data for data, _ in payloads], pa.binary())
+
+    def rows(self, pack: Pack) -> Iterable[tuple[Any, ...]]:
+        """The events as the pack has them."""
+        return pack.events()
+
+    def resolve(self, values: pa.StructArray, schema_id: str | None) -> pa.StructArray:
+        """The column as the pack has it."""
+        return values
 
 
 def _choose(

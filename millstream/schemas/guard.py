@@ -38,7 +38,7 @@ from millstream.messaging import (
 from millstream.messaging.event import NULL_HEADER, SCHEMA_HEADER
 from millstream.messaging.subject import check_subject, key_of_token
 from millstream.messaging.topic_lookup import open_topic
-from millstream.schemas.binding import TypedValues
+from millstream.schemas.binding import RawValues, TypedValues
 from millstream.schemas.records import TABLE, TopicSchemas, read_record, record_key
 from millstream.schemas.registry import Registry
 from millstream.settings import parse_duration
@@ -83,39 +83,22 @@ class Refused:
     description: str
 
 
-class _Checked:
+class _Checked(RawValues):
     """Payloads that are values of one version already: checked, then stored as they came."""
 
-    def __init__(self, values: TypedValues, schema_id: str) -> None:
+    schema_id = ""  # of the version
+
+    def __init__(self, topic: str, values: TypedValues, schema_id: str) -> None:
+        super().__init__(topic)
         self._written = values.written(schema_id)
         self.schema_id = schema_id
 
     def encode(self, value: object) -> bytes:
+        """The payload, if it is a value of the version."""
         if not isinstance(value, bytes):
             raise ConfigError(f"a guard stores bytes, found {type(value).__name__}")
         self._written.check(value)
         return value
-
-    def decode(self, data: bytes, schema_id: str | None) -> Any:
-        return data
-
-    async def learn(self, messages: object) -> None:
-        """Nothing is read here."""
-
-    def column(self, values: object) -> Any:
-        raise ConfigError("a guard stores single events")
-
-    def conform(self, values: object) -> Any:
-        raise ConfigError("a guard stores single events")
-
-    def read_column(self, payloads: object) -> Any:
-        raise ConfigError("a guard stores single events")
-
-    def rows(self, pack: Any) -> Any:
-        return pack.events()
-
-    def resolve(self, values: Any, schema_id: str | None) -> Any:
-        return values
 
 
 class Guard:
@@ -239,7 +222,7 @@ class Guard:
             raise SchemaNotFound(f"schema id {wanted!r:.40} is no version of topic '{self.topic}'")
         schemas = await self._registry.schemas_of(record)
         values = TypedValues(record, schemas, self._registry.schema)
-        topic = await self._client.open_as(self._info, _Checked(values, wanted))
+        topic = await self._client.open_as(self._info, _Checked(self.topic, values, wanted))
         self._entrances[wanted] = _Entrance(self, topic)
         return self._entrances[wanted]
 
