@@ -11,6 +11,7 @@ import pytest
 
 from millstream.blocking.loop import LoopThread
 from millstream.blocking.sending import WAITING_MAX, Pending, Sending
+from millstream.deadline import Deadline
 from millstream.errors import ConfigError, ConnectionClosed
 
 
@@ -122,7 +123,10 @@ def test_the_sender_waits_when_too_much_is_on_its_way(
 
     thread = threading.Thread(target=work)
     thread.start()
-    thread.join(0.2)
+    deadline = Deadline(10)
+    while len(sent) < WAITING_MAX and not deadline.passed:
+        thread.join(0.01)
+    thread.join(0.05)
     assert thread.is_alive()
     assert WAITING_MAX <= len(sent) <= WAITING_MAX + 1  # one is in the producer's hands
     loop.invoke(store.gate.set)
