@@ -22,6 +22,7 @@ from millstream.errors import ConfigError
 __all__ = [
     "DEFAULT_URL",
     "DURABILITY_METADATA",
+    "PROJECT_FILE",
     "STATE_FILE",
     "ConnectionSettings",
     "Reconnect",
