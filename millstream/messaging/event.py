@@ -51,6 +51,7 @@ RESERVED_PREFIXES: Final = ("Nats-", "Mill-")
 _TIME_MARK: Final = b"\r\nMill-Time: "
 _KEY_MARK: Final = b"\r\nMill-Key: "
 _NULL_MARK: Final = b"\r\nMill-Null: "
+_MARKER_MARK: Final = b"\r\nNats-Marker-Reason: "  # the server's: the key's last event expired
 _FOR_MARK: Final = b"\r\nMill-For: "
 _NOT_DECODED: Final = object()
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
@@ -264,7 +265,7 @@ class PlainEvent(Event):
     @property
     def is_deletion(self) -> bool:
         """Whether it has no value: in a table, its key is deleted."""
-        return bool(self._block) and _NULL_MARK in self._block
+        return bool(self._block) and (_NULL_MARK in self._block or _MARKER_MARK in self._block)
 
     @property
     def key(self) -> str | None:

@@ -20,6 +20,7 @@ from millstream.messaging.event import (
     Receipt,
     Source,
 )
+from millstream.messaging.latest import last_on, read_latest
 from millstream.messaging.packing import Packing
 from millstream.messaging.producer import EventProducer
 from millstream.messaging.publishing import PUBLISH_SECONDS, EventPublisher
@@ -222,7 +223,7 @@ class Topic:
         """What applies a function to every event and stores the results in another topic, once."""
         from millstream.messaging.process import Process, ProcessSettings
 
-        target._check_writable()
+        target._check_packs()
         chosen = settings or ProcessSettings(f"{self.name}-to-{target.name}")
         return Process(self._sources, target._target(), function, chosen)
 
@@ -286,8 +287,14 @@ class Topic:
         if source.prefix is None:
             raise ConfigError(f"'{self.name}' is a foreign stream: its subjects carry no keys")
         subject = f"{source.prefix}.{key_token(key)}"
-        found = await self._jetstream.get_message(stream, {"last_by_subj": subject})
-        return None if found is None else (await _looked_up(source, stream, found))[0]
+        return await last_on(self._jetstream, stream, source, subject)
+
+    def latest(self, keys: Sequence[str] = ()) -> AsyncIterator[Event]:
+        """The last plain event of each key (or of these keys), each key once.
+
+        A key that had an event when this began is there, with that one or a later one.
+        """
+        return read_latest(self._jetstream, self._sources, keys)
 
     # -- subscriptions --------------------------------------------------------------------
 

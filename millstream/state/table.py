@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from millstream.errors import ConfigError
+from millstream.errors import ConfigError, WrongSequence
 from millstream.messaging import Event, NewEvent, PublishOptions, ReadPlan, Start, Topic
+from millstream.wire.protocol import unique_token
 
 __all__ = ["Change", "Entry", "Table"]
 
@@ -81,9 +82,18 @@ class Table:
         return {key: receipt.offset for key, receipt in zip(values, receipts, strict=True)}
 
     async def _write(self, key: str, value: Any, revision: int | None) -> int:
-        options = None if revision is None else PublishOptions(expected_last=revision)
-        receipt = await self.topic.publish(value, key, options=options)
-        return receipt.offset
+        if revision is None:
+            return (await self.topic.publish(value, key)).offset
+        own = unique_token(20)
+        options = PublishOptions(expected_last=revision)
+        try:
+            return (await self.topic.publish(value, key, id=own, options=options)).offset
+        except WrongSequence:
+            # A broker that was restarted may have stored the first copy and forgotten its id.
+            last = await self.topic.last(key)
+            if last is None or last.id != own:
+                raise
+            return last.offset
 
     async def get(self, key: str) -> Entry | None:
         """The key's value, or None when it has none."""
@@ -96,9 +106,12 @@ class Table:
         return 0 if event is None else event.offset
 
     async def entries(self, keys: Sequence[str] = ()) -> AsyncIterator[Entry]:
-        """All present values, or those of some keys, as of now."""
-        plan = ReadPlan(start=Start.LAST_PER_KEY, keys=keys)
-        async for event in self.topic.read(plan):
+        """All present values, or those of some keys, each key once.
+
+        Not a snapshot: a key that is written meanwhile comes with its old or its new value; one
+        that is there all along is never missing.
+        """
+        async for event in self.topic.latest(keys):
             if event.value is not None:
                 yield _entry(event)
 
