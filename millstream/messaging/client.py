@@ -164,13 +164,13 @@ class Client:
             if isinstance(result, BaseException):
                 raise result
 
-    async def close(self) -> None:
+    async def close(self, timeout: float = CLOSE_SECONDS) -> None:
         """Wait for the acks of what is in flight, then close. Safe to call twice.
 
-        It waits 5 seconds at most; what is not acknowledged by then, because the broker is gone,
-        fails with ConnectionClosed. Use `drain` to let subscriptions and handlers end as well.
+        What is not acknowledged after `timeout` seconds, because the broker is gone, fails with
+        ConnectionClosed. Use `drain` to let subscriptions and handlers end as well.
         """
-        await self._close(Deadline(CLOSE_SECONDS))
+        await self._close(Deadline(timeout))
 
     async def _close(self, deadline: Deadline) -> None:
         if self.connection.closed:

@@ -8,7 +8,8 @@ from collections import deque
 from collections.abc import Awaitable, Callable
 from typing import Final
 
-from millstream.errors import ConnectError, MillstreamError
+from millstream.deadline import Deadline
+from millstream.errors import ConnectError, MillstreamError, NoResponders, RequestTimeout
 from millstream.messaging.delivery import ACK, Delivery, PackLease
 from millstream.messaging.subscription_settings import SubscriptionSettings
 from millstream.wire.connection import Connection
@@ -20,6 +21,9 @@ __all__ = ["Leases"]
 _log = logging.getLogger("millstream.messaging")
 
 EXTEND: Final = b"+WPI"
+# An ack that meets an election is lost in silence, so one try waits only this long.
+ATTEMPT_SECONDS: Final = 1.0
+PAUSE_SECONDS: Final = 0.05
 # Dead letters that are being stored at the same time; more wait for their turn.
 BURIALS_MAX: Final = 64
 
@@ -51,8 +55,20 @@ class Leases:
         self._connection.send(pub(reply, b"", word))
 
     async def settle_sync(self, reply: bytes, word: bytes) -> None:
+        """Settle and wait for the broker's word; asked again when that is lost: twice is once."""
         self.settled += 1
-        await self._connection.request(reply.decode(), word)
+        connection = self._connection
+        deadline = Deadline(connection.settings.request_timeout)
+        while True:
+            attempt = deadline.left(at_most=ATTEMPT_SECONDS)
+            try:
+                await connection.request(reply.decode(), word, timeout=attempt, asks_again=True)
+                return
+            except (RequestTimeout, NoResponders, ConnectError):
+                connection.check_open()
+                if deadline.passed:
+                    raise
+            await asyncio.sleep(deadline.left(at_most=PAUSE_SECONDS))
 
     def extend(self, reply: bytes) -> None:
         self._connection.send(pub(reply, b"", EXTEND))

@@ -95,6 +95,7 @@ class Connection:
         self.inbox = f"{settings.inbox_prefix}.{unique_token()}"
         self._reply_prefix = f"{self.inbox}.".encode()
         self._replies: dict[bytes, tuple[asyncio.Future[tuple[bytes, bytes]], str]] = {}
+        self._impatient: set[asyncio.Future[tuple[bytes, bytes]]] = set()  # who asks again
         self.on_connected: list[
             Callable[[], None]
         ] = []  # after a reconnect, subscriptions are back
@@ -292,14 +293,21 @@ class Connection:
         payload: bytes = b"",
         headers: bytes = EMPTY_HEADERS,
         timeout: float | None = None,
+        *,
+        asks_again: bool = False,
     ) -> tuple[bytes, bytes]:
-        """Send a request; header block and payload of the first answer. Later ones are dropped."""
+        """Send a request; header block and payload of the first answer. Later ones are dropped.
+
+        Who asks again does not wait for an answer that was lost with the connection: ConnectError.
+        """
         deadline = Deadline(self.settings.request_timeout if timeout is None else timeout)
         await self.wait_connected(deadline)
         future: asyncio.Future[tuple[bytes, bytes]] = self._loop.create_future()
         self._token += 1
         token = b"%d" % self._token
         self._replies[token] = (future, subject)
+        if asks_again:
+            self._impatient.add(future)
         timer = self._loop.call_later(deadline.left(), self._request_timeout, future)
         try:
             size = len(headers) + len(payload)
@@ -315,6 +323,7 @@ class Connection:
         finally:
             timer.cancel()
             self._replies.pop(token, None)
+            self._impatient.discard(future)
         if not answer[1] and status_of(answer[0])[0] == 503:
             raise NoResponders(subject)
         return answer
@@ -354,6 +363,9 @@ class Connection:
         if self._closed is not None:
             return
         _log.info("the connection to %s was lost%s", self.url, f": {error}" if error else "")
+        for future in self._impatient:
+            if not future.done():
+                future.set_exception(ConnectError(f"the connection to {self.url} was lost"))
         for tell in list(self.on_disconnected):
             tell()
         self._spawn(self._reconnect())

@@ -10,7 +10,7 @@ from typing import Any, Final, TypeVar
 import msgspec
 
 from millstream.deadline import Deadline
-from millstream.errors import ApiError, NoResponders, RequestTimeout
+from millstream.errors import ApiError, ConnectError, NoResponders, RequestTimeout
 from millstream.wire.api import (
     RETRY,
     ConsumerConfig,
@@ -97,8 +97,11 @@ class JetStream:
             error: Exception
             try:
                 attempt = deadline.left(at_most=ATTEMPT_SECONDS)
-                _, answer = await connection.request(subject, payload, EMPTY_HEADERS, attempt)
-            except (RequestTimeout, NoResponders) as failed:
+                _, answer = await connection.request(
+                    subject, payload, EMPTY_HEADERS, attempt, asks_again=True
+                )
+            except (RequestTimeout, NoResponders, ConnectError) as failed:
+                connection.check_open()
                 error = failed
             else:
                 refusal = msgspec.json.decode(answer, type=_Answer).error
