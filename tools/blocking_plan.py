@@ -21,6 +21,7 @@ class ClassPlan:
     ahead: dict[str, int] = field(default_factory=dict)  # items to fetch before the reader: few big
     posted: frozenset[str] = frozenset()  # plain calls that nobody waits for
     queued: frozenset[str] = frozenset()  # calls that go to the loop in groups
+    last: frozenset[str] = frozenset()  # calls that come after all that producers were given
     ends: frozenset[str] = frozenset()  # calls that are made also after a queued one failed
     skip: frozenset[str] = frozenset()  # not offered, or written by hand in the base
 
@@ -191,6 +192,7 @@ PLANS = [
         base="Connected",
         base_home="connected",
         live={"identity": "Identity | None"},
+        last=frozenset({"close", "drain", "flush", "__aexit__"}),
         skip=frozenset({"connection", "jetstream", "open_as"}),
     ),
 ]

@@ -181,7 +181,11 @@ class ClassWriter:
             "def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, "
             "trace: TracebackType | None) -> None:"
         )
-        return _method(head, "", "self._loop.call(self._inner.__aexit__(kind, error, trace))")
+        call = f"self._loop.{self._caller(member)}"
+        return _method(head, "", f"{call}(self._inner.__aexit__(kind, error, trace))")
+
+    def _caller(self, member: Member) -> str:
+        return "call_last" if member.name in self.plan.last else "call"
 
     def _function(self, member: Member) -> str:
         signature = inspect.signature(member.value)
@@ -205,7 +209,7 @@ class ClassWriter:
         if inspect.isasyncgenfunction(member.value):
             return self._give(kind, called, member.name)
         if inspect.iscoroutinefunction(member.value):
-            work = f"self._loop.call({called})"
+            work = f"self._loop.{self._caller(member)}({called})"
             if self.sending:
                 work = f"self.{'_end' if member.name in plan.ends else '_after'}({passed})"
         elif self.sending:

@@ -30,6 +30,8 @@ THREADS_MAX: Final = 256
 # While calls that need no answer keep coming, the loop looks for them this often instead of being
 # woken for each: a wake-up costs more than an ack.
 LOOK_SECONDS: Final = 0.001
+# How long a closing connection waits for producers whose broker may be gone.
+HAND_OVER_SECONDS: Final = 5.0
 # How long an interrupted call may take to clean up before the interrupt goes on.
 CANCEL_SECONDS: Final = 2.0
 # How long the end of the process waits for handlers and acks in flight, then for all the rest.
@@ -117,6 +119,7 @@ class LoopThread:
         # Calls without an answer. What is in it was caused by deliveries under lease, so the
         # subscriptions' max_in_flight bounds it.
         self._posts: deque[tuple[Callable[..., object], tuple[Any, ...]]] = deque()
+        self.senders: set[asyncio.Task[None]] = set()  # that hand events over to producers
         self._looking = False  # the loop will look into it without being told
         self._thread = threading.Thread(target=self._run, name="millstream-loop", daemon=True)
         self._thread.start()
@@ -156,6 +159,27 @@ class LoopThread:
         invocation = _Invocation(partial(function, *args, **kwargs))
         self._loop.call_soon_threadsafe(self._start, invocation)
         return invocation.result()
+
+    def call_last(self, work: Coroutine[Any, Any, T]) -> T:
+        """Like `call`, but when every producer has handed over what it was given."""
+        try:
+            self._check()
+        except MillstreamError:
+            work.close()
+            raise
+        return self.call(self._last(work))
+
+    async def _last(self, work: Coroutine[Any, Any, T]) -> T:
+        try:
+            await self._handed_over()
+        except BaseException:
+            work.close()
+            raise
+        return await work
+
+    async def _handed_over(self) -> None:
+        if self.senders:
+            await asyncio.wait(set(self.senders), timeout=HAND_OVER_SECONDS)
 
     def post(self, function: Callable[..., object], *args: Any) -> None:
         """Call a plain function on the loop within a millisecond, without waiting for it.
@@ -232,6 +256,7 @@ class LoopThread:
     async def _drain_clients(self) -> None:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(EXIT_SECONDS):
+                await self._handed_over()
                 ending = (client.drain(EXIT_SECONDS) for client in list(self._clients))
                 await asyncio.gather(*ending, return_exceptions=True)
         others = asyncio.all_tasks() - {asyncio.current_task()}

@@ -59,7 +59,7 @@ class Mill(Connected):
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self._loop.call(self._inner.__aexit__(kind, error, trace))
+        self._loop.call_last(self._inner.__aexit__(kind, error, trace))
 
     @property
     def url(self) -> str:
@@ -72,7 +72,7 @@ class Mill(Connected):
 
     def flush(self, timeout: float | None = None) -> None:
         """Return when the server has handled everything sent so far."""
-        self._loop.call(self._inner.flush(timeout))
+        self._loop.call_last(self._inner.flush(timeout))
 
     def drain(self, timeout: float = 30.0) -> None:
         """End gently: take nothing new, let handlers end, store what was sent, then close.
@@ -80,15 +80,15 @@ class Mill(Connected):
         Subscribers, services, subscriptions and groups stop first, then producers of packs send
         what they have. What is not done after `timeout` seconds is left, and the error says what.
         """
-        self._loop.call(self._inner.drain(timeout))
+        self._loop.call_last(self._inner.drain(timeout))
 
-    def close(self) -> None:
+    def close(self, timeout: float = 5.0) -> None:
         """Wait for the acks of what is in flight, then close. Safe to call twice.
 
-        It waits 5 seconds at most; what is not acknowledged by then, because the broker is gone,
-        fails with ConnectionClosed. Use `drain` to let subscriptions and handlers end as well.
+        What is not acknowledged after `timeout` seconds, because the broker is gone, fails with
+        ConnectionClosed. Use `drain` to let subscriptions and handlers end as well.
         """
-        self._loop.call(self._inner.close())
+        self._loop.call_last(self._inner.close(timeout))
 
     def publish(
         self,

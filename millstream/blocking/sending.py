@@ -64,7 +64,7 @@ class Sending(Twin):
     `flush` or the end of `with` has not confirmed counts as not sent.
     """
 
-    __slots__ = ("_error", "_flag", "_runs", "_task", "_waiters", "_waiting")
+    __slots__ = ("_error", "_flag", "_runs", "_waiters", "_waiting")
 
     _inner: Leavable
 
@@ -73,7 +73,6 @@ class Sending(Twin):
         self._waiting: deque[_Send] = deque()
         self._runs = False  # a task of the loop works on what waits, or is about to
         self._flag = threading.Lock()  # held while `_runs` becomes true, for one starts the task
-        self._task: asyncio.Task[None] | None = None
         self._waiters: list[asyncio.Future[None]] = []
         self._error: Exception | None = None
 
@@ -157,7 +156,9 @@ class Sending(Twin):
     # -- on the loop ----------------------------------------------------------------------
 
     def _start(self) -> None:
-        self._task = asyncio.get_running_loop().create_task(self._work())
+        task = asyncio.get_running_loop().create_task(self._work())
+        self._loop.senders.add(task)
+        task.add_done_callback(self._loop.senders.discard)
 
     async def _work(self) -> None:
         done = 0

@@ -71,7 +71,11 @@ class Table(Twin):
         return self._loop.call(self._inner.revision(key))
 
     def entries(self, keys: Sequence[str] = ()) -> Iterator[Entry]:
-        """All present values, or those of some keys, as of now."""
+        """All present values, or those of some keys, each key once.
+
+        Not a snapshot: a key that is written meanwhile comes with its old or its new value; one
+        that is there all along is never missing.
+        """
         return self._loop.iterate(self._inner.entries(keys))
 
     def changes(

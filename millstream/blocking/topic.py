@@ -143,6 +143,13 @@ class Topic(TopicReading):
         """The last event of a key that was written as a plain message; None when there is none."""
         return self._loop.call(self._inner.last(key))
 
+    def latest(self, keys: Sequence[str] = ()) -> Iterator[Event]:
+        """The last plain event of each key (or of these keys), each key once.
+
+        A key that had an event when this began is there, with that one or a later one.
+        """
+        return self._loop.iterate(self._loop.invoke(self._inner.latest, keys))
+
     def subscribe(self, name: str, settings: SubscriptionSettings | None = None) -> Subscription:
         """Become a member of a durable subscription, which is made when it does not exist.
 

@@ -36,7 +36,14 @@ def mill(millstream_url: str) -> Iterator[Mill]:
 
 def start(url: str, script: str) -> subprocess.Popen[str]:
     return subprocess.Popen(
-        [sys.executable, "-X", "dev", "-c", BEGIN + textwrap.dedent(script), url],
+        [
+            sys.executable,
+            "-W",
+            "always::ResourceWarning",
+            "-c",
+            BEGIN + textwrap.dedent(script),
+            url,
+        ],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -80,6 +87,35 @@ def test_a_script_that_closes_nothing_ends_at_once_and_loses_nothing(
     )
     assert topic.lag("billing").messages == 0
     assert topic.subscription_info("billing").in_flight == 0
+
+
+def test_events_given_to_a_producer_are_stored_at_the_end_of_the_script(
+    mill: Mill, millstream_url: str
+) -> None:
+    topic = mill.create_topic("orders", storage="memory")
+    run(
+        millstream_url,
+        """
+        from millstream.messaging.packing import Packing
+        producer = mill.topic("orders").producer(Packing(linger=60))
+        for number in range(1000):
+            producer.send(b"%d" % number)
+        """,
+    )
+    assert [int(event.value) for event in topic.read()] == list(range(1000))
+
+
+@pytest.mark.parametrize("end", ["close", "drain"])
+def test_events_given_to_a_producer_are_not_lost_by_ending_the_connection(
+    millstream_url: str, end: str
+) -> None:
+    mill = blocking.connect(millstream_url)
+    producer = mill.create_topic("orders", storage="memory").event_producer()
+    for number in range(1000):
+        producer.send(b"%d" % number)
+    getattr(mill, end)()
+    with blocking.connect(millstream_url) as again:
+        assert [int(e.value) for e in again.topic("orders").read()] == list(range(1000))
 
 
 def test_a_script_ends_while_other_threads_wait_and_handlers_listen(
