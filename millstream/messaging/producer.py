@@ -47,7 +47,11 @@ class EventProducer:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        await self.close()
+        try:
+            await self.close()
+        except PartlyStored:
+            if kind is None:  # an error of the block itself is not hidden
+                raise
 
     @property
     def sent(self) -> int:
@@ -83,9 +87,9 @@ class EventProducer:
         while self._in_flight:
             await self._wait(all_of_them=True)
         if self._failures:
-            failed, total = self._failed, self._sent
+            failed, total, count = self._failed, self._sent, self._failures
             self._failed, self._failures = {}, 0
-            raise PartlyStored(total, failed)
+            raise PartlyStored(total, failed, count)
 
     async def close(self) -> None:
         """Flush, then take no more."""

@@ -1,0 +1,102 @@
+"""A cluster whose leaders change, by order and by a crash, under publishers and readers."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import AsyncIterator, Iterator
+
+import pytest
+
+import millstream
+from millstream.broker import Cluster
+from millstream.messaging import Delivery, Lag, NewEvent, SubscriptionSettings, Topic
+from millstream.mill import Mill
+from millstream.settings import Reconnect
+from millstream.testing import running_cluster
+from tests.integration.messaging.sdk import values
+from tests.integration.messaging.topic_tools import eventually
+
+QUICK = Reconnect(wait=0.02, wait_max=0.1, give_up_after=30)
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[Cluster]:
+    with running_cluster(durability="periodic") as cluster:
+        yield cluster
+
+
+@pytest.fixture
+async def mill(cluster: Cluster) -> AsyncIterator[Mill]:
+    async with millstream.connect(cluster.url, reconnect=QUICK, request_timeout=20.0) as mill:
+        yield mill
+
+
+async def leader(mill: Mill, stream: str) -> str:
+    info = await mill.jetstream.stream_info(stream)
+    return info.cluster.leader if info.cluster else ""
+
+
+def node_of(cluster: Cluster, server: str) -> str:
+    return next(n for n in ("n1", "n2", "n3") if cluster.server_name(n) == server)
+
+
+async def work(
+    topic: Topic, count: int, disturb: asyncio.Task[None]
+) -> tuple[Counter[bytes], list[bytes]]:
+    """Publish and handle events while something happens; what was handled, and what is stored."""
+    seen: Counter[bytes] = Counter()
+
+    async def handle(delivery: Delivery) -> None:
+        seen[delivery.value] += 1
+
+    member = await topic.subscribe("s", SubscriptionSettings(ack_wait=2.0))
+    running = asyncio.create_task(member.run(handle, concurrency=8))
+    async with topic.event_producer(max_in_flight=64) as producer:
+        number = 0
+        while number < count or not disturb.done():
+            await producer.send(b"%d" % number, f"k{number % 5}")
+            number += 1
+            await asyncio.sleep(0.002)
+    await disturb
+    await eventually(lambda: topic.lag("s"), Lag(0, 0.0), 30)
+    await member.close()
+    await running
+    stored = await values(topic)
+    assert Counter(stored) == Counter(b"%d" % n for n in range(number))
+    return seen, stored
+
+
+async def test_a_leader_that_steps_down_is_not_noticed(mill: Mill) -> None:
+    topic = await mill.create_topic("steady", replicas=3)
+
+    async def step_down() -> None:
+        for _ in range(3):
+            await asyncio.sleep(0.2)
+            before = await leader(mill, "steady")
+            await mill.jetstream.ask("STREAM.LEADER.STEPDOWN.steady")
+            await mill.jetstream.ask("CONSUMER.LEADER.STEPDOWN.steady.s")
+            while await leader(mill, "steady") in ("", before):  # noqa: ASYNC110
+                await asyncio.sleep(0.02)
+
+    await (await topic.subscribe("s", SubscriptionSettings(ack_wait=2.0))).close()
+    seen, stored = await work(topic, 300, asyncio.create_task(step_down()))
+    assert set(seen) == set(stored)
+    assert mill.connection.reconnects == 0
+
+
+async def test_a_leader_that_is_killed_loses_nothing(cluster: Cluster, mill: Mill) -> None:
+    topic = await mill.create_topic("robust", replicas=3)
+    await topic.publish_many([NewEvent(b"x", "k")])
+    await topic.purge()
+
+    async def kill() -> None:
+        await asyncio.sleep(0.3)
+        node = node_of(cluster, await leader(mill, "robust"))
+        await asyncio.to_thread(cluster.kill, node)
+        await asyncio.sleep(0.5)
+        await asyncio.to_thread(cluster.restart, node)
+
+    seen, stored = await work(topic, 300, asyncio.create_task(kill()))
+    assert set(seen) == set(stored)
+    assert topic.durability == "replicated"
