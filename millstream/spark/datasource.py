@@ -36,6 +36,7 @@ from millstream.spark.staging import ensure_staging
 from millstream.spark.stream_reader import StreamReader
 from millstream.spark.table_reader import TableReader
 from millstream.spark.targets import find_target
+from millstream.spark.task_sink import TaskRows
 from millstream.spark.typed import TopicType, common_shape, find_type
 from millstream.spark.writer import BatchWriter, Job, StreamWriter
 
@@ -74,7 +75,8 @@ class MillstreamDataSource(DataSource):
 
     def _types(self, options: SourceOptions) -> dict[str, TopicType]:
         jetstream = jetstream_to(self._settings)
-        topics = sorted({topic for topic, _ in find_logs(jetstream, options)})
+        logs = find_logs(jetstream, options).values()
+        topics = sorted({log.topic for log in logs if log.typed})
         found = {topic: find_type(jetstream, topic) for topic in topics}
         return {topic: type_ for topic, type_ in found.items() if type_ is not None}
 
@@ -124,11 +126,13 @@ class MillstreamDataSource(DataSource):
 
     def _job(self, schema: StructType, streaming: bool) -> Job:
         options = sink_options(self.options)
-        check_columns(to_arrow_schema(schema, timezone="UTC"), options.topic, options.is_table)
+        arrow: pa.Schema = to_arrow_schema(schema, timezone="UTC")
+        check_columns(arrow, options.topic, options.is_table)
         # Inside foreachBatch (a name is given) the fence makes a batch exactly once already.
         fenced = streaming or options.writer or options.is_table
         staged = not fenced if options.staged is None else options.staged
         target = None if options.topic is None else find_target(self._settings, options.topic)
+        TaskRows(self._settings, options, target, 0).check(arrow)
         if staged:
             ensure_staging(self._settings, 1 if target is None else target.replicas)
         return Job(self._settings, replace(options, staged=staged), target)

@@ -12,9 +12,6 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from millstream.errors import ConfigError
-from millstream.spark.connections import jetstream_to
-from millstream.spark.options import connection_settings
-from millstream.spark.typed import find_type
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
@@ -78,11 +75,14 @@ def as_events(
     """
     from pyspark.sql import functions as f
 
+    from millstream.spark.options import connection_settings
+    from millstream.spark.targets import find_target
+
     names = [key] if isinstance(key, str) else list(key)
     unknown = [name for name in names if name not in rows.columns]
     if unknown or not names:
         raise ConfigError(f"no column {unknown or names}; there are {', '.join(rows.columns)}")
-    typed = find_type(jetstream_to(connection_settings(connection)), topic) is not None
+    typed = find_target(connection_settings(connection), topic).type is not None
     whole: Column = f.struct(*[f.col(f"`{name}`") for name in rows.columns])
     texts = [f.col(f"`{name}`").cast("string") for name in names]
     return rows.select(

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 from millstream.errors import ConfigError, TopicNotFound
 from millstream.messaging.subject import stream_name
-from millstream.messaging.topic_config import identity_of
+from millstream.messaging.topic_config import from_stream_config, identity_of
 from millstream.spark.connections import PATIENCE_SECONDS
 from millstream.spark.offsets import FIRST, Offsets, Position, Where
 from millstream.spark.options import SourceOptions
@@ -117,6 +117,7 @@ def _log(info: StreamInfo, topic: str, alone: bool = False) -> Log:
         next=state.last_seq + 1,
         last_time=state.last_ts if state.messages else "",
         message_bytes=state.bytes // state.messages if state.messages else 0,
+        typed=from_stream_config(config).wire_format is not None,
         # Work queues and interest topics remove what was handled.
         gaps=per_key or config.get("retention", "limits") != "limits",
     )

@@ -46,6 +46,7 @@ class Log:
     next: int  # sequence that the next message will get
     last_time: str = ""  # when the last message was stored
     message_bytes: int = 0  # of an average message
+    typed: bool = False  # whether its values have a schema
     gaps: bool = False  # whether sequences vanish by design: a table keeps the last of each key
 
     @property

@@ -108,7 +108,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return to_json(self._positions(begin, ends, logs))
 
     def _told_to_stop(self) -> bool:
-        """Spark stops queries in mid-batch; one whose source offers nothing ends its batch first."""
+        """Spark stops in mid-batch; a query whose source offers nothing ends its batch first."""
         file = self._options.stop_file
         return file is not None and Path(file).exists()
 

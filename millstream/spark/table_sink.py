@@ -17,7 +17,6 @@ from millstream.errors import ConfigError, FencedOut, Unfit, WrongSequence
 from millstream.messaging.event import NULL_HEADER, SCHEMA_HEADER
 from millstream.messaging.fence import fence_subject
 from millstream.messaging.subject import key_token
-from millstream.schemas import Conformer, RowReader, make_codec
 from millstream.spark.chain import RACES_MAX, Fence, Note
 from millstream.spark.connections import connection_to
 from millstream.spark.sink_rows import enveloped, placed
@@ -40,6 +39,8 @@ class _Values:
         self._target = target
         self._encode: Callable[[Any], bytes] | None = None
         if target.type is not None:
+            from millstream.schemas import Conformer, RowReader, make_codec
+
             schema = target.type.schema
             self._conformer = Conformer(schema.record)
             self._rows = RowReader(schema.record)

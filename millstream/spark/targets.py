@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from millstream.errors import ConfigError
-from millstream.messaging.topic_config import identity_of
+from millstream.messaging.topic_config import from_stream_config, identity_of
 from millstream.settings import ConnectionSettings
 from millstream.spark.connections import connection_to, jetstream_to
 from millstream.spark.logs import topic_streams
@@ -39,6 +39,7 @@ def find_target(settings: ConnectionSettings, topic: str) -> Target:
     configs = [info.config for info in infos]
     identities = [identity_of(config) for config in configs]
     prefixes = [identity.prefix for identity in identities]
+    typed = from_stream_config(configs[0]).wire_format is not None
     copied = any(config.get("mirror") or config.get("sources") for config in configs)
     if copied or not all(identity.managed for identity in identities) or None in prefixes:
         raise ConfigError(
@@ -51,7 +52,7 @@ def find_target(settings: ConnectionSettings, topic: str) -> Target:
         prefixes=tuple(prefix or topic for prefix in prefixes),
         atomic=all(config.get("allow_atomic", False) for config in configs),
         is_table=(configs[0].get("max_msgs_per_subject") or 0) > 0,
-        type=find_type(jetstream, topic),
+        type=find_type(jetstream, topic) if typed else None,
         max_payload=connection_to(settings).info.max_payload,
         replicas=configs[0].get("num_replicas", 1),
     )

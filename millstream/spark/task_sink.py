@@ -4,19 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
 from millstream.errors import ConfigError
 from millstream.messaging.fence import fence_subject
 from millstream.messaging.pack import EncodedPack, PackLimits, encode, split
-from millstream.schemas import Conformer
 from millstream.settings import ConnectionSettings
 from millstream.spark.chain import Chain, Fence, UnitLimits
 from millstream.spark.connections import connection_to
 from millstream.spark.options import SinkOptions
 from millstream.spark.sink_rows import by_topic, enveloped, placed
 from millstream.spark.targets import Target, find_target
+
+if TYPE_CHECKING:
+    from millstream.schemas import Conformer
 
 __all__ = ["Packer", "TaskRows", "chain_of", "write_chains"]
 
@@ -99,6 +102,11 @@ class TaskRows:
             known = self._targets[topic] = find_target(self.settings, topic)
         return known
 
+    def check(self, schema: pa.Schema) -> None:
+        """Refuse rows whose values cannot be those of the topic, by their types alone."""
+        if self.target is not None and not self.options.is_table:
+            self._checked(self.target, pa.RecordBatch.from_pylist([], schema=schema))
+
     def distribute(
         self,
         batches: Iterable[pa.RecordBatch],
@@ -146,6 +154,8 @@ class TaskRows:
             )
         conformer = self._conformers.get(target.topic)
         if conformer is None:
+            from millstream.schemas import Conformer
+
             conformer = Conformer(target.type.schema.record)
             self._conformers[target.topic] = conformer
         return batch.set_column(place, "value", conformer.conform(value))

@@ -227,4 +227,4 @@ def test_narrowing_really_saves_reading() -> None:
     assert (done.first, done.end) == (11, 21)
     keyed = narrow([EqualTo(("key",), b"a.b")])
     assert keyed.rows.subjects("orders.1") == ("orders.1.a=2Eb", "orders.1.*.>")
-    assert narrow([EqualTo(("partition",), 3)]).partitions == {3}
+    assert narrow([EqualTo(("partition",), 3)]).partitions == frozenset({3})

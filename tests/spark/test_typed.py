@@ -1,0 +1,163 @@
+"""Topics with a schema: typed columns in and out, evolution, what cannot be decoded."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+
+from tests.spark.conftest import Lake, Place, forget_commit, last_batch
+
+pytestmark = pytest.mark.timeout(120)
+
+
+@dataclass
+class Order:
+    id: int
+    customer: str
+    price: float
+
+
+def grown() -> type:
+    """The next version of the same record."""
+
+    @dataclass
+    class Order:
+        id: int
+        customer: str
+        price: float
+        note: str | None = None
+
+    return Order
+
+
+def typed(place: Place, name: str, **settings: Any) -> None:
+    place.topic(name, schema=Order, **settings)
+
+
+def publish(place: Place, topic: str, values: list[Any]) -> None:
+    async def work(mill: Any) -> None:
+        opened = await mill.topic(topic)
+        await opened.publish_many(values)
+
+    place.run(work)
+
+
+def order(n: int) -> dict[str, Any]:
+    return {"id": n, "customer": f"c{n % 3}", "price": n / 2}
+
+
+@pytest.mark.parametrize("wire_format", ["json", "avro", "protobuf"])
+def test_values_are_typed_columns_from_packs_and_plain_events(
+    lake: Lake, place: Place, wire_format: str
+) -> None:
+    typed(place, "orders", wire_format=wire_format)
+    publish(place, "orders", [order(n) for n in range(5)])
+    place.pack("orders", [(order(n), None) for n in range(5, 20)])
+    frame = lake.read(subscribe="orders")
+    assert frame.schema["value"].dataType.simpleString() == (
+        "struct<id:bigint,customer:string,price:double>"
+    )
+    rows = frame.selectExpr("value.*").orderBy("id").collect()
+    assert [row.asDict() for row in rows] == [order(n) for n in range(20)]
+    total = frame.groupBy("value.customer").sum("value.price").collect()
+    assert {row[0]: row[1] for row in total}["c0"] == sum(n / 2 for n in range(0, 20, 3))
+
+
+def test_columns_choose_fields_of_the_value(lake: Lake, place: Place) -> None:
+    typed(place, "orders")
+    place.pack("orders", [(order(n), None) for n in range(10)])
+    frame = lake.read(subscribe="orders", columns="value.price")
+    assert frame.schema.simpleString() == "struct<value:struct<price:double>>"
+    assert frame.selectExpr("sum(value.price)").collect()[0][0] == 22.5
+    named = lake.read(subscribe="orders", schema="value STRUCT<price: DOUBLE, id: BIGINT>")
+    assert named.selectExpr("sum(value.id)").collect()[0][0] == 45
+    with pytest.raises(Exception, match="no field 'cost'; they have id, customer, price"):
+        lake.read(subscribe="orders", columns="value.cost")
+    with pytest.raises(Exception, match="asks for value as"):
+        lake.read(subscribe="orders", schema="value STRUCT<price: STRING>").collect()
+
+
+def test_rows_are_written_typed_once_and_checked(lake: Lake, place: Place) -> None:
+    typed(place, "orders", partitions=2)
+    typed(place, "copy", partitions=2)
+    place.pack("orders", [(order(n), f"k{n}") for n in range(500)])
+    checkpoint = lake.checkpoint()
+    for again in (False, True):
+        frame = lake.stream(subscribe="orders").select("key", "value", "timestamp")
+        lake.run(frame, checkpoint, topic="copy")
+        if not again:
+            forget_commit(checkpoint, last_batch(checkpoint))
+    copied = lake.read(subscribe="copy").selectExpr("value.*").orderBy("id").collect()
+    assert [row.asDict() for row in copied] == [order(n) for n in range(500)]
+    wrong = lake.spark.range(3).selectExpr("struct(id, 'x' AS customer) AS value")
+    with pytest.raises(Exception, match="price"):
+        lake.write(wrong, topic="copy")
+    text = lake.spark.range(3).selectExpr("'x' AS value")
+    with pytest.raises(Exception, match="has a schema: give the value as a struct"):
+        lake.write(text, topic="copy")
+
+
+def test_a_schema_may_grow_while_a_query_runs_and_between_its_runs(
+    lake: Lake, place: Place
+) -> None:
+    typed(place, "orders")
+    place.pack("orders", [(order(1), None)])
+    checkpoint = lake.checkpoint()
+    rows: list[dict[str, Any]] = []
+
+    def keep(batch: Any, _: int) -> None:
+        rows.extend(row.asDict() for row in batch.selectExpr("value.*").collect())
+
+    def start() -> Any:
+        frame = lake.stream(subscribe="orders")
+        return (
+            frame.writeStream.foreachBatch(keep)
+            .option("checkpointLocation", str(checkpoint))
+            .start()
+        )
+
+    query = start()
+    query.processAllAvailable()
+
+    async def evolve(mill: Any) -> None:
+        await mill.schemas.evolve("orders", grown())
+
+    place.run(evolve)
+    place.pack("orders", [({**order(2), "note": "hi"}, None)])
+    query.processAllAvailable()
+    query.stop()
+    assert rows == [order(1), order(2)]  # a running query keeps the version it began with
+    place.pack("orders", [({**order(3), "note": "new"}, None)])
+    query = start()
+    query.processAllAvailable()
+    query.stop()
+    assert rows[2:] == [{**order(3), "note": "new"}]
+    old = lake.read(subscribe="orders").selectExpr("value.*").orderBy("id").collect()
+    assert [row.note for row in old] == [None, "hi", "new"]
+
+
+def spoil(place: Place, topic: str) -> None:
+    async def work(mill: Any) -> None:
+        await mill.publish_acked(f"{topic}.bad", b"{not json")
+        pack = {"Mill-Pack": "1", "Content-Type": "application/vnd.apache.arrow.stream"}
+        headers = {**pack, "Mill-Count": "1", "Mill-Checksum": "00000000"}
+        await mill.publish_acked(f"{topic}._pack.x", b"junk", headers=headers)
+
+    place.run(work)
+
+
+def test_what_cannot_be_decoded_fails_is_null_or_is_dropped(lake: Lake, place: Place) -> None:
+    typed(place, "orders")
+    publish(place, "orders", [order(1)])
+    spoil(place, "orders")
+    publish(place, "orders", [order(2)])
+    with pytest.raises(Exception, match="orders/0, offset 2, index 0"):
+        lake.read(subscribe="orders").collect()
+    rows = lake.read(subscribe="orders", undecodable="null").orderBy("offset").collect()
+    assert [row.value is None for row in rows] == [False, True, True, False]
+    assert [row.reason is None for row in rows] == [True, False, False, True]
+    assert "unsound pack" in rows[2].reason
+    kept = lake.read(subscribe="orders", undecodable="drop").orderBy("offset").collect()
+    assert [row.value.id for row in kept] == [1, 2]
