@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from millstream.errors import ConfigError, PipelineInvalid, TopicNotFound
+from millstream.errors import ConfigError, MillstreamError, PipelineInvalid, TopicNotFound
 from millstream.pipelines.declare import Flow, Output, Pipeline, reading
 from millstream.pipelines.graph import Graph, Node
 from millstream.pipelines.reasons import reason_of
@@ -112,16 +112,16 @@ class Resolver:
         self._path.append(name)
 
     def _call(self, name: str, where: str, function: Any, node: str) -> DataFrame:
-        from py4j.protocol import Py4JError
-        from pyspark.errors import PySparkException
         from pyspark.sql import DataFrame
 
         self._readers.append(node)
         try:
             with reading(self._read):
                 frame = function()
-        except (PySparkException, Py4JError) as error:
-            told = reason_of(str(error))
+        except MillstreamError:
+            raise
+        except Exception as error:
+            told = reason_of(f"{type(error).__name__}: {error}")
             raise PipelineInvalid(f"the function '{name}' ({where}) failed: {told}") from error
         finally:
             self._readers.pop()
