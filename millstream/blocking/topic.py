@@ -176,7 +176,7 @@ class Topic(TopicReading):
         return HttpPush(self._loop, self._loop.call(self._inner.http_push(name, push, settings)))
 
     def dead_letters(self, subscription: str) -> DeadLetterQueue:
-        """What a subscription gave up: to list, show, edit, delete and redrive."""
+        """What a subscription, group or process gave up: to list, show, edit and redrive."""
         return DeadLetterQueue(self._loop, self._loop.call(self._inner.dead_letters(subscription)))
 
     def subscriptions(self) -> list[SubscriptionInfo]:
