@@ -16,7 +16,7 @@ import msgspec
 from millstream.deadline import now_ns
 from millstream.errors import ConfigError, DataLoss, MillstreamError, WrongSequence
 from millstream.messaging.dead_letters import DeadLetterStore
-from millstream.messaging.event import Source, nanoseconds_of
+from millstream.messaging.event import Source, is_for_another, nanoseconds_of
 from millstream.messaging.group_assignment import Lease
 from millstream.messaging.group_event import (
     AnyGroupEvent,
@@ -258,7 +258,8 @@ class Holding:
         for raw in messages:
             address = parse_ack_address(raw.reply)
             self._mark = (address.sequence, address.timestamp_ns)
-            yield from group_events(self, self._source, raw)
+            if not is_for_another(raw.headers, self._member.store.group):
+                yield from group_events(self, self._source, raw)
             self._progress.read_up_to((address.sequence + 1, 0))
 
     def _offer(self, event: AnyGroupEvent) -> None:

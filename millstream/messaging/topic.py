@@ -7,7 +7,13 @@ from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
-from millstream.errors import ConfigError, MillstreamError, PartlyStored
+from millstream.errors import (
+    ConfigError,
+    MillstreamError,
+    PartlyStored,
+    SubscriptionNotFound,
+    TopicNotFound,
+)
 from millstream.messaging import topic_admin
 from millstream.messaging.dead_letter_queue import DeadLetterQueue
 from millstream.messaging.dead_letters import DeadLetterStore, default_dead_letter_topic
@@ -343,9 +349,17 @@ class Topic:
         return HttpPush(await self.subscribe(name, settings), push)
 
     async def dead_letters(self, subscription: str) -> DeadLetterQueue:
-        """What a subscription gave up: to list, show, edit, delete and redrive."""
-        dead = (await self._subscriptions.info(subscription)).settings.dead_letter
-        dead = dead or default_dead_letter_topic(self.name, subscription)
+        """What a subscription, group or process gave up: to list, show, edit and redrive."""
+        dead = default_dead_letter_topic(self.name, subscription)
+        try:
+            info = await self._subscriptions.info(subscription)
+            dead = info.settings.dead_letter or dead
+        except SubscriptionNotFound as missing:
+            # Groups and processes have no consumer, and letters outlive their subscription.
+            try:
+                await open_topic(self._jetstream, dead)
+            except TopicNotFound:
+                raise missing from None
         return DeadLetterQueue(self._jetstream, self._lane, dead, self._value_type)
 
     async def subscriptions(self) -> list[SubscriptionInfo]:

@@ -20,13 +20,16 @@ from millstream.errors import (
 from millstream.messaging import (
     DeadLetterFilter,
     DeadLetterQueue,
+    GroupEvent,
     NewEvent,
+    Reject,
     Subscription,
     SubscriptionSettings,
     Topic,
 )
 from millstream.mill import Mill
 from tests.integration.messaging.processes import killed, python
+from tests.integration.messaging.topic_tools import eventually
 
 
 @pytest.fixture
@@ -443,3 +446,42 @@ async def test_a_note_of_an_older_queue_removes_no_letter_of_a_new_one(
     assert [letter.offset for letter in await queue.list()] == [1]
     assert (await queue.redrive()).redriven == 1
     assert (await stored(topic))[-1] == b"new"
+
+
+async def test_an_event_a_group_gave_up_comes_back_to_that_group_alone(topic: Topic) -> None:
+    await topic.publish(b"v", "k")
+    calls: list[tuple[str, bytes]] = []
+    bad = True
+
+    async def refuse(event: GroupEvent) -> None:
+        calls.append(("refusing", event.value))
+        if bad:
+            raise Reject("not yet")
+
+    async def accept(event: GroupEvent) -> None:
+        calls.append(("accepting", event.value))
+
+    async with topic.group("refusing") as one, topic.group("accepting") as two:
+        running = [asyncio.create_task(one.run(refuse)), asyncio.create_task(two.run(accept))]
+        await eventually(lambda: buried(topic), 1)
+        await eventually(lambda: called(calls), 2)
+        bad = False
+        queue = await topic.dead_letters("refusing")
+        assert (await queue.redrive()).redriven == 1
+        await topic.publish(b"end", "k")
+        await eventually(lambda: called(calls), 5)
+        await asyncio.gather(one.stop(), two.stop())
+        await asyncio.gather(*running)
+    assert [value for name, value in calls if name == "refusing"] == [b"v", b"v", b"end"]
+    assert [value for name, value in calls if name == "accepting"] == [b"v", b"end"]
+
+
+async def buried(topic: Topic) -> int:
+    try:
+        return len(await (await topic.dead_letters("refusing")).list())
+    except SubscriptionNotFound:
+        return 0
+
+
+async def called(calls: list[tuple[str, bytes]]) -> int:
+    return len(calls)
