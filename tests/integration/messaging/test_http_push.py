@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import logging
 import ssl
 import subprocess
 import threading
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from email.utils import format_datetime
 from pathlib import Path
@@ -340,3 +341,26 @@ async def test_a_certificate_is_checked_against_the_given_authorities(
 def test_wrong_settings_are_refused_when_they_are_made(wrong: dict[str, Any]) -> None:
     with pytest.raises(ConfigError):
         HttpPushSettings(**wrong)
+
+
+@dataclass
+class Order:
+    id: int
+    at: datetime
+
+
+async def test_a_typed_value_is_posted_as_json(millstream_url: str) -> None:
+    async with millstream.connect(millstream_url) as mill:
+        topic = await mill.create_topic("typed", schema=Order)
+        moment = datetime(2026, 1, 2, tzinfo=UTC)
+        await topic.publish(Order(1, moment))
+        async with topic.producer() as producer:
+            await producer.send(Order(2, moment))
+        with endpoint() as server:
+            async with pushing(topic, server.url, concurrency=1):
+                await all_settled(topic)
+    assert [json.loads(post.body) for post in server.posts] == [
+        {"id": 1, "at": "2026-01-02T00:00:00Z"},
+        {"id": 2, "at": "2026-01-02T00:00:00Z"},
+    ]
+    assert {post.headers["content-type"] for post in server.posts} == {"application/json"}
