@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Literal, NamedTuple
 
@@ -310,7 +310,8 @@ class _PartitionWorker:
                 if address.sequence > fence.done:
                     fence.waiting.append(_Output(new, event))
                     self._waiting += 1
-                    self._bytes += len(new.value) if isinstance(new.value, bytes | str) else 0
+                    if type(new.value) is bytes:
+                        self._bytes += len(new.value)
         self._position = address.sequence
         self._note = str(address.timestamp_ns)
 
@@ -392,6 +393,7 @@ def _outputs_of(result: Any) -> list[NewEvent]:
         return []
     if isinstance(result, NewEvent):
         return [result]
-    if isinstance(result, list | Iterator):
+    # Questions that cost little, because they are asked for every event.
+    if isinstance(result, list) or hasattr(result, "__next__"):
         return [item if isinstance(item, NewEvent) else NewEvent(item) for item in result]
     return [NewEvent(result)]

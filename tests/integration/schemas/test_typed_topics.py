@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 import datetime as dt
 from collections.abc import Awaitable, Callable
@@ -343,3 +344,28 @@ async def test_times_must_say_where_they_are(mill: Mill) -> None:
     local = dt.datetime(2026, 1, 1)  # noqa: DTZ001
     with pytest.raises(Unfit, match="field 'placed'"):
         await topic.publish(Order(1, "ada", Decimal(1), local))
+
+
+async def test_an_ordered_group_reads_versions_that_are_younger_than_itself(mill: Mill) -> None:
+    topic = await mill.create_topic("orders", schema=Order, partitions=2)
+    await topic.publish(order(1), "a")
+    seen: list[Any] = []
+    done = asyncio.Event()
+
+    async def handle(event: Any) -> None:
+        seen.append(event.value)
+        if len(seen) == 3:
+            done.set()
+
+    async with topic.group("g") as group:
+        running = asyncio.create_task(group.run(handle))
+        await mill.schemas.evolve("orders", version(OrderWithNote))
+        newer = await mill.topic("orders")
+        await newer.publish({**PLAIN, "id": 2, "note": "n"}, "a")
+        async with newer.producer() as producer:
+            await producer.send({**PLAIN, "id": 3, "note": "n"}, "a")
+        async with asyncio.timeout(20):
+            await done.wait()
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+    assert seen == [order(1), order(2), order(3)]
