@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Final
 
-from millstream.errors import ConfigError, PermissionDenied
+from millstream.errors import ConfigError, DataLoss, PermissionDenied
 from millstream.messaging.event import Event, Source
 from millstream.messaging.start import Start
 from millstream.messaging.subject import PACK_TOKEN, key_token, matches
@@ -20,6 +20,8 @@ from millstream.wire.range_lane import Range, RangeLane
 __all__ = ["ReadPlan", "plan_of", "read_events", "read_messages"]
 
 TAKE_MESSAGES: Final = 1000
+# Without a message for so long, a reader asks whether the rest of its range can be read at all.
+QUIET_SECONDS: Final = 2.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,9 +66,17 @@ async def read_events(
 
 
 async def read_messages(
-    jetstream: JetStream, sources: Sequence[tuple[str, Source]], plan: ReadPlan
+    jetstream: JetStream,
+    sources: Sequence[tuple[str, Source]],
+    plan: ReadPlan,
+    *,
+    over_damage: bool = False,
 ) -> AsyncGenerator[tuple[Source, list[RawMessage]], None]:
-    """The messages of a plan in groups, each group of one partition and in its order."""
+    """The messages of a plan in groups, each group of one partition and in its order.
+
+    DataLoss when the broker counts messages at the end of the range that it cannot read; with
+    `over_damage` the range ends before them.
+    """
     signal = Signal()
     lanes: list[tuple[Source, RangeLane | DirectLane]] = []
     try:
@@ -84,11 +94,25 @@ async def read_messages(
                         await source.learn(taken)
                     yield source, taken
             lanes = [(source, lane) for source, lane in lanes if not lane.done]
-            if idle and lanes:
-                await signal.wait()
+            if idle and lanes and not await signal.wait(QUIET_SECONDS):
+                for source, lane in lanes:
+                    if isinstance(lane, RangeLane) and await lane.ends_unreadable():
+                        _end(source, lane, over_damage)
     finally:
         for _, lane in lanes:
             lane.close()
+
+
+def _end(source: Source, lane: RangeLane, over_damage: bool) -> None:
+    """End a range whose rest cannot be read."""
+    if not over_damage:
+        raise DataLoss(
+            f"'{source.topic}', partition {source.partition}: the broker counts messages from "
+            f"offset {lane.next_sequence} up to {(lane.what.end or 0) - 1} and cannot read one of "
+            f"them: its file is damaged. 'millstream verify {source.topic}' says what is missing"
+        )
+    lane.done = True
+    lane.close()
 
 
 async def _open(

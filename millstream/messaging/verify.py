@@ -170,7 +170,8 @@ async def verify_log(
         state = (await jetstream.stream_info(stream)).state
         walk = _Walk(report, source.partition, max(1, state.first_seq))
         held = report.messages
-        async for _, messages in read_messages(jetstream, [(stream, source)], plan):
+        place = [(stream, source)]
+        async for _, messages in read_messages(jetstream, place, plan, over_damage=True):
             for raw in messages:
                 walk.message(source, raw)
             yield report

@@ -126,6 +126,25 @@ class RangeLane:
             taken = [m for m in taken if parse_ack_address(m.reply).sequence >= self._skip_below]
         return taken
 
+    async def ends_unreadable(self) -> bool:
+        """Whether the server counts messages up to the end of the range and has none to give.
+
+        That is a damaged file: a consumer then waits for what never comes. Ask when nothing has
+        come for a while.
+        """
+        end, position = self.what.end, self._next
+        if self.done or end is None or self._lane is None or self.peek():
+            return False
+        for subject in self.what.subjects or (">",):
+            ask = {"seq": position, "next_by_subj": subject}
+            try:
+                found = await self._jetstream.get_message(self._stream, ask)
+            except (ApiError, ConnectError, NoResponders, RequestTimeout):
+                return False  # nobody can say now; the lane itself waits out what it can
+            if found is not None and found.sequence < end:
+                return False
+        return self._next == position and not self.done and not self.peek()
+
     def close(self) -> None:
         """Stop and remove the consumer; safe to call twice."""
         if self.closed:

@@ -16,7 +16,7 @@ from typing import Final, NamedTuple
 
 from tests.faults.supervisor import Child, Node, Stage
 
-__all__ = ["BROKER", "CLIENTS", "FAULTS", "NETWORK", "Step", "haunt", "schedule"]
+__all__ = ["BROKER", "CLIENTS", "FAULTS", "NETWORK", "Step", "freeze", "haunt", "kill", "schedule"]
 
 PRODUCING: Final = ("produce", "write", "table")
 CONSUMING: Final = ("consume", "join", "transform")
@@ -74,10 +74,10 @@ def _node(stage: Stage, step: Step) -> Node:
 
 
 async def _kill_node(stage: Stage, step: Step) -> None:
-    await _kill(_node(stage, step), step.length)
+    await kill(_node(stage, step), step.length)
 
 
-async def _kill(node: Node, length: float) -> None:
+async def kill(node: Node, length: float) -> None:
     await asyncio.to_thread(node.kill)
     await asyncio.sleep(length)
     await asyncio.to_thread(node.start)
@@ -91,10 +91,10 @@ async def _restart_node(stage: Stage, step: Step) -> None:
 
 
 async def _freeze_node(stage: Stage, step: Step) -> None:
-    await _freeze(_node(stage, step), step.length)
+    await freeze(_node(stage, step), step.length)
 
 
-async def _freeze(node: Node, length: float) -> None:
+async def freeze(node: Node, length: float) -> None:
     pid = node.pid
     os.kill(pid, signal.SIGSTOP)
     try:

@@ -20,6 +20,7 @@ from millstream import Topic
 from millstream.broker import Broker, BrokerSettings
 from millstream.errors import MillstreamError
 from tests.faults.checker import Findings, Stored
+from tests.faults.disk import Disk
 from tests.faults.history import History, Record, id_of, read_histories
 from tests.faults.proxy import Proxy
 
@@ -155,6 +156,7 @@ class Stage:
     direct: str  # for the final look
     history: History
     proxy: Proxy | None = None
+    disks: dict[str, Disk] = field(default_factory=dict)  # by node, where they have their own
     children: dict[str, Child] = field(default_factory=dict)
     findings: Findings = field(default_factory=Findings)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
 
 import pytest
 
@@ -11,6 +12,7 @@ from millstream.errors import DataLoss, FencedOut
 from millstream.messaging.fence import FenceState, judge_refusal, read_state, state_headers
 from millstream.messaging.fenced_lane import FencedLane
 from millstream.messaging.pack import empty
+from millstream.testing import running_broker
 
 
 def test_a_claim_of_the_same_epoch_by_another_is_not_taken_for_ones_own() -> None:
@@ -75,3 +77,27 @@ async def test_a_claim_follows_what_the_old_writer_stores_meanwhile(millstream_u
         assert state.position == 41
         with pytest.raises(FencedOut):
             await old.store([empty()], 42)
+
+
+async def test_reading_a_damaged_end_of_a_log_ends_and_tells(tmp_path: Path) -> None:
+    """flipped-byte, seed 1: the broker counted a last message it could not read; reads hung."""
+    async with running_broker(data=tmp_path) as broker:
+        async with millstream.connect(broker.url) as mill:
+            topic = await mill.create_topic("log")
+            for number in range(20):
+                await topic.publish(b"value %d" % number)
+        await asyncio.to_thread(broker.stop)
+        (block,) = tmp_path.rglob("streams/log/msgs/*.blk")
+        damaged = bytearray(block.read_bytes())
+        damaged[damaged.rindex(b"value 19")] ^= 1
+        block.write_bytes(damaged)
+        await asyncio.to_thread(broker.start)
+        async with millstream.connect(broker.url) as mill, asyncio.timeout(15):
+            topic = await mill.topic("log")
+            seen = []
+            with pytest.raises(DataLoss, match="verify log"):
+                async for event in topic.read():
+                    seen.append(event.value)
+            assert seen == [b"value %d" % number for number in range(19)]
+            reports = [report async for report in topic.verify()]
+            assert [flaw.kind for flaw in reports[-1].flaws] == ["hole"]

@@ -1,0 +1,265 @@
+"""Scenarios of failing hardware: power, full disks, flipped bytes, clocks that jump."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any, Final
+
+from millstream.broker import Broker, BrokerSettings, Cluster
+from millstream.errors import MillstreamError
+from millstream.messaging import NewEvent
+from tests.faults import nemesis
+from tests.faults.checker import Findings, Stored, check_deliveries, check_publishes, check_writer
+from tests.faults.clustered import LocalNode
+from tests.faults.disk import Disk
+from tests.faults.history import History, body_of
+from tests.faults.nemesis import Step, haunt
+from tests.faults.scenarios import Scenario, sound_log
+from tests.faults.supervisor import Node, Orders, SingleNode, Stage, staged, stored_events, until
+
+__all__ = ["FLIPPED", "MOUNTED"]
+
+STORE: Final = "nodes/{}/store"
+FILLED_SECONDS: Final = 1.0
+LOOK_SECONDS: Final = 20.0  # to read and verify a small log, damaged or not
+
+
+@asynccontextmanager
+async def disk_stage(orders: Orders, count: int = 1, **settings: Any) -> AsyncIterator[Stage]:
+    """One node or a cluster, each store on a disk of its own; `stage.disks` has them by node."""
+    orders.folder.mkdir(parents=True, exist_ok=True)
+    data = orders.folder / "data"
+    disks = {
+        f"n{n}": Disk(orders.folder / f"n{n}.img", data / STORE.format(f"n{n}"))
+        for n in range(1, count + 1)
+    }
+    chosen = BrokerSettings(data=data, **settings)
+    running: Broker | Cluster = Broker(chosen) if count == 1 else Cluster(chosen, nodes=count)
+    try:
+        await asyncio.to_thread(running.start, timeout=60.0)
+        nodes: list[Node] = (
+            [SingleNode(running, "n1")]
+            if isinstance(running, Broker)
+            else [LocalNode(running, name) for name in running.nodes]
+        )
+        history = History(orders.folder, "nemesis")
+        stage = Stage(orders, nodes, running.url, running.url, history)
+        stage.disks = disks
+        try:
+            yield stage
+        finally:
+            await stage.close()
+    finally:
+        await asyncio.to_thread(running.stop, grace=5.0)
+        for disk in disks.values():
+            await asyncio.to_thread(disk.close)
+
+
+def _lose_power(stage: Stage, nodes: list[Node]) -> None:
+    for node in nodes:
+        stage.disks[node.name].lose_power()
+    for node in nodes:
+        node.kill()
+    for node in nodes:
+        stage.disks[node.name].unmount()
+        stage.disks[node.name].mount()
+
+
+async def _power(stage: Stage, step: Step) -> None:
+    """All nodes lose power in the same instant."""
+    await asyncio.to_thread(_lose_power, stage, stage.nodes)
+    await asyncio.sleep(step.length / 3)
+    await asyncio.gather(*(asyncio.to_thread(node.start) for node in stage.nodes))
+
+
+async def _power_of_one(stage: Stage, step: Step) -> None:
+    node = stage.nodes[int(step.pick * len(stage.nodes))]
+    await asyncio.to_thread(_lose_power, stage, [node])
+    await asyncio.sleep(step.length)
+    await asyncio.to_thread(node.start)
+
+
+async def _full(stage: Stage, step: Step) -> None:
+    """Somebody else fills the disk; freed again, the server needs a restart, as its health says."""
+    node = stage.nodes[0]
+    disk = stage.disks[node.name]
+    stage.findings.counts["bytes filled"] += await asyncio.to_thread(disk.fill)
+    await asyncio.sleep(FILLED_SECONDS + step.length)
+    await asyncio.to_thread(disk.free)
+    if step.pick < 0.5:
+        await asyncio.to_thread(node.stop)
+    else:
+        await asyncio.to_thread(node.kill)
+    await asyncio.to_thread(node.start)
+
+
+nemesis.FAULTS.update(
+    {"power loss": _power, "power loss of a node": _power_of_one, "disk full": _full}
+)
+
+
+async def _under(stage: Stage, faults: tuple[str, ...], **topic: Any) -> Findings:
+    """Publishes, packs and a subscription."""
+    async with stage.mill() as mill:
+        await mill.create_topic("events", **topic)
+        await mill.create_topic("packs", **topic)
+    await stage.worker("p0", "produce", topic="events", keys=8, pace=0.004)
+    await stage.worker("c0", "consume", topic="events")
+    await stage.worker("w0", "write", topic="packs", writer="w", keys=5, pace=0.02, lanes=1)
+    await haunt(stage, faults, stage.orders.seconds)
+    await asyncio.gather(stage.end("produce"), stage.end("write"))
+    stored = await sound_log(stage, "events")
+    packs = await sound_log(stage, "packs")
+    await until(lambda: check_deliveries(stage.records(), stored).sound)
+    await stage.end("consume")
+    records = stage.records()
+    findings = stage.findings.add(check_publishes(records, stored))
+    findings.add(check_deliveries(records, stored))
+    return findings.add(check_writer(records, packs))
+
+
+async def power(orders: Orders) -> Findings:
+    """Power loss under `fsync`: what was acknowledged is there."""
+    async with disk_stage(orders) as stage:
+        return await _under(stage, ("power loss",))
+
+
+async def cluster_power(orders: Orders) -> Findings:
+    """Three copies under `fsync`; one node, or all at once, lose power."""
+    async with disk_stage(orders, 3) as stage:
+        return await _under(stage, ("power loss", "power loss of a node"), replicas=3)
+
+
+async def power_periodic(orders: Orders) -> Findings:
+    """Power loss under `periodic`: how much of what was acknowledged is gone; no problem, a figure.
+
+    Offsets are given again after a loss, so only counts are compared; that what is lost is the end
+    of the log, and no more than was written since the last sync, is checked.
+    """
+    return await _measured(orders, 1)
+
+
+async def cluster_power_periodic(orders: Orders) -> Findings:
+    """The same with three copies: copies do not help when all lose power at once."""
+    return await _measured(orders, 3)
+
+
+async def _measured(orders: Orders, nodes: int) -> Findings:
+    async with disk_stage(orders, nodes, durability="periodic", sync_interval=5.0) as stage:
+        async with stage.mill() as mill:
+            await mill.create_topic("events", replicas=nodes)
+        await asyncio.to_thread(os.sync)  # the topic is an old one; only events are at stake
+        await stage.worker("p0", "produce", topic="events", keys=8, pace=0.004)
+        await haunt(stage, ("power loss",), orders.seconds)
+        await stage.end("produce")
+        async with stage.mill() as mill:
+            stored = await stored_events(await mill.topic("events"))
+        measured = check_publishes(stage.records(), stored)
+        lost = measured.problems.pop("lost", 0)
+        # Offsets are given anew after a loss, so a receipt from before it may name another event.
+        measured.problems.pop("claimed", 0)
+        measured.problems.pop("reordered", 0)
+        measured.examples.clear()
+        measured.counts["lost under periodic, as documented"] = lost
+        return stage.findings.add(measured)
+
+
+async def full_disk(orders: Orders) -> Findings:
+    """Others fill the disk again and again; nothing acknowledged is lost."""
+    async with disk_stage(orders) as stage:
+        return await _under(stage, ("disk full",))
+
+
+async def flipped_byte(orders: Orders) -> Findings:
+    """One byte of a block changes: nothing wrong is ever served, and verify names what is gone."""
+    findings = Findings()
+    chance = orders.chance("flips")
+    loop = asyncio.get_running_loop()
+    deadline = loop.time() + orders.seconds
+    rounds = 0
+    while loop.time() < deadline or rounds < 4:
+        folder = orders.folder / f"flip{rounds}"
+        await _flip_once(Orders(orders.scenario, rounds, 0, folder), chance, findings)
+        rounds += 1
+    return findings
+
+
+async def _flip_once(orders: Orders, chance: random.Random, findings: Findings) -> None:
+    async with staged(orders) as stage:
+        broker = stage.nodes[0]
+        kind = chance.choice(("packs", "plain"))
+        names = [f"x:k{n % 7}:{n}" for n in range(1, 2001)]
+        async with stage.mill() as mill:
+            topic = await mill.create_topic("log")
+            if kind == "plain":
+                await topic.publish_many(NewEvent(body_of(n), n.split(":")[1]) for n in names[:500])
+            else:
+                async with topic.writer("x") as writer:
+                    for position, name in enumerate(names, 1):
+                        await writer.write(body_of(name), name.split(":")[1], position=position)
+                        if position % 50 == 0:
+                            await writer.flush()
+            before = await stored_events(topic)
+        clean = chance.random() < 0.5
+        await asyncio.to_thread(broker.stop if clean else broker.kill)
+        await asyncio.to_thread(_flip, orders.folder / "data", chance)
+        await asyncio.to_thread(broker.start)
+        how = f"{kind}, {'stopped' if clean else 'killed'}"
+        findings.counts["fault: flipped byte"] += 1
+        await _judge_flip(stage, before, how, findings)
+
+
+def _flip(data: Path, chance: random.Random) -> None:
+    blocks = [b for b in data.rglob("msgs/*.blk") if b.parent.parent.name == "log"]
+    block = chance.choice(sorted(blocks))
+    content = bytearray(block.read_bytes())
+    content[chance.randrange(len(content))] ^= 1 << chance.randrange(8)
+    block.write_bytes(content)
+
+
+async def _judge_flip(
+    stage: Stage, before: list[Stored], how: str, findings: Findings
+) -> None:
+    async with stage.mill() as mill:
+        try:
+            async with asyncio.timeout(LOOK_SECONDS):
+                topic = await mill.topic("log")
+                after = await stored_events(topic)
+                async for report in topic.verify():
+                    last = report
+                told = not last.sound
+        except TimeoutError:
+            findings.problem("stuck", f"{how}: reading {stage.orders.folder} does not end")
+            return
+        except MillstreamError as error:
+            findings.counts[f"told by an error ({how}): {type(error).__name__}"] += 1
+            return
+        findings.counts["events"] += len(after)
+        wrong = set(after) - set(before)
+        for event in wrong:
+            findings.problem("corrupt", f"{how}: offset {event.offset} is served changed")
+        if len(after) == len(before):
+            findings.counts["nothing lost"] += 1
+        elif told:
+            findings.counts[f"told by verify ({how})"] += 1
+        else:
+            findings.counts[f"end of the log cut off, verify cannot know ({how})"] += 1
+            kept = {event.place for event in after}
+            cut = [event for event in before if event.place not in kept]
+            if after and min(e.place for e in cut) < max(e.place for e in after):
+                findings.problem("lost", f"{how}: a hole in the middle that verify does not tell")
+
+
+MOUNTED: Final[dict[str, Scenario]] = {
+    "power": power,
+    "cluster-power": cluster_power,
+    "power-periodic": power_periodic,
+    "cluster-power-periodic": cluster_power_periodic,
+    "full-disk": full_disk,
+}
+FLIPPED: Final[dict[str, Scenario]] = {"flipped-byte": flipped_byte}
