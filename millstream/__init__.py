@@ -50,8 +50,16 @@ if TYPE_CHECKING:
     from millstream.messaging import Topic as Topic
     from millstream.messaging import TopicInfo as TopicInfo
     from millstream.messaging import TopicSettings as TopicSettings
+    from millstream.messaging.packing import Packing as Packing
+    from millstream.messaging.process import Process as Process
+    from millstream.messaging.process import ProcessSettings as ProcessSettings
+    from millstream.messaging.row_buffer import Columns as Columns
     from millstream.mill import Mill as Mill
     from millstream.mill import connect as connect
+    from millstream.schemas.guard import Guard as Guard
+    from millstream.schemas.guard import GuardSettings as GuardSettings
+    from millstream.schemas.registry import Registry as Registry
+    from millstream.state import Table as Table
 
     __version__: str
 
@@ -59,6 +67,7 @@ __all__ = [
     "Broker",
     "BrokerSettings",
     "Cluster",
+    "Columns",
     "Connecting",
     "Counters",
     "DeadLetter",
@@ -70,6 +79,8 @@ __all__ = [
     "GroupEvent",
     "GroupInfo",
     "GroupSettings",
+    "Guard",
+    "GuardSettings",
     "HttpPush",
     "HttpPushSettings",
     "Identity",
@@ -81,10 +92,14 @@ __all__ = [
     "NewEvent",
     "Origin",
     "Overload",
+    "Packing",
+    "Process",
+    "ProcessSettings",
     "PublishOptions",
     "ReadPlan",
     "Receipt",
     "RedriveReport",
+    "Registry",
     "Reject",
     "Service",
     "Start",
@@ -93,6 +108,7 @@ __all__ = [
     "Subscription",
     "SubscriptionInfo",
     "SubscriptionSettings",
+    "Table",
     "Topic",
     "TopicInfo",
     "TopicSettings",
@@ -105,6 +121,7 @@ _HOMES = {
     "Broker": "millstream.broker",
     "BrokerSettings": "millstream.broker",
     "Cluster": "millstream.broker",
+    "Columns": "millstream.messaging.row_buffer",
     "Connecting": "millstream.messaging",
     "Counters": "millstream.messaging",
     "DeadLetter": "millstream.messaging",
@@ -116,6 +133,8 @@ _HOMES = {
     "GroupEvent": "millstream.messaging",
     "GroupInfo": "millstream.messaging",
     "GroupSettings": "millstream.messaging",
+    "Guard": "millstream.schemas.guard",
+    "GuardSettings": "millstream.schemas.guard",
     "HttpPush": "millstream.messaging",
     "HttpPushSettings": "millstream.messaging",
     "Identity": "millstream.messaging",
@@ -126,10 +145,14 @@ _HOMES = {
     "NewEvent": "millstream.messaging",
     "Origin": "millstream.messaging",
     "Overload": "millstream.messaging",
+    "Packing": "millstream.messaging.packing",
+    "Process": "millstream.messaging.process",
+    "ProcessSettings": "millstream.messaging.process",
     "PublishOptions": "millstream.messaging",
     "ReadPlan": "millstream.messaging",
     "Receipt": "millstream.messaging",
     "RedriveReport": "millstream.messaging",
+    "Registry": "millstream.schemas.registry",
     "Reject": "millstream.messaging",
     "Service": "millstream.messaging",
     "Start": "millstream.messaging",
@@ -138,6 +161,7 @@ _HOMES = {
     "Subscription": "millstream.messaging",
     "SubscriptionInfo": "millstream.messaging",
     "SubscriptionSettings": "millstream.messaging",
+    "Table": "millstream.state",
     "Topic": "millstream.messaging",
     "TopicInfo": "millstream.messaging",
     "TopicSettings": "millstream.messaging",
