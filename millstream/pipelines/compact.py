@@ -28,7 +28,10 @@ from urllib.parse import unquote, urlparse
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from millstream.errors import ConfigError
+from millstream.errors import ConfigError, PipelineBusy
+from millstream.pipelines.place import Place
+from millstream.pipelines.project import open_project
+from millstream.settings import find_project_file
 
 __all__ = ["Compacted", "compact_folder"]
 
@@ -51,12 +54,19 @@ class Compacted:
 
 
 def compact_folder(folder: Path, size: int) -> Compacted:
-    """Join the Parquet files of a folder, each sub-folder for itself, up to about `size` bytes."""
+    """Join the Parquet files of a folder, each sub-folder for itself, up to about `size` bytes.
+
+    Files that Spark wrote and never listed, because it was killed, are removed: readers that do
+    not know the list would take their rows for rows of the result.
+    """
+    folder = folder.resolve()
     if size < 1:
         raise ConfigError(f"--size {size}: choose one byte or more")
+    _check_idle(folder)
     with _alone(folder):
         _finish(folder)
         listed = _listed(folder)
+        _remove_unlisted(folder, listed)
         groups = _groups(folder, listed, size)
         joined: dict[Path, list[Path]] = {}
         for group in groups:
@@ -76,6 +86,23 @@ def compact_folder(folder: Path, size: int) -> Compacted:
             bytes_before=total,
             bytes_after=sum(path.stat().st_size for path in after),
         )
+
+
+def _check_idle(folder: Path) -> None:
+    """Refuse while the pipeline of the project around the folder runs."""
+    file = find_project_file(folder)
+    if file is not None:
+        project = open_project(file.parent)
+        pid = Place(project).pid()
+        if pid is not None:
+            raise PipelineBusy(project.name, f"process {pid}")
+
+
+def _remove_unlisted(folder: Path, listed: dict[Path, dict[str, Any]] | None) -> None:
+    """Remove what a batch wrote before its process was killed: the batch was run again since."""
+    if listed is not None:
+        for path in set(_present(folder, None)) - set(listed):
+            path.unlink()
 
 
 @contextmanager

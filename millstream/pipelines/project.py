@@ -18,7 +18,7 @@ __all__ = ["Project", "load", "open_project", "python_files"]
 
 STATE: Final = ".pipeline"
 FILES_MAX: Final = 1000  # of one project; more is a folder that was not meant
-SPEC_FILES: Final = ("spark-pipelines.yml", "spark-pipelines.yaml")
+SPEC_FILES: Final = ("spark-pipeline.yml", "spark-pipeline.yaml")
 _KEYS: Final = frozenset(
     {"name", "files", "state", "checkpoints", "trigger", "master", "restarts", "spark"}
 )
@@ -60,7 +60,12 @@ def open_project(folder: Path | None = None) -> Project:
             f"Make one with 'millstream pipeline init'"
         )
     table = project_table("pipeline", file) if file.is_file() else {}
-    return _project(folder, table, str(file))
+    project = _project(folder, table, str(file))
+    if project.spec is None:
+        return project
+    from millstream.pipelines.sdp import open_spec
+
+    return open_spec(project)
 
 
 def _project(folder: Path, table: Mapping[str, Any], file: str) -> Project:

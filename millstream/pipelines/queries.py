@@ -20,6 +20,7 @@ __all__ = ["QueryPlan", "start_query"]
 
 # Spark's own option of a JDBC sink that is ours: the column with the number of the batch.
 BATCH_COLUMN: Final = "batchColumn"
+SNAPSHOT: Final = "snapshot"  # files that are replaced by each new result
 JDBC_NEEDS: Final = ("url", "dbtable")
 
 
@@ -57,6 +58,8 @@ def start_query(rows: DataFrame, flow: Flow, output: Output, plan: QueryPlan) ->
 def _to(writer: DataStreamWriter, flow: Flow, output: Output, plan: QueryPlan) -> DataStreamWriter:
     if output.kind == "files":
         path = str(plan.folder / output.options["path"])
+        if output.format == SNAPSHOT:
+            return writer.foreachBatch(_snapshot(path))
         writer = writer.format(output.format).options(**{**output.options, "path": path})
         return writer.partitionBy(*output.key) if output.key else writer
     if output.kind == "sink":
@@ -67,6 +70,15 @@ def _to(writer: DataStreamWriter, flow: Flow, output: Output, plan: QueryPlan) -
         return writer.format("millstream").options(**plan.options, **{output.kind: output.name})
     # Spark gives changed rows (update) and whole results (complete) to no Python sink but this.
     return writer.foreachBatch(_changes(flow, output, plan.options))
+
+
+def _snapshot(path: str) -> Callable[[DataFrame, int], None]:
+    """The whole result, in the place of the one before."""
+
+    def write(batch: DataFrame, _: int) -> None:
+        batch.write.mode("overwrite").parquet(path)
+
+    return write
 
 
 def _changes(

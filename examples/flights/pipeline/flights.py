@@ -1,0 +1,102 @@
+"""Departures of New York joined with weather, planes and carriers, as they happen.
+
+Reads the topics `flights` and `weather` and the tables `planes`, `airlines` and `airports`.
+"""
+
+from __future__ import annotations
+
+from pyspark.sql import DataFrame
+from pyspark.sql import functions as f
+
+from millstream import pipelines as mp
+
+LATE = "3 hours"  # how much later than others an event may come
+# Behind the year stands one event in each topic that lets the last hours end.
+END = "2014-01-02"
+
+
+@mp.topic(key="origin")
+def departures() -> DataFrame:
+    """Each departure with the weather of that hour at that airport: a stream with a stream.
+
+    A left join: a departure without weather is there as well, when no weather can come any more.
+    """
+    flights = mp.read("flights").withWatermark("hour", LATE).alias("flight")
+    weather = mp.read("weather").withWatermark("hour", LATE).alias("weather")
+    same = f.expr("flight.origin = weather.origin AND flight.hour = weather.hour")
+    return (
+        flights.join(weather, same, "left")
+        .where(f.col("flight.hour") < END)
+        .select("flight.*", *(f"weather.{name}" for name in ("temp", "wind", "rain", "sight")))
+    )
+
+
+@mp.files(path="lake/departures")
+def enriched() -> DataFrame:
+    """Departures with carrier, plane and destination: a stream with tables, looked up as they are.
+
+    The result is a folder of Parquet files.
+    """
+    planes = mp.read_table("planes").select(
+        f.col("tailnum").alias("plane"), "manufacturer", "model", "seats"
+    )
+    airlines = mp.read_table("airlines").select("carrier", f.col("name").alias("airline"))
+    airports = mp.read_table("airports").select(
+        f.col("faa").alias("dest"), f.col("name").alias("destination")
+    )
+    rows = mp.read("departures")
+    return (
+        rows.join(f.broadcast(airlines), "carrier", "left")
+        .join(f.broadcast(planes), rows.tailnum == planes.plane, "left")
+        .join(f.broadcast(airports), "dest", "left")
+        .drop("plane")
+    )
+
+
+@mp.table(key=["day", "origin"])
+def delays() -> DataFrame:
+    """Delays by airport and day: windows that are kept up to date while they are open."""
+    flights = mp.read("flights").withWatermark("hour", LATE).where(f.col("hour") < END)
+    day = f.window("hour", "1 day").alias("window")
+    counted = flights.groupBy(day, "origin").agg(
+        f.count("*").alias("flights"),
+        f.count("dep_delay").alias("departed"),
+        f.sum("dep_delay").alias("delay"),
+        f.count(f.when(f.col("dep_delay") >= 60, 1)).alias("hour_late"),
+    )
+    return counted.select(
+        f.date_format("window.start", "yyyy-MM-dd").alias("day"), *counted.columns[1:]
+    )
+
+
+@mp.table(key="tailnum")
+def operators() -> DataFrame:
+    """Who flew each plane last."""
+    flights = mp.read("flights").where("tailnum IS NOT NULL AND id > 0")
+    return flights.groupBy("tailnum").agg(
+        f.max_by("carrier", f.struct("time", "id")).alias("carrier")
+    )
+
+
+@mp.table(key="tailnum", delete_when="gone")
+def fleet() -> DataFrame:
+    """The planes of each carrier: a table with a table, which follows changes of both."""
+    planes = mp.read_changes("planes").select(
+        f.col("_key").alias("tailnum"),
+        f.struct("_offset", "_deleted", "manufacturer", "model", "seats").alias("plane"),
+        f.lit(None).cast("struct<_offset: bigint, _deleted: boolean, carrier: string>").alias("by"),
+    )
+    operators = mp.read_changes("operators").select(
+        f.col("_key").alias("tailnum"),
+        f.lit(None).cast(planes.schema["plane"].dataType).alias("plane"),
+        f.struct("_offset", "_deleted", "carrier").alias("by"),
+    )
+    # The last change of each side; nulls of the other side do not count.
+    both = (
+        planes.union(operators)
+        .groupBy("tailnum")
+        .agg(f.max("plane").alias("plane"), f.max("by").alias("by"))
+    )
+    there = f.coalesce(~f.col("plane._deleted") & ~f.col("by._deleted"), f.lit(False))
+    names = ("plane.manufacturer", "plane.model", "plane.seats")
+    return both.select("tailnum", "by.carrier", *names, (~there).alias("gone"))

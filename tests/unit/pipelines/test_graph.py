@@ -1,0 +1,64 @@
+"""Drawing a pipeline."""
+
+from __future__ import annotations
+
+import xml.etree.ElementTree as ET
+
+import pytest
+
+from millstream.errors import PipelineInvalid
+from millstream.pipelines.graph import Graph, Node, layers, to_svg, to_text
+
+
+def graph() -> Graph:
+    made = Graph()
+    for name, kind, outside in (
+        ("orders", "topic", True),
+        ("people", "table", True),
+        ("paid", "view", False),
+        ("totals", "table", False),
+        ("lake", "files", False),
+    ):
+        made.add(Node(name, kind, outside))
+    made.edges = {("orders", "paid"), ("paid", "totals"), ("people", "totals"), ("paid", "lake")}
+    return made
+
+
+def test_each_node_stands_right_of_what_it_is_made_from() -> None:
+    assert layers(graph()) == [["orders", "people"], ["paid"], ["lake", "totals"]]
+
+
+def test_everything_upstream_is_found() -> None:
+    assert graph().upstream("totals") == {"orders", "people", "paid"}
+
+
+def test_the_terminal_shows_a_tree_for_each_result() -> None:
+    assert to_text(graph()) == (
+        "{lake}\n└─ (paid)\n   └─ [orders]\n[[totals]]\n├─ (paid)\n│  └─ [orders]\n"
+        "└─ [[people]]\n\n[topic]  [[table]]  (view)  {files}  <sink>\n"
+    )
+
+
+def test_the_picture_is_sound_and_shows_every_node_and_edge() -> None:
+    made = graph()
+    made.add(Node("a<b", "sink"))
+    picture = ET.fromstring(to_svg(made, "p & q"))
+    texts = [item.text for item in picture.iter("{http://www.w3.org/2000/svg}text")]
+    assert {"orders", "people", "paid", "totals", "lake", "a<b", "p & q"} <= set(texts)
+    paths = list(picture.iter("{http://www.w3.org/2000/svg}path"))
+    assert len(paths) == 2 * len(made.edges)
+
+
+def test_a_circle_is_named() -> None:
+    made = graph()
+    made.edges.add(("totals", "paid"))
+    with pytest.raises(PipelineInvalid, match="paid -> totals -> paid"):
+        layers(made)
+
+
+def test_what_the_pipeline_makes_wins_over_what_it_only_reads() -> None:
+    made = Graph()
+    made.add(Node("a", "topic", outside=True))
+    made.add(Node("a", "table"))
+    made.add(Node("a", "topic", outside=True))
+    assert made.nodes["a"] == Node("a", "table")

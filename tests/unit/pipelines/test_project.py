@@ -1,0 +1,107 @@
+"""Projects: settings, files, and what is said when they are wrong."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from millstream.errors import ConfigError, PipelineInvalid
+from millstream.pipelines import load, open_project
+from millstream.pipelines.template import write_template
+
+FLOW = "from millstream import pipelines as mp\n@mp.topic\ndef a(): ...\n"
+
+
+def project(folder: Path, toml: str = "[pipeline]\n", **files: str) -> Path:
+    (folder / "millstream.toml").write_text(toml)
+    for name, text in files.items():
+        (folder / f"{name}.py").write_text(text)
+    return folder
+
+
+def test_settings_are_read(tmp_path: Path) -> None:
+    toml = """
+[pipeline]
+name = "orders"
+trigger = "2s"
+restarts = 3
+checkpoints = "s3a://bucket/x/"
+[pipeline.spark]
+"spark.driver.memory" = "2g"
+sql.shuffle.partitions = 4
+ui.enabled = true
+"""
+    found = open_project(project(tmp_path, toml, a=FLOW))
+    assert (found.name, found.trigger, found.restarts) == ("orders", 2.0, 3)
+    assert found.checkpoints == "s3a://bucket/x"
+    assert found.spark == {
+        "spark.driver.memory": "2g",
+        "spark.sql.shuffle.partitions": "4",
+        "spark.ui.enabled": "true",
+    }
+
+
+def test_without_settings_the_folder_gives_the_name(tmp_path: Path) -> None:
+    folder = tmp_path / "my flights"
+    folder.mkdir()
+    found = open_project(project(folder, a=FLOW))
+    assert found.name == "my-flights"
+    assert found.checkpoints == str(folder / ".pipeline" / "checkpoints")
+
+
+@pytest.mark.parametrize(
+    ("toml", "message"),
+    [
+        ('[pipeline]\nnmae = "x"', r"no setting 'nmae'"),
+        ("[pipeline]\nrestarts = -1", "restarts is a whole number"),
+        ('[pipeline]\nfiles = "*.py"', "files is a list"),
+        ('[pipeline]\ntrigger = "soon"', "not a duration"),
+        ('[pipeline]\nname = "a b"', "use letters"),
+        ("pipeline = 3", r"must be a table"),
+    ],
+)
+def test_wrong_settings_are_refused(tmp_path: Path, toml: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        open_project(project(tmp_path, toml))
+
+
+def test_a_folder_without_a_project_says_how_to_make_one(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="millstream pipeline init"):
+        open_project(tmp_path)
+
+
+def test_files_are_loaded_in_order_and_can_import_each_other(tmp_path: Path) -> None:
+    second = "from shared_names import NAME\n" + FLOW.replace("@mp.topic", "@mp.topic(name=NAME)")
+    toml = '[pipeline]\nfiles = ["p_*.py"]\n'
+    folder = project(tmp_path, toml, p_a=FLOW, p_b=second, shared_names='NAME = "bee"\n')
+    assert list(load(open_project(folder)).outputs) == ["a", "bee"]
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("1 / 0", r"a.py does not load: ZeroDivisionError at line 1"),
+        ("x = 1\ndef (:", r"a.py does not load: SyntaxError at line 2"),
+        ("x = 1", "declares no flow"),
+        (FLOW + FLOW, "declared twice"),
+    ],
+)
+def test_a_file_that_does_not_load_is_named_with_its_line(
+    tmp_path: Path, text: str, message: str
+) -> None:
+    with pytest.raises(PipelineInvalid, match=message):
+        load(open_project(project(tmp_path, a=text)))
+
+
+def test_an_empty_project_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(PipelineInvalid, match="no Python files"):
+        load(open_project(project(tmp_path)))
+
+
+def test_init_writes_a_project_that_loads(tmp_path: Path) -> None:
+    write_template(tmp_path / "first")
+    found = load(open_project(tmp_path / "first"))
+    assert list(found.flows) == ["counts"]
+    with pytest.raises(ConfigError, match="not empty"):
+        write_template(tmp_path / "first")
