@@ -17,6 +17,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Final, NamedTuple
 
 from tests.faults.history import Record
@@ -41,11 +42,11 @@ class Stored(NamedTuple):
     key: str | None
     partition: int
     offset: int
-    index: int = 0
+    row: int = 0  # its place in a pack
 
     @property
     def place(self) -> tuple[int, int, int]:
-        return self.partition, self.offset, self.index
+        return self.partition, self.offset, self.row
 
 
 @dataclass
@@ -129,7 +130,7 @@ def _check_order(found: Findings, acked: Iterable[str], places: Mapping[str, Sto
         lanes[lane].append((int(number), places[name]))
     for lane, events in lanes.items():
         events.sort(key=lambda pair: pair[0])
-        for (before, one), (after, two) in zip(events, events[1:], strict=False):
+        for (before, one), (after, two) in pairwise(events):
             if one.partition != two.partition or one.place >= two.place:
                 found.problem("reordered", f"{lane}: {after} at {two.place}, {before} {one.place}")
 

@@ -25,6 +25,7 @@ from tests.faults.supervisor import Node, Orders, SingleNode, Stage, staged, sto
 __all__ = ["FLIPPED", "MOUNTED"]
 
 STORE: Final = "nodes/{}/store"
+SYNC_SECONDS: Final = 5.0  # the default of `periodic`
 FILLED_SECONDS: Final = 1.0
 LOOK_SECONDS: Final = 20.0  # to read and verify a small log, damaged or not
 
@@ -150,12 +151,20 @@ async def cluster_power_periodic(orders: Orders) -> Findings:
 
 
 async def _measured(orders: Orders, nodes: int) -> Findings:
-    async with disk_stage(orders, nodes, durability="periodic", sync_interval=5.0) as stage:
+    async with disk_stage(
+        orders, nodes, durability="periodic", sync_interval=SYNC_SECONDS
+    ) as stage:
         async with stage.mill() as mill:
             await mill.create_topic("events", replicas=nodes)
         await asyncio.to_thread(os.sync)  # the topic is an old one; only events are at stake
         await stage.worker("p0", "produce", topic="events", keys=8, pace=0.004)
-        await haunt(stage, ("power loss",), orders.seconds)
+        losses = max(1, int(orders.seconds / (SYNC_SECONDS * 2)))
+        chance = orders.chance("power")
+        for _ in range(losses):
+            # Some time after a sync: the loss is what came since.
+            await asyncio.sleep(SYNC_SECONDS + chance.random() * SYNC_SECONDS)
+            await _power(stage, Step(0, "power loss", 0.3, 0))
+        stage.findings.counts["fault: power loss"] += losses
         await stage.end("produce")
         async with stage.mill() as mill:
             stored = await stored_events(await mill.topic("events"))
@@ -222,9 +231,7 @@ def _flip(data: Path, chance: random.Random) -> None:
     block.write_bytes(content)
 
 
-async def _judge_flip(
-    stage: Stage, before: list[Stored], how: str, findings: Findings
-) -> None:
+async def _judge_flip(stage: Stage, before: list[Stored], how: str, findings: Findings) -> None:
     async with stage.mill() as mill:
         try:
             async with asyncio.timeout(LOOK_SECONDS):

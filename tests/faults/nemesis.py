@@ -158,7 +158,7 @@ def _delay(stage: Stage, step: Step) -> None:
 
 def _stall(stage: Stage, _: Step) -> None:
     if stage.proxy is not None:
-        stage.proxy.stalled = True
+        stage.proxy.stall()
 
 
 def _drop(stage: Stage, _: Step) -> None:

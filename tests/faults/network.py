@@ -69,7 +69,14 @@ class NetworkNode:
         errors = (folder / f"{self.name}.err").open("ab")
         command = [sys.executable, "-m", "tests.faults.node_host"]
         self._host = subprocess.Popen(
-            ["ip", "netns", "exec", self.namespace, *command, json.dumps(plan | {"routes": routes})],
+            [
+                "ip",
+                "netns",
+                "exec",
+                self.namespace,
+                *command,
+                json.dumps(plan | {"routes": routes}),
+            ],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=errors,

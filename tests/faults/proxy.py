@@ -14,7 +14,6 @@ from typing import Final, Self
 __all__ = ["Proxy"]
 
 CHUNK: Final = 64 * 1024
-PATIENCE: Final = 0.05  # seconds between looks at whether a stalled proxy may go on
 
 
 class _Pair:
@@ -39,7 +38,8 @@ class Proxy:
         self._tasks: set[asyncio.Task[None]] = set()
         self._listener: asyncio.Server | None = None
         self.delay = 0.0  # seconds that every chunk waits
-        self.stalled = False  # nothing passes, nothing is lost
+        self._going = asyncio.Event()  # while it is not set nothing passes, and nothing is lost
+        self._going.set()
         self.dropping = False  # what comes is thrown away; ends with `cut`
         self.refusing = False  # new connections are closed at once
         self.port = 0
@@ -77,11 +77,16 @@ class Proxy:
             with contextlib.suppress(OSError, RuntimeError):
                 side.write_eof()
 
+    def stall(self) -> None:
+        """Hold everything back until `heal`."""
+        self._going.clear()
+
     def heal(self) -> None:
         """Pass everything on again; connections that have lost bytes end."""
         if self.dropping:
             self.cut()
-        self.delay, self.stalled, self.dropping, self.refusing = 0.0, False, False, False
+        self.delay, self.dropping, self.refusing = 0.0, False, False
+        self._going.set()
 
     # -- passing on -----------------------------------------------------------------------
 
@@ -102,16 +107,15 @@ class Proxy:
         self._pairs.add(pair)
         try:
             await asyncio.gather(self._pass(reader, to_server), self._pass(from_server, writer))
-        except (OSError, RuntimeError):
-            pass  # cut, or written to after a half-close
+        except (OSError, RuntimeError, asyncio.CancelledError):
+            pass  # cut, written to after a half-close, or the proxy ends
         finally:
             pair.cut()
             self._pairs.discard(pair)
 
     async def _pass(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         while chunk := await reader.read(CHUNK):
-            while self.stalled:
-                await asyncio.sleep(PATIENCE)
+            await self._going.wait()
             if self.delay:
                 await asyncio.sleep(self.delay)
             if self.dropping:

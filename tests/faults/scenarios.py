@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
-from typing import Final
+from collections.abc import Callable, Coroutine
+from typing import Any, Final
 
 from tests.faults.checker import (
     Findings,
@@ -21,7 +21,7 @@ from tests.faults.worker import outputs_of
 
 __all__ = ["SINGLE", "Scenario", "sound_log"]
 
-Scenario = Callable[[Orders], Awaitable[Findings]]
+Scenario = Callable[[Orders], Coroutine[Any, Any, Findings]]
 
 EVERYTHING: Final = (*BROKER, *NETWORK, *CLIENTS)
 

@@ -79,6 +79,18 @@ async def test_a_claim_follows_what_the_old_writer_stores_meanwhile(millstream_u
             await old.store([empty()], 42)
 
 
+def _flip(folder: Path, text: bytes) -> None:
+    (block,) = folder.rglob("streams/log/msgs/*.blk")
+    damaged = bytearray(block.read_bytes())
+    damaged[damaged.rindex(text)] ^= 1
+    block.write_bytes(damaged)
+
+
+async def _read_into(seen: list[bytes], topic: millstream.Topic) -> None:
+    async for event in topic.read():
+        seen.append(event.value)
+
+
 async def test_reading_a_damaged_end_of_a_log_ends_and_tells(tmp_path: Path) -> None:
     """flipped-byte, seed 1: the broker counted a last message it could not read; reads hung."""
     async with running_broker(data=tmp_path) as broker:
@@ -87,17 +99,13 @@ async def test_reading_a_damaged_end_of_a_log_ends_and_tells(tmp_path: Path) -> 
             for number in range(20):
                 await topic.publish(b"value %d" % number)
         await asyncio.to_thread(broker.stop)
-        (block,) = tmp_path.rglob("streams/log/msgs/*.blk")
-        damaged = bytearray(block.read_bytes())
-        damaged[damaged.rindex(b"value 19")] ^= 1
-        block.write_bytes(damaged)
+        await asyncio.to_thread(_flip, tmp_path, b"value 19")
         await asyncio.to_thread(broker.start)
         async with millstream.connect(broker.url) as mill, asyncio.timeout(15):
             topic = await mill.topic("log")
-            seen = []
+            seen: list[bytes] = []
             with pytest.raises(DataLoss, match="verify log"):
-                async for event in topic.read():
-                    seen.append(event.value)
+                await _read_into(seen, topic)
             assert seen == [b"value %d" % number for number in range(19)]
             reports = [report async for report in topic.verify()]
             assert [flaw.kind for flaw in reports[-1].flaws] == ["hole"]

@@ -11,6 +11,7 @@ import json
 import random
 import signal
 import sys
+import time
 import zlib
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
@@ -99,7 +100,8 @@ async def write(worker: Worker) -> None:
         while not worker.stopping.is_set():
             many = worker.chance.randrange(1, 120)
             worker.history.note("given", writer=writer_name, position=position + many)
-            for position in range(position + 1, position + many + 1):
+            for _ in range(many):
+                position += 1
                 key = f"k{zlib.crc32(b'%d' % position) % worker.plan['keys']}"
                 body = body_of(f"{writer_name}:{key}:{position}")
                 await writer.write(body, key, position=position)
@@ -188,13 +190,12 @@ async def compare_and_set(worker: Worker) -> None:
     """Read a key, then replace what was read, if it still is the present value."""
     table = await worker.mill.table(worker.plan["table"])
     note = worker.history.note
-    names: dict[tuple[str, int], str] = {}
     for number in range(10**9):
         if worker.stopping.is_set():
             return
         # A key is used for some seconds: short histories are decided quickly.
         slot = worker.chance.randrange(worker.plan["keys"])
-        key = f"k{slot}.{worker.plan['life']}" if worker.plan.get("own") else f"k{slot}.{_age()}"
+        key = f"k{slot}.{_age()}"
         op = f"{worker.name}.{worker.plan['life']}.{number}"
         note("read", op=f"{op}r", key=key)
         try:
@@ -205,7 +206,6 @@ async def compare_and_set(worker: Worker) -> None:
             continue
         seen = None if entry is None else entry.value.decode()
         revision = 0 if entry is None else entry.revision
-        names[key, revision] = seen or ""
         note("read-ok", op=f"{op}r", value=seen)
         if worker.chance.random() < 0.3:
             continue
@@ -223,8 +223,6 @@ async def compare_and_set(worker: Worker) -> None:
 
 def _age() -> int:
     """The same number in every process for two seconds."""
-    import time
-
     return time.monotonic_ns() // 2_000_000_000
 
 
@@ -253,12 +251,36 @@ async def _connect(plan: dict[str, Any]) -> millstream.Mill:
     raise AssertionError
 
 
+async def _jump(history: History, chance: random.Random) -> None:
+    """Move this process's wall clock by hours, forwards and back, as a bad time server does.
+
+    The server cannot be treated so here: it reads the kernel's clock without a call that could be
+    caught, and a namespace for the wall clock does not exist.
+    """
+    real = time.time_ns
+    offset = 0
+
+    def moved_ns() -> int:
+        return real() + offset
+
+    def moved() -> float:
+        return moved_ns() / 1e9
+
+    time.time, time.time_ns = moved, moved_ns
+    while True:
+        hours = chance.uniform(-5.0, 5.0)
+        history.note("jump", hours=round(hours, 2))
+        offset = int(hours * 3600e9)
+        await asyncio.sleep(chance.uniform(0.2, 1.0))
+
+
 async def _main(role: str, plan: dict[str, Any]) -> None:
     history = History(Path(plan["folder"]), f"{plan['name']}.{plan['life']}")
     stopping = asyncio.Event()
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stopping.set)
     history.note("begun", role=role)
     chance = random.Random(f"{plan['seed']}.{plan['name']}.{plan['life']}")
+    jumping = asyncio.create_task(_jump(history, chance)) if plan.get("clock") else None
     for attempt in range(CONNECT_TRIES):
         mill = await _connect(plan)
         try:
@@ -277,6 +299,8 @@ async def _main(role: str, plan: dict[str, Any]) -> None:
         # A program under a supervisor is started anew; its numbers must not begin again.
         plan = {**plan, "life": f"{plan['life']}r"}
         await asyncio.sleep(PAUSE)
+    if jumping is not None:
+        jumping.cancel()
     history.note("ended")
 
 

@@ -1,0 +1,154 @@
+"""Scenarios beside the log: importing a file, clocks that jump, and overloaded subscribers."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+from pathlib import Path
+from typing import Final
+
+import millstream
+from millstream import Overload, SubscriberSettings
+from tests.faults.checker import Findings, check_deliveries, check_publishes, check_writer
+from tests.faults.history import Record, body_of
+from tests.faults.nemesis import BROKER, NETWORK, haunt
+from tests.faults.scenarios import Scenario, sound_log
+from tests.faults.supervisor import REPOSITORY, Orders, Stage, staged, until
+
+__all__ = ["SIDE_DOORS"]
+
+COMMAND: Final = "from millstream.cli.main import main; main()"
+ROWS: Final = 30_000  # of a file
+IMPORT_TRIES: Final = 500
+MESSAGES: Final = 20_000
+
+
+async def import_file(orders: Orders) -> Findings:
+    """`millstream import` of files, killed again and again: every row once, in order."""
+    loop = asyncio.get_running_loop()
+    deadline = loop.time() + orders.seconds
+    async with staged(orders) as stage:
+        async with stage.mill() as mill:
+            await mill.create_topic("rows", partitions=2)
+        haunting = asyncio.create_task(haunt(stage, (*BROKER, *NETWORK), orders.seconds))
+        told: list[Record] = []
+        while not told or loop.time() < deadline:
+            name = f"file{len(told) // 2}"
+            file = orders.folder / "input" / f"{name}.jsonl"
+            await asyncio.to_thread(_write_rows, file, name)
+            await _import_until_done(stage, str(file))
+            told.append({"what": "given", "writer": name, "position": ROWS})
+            told.append({"what": "flushed", "writer": name, "position": ROWS})
+        await haunting
+        stored = await sound_log(stage, "rows")
+        return stage.findings.add(check_writer(told, stored))
+
+
+def _write_rows(file: Path, name: str) -> None:
+    file.parent.mkdir(exist_ok=True)
+    with file.open("w") as lines:
+        for number in range(1, ROWS + 1):
+            key = f"k{number % 5}"
+            row = {"key": key, "body": body_of(f"{name}:{key}:{number}").decode()}
+            lines.write(json.dumps(row) + "\n")
+
+
+async def _import_until_done(stage: Stage, file: str) -> None:
+    chance = stage.orders.chance(file)
+    words = ["import", "rows", file, "--key", "key", "--value", "body", "--server", stage.url]
+    for attempt in range(IMPORT_TRIES):
+        process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-c", COMMAND, *words),
+            cwd=REPOSITORY,
+            stdout=asyncio.subprocess.DEVNULL,
+            stderr=asyncio.subprocess.DEVNULL,
+        )
+        # Later tries get longer: so the file is done some time, however slow the machine is.
+        patience = chance.uniform(0.5, 1.2) + attempt * 0.1
+        try:
+            async with asyncio.timeout(patience):
+                code = await process.wait()
+        except TimeoutError:
+            process.kill()
+            await process.wait()
+            stage.findings.counts["fault: kill import"] += 1
+            continue
+        stage.findings.counts["imports that ended"] += 1
+        if code == 0:
+            return
+    stage.findings.problem("stuck", f"the import did not end in {IMPORT_TRIES} tries")
+
+
+async def clocks(orders: Orders) -> Findings:
+    """The wall clocks of producers and consumers jump by hours, forwards and back."""
+    async with staged(orders) as stage:
+        async with stage.mill() as mill:
+            await mill.create_topic("events")
+        for number in range(2):
+            await stage.worker(f"p{number}", "produce", topic="events", keys=6, pace=0.01, clock=1)
+        await stage.worker("c0", "consume", topic="events", clock=1)
+        await haunt(stage, ("cut", "kill server", "stall"), orders.seconds)
+        await stage.end("produce")
+        stored = await sound_log(stage, "events")
+        await until(lambda: check_deliveries(stage.records(), stored).sound)
+        await stage.end("consume")
+        records = stage.records()
+        jumps = sum(record["what"] == "jump" for record in records)
+        stage.findings.counts["fault: clock jump"] += jumps
+        findings = stage.findings.add(check_publishes(records, stored))
+        return findings.add(check_deliveries(records, stored))
+
+
+async def overload(orders: Orders) -> Findings:
+    """Subscribers that are too slow: what they dropped and what they took is what was sent."""
+    findings = Findings()
+    chance = orders.chance("overload")
+    loop = asyncio.get_running_loop()
+    deadline = loop.time() + orders.seconds
+    async with staged(orders) as stage:
+        rounds = 0
+        while loop.time() < deadline or rounds < 3:
+            policy = list(Overload)[rounds % 3]
+            await _flood(stage, policy, chance.randrange(50, 2000), findings)
+            rounds += 1
+    return findings
+
+
+async def _flood(stage: Stage, policy: Overload, room: int, findings: Findings) -> None:
+    settings = SubscriberSettings(overload=policy, messages_max=room, block_seconds=1.0)
+    async with (
+        millstream.connect(stage.url) as sender,
+        millstream.connect(stage.url) as mill,
+        mill.subscribe("flood", settings) as subscriber,
+    ):
+        await subscriber.flush()
+        reading = asyncio.create_task(_read_slowly(subscriber))
+        for number in range(MESSAGES):
+            await sender.publish("flood", b"%d" % number)
+        await sender.flush()
+        await subscriber.flush()
+        counters = subscriber.counters
+        reading.cancel()
+        findings.counts["operations"] += MESSAGES
+        findings.counts["events"] += counters.received
+        findings.counts[f"dropped by {policy}"] += counters.dropped
+        if not counters.balanced:
+            findings.problem("claimed", f"{policy}: the books do not balance: {counters}")
+        if counters.interruptions == 0 and counters.received != MESSAGES:
+            findings.problem("lost", f"{policy}: sent {MESSAGES}, received {counters.received}")
+
+
+async def _read_slowly(subscriber: millstream.Subscriber) -> None:
+    count = 0
+    async for _ in subscriber:
+        count += 1
+        if count % 50 == 0:
+            await asyncio.sleep(0.002)
+
+
+SIDE_DOORS: Final[dict[str, Scenario]] = {
+    "import": import_file,
+    "clocks": clocks,
+    "overload": overload,
+}
