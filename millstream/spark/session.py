@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import logging
 import os
+import pkgutil
 import re
 import shutil
 import subprocess
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 __all__ = ["session", "session_settings"]
 
 JAVA_VERSION_MIN: Final = 17
+SOURCE_MODULE: Final = "pyspark_millstream"
 # A task is tried this often; in local mode Spark would give up after the first failure.
 TASK_TRIES: Final = 4
 # An archive of classes that was written this long ago is complete: writing takes some seconds.
@@ -75,7 +77,20 @@ def session(
     )
     for name, value in given.items():
         builder = builder.config(name, value)
-    return builder.getOrCreate()
+    made = builder.getOrCreate()
+    _make_known(made)
+    return made
+
+
+def _make_known(session: SparkSession) -> None:
+    """Register the source where Spark cannot find it by itself.
+
+    Spark lists the modules of its path; one that was installed for editing is not in that list.
+    """
+    if not any(module.name == SOURCE_MODULE for module in pkgutil.iter_modules()):
+        from millstream.spark.datasource import MillstreamDataSource
+
+        session.dataSource.register(MillstreamDataSource)
 
 
 def _master(given: str | None) -> str:

@@ -1,0 +1,44 @@
+"""A driver of its own, to be killed: copies one topic to another until it is told to end.
+
+python copy_topic.py URL MASTER CHECKPOINT [--mode staged] [--once] [--shuffle]
+"""
+
+from __future__ import annotations
+
+import argparse
+
+from millstream.spark import session
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("url")
+    parser.add_argument("master")
+    parser.add_argument("checkpoint")
+    parser.add_argument("--mode", default="direct")
+    parser.add_argument("--once", action="store_true")
+    parser.add_argument("--shuffle", action="store_true")
+    chosen = parser.parse_args()
+    spark = session("copy", master=chosen.master, quick=True, conf={"spark.task.maxFailures": "8"})
+    frame = (
+        spark.readStream.format("millstream")
+        .options(url=chosen.url, subscribe="source", startingOffsets="earliest")
+        .options(maxOffsetsPerTrigger="60", minPartitions="4")
+        .load()
+        .select("key", "value")
+    )
+    if chosen.shuffle:
+        frame = frame.repartition(3, "key")
+    writer = (
+        frame.writeStream.format("millstream")
+        .options(url=chosen.url, topic="target", commitMode=chosen.mode)
+        .option("checkpointLocation", chosen.checkpoint)
+    )
+    if chosen.once:
+        writer = writer.trigger(availableNow=True)
+    writer.start().awaitTermination()
+    spark.stop()
+
+
+if __name__ == "__main__":
+    main()

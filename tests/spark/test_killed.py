@@ -1,0 +1,169 @@
+"""Drivers and workers killed with -9: source rows = sink rows, exactly."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import pytest
+
+from millstream.messaging import NewEvent
+from tests.spark.conftest import Place
+
+pytestmark = pytest.mark.timeout(600)
+
+ROOT = Path(__file__).parents[2]
+SCRIPT = Path(__file__).parent / "copy_topic.py"
+# More by hand: MILLSTREAM_KILL_ROUNDS=30 python -m pytest tests/spark/test_killed.py
+ROUNDS = int(os.environ.get("MILLSTREAM_KILL_ROUNDS", "2"))
+ROWS = 3000
+PATIENCE_SECONDS = 120
+
+
+def fill(place: Place) -> Counter[bytes]:
+    place.topic("source", partitions=2)
+    place.topic("target", partitions=2)
+    values = [b"%d" % n for n in range(ROWS)]
+    place.publish("source", [NewEvent(value, f"k{int(value) % 20}") for value in values])
+    return Counter(values)
+
+
+@contextmanager
+def driver(
+    place: Place, master: str, checkpoint: Path, *more: str
+) -> Iterator[subprocess.Popen[bytes]]:
+    """A driver in a process group of its own; the group is killed at the end."""
+    command = [sys.executable, str(SCRIPT), place.url, master, str(checkpoint), *more]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "SPARK_LOCAL_IP": "127.0.0.1"}
+    with subprocess.Popen(
+        command, cwd=ROOT, env=environment, start_new_session=True,
+        stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+    ) as process:  # fmt: skip
+        try:
+            yield process
+        finally:
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+
+
+def wait_for_more(place: Place, process: subprocess.Popen[bytes], than: int) -> int:
+    limit = time.monotonic() + PATIENCE_SECONDS
+    while time.monotonic() < limit:
+        found = len(place.values("target"))
+        if found > than:
+            return found
+        assert process.poll() is None, "the driver ended by itself"
+        time.sleep(0.1)
+    raise AssertionError(f"the target stays at {than} rows")
+
+
+def check(place: Place, wanted: Counter[bytes]) -> None:
+    found = Counter(place.values("target"))
+    assert found == wanted, (
+        f"missing {sum((wanted - found).values())}, twice {sum((found - wanted).values())}"
+    )
+    orders: dict[str | None, list[int]] = {}
+    for event in place.events("target"):
+        orders.setdefault(event.key, []).append(int(event.value))
+    assert len(orders) == 20
+
+
+@pytest.mark.parametrize("more", [(), ("--mode", "staged", "--shuffle")], ids=["direct", "staged"])
+def test_a_driver_killed_again_and_again_loses_and_doubles_nothing(
+    place: Place, tmp_path: Path, more: tuple[str, ...]
+) -> None:
+    wanted = fill(place)
+    chance = random.Random(17)
+    done = 0
+    for _ in range(ROUNDS):
+        if done >= ROWS:
+            break
+        with driver(place, "local[2]", tmp_path / "checkpoint", *more) as process:
+            wait_for_more(place, process, done)
+            time.sleep(chance.uniform(0, 0.8))
+            os.killpg(process.pid, signal.SIGKILL)
+        done = len(place.values("target"))
+    with driver(place, "local[2]", tmp_path / "checkpoint", *more, "--once") as process:
+        assert process.wait(PATIENCE_SECONDS) == 0
+    check(place, wanted)
+
+
+# -- a cluster --------------------------------------------------------------------------------
+
+
+def free_port() -> int:
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        return int(found.getsockname()[1])
+
+
+class Cluster:
+    """A standalone master and workers on loopback, as processes."""
+
+    def __init__(self, folder: Path) -> None:
+        import pyspark
+
+        self._program = str(Path(pyspark.__file__).parent / "bin" / "spark-class")
+        self._folder = folder
+        self._port = free_port()
+        self._environment = {
+            **os.environ,
+            "SPARK_LOCAL_IP": "127.0.0.1",
+            "SPARK_DAEMON_MEMORY": "256m",
+            "PYSPARK_PYTHON": sys.executable,
+            "PYTHONPATH": str(ROOT),
+        }
+        self.url = f"spark://127.0.0.1:{self._port}"
+        self.processes: list[subprocess.Popen[bytes]] = []
+
+    def _start(self, *arguments: str) -> subprocess.Popen[bytes]:
+        process = subprocess.Popen(
+            [self._program, *arguments], cwd=self._folder, env=self._environment,
+            start_new_session=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+        )  # fmt: skip
+        self.processes.append(process)
+        return process
+
+    def __enter__(self) -> Cluster:
+        name = "org.apache.spark.deploy.master.Master"
+        self._start(name, "--host", "127.0.0.1", "--port", str(self._port), "--webui-port", "0")
+        limit = time.monotonic() + PATIENCE_SECONDS
+        while time.monotonic() < limit:
+            with suppress(OSError), socket.create_connection(("127.0.0.1", self._port), 1):
+                return self
+            time.sleep(0.1)
+        raise AssertionError("the master does not listen")
+
+    def worker(self, name: str) -> subprocess.Popen[bytes]:
+        return self._start(
+            "org.apache.spark.deploy.worker.Worker", self.url, "--host", "127.0.0.1",
+            "--webui-port", "0", "--cores", "1", "--memory", "700m",
+            "-d", str(self._folder / name),
+        )  # fmt: skip
+
+    def __exit__(self, *_: object) -> None:
+        for process in reversed(self.processes):
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait(10)
+
+
+def test_a_worker_of_a_cluster_may_die_in_the_middle(place: Place, tmp_path: Path) -> None:
+    wanted = fill(place)
+    with Cluster(tmp_path) as cluster:
+        first = cluster.worker("first")
+        cluster.worker("second")
+        with driver(place, cluster.url, tmp_path / "checkpoint", "--once") as process:
+            wait_for_more(place, process, 300)
+            os.killpg(first.pid, signal.SIGKILL)
+            assert process.wait(PATIENCE_SECONDS) == 0
+    check(place, wanted)
