@@ -11,6 +11,7 @@ from millstream.errors import (
     ConfigError,
     MillstreamError,
     PartlyStored,
+    SchemaError,
     SubscriptionNotFound,
     TopicNotFound,
 )
@@ -245,6 +246,11 @@ class Topic:
             raise ConfigError(
                 f"'{self.name}' takes no events here: it is a copy of another topic, or a stream "
                 f"that Millstream did not make (publish to its subjects with mill.publish_acked)"
+            )
+        if self.settings.wire_format is not None and self._value_type is None:
+            raise SchemaError(
+                f"topic '{self.name}' has a schema, and this connection is for messaging alone, so "
+                f"nobody would check what is written. Connect with millstream.connect()"
             )
 
     def _check_packs(self) -> None:

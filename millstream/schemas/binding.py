@@ -302,7 +302,8 @@ def _choose(
     """The version to write and its schema, and the schema to read as."""
     if cls is None:
         return record.latest, schemas[-1], schemas[-1]
-    reader = declare(cls, drop_constraints=True)
+    # Objects are made by their fields: what the class is called does not matter.
+    reader = declare(cls, name=schemas[-1].record.name, drop_constraints=True)
     Resolution(schemas[-1].record, reader.record)  # refuses a class that cannot read the topic
     found = matching(record, schemas, reader)
     if found is None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from millstream.errors import NoResponders, SchemaNotFound
+from millstream.errors import SchemaNotFound, TopicNotFound
 from millstream.messaging.event import NULL_HEADER
 from millstream.schemas.records import (
     TABLE,
@@ -16,6 +16,8 @@ from millstream.schemas.records import (
 )
 from millstream.schemas.schema import Schema
 from millstream.wire.blocking import BlockingJetStream
+from millstream.wire.blocking_streams import get_message
+from millstream.wire.jetstream import StoredMessage
 from millstream.wire.protocol import parse_headers
 
 __all__ = ["BlockingRegistry"]
@@ -27,17 +29,17 @@ SCHEMAS_KEPT: Final = 1000
 class BlockingRegistry:
     """Reads versions and schemas; registering is the asynchronous registry's work."""
 
-    def __init__(self, jetstream: BlockingJetStream) -> None:
+    def __init__(self, jetstream: BlockingJetStream, timeout: float = 30.0) -> None:
         self._jetstream = jetstream
+        self._timeout = timeout  # seconds for each look
         self._schemas: dict[int, Schema] = {}
 
     def find(self, topic: str) -> TopicSchemas | None:
         """The versions of a topic's schema; None when it has none."""
-        subject = message_subject(record_key(topic))
-        found = self._get({"last_by_subj": subject})
-        if found is None or NULL_HEADER in found[0]:
+        found = self._get({"last_by_subj": message_subject(record_key(topic))})
+        if found is None or NULL_HEADER in parse_headers(found.headers):
             return None
-        return read_record(found[1])
+        return read_record(found.payload)
 
     def topic(self, topic: str) -> TopicSchemas:
         """Like `find`; SchemaNotFound when the topic has no schema."""
@@ -56,7 +58,7 @@ class BlockingRegistry:
             raise SchemaNotFound(f"there is no schema with id {id_} in the registry ('{TABLE}')")
         if len(self._schemas) >= SCHEMAS_KEPT:
             self._schemas.pop(next(iter(self._schemas)))
-        schema = read_schema(id_, found[0].get("Nats-Subject", ""), found[1], fingerprint)
+        schema = read_schema(id_, found.subject, found.payload, fingerprint)
         self._schemas[id_] = schema
         return schema
 
@@ -64,9 +66,8 @@ class BlockingRegistry:
         """Every version's schema, oldest first."""
         return [self.schema(v.id, v.fingerprint) for v in record.versions]
 
-    def _get(self, ask: dict[str, object]) -> tuple[dict[str, str], bytes] | None:
+    def _get(self, ask: dict[str, object]) -> StoredMessage | None:
         try:
-            found = self._jetstream.get_direct(TABLE, ask)
-        except NoResponders:
+            return get_message(self._jetstream, TABLE, ask, self._timeout)
+        except TopicNotFound:
             return None  # no schema was ever registered
-        return None if found is None else (parse_headers(found[0]), found[1])

@@ -9,7 +9,7 @@ from concurrent.futures import ProcessPoolExecutor
 import pytest
 
 import millstream
-from millstream import Mill
+from millstream import Cluster, Mill
 from millstream.errors import (
     ConfigError,
     DataLoss,
@@ -238,6 +238,15 @@ async def test_topics_of_a_name_declared_at_once_have_one_schema(mill: Mill) -> 
     others = [Mill(mill.connection) for _ in range(8)]
     await asyncio.gather(*(one.create_topic("orders", schema=Order) for one in others))
     assert len((await mill.schemas.topic("orders")).versions) == 1
+
+
+async def test_in_a_cluster_the_registry_is_kept_by_three_nodes(
+    millstream_cluster: Cluster,
+) -> None:
+    async with millstream.connect(millstream_cluster.url) as mill:
+        await mill.create_topic("orders", schema=Order)
+        assert (await mill.topic(TABLE)).settings.replicas == 3
+        await mill.delete_topic("orders")
 
 
 # -- the blocking twin --------------------------------------------------------------------

@@ -13,7 +13,7 @@ import nats
 import pyarrow as pa
 import pytest
 
-from millstream import Mill, NewEvent, SubscriptionSettings, Topic
+from millstream import Mill, NewEvent, SubscriptionSettings, Topic, messaging
 from millstream.errors import PartlyStored, ProcessFailed, SchemaError, SchemaNotFound, Unfit
 from millstream.messaging.process import ProcessSettings
 from millstream.messaging.row_buffer import Columns
@@ -95,7 +95,6 @@ async def test_a_class_with_some_of_the_fields_reads_those(mill: Mill) -> None:
         id: int
         source: str = "web"
 
-    Brief.__name__ = Brief.__qualname__ = "Order"
     topic = await mill.create_topic("orders", schema=Order)
     await topic.publish(order(7))
     async with topic.producer() as producer:
@@ -109,7 +108,6 @@ async def test_a_class_that_cannot_read_the_topic_is_refused(mill: Mill) -> None
     class Other:
         id: str
 
-    Other.__name__ = Other.__qualname__ = "Order"
     await mill.create_topic("orders", schema=Order)
     with pytest.raises(SchemaError, match="field 'id'"):
         await mill.topic("orders", Other)
@@ -232,6 +230,24 @@ async def test_a_table_of_typed_values(mill: Mill) -> None:
 
 
 # -- nothing unfit is stored --------------------------------------------------------------
+
+
+async def test_a_connection_for_messaging_alone_cannot_write_unchecked(
+    mill: Mill, millstream_url: str
+) -> None:
+    await mill.create_topic("orders", schema=Order)
+    async with messaging.connect(millstream_url) as plain:
+        topic = await plain.topic("orders")
+        with pytest.raises(SchemaError, match=r"Connect with millstream.connect\(\)"):
+            await topic.publish(b"{}")
+        with pytest.raises(SchemaError):
+            topic.producer()
+    raw = await mill.topic("orders", bytes)
+    with pytest.raises(SchemaError, match="type=bytes"):
+        await raw.publish(b"{}")
+    await (await mill.topic("orders")).publish(order(1))
+    [stored] = await values(raw)
+    assert stored.startswith(b'{"id":1,')
 
 
 async def _publish(topic: Topic) -> None:
