@@ -12,7 +12,10 @@ import nats
 import pytest
 from nats.aio.client import Client
 
+import millstream
 from millstream.deadline import Deadline
+from millstream.messaging import Topic
+from millstream.mill import Mill
 from millstream.settings import ConnectionSettings, Reconnect
 from millstream.wire.connection import Connection
 
@@ -69,3 +72,16 @@ def until() -> Until:
             await asyncio.sleep(0.005)
 
     return wait
+
+
+@pytest.fixture
+async def mill(millstream_url: str) -> AsyncIterator[Mill]:
+    """What application code holds, on the test's own account."""
+    async with millstream.connect(millstream_url) as mill:
+        yield mill
+
+
+@pytest.fixture
+async def topic(mill: Mill) -> Topic:
+    """A topic `orders` of one partition."""
+    return await mill.create_topic("orders")

@@ -36,12 +36,6 @@ from tests.integration.messaging.topic_tools import eventually
 QUICK = SubscriptionSettings(backoff=(0.02,), max_deliver=20)
 
 
-@pytest.fixture
-async def topic(millstream_url: str) -> AsyncIterator[Topic]:
-    async with millstream.connect(millstream_url) as mill:
-        yield await mill.create_topic("orders")
-
-
 @asynccontextmanager
 async def pushing(
     topic: Topic, url: str, settings: SubscriptionSettings | None = QUICK, **changes: Any

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
 from datetime import UTC, datetime
 from typing import Any
 
@@ -18,17 +17,6 @@ from millstream.messaging.producer import EventProducer
 from millstream.mill import Mill
 from tests.integration.messaging.cuts import proxy
 from tests.integration.messaging.sdk import read, values
-
-
-@pytest.fixture
-async def mill(millstream_url: str) -> AsyncIterator[Mill]:
-    async with millstream.connect(millstream_url) as mill:
-        yield mill
-
-
-@pytest.fixture
-async def topic(mill: Mill) -> Topic:
-    return await mill.create_topic("orders")
 
 
 def numbers(count: int) -> list[bytes]:

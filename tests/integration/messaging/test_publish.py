@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import zlib
-from collections.abc import AsyncIterator
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -28,17 +27,6 @@ from millstream.mill import Mill
 from tests.integration.messaging.conftest import Until
 from tests.integration.messaging.sdk import read, values
 from tests.integration.messaging.topic_tools import eventually
-
-
-@pytest.fixture
-async def mill(millstream_url: str) -> AsyncIterator[Mill]:
-    async with millstream.connect(millstream_url) as mill:
-        yield mill
-
-
-@pytest.fixture
-async def topic(mill: Mill) -> Topic:
-    return await mill.create_topic("orders")
 
 
 async def test_an_event_is_read_as_it_was_published(topic: Topic) -> None:

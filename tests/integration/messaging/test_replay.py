@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
 from datetime import UTC, datetime
 
 import pytest
@@ -16,17 +15,6 @@ from millstream.messaging.topic_admin import Purge
 from millstream.mill import Mill
 from tests.integration.messaging.sdk import read, values
 from tests.integration.messaging.topic_tools import eventually, put
-
-
-@pytest.fixture
-async def mill(millstream_url: str) -> AsyncIterator[Mill]:
-    async with millstream.connect(millstream_url) as mill:
-        yield mill
-
-
-@pytest.fixture
-async def topic(mill: Mill) -> Topic:
-    return await mill.create_topic("orders")
 
 
 async def fill(topic: Topic, count: int, first: int = 0) -> None:
