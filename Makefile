@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.ready
-EXTRAS := schemas,dev
+EXTRAS := schemas,spark,demo,dev
 
 # The stamp says what the environment was made for. It is stale when this folder was moved or
 # copied, when other extras are wanted, or when the interpreter behind it is gone.
@@ -38,7 +38,7 @@ lint: $(STAMP)
 	$(BIN)/mypy
 
 demo: $(STAMP)
-	$(BIN)/python -m examples.demo
+	$(BIN)/python -m examples.flights
 
 bench: $(STAMP)
 	$(BIN)/python -m bench all --quick
@@ -59,4 +59,4 @@ lock:
 	rm -rf $(VENV)-lock
 
 clean:
-	rm -rf $(VENV) $(VENV)-lock build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(VENV)-lock build dist demo-output *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -22,7 +22,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Literal, TypeVar, overload
 
 from millstream.errors import ConfigError, PipelineInvalid
 
@@ -240,11 +240,22 @@ def _mode(mode: str) -> Mode:
     return "complete" if mode == "complete" else "update" if mode == "update" else "append"
 
 
-def _decorator(function: Function | None, declare: Callable[[Function], Function]) -> Any:
-    return declare if function is None else declare(function)
-
-
 # -- outputs --------------------------------------------------------------------------------
+
+
+@overload
+def topic(function: Function) -> Function: ...
+
+
+@overload
+def topic(
+    *,
+    name: str | None = None,
+    key: str | Sequence[str] = (),
+    timestamp: str | None = None,
+    partitions: int | None = None,
+    mode: str = "append",
+) -> Callable[[Function], Function]: ...
 
 
 def topic(
@@ -255,7 +266,7 @@ def topic(
     timestamp: str | None = None,
     partitions: int | None = None,
     mode: str = "append",
-) -> Any:
+) -> Function | Callable[[Function], Function]:
     """Rows become events of a topic, exactly once; the topic is made with the rows' columns.
 
     `key` names the columns that make the key, `timestamp` the one with the event's time. Rows
@@ -274,18 +285,17 @@ def topic(
         )
         return _made_by(function, made, mode)
 
-    return _decorator(function, declare)
+    return declare if function is None else declare(function)
 
 
 def table(
-    function: Function | None = None,
     *,
     key: str | Sequence[str],
     name: str | None = None,
     delete_when: str | None = None,
     partitions: int | None = None,
     mode: str = "update",
-) -> Any:
+) -> Callable[[Function], Function]:
     """Rows become the latest value of their key in a table; the table is made with their columns.
 
     A row for which `delete_when` holds (an SQL condition, or the name of a column, which is then
@@ -306,7 +316,22 @@ def table(
 
     if not key:
         raise PipelineInvalid("a table needs a key: @table(key='customer')")
-    return _decorator(function, declare)
+    return declare
+
+
+@overload
+def files(function: Function) -> Function: ...
+
+
+@overload
+def files(
+    *,
+    path: str | None = None,
+    name: str | None = None,
+    format: str = "parquet",
+    partition_by: Iterable[str] = (),
+    options: Mapping[str, Any] | None = None,
+) -> Callable[[Function], Function]: ...
 
 
 def files(
@@ -317,7 +342,7 @@ def files(
     format: str = "parquet",
     partition_by: Iterable[str] = (),
     options: Mapping[str, Any] | None = None,
-) -> Any:
+) -> Function | Callable[[Function], Function]:
     """Rows become files in a folder (Parquet unless said), each row once.
 
     The folder is `path`, relative to the project; without it, `data/<name>`.
@@ -337,7 +362,7 @@ def files(
         )
         return _made_by(function, made, "append")
 
-    return _decorator(function, declare)
+    return declare if function is None else declare(function)
 
 
 def sink(name: str, format: str, **options: Any) -> None:
@@ -353,7 +378,9 @@ def sink(name: str, format: str, **options: Any) -> None:
     _pipeline().add_output(Output(name, "sink", format=format, options=given, where=where))
 
 
-def flow(target: str, *, name: str | None = None, mode: str | None = None) -> Any:
+def flow(
+    target: str, *, name: str | None = None, mode: str | None = None
+) -> Callable[[Function], Function]:
     """The function's rows go to an output that is declared elsewhere; several may go to one."""
 
     def declare(function: Function) -> Function:
@@ -367,7 +394,20 @@ def flow(target: str, *, name: str | None = None, mode: str | None = None) -> An
     return declare
 
 
-def view(function: Function | None = None, *, name: str | None = None) -> Any:
+@overload
+def view(function: Function) -> Function: ...
+
+
+@overload
+def view(
+    *,
+    name: str | None = None,
+) -> Callable[[Function], Function]: ...
+
+
+def view(
+    function: Function | None = None, *, name: str | None = None
+) -> Function | Callable[[Function], Function]:
     """The function's rows can be read by name; nothing is stored."""
 
     def declare(function: Function) -> Function:
@@ -375,7 +415,7 @@ def view(function: Function | None = None, *, name: str | None = None) -> Any:
         _pipeline().add_view(View(chosen, function, _where(function)))
         return function
 
-    return _decorator(function, declare)
+    return declare if function is None else declare(function)
 
 
 # -- reading --------------------------------------------------------------------------------

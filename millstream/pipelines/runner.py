@@ -204,6 +204,7 @@ class Runner:
             run.restarts.succeeded()
         if query.isActive:
             return
+        self._watch.catch_up(query)
         error = query.exception()
         if error is not None:
             self._failed(run, str(error))
@@ -255,6 +256,7 @@ class Runner:
                 )
             if run.query is not None:
                 run.query.stop()
+                self._watch.catch_up(run.query)
             run.state = "stopped"
         self.place.stop_file.unlink(missing_ok=True)
 

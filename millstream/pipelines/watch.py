@@ -6,11 +6,14 @@ import json
 import threading
 from dataclasses import asdict
 from datetime import UTC, datetime
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pyspark.sql.streaming.listener import StreamingQueryListener
 
 from millstream.pipelines.progress import Numbers, note_progress
+
+if TYPE_CHECKING:
+    from pyspark.sql.streaming.query import StreamingQuery
 
 __all__ = ["Watch"]
 
@@ -22,6 +25,7 @@ class Watch:
         self._prefix = f"{pipeline}."
         self._lock = threading.Lock()
         self._numbers: dict[str, Numbers] = {}
+        self._seen: dict[str, tuple[str, str]] = {}  # flow: run and time of the last report
         self.listener = _Listener(self)
 
     def query_name(self, flow: str) -> str:
@@ -44,9 +48,20 @@ class Watch:
         """Take a report about a query; those of other queries are left alone."""
         if query is None or not query.startswith(self._prefix):
             return
+        flow = query.removeprefix(self._prefix)
+        moment = (str(report.get("runId")), str(report.get("timestamp")))
         with self._lock:
-            numbers = self._numbers.setdefault(query.removeprefix(self._prefix), Numbers())
+            before = self._seen.get(flow, ("", ""))
+            if before[0] == moment[0] and before[1] >= moment[1]:
+                return
+            self._seen[flow] = moment
+            numbers = self._numbers.setdefault(flow, Numbers())
             note_progress(numbers, report, datetime.now(UTC))
+
+    def catch_up(self, query: StreamingQuery) -> None:
+        """Take the reports of a query that has ended: the last ones may still be on their way."""
+        for progress in query.recentProgress:
+            self.note(progress.name, json.loads(progress.json))
 
     def idle(self, query: str | None) -> None:
         """A query found nothing new."""

@@ -1,4 +1,4 @@
-"""`make demo` shows what it says."""
+"""The demo of messaging shows what it says."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ ROOT = Path(__file__).parents[2]
 
 def test_the_demo_ends_with_every_acknowledged_event_in_the_log() -> None:
     done = subprocess.run(
-        [sys.executable, "-m", "examples.demo"],
+        [sys.executable, "-m", "examples.messaging_demo"],
         cwd=ROOT,
         capture_output=True,
         text=True,

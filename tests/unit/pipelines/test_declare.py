@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -18,6 +18,10 @@ def pipeline() -> Any:
 
 
 def rows() -> Any:
+    return None
+
+
+def with_parameter(_: int) -> Any:
     return None
 
 
@@ -76,7 +80,7 @@ def test_a_name_is_used_once(pipeline: Pipeline) -> None:
         (lambda: mp.view(name="v")(rows), "declares no flow"),
         (lambda: (mp.view(name="v")(rows), mp.flow("v", name="f")(rows)), "is a view"),
         (lambda: mp.topic(name="a b")(rows), "use letters"),
-        (lambda: mp.topic(name="a")(lambda x: x), "has parameters"),
+        (lambda: mp.topic(name="a")(cast("Any", with_parameter)), "has parameters"),
         (lambda: mp.topic(name="a", mode="all")(rows), "choose append, update or complete"),
         (lambda: mp.table(key=())(rows), "a table needs a key"),
     ],

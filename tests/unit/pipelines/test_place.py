@@ -32,10 +32,6 @@ def place(tmp_path: Path) -> Place:
 
 
 def holder(place: Place) -> subprocess.Popen[str]:
-    code = HOLDER.replace(
-        "import signal, sys",
-        "import signal, sys\nsignal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})",
-    )
     process = subprocess.Popen(
         [sys.executable, "-c", HOLDER, str(place.folder)], stdout=subprocess.PIPE, text=True
     )

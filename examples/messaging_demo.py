@@ -1,4 +1,4 @@
-"""What Millstream does, in ten seconds: `make demo`.
+"""What messaging does, in ten seconds: `python -m examples.messaging_demo`.
 
 A broker starts in a temporary folder, orders are published, two workers share them, one event
 fails and comes again, the broker is killed in mid-flow, and nothing that was acknowledged is lost.

@@ -1,0 +1,121 @@
+"""Joins, windows and state as functions over DataFrames; docs/RECIPES.md explains each of them.
+
+Every function takes streams (and tables) and gives a stream, so it fits a flow of a pipeline:
+
+    @mp.topic
+    def paid_orders():
+        return recipes.inner_join(mp.read("orders"), mp.read("payments"))
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from typing import Any
+
+from pyspark.sql import DataFrame, Row
+from pyspark.sql import functions as f
+from pyspark.sql.streaming.stateful_processor import StatefulProcessor, StatefulProcessorHandle
+
+
+def inner_join(orders: DataFrame, payments: DataFrame) -> DataFrame:
+    o = orders.withWatermark("time", "10 minutes").alias("o")
+    p = payments.withWatermark("time", "10 minutes").alias("p")
+    soon = "p.time >= o.time AND p.time <= o.time + INTERVAL 1 HOUR"
+    return o.join(p, f.expr(f"o.id = p.order_id AND {soon}")).select("o.id", "o.amount", "p.paid")
+
+
+def left_join(orders: DataFrame, payments: DataFrame) -> DataFrame:
+    o = orders.withWatermark("time", "10 minutes").alias("o")
+    p = payments.withWatermark("time", "10 minutes").alias("p")
+    soon = "p.time >= o.time AND p.time <= o.time + INTERVAL 1 HOUR"
+    joined = o.join(p, f.expr(f"o.id = p.order_id AND {soon}"), "left")
+    return joined.select("o.id", "o.amount", "p.paid")
+
+
+def full_join(orders: DataFrame, payments: DataFrame) -> DataFrame:
+    o = orders.withWatermark("time", "10 minutes").alias("o")
+    p = payments.withWatermark("time", "10 minutes").alias("p")
+    soon = "p.time >= o.time AND p.time <= o.time + INTERVAL 1 HOUR"
+    joined = o.join(p, f.expr(f"o.id = p.order_id AND {soon}"), "full")
+    return joined.select("o.id", "o.amount", "p.order_id", "p.paid")
+
+
+def with_customer(orders: DataFrame, customers: DataFrame) -> DataFrame:
+    return orders.join(f.broadcast(customers), "customer", "left").select("id", "customer", "city")
+
+
+def customers_with_address(people: DataFrame, addresses: DataFrame) -> DataFrame:
+    person = f.struct("_offset", "_deleted", "name").alias("person")
+    left = people.select("_key", person)
+    address = f.struct("_offset", "_deleted", "city").alias("address")
+    right = addresses.select("_key", address)
+    sides = left.unionByName(right, allowMissingColumns=True)
+    # Of each side the change with the highest offset; the nulls of the other side do not count.
+    last = sides.groupBy("_key").agg(f.max("person").alias("p"), f.max("address").alias("a"))
+    there = f.coalesce(~f.col("p._deleted") & ~f.col("a._deleted"), f.lit(False))
+    return last.select(f.col("_key").alias("id"), "p.name", "a.city", (~there).alias("gone"))
+
+
+def tumbling(orders: DataFrame) -> DataFrame:
+    windows = orders.withWatermark("time", "10 minutes").groupBy(f.window("time", "1 hour"))
+    return windows.agg(f.sum("amount").alias("amount")).select("window.start", "amount")
+
+
+def sliding(orders: DataFrame) -> DataFrame:
+    window = f.window("time", "1 hour", "15 minutes")
+    windows = orders.withWatermark("time", "10 minutes").groupBy(window)
+    return windows.agg(f.sum("amount").alias("amount")).select("window.start", "amount")
+
+
+def sessions(orders: DataFrame) -> DataFrame:
+    window = f.session_window("time", "30 minutes").alias("session")
+    groups = orders.withWatermark("time", "10 minutes").groupBy("customer", window)
+    counted = groups.agg(f.count("*").alias("orders"))
+    return counted.select("customer", "session.start", "session.end", "orders")
+
+
+def once_each(orders: DataFrame) -> DataFrame:
+    return orders.withWatermark("time", "1 hour").dropDuplicatesWithinWatermark(["id"])
+
+
+class Silence(StatefulProcessor):
+    """Tells when a customer has not ordered for an hour, by the time of the events."""
+
+    HOUR_MS = 3_600_000
+
+    def init(self, handle: StatefulProcessorHandle) -> None:
+        self._handle = handle
+        self._last = handle.getValueState("last", "last BIGINT")
+
+    def handleInputRows(self, key: Any, rows: Iterator[Row], timers: Any) -> Any:  # noqa: N802
+        newest = max(int(row.time.timestamp() * 1000) for row in rows)
+        before = self._last.get()
+        last = newest if before is None else max(newest, before[0])
+        self._last.update((last,))
+        for timer in self._handle.listTimers():
+            self._handle.deleteTimer(timer)
+        self._handle.registerTimer(last + self.HOUR_MS)
+        return iter(())
+
+    def handleExpiredTimer(self, key: Any, timers: Any, expired: Any) -> Any:  # noqa: N802
+        last = self._last.get()
+        if last is not None:
+            self._last.clear()
+            yield Row(customer=key[0], since=datetime.fromtimestamp(last[0] / 1000, UTC))
+
+    def close(self) -> None:
+        """Nothing is held open."""
+
+
+def silent_customers(orders: DataFrame) -> DataFrame:
+    return (
+        orders.withWatermark("time", "10 minutes")
+        .groupBy("customer")
+        .transformWithState(
+            statefulProcessor=Silence(),
+            outputStructType="customer STRING, since TIMESTAMP",
+            outputMode="Append",
+            timeMode="EventTime",
+        )
+    )

@@ -1,0 +1,83 @@
+"""A pipeline project for tests, on their session and broker."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from millstream.messaging import NewEvent
+from millstream.pipelines import load, open_project
+from millstream.pipelines.resolve import resolve
+from millstream.pipelines.runner import Runner, RunSettings
+from millstream.pipelines.targets import Broker
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from tests.spark.conftest import Place
+
+HEAD = """
+from pyspark.sql import functions as f
+from millstream import pipelines as mp
+"""
+
+
+class Kit:
+    """A project in a folder of its own, on the tests' session and broker."""
+
+    def __init__(self, spark: SparkSession, place: Place, folder: Path) -> None:
+        self.spark, self.place, self.folder = spark, place, folder
+
+    def write(self, code: str, toml: str = "") -> None:
+        (self.folder / "millstream.toml").write_text(f'[pipeline]\nname = "words"\n{toml}')
+        (self.folder / "pipeline.py").write_text(code)
+
+    def runner(self, *, once: bool = True) -> Runner:
+        project = open_project(self.folder)
+        settings = RunSettings(once=once, options={"url": self.place.url})
+        return Runner(project, load(project), self.spark, settings)
+
+    def once(self) -> dict[str, dict[str, Any]]:
+        """Run until all is read; the flows' status."""
+        runner = self.runner()
+        runner.run()
+        return {flow["name"]: flow for flow in runner.status("stopped")["flows"]}
+
+    @contextmanager
+    def running(self) -> Iterator[Runner]:
+        runner = self.runner(once=False)
+        thread = threading.Thread(target=runner.run)
+        thread.start()
+        try:
+            yield runner
+        finally:
+            runner.stop()
+            thread.join(60)
+            assert not thread.is_alive()
+
+    def table(self, name: str) -> dict[str, Any]:
+        async def work(mill: Any) -> Any:
+            return await (await mill.table(name)).as_dict()
+
+        found: dict[str, Any] = self.place.run(work)
+        return found
+
+    def lines(self, *texts: str) -> None:
+        self.place.publish("lines", [NewEvent(text.encode()) for text in texts])
+
+    def graph(self) -> Any:
+        project = open_project(self.folder)
+        with Broker(self.place.url, dry=True) as broker:
+            options = {"url": self.place.url}
+            return resolve(load(project), self.spark, broker, self.folder, options).graph
+
+
+def wait_for(condition: Callable[[], bool], seconds: float = 60) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "it did not come"
+        time.sleep(0.1)
