@@ -15,6 +15,7 @@ from millstream.settings import ConnectionSettings
 if TYPE_CHECKING:
     from millstream.messaging.process import Process, ProcessSettings, Transform
     from millstream.schemas.guard import Guard, GuardSettings
+    from millstream.schemas.records import TopicSchemas
     from millstream.schemas.registry import Registry
     from millstream.state import Table
 
@@ -96,41 +97,80 @@ class Mill(Client):
         return await self._open(await open_topic(self.jetstream, name), type)
 
     async def delete_topic(self, name: str) -> None:
-        """Remove a topic, all its events and the list of its schema's versions."""
-        await self.schemas.forget(name)
+        """Remove a topic, all its events and the list of its schema's versions.
+
+        While a mirror of it is there the list stays, because the mirror is read with it.
+        """
+        copies = [topic.settings.mirror for topic in await self.topics()]
+        if not any(mirror is not None and mirror.topic == name for mirror in copies):
+            await self.schemas.forget(name)
         await super().delete_topic(name)
 
     async def _open(self, info: TopicInfo, cls: type | None) -> Topic:
         return await self.open_as(info, await self._values(info, cls))
 
-    async def _values(self, info: TopicInfo, cls: type | None) -> ValueType | None:
-        """The values of a topic with a schema; a mirror has the schema of its origin."""
-        mirror = info.settings.mirror
-        copied = mirror is not None and mirror.domain is None and not mirror.foreign
-        if cls is bytes and info.settings.wire_format is not None:
-            from millstream.schemas.binding import RawValues
+    async def promote_topic(self, name: str, *, allow_lag: bool = False) -> TopicInfo:
+        """Make a mirror a topic of its own, that takes events where its origin left off.
 
-            return RawValues(info.name)
-        if info.settings.wire_format is None and not copied:
-            if cls not in (None, bytes):
-                raise SchemaError(
-                    f"topic '{info.name}' has no schema, so its values are bytes and cannot come "
-                    f"as {cls.__name__}. Declare it with create_topic(..., schema=...)"
-                )
-            return None
-        name = mirror.topic if copied and mirror is not None else info.name
-        record = await self.schemas.find(name)
+        It keeps the schema of its origin, with all its versions.
+        """
+        settings = (await open_topic(self.jetstream, name)).settings
+        record = await self._record_of_origins(settings, None)
+        info = await super().promote_topic(name, allow_lag=allow_lag)
         if record is None:
-            if copied:
-                return None
-            raise SchemaNotFound(
-                f"topic '{info.name}' was declared with a schema, but the registry has none. "
-                f"Register it: 'millstream schema register {info.name} FILE', or create_topic(...)"
-            )
-        from millstream.schemas.binding import TypedValues
+            return info
+        await self.schemas.adopt(name, record)
+        return await open_topic(self.jetstream, name)
 
-        schemas = await self.schemas.schemas_of(record)
-        return TypedValues(record, schemas, self.schemas.schema, cls)
+    async def _values(self, info: TopicInfo, cls: type | None) -> ValueType | None:
+        """What the values of a topic are under its schema; None: bytes."""
+        settings = info.settings
+        if cls is bytes:
+            return await self._raw(info)
+        if settings.wire_format is None:
+            record = await self._record_of_origins(settings, cls)
+        else:
+            record = await self.schemas.find(info.name)
+            if record is None:
+                raise SchemaNotFound(
+                    f"topic '{info.name}' was declared with a schema, but the registry has none. "
+                    f"Register it: 'millstream schema register {info.name} FILE', or "
+                    f"create_topic(...)"
+                )
+        if record is not None:
+            from millstream.schemas.binding import TypedValues
+
+            schemas = await self.schemas.schemas_of(record)
+            return TypedValues(record, schemas, self.schemas.schema, cls)
+        if cls is not None:
+            raise SchemaError(
+                f"topic '{info.name}' has no schema, so its values are bytes and cannot come as "
+                f"{cls.__name__}. Declare it with create_topic(..., schema=...)"
+            )
+        return None
+
+    async def _raw(self, info: TopicInfo) -> ValueType | None:
+        if info.settings.wire_format is None:
+            return None
+        from millstream.schemas.binding import RawValues
+
+        return RawValues(info.name)
+
+    async def _record_of_origins(
+        self, settings: TopicSettings, cls: type | None
+    ) -> TopicSchemas | None:
+        """The schema of a copy: that of its origins, if it is one, or a class says what to read."""
+        origins = settings.sources if settings.mirror is None else (settings.mirror,)
+        if not origins or any(o.domain is not None or o.foreign for o in origins):
+            return None
+        found = [await self.schemas.find(origin.topic) for origin in origins]
+        first = found[0]
+        for record in found:
+            if first is None or record is None or record.format != first.format:
+                return None
+            if cls is None and record.latest != first.latest:
+                return None
+        return first
 
     # -- tables ---------------------------------------------------------------------------
 

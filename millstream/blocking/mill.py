@@ -206,7 +206,10 @@ class Mill(Connected):
         return self._loop.call(self._inner.edit_topic(name, **changes))
 
     def delete_topic(self, name: str) -> None:
-        """Remove a topic, all its events and the list of its schema's versions."""
+        """Remove a topic, all its events and the list of its schema's versions.
+
+        While a mirror of it is there the list stays, because the mirror is read with it.
+        """
         self._loop.call(self._inner.delete_topic(name))
 
     def publish_acked(
@@ -220,7 +223,10 @@ class Mill(Connected):
         return self._loop.call(self._inner.publish_acked(subject, data, headers, id))
 
     def promote_topic(self, name: str, *, allow_lag: bool = False) -> TopicInfo:
-        """Make a mirror a topic of its own, that takes events where its origin left off."""
+        """Make a mirror a topic of its own, that takes events where its origin left off.
+
+        It keeps the schema of its origin, with all its versions.
+        """
         return self._loop.call(self._inner.promote_topic(name, allow_lag=allow_lag))
 
     @property

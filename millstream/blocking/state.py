@@ -171,6 +171,10 @@ class Registry(Twin):
         """Change what a topic promises about its next versions."""
         return self._loop.call(self._inner.set_mode(topic, mode))
 
+    def adopt(self, topic: str, record: TopicSchemas) -> TopicSchemas:
+        """Give a topic that has no schema all versions of another one, under the same ids."""
+        return self._loop.call(self._inner.adopt(topic, record))
+
     def forget(self, topic: str) -> None:
         """Remove a topic's record, because the topic is gone; its schemas keep their ids."""
         self._loop.call(self._inner.forget(topic))

@@ -202,6 +202,16 @@ class Registry:
             return changed
         raise _too_busy(topic)
 
+    async def adopt(self, topic: str, record: TopicSchemas) -> TopicSchemas:
+        """Give a topic that has no schema all versions of another one, under the same ids."""
+        await self._mark(topic, record.format)
+        found, revision = await self._record(topic)
+        if found is not None:
+            return found
+        adopted = dataclasses.replace(record, topic=topic)
+        await self._put(record_key(topic), adopted.to_json(), revision)
+        return adopted
+
     async def forget(self, topic: str) -> None:
         """Remove a topic's record, because the topic is gone; its schemas keep their ids."""
         record, _ = await self._record(topic)

@@ -210,6 +210,42 @@ async def test_a_mirror_has_the_schema_of_its_origin(mill: Mill) -> None:
         break
 
 
+async def test_a_promoted_mirror_keeps_the_schema(mill: Mill) -> None:
+    topic = await mill.create_topic("orders", schema=Order)
+    await topic.publish(order(1))
+    copy = await mill.create_topic("copy", mirror="orders")
+    async for _ in copy.read(follow=True):
+        break
+    versions = (await mill.schemas.topic("orders")).versions
+    await mill.delete_topic("orders")
+    assert await values(await mill.topic("copy", Order)) == [order(1)]
+    info = await mill.promote_topic("copy", allow_lag=True)
+    assert info.settings.wire_format == "json"
+    assert (await mill.schemas.topic("copy")).versions == versions
+    own = await mill.topic("copy", Order)
+    with pytest.raises(Unfit):
+        await own.publish(UNFIT)
+    await own.publish(order(2))
+    assert await values(own) == [order(1), order(2)]
+
+
+async def test_a_collection_of_topics_is_read_with_their_schema(mill: Mill) -> None:
+    for name in ("eu", "us"):
+        topic = await mill.create_topic(name, schema=Order)
+        await topic.publish(order(1, name))
+    await mill.create_topic("all", sources=["eu", "us"])
+    both = await mill.topic("all")
+    found = set()
+    async for event in both.read(follow=True):
+        found.add(event.value["customer"])
+        if len(found) == 2:
+            break
+    await mill.schemas.evolve("us", version(OrderWithNote))
+    assert (await mill.topic("all")).value_type is None  # two versions: say which one to read
+    typed = await mill.topic("all", Order)
+    assert {value.customer for value in await values(typed)} == {"eu", "us"}
+
+
 async def test_a_deletion_is_none_in_every_form(mill: Mill) -> None:
     topic = await mill.create_topic("orders", schema=Order)
     await topic.publish(None, "ada")
