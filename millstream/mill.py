@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from millstream.errors import ConfigError, SchemaError, SchemaNotFound
+from millstream.errors import ConfigError, SchemaError, SchemaNotFound, TopicNotFound
 from millstream.messaging import Client, Connecting, Topic, TopicInfo, TopicSettings
 from millstream.messaging.topic_admin import declare
 from millstream.messaging.topic_lookup import open_topic
@@ -102,9 +102,15 @@ class Mill(Client):
         While a mirror of it is there the list stays, because the mirror is read with it.
         """
         copies = [topic.settings.mirror for topic in await self.topics()]
-        if not any(mirror is not None and mirror.topic == name for mirror in copies):
+        mirrored = any(mirror is not None and mirror.topic == name for mirror in copies)
+        # The topic first: who may not remove it must not take its schema away either.
+        try:
+            await super().delete_topic(name)
+        except TopicNotFound:
+            await self.schemas.forget(name)  # of a removal that was cut short in between
+            raise
+        if not mirrored:
             await self.schemas.forget(name)
-        await super().delete_topic(name)
 
     async def _open(self, info: TopicInfo, cls: type | None) -> Topic:
         return await self.open_as(info, await self._values(info, cls))
