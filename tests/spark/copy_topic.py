@@ -19,11 +19,16 @@ def main() -> None:
     parser.add_argument("--once", action="store_true")
     parser.add_argument("--shuffle", action="store_true")
     chosen = parser.parse_args()
-    spark = session("copy", master=chosen.master, quick=True, conf={"spark.task.maxFailures": "8"})
+    conf = {
+        "spark.task.maxFailures": "8",
+        "spark.executor.memory": "512m",
+        "spark.executor.extraJavaOptions": "-XX:TieredStopAtLevel=1",
+    }
+    spark = session("copy", master=chosen.master, quick=True, conf=conf)
     frame = (
         spark.readStream.format("millstream")
         .options(url=chosen.url, subscribe="source", startingOffsets="earliest")
-        .options(maxOffsetsPerTrigger="60", minPartitions="4")
+        .options(maxOffsetsPerTrigger="100", minPartitions="2")
         .load()
         .select("key", "value")
     )

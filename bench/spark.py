@@ -1,0 +1,339 @@
+"""Spark: typed packs beside JSON values and Parquet, plain messages, the sink, latency, start.
+
+Everything but latency and start is measured in one warm session on two cores; those two need a
+process of their own for each contestant, because their settings are those of the JVM.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+import millstream
+from bench.harness import Result, Skipped, against, interleave
+from bench.spark_floor import drain_rate
+from millstream.messaging import NewEvent
+from millstream.messaging.packing import Packing
+from millstream.messaging.row_buffer import Columns
+from millstream.testing import running_broker
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+ROWS_OF_A_FRAME = 100_000
+PAYLOAD = b"x" * 100
+
+
+@dataclass
+class Trade:
+    """The row of every table: two texts, a number, a price, a time."""
+
+    symbol: str
+    venue: str
+    quantity: int
+    price: float
+    at: datetime
+
+
+def measure(quick: bool) -> Iterator[Result | Skipped]:
+    """Every figure of the Spark table; sizes shrink with `quick`."""
+    try:
+        from millstream.spark import session
+    except ImportError as error:
+        yield Skipped("spark", str(error))
+        return
+    rows = 500_000 if quick else 4_000_000
+    messages = 100_000 if quick else 500_000
+    with tempfile.TemporaryDirectory() as folder, running_broker(durability="fsync") as broker:
+        asyncio.run(_fill(broker.url, Path(folder), rows, messages))
+        yield from _start_and_latency(broker.url, quick)
+        spark = session("bench", master="local[2]", conf={"spark.driver.memory": "2g"})
+        try:
+            stage = _Stage(spark, broker.url, Path(folder), rows, messages)
+            yield from stage.reading(quick)
+            yield from stage.plain(quick)
+            yield from stage.sink()
+            yield from stage.memory()
+        finally:
+            spark.stop()
+
+
+async def _fill(url: str, folder: Path, rows: int, messages: int) -> None:
+    """The same rows as typed packs, as JSON values in packs, and as Parquet; and plain messages."""
+    frame = _frame(ROWS_OF_A_FRAME)
+    texts = [json.dumps(row, default=str).encode() for row in frame.to_pylist()]
+    values = pa.record_batch({"value": pa.array(texts, pa.binary())})
+    async with millstream.connect(url) as mill:
+        typed = await mill.create_topic("trades", schema=Trade)
+        plain = await mill.create_topic("trades-json")
+        packs = Packing(max_events=10_000, compression="zstd", max_in_flight=4)
+        async with typed.producer(packs) as producer:
+            for _ in range(rows // ROWS_OF_A_FRAME):
+                await producer.send_batch(frame)
+        async with plain.producer(packs) as producer:
+            for _ in range(rows // ROWS_OF_A_FRAME):
+                await producer.send_batch(values, Columns(value="value"))
+        single = await mill.create_topic("single", storage="memory")
+        await single.publish_many(NewEvent(PAYLOAD, f"k{n % 100}") for n in range(messages))
+        await mill.create_topic("copy", schema=Trade)
+    with pq.ParquetWriter(folder / "trades.parquet", frame.schema) as writer:
+        for _ in range(rows // ROWS_OF_A_FRAME):
+            writer.write_batch(frame)
+
+
+def _frame(rows: int) -> pa.RecordBatch:
+    start = int(datetime(2024, 1, 1, tzinfo=UTC).timestamp()) * 1_000_000
+    return pa.record_batch(
+        {
+            "symbol": pa.array([f"SYM{n * 7 % 50:03d}" for n in range(rows)]),
+            "venue": pa.array([f"V{n % 7}" for n in range(rows)]),
+            "quantity": pa.array([n % 1000 for n in range(rows)], pa.int64()),
+            "price": pa.array([100 + n * 13 % 500 / 10 for n in range(rows)], pa.float64()),
+            "at": pa.array([start + n for n in range(rows)]).cast(pa.timestamp("us", "UTC")),
+        }
+    )
+
+
+class _Stage:
+    """One warm session and the data."""
+
+    def __init__(
+        self, spark: SparkSession, url: str, folder: Path, rows: int, messages: int
+    ) -> None:
+        self.spark, self.url, self.folder = spark, url, folder
+        self.rows, self.messages = rows, messages
+
+    def _read(self, **options: Any) -> DataFrame:
+        reader = self.spark.read.format("millstream").option("url", self.url)
+        return reader.options(**options).load()
+
+    def _rate(self, count: int, work: Callable[[], Any]) -> float:
+        began = time.perf_counter()
+        work()
+        return count / (time.perf_counter() - began)
+
+    def reading(self, quick: bool) -> Iterator[Result | Skipped]:
+        """Aggregate all rows by symbol, every column read."""
+
+        def total(frame: DataFrame) -> None:
+            found = frame.groupBy("symbol").agg(
+                {"price": "sum", "quantity": "max", "venue": "max", "at": "max"}
+            )
+            if len(found.collect()) != 50:
+                raise RuntimeError("rows are missing")
+
+        def packs() -> float:
+            frame = self._read(subscribe="trades", columns="value")
+            return self._rate(self.rows, lambda: total(frame.selectExpr("value.*")))
+
+        def parsed() -> float:
+            frame = self._read(subscribe="trades-json", columns="value")
+            ddl = "symbol STRING, venue STRING, quantity BIGINT, price DOUBLE, at TIMESTAMP"
+            rows = frame.selectExpr(f"from_json(string(value), '{ddl}') AS v").selectExpr("v.*")
+            return self._rate(self.rows, lambda: total(rows))
+
+        def parquet() -> float:
+            frame = self.spark.read.parquet(str(self.folder / "trades.parquet"))
+            return self._rate(self.rows, lambda: total(frame))
+
+        peers = {"from_json of the same rows": parsed, "parquet": parquet}
+        yield from against("typed packs, read and aggregate", "rows/s", packs, peers, quick=quick)
+
+        def summed(columns: str) -> Callable[[], float]:
+            def run() -> float:
+                frame = self._read(subscribe="trades", columns=columns)
+                query = frame.selectExpr("value.symbol", "value.price").groupBy("symbol")
+                return self._rate(self.rows, lambda: query.sum("price").collect())
+
+            return run
+
+        chosen = summed("value.symbol,value.price")
+        peers = {"all 5 columns": summed("value")}
+        yield from against("2 of 5 columns", "rows/s", chosen, peers, quick=quick)
+
+    def plain(self, quick: bool) -> Iterator[Result | Skipped]:
+        """Count plain messages of 100 bytes."""
+
+        def ours() -> float:
+            frame = self._read(subscribe="single", columns="value", minPartitions=2)
+            return self._rate(self.messages, lambda: frame.selectExpr("count(value)").collect())
+
+        def floor() -> float:
+            return drain_rate(self.url, "single", self.messages)
+
+        peers = {"bare socket": floor}
+        yield from against("plain messages, read and count", "rows/s", ours, peers, quick=quick)
+
+    def sink(self) -> Iterator[Result | Skipped]:
+        """Copy typed packs to another topic, exactly once, on a server that syncs every ack."""
+        rates = []
+        for number in range(2):
+            query = (
+                self.spark.readStream.format("millstream")
+                .options(url=self.url, subscribe="trades", startingOffsets="earliest")
+                .option("columns", "value")
+                .load()
+                .writeStream.format("millstream")
+                .options(url=self.url, topic="copy")
+                .option("checkpointLocation", str(self.folder / f"sink-{number}"))
+                .trigger(availableNow=True)
+                .start()
+            )
+            query.awaitTermination()
+            work = [p for p in query.recentProgress if p["numInputRows"]]
+            seconds = sum(p["durationMs"]["addBatch"] for p in work) / 1000
+            rates.append(sum(p["numInputRows"] for p in work) / seconds)
+        yield Result(
+            "sink, typed packs read and written, exactly once, fsync", max(rates), "rows/s"
+        )
+
+    def memory(self) -> Iterator[Result | Skipped]:
+        """The largest Python worker after all of the above, and after ten times the rows."""
+        before = _largest_worker()
+        for _ in range(10):
+            self._read(subscribe="trades", columns="value").selectExpr("value.*").write.format(
+                "noop"
+            ).mode("overwrite").save()
+        union = self._read(subscribe="trades", columns="value", minPartitions=1)
+        for _ in range(3):
+            union.selectExpr("count(value.price)").collect()
+        yield Result("largest worker before", before, "MiB")
+        yield Result("largest worker after 10 times the rows", _largest_worker(), "MiB")
+
+
+def _largest_worker() -> float:
+    """Peak memory of this user's largest Python worker, from /proc; 0 where there is none."""
+    found = [0.0]
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            if b"pyspark" not in (folder / "cmdline").read_bytes():
+                continue
+            status = (folder / "status").read_text()
+        except OSError:
+            continue
+        lines = [line for line in status.splitlines() if line.startswith("VmHWM")]
+        if lines and "python" in status.splitlines()[0]:
+            found.append(int(lines[0].split()[1]) / 1024)
+    return max(found)
+
+
+# -- start and latency: a process for each contestant -----------------------------------------
+
+
+def _start_and_latency(url: str, quick: bool) -> Iterator[Result | Skipped]:
+    count = 30 if quick else 100
+    results: dict[str, list[dict[str, Any]]] = {"ours": [], "stock": []}
+
+    def one(kind: str) -> Callable[[], float]:
+        def run() -> float:
+            command = [sys.executable, "-m", "bench.spark", kind, url, str(count)]
+            done = subprocess.run(command, capture_output=True, text=True, check=True)
+            results[kind].append(json.loads(done.stdout.splitlines()[-1]))
+            return float(results[kind][-1]["start"])
+
+        return run
+
+    interleave({"ours": one("ours"), "stock": one("stock")}, 1 if quick else 3)
+    yield from _compared("session start and first streaming query", "s", "start", results)
+    yield from _compared("latency topic to topic, p50", "ms", "p50", results)
+    yield from _compared("latency topic to topic, p99", "ms", "p99", results)
+    for step, value in results["ours"][-1]["steps"].items():
+        yield Result(f"  of a batch: {step}", value, "ms")
+
+
+def _compared(
+    name: str, unit: str, field: str, results: dict[str, list[dict[str, Any]]]
+) -> Iterator[Result]:
+    # The first run of each is the unmeasured one: it makes the archive of classes.
+    ours, stock = (
+        statistics.median(run[field] for run in results[kind][1:]) for kind in ("ours", "stock")
+    )
+    yield Result(name, ours, unit, "stock settings", stock, stock / ours)
+
+
+def _child(kind: str, url: str, count: int) -> None:
+    """One contestant: start a session and a copying query, then time messages through it."""
+    from pyspark.sql import SparkSession
+
+    began = time.perf_counter()
+    if kind == "ours":
+        from millstream.spark import session
+
+        spark = session("bench", master="local[2]")
+    else:
+        builder = SparkSession.builder.appName("bench").master("local[2]")
+        spark = builder.config("spark.ui.enabled", "false").getOrCreate()
+    name = f"echo-{kind}-{time.monotonic_ns()}"
+    with tempfile.TemporaryDirectory() as folder:
+        outcome = asyncio.run(_echo(spark, url, name, folder, count, began))
+    spark.stop()
+    sys.stdout.write(f"\n{json.dumps(outcome)}\n")
+
+
+async def _echo(
+    spark: SparkSession, url: str, name: str, folder: str, count: int, began: float
+) -> dict[str, Any]:
+    async with millstream.connect(url) as mill:
+        source = await mill.create_topic(f"{name}-in")
+        target = await mill.create_topic(f"{name}-out")
+        query = (
+            spark.readStream.format("millstream")
+            .options(url=url, subscribe=source.name, startingOffsets="earliest")
+            .load()
+            .select("key", "value")
+            .writeStream.format("millstream")
+            .options(url=url, topic=target.name)
+            .option("checkpointLocation", folder)
+            .start()
+        )
+        times: list[float] = []
+        start = 0.0
+        sent = -1
+        await source.publish(b"first")
+        sent_at = time.perf_counter()
+        async for event in target.read(follow=True):
+            if event.value == b"first":
+                start = time.perf_counter() - began
+            else:
+                times.append(time.perf_counter() - sent_at)
+            sent += 1
+            if sent == count:
+                break
+            sent_at = time.perf_counter()
+            await source.publish(b"%d" % sent)
+        progress = [p for p in query.recentProgress if p["numInputRows"]][-count:]
+        query.stop()
+    warm = sorted(times[len(times) // 5 :])
+    steps = ("latestOffset", "queryPlanning", "walCommit", "addBatch", "commitOffsets")
+    return {
+        "start": start,
+        "p50": statistics.median(warm) * 1000,
+        "p99": warm[min(len(warm) - 1, int(len(warm) * 0.99))] * 1000,
+        "steps": {
+            step: statistics.median(p["durationMs"].get(step, 0) for p in progress)
+            for step in steps
+        },
+    }
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser()
+    parser.add_argument("kind", choices=["ours", "stock"])
+    parser.add_argument("url")
+    parser.add_argument("count", type=int)
+    given = parser.parse_args()
+    _child(given.kind, given.url, given.count)
