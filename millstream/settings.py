@@ -13,7 +13,7 @@ import os
 import re
 import tomllib
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -222,6 +222,12 @@ class ConnectionSettings:
     request_timeout: float = 5.0  # seconds for an answer
     ping_interval: float = 20.0  # seconds between our pings; two unanswered: reconnect
     reconnect: Reconnect = field(default_factory=Reconnect)
+
+    def __repr__(self) -> str:
+        """All settings; what an address says before its @ is a user and a password."""
+        urls = tuple(re.sub(r"//[^/]*@", "//***@", url) for url in self.urls)
+        rest = (f"{f.name}={getattr(self, f.name)!r}" for f in fields(self) if f.name != "urls")
+        return f"ConnectionSettings({', '.join((f'urls={urls!r}', *rest))})"
 
     @classmethod
     def load(cls, url: str | None = None, **changes: Any) -> ConnectionSettings:

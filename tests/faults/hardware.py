@@ -158,6 +158,7 @@ async def _measured(orders: Orders, nodes: int) -> Findings:
             await mill.create_topic("events", replicas=nodes)
         await asyncio.to_thread(os.sync)  # the topic is an old one; only events are at stake
         await stage.worker("p0", "produce", topic="events", keys=8, pace=0.004)
+        await stage.ready()
         losses = max(1, int(orders.seconds / (SYNC_SECONDS * 2)))
         chance = orders.chance("power")
         for _ in range(losses):

@@ -53,6 +53,7 @@ def schedule(chance: random.Random, faults: Sequence[str], seconds: float) -> li
 
 async def haunt(stage: Stage, faults: Sequence[str], seconds: float) -> None:
     """Let faults happen for so long, then heal everything."""
+    await stage.ready()
     loop = asyncio.get_running_loop()
     deadline = loop.time() + seconds
     for step in schedule(stage.orders.chance("nemesis"), faults, seconds * 2):

@@ -97,6 +97,10 @@ class Child:
     def alive(self) -> bool:
         return self._process is not None and self._process.returncode is None
 
+    def begun(self) -> bool:
+        """Whether the present life has come so far that it takes notes and signals."""
+        return (self._stage.orders.folder / f"{self.name}.{self.lives - 1}.jsonl").exists()
+
     async def start(self) -> None:
         orders = self._stage.orders
         plan = {
@@ -129,6 +133,7 @@ class Child:
         """Let it finish what it has begun; whoever does not is a problem."""
         if self._process is None:
             return
+        await until(lambda: self.begun() or not self.alive, END_SECONDS)
         if self.alive:
             self.signal(signal.SIGTERM)
         try:
@@ -176,6 +181,12 @@ class Stage:
     async def end(self, *roles: str) -> None:
         """End the workers of some roles, all at once."""
         await asyncio.gather(*(child.end() for child in self.of_role(*roles)))
+
+    async def ready(self) -> None:
+        """Return when every worker has begun: faults before that would hit nobody."""
+        for child in self.children.values():
+            if not await until(child.begun, END_SECONDS):
+                self.findings.problem("stuck", f"{child.name} did not begin")
 
     async def crashes(self) -> None:
         """Start workers again that ended by themselves, which none should."""

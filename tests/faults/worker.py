@@ -275,9 +275,9 @@ async def _jump(history: History, chance: random.Random) -> None:
 
 
 async def _main(role: str, plan: dict[str, Any]) -> None:
-    history = History(Path(plan["folder"]), f"{plan['name']}.{plan['life']}")
     stopping = asyncio.Event()
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stopping.set)
+    history = History(Path(plan["folder"]), f"{plan['name']}.{plan['life']}")
     history.note("begun", role=role)
     chance = random.Random(f"{plan['seed']}.{plan['name']}.{plan['life']}")
     jumping = asyncio.create_task(_jump(history, chance)) if plan.get("clock") else None
