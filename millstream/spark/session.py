@@ -5,11 +5,11 @@ from __future__ import annotations
 import hashlib
 import logging
 import os
-import pkgutil
 import re
 import shutil
 import subprocess
 import sys
+import sysconfig
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -85,9 +85,12 @@ def session(
 def _make_known(session: SparkSession) -> None:
     """Register the source where Spark cannot find it by itself.
 
-    Spark lists the modules of its path; one that was installed for editing is not in that list.
+    Its workers list the modules of their path; one that was installed for editing, or that is on
+    this process's path only, is not in that list.
     """
-    if not any(module.name == SOURCE_MODULE for module in pkgutil.iter_modules()):
+    found = find_spec(SOURCE_MODULE)
+    folder = None if found is None or found.origin is None else Path(found.origin).parent
+    if folder != Path(sysconfig.get_path("purelib")):
         from millstream.spark.datasource import MillstreamDataSource
 
         session.dataSource.register(MillstreamDataSource)
