@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import os
 import statistics
 import subprocess
 import sys
@@ -241,7 +242,11 @@ def _start_and_latency(url: str, quick: bool) -> Iterator[Result | Skipped]:
     def one(kind: str) -> Callable[[], float]:
         def run() -> float:
             command = [sys.executable, "-m", "bench.spark", kind, url, str(count)]
-            done = subprocess.run(command, capture_output=True, text=True, check=True)
+            # Without the first a session in a virtual environment does not start at all.
+            child = {**os.environ, "PYSPARK_PYTHON": sys.executable, "PYTHONPATH": str(Path.cwd())}
+            done = subprocess.run(command, capture_output=True, text=True, env=child, check=False)
+            if done.returncode:
+                raise RuntimeError(done.stderr[-2000:])
             results[kind].append(json.loads(done.stdout.splitlines()[-1]))
             return float(results[kind][-1]["start"])
 

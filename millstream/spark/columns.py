@@ -17,6 +17,7 @@ from millstream.messaging.event import (
     RESERVED_PREFIXES,
     SCHEMA_HEADER,
     TIME_HEADER,
+    event_ns,
 )
 from millstream.messaging.pack import Pack, decode
 from millstream.messaging.subject import key_bytes, key_of_token
@@ -241,18 +242,17 @@ class _PlainRows:
             keys = [None] * len(self._messages)
         for number, headers in self._own.items():
             if KEY_HEADER in headers:
-                keys[number] = _key(headers[KEY_HEADER].encode())
+                keys[number] = _key(key_bytes(headers[KEY_HEADER]))
         return keys
 
     def offsets(self) -> list[int]:
         return [int(message.reply.rsplit(b".", 4)[1]) for message in self._messages]
 
     def micros(self) -> list[int]:
-        times = [int(message.reply.rsplit(b".", 2)[1]) // 1000 for message in self._messages]
+        times = [int(message.reply.rsplit(b".", 2)[1]) for message in self._messages]
         for number, headers in self._own.items():
-            if TIME_HEADER in headers:
-                times[number] = int(headers[TIME_HEADER]) // 1000
-        return times
+            times[number] = event_ns(headers.get(TIME_HEADER), times[number])
+        return [time // 1000 for time in times]
 
     def headers(self) -> list[list[tuple[str, bytes]] | None]:
         return [_own_headers(message.headers) for message in self._messages]

@@ -109,7 +109,9 @@ class MillstreamDataSource(DataSource):
 
     # -- sink -----------------------------------------------------------------------------
 
-    def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:  # noqa: N802
+    def streamWriter(  # noqa: N802
+        self, schema: StructType, overwrite: bool
+    ) -> DataSourceStreamWriter:
         """The sink of a streaming query; asked for anew for every batch."""
         if overwrite:
             raise ConfigError(

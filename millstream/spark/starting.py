@@ -16,6 +16,7 @@ __all__ = ["Bound", "Place", "parse_bound", "parse_times", "parse_timestamp", "r
 Word = Literal["earliest", "latest"]
 Place = int | Word  # an offset (the next to read), or a word
 _WORD_OF: Final[Mapping[int, Word]] = {-2: "earliest", -1: "latest"}  # as the Kafka source has them
+TIME_MAX: Final = 2**63 // 1_000_000  # the server counts nanoseconds in 64 bits
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
 
@@ -60,8 +61,8 @@ def parse_bound(text: str, default: str) -> Bound:
 
 def parse_timestamp(text: str, strategy: Literal["error", "latest"]) -> Bound:
     """Milliseconds since 1970 for every partition."""
-    if not re.fullmatch(r"\d{1,14}", text.strip()):
-        raise ConfigError("give milliseconds since 1970, a whole number")
+    if not re.fullmatch(r"\d{1,14}", text.strip()) or int(text) > TIME_MAX:
+        raise ConfigError("give milliseconds since 1970, a whole number, up to the year 2262")
     return Bound(time=int(text), strategy=strategy)
 
 
@@ -69,7 +70,7 @@ def parse_times(text: str, strategy: Literal["error", "latest"]) -> Bound:
     """Milliseconds since 1970 by partition: {"orders": {"0": 1700000000000}}."""
     times: dict[tuple[str, int], int] = {}
     for where, given in _by_partition(text).items():
-        if not isinstance(given, int) or given < 0:
+        if not isinstance(given, int) or not 0 <= given <= TIME_MAX:
             raise ConfigError(f"time {given!r} of {where[0]}/{where[1]}: give milliseconds")
         times[where] = given
     return Bound(times=times, strategy=strategy)

@@ -103,11 +103,19 @@ class StreamWriter(DataSourceStreamArrowWriter):
         query, batch = found
         return self._job.write(iterator, _name(query, self._job.options.writer), batch)
 
-    def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
+    def commit(
+        self,
+        messages: list[WriterCommitMessage | None],
+        batchId: int,  # noqa: N803
+    ) -> None:
         """Runs on the driver when every task of a batch is done."""
         self._job.commit(messages)
 
-    def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
+    def abort(
+        self,
+        messages: list[WriterCommitMessage | None],
+        batchId: int,  # noqa: N803
+    ) -> None:
         """Nothing is removed: the batch is run again, and finds what is stored."""
 
 

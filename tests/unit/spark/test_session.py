@@ -1,0 +1,105 @@
+"""The session's settings, and what is said when something is missing."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from millstream.errors import ConfigError, MissingExtra
+from millstream.spark import session as door
+from millstream.spark import session_settings
+from millstream.spark.foreach import topic_writer
+
+MODULE = sys.modules[door.__module__]
+
+
+def fake_java(folder: Path, text: str) -> Path:
+    program = folder / "bin" / "java"
+    program.parent.mkdir()
+    program.write_text(f"#!/bin/sh\necho '{text}' >&2\n")
+    program.chmod(0o755)
+    return folder
+
+
+def test_a_missing_pyspark_is_named_with_the_pip_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(MODULE, "find_spec", lambda name: None)
+    with pytest.raises(MissingExtra, match=r"pip install 'millstream\[spark\]'"):
+        door()
+
+
+def test_a_missing_java_is_named_with_the_way_to_get_it(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.delenv("JAVA_HOME", raising=False)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(ConfigError, match="needs Java 17 or newer, and none was found"):
+        MODULE._java()
+
+
+def test_an_old_java_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("JAVA_HOME", str(fake_java(tmp_path, 'openjdk version "11.0.2" 2019')))
+    with pytest.raises(ConfigError, match=r"17 or newer; .* says: openjdk version"):
+        MODULE._java()
+
+
+def test_a_java_that_does_not_start_is_named(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("JAVA_HOME", str(tmp_path / "nowhere"))
+    with pytest.raises(ConfigError, match="Java does not start"):
+        MODULE._java()
+
+
+@pytest.mark.parametrize(
+    ("given", "made"),
+    [
+        (None, "local[*,4]"),
+        ("local", "local[1,4]"),
+        ("local[3]", "local[3,4]"),
+        ("local[2,9]", "local[2,9]"),
+        ("spark://a:7077", "spark://a:7077"),
+    ],
+)
+def test_a_failed_task_is_tried_again_in_local_mode(given: str | None, made: str) -> None:
+    assert MODULE._master(given) == made
+
+
+def test_a_cluster_keeps_its_own_number_of_shuffle_partitions() -> None:
+    assert session_settings("local[3,4]")["spark.sql.shuffle.partitions"] == "3"
+    assert "spark.sql.shuffle.partitions" not in session_settings("spark://a:7077")
+
+
+def test_importing_the_room_loads_no_pyspark() -> None:
+    code = "import millstream.spark, sys; print('pyspark' in sys.modules, 'pyarrow' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["False", "False"]
+
+
+def test_an_archive_of_classes_is_taken_when_it_is_complete(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    import os
+
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    first = MODULE._class_archive("17")
+    assert first is not None
+    assert first.startswith("-XX:ArchiveClassesAtExit=")
+    made = Path(first.partition("=")[2])
+    made.write_bytes(b"x")
+    assert "ArchiveClassesAtExit" in MODULE._class_archive("17")  # it may still be written
+    os.utime(made, (1, 1))
+    assert MODULE._class_archive("17").startswith("-XX:SharedArchiveFile=")
+    assert "ArchiveClassesAtExit" in MODULE._class_archive("21")  # another Java, another archive
+
+
+def test_rows_without_a_value_need_a_key() -> None:
+    class Rows:
+        columns = ("a", "b")
+
+    rows: Any = Rows()
+    with pytest.raises(ConfigError, match="no column 'value' but a, b"):
+        topic_writer("t")(rows, 0)
