@@ -12,7 +12,7 @@ ifneq ($(shell $(BIN)/python -c 'import pip' 2>/dev/null && cat $(STAMP) 2>/dev/
 STALE := stale
 endif
 
-.PHONY: setup demo test lint bench fuzz lock clean stale
+.PHONY: setup demo test lint bench faults fuzz lock clean stale
 
 setup: $(STAMP)
 
@@ -43,11 +43,21 @@ demo: $(STAMP)
 bench: $(STAMP)
 	$(BIN)/python -m bench all --quick
 
+# Breaks everything on purpose, FAULT_MINUTES for each scenario, and counts; see docs/RELIABILITY.md.
+# As root also partitions, power loss and full disks.
+FAULT_MINUTES ?= 4
+FAULT_SEED ?= 1
+FAULT_FOLDER ?= fault-reports
+faults: $(STAMP)
+	$(BIN)/python -m tests.faults --scenario all --seed $(FAULT_SEED) --minutes $(FAULT_MINUTES) \
+	  --folder $(FAULT_FOLDER)
+
 # Searches for bytes that break a decoder, for FUZZ_SECONDS; findings are left here as crash-*.
 FUZZ_SECONDS ?= 60
 fuzz: $(STAMP)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c requirements.lock -e ".[fuzz]"
 	$(BIN)/python -m fuzz.pack $(FUZZ_SECONDS)
+	$(BIN)/python -m fuzz.decoders $(FUZZ_SECONDS)
 
 # Writes the exact versions of everything, all extras included, into the lock file; never an
 # address of the index they came from.

@@ -47,7 +47,7 @@ STATE_FILE: Final = "broker.json"
 # Where a broker tells clients how durable an ack is: in `server_metadata`, which any user can read.
 DURABILITY_METADATA: Final = "millstream.durability"
 
-_DURATION = re.compile(r"(\d+(?:\.\d+)?)(ns|us|ms|s|m|h|d)")
+_DURATION = re.compile(r"(\d+(?:\.\d+)?)(ns|us|ms|s|m|h|d)", re.ASCII)
 _DURATION_SECONDS: Final = {
     "ns": 1e-9,
     "us": 1e-6,
@@ -57,7 +57,8 @@ _DURATION_SECONDS: Final = {
     "h": 3600.0,
     "d": 86400.0,
 }
-_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([KMGT]i?B?|B)?", re.IGNORECASE)
+_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([KMGT]i?B?|B)?", re.IGNORECASE | re.ASCII)
+_SIZE_MAX: Final = 2.0**63  # what the server counts with
 _SIZE_POWER: Final = {"": 0, "K": 1, "M": 2, "G": 3, "T": 4}
 
 
@@ -118,12 +119,12 @@ def parse_duration(text: str | float) -> float:
             raise ConfigError(f"not a duration: {text!r}. It needs zero seconds or more")
         return float(text)
     compact = text.strip().replace(" ", "")
-    if re.fullmatch(r"\d+(\.\d+)?", compact):
-        return float(compact)
+    if re.fullmatch(r"[0-9]+(\.[0-9]+)?", compact):
+        return parse_duration(float(compact))
     parts = _DURATION.findall(compact)
     if not parts or "".join(n + u for n, u in parts) != compact:
         raise ConfigError(f"not a duration: {text!r}. Write it like 250ms, 10s, 1m30s, 12h or 7d")
-    return sum(float(number) * _DURATION_SECONDS[unit] for number, unit in parts)
+    return parse_duration(sum(float(number) * _DURATION_SECONDS[unit] for number, unit in parts))
 
 
 def parse_size(text: str | int) -> int:
@@ -140,7 +141,10 @@ def parse_size(text: str | int) -> int:
     if match is None:
         raise ConfigError(f"not a size: {text!r}. Write it like 512KiB, 64MiB or 10GiB")
     unit = (match[2] or "").upper().removesuffix("B").removesuffix("I")
-    return int(float(match[1]) * 1024 ** _SIZE_POWER[unit])
+    size = float(match[1]) * 1024 ** _SIZE_POWER[unit]
+    if size > _SIZE_MAX:
+        raise ConfigError(f"not a size: {text[:50]!r}... No disk holds so much")
+    return int(size)
 
 
 def find_project_file(start: Path | None = None) -> Path | None:
@@ -159,7 +163,7 @@ def read_project_file(path: Path | None = None) -> Mapping[str, Any]:
         return {}
     try:
         return tomllib.loads(path.read_text(encoding="utf-8"))
-    except (OSError, tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except (OSError, ValueError, RecursionError) as error:  # also of TOML, and of its text
         raise ConfigError(f"cannot read {path}: {error}") from error
 
 

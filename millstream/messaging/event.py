@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -9,7 +10,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any, Final, NamedTuple
 
 from millstream.errors import ConfigError
-from millstream.messaging.subject import key_of_token
+from millstream.messaging.subject import key_bytes, key_of_token
 from millstream.messaging.value_type import ValueType
 from millstream.wire.api import AckAddress, parse_ack_address
 from millstream.wire.protocol import parse_header_items, parse_headers
@@ -30,6 +31,7 @@ __all__ = [
     "Source",
     "Unreadable",
     "datetime_of",
+    "event_ns",
     "is_event_subject",
     "is_for_another",
     "nanoseconds_of",
@@ -55,6 +57,10 @@ _MARKER_MARK: Final = b"\r\nNats-Marker-Reason: "  # the server's: the key's las
 _FOR_MARK: Final = b"\r\nMill-For: "
 _NOT_DECODED: Final = object()
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+_TIME: Final = re.compile(r"-?[0-9]{1,21}")
+# What a datetime can say: the years 1 to 9999.
+_EARLIEST_NS: Final = -62_135_596_800 * 10**9
+_LATEST_NS: Final = 253_402_300_800 * 10**9 - 1
 
 Durability = str  # "fsync", "replicated", "periodic", "memory" or "unknown"
 
@@ -94,6 +100,11 @@ class NewEvent:
 def nanoseconds_of(timestamp: datetime | int) -> int:
     """Nanoseconds since 1970 of an event time; a time without a zone is refused."""
     if isinstance(timestamp, int):
+        if not _EARLIEST_NS <= timestamp <= _LATEST_NS:
+            raise ConfigError(
+                f"timestamp {str(timestamp)[:40]}: give nanoseconds since 1970 of the years 1 to "
+                f"9999"
+            )
         return timestamp
     if timestamp.tzinfo is None:
         raise ConfigError(
@@ -114,6 +125,20 @@ def stored_ns_of(time: str) -> int:
     digits = len(rest) - len(rest.lstrip("0123456789"))
     seconds = nanoseconds_of(datetime.fromisoformat(whole + rest[digits:]))
     return seconds + (int(rest[:digits][:9].ljust(9, "0")) if dot else 0)
+
+
+def event_ns(said: str | None, stored: int) -> int:
+    """Nanoseconds since 1970 of an event: what its header said, or when it was stored.
+
+    Any client can write the header; what is no time of the years 1 to 9999 counts as not said.
+
+    >>> event_ns("5", 9), event_ns(None, 9), event_ns("soon", 9), event_ns("9" * 5000, 9)
+    (5, 9, 9, 9)
+    """
+    if said is None or _TIME.fullmatch(said) is None:
+        return stored
+    time = int(said)
+    return time if _EARLIEST_NS <= time <= _LATEST_NS else stored
 
 
 def datetime_of(nanoseconds: int) -> datetime:
@@ -270,7 +295,7 @@ class PlainEvent(Event):
     @property
     def key(self) -> str | None:
         if self._block and _KEY_MARK in self._block:
-            return key_of_token((self.header(KEY_HEADER) or "").encode())
+            return key_of_token(key_bytes(self.header(KEY_HEADER) or ""))
         size = self._source.prefix_size
         return key_of_token(self._subject[size:]) if size else None
 
@@ -292,7 +317,7 @@ class PlainEvent(Event):
     @property
     def timestamp_ns(self) -> int:
         if self._block and _TIME_MARK in self._block:
-            return int(self.header(TIME_HEADER) or 0)
+            return event_ns(self.header(TIME_HEADER), self.address.timestamp_ns)
         return self.address.timestamp_ns
 
     @property

@@ -61,7 +61,7 @@ def decode_record(payload: bytes, kind: type[T]) -> T:
     """A record from its JSON; one of a newer version is refused."""
     try:
         record = msgspec.json.decode(payload, type=kind)
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise MillstreamError(f"a group's record is not readable: {error}") from error
     if record.version > VERSION:
         raise MillstreamError(

@@ -114,7 +114,7 @@ def read_record(text: bytes) -> TopicSchemas:
     """The record in a kept text; DataLoss when it is none."""
     try:
         return msgspec.json.decode(text, type=TopicSchemas)
-    except msgspec.MsgspecError as error:
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise DataLoss(
             f"a record of the schema registry ('{TABLE}') is not readable: {error}"
         ) from error

@@ -16,6 +16,7 @@ from millstream.errors import (
     TopicNotFound,
     WrongSequence,
 )
+from millstream.wire.protocol import ProtocolError
 
 __all__ = [
     "NANOSECONDS",
@@ -266,5 +267,8 @@ def parse_ack_address(reply: bytes) -> AckAddress:
     """Parse `$JS.ACK.<stream>.<consumer>...`, with or without domain and account hash."""
     parts = reply.split(b".")
     at = 2 if len(parts) == 9 else 4
-    stream, consumer = parts[at].decode(), parts[at + 1].decode()
-    return AckAddress(stream, consumer, *map(int, parts[at + 2 : at + 7]))
+    try:
+        stream, consumer = parts[at].decode(), parts[at + 1].decode()
+        return AckAddress(stream, consumer, *map(int, parts[at + 2 : at + 7]))
+    except (IndexError, TypeError, ValueError) as error:
+        raise ProtocolError(f"not the address of an ack: {reply[:200]!r}") from error

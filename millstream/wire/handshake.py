@@ -14,6 +14,7 @@ import msgspec
 
 from millstream.errors import AuthenticationFailed, ConfigError, PermissionDenied
 from millstream.settings import ConnectionSettings, Tls
+from millstream.wire.protocol import ProtocolError
 
 __all__ = [
     "ServerAddress",
@@ -84,7 +85,10 @@ _INFO_DECODER: Final = msgspec.json.Decoder(ServerInfo)
 
 def parse_info(text: bytes) -> ServerInfo:
     """What an INFO line says; fields that we do not know are left out."""
-    return _INFO_DECODER.decode(text)
+    try:
+        return _INFO_DECODER.decode(text)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise ProtocolError(f"the server's INFO is not readable: {error}") from error
 
 
 def parse_address(url: str) -> ServerAddress:

@@ -127,7 +127,8 @@ def status_of(block: bytes) -> tuple[int, str]:
     if not line:
         return 0, ""
     code, _, text = line.partition(b" ")
-    return (int(code), _text(text)) if code.isdigit() else (0, "")
+    # Anybody can put this line into a message: only what the server would write is a status.
+    return (int(code), _text(text)) if len(code) == 3 and code.isdigit() else (0, "")
 
 
 def _text(value: bytes) -> str:

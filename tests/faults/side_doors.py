@@ -28,6 +28,7 @@ async def import_file(orders: Orders) -> Findings:
     """`millstream import` of files, killed again and again: every row once, in order."""
     loop = asyncio.get_running_loop()
     deadline = loop.time() + orders.seconds
+    rows = min(ROWS, int(orders.seconds * 1000))
     async with staged(orders) as stage:
         async with stage.mill() as mill:
             await mill.create_topic("rows", partitions=2)
@@ -36,19 +37,19 @@ async def import_file(orders: Orders) -> Findings:
         while not told or loop.time() < deadline:
             name = f"file{len(told) // 2}"
             file = orders.folder / "input" / f"{name}.jsonl"
-            await asyncio.to_thread(_write_rows, file, name)
+            await asyncio.to_thread(_write_rows, file, name, rows)
             await _import_until_done(stage, str(file))
-            told.append({"what": "given", "writer": name, "position": ROWS})
-            told.append({"what": "flushed", "writer": name, "position": ROWS})
+            told.append({"what": "given", "writer": name, "position": rows})
+            told.append({"what": "flushed", "writer": name, "position": rows})
         await haunting
         stored = await sound_log(stage, "rows")
         return stage.findings.add(check_writer(told, stored))
 
 
-def _write_rows(file: Path, name: str) -> None:
+def _write_rows(file: Path, name: str, rows: int) -> None:
     file.parent.mkdir(exist_ok=True)
     with file.open("w") as lines:
-        for number in range(1, ROWS + 1):
+        for number in range(1, rows + 1):
             key = f"k{number % 5}"
             row = {"key": key, "body": body_of(f"{name}:{key}:{number}").decode()}
             lines.write(json.dumps(row) + "\n")

@@ -8,10 +8,12 @@ from pathlib import Path
 import pytest
 
 import millstream
-from millstream.errors import DataLoss, FencedOut
+from millstream.broker import Role, User
+from millstream.errors import DataLoss, FencedOut, PermissionDenied
 from millstream.messaging.fence import FenceState, judge_refusal, read_state, state_headers
 from millstream.messaging.fenced_lane import FencedLane
 from millstream.messaging.pack import empty
+from millstream.settings import ConnectionSettings, Secret
 from millstream.testing import running_broker
 
 
@@ -109,3 +111,59 @@ async def test_reading_a_damaged_end_of_a_log_ends_and_tells(tmp_path: Path) -> 
             assert seen == [b"value %d" % number for number in range(19)]
             reports = [report async for report in topic.verify()]
             assert [flaw.kind for flaw in reports[-1].flaws] == ["hole"]
+
+
+async def test_who_may_not_delete_a_topic_does_not_take_its_schema_away() -> None:
+    """security matrix: app-delete removed the schema's versions, then was refused the topic."""
+    users = (User("boss", Secret("b"), Role.ADMIN), User("app", Secret("a"), Role.APP))
+    async with (
+        running_broker(users=users) as broker,
+        millstream.connect(broker.url, user="boss", password="b") as boss,
+        millstream.connect(broker.url, user="app", password="a") as app,
+    ):
+        schema = {"type": "record", "name": "N", "fields": [{"name": "n", "type": "long"}]}
+        topic = await boss.create_topic("typed", schema=schema)
+        with pytest.raises(PermissionDenied):
+            await app.delete_topic("typed")
+        await topic.publish({"n": 1})
+        again = await boss.topic("typed")
+        assert [event.value async for event in again.read()] == [{"n": 1}]
+
+
+def test_a_password_in_an_address_is_not_in_the_repr_of_settings() -> None:
+    """secrets: ConnectionSettings showed the addresses as they were given."""
+    text = repr(ConnectionSettings(urls=("nats://ann:hush@host:4222", "nats://plain:1")))
+    assert "hush" not in text
+    assert "***@host:4222" in text
+    assert "nats://plain:1" in text
+
+
+@pytest.mark.parametrize(
+    "header",
+    [
+        b"Mill-Time: soon",
+        b"Mill-Time: " + b"9" * 5000,
+        b"Mill-Time: 999999999999999999999",
+        b"Mill-Key: \xf8\xff",
+        b"Nats-Msg-Id: \xf8\xff",
+    ],
+)
+async def test_a_strangers_header_does_not_stop_the_readers_of_a_topic(
+    millstream_url: str, header: bytes
+) -> None:
+    """decoder fuzzing: any NATS client could make `timestamp` or `key` raise in every reader."""
+    async with millstream.connect(millstream_url) as mill:
+        topic = await mill.create_topic("orders")
+        await topic.publish(b"before")
+        connection = mill.connection
+        block = b"NATS/1.0\r\n" + header + b"\r\n\r\n"
+        connection.publish(b"orders.x", b"poison", headers=block)
+        await topic.publish(b"after")
+        seen = [event async for event in topic.read()]
+        assert [event.value for event in seen] == [b"before", b"poison", b"after"]
+        poison = seen[1]
+        assert poison.timestamp_ns == poison.stored_ns
+        assert repr(poison)
+        assert isinstance(poison.key, str)
+        async with await topic.subscribe("s") as subscription:
+            assert len(await subscription.pull(10)) >= 1

@@ -1,0 +1,195 @@
+"""Every decoder that takes bytes from outside, and what must hold for any bytes at all.
+
+Shared by the atheris harness (fuzz/decoders.py) and the tests: a target either uses what it decoded
+or refuses it with an error of Millstream's own; anything else is a fault.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any, Final, NamedTuple
+
+from millstream import settings
+from millstream.errors import MillstreamError
+from millstream.messaging.event import PlainEvent, Source
+from millstream.messaging.fence import read_state
+from millstream.messaging.group_records import MemberRecord, PartitionRecord, decode_record
+from millstream.messaging.pack_headers import read_headers
+from millstream.messaging.subject import key_of_token, key_token
+from millstream.schemas import Schema, declare, make_codec
+from millstream.schemas.records import read_record
+from millstream.spark.offsets import from_json
+from millstream.wire.api import parse_ack_address
+from millstream.wire.handshake import denied_subject, parse_address, parse_info
+from millstream.wire.protocol import Parser, parse_header_items, parse_headers, status_of
+
+__all__ = ["TARGETS", "Target", "check"]
+
+
+class Target(NamedTuple):
+    """A decoder and inputs that it takes."""
+
+    decode: Callable[[bytes], object]
+    seeds: tuple[bytes, ...]
+
+
+def check(name: str, data: bytes) -> str:
+    """Decode an input; "sound" or the reason of its refusal. Any other error is a fault."""
+    try:
+        TARGETS[name].decode(data)
+    except MillstreamError as error:
+        return type(error).__name__
+    return "sound"
+
+
+def _frames(data: bytes) -> object:
+    """The same frames, however the bytes are cut; the first byte says how."""
+    step = data[0] % 7 + 1 if data else 1
+    whole, pieces = _parsed([data[1:]]), []
+    cut = _parsed([data[at : at + step] for at in range(1, len(data), step)])
+    if whole[1] is None and cut[1] is None and whole[0] != cut[0]:
+        raise AssertionError(f"cut differently, read differently: {whole} {cut}")
+    pieces.append(whole)
+    return pieces
+
+
+def _parsed(chunks: list[bytes]) -> tuple[list[tuple[bytes, ...]], str | None]:
+    frames: list[tuple[bytes, ...]] = []
+    handlers: Any = {b"1": lambda *frame: frames.append(frame)}
+    parser = Parser(handlers, lambda op, rest: frames.append((op, rest)))
+    try:
+        for chunk in chunks:
+            parser.feed(chunk)
+    except MillstreamError as error:
+        return frames, str(error)
+    return frames, None
+
+
+def _headers(data: bytes) -> object:
+    return parse_headers(data), parse_header_items(data), status_of(data)
+
+
+def _fence(data: bytes) -> object:
+    return read_state(7, parse_headers(data))
+
+
+def _pack_headers(data: bytes) -> object:
+    return read_headers(parse_headers(data))
+
+
+def _key(data: bytes) -> object:
+    key = key_of_token(data)
+    if key is not None and key_of_token(key_token(key).encode()) != key:
+        raise AssertionError(f"{data!r}: the key {key!r} does not come back")
+    return key
+
+
+def _event(data: bytes) -> object:
+    """A plain event whose subject, headers and value a stranger chose."""
+    subject, _, rest = data.partition(b"\0")
+    block, _, value = rest.partition(b"\0")
+    source = Source("orders", 0, "orders")
+    event = PlainEvent(source, b"orders." + subject, _REPLY, b"NATS/1.0\r\n" + block, value)
+    return event.key, event.value, event.headers, event.id, event.timestamp, repr(event)
+
+
+def _offsets(data: bytes) -> object:
+    try:
+        kept = json.loads(data)
+    except (ValueError, RecursionError):
+        return None  # Spark gives what it parsed itself
+    return from_json(kept)
+
+
+def _codec(format_: Any) -> Callable[[bytes], object]:
+    codec = make_codec(declare(_ORDER, format="avro"), format_)
+    return codec.decode
+
+
+def _declared(format_: str) -> Callable[[bytes], object]:
+    def decode(data: bytes) -> object:
+        return declare(data.decode("utf-8", "replace"), format=format_)
+
+    return decode
+
+
+def _words(data: bytes) -> object:
+    """Settings that people write by hand."""
+    text = data.decode("utf-8", "replace")
+    for parse in (settings.parse_duration, settings.parse_size, parse_address):
+        check_one(parse, text)
+    return None
+
+
+def check_one(parse: Callable[[str], object], text: str) -> None:
+    """Parse, or be refused in our own words."""
+    try:
+        parse(text)
+    except MillstreamError:
+        return
+
+
+_REPLY: Final = b"$JS.ACK.orders.c.1.5.5.1700000000000000000.0"
+_ORDER: Final = {
+    "type": "record",
+    "name": "Order",
+    "fields": [
+        {"name": "id", "type": "long"},
+        {"name": "who", "type": ["null", "string"], "default": None},
+        {"name": "price", "type": {"type": "bytes", "logicalType": "decimal", "precision": 9}},
+        {"name": "at", "type": {"type": "long", "logicalType": "timestamp-micros"}},
+        {"name": "tags", "type": {"type": "array", "items": "string"}},
+        {"name": "more", "type": {"type": "map", "values": "double"}},
+    ],
+}
+_FENCE: Final = (
+    b"NATS/1.0\r\nMill-Writer: w\r\nMill-Epoch: 3\r\nMill-Number: 9\r\nMill-Previous: 4\r\n"
+    b"Mill-Position: 77\r\nMill-Owner: abc\r\n\r\n"
+)
+
+TARGETS: Final[dict[str, Target]] = {
+    "frames": Target(
+        _frames,
+        (
+            b"\x03MSG a.b 1 5\r\nhello\r\nPING\r\n",
+            b"\x01HMSG a 1 r 12 14\r\nNATS/1.0\r\n\r\nhi\r\n",
+        ),
+    ),
+    "headers": Target(_headers, (_FENCE, b"NATS/1.0 503 No Responders\r\n\r\n", b"")),
+    "info": Target(parse_info, (b'{"server_id":"x","max_payload":1048576,"headers":true}', b"{}")),
+    "denial": Target(
+        lambda data: denied_subject(data.decode("utf-8", "replace")),
+        (b"'Permissions Violation for Publish to \"x\"'",),
+    ),
+    "ack address": Target(
+        parse_ack_address, (_REPLY, b"$JS.ACK.hub.hash.orders.c.1.5.5.17.0.token")
+    ),
+    "fence": Target(_fence, (_FENCE,)),
+    "pack headers": Target(
+        _pack_headers,
+        (b"NATS/1.0\r\nMill-Pack: 1\r\nMill-Count: 2\r\nMill-Checksum: 00000000\r\n\r\n",),
+    ),
+    "key": Target(_key, (b"abc", b"=", b"=5Fx=FF", b"_")),
+    "event": Target(
+        _event, (b"a\0Mill-Time: 1700000000000000000\r\nMill-Key: x\r\nMill-Null: 1\r\n\r\n\0v",)
+    ),
+    "group partition": Target(
+        lambda data: decode_record(data, PartitionRecord), (b'{"position":[5,0],"version":1}',)
+    ),
+    "group member": Target(lambda data: decode_record(data, MemberRecord), (b'{"version":1}',)),
+    "schema record": Target(read_record, (b'{"topic":"orders","versions":[]}',)),
+    "schema": Target(Schema.from_json, (declare(_ORDER, format="avro").to_json().encode(),)),
+    "offsets": Target(_offsets, (b'{"orders":{"0":{"next":5,"log":"x"}}}',)),
+    "declare avro": Target(_declared("avro"), (json.dumps(_ORDER).encode(),)),
+    "declare json": Target(
+        _declared("json"), (b'{"type":"object","properties":{"n":{"type":"integer"}}}',)
+    ),
+    "declare protobuf": Target(
+        _declared("protobuf"), (b'syntax = "proto3"; message A { int64 n = 1; }',)
+    ),
+    "avro": Target(_codec("avro"), (bytes(12),)),
+    "json": Target(_codec("json"), (b'{"id":1,"price":"1","at":"2026-01-01T00:00:00Z"}',)),
+    "protobuf": Target(_codec("protobuf"), (b"\x08\x01",)),
+    "words": Target(_words, (b"1m30s", b"64MiB", b"nats://a:b@host:4222")),
+}
