@@ -33,16 +33,15 @@ def spark_for(project: Project, master: str | None = None) -> SparkSession:
     from millstream.spark import session
 
     chosen = master or project.master
-    settings = {
-        # The only store that state with timers works on, and the one for large state.
-        "spark.sql.streaming.stateStore.providerClass": (
-            "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
-        ),
-        "spark.sql.streaming.stateStore.rocksdb.changelogCheckpointing.enabled": "true",
-        "spark.sql.session.timeZone": "UTC",
-        **project.spark,
-    }
-    return session(project.name, master=chosen, conf=settings)
+    settings = {"spark.sql.session.timeZone": "UTC"}
+    if project.state_store == "rocksdb":
+        settings |= {
+            "spark.sql.streaming.stateStore.providerClass": (
+                "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
+            ),
+            "spark.sql.streaming.stateStore.rocksdb.changelogCheckpointing.enabled": "true",
+        }
+    return session(project.name, master=chosen, conf={**settings, **project.spark})
 
 
 def make_runner(

@@ -20,7 +20,17 @@ STATE: Final = ".pipeline"
 FILES_MAX: Final = 1000  # of one project; more is a folder that was not meant
 SPEC_FILES: Final = ("spark-pipeline.yml", "spark-pipeline.yaml")
 _KEYS: Final = frozenset(
-    {"name", "files", "state", "checkpoints", "trigger", "master", "restarts", "spark"}
+    {
+        "name",
+        "files",
+        "state",
+        "checkpoints",
+        "trigger",
+        "master",
+        "restarts",
+        "spark",
+        "state_store",
+    }
 )
 
 
@@ -36,6 +46,7 @@ class Project:
     trigger: float = 0.0  # seconds between batches; 0: as soon as there is something
     master: str | None = None  # Spark's; None: the cores of this machine
     restarts: int = 5  # of a failing flow, one after the other, until it is given up
+    state_store: str = "memory"  # or "rocksdb": for state larger than memory, and for timers
     spark: Mapping[str, str] = field(default_factory=dict)  # settings of the session
 
     @property
@@ -86,6 +97,9 @@ def _project(folder: Path, table: Mapping[str, Any], file: str) -> Project:
         raise ConfigError(f"{file}: [pipeline] restarts is a whole number of 0 or more")
     if not isinstance(spark, dict):
         raise ConfigError(f"{file}: [pipeline.spark] is a table of Spark's settings")
+    store = table.get("state_store", "memory")
+    if store not in ("memory", "rocksdb"):
+        raise ConfigError(f"{file}: [pipeline] state_store is memory or rocksdb, not {store!r}")
     master = table.get("master")
     return Project(
         folder=folder,
@@ -96,6 +110,7 @@ def _project(folder: Path, table: Mapping[str, Any], file: str) -> Project:
         trigger=parse_duration(table.get("trigger", 0)),
         master=None if master is None else str(master),
         restarts=restarts,
+        state_store=store,
         spark={key: _text(value) for key, value in _flat(spark)},
     )
 

@@ -117,11 +117,12 @@ def _jdbc(output: Output) -> Callable[[DataFrame, int], None]:
 
 
 def _has_batch(spark: Any, options: Mapping[str, str], column: str, number: int) -> bool:
+    from py4j.protocol import Py4JError
     from pyspark.errors import PySparkException
 
     try:
         stored = spark.read.format("jdbc").options(**options).load()
-    except PySparkException:
+    except (PySparkException, Py4JError):
         return False  # the table is made by the first batch; another fault shows when it is written
     if column not in stored.columns and column.upper() in stored.columns:
         column = column.upper()

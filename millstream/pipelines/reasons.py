@@ -25,9 +25,9 @@ def reason_of(error: str) -> str:
     >>> reason_of("An error occurred while calling o1.load.\\n: org.x.NotFound: there is none")
     'there is none'
     """
-    lines = [line.strip() for line in error.splitlines() if line.strip()]
+    text = error.partition("=== Streaming Query ===")[0]
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
     told = [line for line in lines if not line.startswith(_STACK)]
-    python = [line for line in told if _PYTHON.fullmatch(line)]
-    java = [line for line in told if line.startswith(": ")]
-    found = python[-1:] or java[-1:] or told[:1] or [error]
+    errors = [line for line in told if _PYTHON.fullmatch(line) or line.startswith(": ")]
+    found = errors[-1:] or told[:1] or [error]
     return _WRAPPING.sub("", _WRAPPING.sub("", found[0]))[:ERROR_CHARS]

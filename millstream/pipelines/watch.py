@@ -60,7 +60,11 @@ class Watch:
 
     def catch_up(self, query: StreamingQuery) -> None:
         """Take the reports of a query that has ended: the last ones may still be on their way."""
-        for progress in query.recentProgress:
+        try:
+            reports = query.recentProgress
+        except TypeError:
+            return  # PySpark stumbles over a query that failed before its first report
+        for progress in reports:
             self.note(progress.name, json.loads(progress.json))
 
     def idle(self, query: str | None) -> None:

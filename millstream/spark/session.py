@@ -30,6 +30,8 @@ TASK_TRIES: Final = 4
 # An archive of classes that was written this long ago is complete: writing takes some seconds.
 ARCHIVE_AGE_SECONDS: Final = 60
 
+STATE_STORE: Final = "spark.sql.streaming.stateStore.providerClass"
+
 _LOG4J: Final = """\
 status = off
 rootLogger.level = error
@@ -71,6 +73,9 @@ def session(
     for name, value in session_settings(_master(master), ui=ui).items():
         builder = builder.config(name, value)
     given = dict(conf or {})
+    if "RocksDB" in given.get(STATE_STORE, ""):
+        # Its snapshots go through Hadoop's own local file system, and take no other.
+        given.setdefault("spark.hadoop.fs.file.impl", "org.apache.hadoop.fs.LocalFileSystem")
     options = given.pop("spark.driver.extraJavaOptions", "")
     builder = builder.config(
         "spark.driver.extraJavaOptions", f"{_java_options(java, quick)} {options}".strip()

@@ -32,6 +32,16 @@ ADDRESS = pa.schema([("city", pa.string())])
 CUSTOMER = pa.schema([("customer", pa.string()), ("city", pa.string())])
 END = 9_999  # the id of what comes a day later, so that everything before it can end
 
+# State with timers works on this store only, and it takes no other local file system.
+ROCKSDB = {
+    "spark.sql.streaming.stateStore.providerClass": (
+        "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
+    ),
+    "spark.sql.streaming.stateStore.rocksdb.changelogCheckpointing.enabled": "true",
+    "fs.file.impl": "org.apache.hadoop.fs.LocalFileSystem",
+    "fs.file.impl.disable.cache": "true",
+}
+
 PIPELINE = (
     HEAD
     + """
@@ -86,10 +96,8 @@ def kit(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Iterat
     from pyspark import cloudpickle
 
     cloudpickle.register_pickle_by_value(recipes)  # type: ignore[no-untyped-call]
-    spark.conf.set(
-        "spark.sql.streaming.stateStore.providerClass",
-        "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider",
-    )
+    for name, value in ROCKSDB.items():
+        spark.conf.set(name, value)
     spark.conf.set("spark.sql.session.timeZone", "UTC")
     with running_broker() as broker:
         place = Place(broker.url)
@@ -111,7 +119,8 @@ def kit(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Iterat
             place.run(CHANGES[number])
             made.once()
         yield made
-    spark.conf.unset("spark.sql.streaming.stateStore.providerClass")
+    for name in ROCKSDB:
+        spark.conf.unset(name)
 
 
 async def _begin(mill: Any) -> None:

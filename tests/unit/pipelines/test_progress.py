@@ -101,8 +101,9 @@ def test_a_flow_without_restarts_is_given_up_at_once() -> None:
     [
         ("boom", "boom"),
         (
-            "[STREAM_FAILED] Query x terminated: Job aborted\n=== Streaming Query ===\n"
-            '  File "a.py", line 3, in f\npkg.errors.DataLoss: it is gone\n',
+            "[STREAM_FAILED] Query x terminated: Job aborted\nTraceback\n"
+            '  File "a.py", line 3, in f\npkg.errors.DataLoss: it is gone\n'
+            "=== Streaming Query ===\nIdentifier: orders [id = 1]\n",
             "pkg.errors.DataLoss: it is gone",
         ),
         ("[STREAM_FAILED] Query x terminated\n\tat org.x.Y", "Query x terminated"),

@@ -57,6 +57,7 @@ def test_without_settings_the_folder_gives_the_name(tmp_path: Path) -> None:
         ("[pipeline]\nrestarts = -1", "restarts is a whole number"),
         ('[pipeline]\nfiles = "*.py"', "files is a list"),
         ('[pipeline]\ntrigger = "soon"', "not a duration"),
+        ('[pipeline]\nstate_store = "disk"', "memory or rocksdb"),
         ('[pipeline]\nname = "a b"', "use letters"),
         ("pipeline = 3", r"must be a table"),
     ],
