@@ -29,7 +29,7 @@ _ERROR_MARK: Final = b"\r\nNats-Service-Error"
 HeaderItems = Headers | Iterable[tuple[str, str]]
 
 # Words without anything that could be a wildcard or break the line; the rest is looked at closely.
-_PLAIN_SUBJECT = re.compile(r"[^\s.*>\0]+(?:\.[^\s.*>\0]+)*")
+_PLAIN_SUBJECT = re.compile(r"[^\s.*>\0\ud800-\udfff]+(?:\.[^\s.*>\0\ud800-\udfff]+)*")
 # Programs publish to few subjects again and again; the bound is for those that make them up.
 _SUBJECTS_REMEMBERED: Final = 4096
 

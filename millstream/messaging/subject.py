@@ -46,11 +46,16 @@ def check_name(kind: str, name: str) -> str:
     return name
 
 
+def is_half(character: str) -> bool:
+    """Whether it is half of a character (a lone surrogate), which no UTF-8 can say."""
+    return "\ud800" <= character <= "\udfff"
+
+
 def check_subject(subject: str, wildcards: bool) -> str:
     """The subject if it is well formed; wildcards (`*`, a final `>`) only if allowed."""
     tokens = subject.split(".") if isinstance(subject, str) else [""]
     for place, token in enumerate(tokens):
-        if not token or any(ch.isspace() or ch == "\0" for ch in token):
+        if not token or any(ch.isspace() or ch == "\0" or is_half(ch) for ch in token):
             raise ConfigError(f"subject {subject!r}: needs non-empty words joined by dots")
         if token == "*" or (token == ">" and place == len(tokens) - 1):
             if not wildcards:
@@ -77,7 +82,12 @@ def matches(pattern: str, subject: str) -> bool:
 
 def key_bytes(key: str | bytes) -> bytes:
     """A key's bytes; text that came from bytes that are no UTF-8 gives those bytes back."""
-    return key if isinstance(key, bytes) else key.encode("utf-8", "surrogateescape")
+    if isinstance(key, bytes):
+        return key
+    try:
+        return key.encode("utf-8", "surrogateescape")
+    except UnicodeEncodeError as error:
+        raise ConfigError(f"key {key!r}: half of a character is no text ({error})") from error
 
 
 def key_token(key: str | bytes | None) -> str:

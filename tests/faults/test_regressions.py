@@ -10,6 +10,7 @@ import pytest
 import millstream
 from millstream.broker import Role, User
 from millstream.errors import DataLoss, FencedOut, PermissionDenied
+from millstream.messaging.event import PlainEvent
 from millstream.messaging.fence import FenceState, judge_refusal, read_state, state_headers
 from millstream.messaging.fenced_lane import FencedLane
 from millstream.messaging.pack import empty
@@ -162,6 +163,7 @@ async def test_a_strangers_header_does_not_stop_the_readers_of_a_topic(
         seen = [event async for event in topic.read()]
         assert [event.value for event in seen] == [b"before", b"poison", b"after"]
         poison = seen[1]
+        assert isinstance(poison, PlainEvent)
         assert poison.timestamp_ns == poison.stored_ns
         assert repr(poison)
         assert isinstance(poison.key, str)
