@@ -477,7 +477,10 @@ class Connection:
 
 def check_token_safe(subject: str) -> bytes:
     """The subject as bytes; one that would break the protocol line is refused."""
-    data = subject.encode("utf-8")
+    try:
+        data = subject.encode("utf-8")
+    except UnicodeEncodeError as error:
+        raise ConfigError(f"subject {subject!r} is not text that UTF-8 can say") from error
     if data and (b" " in data or b"\r" in data or b"\n" in data or b"\t" in data or b"\0" in data):
         raise ConfigError(f"subject {subject!r} contains a space or a control character")
     return data
