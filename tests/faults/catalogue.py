@@ -11,6 +11,7 @@ from tests.faults.hardware import FLIPPED, MOUNTED
 from tests.faults.network import can_partition
 from tests.faults.scenarios import SINGLE, Scenario
 from tests.faults.side_doors import SIDE_DOORS
+from tests.faults.sparked import SPARKED, can_spark
 
 __all__ = ["SCENARIOS", "why_not"]
 
@@ -21,10 +22,12 @@ SCENARIOS: Final[dict[str, Scenario]] = {
     **CLUSTERED,
     **PARTITIONED,
     **MOUNTED,
+    **SPARKED,
 }
 _NEEDS: Final[dict[str, Callable[[], str | None]]] = {
     **dict.fromkeys(PARTITIONED, can_partition),
     **dict.fromkeys(MOUNTED, can_mount),
+    **dict.fromkeys(SPARKED, can_spark),
 }
 
 

@@ -1,0 +1,44 @@
+"""A Spark driver to be killed: python -m tests.faults.spark_driver URL CHECKPOINT
+
+Follows `input`, joins each event with the label of its key in `labels`, and writes `output`.
+"""
+
+from __future__ import annotations
+
+import sys
+
+from millstream.spark import session
+
+URL, CHECKPOINT = sys.argv[1:]
+
+
+def main() -> None:
+    # Tasks are tried again, as on a cluster: a killed Python worker is one failed task.
+    conf = {"spark.driver.memory": "768m", "spark.sql.shuffle.partitions": "2"}
+    spark = session("faults", master="local[2, 8]", quick=True, conf=conf)
+    labels = (
+        spark.read.format("millstream")
+        .options(url=URL, subscribe="labels")
+        .load()
+        .selectExpr("key AS label_key", "value AS label")
+    )
+    events = (
+        spark.readStream.format("millstream")
+        .options(url=URL, subscribe="input", startingOffsets="earliest")
+        .options(maxOffsetsPerTrigger="2000", minPartitions="2")
+        .load()
+    )
+    joined = events.join(labels, events["key"] == labels["label_key"]).selectExpr(
+        "key", "concat(value, X'40', label) AS value"
+    )
+    query = (
+        joined.writeStream.format("millstream")
+        .options(url=URL, topic="output", commitMode="staged")
+        .option("checkpointLocation", CHECKPOINT)
+        .start()
+    )
+    query.awaitTermination()
+
+
+if __name__ == "__main__":
+    main()

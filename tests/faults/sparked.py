@@ -1,0 +1,164 @@
+"""Spark from topic to topic with a join, while drivers, Python workers and brokers die."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import importlib.util
+import os
+import signal
+import sys
+from pathlib import Path
+from typing import Final
+
+from millstream import NewEvent
+from millstream.settings import child_environment
+from tests.faults import nemesis
+from tests.faults.checker import Findings, Stored, check_outputs, check_publishes
+from tests.faults.history import id_of
+from tests.faults.nemesis import Step, haunt
+from tests.faults.scenarios import Scenario, sound_log
+from tests.faults.supervisor import REPOSITORY, Orders, Stage, staged, until
+
+__all__ = ["SPARKED", "can_spark"]
+
+KEYS: Final = 6
+START_SECONDS: Final = 120.0  # until the first output, on a busy machine
+FINISH_SECONDS: Final = 240.0
+
+
+def can_spark() -> str | None:
+    """None when Spark is installed; else why the scenario cannot run."""
+    if importlib.util.find_spec("pyspark") is None:
+        return "Spark needs the extra: pip install millstream[spark]"
+    return None
+
+
+class Driver:
+    """A driver with its JVM and Python workers, in a process group of its own."""
+
+    def __init__(self, stage: Stage) -> None:
+        self._stage = stage
+        self._process: asyncio.subprocess.Process | None = None
+
+    @property
+    def alive(self) -> bool:
+        return self._process is not None and self._process.returncode is None
+
+    async def start(self) -> None:
+        folder = self._stage.orders.folder
+        words = ("tests.faults.spark_driver", self._stage.url, str(folder / "checkpoint"))
+        with (folder / "driver.log").open("ab") as log:
+            self._process = await asyncio.create_subprocess_exec(
+                *(sys.executable, "-m", *words),
+                cwd=REPOSITORY,
+                env=child_environment(SPARK_LOCAL_IP="127.0.0.1"),
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+            )
+
+    async def keep(self) -> None:
+        """Start it again when a query failed for good: what runs a pipeline does the same."""
+        if not self.alive:
+            self._stage.findings.counts["drivers that gave up"] += 1
+            await self.start()
+
+    async def kill(self) -> None:
+        if self._process is not None:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self._process.pid, signal.SIGKILL)
+            await self._process.wait()
+
+    def workers(self) -> list[int]:
+        """The Python workers that run its tasks."""
+        found = []
+        for place in Path("/proc").glob("[0-9]*"):
+            with contextlib.suppress(OSError, IndexError):
+                group = int((place / "stat").read_text().rsplit(")", 1)[1].split()[2])
+                words = (place / "cmdline").read_bytes()
+                if self._process and group == self._process.pid and b"pyspark.daemon" in words:
+                    found.append(int(place.name))
+        return found
+
+
+_drivers: dict[int, Driver] = {}  # by the stage's identity, for the faults
+
+
+async def _kill_driver(stage: Stage, step: Step) -> None:
+    driver = _drivers[id(stage)]
+    await driver.kill()
+    await asyncio.sleep(step.length / 3)
+    await driver.start()
+
+
+async def _kill_worker(stage: Stage, step: Step) -> None:
+    workers = await asyncio.to_thread(_drivers[id(stage)].workers)
+    if workers:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(workers[int(step.pick * len(workers))], signal.SIGKILL)
+
+
+nemesis.FAULTS.update({"kill Spark driver": _kill_driver, "kill Spark worker": _kill_worker})
+
+
+async def spark(orders: Orders) -> Findings:
+    """Topic to topic with a join: the output is the function of the input."""
+    async with staged(orders) as stage:
+        async with stage.mill() as mill:
+            await mill.create_topic("input", partitions=2)
+            await mill.create_topic("output", partitions=2)
+            labels = await mill.create_topic("labels")
+            await labels.publish_many(NewEvent(b"of k%d" % n, f"k{n}") for n in range(KEYS))
+        await stage.worker("p0", "produce", topic="input", keys=KEYS, pace=0.02)
+        driver = _drivers[id(stage)] = Driver(stage)
+        try:
+            await driver.start()
+            await until(lambda: _any_output(stage), START_SECONDS)
+            faults = ("kill Spark driver", "kill Spark worker", "kill server", "cut")
+            await haunt(stage, faults, orders.seconds)
+            return await _finish(stage, driver)
+        finally:
+            await driver.kill()
+            del _drivers[id(stage)]
+
+
+async def _any_output(stage: Stage) -> bool:
+    async with stage.mill() as mill:
+        info = await (await mill.topic("output")).info()
+        return any(part.last_offset for part in info.partitions)
+
+
+async def _finish(stage: Stage, driver: Driver) -> Findings:
+    await stage.end("produce")
+    stored = await sound_log(stage, "input")
+
+    async def complete() -> bool:
+        await driver.keep()
+        return not check_outputs(stored, await _outputs(stage), _same).problems["lost"]
+
+    await until(complete, FINISH_SECONDS)
+    await driver.kill()
+    findings = stage.findings.add(check_publishes(stage.records(), stored))
+    judged = check_outputs(stored, await _outputs(stage), _same)
+    # A join shuffles: which order events of one key come in within a batch is not promised.
+    judged.problems.pop("reordered", 0)
+    return findings.add(judged)
+
+
+def _same(name: str) -> list[str]:
+    return [name]
+
+
+async def _outputs(stage: Stage) -> list[Stored]:
+    """What Spark wrote; the id of an event whose label is not its key's is not known."""
+    found = []
+    async with stage.mill() as mill:
+        async for event in (await mill.topic("output")).read():
+            body, _, label = event.value.rpartition(b"@")
+            name = id_of(body) if label == f"of {event.key}".encode() else None
+            found.append(Stored(name, event.key, event.partition, event.offset, event.index))
+    return found
+
+
+SPARKED: Final[dict[str, Scenario]] = {"spark": spark}
