@@ -88,7 +88,12 @@ class Silence(StatefulProcessor):
         self._handle = handle
         self._last = handle.getValueState("last", "last BIGINT")
 
-    def handleInputRows(self, key: Any, rows: Iterator[Row], timers: Any) -> Any:  # noqa: N802
+    def handleInputRows(  # noqa: N802
+        self,
+        key: Any,
+        rows: Iterator[Row],
+        timerValues: Any,  # noqa: N803
+    ) -> Iterator[Row]:
         newest = max(int(row.time.timestamp() * 1000) for row in rows)
         before = self._last.get()
         last = newest if before is None else max(newest, before[0])
@@ -98,7 +103,12 @@ class Silence(StatefulProcessor):
         self._handle.registerTimer(last + self.HOUR_MS)
         return iter(())
 
-    def handleExpiredTimer(self, key: Any, timers: Any, expired: Any) -> Any:  # noqa: N802
+    def handleExpiredTimer(  # noqa: N802
+        self,
+        key: Any,
+        timerValues: Any,  # noqa: N803
+        expiredTimerInfo: Any,  # noqa: N803
+    ) -> Iterator[Row]:
         last = self._last.get()
         if last is not None:
             self._last.clear()
