@@ -142,7 +142,8 @@ async def _finish(stage: Stage, driver: Driver) -> Findings:
     findings = stage.findings.add(check_publishes(stage.records(), stored))
     judged = check_outputs(stored, await _outputs(stage), _same)
     # A join shuffles: which order events of one key come in within a batch is not promised.
-    judged.problems.pop("reordered", 0)
+    judged.counts["order changed by the join"] = judged.problems.pop("reordered", 0)
+    judged.examples.pop("reordered", None)
     return findings.add(judged)
 
 

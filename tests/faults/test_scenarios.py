@@ -21,10 +21,11 @@ SECONDS = {
     "flipped-byte": 2.0,
     "overload": 1.0,
     "import": 3.0,
+    "spark": 6.0,
 }
 
 
-@pytest.mark.timeout(240)
+@pytest.mark.timeout(480)
 @pytest.mark.parametrize("name", list(SCENARIOS))
 async def test_a_scenario_holds_for_a_few_seconds(name: str, tmp_path: Path) -> None:
     reason = why_not(name)
