@@ -8,7 +8,7 @@ from typing import Final
 __all__ = ["reason_of"]
 
 ERROR_CHARS: Final = 2000  # enough for a sentence, not for a stack
-_STACK: Final = ("at ", "File ", "Traceback", "Caused by", "...", "^", "==", "~", "JVM stacktrace", "SQLSTATE")
+_STACK: Final = ("at ", "File ", "Traceback", "Caused by", "...", "^", "==", "~", "JVM", "SQLSTATE")
 _PYTHON: Final = re.compile(r"([A-Za-z_]\w*\.)*[A-Z]\w*: .+")
 # Words of Spark's own around the error of a task or of a source.
 _WRAPPING: Final = re.compile(
