@@ -30,7 +30,6 @@ __all__ = ["Batches", "Origin"]
 _OWN_MARK: Final = b"\r\nMill-"
 _PACK_MARK: Final = b"\r\nMill-Pack: "
 _FOR_MARK: Final = f"\r\n{FOR_HEADER}: ".encode()
-_UNDERSCORE: Final = 95
 _TIME: Final = pa.timestamp("us", "UTC")
 _HEADERS: Final = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
 
@@ -61,29 +60,35 @@ class Batches:
         """The rows of some messages, in order; Millstream's own messages are left out."""
         result: list[pa.RecordBatch] = []
         plain: list[RawMessage] = []
-        at = self._at
+        marked: list[int] = []  # places in `plain` with headers of ours
+        at, own_at = self._at, self._at + 1
         for message in messages:
-            subject, headers = message.subject, message.headers
-            if _OWN_MARK not in headers or _PACK_MARK not in headers:
-                own = at and len(subject) > at + 1 and subject[at] == _UNDERSCORE
+            subject, _, headers, _ = message
+            own = at and subject[at : at + 1] == b"_" and len(subject) > own_at
+            if _OWN_MARK in headers:
+                if _PACK_MARK in headers:
+                    if plain:
+                        result.append(self._plain(plain, marked))
+                        plain, marked = [], []
+                    batch = self._pack(message)
+                    if batch is not None:
+                        result.append(batch)
+                    continue
                 # An event that was redriven for one subscription has been read here before.
-                if not own and _FOR_MARK not in headers:
-                    plain.append(message)
+                if own or _FOR_MARK in headers:
+                    continue
+                marked.append(len(plain))
+            elif own:
                 continue
-            if plain:
-                result.append(self._plain(plain))
-                plain = []
-            batch = self._pack(message)
-            if batch is not None:
-                result.append(batch)
+            plain.append(message)
         if plain:
-            result.append(self._plain(plain))
+            result.append(self._plain(plain, marked))
         return [batch for batch in result if batch.num_rows]
 
     # -- plain messages -------------------------------------------------------------------
 
-    def _plain(self, messages: list[RawMessage]) -> pa.RecordBatch:
-        rows = _PlainRows(messages, self._at)
+    def _plain(self, messages: list[RawMessage], marked: list[int]) -> pa.RecordBatch:
+        rows = _PlainRows(messages, self._at, marked)
         decoded = None
         if self._wanted & {"value", "reason"}:
             decoded = self._values.plain(rows.payloads(), rows.schema_ids())
@@ -209,17 +214,13 @@ def _times(pack: Pack, stored_micros: int) -> pa.Array:
 class _PlainRows:
     """The columns of plain messages. Headers are looked into only where there are some of ours."""
 
-    def __init__(self, messages: list[RawMessage], at: int) -> None:
+    def __init__(self, messages: list[RawMessage], at: int, marked: list[int]) -> None:
         self._messages = messages
         self._at = at
-        self._own: dict[int, dict[str, str]] = {
-            number: parse_headers(message.headers)
-            for number, message in enumerate(messages)
-            if message.headers and _OWN_MARK in message.headers
-        }
+        self._own = {number: parse_headers(messages[number].headers) for number in marked}
 
     def payloads(self) -> list[bytes | None]:
-        values: list[bytes | None] = [message.payload for message in self._messages]
+        values: list[bytes | None] = [payload for _, _, _, payload in self._messages]
         for number, headers in self._own.items():
             if NULL_HEADER in headers:
                 values[number] = None

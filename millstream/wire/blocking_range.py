@@ -34,6 +34,7 @@ __all__ = ["Window", "read_range"]
 INACTIVE_SECONDS: Final = 60
 SILENCE_SECONDS: Final = 5.0  # without a byte in an open window: ask on a new connection
 PAUSE_SECONDS: Final = 0.2
+_new: Final = tuple.__new__
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +101,8 @@ class _Reader:
 
     def _message(self, subject: bytes, reply: bytes, headers: bytes, payload: bytes) -> None:
         if reply.startswith(b"$JS.ACK."):
-            self.received.append(RawMessage(subject, reply, headers, payload))
+            # What the class does when it is called, without the call: this runs for every message.
+            self.received.append(_new(RawMessage, (subject, reply, headers, payload)))
             return
         code, text = status_of(headers)
         if code != 100:
