@@ -13,11 +13,9 @@ import millstream
 from millstream import Mill, NewEvent, Start, SubscriberSettings
 from millstream.broker import Account, Broker, Role
 from millstream.errors import (
-    ApiError,
     AuthenticationFailed,
     MillstreamError,
     PermissionDenied,
-    TopicNotFound,
 )
 from millstream.messaging.topic_admin import Purge
 from millstream.testing import running_broker
@@ -55,6 +53,10 @@ async def orders(broker: Broker) -> None:
         await topic.subscribe("audit")
         await (await admin.create_table("stock")).put("apples", b"5")
         await admin.create_topic("typed", schema=SCHEMA)
+
+
+class NothingTaken(Exception):
+    """A pull that the server ignores, as it does for who may not pull."""
 
 
 async def _look(mill: Mill) -> None:
@@ -116,7 +118,7 @@ async def _steal(mill: Mill) -> None:
         async with asyncio.timeout(5):
             deliveries = await subscription.pull(1, timeout=2)
         if not deliveries:
-            raise PermissionDenied("pull from", "audit")
+            raise NothingTaken
         deliveries[0].ack()
 
 
@@ -246,7 +248,7 @@ async def test_a_role_does_what_it_may_and_nothing_else(
         if deed in UNHEARD:
             await _is_not_heard(broker, mill, deed)
         else:
-            with pytest.raises(PermissionDenied):
+            with pytest.raises((PermissionDenied, NothingTaken)):
                 await DEEDS[deed](mill)
     assert await _state(broker) == before
 
@@ -260,7 +262,7 @@ async def test_another_tenant_finds_nothing_here_whatever_it_tries(
         if deed in OWN:
             await DEEDS[deed](stranger)
         else:
-            with pytest.raises((TopicNotFound, ApiError, AssertionError, MillstreamError)):
+            with pytest.raises((MillstreamError, AssertionError)):
                 await DEEDS[deed](stranger)
         for info in await stranger.topics():
             await stranger.delete_topic(info.name)
