@@ -94,14 +94,16 @@ class Silence(StatefulProcessor):
         rows: Iterator[Row],
         timerValues: Any,  # noqa: N803
     ) -> Iterator[Row]:
-        newest = max(int(row.time.timestamp() * 1000) for row in rows)
         before = self._last.get()
-        last = newest if before is None else max(newest, before[0])
+        last = None if before is None else before[0]
+        for time in sorted(int(row.time.timestamp() * 1000) for row in rows):
+            if last is not None and time - last > self.HOUR_MS:
+                yield self._told(key, last)
+            last = time if last is None else max(last, time)
         self._last.update((last,))
         for timer in self._handle.listTimers():
             self._handle.deleteTimer(timer)
-        self._handle.registerTimer(last + self.HOUR_MS)
-        return iter(())
+        self._handle.registerTimer((last or 0) + self.HOUR_MS)
 
     def handleExpiredTimer(  # noqa: N802
         self,
@@ -112,7 +114,10 @@ class Silence(StatefulProcessor):
         last = self._last.get()
         if last is not None:
             self._last.clear()
-            yield Row(customer=key[0], since=datetime.fromtimestamp(last[0] / 1000, UTC))
+            yield self._told(key, last[0])
+
+    def _told(self, key: Any, last: int) -> Row:
+        return Row(customer=key[0], since=datetime.fromtimestamp(last / 1000, UTC))
 
     def close(self) -> None:
         """Nothing is held open."""
