@@ -50,10 +50,15 @@ class Disk:
         # Tables that are written lazily would be lost with the power and slow the first mount.
         _run("mkfs.ext4", "-q", "-F", "-E", "lazy_itable_init=0,lazy_journal_init=0", str(image))
         at.mkdir(parents=True, exist_ok=True, mode=0o700)
+        # One device for the disk's whole life: a second one would not see what the first one holds.
+        found = subprocess.run(
+            ["losetup", "--find", "--show", str(image)], check=True, capture_output=True, text=True
+        )
+        self._device = found.stdout.strip()
         self.mount()
 
     def mount(self) -> None:
-        _run("mount", "-o", "loop", str(self._image), str(self.at))
+        _run("mount", self._device, str(self.at))
 
     def unmount(self) -> None:
         """Unmount; a process that was just killed may hold it a little longer."""
@@ -93,4 +98,5 @@ class Disk:
 
     def close(self) -> None:
         self.unmount()
+        _run("losetup", "-d", self._device)
         self._image.unlink()
