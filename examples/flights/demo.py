@@ -37,7 +37,7 @@ class Plan:
     days: int = 366
     seconds: float = 75.0  # of the replay
     kill_at: float = 0.4  # of the replay
-    patience: float = 240.0  # seconds for the pipeline to finish after the replay
+    patience: float = 600.0  # seconds for any part, on a machine with other work
 
 
 @dataclass
