@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import os
 import random
+import signal
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -26,6 +28,7 @@ __all__ = ["FLIPPED", "MOUNTED"]
 
 STORE: Final = "nodes/{}/store"
 SYNC_SECONDS: Final = 5.0  # the default of `periodic`
+STOP_SECONDS: Final = 5.0
 FILLED_SECONDS: Final = 1.0
 LOOK_SECONDS: Final = 20.0  # to read and verify a small log, damaged or not
 
@@ -62,6 +65,11 @@ async def disk_stage(orders: Orders, count: int = 1, **settings: Any) -> AsyncIt
 
 
 def _lose_power(stage: Stage, nodes: list[Node]) -> None:
+    """Processes stop first: with the power gone, no ack is sent for what the disk refused."""
+    for node in nodes:
+        os.kill(node.pid, signal.SIGSTOP)
+    for node in nodes:
+        _await_stopped(node.pid)
     for node in nodes:
         stage.disks[node.name].lose_power()
     for node in nodes:
@@ -69,6 +77,20 @@ def _lose_power(stage: Stage, nodes: list[Node]) -> None:
     for node in nodes:
         stage.disks[node.name].unmount()
         stage.disks[node.name].mount()
+
+
+def _await_stopped(pid: int) -> None:
+    """Return when every thread has stopped, or is inside a system call that ends before it runs."""
+    deadline = time.monotonic() + STOP_SECONDS
+    while time.monotonic() < deadline:
+        states = [
+            (task / "stat").read_text().rsplit(")", 1)[1].split()[0]
+            for task in Path(f"/proc/{pid}/task").iterdir()
+        ]
+        if all(state in "TtD" for state in states):
+            return
+        time.sleep(0.001)
+    raise RuntimeError(f"process {pid} does not stop")
 
 
 async def _power(stage: Stage, step: Step) -> None:
