@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from millstream.pipelines.declare import Pipeline
@@ -57,6 +56,8 @@ def make_runner(
 def graph_of(project: Project, url: str | None = None) -> Graph:
     """What reads what: the functions are called, nothing is written and no topic is made."""
     pipeline = declared(project)
+    spark = spark_for(project)
+    ship(spark, project)
+    options = {"url": url} if url else {}
     with Broker(url, dry=True) as broker:
-        folder = Path(project.folder)
-        return resolve(pipeline, spark_for(project), broker, folder).graph
+        return resolve(pipeline, spark, broker, project.folder, options).graph

@@ -14,7 +14,7 @@ from millstream.pipelines.project import Project
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-__all__ = ["is_local", "package", "ship"]
+__all__ = ["is_local", "package", "ship", "ship_project"]
 
 MAIN: Final = "main.py"
 ARCHIVE: Final = "pipeline.zip"
@@ -42,13 +42,18 @@ def ship(spark: SparkSession, project: Project) -> None:
 
     What the package needs besides (pyarrow, msgspec) must be installed where executors run.
     """
+    if not is_local(spark.sparkContext.master or ""):
+        folder = Path(tempfile.mkdtemp(prefix="millstream-package-"))
+        spark.sparkContext.addPyFile(str(_write(folder / "millstream.zip", _package_files())))
+    ship_project(spark, project)
+
+
+def ship_project(spark: SparkSession, project: Project) -> None:
+    """Give executors the project's modules, where they have this package already."""
     from millstream.spark.datasource import MillstreamDataSource
 
     folder = Path(tempfile.mkdtemp(prefix="millstream-pipeline-"))
-    own = _write(folder / "project.zip", _project_files(project))
-    spark.sparkContext.addPyFile(str(own))
-    if not is_local(spark.sparkContext.master or ""):
-        spark.sparkContext.addPyFile(str(_write(folder / "millstream.zip", _package_files())))
+    spark.sparkContext.addPyFile(str(_write(folder / "project.zip", _project_files(project))))
     # A source that Spark found by its installed name would have to be installed on executors too.
     spark.dataSource.register(MillstreamDataSource)
 

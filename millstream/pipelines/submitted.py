@@ -13,6 +13,7 @@ from millstream.errors import ConfigError
 from millstream.pipelines.launch import declared
 from millstream.pipelines.project import Project, open_project
 from millstream.pipelines.runner import Runner, RunSettings, stopped_by_signals
+from millstream.pipelines.shipping import ship_project
 from millstream.settings import environment
 
 __all__ = ["run_submitted"]
@@ -31,12 +32,10 @@ def run_submitted(name: str, arguments: Sequence[str]) -> None:
         raise ConfigError("where is the broker? Give --server nats://host:4222, or set NATS_URL")
     from pyspark.sql import SparkSession
 
-    from millstream.spark.datasource import MillstreamDataSource
-
     spark = SparkSession.builder.appName(name).getOrCreate()
-    spark.dataSource.register(MillstreamDataSource)
     with tempfile.TemporaryDirectory(prefix=f"{name}-") as folder:
         project = _unpack(Path(folder), given.state)
+        ship_project(spark, project)
         options = {"url": given.server} if given.server else {}
         runner = Runner(
             project, declared(project), spark, RunSettings(once=given.once, options=options)

@@ -50,7 +50,16 @@ class Kit:
     @contextmanager
     def running(self) -> Iterator[Runner]:
         runner = self.runner(once=False)
-        thread = threading.Thread(target=runner.run)
+
+        def work() -> None:
+            # Spark looks for sources in the session that is active in the thread.
+            kind = type(self.spark)
+            kind._get_j_spark_session_class(self.spark._jvm).setActiveSession(
+                self.spark._jsparkSession
+            )
+            runner.run()
+
+        thread = threading.Thread(target=work)
         thread.start()
         try:
             yield runner
