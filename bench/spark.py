@@ -186,7 +186,7 @@ class _Stage:
             query = (
                 self.spark.readStream.format("millstream")
                 .options(url=self.url, subscribe="trades", startingOffsets="earliest")
-                .option("columns", "value")
+                .options(columns="value", minPartitions=2)
                 .load()
                 .writeStream.format("millstream")
                 .options(url=self.url, topic="copy")

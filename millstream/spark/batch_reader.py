@@ -46,7 +46,7 @@ class BatchReader(DataSourceReader):
         for where, log in logs.items():
             first[where] = Position(max(start[where].next, narrowed.first), log.created)
             last[where] = Position(min(end[where].next, narrowed.end), log.created)
-        cut = Cut(options.min_tasks, options.messages_per_task)
+        cut = Cut(options.min_tasks, options.messages_per_task, by_size=True)
         tasks = tasks_for(sizes(first, last), logs, cut)
         goal = {w: Position(p.next, p.log, tasks=tasks[w]) for w, p in last.items()}
         found: list[InputPartition] = [

@@ -26,7 +26,7 @@ __all__ = [
 
 _log = logging.getLogger("millstream.spark")
 
-# Without an option: one task for this much, so that large ranges use every core and small ones
+# Batch reads, without an option: one task for this much, so that large ranges use every core and small ones
 # cost one task. Reading 8 MiB takes about as long as starting the task that does it.
 TASK_BYTES: Final = 8 * 1024 * 1024
 TASK_MESSAGES: Final = 50_000
@@ -56,10 +56,11 @@ class Log:
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """How a range is cut into tasks; what is not given is decided by size."""
+    """How a range is cut into tasks. One task for each partition keeps the order of every key."""
 
     min_tasks: int | None = None  # of all partitions together
     messages_per_task: int | None = None
+    by_size: bool = False  # when neither is given: large ranges are cut, and order is lost
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,7 +152,7 @@ def tasks_for(
             tasks = math.ceil(size / cut.messages_per_task)
         if cut.min_tasks is not None and total:
             tasks = max(tasks, math.ceil(cut.min_tasks * size / total))
-        if cut.messages_per_task is None and cut.min_tasks is None:
+        if cut.by_size and cut.messages_per_task is None and cut.min_tasks is None:
             weight = size * logs[where].message_bytes / TASK_BYTES
             tasks = min(AUTOMATIC_TASKS_MAX, math.ceil(max(weight, size / TASK_MESSAGES)))
         result[where] = max(1, min(tasks, size))

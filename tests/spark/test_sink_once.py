@@ -36,7 +36,7 @@ def test_a_batch_that_is_run_again_writes_nothing_twice(
     checkpoint = lake.checkpoint()
 
     def run() -> None:
-        frame = lake.stream(subscribe="source", maxOffsetsPerTrigger=100, minPartitions=2)
+        frame = lake.stream(subscribe="source", maxOffsetsPerTrigger=100)
         lake.run(through(frame), checkpoint, topic="target", commitMode=mode)
 
     run()

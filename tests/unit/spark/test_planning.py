@@ -91,11 +91,12 @@ def test_tasks_follow_the_options_or_the_size() -> None:
     where, other = ("a", 0), ("a", 1)
     logs = {where: log_of(where, 1, 1024 * 1024), other: log_of(other, 1, 10)}
     backlog = {where: 100, other: 100}
-    assert tasks_for(backlog, logs, Cut()) == {where: 13, other: 1}
+    assert tasks_for(backlog, logs, Cut()) == {where: 1, other: 1}
+    assert tasks_for(backlog, logs, Cut(by_size=True)) == {where: 13, other: 1}
     assert tasks_for(backlog, logs, Cut(min_tasks=4)) == {where: 2, other: 2}
     assert tasks_for(backlog, logs, Cut(messages_per_task=30)) == {where: 4, other: 4}
     assert tasks_for({where: 2, other: 0}, logs, Cut(min_tasks=50)) == {where: 2, other: 1}
-    assert tasks_for({where: 10**6, other: 0}, logs, Cut())[where] == 32
+    assert tasks_for({where: 10**6, other: 0}, logs, Cut(by_size=True))[where] == 32
 
 
 def test_one_partition_is_cut_by_sequence() -> None:
