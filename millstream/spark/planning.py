@@ -26,8 +26,8 @@ __all__ = [
 
 _log = logging.getLogger("millstream.spark")
 
-# Batch reads, without an option: one task for this much, so that large ranges use every core and small ones
-# cost one task. Reading 8 MiB takes about as long as starting the task that does it.
+# Batch reads, without an option: one task for this much, so that large ranges use every core and
+# small ones cost one task. Reading 8 MiB takes about as long as starting the task that does it.
 TASK_BYTES: Final = 8 * 1024 * 1024
 TASK_MESSAGES: Final = 50_000
 AUTOMATIC_TASKS_MAX: Final = 32  # of one partition; beyond that the driver is the limit
