@@ -116,6 +116,8 @@ def compare(
     name: str, events_in: int, found: pd.DataFrame, wanted: pd.DataFrame, key: list[str]
 ) -> Verdict:
     """Every row of one answer against the other."""
+    if _normal(found, key, wanted.columns).equals(_normal(wanted, key, wanted.columns)):
+        return Verdict(name, events_in, len(found), 0, 0, 0)
     have, want = _by_key(found, key, wanted.columns), _by_key(wanted, key, wanted.columns)
     lost = sum(max(0, len(rows) - len(have.get(place, []))) for place, rows in want.items())
     twice = sum(max(0, len(rows) - len(want.get(place, []))) for place, rows in have.items())
@@ -126,6 +128,20 @@ def compare(
         if one != other
     )
     return Verdict(name, events_in, len(found), lost, twice, different)
+
+
+def _normal(frame: pd.DataFrame, key: list[str], columns: Any) -> pd.DataFrame:
+    """The rows in the order of their keys, with the same types whoever made them."""
+    plain = {}
+    for name in columns:
+        column = frame[name] if name in frame else pd.Series(dtype="float64")
+        if pd.api.types.is_numeric_dtype(column):
+            plain[name] = column.astype("float64")
+        elif pd.api.types.is_datetime64_any_dtype(column):
+            plain[name] = column.astype("datetime64[us, UTC]")
+        else:
+            plain[name] = column.astype("string")
+    return pd.DataFrame(plain).sort_values(key).reset_index(drop=True)
 
 
 def _by_key(
