@@ -12,7 +12,7 @@ ifneq ($(shell $(BIN)/python -c 'import pip' 2>/dev/null && cat $(STAMP) 2>/dev/
 STALE := stale
 endif
 
-.PHONY: setup demo test lint bench faults fuzz lock clean stale
+.PHONY: setup demo test test-all lint bench faults fuzz lock clean stale
 
 setup: $(STAMP)
 
@@ -30,6 +30,11 @@ $(STAMP): pyproject.toml requirements.lock $(STALE)
 	@echo "$(MADE_FOR)" > $(STAMP)
 
 test: $(STAMP)
+	$(BIN)/python -m pytest -m "not long"
+
+# Everything, the tests that take minutes included: killed clusters, stock Declarative Pipelines,
+# every fault scenario.
+test-all: $(STAMP)
 	$(BIN)/python -m pytest
 
 lint: $(STAMP)

@@ -24,6 +24,27 @@ MAY_BLOCK = [
 ]
 
 
+# Folders whose tests start a JVM or break things for a while, and need more than the usual minute.
+SLOW_FOLDERS = {"spark", "faults", "docs"}
+SLOW_SECONDS = 300
+# What takes minutes: `make test` leaves it out, `make test-all` and `make faults` run it.
+LONG_FILES = {
+    "test_killed.py",
+    "test_pipelines_cluster.py",
+    "test_pipelines_demo.py",
+    "test_pipelines_sdp.py",
+    "test_scenarios.py",
+}
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if SLOW_FOLDERS & set(item.path.parts) and item.get_closest_marker("timeout") is None:
+            item.add_marker(pytest.mark.timeout(SLOW_SECONDS))
+        if item.path.name in LONG_FILES:
+            item.add_marker(pytest.mark.long)
+
+
 @pytest.fixture(scope="session", autouse=True)
 def no_blocking_calls_in_the_loop() -> Iterator[BlockBuster]:
     """A package function that blocks inside a running event loop raises BlockingError."""

@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.streaming.query import StreamingQuery
 
-pytestmark = pytest.mark.timeout(120)
 _numbers = itertools.count()
 
 
