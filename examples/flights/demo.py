@@ -145,10 +145,8 @@ async def _play(
     await replaying
     show.notes.append(f"all {total:,} flights are published; waiting for the pipeline")
     wanted = len(await asyncio.to_thread(check.departures, show.year))
-    quiet = _Quiet(pipeline, after=time.time())
-    await _until(
-        lambda: show.stored >= wanted and quiet(), plan.patience, pipeline, show, shown, mill
-    )
+    quiet = _Quiet(pipeline)
+    await _until(lambda: quiet(show.stored >= wanted), plan.patience, pipeline, show, shown, mill)
     retired = set(sorted(show.year.tables["planes"][1]["tailnum"].to_pylist())[:RETIRED])
     planes = await mill.table("planes")
     for plane in sorted(retired):
@@ -164,17 +162,22 @@ async def _play(
 
 
 class _Quiet:
-    """Whether no flow has anything left to read, in a status written after a moment."""
+    """Whether no flow has had anything left to read for some seconds."""
 
-    def __init__(self, pipeline: Pipeline, after: float) -> None:
-        self._pipeline, self._after = pipeline, after
+    SECONDS = 4.0  # the lag is measured every second, and flows read from flows
 
-    def __call__(self) -> bool:
-        file = self._pipeline.folder / ".pipeline/status.json"
-        if not file.exists() or file.stat().st_mtime < self._after:
-            return False
+    def __init__(self, pipeline: Pipeline) -> None:
+        self._pipeline = pipeline
+        self._since: float | None = None
+
+    def __call__(self, complete: bool) -> bool:
         flows = self._pipeline.status().get("flows", [])
-        return bool(flows) and all(flow["lag_messages"] == 0 for flow in flows)
+        quiet = complete and bool(flows) and all(flow["lag_messages"] == 0 for flow in flows)
+        if not quiet:
+            self._since = None
+        elif self._since is None:
+            self._since = time.monotonic()
+        return self._since is not None and time.monotonic() - self._since >= self.SECONDS
 
 
 class _Gone:

@@ -9,9 +9,9 @@ from datetime import UTC, datetime
 from typing import Any, Final
 
 from millstream.errors import ConfigError
-from millstream.spark.offsets import from_json, lag
+from millstream.spark.offsets import Where, from_json, lag
 
-__all__ = ["OUTPUT_METRIC", "Numbers", "note_progress"]
+__all__ = ["OUTPUT_METRIC", "Numbers", "note_latest", "note_progress"]
 
 # Name under which a flow counts the rows it gives to its output.
 OUTPUT_METRIC: Final = "millstream_output"
@@ -36,6 +36,7 @@ class Numbers:
     state_bytes: int = 0
     late_rows: int = 0  # dropped because they came behind the watermark
     messages_in: int = field(default=0)  # of the rows in, where the source can tell
+    ends: list[dict[str, Any]] = field(default_factory=list)  # how far each source was read
 
 
 def note_progress(numbers: Numbers, report: Mapping[str, Any], now: datetime) -> None:
@@ -72,31 +73,38 @@ def _rows_out(report: Mapping[str, Any]) -> int:
 
 
 def _note_lag(numbers: Numbers, sources: list[Mapping[str, Any]], now: datetime) -> None:
-    messages = 0
-    waiting: list[float] = []
-    known = False
+    ends: list[dict[str, Any]] = []
+    latest: dict[Where, int] = {}
     for source in sources:
-        end, latest = _offset(source.get("endOffset")), _offset(source.get("latestOffset"))
+        end, newest = _offset(source.get("endOffset")), _offset(source.get("latestOffset"))
         if end is None:
             continue
         try:
-            reached = from_json(end)
             begun = _offset(source.get("startOffset"))
             if begun is not None:
                 numbers.messages_in += lag(begun, end)
-            if latest is None:
-                continue
-            behind = lag(end, latest)
+            for where, position in from_json(newest or end).items():
+                latest[where] = max(position.next, latest.get(where, 0))
         except ConfigError:
             continue  # a source of Spark's own: its offsets are not ours to read
-        known = True
-        messages += behind
-        if behind:
-            waiting += [_age(place.last, now) for place in reached.values() if place.last]
-    if not known:
-        return
-    numbers.lag_messages = messages
+        ends.append(end)
+    if ends:
+        numbers.ends = ends
+        note_latest(numbers, latest, now)
+
+
+def note_latest(numbers: Numbers, latest: Mapping[Where, int], now: datetime) -> None:
+    """Measure the lag against the logs' ends as they are now: the next offset of each partition."""
+    messages = 0
+    waiting: list[float] = []
+    for end in numbers.ends:
+        for where, position in from_json(end).items():
+            behind = max(0, latest.get(where, position.next) - position.next)
+            messages += behind
+            if behind and position.last:
+                waiting.append(_age(position.last, now))
     per_message = max(1.0, numbers.rows_in / numbers.messages_in if numbers.messages_in else 1.0)
+    numbers.lag_messages = messages
     numbers.lag_events = round(messages * per_message)
     numbers.lag_seconds = max(waiting, default=0.0) if messages else 0.0
 

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 from millstream.deadline import Deadline
 from millstream.errors import FlowsFailed, MillstreamError, PipelineInvalid
 from millstream.pipelines.declare import Flow, Pipeline
+from millstream.pipelines.lag import LagMeter
 from millstream.pipelines.place import Place
 from millstream.pipelines.project import Project
 from millstream.pipelines.queries import QueryPlan, start_query
@@ -22,6 +23,7 @@ from millstream.pipelines.resolve import Resolved, resolve
 from millstream.pipelines.restarts import Restarts
 from millstream.pipelines.targets import Broker
 from millstream.pipelines.watch import Watch
+from millstream.spark.options import connection_settings
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -101,7 +103,8 @@ class Runner:
             self._resolved = self._resolve()
             self._spark.streams.addListener(self._watch.listener)
             try:
-                self._loop(shown)
+                with LagMeter(self._watch, connection_settings(self.settings.options)):
+                    self._loop(shown)
             finally:
                 self._end()
                 self._spark.streams.removeListener(self._watch.listener)

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import threading
+from collections.abc import Mapping
 from dataclasses import asdict
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 from pyspark.sql.streaming.listener import StreamingQueryListener
 
-from millstream.pipelines.progress import Numbers, note_progress
+from millstream.pipelines.progress import Numbers, note_latest, note_progress
 
 if TYPE_CHECKING:
     from pyspark.sql.streaming.query import StreamingQuery
@@ -36,13 +37,25 @@ class Watch:
         """What is known of a flow now."""
         with self._lock:
             found = asdict(self._numbers.get(flow, Numbers()))
-        found.pop("messages_in")
+        del found["messages_in"], found["ends"]
         return found
 
     def batch(self, flow: str) -> int | None:
         """The last batch that a flow completed in this process."""
         with self._lock:
             return self._numbers.get(flow, Numbers()).batch
+
+    def topics(self) -> set[str]:
+        """The topics that flows have read from so far."""
+        with self._lock:
+            return {topic for n in self._numbers.values() for end in n.ends for topic in end}
+
+    def measure(self, latest: Mapping[tuple[str, int], int]) -> None:
+        """Measure every flow's lag against the ends of the logs."""
+        with self._lock:
+            for numbers in self._numbers.values():
+                if numbers.ends:
+                    note_latest(numbers, latest, datetime.now(UTC))
 
     def note(self, query: str | None, report: dict[str, Any]) -> None:
         """Take a report about a query; those of other queries are left alone."""

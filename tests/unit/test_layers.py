@@ -28,7 +28,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "state": {"wire", "messaging"},
     "schemas": {"wire", "messaging", "state"},
     "spark": {"wire", "messaging", "schemas"},
-    "pipelines": {"spark", "schemas", "messaging", "blocking"},
+    "pipelines": {"wire", "spark", "schemas", "messaging", "blocking"},
     "cdc": {"messaging", "state", "schemas"},
     "gateways": {"messaging", "state", "schemas"},
     "dashboard": INNER | {"cdc", "gateways"},

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from millstream.pipelines.progress import OUTPUT_METRIC, Numbers, note_progress
+from millstream.pipelines.progress import OUTPUT_METRIC, Numbers, note_latest, note_progress
 from millstream.pipelines.reasons import reason_of
 from millstream.pipelines.restarts import Restarts
 
@@ -59,6 +59,15 @@ def test_a_flow_that_has_caught_up_has_no_lag() -> None:
     source = {"startOffset": offset(1), "endOffset": offset(9), "latestOffset": offset(9)}
     note_progress(numbers, report(sources=[source]), NOW)
     assert (numbers.lag_messages, numbers.lag_events, numbers.lag_seconds) == (0, 0, 0.0)
+
+
+def test_the_lag_grows_while_a_batch_runs_and_nothing_is_reported() -> None:
+    numbers = Numbers()
+    note_progress(numbers, report(), NOW)
+    note_latest(numbers, {("orders", 0): 26, ("elsewhere", 0): 99}, NOW)
+    assert (numbers.lag_messages, numbers.lag_events) == (20, 2000)
+    note_latest(numbers, {("orders", 0): 6}, NOW)
+    assert (numbers.lag_messages, numbers.lag_seconds) == (0, 0.0)
 
 
 def test_rows_out_are_counted_where_the_sink_does_not_tell() -> None:

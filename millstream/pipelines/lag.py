@@ -1,0 +1,64 @@
+"""Keeps the lag of flows up to date while their batches run: Spark reports only between them."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from types import TracebackType
+from typing import Final, Self
+
+from millstream.errors import MillstreamError
+from millstream.pipelines.watch import Watch
+from millstream.settings import ConnectionSettings
+from millstream.spark.logs import find_logs
+from millstream.spark.options import SourceOptions
+from millstream.wire.blocking import BlockingConnection, BlockingJetStream
+
+__all__ = ["LagMeter"]
+
+_log = logging.getLogger("millstream.pipelines")
+EVERY_SECONDS: Final = 1.0
+
+
+class LagMeter:
+    """Asks the broker, on a thread of its own, where the topics end that flows read.
+
+    While the broker is away the last known lag stays.
+    """
+
+    def __init__(self, watch: Watch, settings: ConnectionSettings) -> None:
+        self._watch = watch
+        self._settings = settings
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="millstream-lag", daemon=True)
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._stop.set()
+
+    def _run(self) -> None:
+        connection = BlockingConnection(self._settings)
+        jetstream = BlockingJetStream(connection)
+        try:
+            while not self._stop.wait(EVERY_SECONDS):
+                topics = tuple(sorted(self._watch.topics()))
+                if topics:
+                    self._measure(jetstream, topics)
+        finally:
+            connection.close()
+
+    def _measure(self, jetstream: BlockingJetStream, topics: tuple[str, ...]) -> None:
+        try:
+            logs = find_logs(jetstream, SourceOptions(topics=topics))
+        except MillstreamError as error:
+            _log.debug("the lag is not known: %s", error)
+            return
+        self._watch.measure({where: log.next for where, log in logs.items()})
