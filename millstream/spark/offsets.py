@@ -19,7 +19,14 @@ from typing import Any, Final
 
 from millstream.errors import ConfigError
 
-__all__ = ["Offsets", "Position", "from_json", "lag", "to_json"]
+__all__ = [
+    "Offsets",
+    "Position",
+    "Where",
+    "from_json",
+    "lag",
+    "to_json",
+]
 
 Where = tuple[str, int]  # topic, partition
 Offsets = dict[Where, "Position"]
