@@ -173,10 +173,10 @@ def _objects(stage: _Stage, quick: bool, runner: asyncio.Runner) -> Iterator[Res
 
 
 def _exactly_once(stage: _Stage, quick: bool, runner: asyncio.Runner) -> Iterator[Result | Skipped]:
-    async def ours() -> float:
+    async def once(lanes: int) -> float:
         began = time.perf_counter()
         step = len(stage.objects)
-        async with stage.topic.writer(f"w{unique_token(8)}", PACKING) as writer:
+        async with stage.topic.writer(f"w{unique_token(8)}", PACKING, lanes) as writer:
             for turn in range(1, stage.turns + 1):
                 await writer.write_batch(stage.batch, position=turn * step, columns=COLUMNS)
         return _rate(stage.count, began)
@@ -184,14 +184,21 @@ def _exactly_once(stage: _Stage, quick: bool, runner: asyncio.Runner) -> Iterato
     async def plain() -> float:
         return await _send_arrow(stage)
 
-    yield from against(
-        "exactly-once writer, one fence, fsync",
-        "events/s",
-        ours,
-        {"plain producer": plain},
-        quick=quick,
-        runner=runner,
-    )
+    async def one_fence() -> float:
+        return await once(1)
+
+    async def four_fences() -> float:
+        return await once(4)
+
+    for name, work in (("one fence", one_fence), ("four lanes", four_fences)):
+        yield from against(
+            f"exactly-once writer, {name}, fsync",
+            "events/s",
+            work,
+            {"plain producer": plain},
+            quick=quick,
+            runner=runner,
+        )
 
 
 def _reading(stage: _Stage, quick: bool, runner: asyncio.Runner) -> Iterator[Result | Skipped]:

@@ -176,25 +176,25 @@ class Writer:
         first = position - total + 1
         for batch in batches:
             rows = enveloped(batch, columns or Columns(), self._target.value_type)
-            for number, part, positions in self._by_lane(rows, first):
-                await self._write_part(self._lanes[number], part, positions)
+            parts = [
+                self._write_part(self._lanes[number], part, positions)
+                for number, part, positions in self._by_lane(rows, first)
+            ]
+            await asyncio.gather(*parts)  # lanes side by side, each in its own order
             first += batch.num_rows
         self._placed = position
 
-    async def _write_part(
-        self, lane: _Lane, part: pa.RecordBatch, positions: Sequence[int]
-    ) -> None:
-        old = (
-            sum(1 for p in positions if p <= lane.stored_before)
-            if (positions[0] <= lane.stored_before)
-            else 0
-        )
+    async def _write_part(self, lane: _Lane, part: pa.RecordBatch, positions: pa.Array) -> None:
+        old = 0
+        if positions[0].as_py() <= lane.stored_before:
+            old = pc.sum(pc.less_equal(positions, lane.stored_before)).as_py()
         self.skipped += old
         if old == part.num_rows:
             return
         await self._seal(lane)
         async with lane.turn:
-            await self._send(lane, part.slice(old), positions[old:], positions[-1])
+            last = positions[-1].as_py()
+            await self._send(lane, part.slice(old), positions.slice(old), last)
 
     def _advance(self, first: int, last: int) -> None:
         self._check()
@@ -245,16 +245,16 @@ class Writer:
             except MillstreamError as error:
                 self._error = error
                 raise
-            await self._send(lane, batch, positions, reached)
+            await self._send(lane, batch, pa.array(positions, pa.int64()), reached)
 
     async def _send(
-        self, lane: _Lane, batch: pa.RecordBatch, positions: Sequence[int], reached: int
+        self, lane: _Lane, batch: pa.RecordBatch, positions: pa.Array, reached: int
     ) -> None:
         done = 0
         for piece in split(batch, self._limits):
             done += piece.num_rows
             pack = self._packing.pack(piece, self._schema_id)
-            upto = reached if done == batch.num_rows else positions[done - 1]
+            upto = reached if done == batch.num_rows else positions[done - 1].as_py()
             await lane.idle()
             self._check_error()
             lane.store = asyncio.get_running_loop().create_task(self._store(lane, pack, upto))
@@ -310,19 +310,29 @@ class Writer:
 
     def _by_lane(
         self, rows: pa.RecordBatch, first: int
-    ) -> Iterator[tuple[int, pa.RecordBatch, Sequence[int]]]:
+    ) -> Iterator[tuple[int, pa.RecordBatch, pa.Array]]:
         """The rows of each lane, in their order, with their positions."""
-        positions = range(first, first + rows.num_rows)
+        positions = pa.array(range(first, first + rows.num_rows), pa.int64())
         if len(self._lanes) == 1:
             yield 0, rows, positions
             return
-        if "key" in rows.schema.names:
-            keys = rows.column("key").to_pylist()
-            numbers = [self._lane_number(k, p) for k, p in zip(keys, positions, strict=True)]
-        else:
-            numbers = [self._lane_number(None, p) for p in positions]
-        column = pa.array(numbers, pa.int32())
-        order = pa.array(positions, pa.int64())
-        for number in sorted(set(numbers)):
-            mask = pc.equal(column, number)
-            yield number, rows.filter(mask), order.filter(mask).to_pylist()
+        numbers = self._lane_numbers(rows, first)
+        for number in sorted(numbers.unique().to_pylist()):
+            mask = pc.equal(numbers, number)
+            yield number, rows.filter(mask), positions.filter(mask)
+
+    def _lane_numbers(self, rows: pa.RecordBatch, first: int) -> pa.Array:
+        """The lane of each row; a key is placed once, however many rows it has."""
+        if "key" not in rows.schema.names:
+            places = range(first, first + rows.num_rows)
+            return pa.array([self._lane_number(None, place) for place in places], pa.int32())
+        keys = rows.column("key").dictionary_encode()
+        known = [self._lane_number(key, 0) for key in keys.dictionary.to_pylist()]
+        numbers = pa.array(known, pa.int32()).take(keys.indices)
+        if not numbers.null_count:
+            return numbers
+        placed = [
+            self._lane_number(None, first + at) if number is None else number
+            for at, number in enumerate(numbers.to_pylist())
+        ]
+        return pa.array(placed, pa.int32())
