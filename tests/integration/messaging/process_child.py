@@ -28,10 +28,16 @@ def transform(event: Event) -> list[NewEvent]:
     ]
 
 
+async def slowly(event: Event) -> list[NewEvent]:
+    """The same, at a pace that lets others see it at work."""
+    await asyncio.sleep(0.001)
+    return transform(event)
+
+
 async def main(url: str) -> None:
     async with millstream.connect(url) as mill:
         source, target = await mill.topic("in"), await mill.topic("out")
-        await mill.process(source, target, transform, SETTINGS).run(once=True)
+        await mill.process(source, target, slowly, SETTINGS).run(once=True)
 
 
 if __name__ == "__main__":

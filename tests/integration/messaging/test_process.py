@@ -291,16 +291,20 @@ async def test_a_process_cut_off_at_any_moment_leaves_nothing_half_done(
         await check_outputs(source, target)
 
 
-async def run_child(url: str, seconds: float | None) -> int:
-    """Run the program; kill -9 after some time, or let it end."""
+async def outputs_stored(target: Topic) -> int:
+    return sum([1 async for _ in target.read()])
+
+
+async def kill_child_in_its_work(url: str, target: Topic, outputs: int) -> None:
+    """Run the program and kill -9 it when it has stored so many outputs more."""
+    goal = outputs + await outputs_stored(target)
     child = await asyncio.create_subprocess_exec(sys.executable, str(CHILD), url)
-    try:
-        async with asyncio.timeout(seconds or 50):
-            return await child.wait()
-    except TimeoutError:
-        assert seconds is not None, "the program did not end"
-        child.kill()
-        return await child.wait()
+    deadline = Deadline(50)
+    while await outputs_stored(target) < goal:
+        assert child.returncode is None, "the program ended before it was killed"
+        assert not deadline.passed
+    child.kill()
+    assert await child.wait() == -signal.SIGKILL
 
 
 async def test_a_killed_program_stores_every_output_once(millstream_url: str) -> None:
@@ -308,12 +312,11 @@ async def test_a_killed_program_stores_every_output_once(millstream_url: str) ->
     async with millstream.connect(millstream_url) as mill:
         source, target = await two_topics(mill)
         await fill(source, 0, 2000)
-        kills = 0
         for _ in range(5):
-            code = await run_child(millstream_url, 0.6 + chance.random())
-            kills += code == -signal.SIGKILL
-        assert kills >= 2, "the program was too fast to be killed"
-        assert await run_child(millstream_url, None) == 0
+            await kill_child_in_its_work(millstream_url, target, chance.randrange(10, 250))
+        child = await asyncio.create_subprocess_exec(sys.executable, str(CHILD), millstream_url)
+        async with asyncio.timeout(50):
+            assert await child.wait() == 0
         await check_outputs(source, target)
 
 
