@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from types import TracebackType
@@ -40,6 +40,29 @@ class WriterTarget:
     shape: TopicShape
     sources: Sequence[tuple[str, Source]]
     value_type: ValueType | None
+
+
+class _Positions:
+    """The input positions of some rows of a frame, without a Python number for each."""
+
+    def __init__(self, first: int, count: int, rows: pa.Array | None = None) -> None:
+        self._first, self._count = first, count
+        self._rows = rows  # which rows of the frame, in their order; None = all of them
+
+    def __getitem__(self, at: int) -> int:
+        return self._first + (at if self._rows is None else self._rows[at].as_py())
+
+    @property
+    def last(self) -> int:
+        return self[self._count - 1]
+
+    def upto(self, position: int) -> int:
+        """How many are not beyond a position."""
+        if self[0] > position:
+            return 0
+        if self._rows is None:
+            return min(position - self._first + 1, self._count)
+        return int(pc.sum(pc.less_equal(self._rows, position - self._first)).as_py())
 
 
 class _Lane:
@@ -184,17 +207,16 @@ class Writer:
             first += batch.num_rows
         self._placed = position
 
-    async def _write_part(self, lane: _Lane, part: pa.RecordBatch, positions: pa.Array) -> None:
-        old = 0
-        if positions[0].as_py() <= lane.stored_before:
-            old = pc.sum(pc.less_equal(positions, lane.stored_before)).as_py()
+    async def _write_part(self, lane: _Lane, part: pa.RecordBatch, positions: _Positions) -> None:
+        old = positions.upto(lane.stored_before)
         self.skipped += old
         if old == part.num_rows:
             return
         await self._seal(lane)
         async with lane.turn:
-            last = positions[-1].as_py()
-            await self._send(lane, part.slice(old), positions.slice(old), last)
+            await self._send(
+                lane, part.slice(old), lambda row: positions[old + row], positions.last
+            )
 
     def _advance(self, first: int, last: int) -> None:
         self._check()
@@ -245,19 +267,20 @@ class Writer:
             except MillstreamError as error:
                 self._error = error
                 raise
-            await self._send(lane, batch, pa.array(positions, pa.int64()), reached)
+            await self._send(lane, batch, positions.__getitem__, reached)
 
     async def _send(
-        self, lane: _Lane, batch: pa.RecordBatch, positions: pa.Array, reached: int
+        self, lane: _Lane, batch: pa.RecordBatch, position_of: Callable[[int], int], reached: int
     ) -> None:
         done = 0
         for piece in split(batch, self._limits):
             done += piece.num_rows
             pack = self._packing.pack(piece, self._schema_id)
-            upto = reached if done == batch.num_rows else positions[done - 1].as_py()
+            upto = reached if done == batch.num_rows else position_of(done - 1)
             await lane.idle()
             self._check_error()
             lane.store = asyncio.get_running_loop().create_task(self._store(lane, pack, upto))
+            await asyncio.sleep(0)  # it leaves now, and is stored while the next one is made
 
     async def _store(self, lane: _Lane, pack: EncodedPack, position: int) -> None:
         try:
@@ -310,16 +333,15 @@ class Writer:
 
     def _by_lane(
         self, rows: pa.RecordBatch, first: int
-    ) -> Iterator[tuple[int, pa.RecordBatch, pa.Array]]:
+    ) -> Iterator[tuple[int, pa.RecordBatch, _Positions]]:
         """The rows of each lane, in their order, with their positions."""
-        positions = pa.array(range(first, first + rows.num_rows), pa.int64())
         if len(self._lanes) == 1:
-            yield 0, rows, positions
+            yield 0, rows, _Positions(first, rows.num_rows)
             return
         numbers = self._lane_numbers(rows, first)
         for number in sorted(numbers.unique().to_pylist()):
-            mask = pc.equal(numbers, number)
-            yield number, rows.filter(mask), positions.filter(mask)
+            chosen = pc.indices_nonzero(pc.equal(numbers, number))
+            yield number, rows.take(chosen), _Positions(first, len(chosen), chosen)
 
     def _lane_numbers(self, rows: pa.RecordBatch, first: int) -> pa.Array:
         """The lane of each row; a key is placed once, however many rows it has."""
