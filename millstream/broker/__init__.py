@@ -6,6 +6,7 @@ from millstream.broker.background import (
     down,
     kill_node,
     read_health,
+    read_losses,
     read_state,
     reload_settings,
     start_node,
@@ -31,7 +32,7 @@ from millstream.broker.config import (
     User,
 )
 from millstream.broker.credentials import Credentials, read_credentials
-from millstream.broker.health import ConsumerHealth, Health, NodeHealth, StreamHealth
+from millstream.broker.health import ConsumerHealth, Health, LogLoss, NodeHealth, StreamHealth
 
 __all__ = [
     "DEFAULT_ACCOUNT",
@@ -49,6 +50,7 @@ __all__ = [
     "LeafRemote",
     "LeafSettings",
     "Limits",
+    "LogLoss",
     "NodeHealth",
     "NodeState",
     "Permissions",
@@ -63,6 +65,7 @@ __all__ = [
     "kill_node",
     "read_credentials",
     "read_health",
+    "read_losses",
     "read_state",
     "reload_settings",
     "start_node",

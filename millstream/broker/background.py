@@ -13,7 +13,7 @@ from typing import Final
 from millstream.broker.binary import find_binary
 from millstream.broker.config import BrokerSettings, Encryption
 from millstream.broker.folder import NodeFolder, node_folders, read_json, state_file
-from millstream.broker.health import Health, NodeAddress, broker_health
+from millstream.broker.health import Health, LogLoss, NodeAddress, broker_health, losses_of
 from millstream.broker.keys import resolve_key
 from millstream.broker.launch import (
     Start,
@@ -32,6 +32,7 @@ __all__ = [
     "down",
     "kill_node",
     "read_health",
+    "read_losses",
     "read_state",
     "reload_settings",
     "start_node",
@@ -138,10 +139,16 @@ def read_health(data: Path) -> Health:
             node.name,
             node.monitor,
             Path(read_json(NodeFolder(data, node.name).plan).get("store", node.folder)),
+            NodeFolder(data, node.name).ends,
         )
         for node in state.nodes
     ]
     return broker_health(state.durability, addresses)
+
+
+def read_losses(data: Path) -> tuple[LogLoss, ...]:
+    """Logs on this folder that ended later once; the broker need not run."""
+    return tuple(loss for folder in node_folders(data) for loss in losses_of(folder.ends))
 
 
 def kill_node(data: Path, name: str) -> None:

@@ -124,7 +124,7 @@ class Broker:
         """What the server says about itself."""
         folder = self._started.folder
         store = Path(read_json(folder.plan).get("store", folder.store))
-        address = NodeAddress(folder.name, self.monitor, store)
+        address = NodeAddress(folder.name, self.monitor, store, folder.ends)
         return broker_health(str(self.settings.durability), [address])
 
     def credentials(

@@ -11,6 +11,7 @@ data/
     plan.json         how to start it again as it was
     key.json          fingerprint of the encryption key, or that there is none
     node.json         process ids and ports while it runs
+    log-ends.json     how far the logs have come, and what was found to be lost
     server.log        its output, rotated
     store/  run/
 """
@@ -33,6 +34,7 @@ from typing import Any, Final
 
 from millstream.broker.config import Durability
 from millstream.broker.keeper import sign_lock, write_private
+from millstream.broker.log_ends import ENDS_FILE
 from millstream.deadline import Deadline
 from millstream.errors import ConfigError, FolderLocked, NoSpace
 from millstream.settings import STATE_FILE
@@ -85,6 +87,10 @@ class NodeFolder:
     @property
     def state(self) -> Path:
         return self.root / "node.json"
+
+    @property
+    def ends(self) -> Path:
+        return self.root / ENDS_FILE
 
     @property
     def log(self) -> Path:

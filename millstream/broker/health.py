@@ -11,16 +11,19 @@ from pathlib import Path
 from typing import Any, Final
 
 from millstream.broker.keeper import fetch
+from millstream.broker.log_ends import LogEnds, loss_text
 from millstream.errors import BrokerError
 from millstream.settings import parse_duration
 
 __all__ = [
     "ConsumerHealth",
     "Health",
+    "LogLoss",
     "NodeAddress",
     "NodeHealth",
     "StreamHealth",
     "broker_health",
+    "losses_of",
     "node_health",
 ]
 
@@ -61,6 +64,20 @@ class StreamHealth:
 
 
 @dataclass(frozen=True, slots=True)
+class LogLoss:
+    """A log that ends earlier than it once did; told until its stream is deleted."""
+
+    account: str
+    stream: str
+    last: int  # sequence it ended at when this was found
+    marked: int | None  # sequence that was seen on disk before, if any was noted
+    marked_at: str | None  # when; ISO 8601, UTC
+    cut: bool  # the server cut its file at a start
+    found: str  # when; ISO 8601, UTC
+    text: str  # all of it in words
+
+
+@dataclass(frozen=True, slots=True)
 class NodeHealth:
     """One server."""
 
@@ -79,6 +96,7 @@ class NodeHealth:
     disk_free: int  # bytes free on the disk of the data folder
     meta_leader: str | None  # who this node thinks leads the cluster
     streams: tuple[StreamHealth, ...]
+    losses: tuple[LogLoss, ...] = ()  # what damage of its disk has taken
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +107,11 @@ class Health:
     durability: str
     nodes: tuple[NodeHealth, ...]
     meta_leader: str | None  # server that leads the cluster; None on a single node
+
+    @property
+    def losses(self) -> tuple[LogLoss, ...]:
+        """Logs that end earlier than they once did, on any node."""
+        return tuple(loss for node in self.nodes for loss in node.losses)
 
     @property
     def streams(self) -> tuple[StreamHealth, ...]:
@@ -109,6 +132,7 @@ class NodeAddress:
     name: str
     monitor: str
     store: Path
+    ends: Path | None = None  # the keeper's notes about its logs
 
 
 def broker_health(durability: str, nodes: Iterable[NodeAddress]) -> Health:
@@ -162,7 +186,29 @@ def read_node(
             for account in streams.get("account_details") or ()
             for stream in account.get("stream_detail") or ()
         ),
+        losses=() if node.ends is None else losses_of(node.ends),
     )
+
+
+def losses_of(ends: Path) -> tuple[LogLoss, ...]:
+    """What the keeper of a node has found to be lost; works while the node is down."""
+    try:
+        known = LogEnds(ends.read_text(encoding="utf-8")).losses
+        return tuple(
+            LogLoss(
+                account=str(loss["stream"]).partition("/")[0],
+                stream=str(loss["stream"]).partition("/")[2],
+                last=int(loss["last"]),
+                marked=loss["marked"],
+                marked_at=loss["marked_at"],
+                cut=bool(loss["cut"]),
+                found=str(loss["found"]),
+                text=loss_text(loss),
+            )
+            for loss in known
+        )
+    except (OSError, ValueError, KeyError, TypeError):
+        return ()
 
 
 def _stream(account: str, detail: dict[str, Any]) -> StreamHealth:
@@ -211,7 +257,10 @@ def _problem(body: str) -> str:
 
 def _silent(node: NodeAddress, problem: str) -> NodeHealth:
     free = _disk_free(node.store)
-    return NodeHealth(node.name, False, problem, "", 0.0, 0, 0.0, 0, 0, 0, 0, 0, free, None, ())
+    lost = () if node.ends is None else losses_of(node.ends)
+    return NodeHealth(
+        node.name, False, problem, "", 0.0, 0, 0.0, 0, 0, 0, 0, 0, free, None, (), lost
+    )
 
 
 def _disk_free(store: Path) -> int:

@@ -4,13 +4,13 @@ It holds the lock of the data folder, drains the server's output into a rotated 
 owner when the server is really ready, and takes the server down with it: gently when asked or
 when the owner is gone, by the kernel when the keeper itself is killed.
 
-Run as a script by an isolated interpreter, standard library only, so that it starts in a few
-milliseconds. The owner writes one line of JSON, the plan, to its standard input; every line of
-its standard output is one JSON event: waiting, ready, failed or stopped.
+Run as a script by an isolated interpreter, with the standard library and log_ends.py only, so that
+it starts in a few milliseconds. The owner writes one line of JSON, the plan, to its standard input;
+every line of its standard output is one JSON event: waiting, ready, failed or stopped.
 """
 
 # pathlib, shutil and typing would cost more start-up time than all the rest.
-# ruff: noqa: PTH105, PTH108, PTH118, PTH123, PTH208
+# ruff: noqa: PTH100, PTH105, PTH108, PTH118, PTH120, PTH123, PTH208
 from __future__ import annotations
 
 import contextlib
@@ -25,8 +25,14 @@ import time
 from collections import deque
 
 TYPE_CHECKING = False
-if TYPE_CHECKING:
+if TYPE_CHECKING or __name__ != "__main__":
+    from collections.abc import Container
     from typing import Any, Final
+
+    from millstream.broker.log_ends import ENDS_FILE, LogEnds, block_files, cut_logs
+else:  # as a script: this one neighbour and not its package, which would load everything
+    sys.path.append(os.path.dirname(os.path.abspath(__file__)))
+    from log_ends import ENDS_FILE, LogEnds, block_files, cut_logs
 
 LOCK_POLL: Final = 0.05  # seconds between tries for the lock; the delay of a takeover
 ORPHAN_POLL: Final = 0.25  # seconds between looks at the parent, if the pipe is held by a fork
@@ -40,6 +46,9 @@ START_GRACE: Final = 2.0  # seconds; a server that never was ready has nothing t
 HEAL_POLL: Final = 2.0  # seconds between looks for a stream that a full disk has broken
 HEAL_WAIT: Final = 0.5  # seconds for that answer; the server's log waits meanwhile
 HEAL_SPACE: Final = 16 * 1024 * 1024  # bytes that must be free again: two blocks of a stream
+MARK_POLL: Final = 5.0  # seconds between marks of where logs end: younger ends are not guarded
+MARK_SHARE: Final = 50  # a look that took long is not repeated for this many times as long
+MARK_BYTES: Final = 16 * 1024 * 1024  # of one answer, about 10,000 streams; beyond it no marks
 RESTART_WINDOW: Final = 60.0  # seconds in which `restarts` crashes are forgiven
 RESTART_PAUSE: Final = 0.5  # seconds before a crashed server is started again
 PR_SET_PDEATHSIG: Final = 1
@@ -96,6 +105,9 @@ class Keeper:
         self.healing = False  # the server is stopped to be started again
         self.server = 0  # process id; 0 when none runs
         self.output = -1  # read end of the server's output
+        self.ends: LogEnds | None = None  # of a single server that stores on disk
+        if plan["single"] and not plan["remove"]:
+            self.ends = LogEnds(read_text(self.path(ENDS_FILE)))
 
     # -- talking to the owner ----------------------------------------------------------
 
@@ -315,25 +327,34 @@ class Keeper:
     def serve(self) -> int:
         """Run the server from start to end; returns its exit status."""
         self.remove("node.json")  # it tells of a server that is gone
+        blocks = {} if self.ends is None else block_files(self.plan["store"])
         self.start_server()
         ports = self.await_ready()
         if ports is None:
             return self.stop_server()
+        losses = self.mark_ends(ports, cut_logs(blocks)) if blocks else []
         self.write_json("node.json", self.node_facts(ports))
         for path, text in self.plan["on_ready"].items():
             with contextlib.suppress(OSError):  # a full disk; the next start writes it
                 write_private(path, text, durable=path.endswith("key.json"))
         self.ready = True
-        self.report("ready", server=self.server, ports=ports)
+        self.report("ready", server=self.server, ports=ports, losses=losses)
         if not self.embedded:
             self.let_owner_go()
         self.healing = False
-        look_at = time.monotonic() + HEAL_POLL
+        look_at, mark_at = time.monotonic() + HEAL_POLL, time.monotonic() + MARK_POLL
         while not self.stopping and not self.healing and self.server_gone() is None:
             self.listen(ORPHAN_POLL)
             if time.monotonic() > look_at:
                 self.healing = self.needs_healing(ports)
                 look_at = time.monotonic() + HEAL_POLL
+            if time.monotonic() > mark_at:
+                began = time.monotonic()
+                self.mark_ends(ports)
+                now = time.monotonic()
+                mark_at = now + max(MARK_POLL, MARK_SHARE * (now - began))
+        if self.server:
+            self.mark_ends(ports)
         return self.stop_server()
 
     def needs_healing(self, ports: dict[str, Any]) -> bool:
@@ -343,6 +364,26 @@ class Keeper:
             return False
         disk = os.statvfs(self.plan["store"])
         return disk.f_bavail * disk.f_frsize > HEAL_SPACE
+
+    def mark_ends(self, ports: dict[str, Any], cut: Container[str] = ()) -> list[str]:
+        """Note where logs end now; tell of those that ended later before."""
+        if self.ends is None:
+            return []
+        before = self.ends.text()
+        path = "/jsz?accounts=true&streams=true&config=true&limit=100000"
+        code, answer = fetch(ports["monitoring"][0], path, MARK_BYTES, HEAL_WAIT)
+        now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+        losses: list[str] = []
+        # A server that does not answer, or tells too much: the old marks stay, which is safe.
+        with contextlib.suppress(ValueError):
+            losses = self.ends.see(json.loads(answer), now, cut) if code == 200 else []
+        for loss in losses:
+            self.log.write(f"[keeper] {loss}\n".encode())
+        text = self.ends.text()
+        if text != before:
+            with contextlib.suppress(OSError):  # a full disk; the next look writes it
+                write_private(self.path(ENDS_FILE), text, durable=True)
+        return losses
 
     def let_owner_go(self) -> None:
         """From here on nobody reads what we write; the log file has it all."""
@@ -374,6 +415,15 @@ def sign_lock(lock: int) -> None:
     holder = {"pid": os.getpid(), "since": since, "host": socket.gethostname()}
     os.ftruncate(lock, 0)
     os.pwrite(lock, json.dumps(holder).encode(), 0)
+
+
+def read_text(path: str) -> str:
+    """What is in a file; nothing when there is none."""
+    try:
+        with open(path, encoding="utf-8") as file:
+            return file.read()
+    except (OSError, ValueError):
+        return ""
 
 
 def write_private(path: str, text: str, *, durable: bool = False) -> None:

@@ -156,6 +156,7 @@ class Node:
         if not self.waiting:
             self._server_pid = int(event["server"])
             logger.info("node %s is ready at %s, process %d", self.name, self.url, self.server_pid)
+            self._warn(event)
         if not launch.embedded:
             self._close()
 
@@ -168,6 +169,7 @@ class Node:
             self.abandon()
             raise explain(event, self.folder)
         self.waiting, self._server_pid = False, int(event["server"])
+        self._warn(event)
         return True
 
     def stop(self, grace: float) -> None:
@@ -263,6 +265,11 @@ class Node:
         line, _, self._rest = self._rest.partition(b"\n")
         event: dict[str, Any] = json.loads(line)
         return event
+
+    def _warn(self, event: dict[str, Any]) -> None:
+        """Say which logs end earlier than they once did."""
+        for loss in event.get("losses", ()):
+            logger.warning("%s (node %s, %s)", loss, self.name, self.folder.data)
 
     def _log(self) -> str:
         return f"; its log is {self.folder.log}"

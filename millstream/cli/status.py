@@ -56,6 +56,7 @@ def _as_json(state: "State", health: "Health") -> dict[str, Any]:
         **plain(health),
         "nodes": nodes,
         "streams": plain(health.streams),
+        "losses": plain(health.losses),
     }
 
 
@@ -71,6 +72,8 @@ def _show(state: "State", health: "Health") -> None:
     for node in health.nodes:
         if node.problem:
             say(f"{node.name}: {node.problem}")
+    for loss in health.losses:
+        say(f"lost: {loss.text}")
     if not health.streams:
         say("No streams yet.")
         return

@@ -8,8 +8,10 @@ import typer
 from millstream.cli.exits import Exit
 from millstream.cli.output import JsonOption, print_json, say
 from millstream.cli.session import ServerOption, run
+from millstream.settings import ConnectionSettings, data_folder
 
 if TYPE_CHECKING:
+    from millstream.messaging import TopicInfo
     from millstream.messaging.verify import Verification
     from millstream.mill import Mill
 
@@ -27,13 +29,16 @@ def verify(
 ) -> None:
     """Walk a topic's log: check every pack's checksum and every writer's chain.
 
+    For a broker that 'millstream up' started on this machine also where its logs once ended.
     Exit code 4 when something is missing or damaged; each flaw is named with its offset.
     """
 
     async def work(mill: "Mill") -> "Verification":
         opened = await mill.topic(topic, bytes)
-        total = (await opened.info()).messages
-        return await _walk(opened.verify(), total, quiet=json_)
+        info = await opened.info()
+        report = await _walk(opened.verify(), info.messages, quiet=json_)
+        _add_losses(report, info, server)
+        return report
 
     report = run(work, server)
     if json_:
@@ -55,6 +60,24 @@ async def _walk(reports: Any, total: int, quiet: bool) -> "Verification":
             progress.update(task, completed=found.messages)
     report: Verification = found
     return report
+
+
+def _add_losses(report: "Verification", info: "TopicInfo", server: str | None) -> None:
+    """Name the ends that the broker has noted as lost: the log itself cannot tell of them."""
+    from millstream import broker
+    from millstream.errors import NotRunning
+    from millstream.messaging.verify import Flaw
+
+    try:
+        state = broker.read_state(data_folder())
+    except NotRunning:
+        return
+    if state.url != ",".join(ConnectionSettings.load(server).urls):
+        return  # another one
+    partitions = {part.stream: part.number for part in info.partitions}
+    for loss in broker.read_losses(data_folder()):
+        if loss.account == broker.DEFAULT_ACCOUNT and loss.stream in partitions:
+            report.add(Flaw(partitions[loss.stream], loss.last, "end", loss.text))
 
 
 def _show(report: "Verification") -> None:

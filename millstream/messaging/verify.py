@@ -38,7 +38,7 @@ class Flaw:
 
     partition: int
     offset: int
-    kind: str  # "checksum", "chain", "hole" or "parts"
+    kind: str  # "checksum", "chain", "hole" or "parts"; the command line adds "end"
     text: str
 
 

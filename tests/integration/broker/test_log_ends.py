@@ -1,0 +1,117 @@
+"""A log that ends earlier than it once did is told, whoever cut it, and nothing else is."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import shutil
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+import millstream
+from millstream import NewEvent
+from millstream.broker import Broker, LogLoss
+from millstream.testing import running_broker
+
+COUNT = 300
+
+
+def flip(data: Path, part: float) -> None:
+    """Change one byte of the only block of `log`."""
+    (block,) = data.rglob("streams/log/msgs/*.blk")
+    content = bytearray(block.read_bytes())
+    content[int(len(content) * part)] ^= 4
+    block.write_bytes(content)
+
+
+async def fill(broker: Broker, count: int = COUNT) -> None:
+    async with millstream.connect(broker.url) as mill:
+        names = {info.name for info in await mill.topics()}
+        topic = await (mill.topic("log") if "log" in names else mill.create_topic("log"))
+        await topic.publish_many(NewEvent(b"value %d" % n, f"k{n % 7}") for n in range(count))
+
+
+async def again(broker: Broker, between: Callable[[], None], kill: bool) -> tuple[LogLoss, ...]:
+    """Stop or kill, do something to the files, start; what is told then."""
+    await asyncio.to_thread(broker.kill if kill else broker.stop)
+    await asyncio.to_thread(between)
+    await asyncio.to_thread(broker.start)
+    health = await asyncio.to_thread(broker.health)
+    return health.losses
+
+
+@pytest.mark.parametrize("part", [0.0, 0.5, 0.999])
+async def test_a_flipped_byte_in_the_log_of_a_killed_broker_is_told_at_its_start(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, part: float
+) -> None:
+    """flipped-byte, seed 113: the server cut the log at the damage and nobody knew."""
+    async with running_broker(data=tmp_path) as broker:
+        await fill(broker)
+        with caplog.at_level(logging.WARNING, logger="millstream.broker"):
+            (loss,) = await again(broker, lambda: flip(tmp_path, part), kill=True)
+        assert loss.cut
+        assert (loss.account, loss.stream) == ("main", "log")
+        assert loss.last < COUNT
+        assert loss.text in caplog.text
+        assert loss.text in broker.log.read_text()
+        assert await again(broker, lambda: None, kill=False) == (loss,), "told until it is deleted"
+        async with millstream.connect(broker.url) as mill:
+            await mill.delete_topic("log")
+        await fill(broker)
+        assert await again(broker, lambda: None, kill=False) == ()
+
+
+async def test_what_was_marked_while_the_broker_ran_is_missed_for_certain(tmp_path: Path) -> None:
+    """flipped-byte: without a mark, damage and a write torn by a crash look alike."""
+    async with running_broker(data=tmp_path) as broker:
+        await fill(broker)
+        marks = tmp_path / "nodes" / "n1" / "log-ends.json"
+        deadline = time.monotonic() + 30
+        while not marks.exists() or f'"last": {COUNT}' not in marks.read_text():
+            assert time.monotonic() < deadline, "the keeper made no mark"
+            await asyncio.sleep(0.05)
+        (loss,) = await again(broker, lambda: flip(tmp_path, 0.5), kill=True)
+        assert (loss.marked, loss.cut) == (COUNT, True)
+        assert f"though {COUNT} was seen there at {loss.marked_at}" in loss.text
+
+
+async def test_an_older_copy_of_the_store_is_told(tmp_path: Path) -> None:
+    data, copy = tmp_path / "data", tmp_path / "copy"
+    async with running_broker(data=data) as broker:
+        await fill(broker)
+        store = data / "nodes" / "n1" / "store"
+        assert await again(broker, lambda: _copy(store, copy), kill=False) == ()
+        await fill(broker, 20)
+        (loss,) = await again(broker, lambda: _copy(copy, store), kill=False)
+        assert (loss.last, loss.marked, loss.cut) == (COUNT, COUNT + 20, False)
+
+
+def _copy(source: Path, target: Path) -> None:
+    shutil.rmtree(target, ignore_errors=True)
+    shutil.copytree(source, target)
+
+
+@pytest.mark.parametrize("kill", [True, False], ids=["killed", "stopped"])
+async def test_nothing_is_told_of_logs_that_are_whole(tmp_path: Path, kill: bool) -> None:
+    """Expired, purged, deleted and made anew, compacted, in memory: all of that is in order."""
+    async with running_broker(data=tmp_path) as broker:
+        await fill(broker)
+        async with millstream.connect(broker.url) as mill:
+            old = await mill.create_topic("old", max_age=1.0)
+            await old.publish_many(NewEvent(b"x" * 100) for _ in range(50))
+            purged = await mill.create_topic("purged")
+            await purged.publish_many(NewEvent(b"x" * 100) for _ in range(50))
+            await purged.purge()
+            short = await mill.create_topic("memory", storage="memory")
+            await short.publish(b"x")
+            table = await mill.create_table("state")
+            for number in range(200):
+                await table.put(f"k{number % 3}", b"%d" % number)
+        assert await again(broker, lambda: None, kill) == ()
+        async with millstream.connect(broker.url) as mill:
+            await mill.delete_topic("log")
+        await fill(broker, 5)
+        assert await again(broker, lambda: time.sleep(1.1), kill) == ()

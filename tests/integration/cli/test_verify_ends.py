@@ -1,0 +1,31 @@
+"""`verify` and `status` tell of an end that a log has lost."""
+
+from __future__ import annotations
+
+import millstream
+from millstream import NewEvent
+from millstream.broker import kill_node
+from tests.integration.cli.conftest import Cli
+
+
+async def test_verify_and_status_name_the_end_that_a_damaged_disk_took(cli: Cli) -> None:
+    """flipped-byte, seed 113: `verify` called a log sound whose end had been cut off."""
+    url = cli.json("up", "--port", "0")["url"]
+    async with millstream.connect(url) as mill:
+        topic = await mill.create_topic("log", partitions=2)
+        await topic.publish_many(NewEvent(b"value %d" % n, f"k{n % 7}") for n in range(100))
+    assert cli.json("verify", "log")["sound"]
+    data = cli.folder / ".millstream"
+    kill_node(data, "n1")
+    (block,) = data.rglob("streams/log-1/msgs/*.blk")
+    content = bytearray(block.read_bytes())
+    content[len(content) // 2] ^= 4
+    block.write_bytes(content)
+    assert "the end of the log of 'log-1' was cut off" in cli("up", "--port", "0").stderr
+
+    report = cli.json("verify", "log", code=4)
+    assert [(flaw["kind"], flaw["partition"]) for flaw in report["flaws"]] == [("end", 1)]
+    assert "log-1" in cli("verify", "log", code=4).stdout
+    status = cli.json("status")
+    assert [loss["stream"] for loss in status["losses"]] == ["log-1"]
+    assert "lost: the end of the log of" in cli("status").stdout
