@@ -29,13 +29,16 @@ $(STAMP): pyproject.toml requirements.lock $(STALE)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c requirements.lock -e ".[$(EXTRAS)]"
 	@echo "$(MADE_FOR)" > $(STAMP)
 
+# Test files run side by side, one process a core (four at most: each may start a JVM). What needs
+# minutes is begun first: see tests/conftest.py.
+TESTS := $(BIN)/python -m pytest --numprocesses auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder
 test: $(STAMP)
-	$(BIN)/python -m pytest -m "not long"
+	$(TESTS) -m "not long"
 
 # Everything, the tests that take minutes included: killed clusters, stock Declarative Pipelines,
 # every fault scenario.
 test-all: $(STAMP)
-	$(BIN)/python -m pytest
+	$(TESTS)
 
 lint: $(STAMP)
 	$(BIN)/ruff check .

@@ -38,6 +38,8 @@ LONG_FILES = {
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    # Files are given to processes in this order: no long one may be left for the end.
+    items.sort(key=lambda item: not SLOW_FOLDERS & set(item.path.parts))
     for item in items:
         if SLOW_FOLDERS & set(item.path.parts) and item.get_closest_marker("timeout") is None:
             item.add_marker(pytest.mark.timeout(SLOW_SECONDS))
