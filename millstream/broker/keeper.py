@@ -26,7 +26,6 @@ from collections import deque
 
 TYPE_CHECKING = False
 if TYPE_CHECKING or __name__ != "__main__":
-    from collections.abc import Container
     from typing import Any, Final
 
     from millstream.broker.log_ends import ENDS_FILE, LogEnds, block_files, cut_logs
@@ -365,7 +364,7 @@ class Keeper:
         disk = os.statvfs(self.plan["store"])
         return disk.f_bavail * disk.f_frsize > HEAL_SPACE
 
-    def mark_ends(self, ports: dict[str, Any], cut: Container[str] = ()) -> list[str]:
+    def mark_ends(self, ports: dict[str, Any], cut: dict[str, bool] | None = None) -> list[str]:
         """Note where logs end now; tell of those that ended later before."""
         if self.ends is None:
             return []

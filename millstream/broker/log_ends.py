@@ -14,7 +14,7 @@ for single servers only. Standard library only: the keeper loads this file by it
 """
 
 # pathlib would cost more start-up time than all the rest.
-# ruff: noqa: PTH116, PTH118, PTH123, PTH208
+# ruff: noqa: PTH110, PTH116, PTH118, PTH123, PTH208
 from __future__ import annotations
 
 import contextlib
@@ -23,13 +23,15 @@ import os
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Container, Iterable, Iterator
+    from collections.abc import Iterable, Iterator, Mapping
     from typing import Any, Final
 
 __all__ = ["ENDS_FILE", "Block", "LogEnds", "block_files", "cut_logs", "loss_text"]
 
 ENDS_FILE: Final = "log-ends.json"  # in the folder of a node
-TAIL_BYTES: Final = 16  # of a file; a record ends with its checksum of 8, so none is like another
+# Of a file, at its ends: a record begins with its length, sequence and time and ends with its
+# checksum, so none is like another.
+SAMPLE_BYTES: Final = 20
 LOSSES_KEPT: Final = 100  # the newest; a disk with more is beyond listing
 
 
@@ -40,25 +42,32 @@ class Block:
         self.path, self.last = path, last
         facts = os.stat(path)
         self.inode, self.size = facts.st_ino, facts.st_size
-        self.tail = self.read_tail() if last else b""
+        self.head, self.tail = self.samples()
 
-    def read_tail(self) -> bytes:
-        """The last bytes of what the file was; fewer when it is shorter now."""
-        start = max(0, self.size - TAIL_BYTES)
+    def samples(self) -> tuple[bytes, bytes]:
+        """The first bytes, and the last ones of what the file was; fewer when it is shorter now."""
+        start = max(0, self.size - SAMPLE_BYTES)
         with open(self.path, "rb") as file:
-            return os.pread(file.fileno(), self.size - start, start)
+            head = os.pread(file.fileno(), SAMPLE_BYTES, 0)
+            # Only the last one grows: for the others their size tells.
+            return head, os.pread(file.fileno(), self.size - start, start) if self.last else b""
 
     def was_cut(self) -> bool:
-        """Whether the file has lost its end since; one that was written anew has another inode."""
-        try:
-            facts = os.stat(self.path)
-            if facts.st_ino != self.inode:
-                return False
-            # Clients may have made a log longer again by now: its old tail is gone all the same.
-            return facts.st_size < self.size or (self.last and self.read_tail() != self.tail)
-        except FileNotFoundError:
-            # Old blocks expire; of a log that has expired altogether the last is written anew.
-            return self.last and self.size > 0
+        """Whether the file has lost its end since.
+
+        One that was written anew, compacted for example, is another file: it has another inode,
+        or, if the old one was removed before, another head.
+        """
+        facts = os.stat(self.path)
+        if facts.st_ino != self.inode or (facts.st_size >= self.size and not self.last):
+            return False
+        head, tail = self.samples()
+        # Clients may have made a log longer again by now: its old tail is gone all the same.
+        same = head == self.head[: facts.st_size]
+        return same and (facts.st_size < self.size or tail != self.tail)
+
+    def is_gone(self) -> bool:
+        return self.size > 0 and not os.path.exists(self.path)
 
 
 def block_files(store: str) -> dict[str, list[Block]]:
@@ -78,13 +87,20 @@ def block_files(store: str) -> dict[str, list[Block]]:
     return found
 
 
-def cut_logs(before: dict[str, list[Block]]) -> set[str]:
-    """Streams whose files have lost an end since they were looked at."""
-    cut: set[str] = set()
+def cut_logs(before: dict[str, list[Block]]) -> dict[str, bool]:
+    """Streams whose files have lost an end since they were looked at.
+
+    False for one that has no file left of those: it was cut to nothing, or all of it has expired.
+    Old blocks that are gone have expired; the last one goes with all the others, or was cut.
+    """
+    cut: dict[str, bool] = {}
     for stream, blocks in before.items():
+        left = [block for block in blocks if not block.is_gone()]
         with contextlib.suppress(OSError):
-            if any(block.was_cut() for block in blocks):
-                cut.add(stream)
+            if any(block.was_cut() for block in left):
+                cut[stream] = True
+            elif blocks and blocks[-1] not in left:
+                cut[stream] = bool(left)
     return cut
 
 
@@ -101,18 +117,22 @@ class LogEnds:
     def text(self) -> str:
         return json.dumps({"marks": self.marks, "losses": self.losses})
 
-    def see(self, answer: dict[str, Any], now: str, cut: Container[str] = ()) -> list[str]:
+    def see(
+        self, answer: dict[str, Any], now: str, cut: Mapping[str, bool] | None = None
+    ) -> list[str]:
         """Take the server's answer about its streams; what was lost since the last one, in words.
 
         A stream that was made anew under its name has another time of creation, and no past.
         """
         marks: dict[str, dict[str, Any]] = {}
         fresh: list[dict[str, Any]] = []
-        for name, created, last in _streams(answer):
+        for name, created, first, last in _streams(answer):
             mark = self.marks.get(name)
             if mark is not None and mark["created"] != created:
                 mark = None
-            if name in cut or (mark is not None and last < mark["last"]):
+            # A log that has expired begins after its old end; one that was lost, at its start.
+            ended = cut is not None and name in cut and (cut[name] or first <= 1)
+            if ended or (mark is not None and last < mark["last"]):
                 fresh.append(
                     {
                         "stream": name,
@@ -120,7 +140,7 @@ class LogEnds:
                         "last": last,
                         "marked": None if mark is None else mark["last"],
                         "marked_at": None if mark is None else mark["at"],
-                        "cut": name in cut,
+                        "cut": ended,
                         "found": now,
                     }
                 )
@@ -156,14 +176,16 @@ def _still_there(loss: dict[str, Any], marks: dict[str, dict[str, Any]]) -> bool
     return mark is not None and mark["created"] == loss["created"]
 
 
-def _streams(answer: dict[str, Any]) -> Iterator[tuple[str, str, int]]:
+def _streams(answer: dict[str, Any]) -> Iterator[tuple[str, str, int, int]]:
+    """Account/name, time of creation, first and last sequence of every stream on disk."""
     for account in answer.get("account_details") or ():
         for stream in account.get("stream_detail") or ():
             if (stream.get("config") or {}).get("storage") == "memory":
                 continue  # it begins anew with every start
             name = f"{account.get('name', '')}/{stream.get('name', '')}"
-            last = int((stream.get("state") or {}).get("last_seq", 0))
-            yield name, str(stream.get("created", "")), last
+            state = stream.get("state") or {}
+            first, last = int(state.get("first_seq", 0)), int(state.get("last_seq", 0))
+            yield name, str(stream.get("created", "")), first, last
 
 
 def _names(folder: str) -> Iterable[str]:

@@ -14,11 +14,11 @@ from millstream.broker.log_ends import LOSSES_KEPT, LogEnds, block_files, cut_lo
 NOON, LATER = "2026-01-31T12:00:00Z", "2026-01-31T13:00:00Z"
 
 
-def answer(last: int, created: str = "c1", storage: str = "file", name: str = "log") -> Any:
+def answer(last: int, created: str = "c1", storage: str = "file", first: int = 1) -> Any:
     stream = {
-        "name": name,
+        "name": "log",
         "created": created,
-        "state": {"last_seq": last},
+        "state": {"first_seq": first, "last_seq": last},
         "config": {"storage": storage},
     }
     return {"account_details": [{"name": "main", "stream_detail": [stream]}]}
@@ -57,9 +57,17 @@ def test_streams_in_memory_begin_anew_and_are_not_marked() -> None:
 
 
 def test_a_cut_without_a_mark_says_that_a_torn_write_is_possible() -> None:
-    (text,) = LogEnds().see(answer(9), NOON, cut={"main/log"})
+    (text,) = LogEnds().see(answer(9), NOON, cut={"main/log": True})
     assert "cut off" in text
     assert "tore the last write" in text
+
+
+def test_a_log_without_its_old_files_has_expired_or_begins_again_at_its_start() -> None:
+    gone = {"main/log": False}
+    assert LogEnds().see(answer(50, first=51), NOON, cut=gone) == []
+    assert LogEnds().see(answer(53, first=51), NOON, cut=gone) == [], "new events came already"
+    assert len(LogEnds().see(answer(0, first=0), NOON, cut=gone)) == 1
+    assert len(LogEnds().see(answer(2, first=1), NOON, cut=gone)) == 1
 
 
 def test_the_notes_survive_a_file_and_only_the_newest_losses_are_kept(tmp_path: Path) -> None:
@@ -111,30 +119,37 @@ def write_anew(file: Path) -> None:
     draft.replace(file)
 
 
+def write_over(file: Path) -> None:
+    file.write_bytes(b"short")
+
+
 def append(file: Path) -> None:
     with file.open("ab") as content:
         content.write(b"more")
 
 
 @pytest.mark.parametrize(
-    ("block", "change", "cut"),
+    ("blocks", "change", "cut"),
     [
-        (10, lambda file: None, False),
-        (10, append, False),
-        (10, write_anew, False),  # compacted, or expired and made anew
-        (1, Path.unlink, False),  # expired
-        (10, shorten, True),
-        (10, grow_after_cut, True),
-        (10, Path.unlink, True),
-        (2, shorten, True),
+        ([10], lambda file: None, None),
+        ([10], append, None),
+        ([10], write_anew, None),  # compacted, or expired and made anew
+        ([10], write_over, None),  # removed and made anew with the inode of the old one
+        ([1, 2], Path.unlink, None),  # expired
+        ([1, 2, 10], Path.unlink, False),
+        ([10], shorten, True),
+        ([10], grow_after_cut, True),
+        ([10], Path.unlink, True),
+        ([2], shorten, True),
     ],
 )
 def test_only_a_file_that_lost_its_end_in_place_was_cut(
-    tmp_path: Path, msgs: Path, block: int, change: Any, cut: bool
+    tmp_path: Path, msgs: Path, blocks: list[int], change: Any, cut: bool | None
 ) -> None:
     before = block_files(str(tmp_path))
-    change(msgs / f"{block}.blk")
-    assert cut_logs(before) == ({"main/log"} if cut else set())
+    for block in blocks:
+        change(msgs / f"{block}.blk")
+    assert cut_logs(before) == ({} if cut is None else {"main/log": cut})
 
 
 def test_a_folder_without_streams_has_no_blocks(tmp_path: Path) -> None:
