@@ -63,7 +63,7 @@ def batches_of_messages(
             if message.pack.count:
                 yield _of_pack(message, value_type)
         elif is_event_subject(raw.subject, source):
-            plain.append(PlainEvent(source, *raw))
+            plain.append(PlainEvent(source, raw))
     if plain:
         yield _gathered(plain, value_type)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from typing import TYPE_CHECKING, Any, Final
 
-from millstream.messaging.event import Event, PlainEvent, Source
+from millstream.messaging.event import NOT_DECODED, Event, PlainEvent, Source
 from millstream.messaging.unpack import PackEvent, PackMessage
 from millstream.wire.pull_lane import RawMessage
 
@@ -66,7 +66,10 @@ class PlainDelivery(PlainEvent, Delivery):
     __slots__ = ("_leases", "_settled")
 
     def __init__(self, leases: Leases, source: Source, raw: RawMessage) -> None:
-        PlainEvent.__init__(self, source, *raw)
+        self._address = None  # as PlainEvent does, without another call: this is for every event
+        self._source = source
+        self._value = NOT_DECODED
+        self.raw = raw
         self._leases = leases
         self._settled = False
 
@@ -74,20 +77,15 @@ class PlainDelivery(PlainEvent, Delivery):
     def attempt(self) -> int:
         return self.address.delivered
 
-    @property
-    def raw(self) -> RawMessage:
-        """The message as it came."""
-        return RawMessage(self._subject, self._reply, self._block, self.data)
-
     def ack(self) -> None:
         if not self._settled:
             self._settled = True
-            self._leases.settle(self._reply, ACK)
+            self._leases.ack(self.raw.reply)
 
     async def ack_sync(self) -> None:
         if not self._settled:
             self._settled = True
-            await self._leases.settle_sync(self._reply, ACK)
+            await self._leases.settle_sync(self.raw.reply, ACK)
 
     def nack(self, delay: float | None = None, reason: str = "nack") -> None:
         if self._settled:
@@ -98,11 +96,11 @@ class PlainDelivery(PlainEvent, Delivery):
             self._leases.bury(self, reason)
         else:
             seconds = settings.delay_after(self.attempt) if delay is None else delay
-            self._leases.settle(self._reply, b'-NAK {"delay": %d}' % int(seconds * 1e9))
+            self._leases.settle(self.raw.reply, b'-NAK {"delay": %d}' % int(seconds * 1e9))
 
     def extend(self) -> None:
         if not self._settled:
-            self._leases.extend(self._reply)
+            self._leases.extend(self.raw.reply)
 
     def terminate(self, reason: str = "terminated") -> None:
         if not self._settled:
@@ -110,7 +108,7 @@ class PlainDelivery(PlainEvent, Delivery):
             self._leases.bury(self, reason)
 
     def buried(self) -> None:
-        self._leases.settle(self._reply, TERMINATE)
+        self._leases.settle(self.raw.reply, TERMINATE)
 
 
 class PackLease:

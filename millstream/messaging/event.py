@@ -7,7 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from typing import Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from millstream.errors import ConfigError
 from millstream.messaging.subject import key_bytes, key_of_token
@@ -15,10 +15,15 @@ from millstream.messaging.value_type import ValueType
 from millstream.wire.api import AckAddress, parse_ack_address
 from millstream.wire.protocol import parse_header_items, parse_headers
 
+if TYPE_CHECKING:
+    from millstream.wire.pull_lane import RawMessage
+
 __all__ = [
     "FOR_HEADER",
     "KEY_HEADER",
+    "NOT_DECODED",
     "NULL_HEADER",
+    "OWN_MARK",
     "RESERVED_PREFIXES",
     "SCHEMA_HEADER",
     "TIME_HEADER",
@@ -50,12 +55,13 @@ NULL_HEADER: Final = "Mill-Null"  # the event has no value: in a table, its key 
 # What the server and Millstream keep in headers; `Event.headers` shows the user's own only.
 RESERVED_PREFIXES: Final = ("Nats-", "Mill-")
 
+OWN_MARK: Final = b"\r\nMill-"  # a header of Millstream's is in the block
 _TIME_MARK: Final = b"\r\nMill-Time: "
 _KEY_MARK: Final = b"\r\nMill-Key: "
 _NULL_MARK: Final = b"\r\nMill-Null: "
 _MARKER_MARK: Final = b"\r\nNats-Marker-Reason: "  # the server's: the key's last event expired
 _FOR_MARK: Final = b"\r\nMill-For: "
-_NOT_DECODED: Final = object()
+NOT_DECODED: Final = object()  # stands for a value that nobody has asked for
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _TIME: Final = re.compile(r"-?[0-9]{1,21}")
 # What a datetime can say: the years 1 to 9999.
@@ -263,18 +269,18 @@ def is_for_another(block: bytes, subscription: str) -> bool:
 class PlainEvent(Event):
     """An event that is one message. Nothing is parsed before it is asked for."""
 
-    __slots__ = ("_address", "_block", "_reply", "_source", "_subject", "_value", "data")
+    __slots__ = ("_address", "_source", "_value", "raw")
 
-    def __init__(
-        self, source: Source, subject: bytes, reply: bytes, block: bytes, data: bytes
-    ) -> None:
+    def __init__(self, source: Source, raw: RawMessage) -> None:
         self._address: AckAddress | None = None
         self._source = source
-        self._subject = subject
-        self._reply = reply
-        self._block = block
-        self._value: Any = _NOT_DECODED
-        self.data = data  # the payload as stored
+        self._value: Any = NOT_DECODED
+        self.raw = raw  # the message as it came
+
+    @property
+    def data(self) -> bytes:
+        """The payload as stored."""
+        return self.raw.payload
 
     @property
     def value(self) -> Any:
@@ -282,29 +288,30 @@ class PlainEvent(Event):
             return None
         decode = self._source.decode
         if decode is None:
-            return self.data
-        if self._value is _NOT_DECODED:
-            self._value = decode(self.data, self.header(SCHEMA_HEADER))
+            return self.raw.payload
+        if self._value is NOT_DECODED:
+            self._value = decode(self.raw.payload, self.header(SCHEMA_HEADER))
         return self._value
 
     @property
     def is_deletion(self) -> bool:
         """Whether it has no value: in a table, its key is deleted."""
-        return bool(self._block) and (_NULL_MARK in self._block or _MARKER_MARK in self._block)
+        block = self.raw.headers
+        return bool(block) and (_NULL_MARK in block or _MARKER_MARK in block)
 
     @property
     def key(self) -> str | None:
-        if self._block and _KEY_MARK in self._block:
+        if _KEY_MARK in self.raw.headers:
             return key_of_token(key_bytes(self.header(KEY_HEADER) or ""))
         size = self._source.prefix_size
-        return key_of_token(self._subject[size:]) if size else None
+        return key_of_token(self.raw.subject[size:]) if size else None
 
     @property
     def headers(self) -> Mapping[str, str]:
-        if not self._block:
+        if not self.raw.headers:
             return {}
         own: dict[str, str] = {}
-        for name, value in parse_header_items(self._block):
+        for name, value in parse_header_items(self.raw.headers):
             if not name.startswith(RESERVED_PREFIXES):
                 own.setdefault(name, value)
         return own
@@ -312,11 +319,11 @@ class PlainEvent(Event):
     @property
     def all_headers(self) -> list[tuple[str, str]]:
         """Every header of the message, the server's and repeated ones included."""
-        return parse_header_items(self._block)
+        return parse_header_items(self.raw.headers)
 
     @property
     def timestamp_ns(self) -> int:
-        if self._block and _TIME_MARK in self._block:
+        if _TIME_MARK in self.raw.headers:
             return event_ns(self.header(TIME_HEADER), self.address.timestamp_ns)
         return self.address.timestamp_ns
 
@@ -327,9 +334,9 @@ class PlainEvent(Event):
 
     @property
     def id(self) -> str | None:
-        if not self._block:
+        if not self.raw.headers:
             return None
-        headers = parse_headers(self._block)
+        headers = parse_headers(self.raw.headers)
         return headers.get(OWN_ID_HEADER) or headers.get(ID_HEADER)
 
     @property
@@ -350,15 +357,15 @@ class PlainEvent(Event):
 
     @property
     def subject(self) -> str:
-        return self._subject.decode("utf-8", "replace")
+        return self.raw.subject.decode("utf-8", "replace")
 
     @property
     def address(self) -> AckAddress:
         """What the delivery says about the message."""
         if self._address is None:
-            self._address = parse_ack_address(self._reply)
+            self._address = parse_ack_address(self.raw.reply)
         return self._address
 
     def header(self, name: str) -> str | None:
         """A header of the message by its name, the server's and Millstream's included."""
-        return parse_headers(self._block).get(name) if self._block else None
+        return parse_headers(self.raw.headers).get(name) if self.raw.headers else None

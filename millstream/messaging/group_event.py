@@ -60,7 +60,7 @@ class PlainGroupEvent(PlainEvent, GroupEvent):
     __slots__ = ("_attempt", "_tenure")
 
     def __init__(self, tenure: Tenure, source: Source, raw: RawMessage) -> None:
-        PlainEvent.__init__(self, source, *raw)
+        PlainEvent.__init__(self, source, raw)
         self._tenure = tenure
         self._attempt = 1
 

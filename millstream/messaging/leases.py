@@ -50,6 +50,11 @@ class Leases:
 
     # -- called by deliveries -------------------------------------------------------------
 
+    def ack(self, reply: bytes) -> None:
+        """`settle` with the usual word."""
+        self.settled += 1
+        self._connection.send(b"PUB %b 4\r\n+ACK\r\n" % reply)
+
     def settle(self, reply: bytes, word: bytes) -> None:
         self.settled += 1
         self._connection.send(pub(reply, b"", word))

@@ -321,7 +321,7 @@ class _PartitionWorker:
         try:
             return events_of(self._source, [raw])
         except PackError as error:
-            await self._failed(PlainEvent(self._source, *raw), error)
+            await self._failed(PlainEvent(self._source, raw), error)
             return []
 
     async def _call(self, event: Event) -> list[NewEvent]:

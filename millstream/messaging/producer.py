@@ -29,6 +29,7 @@ class EventProducer:
         if max_in_flight < 1:
             raise ConfigError(f"max_in_flight {max_in_flight!r}: must be 1 or more")
         self._publisher = publisher
+        self._lane = publisher.lane
         self._max = max_in_flight
         self._in_flight = 0
         self._room: asyncio.Future[None] | None = None
@@ -70,14 +71,13 @@ class EventProducer:
         """Hand over an event; the future gives its receipt. Waits while the window is full."""
         if self._closed:
             raise ConnectionClosed("the producer is closed")
-        while self._in_flight >= self._max or self._publisher.lane.full:
+        while self._in_flight >= self._max or self._lane.full:
             await self._wait()
-        place = self._sent
         if headers is None and timestamp is None and id is None and options is None:
-            future = self._publisher.send_plain(value, key, self, place)
+            future = self._publisher.send_plain(value, key, self, self._sent)
         else:
             event = NewEvent(value, key, headers, timestamp, id, options)
-            future = self._publisher.send(event, self, place)
+            future = self._publisher.send(event, self, self._sent)
         self._sent += 1
         self._in_flight += 1
         return future
@@ -98,20 +98,23 @@ class EventProducer:
 
     async def _wait(self, all_of_them: bool = False) -> None:
         if self._in_flight < self._max and not all_of_them:
-            await self._publisher.lane.room()
+            await self._lane.room()
             return
         if self._room is None:
             self._room = asyncio.get_running_loop().create_future()
         self._wake_at = 0 if all_of_them else self._max - max(1, self._max // 4)
         await asyncio.shield(self._room)
 
-    def settled(self, place: int, error: Exception | None) -> None:
-        """Called by the lane when an event is answered."""
-        self._in_flight -= 1
-        if error is not None:
-            self._failures += 1
-            if len(self._failed) < FAILURES_KEPT and isinstance(error, MillstreamError):
-                self._failed[place] = error
+    def stored(self, count: int) -> None:
+        """Called by the lane when events are answered."""
+        self._in_flight -= count
         if self._room is not None and self._in_flight <= self._wake_at:
             self._room.set_result(None)
             self._room = None
+
+    def failed(self, place: int, error: Exception) -> None:
+        """Called by the lane when an event is not stored."""
+        self._failures += 1
+        if len(self._failed) < FAILURES_KEPT and isinstance(error, MillstreamError):
+            self._failed[place] = error
+        self.stored(1)

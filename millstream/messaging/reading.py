@@ -60,9 +60,9 @@ async def read_events(
     """The events of a plan, in order within each partition; each exactly once."""
     wanted = set(plan.keys)
     async for source, messages in read_messages(jetstream, sources, plan):
-        for event in events_of(source, messages):
-            if not wanted or event.key in wanted:
-                yield event
+        events = events_of(source, messages)
+        for event in [e for e in events if e.key in wanted] if wanted else events:
+            yield event
 
 
 async def read_messages(

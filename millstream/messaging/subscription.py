@@ -21,7 +21,7 @@ from millstream.errors import (
 )
 from millstream.messaging.dead_letters import DeadLetterStore
 from millstream.messaging.delivery import Delivery, PackDelivery, PackLease, PlainDelivery
-from millstream.messaging.event import Source, is_event_subject, is_for_another
+from millstream.messaging.event import OWN_MARK, Source, is_event_subject, is_for_another
 from millstream.messaging.leases import Leases
 from millstream.messaging.pace import Pace
 from millstream.messaging.subscription_settings import SubscriptionSettings
@@ -137,18 +137,20 @@ class Subscription:
 
     async def __aiter__(self) -> AsyncIterator[Delivery]:
         """Deliveries one by one, until the subscription is closed."""
-        ready = self._ready
+        ready, pace = self._ready, self._pace
         while True:
             while ready:
-                if self._pace is not None:
-                    await self._pace.wait()
+                if pace is not None:
+                    await pace.wait()
                     if not ready:
                         break  # it was closed, or another reader was faster
-                self.in_hand(1)
+                self._readers += 1
                 try:
                     yield ready.popleft()
                 finally:
-                    self.in_hand(-1)
+                    self._readers -= 1
+                    if self._idle is not None:
+                        self.in_hand(0)
             if not await self.refill():
                 return
 
@@ -260,16 +262,21 @@ class Subscription:
     def _collect(self) -> None:
         self._ready.extend(self._leases.retries)
         self._leases.retries.clear()
+        leases = self._leases
+        add = self._ready.append if self.settings.max_deliver is None else self._add
         for source, lane in self._lanes:
+            at = source.prefix_size
             for raw in lane.take_now(TAKE_MESSAGES):
-                if raw.headers and is_for_another(raw.headers, self.name):
-                    self._leases.settle(raw.reply, b"+ACK")
-                elif raw.headers and holds_pack(raw.headers):
+                subject, reply, headers, _ = raw
+                marked = OWN_MARK in headers
+                if marked and is_for_another(headers, self.name):
+                    leases.ack(reply)
+                elif marked and holds_pack(headers):
                     self._add_pack(source, raw)
-                elif is_event_subject(raw.subject, source):
-                    self._add(PlainDelivery(self._leases, source, raw))
+                elif subject[at : at + 1] != b"_" or is_event_subject(subject, source):
+                    add(PlainDelivery(leases, source, raw))
                 else:
-                    self._leases.settle(raw.reply, b"+ACK")
+                    leases.ack(reply)
 
     def _add(self, delivery: Delivery) -> None:
         limit = self.settings.max_deliver
@@ -292,7 +299,7 @@ class Subscription:
         ]
         wanted = [d for d in deliveries if not self._keys or d.key in self._keys]
         if not wanted:
-            self._leases.settle(raw.reply, b"+ACK")
+            self._leases.ack(raw.reply)
             return
         self._leases.begin(lease)
         for delivery in deliveries:

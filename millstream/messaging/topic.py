@@ -144,8 +144,12 @@ class Topic:
         self._check_writable()
         if options is not None and options.ttl is not None:
             self.settings.ttl_text(options.ttl)  # refuses what the broker would cut short
+        if self._lane.full:
+            await self._lane.room()
+        if headers is None and timestamp is None and id is None and options is None:
+            return await self._publisher.send_plain(value, key)
         event = NewEvent(value, key, headers, timestamp, id, options)
-        return await self._publisher.publish(event)
+        return await self._publisher.send(event)
 
     async def publish_many(self, events: Iterable[NewEvent | Any]) -> list[Receipt]:
         """Store events with many in flight; receipts in the order given.

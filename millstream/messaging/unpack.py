@@ -131,11 +131,13 @@ def open_pack(source: Source, raw: RawMessage) -> PackMessage:
 def events_of(source: Source, messages: list[RawMessage]) -> list[Event]:
     """The events of some messages, in order; Millstream's own messages are left out."""
     events: list[Event] = []
+    at = source.prefix_size
     for raw in messages:
-        if raw.headers and holds_pack(raw.headers):
+        subject, _, headers, _ = raw
+        if _PACK_MARK in headers:
             message = open_pack(source, raw)
             rows = source.rows(message.pack) if source.rows else message.pack.events()
             events.extend([PackEvent(message, index, row) for index, row in enumerate(rows)])
-        elif is_event_subject(raw.subject, source):
-            events.append(PlainEvent(source, *raw))
+        elif subject[at : at + 1] != b"_" or is_event_subject(subject, source):
+            events.append(PlainEvent(source, raw))
     return events

@@ -32,6 +32,7 @@ from millstream.wire.link import Link, open_link
 from millstream.wire.protocol import (
     EMPTY_HEADERS,
     Handler,
+    RunHandler,
     hpub,
     pub,
     status_of,
@@ -57,7 +58,6 @@ class Interest:
     sid: bytes
     subject: bytes
     queue: bytes
-    handler: Handler
 
 
 class Drainable(Protocol):
@@ -80,10 +80,11 @@ class Connection:
         self._seeds = [parse_address(url) for url in settings.urls]
         self._discovered: list[ServerAddress] = []
         self._handlers: dict[bytes, Handler] = {}
+        self._runs: dict[bytes, RunHandler] = {}
         self._interests: dict[bytes, Interest] = {}
         self._link: Link | None = None
         self._address: ServerAddress | None = None
-        self._info = ServerInfo()
+        self.info = ServerInfo()  # what the server (the last one) said about itself
         self._out: list[bytes] = []
         self._out_bytes = 0
         self._flush_planned = False
@@ -96,9 +97,7 @@ class Connection:
         self._reply_prefix = f"{self.inbox}.".encode()
         self._replies: dict[bytes, tuple[asyncio.Future[tuple[bytes, bytes]], str]] = {}
         self._impatient: set[asyncio.Future[tuple[bytes, bytes]]] = set()  # who asks again
-        self.on_connected: list[
-            Callable[[], None]
-        ] = []  # after a reconnect, subscriptions are back
+        self.on_connected: list[Callable[[], None]] = []  # again, and subscriptions are back
         self.on_disconnected: list[Callable[[], None]] = []
         self.on_denied: list[Callable[[PermissionDenied], None]] = []
         self.on_closed: list[Callable[[], None]] = []
@@ -107,6 +106,7 @@ class Connection:
         self.intakes: WeakSet[Drainable] = WeakSet()
         self.outlets: WeakSet[Outlet] = WeakSet()
         self.reconnects = 0
+        self.congested = False  # the socket is behind: `await writable()` before sending more
         self._reading = True
 
     # -- life -----------------------------------------------------------------------------
@@ -142,11 +142,6 @@ class Connection:
         return self._closed is not None
 
     @property
-    def info(self) -> ServerInfo:
-        """What the server (the last one, while reconnecting) said about itself."""
-        return self._info
-
-    @property
     def url(self) -> str:
         return str(self._address) if self._address else self.settings.urls[0]
 
@@ -179,28 +174,28 @@ class Connection:
             self.send(pub(subject, reply, payload))
 
     def check_size(self, size: int) -> None:
-        if size > self._info.max_payload:
-            raise PayloadTooLarge(size, self._info.max_payload)
+        if size > self.info.max_payload:
+            raise PayloadTooLarge(size, self.info.max_payload)
 
     def send(self, frame: bytes) -> None:
         """Queue a frame; the frames of one turn of the event loop leave in one write."""
-        if self._closed is not None:
-            self.check_open()
+        if self._link is None:
+            self._check_buffer(len(frame))  # it is sent when the connection is back
         self._out.append(frame)
         self._out_bytes += len(frame)
-        if self._link is None:
-            if self._out_bytes > self.settings.reconnect.buffer_bytes:
-                self._out.pop()
-                self._out_bytes -= len(frame)
-                raise ConnectError(
-                    f"disconnected from {self.url} and the buffer of "
-                    f"{self.settings.reconnect.buffer_bytes:,} bytes is full"
-                )
-        elif self._out_bytes >= COALESCE_BYTES_MAX:
+        if self._out_bytes >= COALESCE_BYTES_MAX:
             self._flush()
         elif not self._flush_planned:
             self._flush_planned = True
             self._loop.call_soon(self._flush)
+
+    def _check_buffer(self, size: int) -> None:
+        self.check_open()
+        limit = self.settings.reconnect.buffer_bytes
+        if self._out_bytes + size > limit:
+            raise ConnectError(
+                f"disconnected from {self.url} and the buffer of {limit:,} bytes is full"
+            )
 
     def send_now(self, frame: bytes) -> None:
         """Send a frame without waiting for others to join it: for a lone awaited message."""
@@ -210,12 +205,8 @@ class Connection:
             self.send(frame)
             self._flush()
 
-    @property
-    def congested(self) -> bool:
-        """Whether the socket is behind; then `await writable()` before sending more."""
-        return self._link is not None and self._link.congested
-
     async def writable(self) -> None:
+        """Return when the socket takes more bytes, or is lost."""
         if self._link is not None:
             await self._link.writable()
 
@@ -265,13 +256,21 @@ class Connection:
 
     def subscribe(self, subject: str, handler: Handler, queue: str = "") -> Interest:
         """Have `handler` called for every message; it must not raise and must not block."""
+        interest = self._interest(subject, queue)
+        self._handlers[interest.sid] = handler
+        return interest
+
+    def subscribe_runs(self, subject: str, handler: RunHandler) -> Interest:
+        """Like `subscribe`, for who takes the messages that are here at once."""
+        interest = self._interest(subject, "")
+        self._runs[interest.sid] = handler
+        return interest
+
+    def _interest(self, subject: str, queue: str) -> Interest:
         self.check_open()
         self._sid += 1
-        interest = Interest(
-            b"%d" % self._sid, check_token_safe(subject), check_token_safe(queue), handler
-        )
+        interest = Interest(b"%d" % self._sid, check_token_safe(subject), check_token_safe(queue))
         self._interests[interest.sid] = interest
-        self._handlers[interest.sid] = handler
         if self._link is not None:
             self.send(sub(interest.subject, interest.queue, interest.sid))
         return interest
@@ -284,6 +283,7 @@ class Connection:
     def unsubscribe(self, interest: Interest) -> None:
         """End a subscription at once."""
         self._handlers.pop(interest.sid, None)
+        self._runs.pop(interest.sid, None)
         if self._closed is None:
             self.stop_interest(interest)
 
@@ -341,7 +341,7 @@ class Connection:
     # -- what a link tells us -------------------------------------------------------------
 
     def link_info(self, info: ServerInfo) -> None:
-        self._info = info
+        self.info = info
         self._discover(info)
 
     def link_error(self, text: str) -> None:
@@ -354,6 +354,10 @@ class Connection:
                 future.set_exception(denied)
         for tell in list(self.on_denied):
             tell(denied)
+
+    def link_congested(self, link: Link, congested: bool) -> None:
+        if link is self._link:
+            self.congested = congested
 
     def link_lost(self, link: Link, error: Exception | None) -> None:
         if link is not self._link:
@@ -376,7 +380,7 @@ class Connection:
         """Go on over this link; False when it was lost again in the meantime."""
         if link.lost:
             return False
-        self._link, self._address, self._info = link, address, link.info
+        self._link, self._address, self.info = link, address, link.info
         self._discover(link.info)
         frames = [sub(i.subject, i.queue, i.sid) for i in self._interests.values()]
         link.write(b"".join(frames))
@@ -400,7 +404,7 @@ class Connection:
             share = Deadline(deadline.left(at_most=ATTEMPT_SECONDS_MAX if len(seeds) > 1 else None))
             try:
                 link = await open_link(
-                    address, self.settings, lambda: Link(self._handlers, self), share
+                    address, self.settings, lambda: Link(self._handlers, self._runs, self), share
                 )
                 return link, address
             except ConnectError as error:
@@ -453,7 +457,7 @@ class Connection:
 
     def _end(self, error: ConnectError) -> None:
         self._closed = error
-        self._link = None
+        self._link, self.congested = None, False
         self._connected.set()  # wakes those who wait; they see that it is closed
         for future, _ in list(self._replies.values()):
             if not future.done():

@@ -12,10 +12,12 @@ __all__ = [
     "EMPTY_HEADERS",
     "PING",
     "PONG",
+    "Frame",
     "Handler",
     "Headers",
     "Parser",
     "ProtocolError",
+    "RunHandler",
     "encode_headers",
     "hpub",
     "parse_header_items",
@@ -36,12 +38,18 @@ CONTROL_LINE_BYTES_MAX: Final = 1024 * 1024
 # The server's own hard limit for a payload (its max_pending).
 FRAME_BYTES_MAX: Final = 64 * 1024 * 1024
 
+_SIZE_DIGITS_MAX: Final = 19  # of a 64-bit number; a longer one is no size
+# Making a number of bytes costs more than finding it; most messages are small.
+_SMALL: Final = {b"%d" % n: n for n in range(2048)}
 _HEADER_LINE: Final = b"NATS/1.0"
 _TOKEN_LETTERS: Final = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
 
 Headers = Mapping[str, str]
 # Called with subject, reply subject, raw header block and payload of one message.
 Handler = Callable[[bytes, bytes, bytes, bytes], None]
+Frame = tuple[bytes, bytes, bytes, bytes]  # the same four
+# Called with messages of one subscription that came one after the other: at least one.
+RunHandler = Callable[[list[Frame]], None]
 
 
 class ProtocolError(ConnectError):
@@ -138,17 +146,22 @@ def _text(value: bytes) -> str:
 class Parser:
     """Cuts a byte stream into frames and hands each to its handler, as soon as it is complete.
 
-    `handlers` maps a subscription id to the function called for its messages; `on_control` gets
-    every other line (INFO, PING, PONG, +OK, -ERR). Messages for an unknown id are dropped: they
-    were under way when the subscription ended.
+    `handlers` maps a subscription id to the function called for each of its messages, `runs` to
+    one that takes the neighbours among them at once; `on_control` gets every other line (INFO,
+    PING, PONG, +OK, -ERR). Messages for an unknown id are dropped: they were under way when the
+    subscription ended.
     """
 
-    __slots__ = ("_chunks", "_have", "_need", "handlers", "on_control")
+    __slots__ = ("_chunks", "_have", "_need", "handlers", "on_control", "runs")
 
     def __init__(
-        self, handlers: dict[bytes, Handler], on_control: Callable[[bytes, bytes], None]
+        self,
+        handlers: dict[bytes, Handler],
+        on_control: Callable[[bytes, bytes], None],
+        runs: dict[bytes, RunHandler] | None = None,
     ) -> None:
         self.handlers = handlers
+        self.runs = {} if runs is None else runs
         self.on_control = on_control
         self._chunks: list[bytes] = []  # bytes of a frame that is not complete yet
         self._have = 0  # how many those are
@@ -169,50 +182,89 @@ class Parser:
             self._chunks.append(rest)
             self._have, self._need = len(rest), need
 
+    def take(self) -> bytes:
+        """The bytes of a frame that is not complete yet; from now on they are the caller's."""
+        rest = b"".join(self._chunks)
+        self._chunks.clear()
+        return rest
+
     def _frames(self, data: bytes) -> tuple[int, int]:
         """Handle every complete frame; how many bytes that used, and how many the next needs."""
-        handlers = self.handlers
-        find = data.find
+        handlers, runs, find, small = self.handlers, self.runs, data.find, _SMALL.get
+        run: list[Frame] = []
+        taker: RunHandler | None = None  # whose messages `run` holds
         pos, end = 0, len(data)
-        while pos < end:
-            eol = find(b"\r\n", pos)
-            if eol < 0:
-                if end - pos > CONTROL_LINE_BYTES_MAX:
-                    raise ProtocolError(f"a control line of over {end - pos} bytes")
-                return pos, 0
-            kind = data[pos]
-            if kind != 77 and kind != 72:  # neither MSG nor HMSG
-                op, _, rest = data[pos:eol].partition(b" ")
-                pos = eol + 2
-                self.on_control(op, rest)
-                continue
-            try:
-                if kind == 77:  # MSG <subject> <sid> [reply] <size>
-                    args = data[pos + 4 : eol].split()
+        try:
+            while pos < end:
+                eol = find(b"\r\n", pos)
+                if eol < 0:
+                    if end - pos > CONTROL_LINE_BYTES_MAX:
+                        raise ProtocolError(f"a control line of over {end - pos} bytes")
+                    return pos, 0
+                words = data[pos:eol].split(b" ")
+                op = words[0]
+                if op == b"HMSG" and len(words) == 6:
+                    _, subject, sid, reply, first, last = words
+                    header_size = small(first) or _number(first)
+                elif op == b"MSG" and len(words) == 4:
+                    _, subject, sid, last = words
+                    reply, header_size = b"", 0
+                elif op == b"MSG" and len(words) == 5:
+                    _, subject, sid, reply, last = words
                     header_size = 0
-                else:  # HMSG <subject> <sid> [reply] <header size> <size>
-                    args = data[pos + 5 : eol].split()
-                    header_size = int(args.pop(-2))
-                size = int(args[-1])
-                known = 3 <= len(args) <= 4 and 0 <= header_size <= size
-            except (ValueError, IndexError):
-                known = False
-            if not known:
-                raise ProtocolError(f"not a message: {data[pos : min(eol, pos + 200)]!r}")
-            start = eol + 2
-            stop = start + size
-            if stop + 2 > end:
-                if stop - pos > FRAME_BYTES_MAX:
-                    raise ProtocolError(f"a message of {stop - start} bytes")
-                return pos, stop + 2 - pos
-            pos = stop + 2
-            handler = handlers.get(args[1])
-            if handler is not None:
+                elif op[:1] == b"M" or op[:1] == b"H":
+                    subject, sid, reply, header_size, last = _message_line(data[pos:eol])
+                else:
+                    if run and taker is not None:
+                        full, run = run, []
+                        taker(full)
+                    self.on_control(op, data[pos + len(op) + 1 : eol])
+                    pos = eol + 2
+                    continue
+                start = eol + 2
+                stop = start + (small(last) or _number(last))
+                if stop + 2 > end:
+                    if stop - pos > FRAME_BYTES_MAX:
+                        raise ProtocolError(f"a message of {stop - start} bytes")
+                    return pos, stop + 2 - pos
                 body = start + header_size
-                handler(
-                    args[0],
-                    args[2] if len(args) == 4 else b"",
-                    data[start:body] if header_size else EMPTY_HEADERS,
-                    data[body:stop],
-                )
-        return pos, 0
+                if body > stop:
+                    raise ProtocolError(f"not a message: {data[pos:eol][:200]!r}")
+                pos = stop + 2
+                wanted = runs.get(sid)
+                if wanted is None or wanted is not taker:
+                    if run and taker is not None:
+                        full, run = run, []
+                        taker(full)
+                    taker = wanted
+                headers = data[start:body] if header_size else EMPTY_HEADERS
+                if taker is not None:
+                    run.append((subject, reply, headers, data[body:stop]))
+                elif sid in handlers:
+                    handlers[sid](subject, reply, headers, data[body:stop])
+            return pos, 0
+        finally:
+            if run and taker is not None:
+                taker(run)
+
+
+def _message_line(line: bytes) -> tuple[bytes, bytes, bytes, int, bytes]:
+    """Subject, id, reply subject, header size and size in a message's line; an error if none."""
+    op, *words = line.split()
+    header_size = 0
+    if op == b"HMSG" and len(words) > 3:
+        header_size = _number(words.pop(-2))
+    elif op != b"MSG":
+        raise ProtocolError(f"not a message: {line[:200]!r}")
+    if len(words) == 3:
+        words.insert(2, b"")  # no reply subject
+    if len(words) != 4:
+        raise ProtocolError(f"not a message: {line[:200]!r}")
+    subject, sid, reply, size = words
+    return subject, sid, reply, header_size, size
+
+
+def _number(digits: bytes) -> int:
+    if not digits.isdigit() or len(digits) > _SIZE_DIGITS_MAX:
+        raise ProtocolError(f"not the size of a message: {digits[:200]!r}")
+    return int(digits)

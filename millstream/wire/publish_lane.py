@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable
 from typing import Any, Final, Protocol, TypeVar
 
@@ -12,13 +13,14 @@ from millstream.errors import (
     ConnectionClosed,
     MillstreamError,
     NoResponders,
+    PayloadTooLarge,
     PermissionDenied,
     Unconfirmed,
 )
-from millstream.wire.api import RETRY, PubAck, error_from
+from millstream.wire.api import RETRY, PubAck, Refusal, error_from
 from millstream.wire.connection import Connection
 from millstream.wire.message import OutgoingMessage
-from millstream.wire.protocol import hpub, pub, status_of, unique_token
+from millstream.wire.protocol import Frame, hpub, pub, status_of, unique_token
 
 __all__ = ["PublishLane", "Watcher"]
 
@@ -31,30 +33,37 @@ RESEND_SECONDS: Final = 2.0
 REFUSED_PAUSE_SECONDS: Final = 0.1
 _TICK_SECONDS: Final = 0.1
 
+# What `publish_once` writes; the size of its header block, without the number that ends the id.
+_ONCE: Final = b"HPUB %b %b%b %d %d\r\nNATS/1.0\r\nNats-Msg-Id: %b%b\r\n\r\n%b\r\n"
+_ID_BLOCK_BYTES: Final = len(b"NATS/1.0\r\nNats-Msg-Id: \r\n\r\n") + 16
+
 _decode_ack = msgspec.json.Decoder(PubAck).decode
+_now = time.monotonic  # not the loop's clock: this is asked for every message
 
 
 class Watcher(Protocol):
-    """Told at once when one of its messages is answered, stored (None) or not (the error)."""
+    """Told how its messages are answered, without a turn of the event loop."""
 
-    def settled(self, place: int, error: Exception | None) -> None: ...
+    def stored(self, count: int) -> None:
+        """So many more are stored (or nobody waits for them any more)."""
+
+    def failed(self, place: int, error: Exception) -> None:
+        """The message of this place is not stored, or it is not known whether it is."""
 
 
-class _InFlight:
-    """A message sent and not yet answered."""
+class _InFlight(asyncio.Future[Any]):
+    """A message sent and not yet answered; the future of what is made of its ack."""
 
     __slots__ = (
-        "due",  # loop time at which it is sent again
+        "due",  # time at which it is sent again
         "frame",
-        "future",
-        "give_up",  # loop time at which it counts as unconfirmed
+        "give_up",  # time at which it counts as unconfirmed
         "make",  # what the future gives, from the ack
         "place",
         "refused",  # the last try found nobody listening: certainly not stored
         "subject",
         "watcher",
     )
-    future: asyncio.Future[Any]
     frame: bytes
     subject: bytes
     make: Callable[[PubAck], Any]
@@ -80,13 +89,14 @@ class PublishLane:
         prefix = f"{connection.settings.inbox_prefix}.{unique_token()}"
         self._prefix = f"{prefix}.".encode()
         self._prefix_size = len(self._prefix)
+        self._word = unique_token(16).encode()  # what the ids of `publish_once` begin with
         self._in_flight: dict[bytes, _InFlight] = {}
         self._counter = 0
         self._room: asyncio.Future[None] | None = None
         self._idle: asyncio.Future[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
         self.resent = 0
-        self._interest = connection.subscribe(f"{prefix}.*", self._answer)
+        self._interest = connection.subscribe_runs(f"{prefix}.*", self._answers)
         connection.on_connected.append(self._resend_all)
         connection.on_denied.append(self._denied)
         connection.on_closed.append(self._closed)
@@ -138,72 +148,132 @@ class PublishLane:
         `watcher` is told as well, without a turn of the event loop, with the `place` given here.
         """
         subject, headers, payload = message
-        connection = self._connection
-        connection.check_size(len(headers) + len(payload))
+        self._connection.check_size(len(headers) + len(payload))
         self._counter += 1
         token = b"%x" % self._counter
         reply = self._prefix + token
-        frame = hpub(subject, reply, headers, payload) if headers else pub(subject, reply, payload)
-        loop = self._loop
-        now = loop.time()
-        entry = _InFlight()
-        entry.future = future = loop.create_future()
-        entry.frame, entry.subject = frame, subject
-        entry.make, entry.watcher, entry.place = make, watcher, place
+        entry = _InFlight(loop=self._loop)
+        entry.subject, entry.make, entry.watcher, entry.place = subject, make, watcher, place
+        entry.frame = (
+            hpub(subject, reply, headers, payload) if headers else pub(subject, reply, payload)
+        )
+        self._send(token, entry, timeout)
+        return entry
+
+    def publish_once(
+        self,
+        subject: bytes,
+        payload: bytes,
+        timeout: float,
+        make: Callable[[PubAck], T],
+        watcher: Watcher | None = None,
+        place: int = 0,
+    ) -> asyncio.Future[T]:
+        """Like `publish` for a message without headers, to which the lane gives an id."""
+        self._counter = count = self._counter + 1
+        token = b"%x" % count
+        size = _ID_BLOCK_BYTES + len(token)
+        total = size + len(payload)
+        if total > self._connection.info.max_payload:
+            raise PayloadTooLarge(total, self._connection.info.max_payload)
+        entry = _InFlight(loop=self._loop)
+        entry.subject = subject
+        entry.make = make
+        entry.watcher = watcher
+        entry.place = place
+        entry.frame = _ONCE % (
+            subject,
+            self._prefix,
+            token,
+            size,
+            total,
+            self._word,
+            token,
+            payload,
+        )
+        self._send(token, entry, timeout)
+        return entry
+
+    def _send(self, token: bytes, entry: _InFlight, timeout: float) -> None:
+        now = _now()
         entry.due, entry.give_up, entry.refused = now + RESEND_SECONDS, now + timeout, False
-        in_flight = self._in_flight
-        alone = not in_flight
-        in_flight[token] = entry
-        if self._timer is None:
-            self._timer = loop.call_later(_TICK_SECONDS, self._tick)
+        connection, in_flight = self._connection, self._in_flight
         if not connection.connected:
             connection.check_open()  # it is sent when the connection is back
-        elif alone:
-            connection.send_now(frame)
+        elif in_flight:
+            connection.send(entry.frame)
         else:
-            connection.send(frame)
-        return future
+            connection.send_now(entry.frame)
+        in_flight[token] = entry
+        if self._timer is None:
+            self._timer = self._loop.call_later(_TICK_SECONDS, self._tick)
 
     # -- answers --------------------------------------------------------------------------
 
-    def _answer(self, subject: bytes, _reply: bytes, headers: bytes, payload: bytes) -> None:
-        token = subject[self._prefix_size :]
-        message = self._in_flight.get(token)
-        if message is None:
-            return
-        if not payload:
-            if status_of(headers)[0] == 503:
-                message.refused = True
-                self._try_later(message)
-            return
-        try:
-            ack = _decode_ack(payload)
-        except msgspec.DecodeError as error:
-            self._settle(token, message, None, MillstreamError(f"not an ack: {error}"))
-            return
-        if ack.error is None:
-            self._settle(token, message, ack, None)
-        elif ack.error.err_code in RETRY:
-            self._try_later(message)
-        else:
-            self._settle(token, message, None, error_from(ack.error))
-
-    def _settle(
-        self, token: bytes, message: _InFlight, ack: PubAck | None, error: Exception | None
-    ) -> None:
-        del self._in_flight[token]
-        future = message.future
-        if not future.done():
-            if ack is not None:
-                future.set_result(message.make(ack))
-            elif error is not None:
-                future.set_exception(error)
-                if message.watcher is not None:
-                    future.exception()  # the watcher knows; a future nobody awaits is no mistake
-        if message.watcher is not None:
-            message.watcher.settled(message.place, error)
+    def _answers(self, run: list[Frame]) -> None:
+        """Settle what is stored, here because there are many; everything else one by one."""
+        in_flight, at = self._in_flight, self._prefix_size
+        watcher: Watcher | None = None  # whose stored messages are counted
+        count = 0
+        for subject, _, headers, payload in run:
+            token = subject[at:]
+            message = in_flight.get(token)
+            if message is None:
+                continue
+            try:
+                ack = _decode_ack(payload)
+            except msgspec.DecodeError as error:
+                self._no_ack(token, message, headers, error if payload else None)
+                continue
+            if ack.error is not None:
+                self._refused(token, message, ack.error)
+                continue
+            del in_flight[token]
+            message.frame = b""  # the future may be kept for long
+            if not message.done():
+                message.set_result(message.make(ack))
+            if message.watcher is not watcher:
+                if watcher is not None:
+                    watcher.stored(count)
+                watcher, count = message.watcher, 0
+            count += 1
+        if watcher is not None and count:
+            watcher.stored(count)
         if self._room is not None or self._idle is not None:
             self._wake()
+
+    def _no_ack(
+        self, token: bytes, message: _InFlight, headers: bytes, error: Exception | None
+    ) -> None:
+        if error is not None:
+            self._fail(token, message, MillstreamError(f"not an ack: {error}"))
+        elif status_of(headers)[0] == 503:
+            message.refused = True
+            self._try_later(message)
+
+    def _refused(self, token: bytes, message: _InFlight, refusal: Refusal) -> None:
+        if refusal.err_code in RETRY:
+            self._try_later(message)
+        else:
+            self._fail(token, message, error_from(refusal))
+
+    def _fail(self, token: bytes, message: _InFlight, error: Exception) -> None:
+        del self._in_flight[token]
+        message.frame = b""
+        if not message.done():
+            message.set_exception(error)
+            if message.watcher is not None:
+                message.exception()  # the watcher knows; a future nobody awaits is no mistake
+        if message.watcher is not None:
+            message.watcher.failed(message.place, error)
+        self._wake()
+
+    def _forget(self, token: bytes, message: _InFlight) -> None:
+        """Nobody waits for this one any more."""
+        del self._in_flight[token]
+        if message.watcher is not None:
+            message.watcher.stored(1)
+        self._wake()
 
     def _wake(self) -> None:
         left = len(self._in_flight)
@@ -215,7 +285,7 @@ class PublishLane:
             self._idle = None
 
     def _try_later(self, message: _InFlight) -> None:
-        message.due = min(message.due, self._loop.time() + REFUSED_PAUSE_SECONDS)
+        message.due = min(message.due, _now() + REFUSED_PAUSE_SECONDS)
 
     # -- no answers -----------------------------------------------------------------------
 
@@ -223,12 +293,12 @@ class PublishLane:
         """Send again what is due, give up what is over, and come back while anything is left."""
         self._timer = None
         connected = self._connection.connected
-        now = self._loop.time()
+        now = _now()
         for token, message in list(self._in_flight.items()):
-            if message.future.cancelled():
-                self._settle(token, message, None, None)
+            if message.cancelled():
+                self._forget(token, message)
             elif now >= message.give_up:
-                self._settle(token, message, None, self._given_up(message))
+                self._fail(token, message, self._given_up(message))
             elif connected and now >= message.due:
                 message.due = now + RESEND_SECONDS
                 message.refused = False
@@ -247,7 +317,7 @@ class PublishLane:
         )
 
     def _resend_all(self) -> None:
-        due = self._loop.time() + RESEND_SECONDS
+        due = _now() + RESEND_SECONDS
         for message in self._in_flight.values():
             message.due = due
             self._connection.send(message.frame)
@@ -256,7 +326,7 @@ class PublishLane:
     def _denied(self, denied: PermissionDenied) -> None:
         for token, message in list(self._in_flight.items()):
             if message.subject.decode("utf-8", "replace") == denied.subject:
-                self._settle(token, message, None, denied)
+                self._fail(token, message, denied)
 
     def _closed(self) -> None:
         self._fail_all(ConnectionClosed("the connection was closed before the ack arrived"))
@@ -266,4 +336,4 @@ class PublishLane:
             self._timer.cancel()
             self._timer = None
         for token, message in list(self._in_flight.items()):
-            self._settle(token, message, None, error)
+            self._fail(token, message, error)

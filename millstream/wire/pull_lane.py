@@ -22,7 +22,7 @@ from millstream.errors import (
 from millstream.wire.api import NANOSECONDS
 from millstream.wire.connection import Connection
 from millstream.wire.jetstream import JetStream
-from millstream.wire.protocol import parse_headers, status_of, unique_token
+from millstream.wire.protocol import Frame, parse_headers, status_of, unique_token
 
 __all__ = ["Prefetch", "PullLane", "RawMessage", "Signal"]
 
@@ -36,6 +36,9 @@ HEARTBEATS_MISSED_MAX: Final = 2
 _GONE: Final = ("consumer deleted", "consumer is push based")
 _AGAIN_AT_ONCE: Final = ("message size exceeds maxbytes", "batch completed")
 _AGAIN_SOON: Final = ("exceeded maxwaiting", "leadership change", "server shutdown")
+_ACK_PREFIX: Final = b"$JS.ACK."
+# What a named tuple does when it is called, without the call: this runs for every message.
+_new: Final = tuple.__new__
 
 
 class RawMessage(NamedTuple):
@@ -138,7 +141,7 @@ class PullLane:
         self._checking: asyncio.Task[None] | None = None
         self._inbox = f"{self._connection.settings.inbox_prefix}.{unique_token()}".encode()
         self._next = f"{jetstream.prefix}.CONSUMER.MSG.NEXT.{stream}.{consumer}".encode()
-        self._interest = self._connection.subscribe(self._inbox.decode(), self._message)
+        self._interest = self._connection.subscribe_runs(self._inbox.decode(), self._take)
         self._connection.on_connected.append(self._ask_again)
         self._connection.on_closed.append(self._closed)
         self._ask()
@@ -218,14 +221,21 @@ class PullLane:
 
     # -- what arrives ---------------------------------------------------------------------
 
-    def _message(self, subject: bytes, reply: bytes, headers: bytes, payload: bytes) -> None:
-        if reply.startswith(b"$JS.ACK."):
-            self._buffer.append(RawMessage(subject, reply, headers, payload))
-            self._delivered += 1
-            if self._asked:
-                self._asked -= 1
+    def _take(self, run: list[Frame]) -> None:
+        """Messages of the stream into the buffer; between them, what the server says about them."""
+        messages = [_new(RawMessage, frame) for frame in run if frame[1][:8] == _ACK_PREFIX]
+        count = len(messages)
+        if count:
+            self._buffer.extend(messages)
+            self._delivered += count
+            self._asked = max(0, self._asked - count)
             self._signal.set()
-            return
+        if count < len(run):
+            for _, reply, headers, _ in run:
+                if not reply.startswith(_ACK_PREFIX):
+                    self._status(headers)
+
+    def _status(self, headers: bytes) -> None:
         self._last_sign = self._loop.time()
         code, text = status_of(headers)
         if code == 100:

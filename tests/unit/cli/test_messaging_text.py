@@ -22,6 +22,7 @@ from millstream.cli.trace_tree import draw
 from millstream.errors import ConfigError
 from millstream.messaging import NewEvent, Start, TopicSettings
 from millstream.messaging.event import PlainEvent, Source
+from millstream.wire.pull_lane import RawMessage
 
 INT64 = 2**63 - 1
 
@@ -31,7 +32,9 @@ def event(
 ) -> PlainEvent:
     reply = f"$JS.ACK.orders.c.1.17.1.{time}.0".encode()
     block = f"NATS/1.0\r\nNats-Msg-Id: one\r\n{headers}\r\n".encode()
-    return PlainEvent(Source("orders", 3, "orders.3"), b"orders.3." + key, reply, block, data)
+    return PlainEvent(
+        Source("orders", 3, "orders.3"), RawMessage(b"orders.3." + key, reply, block, data)
+    )
 
 
 # -- places and times ---------------------------------------------------------------------
