@@ -33,6 +33,8 @@ _HELP: Final = {
     "no space left on device": "the disk is full and the stream takes nothing more; free "
     "space, and the broker restarts itself within seconds",
     "write error": "the disk failed; the stream takes nothing more until the broker is restarted",
+    "is not current": "this copy catches up with the others; one that never does after all nodes "
+    "lost power is made anew by setting the topic's replicas to 1 and back",
     "recovered": "do not create it anew: that would destroy what is on disk",
 }
 
@@ -193,7 +195,7 @@ def read_node(
 def losses_of(ends: Path) -> tuple[LogLoss, ...]:
     """What the keeper of a node has found to be lost; works while the node is down."""
     try:
-        known = LogEnds(ends.read_text(encoding="utf-8")).losses
+        known = LogEnds.read(str(ends)).losses
         return tuple(
             LogLoss(
                 account=str(loss["stream"]).partition("/")[0],
@@ -207,7 +209,7 @@ def losses_of(ends: Path) -> tuple[LogLoss, ...]:
             )
             for loss in known
         )
-    except (OSError, ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError):
         return ()
 
 

@@ -49,6 +49,7 @@ MARK_POLL: Final = 5.0  # seconds between marks of where logs end: younger ends 
 MARK_SHARE: Final = 50  # a look that took long is not repeated for this many times as long
 MARK_BYTES: Final = 16 * 1024 * 1024  # of one answer, about 10,000 streams; beyond it no marks
 RESTART_WINDOW: Final = 60.0  # seconds in which `restarts` crashes are forgiven
+BEHIND: Final = "is not current"  # what the server says of a replica that has to catch up
 RESTART_PAUSE: Final = 0.5  # seconds before a crashed server is started again
 PR_SET_PDEATHSIG: Final = 1
 
@@ -102,11 +103,12 @@ class Keeper:
         self.stopping = ""  # why, once it is decided
         self.ready = False
         self.healing = False  # the server is stopped to be started again
+        self.warnings: deque[str] = deque(maxlen=TAIL_LINES)  # of this start, for the owner
         self.server = 0  # process id; 0 when none runs
         self.output = -1  # read end of the server's output
         self.ends: LogEnds | None = None  # of a single server that stores on disk
         if plan["single"] and not plan["remove"]:
-            self.ends = LogEnds(read_text(self.path(ENDS_FILE)))
+            self.ends = LogEnds.read(self.path(ENDS_FILE))
 
     # -- talking to the owner ----------------------------------------------------------
 
@@ -258,6 +260,10 @@ class Keeper:
                 self.report("failed", stage="exited", status=status, log=self.log.text())
                 return None
             if time.monotonic() > deadline:
+                # The node is in its cluster and works; to stop it would end the catching up.
+                if ports is not None and not self.plan["single"] and BEHIND in health:
+                    self.warn(f"it serves, but not all of its copies: {health.strip()}")
+                    return ports
                 self.report("failed", stage="timeout", health=health, log=self.log.text())
                 return None
             if ports is None:
@@ -331,13 +337,14 @@ class Keeper:
         ports = self.await_ready()
         if ports is None:
             return self.stop_server()
-        losses = self.mark_ends(ports, cut_logs(blocks)) if blocks else []
+        if blocks:
+            self.mark_ends(ports, cut_logs(blocks))
         self.write_json("node.json", self.node_facts(ports))
         for path, text in self.plan["on_ready"].items():
             with contextlib.suppress(OSError):  # a full disk; the next start writes it
                 write_private(path, text, durable=path.endswith("key.json"))
         self.ready = True
-        self.report("ready", server=self.server, ports=ports, losses=losses)
+        self.report("ready", server=self.server, ports=ports, warnings=list(self.warnings))
         if not self.embedded:
             self.let_owner_go()
         self.healing = False
@@ -364,10 +371,10 @@ class Keeper:
         disk = os.statvfs(self.plan["store"])
         return disk.f_bavail * disk.f_frsize > HEAL_SPACE
 
-    def mark_ends(self, ports: dict[str, Any], cut: dict[str, bool] | None = None) -> list[str]:
+    def mark_ends(self, ports: dict[str, Any], cut: dict[str, bool] | None = None) -> None:
         """Note where logs end now; tell of those that ended later before."""
         if self.ends is None:
-            return []
+            return
         before = self.ends.text()
         path = "/jsz?accounts=true&streams=true&config=true&limit=100000"
         code, answer = fetch(ports["monitoring"][0], path, MARK_BYTES, HEAL_WAIT)
@@ -377,12 +384,16 @@ class Keeper:
         with contextlib.suppress(ValueError):
             losses = self.ends.see(json.loads(answer), now, cut) if code == 200 else []
         for loss in losses:
-            self.log.write(f"[keeper] {loss}\n".encode())
+            self.warn(loss)
         text = self.ends.text()
         if text != before:
             with contextlib.suppress(OSError):  # a full disk; the next look writes it
                 write_private(self.path(ENDS_FILE), text, durable=True)
-        return losses
+
+    def warn(self, text: str) -> None:
+        """Tell the owner, if it still waits for the start, and whoever reads the log."""
+        self.warnings.append(text)
+        self.log.write(f"[keeper] {text}\n".encode())
 
     def let_owner_go(self) -> None:
         """From here on nobody reads what we write; the log file has it all."""
@@ -414,15 +425,6 @@ def sign_lock(lock: int) -> None:
     holder = {"pid": os.getpid(), "since": since, "host": socket.gethostname()}
     os.ftruncate(lock, 0)
     os.pwrite(lock, json.dumps(holder).encode(), 0)
-
-
-def read_text(path: str) -> str:
-    """What is in a file; nothing when there is none."""
-    try:
-        with open(path, encoding="utf-8") as file:
-            return file.read()
-    except (OSError, ValueError):
-        return ""
 
 
 def write_private(path: str, text: str, *, durable: bool = False) -> None:

@@ -114,6 +114,15 @@ class LogEnds:
             content = json.loads(text)
             self.marks, self.losses = dict(content["marks"]), list(content["losses"])
 
+    @classmethod
+    def read(cls, path: str) -> LogEnds:
+        """Those in a file; none when there is no such file."""
+        try:
+            with open(path, encoding="utf-8") as file:
+                return cls(file.read())
+        except (OSError, ValueError):
+            return cls()
+
     def text(self) -> str:
         return json.dumps({"marks": self.marks, "losses": self.losses})
 

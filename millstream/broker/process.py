@@ -267,9 +267,9 @@ class Node:
         return event
 
     def _warn(self, event: dict[str, Any]) -> None:
-        """Say which logs end earlier than they once did."""
-        for loss in event.get("losses", ()):
-            logger.warning("%s (node %s, %s)", loss, self.name, self.folder.data)
+        """Say what is not as it should be though the node serves."""
+        for warning in event.get("warnings", ()):
+            logger.warning("%s (node %s, %s)", warning, self.name, self.folder.data)
 
     def _log(self) -> str:
         return f"; its log is {self.folder.log}"
