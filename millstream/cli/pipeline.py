@@ -22,6 +22,17 @@ app = typer.Typer(
     help="Run folders of Spark code continuously: topics and tables in, topics, tables, files out.",
 )
 
+# What `ls` tells of a flow that ran; `status` has the rest.
+LISTED = (
+    "rows_in",
+    "rows_out",
+    "rows_in_per_second",
+    "rows_out_per_second",
+    "lag_events",
+    "lag_seconds",
+    "last_error",
+)
+
 FolderArgument = Annotated[
     Path | None,
     typer.Argument(
@@ -101,7 +112,10 @@ def run(
 
 @app.command()
 def ls(folder: FolderArgument = None, json_: JsonOption = False) -> None:
-    """List the flows of a project: what they write, and how they are doing."""
+    """List the flows of a project: what they write, and how they are doing.
+
+    Unlike `status` it also names flows that never ran.
+    """
     from millstream.cli.pipeline_view import print_flows
     from millstream.pipelines.launch import declared
     from millstream.pipelines.place import Place
@@ -110,7 +124,7 @@ def ls(folder: FolderArgument = None, json_: JsonOption = False) -> None:
     pipeline = declared(project)
     place = Place(project)
     status = place.read_status() or {"flows": []}
-    states = {flow["name"]: flow["state"] for flow in status["flows"]}
+    known = {flow["name"]: flow for flow in status["flows"]}
     running = place.pid() is not None
     rows = [
         {
@@ -118,8 +132,9 @@ def ls(folder: FolderArgument = None, json_: JsonOption = False) -> None:
             "to": flow.target,
             "kind": pipeline.outputs[flow.target].kind,
             "mode": flow.mode,
-            "state": states.get(flow.name, "new") if running else _resting(states, flow.name),
             "declared": flow.where,
+            **{name: known.get(flow.name, {}).get(name) for name in LISTED},
+            "state": _state(known.get(flow.name), running),
         }
         for flow in pipeline.flows.values()
     ]
@@ -129,10 +144,10 @@ def ls(folder: FolderArgument = None, json_: JsonOption = False) -> None:
         print_flows(project.name, running, rows)
 
 
-def _resting(states: dict[str, str], flow: str) -> str:
-    """The state of a flow while nothing runs: what was running was cut off."""
-    state = states.get(flow, "new")
-    return "stopped" if state in ("running", "waiting", "restarting") else state
+def _state(flow: dict[str, Any] | None, running: bool) -> str:
+    """The state of a flow; while nothing runs, what was running was cut off."""
+    state = "new" if flow is None else str(flow["state"])
+    return "stopped" if not running and state in ("running", "waiting", "restarting") else state
 
 
 @app.command()
@@ -203,8 +218,8 @@ def reset(
     Nothing is reset while the pipeline runs. Old checkpoints are kept beside the new ones.
     """
     from millstream.pipelines.launch import declared
-    from millstream.pipelines.place import Place
-    from millstream.pipelines.reset import chosen_flows, empty
+    from millstream.pipelines.reset import begin_anew, chosen_flows
+    from millstream.pipelines.targets import Broker
 
     project = _open(folder)
     pipeline = declared(project)
@@ -217,8 +232,9 @@ def reset(
         else f"Their results come a second time to {', '.join(outputs)}."
     )
     confirm(text, yes)
-    moved = Place(project).reset(names)
-    emptied = empty(project, pipeline, outputs, server) if empty_outputs else []
+    with Broker(server) as broker:
+        chosen = broker if empty_outputs else None
+        moved, emptied = begin_anew(project, pipeline, names, broker=chosen)
     if json_:
         print_json({"flows": names, "checkpoints": moved, "emptied": emptied})
         return

@@ -29,18 +29,16 @@ ERROR_WIDTH = 60
 
 def row_of(flow: dict[str, Any]) -> Sequence[str]:
     """One flow as a row of the table."""
-    lag, seconds = flow.get("lag_events"), flow.get("lag_seconds")
     state = flow.get("state_bytes") or 0
     return (
         flow["name"],
         f"{flow['kind']} {flow['target']}",
         flow["state"],
         f"{flow['rows_in']:,}",
-        f"{flow['rows_in_per_second']:,.0f}",
+        _number(flow["rows_in_per_second"]),
         f"{flow['rows_out']:,}",
-        f"{flow['rows_out_per_second']:,.0f}",
-        "" if lag is None else f"{lag:,}",
-        "" if seconds is None else f"{seconds:,.1f} s",
+        _number(flow["rows_out_per_second"]),
+        *_lag(flow),
         (flow.get("watermark") or "").replace(".000Z", "Z"),
         f"{flow.get('state_rows', 0):,} ({size(state)})" if state else "",
         (flow.get("last_error") or "")[:ERROR_WIDTH],
@@ -58,14 +56,37 @@ def print_status(found: dict[str, Any]) -> None:
             say(f"{flow['name']}, at {flow['failed_at']}: {flow['last_error']}")
 
 
-def print_flows(pipeline: str, running: bool, rows: Sequence[dict[str, str]]) -> None:
+def print_flows(pipeline: str, running: bool, rows: Sequence[dict[str, Any]]) -> None:
     """The flows of a project for people."""
     title = f"{pipeline}: {'running' if running else 'not running'}"
+    columns = ("flow", "writes", "mode", "declared", "state", "#in/s", "#out/s", "#lag", "#behind")
     print_table(
         title,
-        ("flow", "writes", "mode", "state", "declared"),
-        ((r["flow"], f"{r['kind']} {r['to']}", r["mode"], r["state"], r["declared"]) for r in rows),
+        columns,
+        (
+            (
+                row["flow"],
+                f"{row['kind']} {row['to']}",
+                row["mode"],
+                row["declared"],
+                row["state"],
+                _number(row["rows_in_per_second"]),
+                _number(row["rows_out_per_second"]),
+                *_lag(row),
+            )
+            for row in rows
+        ),
     )
+
+
+def _number(value: float | None) -> str:
+    return "" if value is None else f"{value:,.0f}"
+
+
+def _lag(flow: dict[str, Any]) -> tuple[str, str]:
+    """How far behind a flow is, in events and in seconds; empty when nobody can tell."""
+    seconds = flow.get("lag_seconds")
+    return _number(flow.get("lag_events")), "" if seconds is None else f"{seconds:,.1f} s"
 
 
 @contextmanager

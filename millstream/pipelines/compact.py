@@ -89,13 +89,31 @@ def compact_folder(folder: Path, size: int) -> Compacted:
 
 
 def _check_idle(folder: Path) -> None:
-    """Refuse while the pipeline of the project around the folder runs."""
+    """Refuse while the pipeline of the project around the folder runs, or a flow of it follows."""
     file = find_project_file(folder)
     if file is not None:
         project = open_project(file.parent)
         pid = Place(project).pid()
         if pid is not None:
             raise PipelineBusy(project.name, f"process {pid}")
+        reader = _follower(folder, Path(project.checkpoints))
+        if reader is not None:
+            raise ConfigError(
+                f"the flow '{reader}' reads {folder} as a stream and would take the joined files "
+                f"for new ones. Let it read the topic that the files are made from"
+            )
+
+
+def _follower(folder: Path, checkpoints: Path) -> str | None:
+    """The flow whose checkpoint lists files of this folder among what it has read."""
+    inside = f"{folder.as_uri().removeprefix('file://')}/"
+    # <flow>/sources/<number of the source>/<batch>: lines of JSON with the path of each file.
+    for path in sorted(checkpoints.glob("*/sources/*/*")):
+        if path.is_file() and not path.name.startswith("."):
+            for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
+                if '"path"' in line and inside in line:
+                    return path.parts[len(checkpoints.parts)]
+    return None
 
 
 def _remove_unlisted(folder: Path, listed: dict[Path, dict[str, Any]] | None) -> None:

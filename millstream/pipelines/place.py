@@ -70,6 +70,12 @@ class Place:
             file.truncate()
 
     @contextmanager
+    def idle(self) -> Iterator[None]:
+        """While this is open nobody runs the pipeline; PipelineBusy when somebody does."""
+        with self._held():
+            yield
+
+    @contextmanager
     def _held(self) -> Iterator[Any]:
         self.folder.mkdir(parents=True, exist_ok=True)
         with self._lock.open("a+", encoding="utf-8") as file:
@@ -135,23 +141,23 @@ class Place:
     def reset(self, flows: Sequence[str]) -> list[Path]:
         """Take the checkpoints of some flows away; they are kept under `reset/`. Where they are.
 
-        The flows begin anew at their next run and write their results again.
+        The flows begin anew at their next run and write their results again. Called while the
+        place is `idle`.
         """
         if "://" in self.project.checkpoints:
             raise ConfigError(
                 f"the checkpoints are at {self.project.checkpoints}, which this command cannot "
                 f"move. Remove the folders of the flows there: {', '.join(flows)}"
             )
-        with self._held():
-            target = self.folder / "reset" / str(now_ns())
-            moved = []
-            for flow in flows:
-                source = Path(self.checkpoint(flow))
-                if source.exists():
-                    target.mkdir(parents=True, exist_ok=True)
-                    shutil.move(source, target / flow)
-                    moved.append(target / flow)
-            return moved
+        target = self.folder / "reset" / str(now_ns())
+        moved = []
+        for flow in flows:
+            source = Path(self.checkpoint(flow))
+            if source.exists():
+                target.mkdir(parents=True, exist_ok=True)
+                shutil.move(source, target / flow)
+                moved.append(target / flow)
+        return moved
 
     def has_checkpoint(self, flow: str) -> bool:
         """Whether a flow ran before."""

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Sequence
+from pathlib import Path
 
 from millstream.errors import ConfigError, TopicNotFound
-from millstream.pipelines.declare import Pipeline
+from millstream.pipelines.declare import Output, Pipeline
+from millstream.pipelines.place import Place
 from millstream.pipelines.project import Project
 from millstream.pipelines.targets import Broker
 
-__all__ = ["chosen_flows", "empty"]
+__all__ = ["begin_anew", "chosen_flows"]
 
 
 def chosen_flows(pipeline: Pipeline, names: Sequence[str]) -> list[str]:
@@ -23,23 +25,39 @@ def chosen_flows(pipeline: Pipeline, names: Sequence[str]) -> list[str]:
     return list(names) or list(pipeline.flows)
 
 
-def empty(
-    project: Project, pipeline: Pipeline, outputs: Sequence[str], url: str | None
-) -> list[str]:
-    """Remove what is in topics, tables and folders of files; the names of what was emptied."""
+def begin_anew(
+    project: Project, pipeline: Pipeline, flows: Sequence[str], *, broker: Broker | None
+) -> tuple[list[Path], list[str]]:
+    """Take the flows' checkpoints away, and with a broker also what they wrote.
+
+    Nothing is changed while the pipeline runs or the broker is away. Where the old checkpoints are
+    now, and the names of the outputs that were emptied.
+    """
+    place = Place(project)
+    with place.idle():
+        if broker is None:
+            return place.reset(flows), []
+        broker.check_reachable()
+        # Cut off between the two, the same command does the rest; the other way round a run in
+        # between would never make again what was removed.
+        moved = place.reset(flows)
+        outputs = {pipeline.flows[name].target for name in flows}
+        return moved, _empty(project, [pipeline.outputs[name] for name in sorted(outputs)], broker)
+
+
+def _empty(project: Project, outputs: Sequence[Output], broker: Broker) -> list[str]:
+    """Remove what is in topics, tables and folders of files; sinks of Spark's are left alone."""
     done = []
-    with Broker(url) as broker:
-        for name in outputs:
-            output = pipeline.outputs[name]
-            if output.kind == "files":
-                folder = project.folder / output.options["path"]
-                if folder.is_dir():
-                    shutil.rmtree(folder)
-                    done.append(name)
-            elif output.kind in ("topic", "table"):
-                try:
-                    broker.mill.topic(name).purge()
-                    done.append(name)
-                except TopicNotFound:
-                    continue  # the flow never ran
+    for output in outputs:
+        if output.kind == "files":
+            folder = project.folder / output.options["path"]
+            if folder.is_dir():
+                shutil.rmtree(folder)
+                done.append(output.name)
+        elif output.kind in ("topic", "table"):
+            try:
+                broker.mill.topic(output.name).purge()
+                done.append(output.name)
+            except TopicNotFound:
+                continue  # the flow never ran
     return done

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 from millstream.errors import ConfigError, MillstreamError, PipelineInvalid, TopicNotFound
 from millstream.pipelines.declare import Flow, Output, Pipeline, reading
 from millstream.pipelines.graph import Graph, Node
+from millstream.pipelines.queries import SNAPSHOT
 from millstream.pipelines.reasons import reason_of
 from millstream.pipelines.targets import Broker, shaped
 
@@ -152,10 +153,17 @@ class Resolver:
         return self._source(how, name, options)
 
     def _files(self, output: Output, how: str) -> DataFrame:
+        if output.format == SNAPSHOT:
+            raise PipelineInvalid(
+                f"'{output.name}' ({output.where}) is a materialized view, replaced at every "
+                f"change: read what it is made from"
+            )
+        columns = self._columns[output.name]
+        if self._broker.dry:
+            return _nothing(self._spark, columns, batch=how == "table")
         reader = self._spark.readStream if how == "stream" else self._spark.read
         path = str(self._folder / output.options["path"])
         Path(path).mkdir(parents=True, exist_ok=True)
-        columns = self._columns[output.name]
         frame: DataFrame = reader.schema(columns).format(output.format).load(path)
         return frame
 
@@ -184,14 +192,22 @@ class Resolver:
 
 def _stand_in(spark: SparkSession, schema: Any, batch: bool) -> DataFrame:
     """Rows of a topic that is not there yet, for looking at a pipeline without running it."""
+    from pyspark.sql.types import StructType
+
+    envelope: Any = StructType.fromDDL(
+        "key BINARY, value BINARY, topic STRING, partition INT, offset BIGINT, "
+        "timestamp TIMESTAMP, subject STRING, index INT"
+    )
+    envelope["value"].dataType = schema["value"].dataType
+    return _nothing(spark, envelope, batch)
+
+
+def _nothing(spark: SparkSession, schema: Any, batch: bool) -> DataFrame:
+    """No rows of these columns."""
     from pyspark.sql import functions as sf
 
     frame = spark.range(0) if batch else spark.readStream.format("rate").load()
-    kinds = {"key": "binary", "value": "binary", "topic": "string", "partition": "int"}
-    kinds |= {"offset": "bigint", "timestamp": "timestamp", "subject": "string", "index": "int"}
-    value = schema["value"].dataType
-    columns = [sf.lit(None).cast(value if name == "value" else k) for name, k in kinds.items()]
-    return frame.select(*(c.alias(name) for c, name in zip(columns, kinds, strict=True)))
+    return frame.select(*(sf.lit(None).cast(c.dataType).alias(c.name) for c in schema.fields))
 
 
 def _flat(frame: DataFrame, how: str) -> DataFrame:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import re
 import tempfile
 import zipfile
@@ -43,8 +44,7 @@ def ship(spark: SparkSession, project: Project) -> None:
     What the package needs besides (pyarrow, msgspec) must be installed where executors run.
     """
     if not is_local(spark.sparkContext.master or ""):
-        folder = Path(tempfile.mkdtemp(prefix="millstream-package-"))
-        spark.sparkContext.addPyFile(str(_write(folder / "millstream.zip", _package_files())))
+        _add(spark, "millstream", _package_files())
     ship_project(spark, project)
 
 
@@ -52,10 +52,20 @@ def ship_project(spark: SparkSession, project: Project) -> None:
     """Give executors the project's modules, where they have this package already."""
     from millstream.spark.datasource import MillstreamDataSource
 
-    folder = Path(tempfile.mkdtemp(prefix="millstream-pipeline-"))
-    spark.sparkContext.addPyFile(str(_write(folder / "project.zip", _project_files(project))))
+    _add(spark, "project", _project_files(project))
     # A source that Spark found by its installed name would have to be installed on executors too.
     spark.dataSource.register(MillstreamDataSource)
+
+
+def _add(spark: SparkSession, name: str, files: dict[str, Path]) -> None:
+    """Put an archive of these files on the executors' path.
+
+    Its name tells its content: Spark takes one file of a name in a session, and no other.
+    """
+    folder = Path(tempfile.mkdtemp(prefix="millstream-"))
+    draft = _write(folder / "draft.zip", files)
+    digest = hashlib.sha256(draft.read_bytes()).hexdigest()[:16]
+    spark.sparkContext.addPyFile(str(draft.rename(folder / f"{name}-{digest}.zip")))
 
 
 def package(project: Project, folder: Path) -> list[Path]:

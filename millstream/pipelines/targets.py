@@ -99,6 +99,10 @@ class Broker:
             self._mill = blocking.connect(self._url)
         return self._mill
 
+    def check_reachable(self) -> None:
+        """Connect, or raise why not."""
+        self.mill.flush()
+
     def check_exists(self, name: str, suggest: Callable[[str, list[str]], str]) -> None:
         """Refuse a name that neither the pipeline makes nor the broker has."""
         try:

@@ -9,8 +9,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from millstream.errors import FlowsFailed
 from millstream.messaging import NewEvent
-from millstream.pipelines import load, open_project
+from millstream.pipelines import open_project
+from millstream.pipelines.launch import declared
 from millstream.pipelines.resolve import resolve
 from millstream.pipelines.runner import Runner, RunSettings
 from millstream.pipelines.targets import Broker
@@ -25,12 +27,16 @@ from pyspark.sql import functions as f
 from millstream import pipelines as mp
 """
 
+# For processes that run for seconds: the compiler that is quick to start.
+QUICK = '[pipeline.spark]\n"spark.driver.extraJavaOptions" = "-XX:TieredStopAtLevel=1"\n'
+
 
 class Kit:
     """A project in a folder of its own, on the tests' session and broker."""
 
     def __init__(self, spark: SparkSession, place: Place, folder: Path) -> None:
         self.spark, self.place, self.folder = spark, place, folder
+        self.failed: FlowsFailed | None = None  # how the last continuous run ended
 
     def write(self, code: str, toml: str = "") -> None:
         (self.folder / "millstream.toml").write_text(f'[pipeline]\nname = "words"\n{toml}')
@@ -39,7 +45,7 @@ class Kit:
     def runner(self, *, once: bool = True) -> Runner:
         project = open_project(self.folder)
         settings = RunSettings(once=once, options={"url": self.place.url})
-        return Runner(project, load(project), self.spark, settings)
+        return Runner(project, declared(project), self.spark, settings)
 
     def once(self) -> dict[str, dict[str, Any]]:
         """Run until all is read; the flows' status."""
@@ -50,6 +56,7 @@ class Kit:
     @contextmanager
     def running(self) -> Iterator[Runner]:
         runner = self.runner(once=False)
+        self.failed = None
 
         def work() -> None:
             # Spark looks for sources in the session that is active in the thread.
@@ -57,7 +64,10 @@ class Kit:
             kind._get_j_spark_session_class(self.spark._jvm).setActiveSession(
                 self.spark._jsparkSession
             )
-            runner.run()
+            try:
+                runner.run()
+            except FlowsFailed as error:
+                self.failed = error
 
         thread = threading.Thread(target=work)
         thread.start()
@@ -82,7 +92,7 @@ class Kit:
         project = open_project(self.folder)
         with Broker(self.place.url, dry=True) as broker:
             options = {"url": self.place.url}
-            return resolve(load(project), self.spark, broker, self.folder, options).graph
+            return resolve(declared(project), self.spark, broker, self.folder, options).graph
 
 
 def wait_for(condition: Callable[[], bool], seconds: float = 60) -> None:

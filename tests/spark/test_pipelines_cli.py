@@ -12,11 +12,12 @@ from typer.testing import CliRunner
 
 from millstream.cli.app import app
 from millstream.cli.exits import Exit
+from millstream.cli.pipeline_view import shown_live
 from millstream.errors import ConfigError, PipelineBusy, PipelineInvalid, PipelineNotRunning
 from millstream.pipelines import open_project
 from millstream.pipelines.place import Place
 
-STATUS = {
+STATUS: dict[str, Any] = {
     "state": "running",
     "started": "2026-01-01T00:00:00+00:00",
     "flows": [
@@ -82,11 +83,29 @@ def test_status_shows_rates_lag_watermark_state_and_error(project: Path) -> None
         place.write_status(STATUS)
         done = call("status", str(project))
         assert done.exit_code == Exit.UNHEALTHY
+        listed = call("ls", str(project)).stdout
+        assert all(words in listed for words in ("restarting", "77", "1.5 s", "pipeline.py"))
         for words in ("12,345", "77", "1.5 s", "2026-01-01T00:00:00Z", "2.0 KiB", "ValueError: no"):
             assert words in done.stdout
     done = call("status", str(project), "--json")
     assert json.loads(done.stdout)["state"] == "gone"
     assert done.exit_code == Exit.UNHEALTHY
+
+
+def test_a_log_gets_a_line_for_each_change_of_state(capsys: pytest.CaptureFixture[str]) -> None:
+    moment = {**STATUS, "pipeline": "words", "time": "2026-01-01T00:00:02+00:00"}
+    running = {**moment, "flows": [{**STATUS["flows"][0], "state": "running"}]}
+    with shown_live(quiet=False, as_json=False) as shown:
+        for status in (running, running, moment, running):
+            shown(status)
+    assert capsys.readouterr().out.splitlines() == [
+        "2026-01-01T00:00:02+00:00 counts: running",
+        "2026-01-01T00:00:02+00:00 counts: restarting: ValueError: no",
+        "2026-01-01T00:00:02+00:00 counts: running",
+    ]
+    with shown_live(quiet=True, as_json=False) as shown:
+        shown(moment)
+    assert capsys.readouterr().out == ""
 
 
 def test_stop_and_run_say_who_runs_it(project: Path) -> None:

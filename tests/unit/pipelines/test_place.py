@@ -48,8 +48,8 @@ def test_one_process_runs_a_pipeline_and_can_be_stopped(place: Place) -> None:
         assert place.pid() == process.pid
         with pytest.raises(PipelineBusy, match=f"process {process.pid} since"), place.running():
             pass
-        with pytest.raises(PipelineBusy):
-            place.reset(["a"])
+        with pytest.raises(PipelineBusy), place.idle():
+            pass
         assert place.stop(10)
     assert place.pid() is None
 
@@ -74,7 +74,8 @@ def test_reset_keeps_old_checkpoints_aside(place: Place) -> None:
     for flow in ("a", "b"):
         Path(place.checkpoint(flow)).mkdir(parents=True)
         (Path(place.checkpoint(flow)) / "metadata").write_text(flow)
-    (moved,) = place.reset(["a", "never-run"])
+    with place.idle():
+        (moved,) = place.reset(["a", "never-run"])
     assert (moved / "metadata").read_text() == "a"
     assert not place.has_checkpoint("a")
     assert place.has_checkpoint("b")

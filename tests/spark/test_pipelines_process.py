@@ -1,0 +1,168 @@
+"""`millstream pipeline run` as a process: watched from outside, stopped by signals."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from typer.testing import CliRunner
+
+from millstream.cli.app import app
+from millstream.cli.exits import Exit
+from millstream.pipelines import Pipeline, open_project
+from millstream.pipelines.runner import Runner, stopped_by_signals
+from tests.spark.project_kit import HEAD, QUICK, wait_for
+
+if TYPE_CHECKING:
+    from tests.spark.conftest import Place
+
+pytestmark = pytest.mark.timeout(240)
+
+CODE = (
+    HEAD
+    + """
+import time
+from pathlib import Path
+
+@f.udf("string")
+def held(text):
+    deadline = time.monotonic() + 120
+    while text == "hold" and not Path(GO).exists() and time.monotonic() < deadline:
+        time.sleep(0.05)
+    return text
+
+@mp.topic
+def slow():
+    return mp.read("lines").select(held(f.col("value").cast("string")).alias("word"))
+
+mp.sink("screen", "console", truncate="false")
+
+@mp.flow("screen")
+def printed():
+    return mp.read("lines").select(f.upper(f.col("value").cast("string")).alias("word"))
+"""
+)
+COMMAND = [sys.executable, "-c", "from millstream.cli.main import main; main()", "pipeline"]
+
+
+class Process:
+    """The pipeline in a process group of its own, as a shell would start it."""
+
+    def __init__(self, folder: Path, url: str) -> None:
+        self.folder = folder
+        self.output = folder / "output.txt"
+        with self.output.open("wb") as output:
+            self._process = subprocess.Popen(
+                [*COMMAND, "run", str(folder)],
+                env={**os.environ, "NATS_URL": url},
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+
+    def __enter__(self) -> Process:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._process.poll() is None:
+            os.killpg(self._process.pid, signal.SIGKILL)
+            self._process.wait()
+
+    def signal(self, number: int) -> None:
+        """To the whole group: that is what a terminal does at Ctrl-C."""
+        os.killpg(self._process.pid, number)
+
+    def ended(self) -> int:
+        """The exit code; nothing of the group is left."""
+        code = self._process.wait(120)
+        wait_for(lambda: not _alive(self._process.pid))
+        return code
+
+    def flow(self, name: str) -> dict[str, Any]:
+        done = CliRunner().invoke(app, ["pipeline", "status", str(self.folder), "--json"])
+        flows = {flow["name"]: flow for flow in json.loads(done.stdout)["flows"]}
+        return flows.get(name, {"state": "", "rows_out": 0})
+
+
+def _alive(group: int) -> list[int]:
+    found = []
+    for folder in Path("/proc").iterdir():
+        try:
+            state, _, number = (folder / "stat").read_text().rpartition(")")[2].split()[:3]
+        except (OSError, ValueError):
+            continue
+        if int(number) == group and state != "Z":
+            found.append(int(folder.name))
+    return found
+
+
+def batches(folder: Path, flow: str, what: str) -> set[str]:
+    place = folder / ".pipeline" / "checkpoints" / flow / what
+    return {p.name for p in place.iterdir() if p.name.isdigit()} if place.is_dir() else set()
+
+
+def in_flight(folder: Path) -> bool:
+    return batches(folder, "slow", "offsets") > batches(folder, "slow", "commits")
+
+
+def words(place: Place) -> list[str]:
+    return [value["word"] for value in place.values("slow")]
+
+
+def test_ctrl_c_and_sigterm_end_the_batch_and_the_process_and_lose_nothing(
+    place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    go = tmp_path / "go"
+    (tmp_path / "millstream.toml").write_text(f'[pipeline]\nname = "held"\n{QUICK}')
+    (tmp_path / "pipeline.py").write_text(CODE.replace("GO", repr(str(go))))
+    place.topic("lines")
+    place.publish("lines", [b"first"])
+    with Process(tmp_path, place.url) as process:
+        wait_for(lambda: process.flow("slow")["rows_out"] == 1, 120)
+        place.publish("lines", [b"hold"])
+        wait_for(lambda: in_flight(tmp_path))
+        # Seen from another process while the batch hangs: what waits, and since when.
+        place.publish("lines", [b"later"] * 7)
+        wait_for(lambda: process.flow("slow").get("lag_events") == 8)
+        assert process.flow("slow")["lag_seconds"] > 0
+        assert process.flow("slow")["state"] == "running"
+        wait_for(lambda: "LATER" in process.output.read_text())  # the console goes on meanwhile
+        process.signal(signal.SIGINT)
+        wait_for(lambda: (tmp_path / ".pipeline" / "stop").exists())
+        assert words(place) == ["first"]
+        go.touch()
+        assert process.ended() == 0
+    assert not in_flight(tmp_path)
+    assert words(place) == ["first", "hold"]  # its batch, and none after it
+    printed = process.output.read_text()
+    assert "FIRST" in printed
+    assert "Batch: 0" in printed
+    with Process(tmp_path, place.url) as process:
+        wait_for(lambda: process.flow("slow")["rows_out"] == 7, 120)
+        done = CliRunner().invoke(app, ["pipeline", "stop", str(tmp_path)])  # by SIGTERM
+        assert done.exit_code == 0, done.output
+        assert process.ended() == 0
+    assert not in_flight(tmp_path)
+    assert words(place) == ["first", "hold", *["later"] * 7]
+    done = CliRunner().invoke(app, ["pipeline", "status", str(tmp_path), "--json"])
+    assert json.loads(done.stdout)["state"] == "stopped"
+    assert done.exit_code == Exit.OK
+
+
+def test_a_second_signal_ends_the_process_at_once(tmp_path: Path) -> None:
+    (tmp_path / "millstream.toml").write_text('[pipeline]\nname = "held"\n')
+    spark: Any = None  # nothing is started
+    runner = Runner(open_project(tmp_path), Pipeline("held"), spark)
+    with stopped_by_signals(runner):
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert runner.stopping
+        with pytest.raises(KeyboardInterrupt):
+            os.kill(os.getpid(), signal.SIGINT)
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
