@@ -34,6 +34,7 @@ async def can_publish(variables: dict[str, str], subject: str) -> bool:
         error_cb=note,
     )
     await client.publish(subject, b"x")
+    await client.flush()  # this client's PING may overtake what it published
     await client.flush()
     await client.close()
     return not errors
