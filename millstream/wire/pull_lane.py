@@ -272,6 +272,9 @@ class PullLane:
 
     def _check_exists(self, gone: SubscriptionNotFound | None = None) -> None:
         """Nobody listens: either there is no leader for a moment, or the consumer is gone."""
+        if self._disposable:
+            self._fail(ApiError(503, 0, f"no sign of life of '{self._consumer}'"))
+            return
         if self._checking is None or self._checking.done():
             self._checking = self._loop.create_task(self._look_it_up(gone))
 

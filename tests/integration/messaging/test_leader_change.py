@@ -10,7 +10,7 @@ import pytest
 
 import millstream
 from millstream.broker import Cluster
-from millstream.messaging import Delivery, Lag, NewEvent, SubscriptionSettings, Topic
+from millstream.messaging import Delivery, Event, Lag, NewEvent, SubscriptionSettings, Topic
 from millstream.mill import Mill
 from millstream.settings import Reconnect
 from millstream.testing import running_cluster
@@ -100,3 +100,36 @@ async def test_a_leader_that_is_killed_loses_nothing(cluster: Cluster, mill: Mil
     seen, stored = await work(topic, 300, asyncio.create_task(kill()))
     assert set(seen) == set(stored)
     assert topic.durability == "replicated"
+
+
+async def reader_elsewhere(mill: Mill, topic: Topic) -> tuple[AsyncIterator[Event], str]:
+    """A reader that follows, with its consumer on another server than the one we talk to."""
+    while True:
+        reader = topic.read(follow=True)
+        await anext(reader)
+        (consumer,) = [info async for info in mill.jetstream.consumers(topic.name)]
+        server = consumer.cluster.leader if consumer.cluster else ""
+        if server != mill.connection.info.server_name:
+            return reader, server
+        await reader.aclose()  # type: ignore[attr-defined]
+        while [info async for info in mill.jetstream.consumers(topic.name)]:
+            await asyncio.sleep(0.02)
+
+
+async def test_a_reader_goes_on_when_the_server_of_its_consumer_is_killed(
+    cluster: Cluster, mill: Mill
+) -> None:
+    """Its consumer is not replicated: with the server it is gone, and nothing will tell so."""
+    topic = await mill.create_topic("followed", replicas=3)
+    await topic.publish(b"0")
+    async with asyncio.timeout(60):
+        reader, server = await reader_elsewhere(mill, topic)
+        node = node_of(cluster, server)
+        await asyncio.to_thread(cluster.kill, node)
+        try:
+            await topic.publish_many([NewEvent(b"%d" % n) for n in range(1, 20)])
+            got = [(await anext(reader)).value for _ in range(1, 20)]
+        finally:
+            await asyncio.to_thread(cluster.restart, node)
+    assert got == [b"%d" % n for n in range(1, 20)]
+    assert mill.connection.reconnects == 0
