@@ -112,7 +112,7 @@ async def reader_elsewhere(mill: Mill, topic: Topic) -> tuple[AsyncIterator[Even
         if server != mill.connection.info.server_name:
             return reader, server
         await reader.aclose()  # type: ignore[attr-defined]
-        while [info async for info in mill.jetstream.consumers(topic.name)]:
+        while [info async for info in mill.jetstream.consumers(topic.name)]:  # noqa: ASYNC110
             await asyncio.sleep(0.02)
 
 
