@@ -1,19 +1,21 @@
-"""All scenarios by name, and what each needs of the machine."""
+"""All scenarios by name, what each breaks, and what it needs of the machine."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Final
 
-from tests.faults.clustered import CLUSTERED, PARTITIONED
+from tests.faults import side_doors, sparked
+from tests.faults.clustered import CLUSTERED, LEADERS, PARTITIONED, PARTITIONS
 from tests.faults.disk import can_mount
 from tests.faults.hardware import FLIPPED, MOUNTED
+from tests.faults.nemesis import BROKER, CLIENTS, NETWORK
 from tests.faults.network import can_partition
-from tests.faults.scenarios import SINGLE, Scenario
+from tests.faults.scenarios import EVERYTHING, SINGLE, Scenario
 from tests.faults.side_doors import SIDE_DOORS
 from tests.faults.sparked import SPARKED, can_spark
 
-__all__ = ["SCENARIOS", "why_not"]
+__all__ = ["KINDS", "SCENARIOS", "why_not"]
 
 SCENARIOS: Final[dict[str, Scenario]] = {
     **SINGLE,
@@ -23,6 +25,28 @@ SCENARIOS: Final[dict[str, Scenario]] = {
     **PARTITIONED,
     **MOUNTED,
     **SPARKED,
+}
+# The kinds of fault that every run of a scenario, however short, must have had.
+KINDS: Final[dict[str, tuple[str, ...]]] = {
+    "publish": EVERYTHING,
+    "writers": (*BROKER, *NETWORK, *CLIENTS[:2]),
+    "groups": EVERYTHING,
+    "process": EVERYTHING,
+    "tables": (*BROKER, *NETWORK, *CLIENTS[:2]),
+    "import": (*side_doors.KINDS, "kill import"),
+    "clocks": (*side_doors.CLOCK_KINDS, "clock jump"),
+    "overload": ("flood",),
+    "flipped-byte": ("flipped byte",),
+    "cluster": (*BROKER, *LEADERS, *CLIENTS),
+    "cluster-tables": (*BROKER, *LEADERS),
+    "partitions": (*PARTITIONS, "kill leader"),
+    "partition-tables": PARTITIONS,
+    "power": ("power loss",),
+    "cluster-power": ("power loss", "power loss of a node"),
+    "power-periodic": ("power loss",),
+    "cluster-power-periodic": ("power loss",),
+    "full-disk": ("disk full",),
+    "spark": sparked.KINDS,
 }
 _NEEDS: Final[dict[str, Callable[[], str | None]]] = {
     **dict.fromkeys(PARTITIONED, can_partition),

@@ -20,7 +20,7 @@ from tests.faults.nemesis import BROKER, CLIENTS, Step, haunt
 from tests.faults.scenarios import Scenario, sound_log
 from tests.faults.supervisor import Node, Orders, Stage, until
 
-__all__ = ["CLUSTERED", "PARTITIONED"]
+__all__ = ["CLUSTERED", "LEADERS", "PARTITIONED", "PARTITIONS", "LocalNode"]
 
 SETTLE_SECONDS: Final = 30.0  # for a leader after the last fault
 
@@ -31,6 +31,7 @@ class LocalNode:
 
     cluster: Cluster
     name: str
+    patience: float = 60.0  # seconds until all its copies are current; it serves before
 
     @property
     def pid(self) -> int:
@@ -47,7 +48,7 @@ class LocalNode:
         self.cluster.stop(self.name, grace=10.0)
 
     def start(self) -> None:
-        self.cluster.restart(self.name, timeout=60.0)
+        self.cluster.restart(self.name, timeout=self.patience)
 
 
 @asynccontextmanager
@@ -193,7 +194,7 @@ async def _table(stage: Stage, faults: tuple[str, ...]) -> Findings:
         await stage.worker(f"t{number}", "table", table="state", keys=4, pace=0.03)
     await haunt(stage, faults, stage.orders.seconds)
     await stage.end("table")
-    return stage.findings.add(check_table(stage.records()))
+    return stage.findings.add(check_table(stage.records(), copies=len(stage.nodes)))
 
 
 async def cluster(orders: Orders) -> Findings:

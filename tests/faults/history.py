@@ -11,11 +11,14 @@ import os
 import time
 import zlib
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
-__all__ = ["History", "Record", "body_of", "id_of", "read_histories"]
+__all__ = ["History", "Progress", "Record", "body_of", "id_of", "read_histories"]
 
 Record = dict[str, Any]
+
+# What a worker notes when it has got something done.
+DONE: Final = ("ok", "flushed", "settled", "end", "read-ok")
 
 
 class History:
@@ -41,6 +44,26 @@ def read_histories(folder: Path) -> list[Record]:
         for line in file.read_bytes().split(b"\n")[:-1]:
             records.append(json.loads(line))
     return sorted(records, key=lambda record: record["t"])
+
+
+class Progress:
+    """Counts what the processes of a run get done, reading only what is new."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._read: dict[Path, int] = {}
+        self._count = 0
+
+    def count(self) -> int:
+        """What has been done since the beginning of the run."""
+        for file in self._folder.glob("*.jsonl"):
+            with file.open("rb") as notes:
+                notes.seek(self._read.get(file, 0))
+                fresh = notes.read()
+            whole = fresh[: fresh.rfind(b"\n") + 1]  # a line that is being written comes later
+            self._read[file] = self._read.get(file, 0) + len(whole)
+            self._count += sum(whole.count(f'"what":"{what}"'.encode()) for what in DONE)
+        return self._count
 
 
 def body_of(name: str) -> bytes:

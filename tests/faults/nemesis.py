@@ -20,6 +20,7 @@ __all__ = ["BROKER", "CLIENTS", "FAULTS", "NETWORK", "Step", "freeze", "haunt", 
 
 PRODUCING: Final = ("produce", "write", "table")
 CONSUMING: Final = ("consume", "join", "transform")
+SHORT_LENGTHS: Final = (0.05, 0.2, 0.5)  # seconds of a fault in a short run
 
 
 class Step(NamedTuple):
@@ -52,22 +53,41 @@ def schedule(chance: random.Random, faults: Sequence[str], seconds: float) -> li
 
 
 async def haunt(stage: Stage, faults: Sequence[str], seconds: float) -> None:
-    """Let faults happen for so long, then heal everything."""
+    """Let faults happen for so long, in a short run each kind once, then heal everything."""
     await stage.ready()
+    if stage.orders.short:
+        await _each_once(stage, faults)
+    else:
+        await _for_long(stage, faults, seconds)
+    if stage.proxy is not None:
+        stage.proxy.heal()
+
+
+async def _each_once(stage: Stage, faults: Sequence[str]) -> None:
+    chance = stage.orders.chance("nemesis")
+    for fault in chance.sample(faults, len(faults)):
+        await stage.worked()
+        await _strike(stage, Step(0.0, fault, chance.choice(SHORT_LENGTHS), chance.random()))
+    await stage.worked()
+
+
+async def _for_long(stage: Stage, faults: Sequence[str], seconds: float) -> None:
     loop = asyncio.get_running_loop()
     deadline = loop.time() + seconds
     for step in schedule(stage.orders.chance("nemesis"), faults, seconds * 2):
         if loop.time() + step.pause > deadline:
             break
         await asyncio.sleep(step.pause)
-        stage.history.note("fault", kind=step.fault, length=step.length)
-        await FAULTS[step.fault](stage, step)
-        stage.findings.counts[f"fault: {step.fault}"] += 1
-        stage.history.note("healed", kind=step.fault)
-        await stage.crashes()
+        await _strike(stage, step)
     await asyncio.sleep(max(0.0, deadline - loop.time()))
-    if stage.proxy is not None:
-        stage.proxy.heal()
+
+
+async def _strike(stage: Stage, step: Step) -> None:
+    stage.history.note("fault", kind=step.fault, length=step.length)
+    await FAULTS[step.fault](stage, step)
+    stage.findings.counts[f"fault: {step.fault}"] += 1
+    stage.history.note("healed", kind=step.fault)
+    await stage.crashes()
 
 
 def _node(stage: Stage, step: Step) -> Node:

@@ -19,7 +19,7 @@ from tests.faults.nemesis import BROKER, CLIENTS, NETWORK, haunt
 from tests.faults.supervisor import Orders, Stage, staged, stored_events, until
 from tests.faults.worker import outputs_of
 
-__all__ = ["SINGLE", "Scenario", "sound_log"]
+__all__ = ["EVERYTHING", "SINGLE", "Scenario", "sound_log"]
 
 Scenario = Callable[[Orders], Coroutine[Any, Any, Findings]]
 

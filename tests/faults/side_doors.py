@@ -10,31 +10,43 @@ from typing import Final
 
 import millstream
 from millstream import Overload, SubscriberSettings
+from millstream.errors import MillstreamError
 from tests.faults.checker import Findings, check_deliveries, check_publishes, check_writer
-from tests.faults.history import Record, body_of
+from tests.faults.history import Progress, Record, body_of
 from tests.faults.nemesis import BROKER, NETWORK, haunt
 from tests.faults.scenarios import Scenario, sound_log
-from tests.faults.supervisor import REPOSITORY, Orders, Stage, staged, until
+from tests.faults.supervisor import (
+    END_SECONDS,
+    REPOSITORY,
+    WORKED,
+    Orders,
+    Stage,
+    staged,
+    until,
+)
 
 __all__ = ["SIDE_DOORS"]
 
 COMMAND: Final = "from millstream.cli.main import main; main()"
+KINDS: Final = (*BROKER, *NETWORK)
+CLOCK_KINDS: Final = ("cut", "kill server", "stall")
 ROWS: Final = 30_000  # of a file
+SHORT_ROWS: Final = 20_000  # of a file in a short run; more than one pack
+WATCH_SECONDS: Final = 0.05
 IMPORT_TRIES: Final = 500
 MESSAGES: Final = 20_000
 
 
 async def import_file(orders: Orders) -> Findings:
     """`millstream import` of files, killed again and again: every row once, in order."""
-    loop = asyncio.get_running_loop()
-    deadline = loop.time() + orders.seconds
-    rows = min(ROWS, int(orders.seconds * 1000))
+    rows = SHORT_ROWS if orders.short else min(ROWS, int(orders.seconds * 1000))
     async with staged(orders) as stage:
         async with stage.mill() as mill:
             await mill.create_topic("rows", partitions=2)
-        haunting = asyncio.create_task(haunt(stage, (*BROKER, *NETWORK), orders.seconds))
+        watching = asyncio.create_task(_watch_rows(stage))
+        haunting = asyncio.create_task(haunt(stage, KINDS, orders.seconds))
         told: list[Record] = []
-        while not told or loop.time() < deadline:
+        while not told or not haunting.done():
             name = f"file{len(told) // 2}"
             file = orders.folder / "input" / f"{name}.jsonl"
             await asyncio.to_thread(_write_rows, file, name, rows)
@@ -42,8 +54,30 @@ async def import_file(orders: Orders) -> Findings:
             told.append({"what": "given", "writer": name, "position": rows})
             told.append({"what": "flushed", "writer": name, "position": rows})
         await haunting
+        watching.cancel()
         stored = await sound_log(stage, "rows")
         return stage.findings.add(check_writer(told, stored))
+
+
+async def _watch_rows(stage: Stage) -> None:
+    """Note whenever rows have come: between the faults of a short run some must."""
+    seen = 0
+    while True:
+        count = await _rows(stage)
+        if count > seen:
+            for _ in range(WORKED):
+                stage.history.note("ok")
+            seen = count
+        await asyncio.sleep(WATCH_SECONDS)
+
+
+async def _rows(stage: Stage) -> int:
+    """Packs of rows that are stored; none while the broker is down."""
+    try:
+        async with stage.mill() as mill:
+            return (await (await mill.topic("rows")).info()).messages
+    except MillstreamError:
+        return 0
 
 
 def _write_rows(file: Path, name: str, rows: int) -> None:
@@ -67,18 +101,31 @@ async def _import_until_done(stage: Stage, file: str) -> None:
         )
         # Later tries get longer: so the file is done some time, however slow the machine is.
         patience = chance.uniform(0.5, 1.2) + attempt * 0.1
-        try:
-            async with asyncio.timeout(patience):
-                code = await process.wait()
-        except TimeoutError:
+        if not await _ends(stage, process, attempt, patience):
             process.kill()
             await process.wait()
             stage.findings.counts["fault: kill import"] += 1
             continue
         stage.findings.counts["imports that ended"] += 1
-        if code == 0:
+        if process.returncode == 0:
             return
     stage.findings.problem("stuck", f"the import did not end in {IMPORT_TRIES} tries")
+
+
+async def _ends(
+    stage: Stage, process: asyncio.subprocess.Process, attempt: int, patience: float
+) -> bool:
+    """Whether an import ends before it is to be killed: in time, or when rows of it have come."""
+    ending = asyncio.create_task(process.wait())
+    if not stage.orders.short:
+        await asyncio.wait({ending}, timeout=patience)
+    elif attempt == 0:
+        progress = Progress(stage.orders.folder)
+        before = progress.count()
+        await until(lambda: ending.done() or progress.count() > before, END_SECONDS)
+    else:
+        await asyncio.wait({ending}, timeout=END_SECONDS)
+    return ending.done()
 
 
 async def clocks(orders: Orders) -> Findings:
@@ -89,7 +136,7 @@ async def clocks(orders: Orders) -> Findings:
         for number in range(2):
             await stage.worker(f"p{number}", "produce", topic="events", keys=6, pace=0.01, clock=1)
         await stage.worker("c0", "consume", topic="events", clock=1)
-        await haunt(stage, ("cut", "kill server", "stall"), orders.seconds)
+        await haunt(stage, CLOCK_KINDS, orders.seconds)
         await stage.end("produce")
         stored = await sound_log(stage, "events")
         await until(lambda: check_deliveries(stage.records(), stored).sound)
@@ -131,6 +178,7 @@ async def _flood(stage: Stage, policy: Overload, room: int, findings: Findings) 
         await subscriber.flush()
         counters = subscriber.counters
         reading.cancel()
+        findings.counts["fault: flood"] += 1
         findings.counts["operations"] += MESSAGES
         findings.counts["events"] += counters.received
         findings.counts[f"dropped by {policy}"] += counters.dropped

@@ -1,15 +1,18 @@
-"""A Spark driver to be killed: python -m tests.faults.spark_driver URL CHECKPOINT
+"""A Spark driver to be killed: python -m tests.faults.spark_driver URL CHECKPOINT MODE
 
-Follows `input`, joins each event with the label of its key in `labels`, and writes `output`.
+Follows `input`, joins each event with the label of its key in `labels`, and writes `output`. The
+labels are broadcast: the join moves no event, so each key keeps its order.
 """
 
 from __future__ import annotations
 
 import sys
 
+from pyspark.sql.functions import broadcast
+
 from millstream.spark import session
 
-URL, CHECKPOINT = sys.argv[1:]
+URL, CHECKPOINT, MODE = sys.argv[1:]
 
 
 def main() -> None:
@@ -25,15 +28,15 @@ def main() -> None:
     events = (
         spark.readStream.format("millstream")
         .options(url=URL, subscribe="input", startingOffsets="earliest")
-        .options(maxOffsetsPerTrigger="2000", minPartitions="2")
+        .options(maxOffsetsPerTrigger="2000")
         .load()
     )
-    joined = events.join(labels, events["key"] == labels["label_key"]).selectExpr(
+    joined = events.join(broadcast(labels), events["key"] == labels["label_key"]).selectExpr(
         "key", "concat(value, X'40', label) AS value"
     )
     query = (
         joined.writeStream.format("millstream")
-        .options(url=URL, topic="output", commitMode="staged")
+        .options(url=URL, topic="output", commitMode=MODE)
         .option("checkpointLocation", CHECKPOINT)
         .start()
     )

@@ -21,13 +21,14 @@ from millstream.broker import Broker, BrokerSettings
 from millstream.errors import MillstreamError
 from tests.faults.checker import Findings, Stored
 from tests.faults.disk import Disk
-from tests.faults.history import History, Record, id_of, read_histories
+from tests.faults.history import History, Progress, Record, id_of, read_histories
 from tests.faults.proxy import Proxy
 
 __all__ = ["Child", "Node", "Orders", "SingleNode", "Stage", "staged", "stored_events", "until"]
 
 REPOSITORY: Final = Path(__file__).parents[2]
 END_SECONDS: Final = 60.0  # for a worker to end what it has begun
+WORKED: Final = 10  # things that must get done between two faults of a short run
 CATCH_UP_SECONDS: Final = 90.0  # for readers to have seen everything, once all is healed
 POLL: Final = 0.1
 
@@ -71,12 +72,20 @@ class SingleNode:
 
 @dataclass(frozen=True)
 class Orders:
-    """What a run is to do."""
+    """What a run is to do.
+
+    A short run has no seconds: each kind of fault once, in the midst of work, however long it
+    takes the machine to get that work done.
+    """
 
     scenario: str
     seed: int
     seconds: float
     folder: Path
+
+    @property
+    def short(self) -> bool:
+        return self.seconds == 0
 
     def chance(self, purpose: str) -> random.Random:
         """Random numbers that only the seed and the purpose decide."""
@@ -187,6 +196,13 @@ class Stage:
         for child in self.children.values():
             if not await until(child.begun, END_SECONDS):
                 self.findings.problem("stuck", f"{child.name} did not begin")
+
+    async def worked(self) -> None:
+        """Return when the workers have got something done from now on."""
+        progress = Progress(self.orders.folder)
+        enough = progress.count() + WORKED
+        if not await until(lambda: progress.count() >= enough, END_SECONDS):
+            self.findings.problem("stuck", f"nothing gets done for {END_SECONDS:g} s")
 
     async def crashes(self) -> None:
         """Start workers again that ended by themselves, which none should."""

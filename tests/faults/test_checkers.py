@@ -16,7 +16,12 @@ from tests.faults.checker import (
     check_writer,
 )
 from tests.faults.history import History, Record, body_of, id_of, read_histories
-from tests.faults.linearizable import Operation, check_table, linearizable
+from tests.faults.linearizable import (
+    Operation,
+    check_table,
+    linearizable,
+    only_reads_are_old,
+)
 from tests.faults.nemesis import FAULTS, schedule
 from tests.faults.report import summary_of, total_of, write_report
 from tests.faults.supervisor import Orders
@@ -162,6 +167,24 @@ def test_registers_that_are_linearizable_and_registers_that_are_not() -> None:
     assert not linearizable(two)  # both replaced nothing
     assert linearizable([two[0], write("b", None, 1, 6, "refused")])
     assert not linearizable([write("b", None, 1, 6, "refused")])  # refused for no reason
+
+
+def test_an_old_read_is_told_from_one_of_what_never_was() -> None:
+    """cluster-tables, seed 305: a leader that was frozen answered before it knew of another."""
+    writes = [write("a", None, 0, 1), write("b", "a", 2, 3)]
+    assert only_reads_are_old([*writes, read("a", 4, 5), read(None, 6, 7)])
+    assert only_reads_are_old([*writes, write("c", "b", 4, 5, "refused")])
+    assert not only_reads_are_old([*writes, read("c", 4, 5)])
+    assert not only_reads_are_old([writes[0], read("b", 1, 2), write("b", "a", 3, 4)])
+    assert not only_reads_are_old([writes[0], write("b", None, 2, 3)])
+    for copies, problems in ((1, {"claimed": 1}), (3, {})):
+        records: list[Record] = [
+            {"t": 0, "what": "write", "op": "a", "key": "k", "expected": None},
+            {"t": 1, "what": "ok", "op": "a"},
+            {"t": 2, "what": "read", "op": "r", "key": "k"},
+            {"t": 3, "what": "read-ok", "op": "r", "value": None},
+        ]
+        assert check_table(records, copies=copies).problems == problems
 
 
 def test_an_unknown_write_may_take_effect_late_or_never() -> None:
