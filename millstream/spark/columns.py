@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -20,7 +21,8 @@ from millstream.messaging.event import (
     event_ns,
 )
 from millstream.messaging.pack import Pack, decode
-from millstream.messaging.subject import key_bytes, key_of_token
+from millstream.messaging.subject import KEYLESS_TOKEN, key_bytes, key_of_token
+from millstream.spark.frames import Frames
 from millstream.spark.values import Decoded, Values, fitted
 from millstream.wire.protocol import parse_header_items, parse_headers
 from millstream.wire.pull_lane import RawMessage
@@ -30,6 +32,8 @@ __all__ = ["Batches", "Origin"]
 _OWN_MARK: Final = b"\r\nMill-"
 _PACK_MARK: Final = b"\r\nMill-Pack: "
 _FOR_MARK: Final = f"\r\n{FOR_HEADER}: ".encode()
+_UNDERSCORE: Final = 95
+_KEYLESS: Final = KEYLESS_TOKEN.encode()
 _TIME: Final = pa.timestamp("us", "UTC")
 _HEADERS: Final = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
 
@@ -56,51 +60,73 @@ class Batches:
         self._at = 0 if origin.prefix is None else len(origin.prefix.encode()) + 1
         self._wanted = set(schema.names)
 
-    def of(self, messages: Sequence[RawMessage]) -> list[pa.RecordBatch]:
+    def of(self, frames: Frames) -> list[pa.RecordBatch]:
         """The rows of some messages, in order; Millstream's own messages are left out."""
+        count = len(frames)
+        if not count:
+            return []
+        keep = np.ones(count, bool)
+        if self._at:
+            place = frames.subject + self._at
+            own = (frames.byte(place) == _UNDERSCORE) & (frames.subject_end > place + 1)
+            keep &= ~own
+        marked = self._marked(frames)
         result: list[pa.RecordBatch] = []
-        plain: list[RawMessage] = []
-        marked: list[int] = []  # places in `plain` with headers of ours
-        at, own_at = self._at, self._at + 1
-        for message in messages:
-            subject, _, headers, _ = message
-            own = at and subject[at : at + 1] == b"_" and len(subject) > own_at
-            if _OWN_MARK in headers:
-                if _PACK_MARK in headers:
-                    if plain:
-                        result.append(self._plain(plain, marked))
-                        plain, marked = [], []
-                    batch = self._pack(message)
-                    if batch is not None:
-                        result.append(batch)
-                    continue
-                # An event that was redriven for one subscription has been read here before.
-                if own or _FOR_MARK in headers:
-                    continue
-                marked.append(len(plain))
-            elif own:
-                continue
-            plain.append(message)
-        if plain:
-            result.append(self._plain(plain, marked))
+        begin = 0
+        for number in marked:
+            block = frames.headers_of(number)
+            # An event that was redriven for one subscription has been read here before.
+            if _FOR_MARK in block:
+                keep[number] = False
+            elif _PACK_MARK in block:
+                result += self._plain(frames, keep, marked, begin, number)
+                batch = self._pack(frames.message(number))
+                if batch is not None:
+                    result.append(batch)
+                begin = number + 1
+        result += self._plain(frames, keep, marked, begin, count)
         return [batch for batch in result if batch.num_rows]
+
+    def _marked(self, frames: Frames) -> list[int]:
+        """The numbers of messages that have headers of ours."""
+        with_headers = np.flatnonzero(frames.body > frames.head)
+        if not len(with_headers):
+            return []
+        blocks = frames.cut(frames.head[with_headers], frames.body[with_headers])
+        found = pc.match_substring(blocks, _OWN_MARK).to_numpy(zero_copy_only=False)
+        numbers: list[int] = with_headers[found].tolist()
+        return numbers
 
     # -- plain messages -------------------------------------------------------------------
 
-    def _plain(self, messages: list[RawMessage], marked: list[int]) -> pa.RecordBatch:
-        rows = _PlainRows(messages, self._at, marked)
+    def _plain(
+        self, frames: Frames, keep: Any, marked: list[int], begin: int, end: int
+    ) -> list[pa.RecordBatch]:
+        """The rows of the messages from `begin` to `end`, as far as they are to be kept."""
+        order = begin + np.flatnonzero(keep[begin:end])
+        if not len(order):
+            return []
+        own = [number for number in marked if begin <= number < end and keep[number]]
+        places = np.searchsorted(order, own)
+        headers = {
+            int(place): parse_headers(frames.headers_of(number))
+            for place, number in zip(places, own, strict=True)
+        }
+        whole = len(order) == len(frames)
+        rows = _PlainRows(frames if whole else frames.some(order), self._at, headers)
         decoded = None
         if self._wanted & {"value", "reason"}:
             decoded = self._values.plain(rows.payloads(), rows.schema_ids())
         make: dict[str, Callable[[], Any]] = {
-            "key": lambda: pa.array(rows.keys(), pa.binary()),
-            "offset": lambda: pa.array(rows.offsets(), pa.int64()),
-            "timestamp": lambda: pa.array(rows.micros(), pa.int64()).cast(_TIME),
-            "subject": lambda: pa.array([m.subject for m in messages], pa.binary()),
-            "index": lambda: pa.repeat(pa.scalar(0, pa.int32()), len(messages)),
+            "key": rows.keys,
+            "offset": lambda: pa.array(rows.offsets()),
+            "timestamp": lambda: pa.array(rows.micros()).cast(_TIME),
+            "subject": rows.subjects,
+            "index": lambda: pa.repeat(pa.scalar(0, pa.int32()), rows.count),
             "headers": lambda: pa.array(rows.headers(), _HEADERS),
         }
-        return self._assembled(len(messages), make, decoded, lambda n: (rows.offsets()[n], 0))
+        place = lambda n: (int(rows.offsets()[n]), 0)  # noqa: E731
+        return [self._assembled(rows.count, make, decoded, place)]
 
     # -- packs ----------------------------------------------------------------------------
 
@@ -214,49 +240,62 @@ def _times(pack: Pack, stored_micros: int) -> pa.Array:
 class _PlainRows:
     """The columns of plain messages. Headers are looked into only where there are some of ours."""
 
-    def __init__(self, messages: list[RawMessage], at: int, marked: list[int]) -> None:
-        self._messages = messages
+    def __init__(self, frames: Frames, at: int, own: dict[int, dict[str, str]]) -> None:
+        self._frames = frames
         self._at = at
-        self._own = {number: parse_headers(messages[number].headers) for number in marked}
+        self._own = own
+        self.count = len(frames)
 
-    def payloads(self) -> list[bytes | None]:
-        values: list[bytes | None] = [payload for _, _, _, payload in self._messages]
-        for number, headers in self._own.items():
-            if NULL_HEADER in headers:
-                values[number] = None
-        return values
+    def payloads(self) -> pa.Array:
+        values = self._frames.cut(self._frames.body, self._frames.end)
+        return self._without(values, [n for n, own in self._own.items() if NULL_HEADER in own])
 
     def schema_ids(self) -> list[str | None] | None:
         ids: list[str | None] | None = None
         for number, headers in self._own.items():
             if SCHEMA_HEADER in headers:
-                ids = ids or [None] * len(self._messages)
+                ids = ids or [None] * self.count
                 ids[number] = headers[SCHEMA_HEADER]
         return ids
 
-    def keys(self) -> list[bytes | None]:
-        at = self._at
-        keys: list[bytes | None]
-        if at:
-            keys = [_key(message.subject[at:]) for message in self._messages]
+    def keys(self) -> pa.Array:
+        """The last word of each subject, as the key it stands for."""
+        if self._at:
+            frames = self._frames
+            tokens = frames.cut(frames.subject + self._at, frames.subject_end)
         else:
-            keys = [None] * len(self._messages)
-        for number, headers in self._own.items():
-            if KEY_HEADER in headers:
-                keys[number] = _key(key_bytes(headers[KEY_HEADER]))
-        return keys
+            tokens = pa.nulls(self.count, pa.binary())
+        named = {n: own[KEY_HEADER] for n, own in self._own.items() if KEY_HEADER in own}
+        escaped = self._at and pc.any(pc.match_substring(tokens, b"=")).as_py()
+        if not escaped and not named:
+            none = pc.equal(tokens, pa.scalar(_KEYLESS, pa.binary()))
+            return pc.if_else(none, pa.scalar(None, pa.binary()), tokens)
+        keys = [None if token is None else _key(token) for token in tokens.to_pylist()]
+        for number, text in named.items():
+            keys[number] = _key(key_bytes(text))
+        return pa.array(keys, pa.binary())
 
-    def offsets(self) -> list[int]:
-        return [int(message.reply.rsplit(b".", 4)[1]) for message in self._messages]
+    def offsets(self) -> Any:
+        return self._frames.sequences()
 
-    def micros(self) -> list[int]:
-        times = [int(message.reply.rsplit(b".", 2)[1]) for message in self._messages]
+    def micros(self) -> Any:
+        times = self._frames.nanoseconds()
         for number, headers in self._own.items():
-            times[number] = event_ns(headers.get(TIME_HEADER), times[number])
-        return [time // 1000 for time in times]
+            times[number] = event_ns(headers.get(TIME_HEADER), int(times[number]))
+        return times // 1000
+
+    def subjects(self) -> pa.Array:
+        return self._frames.cut(self._frames.subject, self._frames.subject_end)
 
     def headers(self) -> list[list[tuple[str, bytes]] | None]:
-        return [_own_headers(message.headers) for message in self._messages]
+        return [_own_headers(self._frames.headers_of(n)) for n in range(self.count)]
+
+    def _without(self, values: pa.Array, numbers: list[int]) -> pa.Array:
+        if not numbers:
+            return values
+        none = np.zeros(self.count, bool)
+        none[numbers] = True
+        return pc.if_else(pa.array(none), pa.scalar(None, pa.binary()), values)
 
 
 def _key(token: bytes) -> bytes | None:

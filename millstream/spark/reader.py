@@ -13,10 +13,11 @@ from pyspark.sql.datasource import InputPartition
 from millstream.settings import ConnectionSettings
 from millstream.spark.columns import Batches, Origin
 from millstream.spark.connections import PATIENCE_SECONDS, connection_to
+from millstream.spark.frames import read_frames
 from millstream.spark.planning import Log, Piece, report_loss
 from millstream.spark.pushdown import RowFilter
 from millstream.spark.typed import TopicType, values_of
-from millstream.wire.blocking_range import Window, read_range
+from millstream.wire.blocking_range import Window
 
 __all__ = ["RangeReader", "RangeTask", "task_of"]
 
@@ -66,11 +67,11 @@ class RangeReader:
         def found() -> Iterator[pa.RecordBatch]:
             nonlocal seen
             window = Window(give_up_after=PATIENCE_SECONDS)
-            for messages in read_range(
+            for frames in read_frames(
                 connection, log.stream, task.start, task.end, subjects, window
             ):
-                seen += len(messages)
-                for batch in batches.of(messages):
+                seen += len(frames)
+                for batch in batches.of(frames):
                     yield batch if task.row_filter is None else task.row_filter.rows(batch)
 
         yield from joined(found())

@@ -11,11 +11,12 @@ from pyspark.sql.datasource import DataSourceReader, InputPartition
 
 from millstream.settings import ConnectionSettings
 from millstream.spark.connections import PATIENCE_SECONDS, connection_to, jetstream_to
+from millstream.spark.frames import read_frames
 from millstream.spark.logs import find_logs
 from millstream.spark.options import SourceOptions
 from millstream.spark.planning import Log
 from millstream.spark.reader import RangeReader, joined
-from millstream.wire.blocking_range import Window, read_range
+from millstream.wire.blocking_range import Window
 from millstream.wire.blocking_streams import stream_info
 
 __all__ = ["TablePart", "TableReader"]
@@ -71,8 +72,8 @@ class TableReader(DataSourceReader):
             if end == start:
                 break
             window = Window(give_up_after=PATIENCE_SECONDS)
-            for messages in read_range(connection, log.stream, start, end, (), window):
-                found.extend(batches.of(messages))
+            for frames in read_frames(connection, log.stream, start, end, (), window):
+                found.extend(batches.of(frames))
             start = end
         if found:
             yield from joined(_latest(found, self._reader.schema).to_batches())

