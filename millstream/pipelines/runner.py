@@ -36,6 +36,10 @@ _log = logging.getLogger("millstream.pipelines")
 State = Literal["waiting", "running", "restarting", "done", "failed", "skipped", "stopped"]
 ENDED: Final = ("done", "failed", "skipped", "stopped")
 POLL_SECONDS: Final = 0.2
+# A query starts a Python process for each source, and Spark gives up on one that is not there in
+# ten seconds: queries start one after the other. One that hangs holds others up this long at most.
+START_SECONDS: Final = 30.0
+_STARTING: Final = "Initializing"  # how Spark's message begins until the sources are there
 STATUS_SECONDS: Final = 1.0
 # How long the batches in flight may take at the end; then they are cut off, and run again at the
 # next start with the same result.
@@ -60,6 +64,7 @@ class _Run:
     state: State = "waiting"
     query: StreamingQuery | None = None
     wait: Deadline | None = None  # until the next try
+    starting: Deadline | None = None  # until others need not wait for it to start
     error: str | None = None  # the last one, kept when the flow runs again
     failed_at: str | None = None
     seen: int | None = None  # the batch that was completed when the query was started
@@ -144,10 +149,12 @@ class Runner:
     # -- one flow -------------------------------------------------------------------------
 
     def _step(self, run: _Run) -> None:
-        if run.state == "waiting":
-            self._begin_when_ready(run)
-        elif run.state == "running":
+        if run.state == "running":
             self._look_after(run)
+        elif any(_is_starting(other) for other in self._runs.values()):
+            return
+        elif run.state == "waiting":
+            self._begin_when_ready(run)
         elif run.state == "restarting" and run.wait is not None and run.wait.passed:
             self._start(run, again=True)
 
@@ -197,7 +204,7 @@ class Runner:
                 raise PipelineInvalid(f"the flow '{flow.name}' cannot start: {told}") from error
             self._failed(run, str(error))
             return
-        run.state = "running"
+        run.state, run.starting = "running", Deadline(START_SECONDS)
 
     def _look_after(self, run: _Run) -> None:
         query = run.query
@@ -295,6 +302,15 @@ class Runner:
         self.place.write_status(status)
         if shown is not None:
             shown(status)
+
+
+def _is_starting(run: _Run) -> bool:
+    if run.starting is None or run.query is None:
+        return False
+    message = str(run.query.status["message"])
+    if run.starting.passed or not run.query.isActive or not message.startswith(_STARTING):
+        run.starting = None
+    return run.starting is not None
 
 
 def _drain(query: StreamingQuery) -> None:

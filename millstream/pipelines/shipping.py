@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import re
 import tempfile
 import zipfile
@@ -43,29 +44,39 @@ def ship(spark: SparkSession, project: Project) -> None:
 
     What the package needs besides (pyarrow, msgspec) must be installed where executors run.
     """
+    package = None
     if not is_local(spark.sparkContext.master or ""):
-        _add(spark, "millstream", _package_files())
-    ship_project(spark, project)
+        package = _add(spark, "millstream", _package_files())
+    ship_project(spark, project, package)
 
 
-def ship_project(spark: SparkSession, project: Project) -> None:
-    """Give executors the project's modules, where they have this package already."""
+def ship_project(spark: SparkSession, project: Project, package: Path | None = None) -> None:
+    """Give executors the project's modules, where they have this package already.
+
+    `package` is the archive they have it from, as it lies beside the driver.
+    """
     from millstream.spark.datasource import MillstreamDataSource
 
+    if package is not None:
+        # Spark's processes beside the driver, which plan batches, have no files of the session.
+        found = spark.sparkContext.environment
+        found["PYTHONPATH"] = os.pathsep.join(filter(None, [str(package), found.get("PYTHONPATH")]))
     _add(spark, "project", _project_files(project))
     # A source that Spark found by its installed name would have to be installed on executors too.
     spark.dataSource.register(MillstreamDataSource)
 
 
-def _add(spark: SparkSession, name: str, files: dict[str, Path]) -> None:
-    """Put an archive of these files on the executors' path.
+def _add(spark: SparkSession, name: str, files: dict[str, Path]) -> Path:
+    """Put an archive of these files on the executors' path; where it is here.
 
     Its name tells its content: Spark takes one file of a name in a session, and no other.
     """
     folder = Path(tempfile.mkdtemp(prefix="millstream-"))
     draft = _write(folder / "draft.zip", files)
     digest = hashlib.sha256(draft.read_bytes()).hexdigest()[:16]
-    spark.sparkContext.addPyFile(str(draft.rename(folder / f"{name}-{digest}.zip")))
+    archive = draft.rename(folder / f"{name}-{digest}.zip")
+    spark.sparkContext.addPyFile(str(archive))
+    return archive
 
 
 def package(project: Project, folder: Path) -> list[Path]:

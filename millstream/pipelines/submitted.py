@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import tempfile
 import zipfile
 from collections.abc import Sequence
@@ -34,8 +35,9 @@ def run_submitted(name: str, arguments: Sequence[str]) -> None:
 
     spark = SparkSession.builder.appName(name).getOrCreate()
     with tempfile.TemporaryDirectory(prefix=f"{name}-") as folder:
-        project = _unpack(Path(folder), given.state)
-        ship_project(spark, project)
+        archive = _archive()
+        project = _unpack(archive, Path(folder), given.state)
+        ship_project(spark, project, archive)
         options = {"url": given.server} if given.server else {}
         runner = Runner(
             project, declared(project), spark, RunSettings(once=given.once, options=options)
@@ -45,17 +47,20 @@ def run_submitted(name: str, arguments: Sequence[str]) -> None:
     spark.stop()
 
 
-def _unpack(folder: Path, state: str) -> Project:
-    """The project's files, from the archive that this package was loaded from."""
-    import dataclasses
-
+def _archive() -> Path:
+    """The archive that this package was loaded from."""
     found = [p for p in Path(millstream.__file__).parents if p.is_file() and zipfile.is_zipfile(p)]
     if not found:
         raise ConfigError("main.py is run by spark-submit with --py-files pipeline.zip")
-    with zipfile.ZipFile(found[0]) as archive:
-        for item in archive.namelist():
+    return found[0]
+
+
+def _unpack(archive: Path, folder: Path, state: str) -> Project:
+    """The project's files, out of the archive."""
+    with zipfile.ZipFile(archive) as packed:
+        for item in packed.namelist():
             if item.startswith(f"{INSIDE}/") and ".." not in Path(item).parts:
-                archive.extract(item, folder)
+                packed.extract(item, folder)
     project = open_project(folder / INSIDE)
     place = Path(state).resolve()
     inside = project.checkpoints.startswith(str(project.folder))

@@ -13,7 +13,7 @@ import pytest
 from millstream.errors import ConfigError, PipelineInvalid
 from millstream.pipelines import open_project
 from millstream.pipelines.launch import declared
-from millstream.pipelines.runner import Runner, RunSettings
+from tests.spark.project_kit import Kit, wait_for
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -77,37 +77,40 @@ def write(folder: Path, url: str, python: str = PYTHON) -> None:
     (code / "b.sql").write_text(SQL)
 
 
-def run(folder: Path, spark: SparkSession, url: str) -> Runner:
-    project = open_project(folder)
-    runner = Runner(project, declared(project), spark, RunSettings(once=True, options={"url": url}))
-    runner.run()
-    return runner
-
-
 def texts(place: Place, topic: str) -> list[Any]:
-    return sorted(value["word"] for value in place.values(topic))
+    try:
+        return sorted(value["word"] for value in place.values(topic))
+    except LookupError:
+        return []
 
 
-def test_decorators_and_sql_run_and_no_row_of_two_flows_is_lost(
+def test_decorators_and_sql_run_continuously_and_no_row_of_two_flows_is_lost(
     spark: SparkSession, place: Place, tmp_path: Path
 ) -> None:
     place.topic("lines")
     place.topic("out")
-    place.publish("lines", [b"to be or not", b"to sleep"])
+    place.publish("lines", [b"to be or not"])
     write(tmp_path, place.url)
-    runner = run(tmp_path, spark, place.url)
+    kit = Kit(spark, place, tmp_path)
     words = sorted(["to", "be", "or", "not", "to", "sleep"])
+
+    def counts() -> dict[str, int]:
+        frame = spark.read.parquet(str(tmp_path / "data" / "counts"))
+        return {row["word"]: row["times"] for row in frame.collect()}
+
+    with kit.running() as runner:
+        wait_for(lambda: texts(place, "merged") == sorted(["to", "be", "or", "not", "not"]), 120)
+        place.publish("lines", [b"to sleep"])
+        wait_for(lambda: texts(place, "merged") == sorted([*words, "not", "sleep"]), 120)
+        wait_for(lambda: len(place.values("out")) == len(words), 120)
+        wait_for(lambda: runner.status("")["flows"][1]["rows_in"] == len(words), 120)
+    assert runner.project.name == "sdp"
     assert texts(place, "words") == words
     assert texts(place, "long_words") == ["not", "sleep"]
-    assert texts(place, "merged") == sorted([*words, "not", "sleep"])
     assert sorted(value.decode() for value in place.values("out")) == words
-    counted = spark.read.parquet(str(tmp_path / "data" / "counts"))
-    assert {row["word"]: row["times"] for row in counted.collect()}["to"] == 2
-    assert runner.project.name == "sdp"
-    resolved = runner._resolved
-    assert resolved is not None
+    assert counts() == {"to": 2, "be": 1, "or": 1, "not": 1, "sleep": 1}
     assert {("lines", "words"), ("words", "long_words"), ("long_words", "merged")} <= (
-        resolved.graph.edges
+        kit.graph().edges
     )
 
 
@@ -120,6 +123,12 @@ def test_decorators_and_sql_run_and_no_row_of_two_flows_is_lost(
             "@dp.table(name='a.b')\ndef f(): return spark.readStream.table('x')",
             "several parts",
         ),
+        (
+            "from pyspark import pipelines as dp\n"
+            "dp.create_streaming_table('t')\n"
+            "dp.create_auto_cdc_flow('t', 'words', ['word'], 'word')",
+            "create_auto_cdc_flow for 't' is not supported",
+        ),
     ],
 )
 def test_what_is_not_supported_is_refused_with_the_reason(
@@ -128,6 +137,21 @@ def test_what_is_not_supported_is_refused_with_the_reason(
     write(tmp_path, place.url, python)
     with pytest.raises(PipelineInvalid, match=message):
         declared(open_project(tmp_path))
+
+
+def test_a_materialized_view_over_another_is_refused_with_the_reason(
+    spark: SparkSession, place: Place, tmp_path: Path
+) -> None:
+    place.topic("lines")
+    place.topic("out")
+    over = """
+@dp.materialized_view
+def often():
+    return spark.read.table("counts").where("times > 1")
+"""
+    write(tmp_path, place.url, PYTHON + over)
+    with pytest.raises(PipelineInvalid, match=r"'counts' .* is a materialized view"):
+        Kit(spark, place, tmp_path).graph()
 
 
 def test_an_unknown_setting_of_the_spec_is_refused(place: Place, tmp_path: Path) -> None:
@@ -183,6 +207,7 @@ def test_a_topic_is_source_and_sink_inside_stock_spark_pipelines(
             "PYSPARK_PYTHON": sys.executable,
             "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
             "PYTHONPATH": str(Path(__file__).parents[2]),
+            "JDK_JAVA_OPTIONS": "-XX:TieredStopAtLevel=1",
         },
         capture_output=True,
         text=True,
