@@ -136,6 +136,8 @@ class _Reader(Generic[M]):
         self.expected = 1
         self.pending = 0
         self.inbox = ""
+        self.address = b""  # of the window that is open
+        self.windows = 0
         self.sid = b""
         self.ended = False
         self.status = (0, "")
@@ -161,7 +163,7 @@ class _Reader(Generic[M]):
         info = self.jetstream.call(verb, body, ConsumerInfo)
         self.consumer, self.pending, self.expected = info.name, info.num_pending, 1
         self.inbox = self.connection.new_inbox()
-        self.sid = self.connection.subscribe(self.inbox, self._message)
+        self.sid = self.connection.subscribe(f"{self.inbox}.*", self._message)
         self.generation = self.connection.generation
 
     @property
@@ -177,8 +179,9 @@ class _Reader(Generic[M]):
             # What the class does when it is called, without the call: this runs for every message.
             self.collector.add(_new(RawMessage, (subject, reply, headers, payload)))
             return
+        # The last word about a window may come when the next one is open: it has another address.
         code, text = status_of(headers)
-        if code != 100:
+        if code != 100 and subject == self.address:
             self.ended, self.status = True, (code, text)
 
     def fetch(self, most: int) -> M:
@@ -189,8 +192,10 @@ class _Reader(Generic[M]):
         batch = min(window.messages, most, self.pending or most)
         request = {"batch": batch, "max_bytes": max(window.bytes, largest), "no_wait": True}
         verb = f"{self.jetstream.prefix}.CONSUMER.MSG.NEXT.{self.stream}.{self.consumer}"
+        self.windows += 1
+        self.address = f"{self.inbox}.{self.windows}".encode()
         collector.begin(self.sid, batch)
-        self.connection.send(pub(verb.encode(), self.inbox.encode(), msgspec.json.encode(request)))
+        self.connection.send(pub(verb.encode(), self.address, msgspec.json.encode(request)))
         with self.connection.diverted(collector.feed) as give_back:
             while not self.ended and collector.count < batch:
                 if not self.connection.receive(Deadline(SILENCE_SECONDS)):
@@ -259,7 +264,10 @@ def read_windows(
                 continue
             total = len(messages)
             if not total:
-                return
+                # What was promised is gone by now, or was not there yet: a new consumer tells.
+                reader.forget()
+                _check_patience(connection, patience, "the server gives nothing")
+                continue
             first = parse_ack_address(messages.reply_of(0))
             last = parse_ack_address(messages.reply_of(total - 1))
             count = last.consumer_sequence - first.consumer_sequence + 1
@@ -294,11 +302,17 @@ def _before(messages: Messages, end: int) -> int:
 
 def _pause(connection: BlockingConnection, patience: Deadline, error: Exception) -> None:
     connection.lose()
+    _check_patience(connection, patience, error)
+    time.sleep(patience.left(at_most=PAUSE_SECONDS))
+
+
+def _check_patience(
+    connection: BlockingConnection, patience: Deadline, why: Exception | str
+) -> None:
     if patience.passed:
         raise ConnectFailed(
-            f"no progress for {patience.seconds:g} s while reading from {connection.url}: {error}"
-        ) from error
-    time.sleep(patience.left(at_most=PAUSE_SECONDS))
+            f"no progress for {patience.seconds:g} s while reading from {connection.url}: {why}"
+        ) from (why if isinstance(why, Exception) else None)
 
 
 def _forget_quietly(reader: _Reader[M]) -> None:

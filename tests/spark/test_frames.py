@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 
@@ -142,3 +143,41 @@ def test_frames_outlast_a_restart(millstream_broker: Broker) -> None:
             if len(found) == 1000:
                 millstream_broker.restart()
     assert found == [b"%d" % n for n in range(3000)]
+
+
+@pytest.mark.parametrize("read", [read_frames, read_range])
+def test_the_last_word_about_a_window_does_not_end_the_next_one(
+    place: Place, monkeypatch: pytest.MonkeyPatch, read: Callable[..., Iterator[Any]]
+) -> None:
+    place.topic("orders")
+    place.publish("orders", [b"%d" % n for n in range(50)])
+    real = BlockingConnection.receive
+    held: list[bytes] = []
+
+    class Late:
+        """A socket on which every status arrives with the bytes that come after it."""
+
+        def __init__(self, link: Any) -> None:
+            self._link = link
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(self._link, name)
+
+        def recv(self, size: int) -> bytes:
+            data = b"".join(held) + self._link.recv(size)
+            held.clear()
+            at = data.rfind(b"HMSG _INBOX")
+            if b"409 Batch Completed" in data[at:] and data.count(b"$JS.ACK."):
+                held.append(data[at:])
+                return data[:at]
+            return data
+
+    def receive(self: BlockingConnection, deadline: Any) -> bool:
+        if not isinstance(self._socket, Late):
+            self._socket = Late(self._socket)  # type: ignore[assignment]
+        return real(self, deadline)
+
+    monkeypatch.setattr(BlockingConnection, "receive", receive)
+    with BlockingConnection(ConnectionSettings(urls=(place.url,))) as connection:
+        windows = [len(w) for w in read(connection, "orders", 1, 51, (), Window(messages=10))]
+    assert windows == [10] * 5
