@@ -14,7 +14,7 @@ from millstream.settings import ConnectionSettings
 from millstream.spark.frames import FrameCollector, read_frames
 from millstream.wire.api import parse_ack_address
 from millstream.wire.blocking import BlockingConnection, BlockingJetStream
-from millstream.wire.blocking_range import Window, read_range
+from millstream.wire.blocking_range import Window, _Reader, read_range
 from millstream.wire.protocol import Parser, encode_headers
 from millstream.wire.pull_lane import RawMessage
 from tests.spark.conftest import Place
@@ -155,7 +155,7 @@ def test_the_last_word_about_a_window_does_not_end_the_next_one(
     held: list[bytes] = []
 
     class Late:
-        """A socket on which every status arrives with the bytes that come after it."""
+        """A socket on which every status arrives late, after the next window was asked for."""
 
         def __init__(self, link: Any) -> None:
             self._link = link
@@ -164,8 +164,9 @@ def test_the_last_word_about_a_window_does_not_end_the_next_one(
             return getattr(self._link, name)
 
         def recv(self, size: int) -> bytes:
-            data = b"".join(held) + self._link.recv(size)
-            held.clear()
+            if held:
+                return held.pop()
+            data: bytes = self._link.recv(size)
             at = data.rfind(b"HMSG _INBOX")
             if b"409 Batch Completed" in data[at:] and data.count(b"$JS.ACK."):
                 held.append(data[at:])
@@ -177,7 +178,16 @@ def test_the_last_word_about_a_window_does_not_end_the_next_one(
             self._socket = Late(self._socket)  # type: ignore[assignment]
         return real(self, deadline)
 
+    begun: list[int] = []
+    begin = _Reader.begin
+
+    def counted(self: _Reader[Any], start: int) -> None:
+        begun.append(start)
+        begin(self, start)
+
     monkeypatch.setattr(BlockingConnection, "receive", receive)
+    monkeypatch.setattr(_Reader, "begin", counted)
     with BlockingConnection(ConnectionSettings(urls=(place.url,))) as connection:
         windows = [len(w) for w in read(connection, "orders", 1, 51, (), Window(messages=10))]
     assert windows == [10] * 5
+    assert begun == [1]  # nothing had to be asked for again
