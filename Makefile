@@ -35,8 +35,7 @@ TESTS := $(BIN)/python -m pytest --numprocesses auto --maxprocesses 4 --dist loa
 test: $(STAMP)
 	$(TESTS) -m "not long"
 
-# Everything, the tests that take minutes included: killed clusters, stock Declarative Pipelines,
-# every fault scenario.
+# Everything, the tests that take minutes included: killed clusters, stock Declarative Pipelines.
 test-all: $(STAMP)
 	$(TESTS)
 

@@ -33,7 +33,6 @@ LONG_FILES = {
     "test_pipelines_cluster.py",
     "test_pipelines_demo.py",
     "test_pipelines_sdp.py",
-    "test_scenarios.py",
 }
 
 

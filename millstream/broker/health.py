@@ -33,8 +33,9 @@ _HELP: Final = {
     "no space left on device": "the disk is full and the stream takes nothing more; free "
     "space, and the broker restarts itself within seconds",
     "write error": "the disk failed; the stream takes nothing more until the broker is restarted",
-    "is not current": "this copy catches up with the others; one that never does after all nodes "
-    "lost power is made anew by setting the topic's replicas to 1 and back",
+    "is not current": "this copy catches up with the others. If it never does, after all nodes "
+    "lost power under 'periodic': export the topic, then set its replicas to 1 and back, which "
+    "keeps one copy, perhaps a shorter one",
     "recovered": "do not create it anew: that would destroy what is on disk",
 }
 

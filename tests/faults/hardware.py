@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import random
 import signal
@@ -19,15 +20,26 @@ from tests.faults import nemesis
 from tests.faults.checker import Findings, Stored, check_deliveries, check_publishes, check_writer
 from tests.faults.clustered import LocalNode
 from tests.faults.disk import Disk
-from tests.faults.history import History, body_of
+from tests.faults.history import History, Progress, body_of
 from tests.faults.nemesis import Step, haunt
 from tests.faults.scenarios import Scenario, sound_log
-from tests.faults.supervisor import Node, Orders, SingleNode, Stage, staged, stored_events, until
+from tests.faults.supervisor import (
+    WORKED,
+    Node,
+    Orders,
+    SingleNode,
+    Stage,
+    staged,
+    stored_events,
+    until,
+)
 
-__all__ = ["FLIPPED", "MOUNTED"]
+__all__ = ["FLIPPED", "MOUNTED", "UNCOUNTED"]
 
+UNCOUNTED: Final = "did not serve again at all, so nothing was counted"
 STORE: Final = "nodes/{}/store"
 SYNC_SECONDS: Final = 5.0  # the default of `periodic`
+SERVE_SECONDS: Final = 30.0  # for a cluster to elect its leaders after all nodes were gone
 SHORT_SYNC_SECONDS: Final = 1.0  # in a short run
 STOP_SECONDS: Final = 5.0
 FILLED_SECONDS: Final = 1.0
@@ -184,15 +196,15 @@ async def _measured(orders: Orders, nodes: int) -> Findings:
         await asyncio.to_thread(os.sync)  # the topic is an old one; only events are at stake
         await stage.worker("p0", "produce", topic="events", keys=8, pace=0.004)
         await stage.ready()
-        losses = max(1, int(orders.seconds / (interval * 2)))
         chance = orders.chance("power")
-        for _ in range(losses):
+        for _ in range(max(1, int(orders.seconds / (interval * 2)))):
             # Some time after a sync: the loss is what came since.
-            await stage.worked()
             await asyncio.sleep(interval + chance.random() * interval)
             stage.findings.counts["fault: power loss"] += 1
             await _power(stage, Step(0, "power loss", 0.3, 0))
-            await _make_copies_anew(stage, nodes)
+            if nodes > 1 and not await _serves_again(stage, nodes):
+                stage.findings.counts[UNCOUNTED] += 1
+                return stage.findings
         await stage.end("produce")
         async with stage.mill() as mill:
             stored = await stored_events(await mill.topic("events"))
@@ -206,21 +218,25 @@ async def _measured(orders: Orders, nodes: int) -> Findings:
         return stage.findings.add(measured)
 
 
-async def _make_copies_anew(stage: Stage, replicas: int) -> None:
-    """What an operator has to do when copies never become current: see docs/RELIABILITY.md."""
-    if replicas == 1 or await asyncio.to_thread(_current, stage):
-        return
-    stage.findings.counts["copies made anew by hand"] += 1
-    async with stage.mill() as mill:
-        await mill.edit_topic("events", replicas=1)
-        await mill.edit_topic("events", replicas=replicas)
-    if not await until(lambda: _current(stage)):
-        stage.findings.problem("stuck", "copies that were made anew do not become current")
+async def _serves_again(stage: Stage, replicas: int) -> bool:
+    """Whether publishes are acknowledged again; if not, what docs/RELIABILITY.md says is done.
+
+    Not a problem, a figure: under `periodic` copies that lost their ends may not find together.
+    """
+    if await _serves(stage):
+        return True
+    stage.findings.counts["did not serve again by itself"] += 1
+    with contextlib.suppress(MillstreamError):
+        async with stage.mill() as mill:
+            await mill.edit_topic("events", replicas=1)
+            await mill.edit_topic("events", replicas=replicas)
+    return await _serves(stage)
 
 
-def _current(stage: Stage) -> bool:
-    (cluster,) = {node.cluster for node in stage.nodes if isinstance(node, LocalNode)}
-    return cluster.health().ok
+async def _serves(stage: Stage) -> bool:
+    progress = Progress(stage.orders.folder)
+    enough = progress.count() + WORKED
+    return await until(lambda: progress.count() >= enough, SERVE_SECONDS)
 
 
 async def full_disk(orders: Orders) -> Findings:

@@ -28,6 +28,7 @@ KINDS: Final = ("kill Spark driver", "kill Spark worker", "kill server", "cut")
 AT_WORK: Final = 0.7  # part of the kills of a long run that wait until output is written
 START_SECONDS: Final = 120.0  # until the first output, on a busy machine
 FINISH_SECONDS: Final = 240.0
+LOOK_SECONDS: Final = 0.5  # between looks at the whole output, which cost Spark's own time
 
 
 def can_spark() -> str | None:
@@ -79,9 +80,10 @@ class Driver:
         found = []
         for place in Path("/proc").glob("[0-9]*"):
             with contextlib.suppress(OSError, IndexError):
-                group = int((place / "stat").read_text().rsplit(")", 1)[1].split()[2])
+                # Workers leave the driver's process group, never its session.
+                session = int((place / "stat").read_text().rsplit(")", 1)[1].split()[3])
                 words = (place / "cmdline").read_bytes()
-                if self._process and group == self._process.pid and b"pyspark.daemon" in words:
+                if self._process and session == self._process.pid and b"daemon" in words:
                     found.append(int(place.name))
         return found
 
@@ -112,12 +114,12 @@ async def _kill_driver(stage: Stage, step: Step) -> None:
 async def _kill_worker(stage: Stage, step: Step) -> None:
     await _at_work(stage, step)
     driver = _drivers[id(stage)]
-    await until(lambda: bool(driver.workers()), START_SECONDS)
+    if not await until(lambda: bool(driver.workers()), START_SECONDS):
+        stage.findings.problem("stuck", "Spark has no Python worker that could be killed")
+        return
     workers = driver.workers()
-    if workers:
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(workers[int(step.pick * len(workers))], signal.SIGKILL)
-        stage.findings.counts["Spark workers killed"] += 1
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(workers[int(step.pick * len(workers))], signal.SIGKILL)
 
 
 nemesis.FAULTS.update({"kill Spark driver": _kill_driver, "kill Spark worker": _kill_worker})
@@ -131,10 +133,12 @@ async def spark(orders: Orders) -> Findings:
             await mill.create_topic("output", partitions=2)
             labels = await mill.create_topic("labels")
             await labels.publish_many(NewEvent(b"of k%d" % n, f"k{n}") for n in range(KEYS))
-        await stage.worker("p0", "produce", topic="input", keys=KEYS, pace=0.02)
+        pace = 0.1 if orders.short else 0.02
+        await stage.worker("p0", "produce", topic="input", keys=KEYS, pace=pace)
         driver = _drivers[id(stage)] = Driver(stage)
         try:
             await driver.start()
+            await _at_work(stage, Step(0, "none", 0, 0))
             await haunt(stage, KINDS, orders.seconds)
             return await _finish(stage, driver)
         finally:
@@ -158,6 +162,7 @@ async def _finish(stage: Stage, driver: Driver) -> Findings:
 
     async def complete() -> bool:
         await driver.keep()
+        await asyncio.sleep(LOOK_SECONDS)
         return not check_outputs(stored, await _outputs(stage), _same).problems["lost"]
 
     await until(complete, FINISH_SECONDS)
