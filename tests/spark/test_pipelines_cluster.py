@@ -1,4 +1,4 @@
-"""A pipeline on a standalone cluster, and packed for spark-submit: code travels by itself."""
+"""Pipelines on a standalone cluster whose executors have never heard of this package."""
 
 from __future__ import annotations
 
@@ -8,30 +8,76 @@ import signal
 import socket
 import subprocess
 import sys
-import time
+import sysconfig
+import venv
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
+
+from tests.spark.project_kit import HEAD, wait_for
 
 if TYPE_CHECKING:
     from tests.spark.conftest import Place
 
 pytestmark = pytest.mark.timeout(400)
 
-CODE = """
-from pyspark.sql import functions as f
-from millstream import pipelines as mp
-from shared_words import shout
+CODE = (
+    HEAD
+    + """
+import os
+import sys
+import shared_words
+
+@f.udf("string")
+def told(word):
+    import millstream
+    return f"{shared_words.shout(word)} {sys.executable} {os.path.abspath(millstream.__file__)}"
 
 @mp.topic
 def loud():
     words = mp.read("lines").select(f.col("value").cast("string").alias("word"))
-    return words.select(f.udf(shout, "string")("word").alias("word"))
+    return words.select(told("word").alias("word"))
 """
+)
 SHARED = "def shout(text):\n    return text.upper()\n"
+TOML = """
+[pipeline]
+name = "loud"
+files = ["pipeline.py"]
+
+[pipeline.spark]
+"spark.cores.max" = "1"
+"spark.executor.memory" = "512m"
+"spark.executor.extraJavaOptions" = "-XX:TieredStopAtLevel=1"
+"spark.driver.extraJavaOptions" = "-XX:TieredStopAtLevel=1"
+"spark.driver.host" = "127.0.0.1"
+"spark.driver.bindAddress" = "127.0.0.1"
+"""
 COMMAND = [sys.executable, "-c", "from millstream.cli.main import main; main()", "pipeline"]
+
+
+@pytest.fixture(scope="module")
+def bare(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A Python with everything that is installed here except this package."""
+    folder = tmp_path_factory.mktemp("bare")
+    venv.create(folder, symlinks=True)
+    paths = sysconfig.get_paths(vars={"base": str(folder), "platbase": str(folder)})
+    for item in Path(sysconfig.get_path("purelib")).iterdir():
+        if "millstream" not in item.name and not item.name.startswith("__editable__"):
+            (Path(paths["purelib"]) / item.name).symlink_to(item)
+    python = folder / "bin" / "python"
+    found = subprocess.run(
+        [python, "-c", "import pyarrow, msgspec, pyspark; import millstream"],
+        cwd=folder,
+        env={},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert "No module named 'millstream'" in found.stderr
+    return python
 
 
 def free_port() -> int:
@@ -41,36 +87,18 @@ def free_port() -> int:
         return port
 
 
-def environment(url: str) -> dict[str, str]:
-    kept = {k: v for k, v in os.environ.items() if not k.startswith(("SPARK_", "PYSPARK_"))}
-    return {
-        **kept,
-        "NATS_URL": url,
-        "SPARK_LOCAL_IP": "127.0.0.1",
-        "PYSPARK_PYTHON": sys.executable,
-        "SPARK_DAEMON_MEMORY": "256m",
-    }
+def environment(**values: str) -> dict[str, str]:
+    left = ("SPARK_", "PYSPARK_", "PYTHONPATH")
+    kept = {k: v for k, v in os.environ.items() if not k.startswith(left)}
+    return {**kept, "SPARK_LOCAL_IP": "127.0.0.1", **values}
 
 
-@pytest.fixture
-def project(tmp_path: Path) -> Path:
-    folder = tmp_path / "project"
-    folder.mkdir()
-    (folder / "millstream.toml").write_text(
-        '[pipeline]\nname = "loud"\nfiles = ["pipeline.py"]\n'
-        '[pipeline.spark]\n"spark.executor.memory" = "512m"\n"spark.cores.max" = "1"\n'
-        '"spark.driver.host" = "127.0.0.1"\n"spark.driver.bindAddress" = "127.0.0.1"\n'
-    )
-    (folder / "pipeline.py").write_text(CODE)
-    (folder / "shared_words.py").write_text(SHARED)
-    return folder
-
-
-@pytest.fixture
-def master(tmp_path: Path) -> Iterator[str]:
-    """A master and a worker on loopback."""
+@pytest.fixture(scope="module")
+def master(bare: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """A master and a worker on loopback, started where this package is not installed."""
     import pyspark
 
+    folder = tmp_path_factory.mktemp("cluster")
     spark_class = str(Path(pyspark.__file__).parent / "bin" / "spark-class")
     port = free_port()
     address = f"spark://127.0.0.1:{port}"
@@ -80,67 +108,98 @@ def master(tmp_path: Path) -> Iterator[str]:
         [f"{deploy}.master.Master", *where, "--port", str(port), "--webui-port", "0"],
         [
             *[f"{deploy}.worker.Worker", address, *where, "--port", "0", "--webui-port", "0"],
-            *["--cores", "1", "--memory", "512m", "-d", str(tmp_path / "worker")],
+            *["--cores", "1", "--memory", "512m", "-d", str(folder / "worker")],
         ],
     ]
+    quick = environment(
+        PYSPARK_PYTHON=str(bare),
+        SPARK_DAEMON_MEMORY="256m",
+        SPARK_DAEMON_JAVA_OPTS="-XX:TieredStopAtLevel=1",
+    )
     processes: list[subprocess.Popen[bytes]] = []
-    log = tmp_path / "cluster.log"
+    log = folder / "cluster.log"
     with log.open("wb") as output:
         for command in commands:
             processes.append(
                 subprocess.Popen(
                     [spark_class, *command],
-                    env=environment(""),
+                    cwd=folder,
+                    env=quick,
                     stdout=output,
                     stderr=output,
                     start_new_session=True,
                 )
             )
-        deadline = time.monotonic() + 120
-        while not re.search(r"Registering worker", log.read_text(errors="replace")):
-            assert time.monotonic() < deadline, log.read_text(errors="replace")[-3000:]
-            time.sleep(0.2)
-        yield address
-        for process in processes:
-            os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
+        try:
+            wait_for(lambda: "Registering worker" in log.read_text(errors="replace"), 180)
+            yield address
+        finally:
+            for process in processes:
+                os.killpg(process.pid, signal.SIGKILL)
+                process.wait()
 
 
-def run(command: list[str], url: str, cwd: Path) -> Any:
+@pytest.fixture
+def project(tmp_path: Path) -> Path:
+    folder = tmp_path / "project"
+    folder.mkdir()
+    (folder / "millstream.toml").write_text(TOML)
+    (folder / "pipeline.py").write_text(CODE)
+    (folder / "shared_words.py").write_text(SHARED)
+    return folder
+
+
+def run(command: list[str], place: Place, bare: Path, cwd: Path) -> None:
     done = subprocess.run(
         command,
         cwd=cwd,
-        env=environment(url),
+        env=environment(
+            NATS_URL=place.url, PYSPARK_PYTHON=str(bare), PYSPARK_DRIVER_PYTHON=sys.executable
+        ),
         capture_output=True,
         text=True,
         timeout=300,
         check=False,
     )
     assert done.returncode == 0, (done.stdout + done.stderr)[-5000:]
-    return done
 
 
-def test_the_project_and_the_package_reach_the_executors(
-    place: Place, project: Path, master: str, tmp_path: Path
+def check_told(place: Place, bare: Path, archive: str) -> None:
+    """Every word came through an executor's Python, which has the package from an archive.
+
+    The archive lies in the folder of the worker: Spark brought it there.
+    """
+    for value, word in zip(place.values("loud"), ("ONE", "TWO"), strict=True):
+        shouted, python, file = value["word"].split()
+        assert (shouted, python) == (word, str(bare))
+        assert re.search(rf"/worker/app-[^/]+/\d+/\.?/?{archive}/millstream/__init__\.py$", file), (
+            file
+        )
+
+
+def test_the_project_and_the_package_reach_executors_that_have_neither(
+    place: Place, project: Path, master: str, bare: Path, tmp_path: Path
 ) -> None:
     place.topic("lines")
     place.publish("lines", [b"one", b"two"])
-    run([*COMMAND, "run", str(project), "--once", "--master", master], place.url, tmp_path)
-    assert sorted(value["word"] for value in place.values("loud")) == ["ONE", "TWO"]
+    run([*COMMAND, "run", str(project), "--once", "--master", master], place, bare, tmp_path)
+    check_told(place, bare, r"millstream-[0-9a-f]{16}\.zip")
 
 
-def test_a_packed_project_runs_with_spark_submit(
-    place: Place, project: Path, tmp_path: Path
+def test_a_packed_project_runs_with_spark_submit_on_that_cluster(
+    place: Place, project: Path, master: str, bare: Path, tmp_path: Path
 ) -> None:
     import pyspark
 
     place.topic("lines")
     place.publish("lines", [b"one", b"two"])
     dist = tmp_path / "dist"
-    run([*COMMAND, "package", str(project), "-o", str(dist)], place.url, tmp_path)
+    run([*COMMAND, "package", str(project), "-o", str(dist)], place, bare, tmp_path)
     submit = str(Path(pyspark.__file__).parent / "bin" / "spark-submit")
-    command = [submit, "--master", "local[2]", "--py-files", str(dist / "pipeline.zip")]
+    command = [submit, "--master", master, "--py-files", str(dist / "pipeline.zip")]
+    for setting in re.findall(r'^"(.+)" = "(.+)"$', TOML, re.MULTILINE):
+        command += ["--conf", "=".join(setting)]
     arguments = ["--once", "--server", place.url, "--state", str(tmp_path / "state")]
-    run([*command, str(dist / "main.py"), *arguments], place.url, tmp_path)
-    assert sorted(value["word"] for value in place.values("loud")) == ["ONE", "TWO"]
+    run([*command, str(dist / "main.py"), *arguments], place, bare, tmp_path)
+    check_told(place, bare, r"pipeline\.zip")
     assert (tmp_path / "state" / "checkpoints" / "loud").is_dir()
