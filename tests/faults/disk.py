@@ -5,6 +5,10 @@ loss is the kernel's own: the file system is shut down in one instant (FS_IOC_SH
 flush of its log, what the tests of Linux file systems use), everything that was only in the page
 cache is gone, and mounting it again replays the journal. Before that moment an fsync is a real one.
 What is not simulated: a disk that loses writes it said were flushed, or reorders between flushes.
+
+Processes must have stopped by then, as they would with the power. To a process that still runs the
+kernel says of an fsync under way while the file system goes down that it was done, though what it
+wrote is not there afterwards: about one cut in ten, with nothing but write and fsync at work.
 """
 
 from __future__ import annotations
@@ -12,17 +16,20 @@ from __future__ import annotations
 import fcntl
 import os
 import shutil
+import signal
 import struct
 import subprocess
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
-__all__ = ["Disk", "can_mount"]
+__all__ = ["Disk", "can_mount", "lose_power"]
 
 FS_IOC_SHUTDOWN: Final = 0x8004587D
 WITHOUT_LOG_FLUSH: Final = 2
 UNMOUNT_SECONDS: Final = 10.0
+STOP_SECONDS: Final = 30.0
 
 
 def can_mount() -> str | None:
@@ -100,3 +107,27 @@ class Disk:
         self.unmount()
         _run("losetup", "-d", self._device)
         self._image.unlink()
+
+
+def lose_power(pids: Sequence[int], disks: Sequence[Disk]) -> None:
+    """Stop processes, then let nothing more reach their disks; the processes are left stopped."""
+    for pid in pids:
+        os.kill(pid, signal.SIGSTOP)
+    for pid in pids:
+        _await_stopped(pid)
+    for disk in disks:
+        disk.lose_power()
+
+
+def _await_stopped(pid: int) -> None:
+    """Return when every thread has stopped, or is inside a system call that ends before it runs."""
+    deadline = time.monotonic() + STOP_SECONDS
+    while time.monotonic() < deadline:
+        states = [
+            (task / "stat").read_text().rsplit(")", 1)[1].split()[0]
+            for task in Path(f"/proc/{pid}/task").iterdir()
+        ]
+        if all(state in "TtD" for state in states):
+            return
+        time.sleep(0.001)
+    raise RuntimeError(f"process {pid} does not stop")

@@ -6,8 +6,6 @@ import asyncio
 import contextlib
 import os
 import random
-import signal
-import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -19,7 +17,7 @@ from millstream.messaging import NewEvent
 from tests.faults import nemesis
 from tests.faults.checker import Findings, Stored, check_deliveries, check_publishes, check_writer
 from tests.faults.clustered import LocalNode
-from tests.faults.disk import Disk
+from tests.faults.disk import Disk, lose_power
 from tests.faults.history import History, Progress, body_of
 from tests.faults.nemesis import Step, haunt
 from tests.faults.scenarios import Scenario, sound_log
@@ -34,14 +32,13 @@ from tests.faults.supervisor import (
     until,
 )
 
-__all__ = ["FLIPPED", "MOUNTED", "UNCOUNTED"]
+__all__ = ["CLUSTER_POWER", "FLIPPED", "MOUNTED", "UNCOUNTED"]
 
 UNCOUNTED: Final = "did not serve again at all, so nothing was counted"
 STORE: Final = "nodes/{}/store"
 SYNC_SECONDS: Final = 5.0  # the default of `periodic`
 SERVE_SECONDS: Final = 30.0  # for a cluster to elect its leaders after all nodes were gone
 SHORT_SYNC_SECONDS: Final = 1.0  # in a short run
-STOP_SECONDS: Final = 5.0
 FILLED_SECONDS: Final = 1.0
 REST_SECONDS: Final = 6.0  # the keeper marks the ends of logs every five
 LOOK_SECONDS: Final = 20.0  # to read and verify a small log, damaged or not
@@ -81,32 +78,12 @@ async def disk_stage(orders: Orders, count: int = 1, **settings: Any) -> AsyncIt
 
 
 def _lose_power(stage: Stage, nodes: list[Node]) -> None:
-    """Processes stop first: with the power gone, no ack is sent for what the disk refused."""
-    for node in nodes:
-        os.kill(node.pid, signal.SIGSTOP)
-    for node in nodes:
-        _await_stopped(node.pid)
-    for node in nodes:
-        stage.disks[node.name].lose_power()
+    lose_power([node.pid for node in nodes], [stage.disks[node.name] for node in nodes])
     for node in nodes:
         node.kill()
     for node in nodes:
         stage.disks[node.name].unmount()
         stage.disks[node.name].mount()
-
-
-def _await_stopped(pid: int) -> None:
-    """Return when every thread has stopped, or is inside a system call that ends before it runs."""
-    deadline = time.monotonic() + STOP_SECONDS
-    while time.monotonic() < deadline:
-        states = [
-            (task / "stat").read_text().rsplit(")", 1)[1].split()[0]
-            for task in Path(f"/proc/{pid}/task").iterdir()
-        ]
-        if all(state in "TtD" for state in states):
-            return
-        time.sleep(0.001)
-    raise RuntimeError(f"process {pid} does not stop")
 
 
 async def _power(stage: Stage, step: Step) -> None:
@@ -346,11 +323,14 @@ def _losses(stage: Stage) -> tuple[LogLoss, ...]:
     return node.broker.health().losses if isinstance(node, SingleNode) else ()
 
 
+CLUSTER_POWER: Final[dict[str, Scenario]] = {
+    "cluster-power": cluster_power,
+    "cluster-power-periodic": cluster_power_periodic,
+}
 MOUNTED: Final[dict[str, Scenario]] = {
     "power": power,
-    "cluster-power": cluster_power,
     "power-periodic": power_periodic,
-    "cluster-power-periodic": cluster_power_periodic,
+    **CLUSTER_POWER,
     "full-disk": full_disk,
 }
 FLIPPED: Final[dict[str, Scenario]] = {"flipped-byte": flipped_byte}

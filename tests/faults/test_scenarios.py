@@ -1,6 +1,7 @@
-"""Every scenario, short and with a fixed seed: each kind of its faults once, in the midst of work.
+"""The scenarios on one broker, short.
 
-`make faults` runs them long.
+Each kind of fault once, in the midst of work, with a fixed seed; `make faults` runs them long.
+Nothing in them hurries: a slow machine takes its time.
 """
 
 from __future__ import annotations
@@ -12,24 +13,20 @@ from pathlib import Path
 
 import pytest
 
-from tests.faults.catalogue import KINDS, SCENARIOS, why_not
-from tests.faults.hardware import UNCOUNTED
-from tests.faults.supervisor import REPOSITORY, Orders
+from tests.faults.catalogue import KINDS, SCENARIOS
+from tests.faults.clustered import CLUSTERED, PARTITIONED
+from tests.faults.hardware import CLUSTER_POWER
+from tests.faults.short import hold
+from tests.faults.sparked import SPARKED
+from tests.faults.supervisor import REPOSITORY
+
+ELSEWHERE = {*CLUSTERED, *PARTITIONED, *CLUSTER_POWER, *SPARKED}  # the files beside this one
 
 
-# Seconds, not minutes, on a quiet machine; nothing in them hurries, so a slow one takes its time.
 @pytest.mark.timeout(480)
-@pytest.mark.parametrize("name", list(SCENARIOS))
+@pytest.mark.parametrize("name", [name for name in SCENARIOS if name not in ELSEWHERE])
 async def test_a_scenario_holds_through_each_kind_of_its_faults(name: str, tmp_path: Path) -> None:
-    reason = why_not(name)
-    if reason is not None:
-        pytest.skip(reason)
-    findings = await SCENARIOS[name](Orders(name, 1, 0, tmp_path / "run"))
-    assert findings.sound, json.dumps(dict(findings.examples), indent=1)
-    worked = findings.counts["events"] or findings.counts["operations"]
-    assert worked or findings.counts[UNCOUNTED]
-    missed = [kind for kind in KINDS[name] if not findings.counts[f"fault: {kind}"]]
-    assert not missed
+    await hold(name, tmp_path)
 
 
 def test_the_kinds_of_every_scenario_are_known() -> None:

@@ -1,0 +1,21 @@
+"""The scenarios on a cluster of three, short.
+
+Each kind of fault once, in the midst of work, with a fixed seed; `make faults` runs them long.
+Nothing in them hurries: a slow machine takes its time.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.faults.clustered import CLUSTERED, PARTITIONED
+from tests.faults.hardware import CLUSTER_POWER
+from tests.faults.short import hold
+
+
+@pytest.mark.timeout(480)
+@pytest.mark.parametrize("name", [*CLUSTERED, *PARTITIONED, *CLUSTER_POWER])
+async def test_a_scenario_holds_through_each_kind_of_its_faults(name: str, tmp_path: Path) -> None:
+    await hold(name, tmp_path)
