@@ -1,7 +1,8 @@
 """The floor: the same semantics with nothing but a socket, for what the server itself allows.
 
 Frames are encoded beforehand and acks are only counted, so no client can be faster; two flavours,
-because a program that waits in `recv` is another thing than one that waits in an event loop.
+because a program that waits in `recv` is another thing than one that waits in an event loop. Both
+read into small buffers: what `recv` allocates above 128 KiB is mapped anew for every read.
 """
 
 from __future__ import annotations
@@ -18,16 +19,26 @@ __all__ = ["RawProtocol", "RawSocket", "frames_with_ids", "open_raw_protocol"]
 
 _CONNECT = b'CONNECT {"verbose":false,"headers":true,"no_responders":true}\r\n'
 _ACK = re.compile(rb'"seq":\d+')
+_READ_BYTES = 64 * 1024
 
 
 def frames_with_ids(subject: str, reply: str, count: int, payload: bytes) -> list[bytes]:
-    """Messages as a careful publisher sends them: each with an id that makes a retry harmless."""
-    word = unique_token(16)
-    to, back = subject.encode(), reply.encode()
+    """Messages as a careful publisher sends them.
+
+    Each has an id that makes a retry harmless and an address of its own that says whose ack it is.
+    """
+    word, to = unique_token(16), subject.encode()
     return [
-        hpub(to, back, f"NATS/1.0\r\nNats-Msg-Id: {word}{n:x}\r\n\r\n".encode(), payload)
+        hpub(
+            *(to, f"{reply}.{n:x}".encode()),
+            *(f"NATS/1.0\r\nNats-Msg-Id: {word}{n:x}\r\n\r\n".encode(), payload),
+        )
         for n in range(count)
     ]
+
+
+def _subscribe(inbox: str) -> bytes:
+    return f"SUB {inbox} 1\r\nSUB {inbox}.* 2\r\nPING\r\n".encode()
 
 
 class RawSocket:
@@ -39,7 +50,7 @@ class RawSocket:
         self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._socket.recv(65536)
         self.inbox = f"_INBOX.{unique_token()}"
-        self._socket.sendall(_CONNECT + f"SUB {self.inbox} 1\r\nPING\r\n".encode())
+        self._socket.sendall(_CONNECT + _subscribe(self.inbox))
         while b"PONG\r\n" not in self._socket.recv(65536):
             pass
 
@@ -56,7 +67,7 @@ class RawSocket:
             if room >= min(window // 4, len(frames) - sent) > 0:  # few large writes, not many small
                 self._socket.sendall(b"".join(frames[sent : sent + room]))
                 sent += room
-            data = tail + self._socket.recv(1024 * 1024)
+            data = tail + self._socket.recv(_READ_BYTES)
             keep = max(data.rfind(b"MSG "), 0)  # the last frame may be cut
             acked += len(_ACK.findall(data, 0, keep))
             tail = data[keep:]
@@ -75,15 +86,16 @@ class RawSocket:
         for frame in frames:
             began = time.perf_counter()
             self._socket.sendall(frame)
-            self._socket.recv(65536)
+            self._socket.recv(_READ_BYTES)
             times.append(time.perf_counter() - began)
         return times
 
 
-class RawProtocol(asyncio.Protocol):
+class RawProtocol(asyncio.BufferedProtocol):
     """The same inside an event loop: the least that an `await` costs."""
 
     def __init__(self) -> None:
+        self._buffer = memoryview(bytearray(_READ_BYTES))
         self.ready: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._answer: asyncio.Future[None] | None = None
         self.inbox = f"_INBOX.{unique_token()}"
@@ -91,11 +103,14 @@ class RawProtocol(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.Transport)
         self.transport = transport
-        transport.write(_CONNECT + f"SUB {self.inbox} 1\r\nPING\r\n".encode())
+        transport.write(_CONNECT + _subscribe(self.inbox))
 
-    def data_received(self, data: bytes) -> None:
+    def get_buffer(self, _sizehint: int) -> memoryview:
+        return self._buffer
+
+    def buffer_updated(self, size: int) -> None:
         if not self.ready.done():
-            if b"PONG\r\n" in data:
+            if b"PONG\r\n" in bytes(self._buffer[:size]):
                 self.ready.set_result(None)
         elif self._answer is not None and not self._answer.done():
             self._answer.set_result(None)

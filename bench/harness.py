@@ -123,12 +123,16 @@ def against(
     quick: bool,
     better: Better = "higher",
     runner: asyncio.Runner | None = None,
+    rounds: int | None = None,
 ) -> Iterator[Result | Skipped]:
-    """Our figure beside each peer's, taken in turns; one result a peer, or one without a peer."""
+    """Our figure beside each peer's, taken in turns; one result a peer, or one without a peer.
+
+    `rounds` is for families whose rounds are so short that they can afford more of them.
+    """
     if OURS in peers:
         raise ValueError(f"a peer cannot be named {OURS!r}")
-    rounds = QUICK_ROUNDS if quick else ROUNDS
-    medians = interleave({OURS: ours, **peers}, rounds, runner)
+    turns = rounds or (QUICK_ROUNDS if quick else ROUNDS)
+    medians = interleave({OURS: ours, **peers}, turns, runner)
     value = medians.pop(OURS)
     if isinstance(value, PeerAbsent):
         yield Skipped(name, str(value))

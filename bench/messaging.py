@@ -9,7 +9,7 @@ from statistics import median, quantiles
 from typing import Any
 
 from bench.floor import RawSocket, frames_with_ids, open_raw_protocol
-from bench.harness import Contestant, PeerAbsent, Result, Skipped, against
+from bench.harness import OURS, Contestant, PeerAbsent, Result, Skipped, against
 from millstream.messaging import Client, NewEvent, SubscriptionSettings, Topic, connect
 from millstream.testing import running_broker
 from millstream.wire.protocol import unique_token
@@ -21,7 +21,7 @@ WINDOW = 1024
 def measure(quick: bool) -> Iterator[Result | Skipped]:
     """Every figure of the messaging table; sizes shrink with `quick`."""
     with running_broker(durability="periodic") as broker, asyncio.Runner() as runner:
-        stage = runner.run(_Stage.open(broker.url, 20_000 if quick else 60_000))
+        stage = runner.run(_Stage.open(broker.url, 30_000 if quick else 60_000))
         try:
             yield from _publish(stage, quick, runner)
             yield from _pull(stage, quick, runner)
@@ -30,6 +30,23 @@ def measure(quick: bool) -> Iterator[Result | Skipped]:
             yield from _latency(stage, quick, runner)
         finally:
             runner.run(stage.close())
+
+
+class _Aside:
+    """A second figure of the same rounds; less of it is better."""
+
+    def __init__(self) -> None:
+        self._figures: dict[str, list[float]] = {}
+
+    def note(self, who: str, figure: float) -> None:
+        self._figures.setdefault(who, []).append(figure)
+
+    def results(self, name: str, unit: str) -> Iterator[Result]:
+        """Ours beside each peer's: medians without the first round, which only warms up."""
+        medians = {who: median(figures[1:]) for who, figures in self._figures.items()}
+        value = medians.pop(OURS)
+        for peer, peer_value in medians.items():
+            yield Result(name, value, unit, peer, peer_value, peer_value / value)
 
 
 class _Stage:
@@ -55,13 +72,11 @@ class _Stage:
             await self.peer.close()
         await self.mill.close()
 
-    def nats_py(self, work: Callable[[Any], Awaitable[float]]) -> Callable[[], Awaitable[float]]:
-        async def run() -> float:
-            if self.peer is None:
-                raise PeerAbsent("nats-py is not installed: pip install nats-py")
-            return await work(self.peer)
-
-        return run
+    def nats_py(self) -> Any:
+        """nats-py's connection."""
+        if self.peer is None:
+            raise PeerAbsent("nats-py is not installed: pip install nats-py")
+        return self.peer
 
     async def fill(self, count: int) -> Topic:
         topic = await self.mill.create_topic(f"fill-{unique_token(8)}", storage="memory")
@@ -69,41 +84,60 @@ class _Stage:
         return topic
 
 
+def _rounds(quick: bool) -> int:
+    return 5 if quick else 9  # they are short, and a shared machine disturbs some
+
+
 def _rate(count: int, began: float) -> float:
     return count / (time.perf_counter() - began)
 
 
 def _publish(stage: _Stage, quick: bool, runner: asyncio.Runner) -> Iterator[Result | Skipped]:
-    count = stage.count
+    count, cpu = stage.count, _Aside()
 
-    async def ours() -> float:
-        began = time.perf_counter()
-        async with stage.topic.event_producer(WINDOW) as producer:
+    def timed(who: str, events: int, work: Callable[[], Awaitable[None]]) -> Contestant:
+        async def run() -> float:
+            began, busy = time.perf_counter(), time.process_time()
+            await work()
+            cpu.note(who, (time.process_time() - busy) / events * 1e6)
+            return _rate(events, began)
+
+        return run
+
+    async def ours() -> None:
+        async with stage.topic.event_producer() as producer:
             for _ in range(count):
                 await producer.send(PAYLOAD, "k")
-        return _rate(count, began)
 
-    async def theirs(nats: Any) -> float:
-        js = nats.jetstream(publish_async_max_pending=WINDOW)
-        few = count // 4  # it is slower: the same time, fewer messages
-        began = time.perf_counter()
+    few = count // 2  # it is slower: about the same time, fewer messages
+
+    async def theirs() -> None:
+        js = stage.nats_py().jetstream()
         for _ in range(few):
             await js.publish_async("bench.k", PAYLOAD)
         await js.publish_async_completed()
-        return _rate(few, began)
+
+    async def theirs_with_ids() -> None:
+        js, word = stage.nats_py().jetstream(), unique_token(16)
+        for number in range(few):
+            await js.publish_async("bench.k", PAYLOAD, headers={"Nats-Msg-Id": f"{word}{number}"})
+        await js.publish_async_completed()
 
     def floor() -> float:
-        return stage.raw.publish_rate(
-            frames_with_ids("bench.k", stage.raw.inbox, count, PAYLOAD), WINDOW
-        )
+        frames = frames_with_ids("bench.k", stage.raw.inbox, count, PAYLOAD)
+        return stage.raw.publish_rate(frames, WINDOW)
 
+    name = "acked publish, many in flight"
     peers: dict[str, Contestant] = {
-        "nats-py publish_async": stage.nats_py(theirs),
+        "nats-py publish_async": timed("nats-py publish_async", few, theirs),
+        "nats-py publish_async, ids": timed("nats-py publish_async, ids", few, theirs_with_ids),
         "raw socket": floor,
     }
+    ourselves = timed(OURS, count, ours)
     yield from against(
-        "acked publish, many in flight", "events/s", ours, peers, quick=quick, runner=runner
+        name, "events/s", ourselves, peers, quick=quick, runner=runner, rounds=_rounds(quick)
     )
+    yield from cpu.results(f"{name}: CPU of the client", "us/event")
 
 
 def _pull(stage: _Stage, quick: bool, runner: asyncio.Runner) -> Iterator[Result | Skipped]:
@@ -125,9 +159,10 @@ def _pull(stage: _Stage, quick: bool, runner: asyncio.Runner) -> Iterator[Result
         await topic.delete_subscription(name)
         return rate
 
-    async def theirs(nats: Any) -> float:
+    async def theirs() -> float:
         few, got = count // 4, 0
         durable = f"p{unique_token(8)}"
+        nats = stage.nats_py()
         js = nats.jetstream()
         sub = await js.pull_subscribe(f"{topic.name}.>", durable)
         began = time.perf_counter()
@@ -144,9 +179,10 @@ def _pull(stage: _Stage, quick: bool, runner: asyncio.Runner) -> Iterator[Result
         "pull subscription, explicit acks",
         "events/s",
         ours,
-        {"nats-py fetch + ack": stage.nats_py(theirs)},
+        {"nats-py fetch + ack": theirs},
         quick=quick,
         runner=runner,
+        rounds=_rounds(quick),
     )
 
 
@@ -162,12 +198,12 @@ def _read(stage: _Stage, quick: bool, runner: asyncio.Runner) -> Iterator[Result
             raise RuntimeError(f"read {got} of {count} events")
         return _rate(got, began)
 
-    async def fetch(nats: Any) -> float:
+    async def fetch() -> float:
         from nats.js.api import AckPolicy, ConsumerConfig
 
         few, got = count // 8, 0
         durable = f"r{unique_token(8)}"
-        js = nats.jetstream()
+        js = stage.nats_py().jetstream()
         config = ConsumerConfig(ack_policy=AckPolicy.NONE)
         sub = await js.pull_subscribe(f"{topic.name}.>", durable, config=config)
         began = time.perf_counter()
@@ -177,9 +213,9 @@ def _read(stage: _Stage, quick: bool, runner: asyncio.Runner) -> Iterator[Result
         await js.delete_consumer(topic.name, durable)
         return rate
 
-    async def ordered(nats: Any) -> float:
+    async def ordered() -> float:
         few = count // 8
-        js = nats.jetstream()
+        js = stage.nats_py().jetstream()
         sub = await js.subscribe(
             f"{topic.name}.>",
             ordered_consumer=True,
@@ -193,8 +229,15 @@ def _read(stage: _Stage, quick: bool, runner: asyncio.Runner) -> Iterator[Result
         await sub.unsubscribe()
         return rate
 
-    peers = {"nats-py fetch": stage.nats_py(fetch), "nats-py ordered": stage.nats_py(ordered)}
-    yield from against("read a range, no acks", "events/s", ours, peers, quick=quick, runner=runner)
+    yield from against(
+        "read a range, no acks",
+        "events/s",
+        ours,
+        {"nats-py fetch": fetch, "nats-py ordered": ordered},
+        quick=quick,
+        runner=runner,
+        rounds=_rounds(quick),
+    )
 
 
 def _core(stage: _Stage, quick: bool, runner: asyncio.Runner) -> Iterator[Result | Skipped]:
@@ -215,72 +258,58 @@ def _core(stage: _Stage, quick: bool, runner: asyncio.Runner) -> Iterator[Result
         {"nats-py": theirs},
         quick=quick,
         runner=runner,
+        rounds=_rounds(quick),
     )
 
 
 def _latency(stage: _Stage, quick: bool, runner: asyncio.Runner) -> Iterator[Result | Skipped]:
     """One awaited publish at a time. The floor of an await is an event loop with nothing on it."""
-    count = 500 if quick else 1500
+    count, tails = 1000 if quick else 2000, _Aside()
     protocol = runner.run(open_raw_protocol(stage.url))
 
-    async def ours() -> list[float]:
-        times = []
-        for _ in range(count):
-            began = time.perf_counter()
-            await stage.topic.publish(PAYLOAD, "k")
-            times.append(time.perf_counter() - began)
-        return times
+    def middle(who: str, times: list[float]) -> float:
+        tails.note(who, quantiles(times, n=100)[98] * 1e6)
+        return median(times) * 1e6
 
-    async def floor() -> list[float]:
-        return await protocol.latencies(frames_with_ids("bench.k", protocol.inbox, count, PAYLOAD))
+    async def ours() -> float:
+        return middle(OURS, await _times(count, lambda: stage.topic.publish(PAYLOAD, "k")))
 
-    def blocking() -> list[float]:
-        return stage.raw.latencies(frames_with_ids("bench.k", stage.raw.inbox, count, PAYLOAD))
+    async def in_a_loop() -> float:
+        frames = frames_with_ids("bench.k", protocol.inbox, count, PAYLOAD)
+        return middle("raw asyncio protocol", await protocol.latencies(frames))
 
-    async def theirs(nats: Any) -> list[float]:
-        js = nats.jetstream()
-        times = []
-        for _ in range(count):
-            began = time.perf_counter()
-            await js.publish("bench.k", PAYLOAD)
-            times.append(time.perf_counter() - began)
-        return times
+    def blocking() -> float:
+        frames = frames_with_ids("bench.k", stage.raw.inbox, count, PAYLOAD)
+        return middle("raw blocking socket", stage.raw.latencies(frames))
 
-    async def nats_py() -> list[float]:
-        if stage.peer is None:
-            raise PeerAbsent("nats-py is not installed: pip install nats-py")
-        return await theirs(stage.peer)
-
-    for name, pick in (("p50", median), ("p99", _p99)):
-        yield from against(
-            f"one awaited publish, {name}",
-            "us",
-            _picked(ours, pick),
-            {
-                "raw asyncio protocol": _picked(floor, pick),
-                "raw blocking socket": _picked_now(blocking, pick),
-                "nats-py publish": _picked(nats_py, pick),
-            },
-            quick=quick,
-            better="lower",
-            runner=runner,
+    async def theirs() -> float:
+        js = stage.nats_py().jetstream()
+        return middle(
+            "nats-py publish", await _times(count, lambda: js.publish("bench.k", PAYLOAD))
         )
 
+    yield from against(
+        "one awaited publish, p50",
+        "us",
+        ours,
+        {
+            "raw asyncio protocol": in_a_loop,
+            "raw blocking socket": blocking,
+            "nats-py publish": theirs,
+        },
+        quick=quick,
+        better="lower",
+        runner=runner,
+        rounds=_rounds(quick),
+    )
+    yield from tails.results("one awaited publish, p99", "us")
 
-def _p99(times: list[float]) -> float:
-    return quantiles(times, n=100)[98]
 
-
-def _picked(
-    work: Callable[[], Awaitable[list[float]]], pick: Callable[[list[float]], float]
-) -> Callable[[], Awaitable[float]]:
-    async def run() -> float:
-        return pick(await work()) * 1e6
-
-    return run
-
-
-def _picked_now(
-    work: Callable[[], list[float]], pick: Callable[[list[float]], float]
-) -> Callable[[], float]:
-    return lambda: pick(work()) * 1e6
+async def _times(count: int, work: Callable[[], Awaitable[Any]]) -> list[float]:
+    """Seconds that each of `count` awaits took."""
+    times = []
+    for _ in range(count):
+        began = time.perf_counter()
+        await work()
+        times.append(time.perf_counter() - began)
+    return times

@@ -212,8 +212,11 @@ class Parser:
                 elif op == b"MSG" and len(words) == 5:
                     _, subject, sid, reply, last = words
                     header_size = 0
+                elif op == b"HMSG" and len(words) == 5:
+                    _, subject, sid, first, last = words
+                    reply, header_size = b"", _number(first)
                 elif op[:1] == b"M" or op[:1] == b"H":
-                    subject, sid, reply, header_size, last = _message_line(data[pos:eol])
+                    raise ProtocolError(f"not a message: {data[pos:eol][:200]!r}")
                 else:
                     if run and taker is not None:
                         full, run = run, []
@@ -246,22 +249,6 @@ class Parser:
         finally:
             if run and taker is not None:
                 taker(run)
-
-
-def _message_line(line: bytes) -> tuple[bytes, bytes, bytes, int, bytes]:
-    """Subject, id, reply subject, header size and size in a message's line; an error if none."""
-    op, *words = line.split()
-    header_size = 0
-    if op == b"HMSG" and len(words) > 3:
-        header_size = _number(words.pop(-2))
-    elif op != b"MSG":
-        raise ProtocolError(f"not a message: {line[:200]!r}")
-    if len(words) == 3:
-        words.insert(2, b"")  # no reply subject
-    if len(words) != 4:
-        raise ProtocolError(f"not a message: {line[:200]!r}")
-    subject, sid, reply, size = words
-    return subject, sid, reply, header_size, size
 
 
 def _number(digits: bytes) -> int:

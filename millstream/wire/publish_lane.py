@@ -61,17 +61,20 @@ class _InFlight(asyncio.Future[Any]):
         "make",  # what the future gives, from the ack
         "place",
         "refused",  # the last try found nobody listening: certainly not stored
-        "subject",
         "watcher",
     )
     frame: bytes
-    subject: bytes
     make: Callable[[PubAck], Any]
     watcher: Watcher | None
     place: int
     due: float
     give_up: float
     refused: bool
+
+    @property
+    def subject(self) -> str:
+        """What it was sent to, for the few that are not stored."""
+        return self.frame.split(b" ", 2)[1].decode("utf-8", "replace")
 
 
 class PublishLane:
@@ -152,13 +155,8 @@ class PublishLane:
         self._counter += 1
         token = b"%x" % self._counter
         reply = self._prefix + token
-        entry = _InFlight(loop=self._loop)
-        entry.subject, entry.make, entry.watcher, entry.place = subject, make, watcher, place
-        entry.frame = (
-            hpub(subject, reply, headers, payload) if headers else pub(subject, reply, payload)
-        )
-        self._send(token, entry, timeout)
-        return entry
+        frame = hpub(subject, reply, headers, payload) if headers else pub(subject, reply, payload)
+        return self._send(token, frame, timeout, make, watcher, place)
 
     def publish_once(
         self,
@@ -176,37 +174,38 @@ class PublishLane:
         total = size + len(payload)
         if total > self._connection.info.max_payload:
             raise PayloadTooLarge(total, self._connection.info.max_payload)
-        entry = _InFlight(loop=self._loop)
-        entry.subject = subject
-        entry.make = make
-        entry.watcher = watcher
-        entry.place = place
-        entry.frame = _ONCE % (
-            subject,
-            self._prefix,
-            token,
-            size,
-            total,
-            self._word,
-            token,
-            payload,
-        )
-        self._send(token, entry, timeout)
-        return entry
+        reply, word = self._prefix, self._word
+        frame = _ONCE % (subject, reply, token, size, total, word, token, payload)
+        return self._send(token, frame, timeout, make, watcher, place)
 
-    def _send(self, token: bytes, entry: _InFlight, timeout: float) -> None:
-        now = _now()
-        entry.due, entry.give_up, entry.refused = now + RESEND_SECONDS, now + timeout, False
+    def _send(
+        self,
+        token: bytes,
+        frame: bytes,
+        timeout: float,
+        make: Callable[[PubAck], T],
+        watcher: Watcher | None,
+        place: int,
+    ) -> asyncio.Future[T]:
         connection, in_flight = self._connection, self._in_flight
         if not connection.connected:
             connection.check_open()  # it is sent when the connection is back
         elif in_flight:
-            connection.send(entry.frame)
+            connection.send(frame)
         else:
-            connection.send_now(entry.frame)
-        in_flight[token] = entry
+            connection.send_now(frame)  # first of all: the rest is done while it is under way
+        in_flight[token] = entry = _InFlight(loop=self._loop)
+        now = _now()
+        entry.due = now + RESEND_SECONDS
+        entry.give_up = now + timeout
+        entry.refused = False
+        entry.frame = frame
+        entry.make = make
+        entry.watcher = watcher
+        entry.place = place
         if self._timer is None:
             self._timer = self._loop.call_later(_TICK_SECONDS, self._tick)
+        return entry
 
     # -- answers --------------------------------------------------------------------------
 
@@ -308,7 +307,7 @@ class PublishLane:
             self._timer = self._loop.call_later(_TICK_SECONDS, self._tick)
 
     def _given_up(self, message: _InFlight) -> Exception:
-        subject = message.subject.decode("utf-8", "replace")
+        subject = message.subject
         if message.refused:
             return NoResponders(subject)
         return Unconfirmed(
@@ -325,7 +324,7 @@ class PublishLane:
 
     def _denied(self, denied: PermissionDenied) -> None:
         for token, message in list(self._in_flight.items()):
-            if message.subject.decode("utf-8", "replace") == denied.subject:
+            if message.subject == denied.subject:
                 self._fail(token, message, denied)
 
     def _closed(self) -> None:

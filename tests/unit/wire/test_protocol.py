@@ -96,6 +96,73 @@ def test_frames_byte_by_byte_give_the_same_messages(sent: list[Frame]) -> None:
     assert parsed([wire[n : n + 1] for n in range(len(wire))]) == parsed([wire])
 
 
+def parsed_in_runs(pieces: list[bytes]) -> list[tuple[Any, ...]]:
+    """What `parsed` gives, by a handler that takes runs."""
+    found: list[tuple[Any, ...]] = []
+
+    def take(run: list[tuple[bytes, bytes, bytes, bytes]]) -> None:
+        assert run
+        found.extend(("message", *frame) for frame in run)
+
+    parser = Parser({}, lambda op, rest: found.append(("control", op, rest)), {b"7": take})
+    for piece in pieces:
+        parser.feed(piece)
+    return found
+
+
+@given(st.lists(frames, max_size=8), st.lists(st.integers(0, 400), max_size=12))
+def test_runs_hold_the_same_messages_in_the_same_order(sent: list[Frame], cuts: list[int]) -> None:
+    wire = b"".join(data for data, _ in sent)
+    places = sorted({min(cut, len(wire)) for cut in cuts} | {0, len(wire)})
+    pieces = [wire[a:b] for a, b in pairwise(places)]
+    assert parsed_in_runs(pieces) == [meaning for _, meaning in sent if meaning]
+
+
+def test_neighbours_are_one_run_and_order_is_kept_across_subscriptions() -> None:
+    found: list[Any] = []
+    runs: dict[bytes, Any] = {
+        b"1": lambda run: found.append(("one", [frame[3] for frame in run])),
+        b"2": lambda run: found.append(("two", [frame[3] for frame in run])),
+    }
+    handlers: dict[bytes, Any] = {b"3": lambda *frame: found.append(("three", frame[3]))}
+    parser = Parser(handlers, lambda op, _rest: found.append(op), runs)
+    order = [b"1", b"1", b"2", b"2", b"3", b"1", b"PING", b"1", b"9", b"1"]
+    wire = [
+        b"PING\r\n" if sid == b"PING" else b"MSG a %b 1\r\n%d\r\n" % (sid, place)
+        for place, sid in enumerate(order)
+    ]
+    parser.feed(b"".join(wire))
+    assert found == [
+        ("one", [b"0", b"1"]),
+        ("two", [b"2", b"3"]),
+        ("three", b"4"),
+        ("one", [b"5"]),
+        b"PING",
+        ("one", [b"7"]),
+        ("one", [b"9"]),
+    ]
+
+
+def test_what_came_before_a_broken_frame_is_handed_over() -> None:
+    found: list[Any] = []
+    parser = Parser({}, lambda *_: None, {b"7": found.extend})
+    with pytest.raises(ProtocolError):
+        parser.feed(b"MSG a 7 1\r\nx\r\nMSG a 7 what\r\n")
+    assert found == [(b"a", b"", b"", b"x")]
+
+
+def test_a_run_whose_handler_fails_is_not_handed_over_twice() -> None:
+    calls: list[int] = []
+
+    def fail(run: list[Any]) -> None:
+        calls.append(len(run))
+        raise ValueError
+
+    with pytest.raises(ValueError):
+        Parser({}, lambda *_: None, {b"7": fail}).feed(b"MSG a 7 1\r\nx\r\nPING\r\n")
+    assert calls == [1]
+
+
 def test_a_message_is_handed_out_as_soon_as_it_is_complete() -> None:
     wire, meaning = message(b"a", b"", b"", b"xyz", known=True)
     assert parsed([wire[:-1]]) == []
@@ -124,7 +191,17 @@ def test_a_frame_beyond_every_limit_ends_the_connection() -> None:
 
 @pytest.mark.parametrize(
     "line",
-    [b"MSG a 7 x", b"MSG a 7", b"HMSG a 7 5", b"HMSG a 7 5 3", b"MSG a 7 -5", b"HMSG a 7 -1 4"],
+    [
+        *(
+            b"MSG a 7 x",
+            b"MSG a 7",
+            b"HMSG a 7 5",
+            b"HMSG a 7 5 3",
+            b"MSG a 7 -5",
+            b"HMSG a 7 -1 4",
+        ),
+        *(b"MSG a 7 r 5 5", b"MSGS a 7 5", b"HMSG a 7 r 5 3", b"MSG a 7 " + b"9" * 5000),
+    ],
 )
 def test_a_broken_frame_is_an_error_of_the_connection_and_not_silence(line: bytes) -> None:
     with pytest.raises(ProtocolError):
