@@ -133,7 +133,7 @@ PLANS = [
         base_home="sending",
         queued=frozenset({"send"}),
         ends=frozenset({"close"}),
-        skip=frozenset({"settled", "__aexit__"}),
+        skip=frozenset({"stored", "failed", "__aexit__"}),
     ),
     ClassPlan(
         f"{MESSAGING}.pack_producer",
