@@ -25,8 +25,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 import millstream
-from bench.harness import Result, Skipped, against, interleave
+from bench.harness import OURS, Result, Skipped, interleave
 from bench.spark_floor import drain_rate
+from bench.spark_memory import forget_peaks, largest_peak
 from millstream.messaging import NewEvent
 from millstream.messaging.packing import Packing
 from millstream.messaging.row_buffer import Columns
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 ROWS_OF_A_FRAME = 100_000
+ROWS_OF_A_PACK = 10_000
 PAYLOAD = b"x" * 100
 
 
@@ -50,6 +52,23 @@ class Trade:
     at: datetime
 
 
+@dataclass(frozen=True, slots=True)
+class _Sizes:
+    """How much is read and written, and how often."""
+
+    rows: int  # as typed packs and as Parquet
+    texts: int  # of them as JSON values: they take five times as long
+    messages: int  # plain ones
+    many: int  # rows of the longest read, for the memory of a worker
+    rounds: int
+    starts: int  # sessions that are timed, of either kind
+    echoes: int  # messages through each of them
+
+
+FULL = _Sizes(4_000_000, 1_000_000, 500_000, 10_000_000, rounds=4, starts=2, echoes=60)
+QUICK = _Sizes(1_000_000, 300_000, 200_000, 10_000_000, rounds=2, starts=1, echoes=20)
+
+
 def measure(quick: bool) -> Iterator[Result | Skipped]:
     """Every figure of the Spark table; sizes shrink with `quick`."""
     try:
@@ -57,42 +76,43 @@ def measure(quick: bool) -> Iterator[Result | Skipped]:
     except ImportError as error:
         yield Skipped("spark", str(error))
         return
-    rows = 500_000 if quick else 4_000_000
-    messages = 100_000 if quick else 500_000
+    sizes = QUICK if quick else FULL
     with tempfile.TemporaryDirectory() as folder, running_broker(durability="fsync") as broker:
-        asyncio.run(_fill(broker.url, Path(folder), rows, messages))
-        yield from _start_and_latency(broker.url, quick)
+        yield from _start_and_latency(broker.url, sizes)
+        asyncio.run(_fill(broker.url, Path(folder), sizes))
         spark = session("bench", master="local[2]", conf={"spark.driver.memory": "2g"})
         try:
-            stage = _Stage(spark, broker.url, Path(folder), rows, messages)
-            yield from stage.reading(quick)
-            yield from stage.plain(quick)
+            stage = _Stage(spark, broker.url, Path(folder), sizes)
+            yield from stage.reading()
+            yield from stage.plain()
             yield from stage.sink()
             yield from stage.memory()
         finally:
             spark.stop()
 
 
-async def _fill(url: str, folder: Path, rows: int, messages: int) -> None:
+async def _fill(url: str, folder: Path, sizes: _Sizes) -> None:
     """The same rows as typed packs, as JSON values in packs, and as Parquet; and plain messages."""
     frame = _frame(ROWS_OF_A_FRAME)
     texts = [json.dumps(row, default=str).encode() for row in frame.to_pylist()]
     values = pa.record_batch({"value": pa.array(texts, pa.binary())})
+    packs = Packing(max_events=ROWS_OF_A_PACK, compression="zstd", max_in_flight=4)
     async with millstream.connect(url) as mill:
         typed = await mill.create_topic("trades", schema=Trade)
+        many = await mill.create_topic("many", schema=Trade, storage="memory")
+        for topic, rows in ((typed, sizes.rows), (many, sizes.many)):
+            async with topic.producer(packs) as producer:
+                for _ in range(rows // ROWS_OF_A_FRAME):
+                    await producer.send_batch(frame)
         plain = await mill.create_topic("trades-json")
-        packs = Packing(max_events=10_000, compression="zstd", max_in_flight=4)
-        async with typed.producer(packs) as producer:
-            for _ in range(rows // ROWS_OF_A_FRAME):
-                await producer.send_batch(frame)
         async with plain.producer(packs) as producer:
-            for _ in range(rows // ROWS_OF_A_FRAME):
+            for _ in range(sizes.texts // ROWS_OF_A_FRAME):
                 await producer.send_batch(values, Columns(value="value"))
         single = await mill.create_topic("single", storage="memory")
-        await single.publish_many(NewEvent(PAYLOAD, f"k{n % 100}") for n in range(messages))
+        await single.publish_many(NewEvent(PAYLOAD, f"k{n % 100}") for n in range(sizes.messages))
         await mill.create_topic("copy", schema=Trade)
     with pq.ParquetWriter(folder / "trades.parquet", frame.schema) as writer:
-        for _ in range(rows // ROWS_OF_A_FRAME):
+        for _ in range(sizes.rows // ROWS_OF_A_FRAME):
             writer.write_batch(frame)
 
 
@@ -112,11 +132,8 @@ def _frame(rows: int) -> pa.RecordBatch:
 class _Stage:
     """One warm session and the data."""
 
-    def __init__(
-        self, spark: SparkSession, url: str, folder: Path, rows: int, messages: int
-    ) -> None:
-        self.spark, self.url, self.folder = spark, url, folder
-        self.rows, self.messages = rows, messages
+    def __init__(self, spark: SparkSession, url: str, folder: Path, sizes: _Sizes) -> None:
+        self.spark, self.url, self.folder, self.sizes = spark, url, folder, sizes
 
     def _read(self, **options: Any) -> DataFrame:
         reader = self.spark.read.format("millstream").option("url", self.url)
@@ -127,62 +144,70 @@ class _Stage:
         work()
         return count / (time.perf_counter() - began)
 
-    def reading(self, quick: bool) -> Iterator[Result | Skipped]:
-        """Aggregate all rows by symbol, every column read."""
+    def _turns(
+        self, name: str, ours: Callable[[], float], peers: dict[str, Callable[[], float]]
+    ) -> Iterator[Result]:
+        figures = interleave({OURS: ours, **peers}, self.sizes.rounds)
+        own = figures.pop(OURS)
+        for peer, figure in figures.items():
+            if isinstance(own, float) and isinstance(figure, float):
+                yield Result(name, own, "rows/s", peer, figure, own / figure)
+
+    def reading(self) -> Iterator[Result]:
+        """Aggregate all rows by symbol and venue, every column read."""
 
         def total(frame: DataFrame) -> None:
-            found = frame.groupBy("symbol").agg(
-                {"price": "sum", "quantity": "max", "venue": "max", "at": "max"}
+            found = frame.groupBy("symbol", "venue").agg(
+                {"price": "sum", "quantity": "max", "at": "max"}
             )
-            if len(found.collect()) != 50:
+            if len(found.collect()) != 350:
                 raise RuntimeError("rows are missing")
 
         def packs() -> float:
             frame = self._read(subscribe="trades", columns="value")
-            return self._rate(self.rows, lambda: total(frame.selectExpr("value.*")))
+            return self._rate(self.sizes.rows, lambda: total(frame.selectExpr("value.*")))
 
         def parsed() -> float:
             frame = self._read(subscribe="trades-json", columns="value")
             ddl = "symbol STRING, venue STRING, quantity BIGINT, price DOUBLE, at TIMESTAMP"
             rows = frame.selectExpr(f"from_json(string(value), '{ddl}') AS v").selectExpr("v.*")
-            return self._rate(self.rows, lambda: total(rows))
+            return self._rate(self.sizes.texts, lambda: total(rows))
 
         def parquet() -> float:
             frame = self.spark.read.parquet(str(self.folder / "trades.parquet"))
-            return self._rate(self.rows, lambda: total(frame))
+            return self._rate(self.sizes.rows, lambda: total(frame))
 
         peers = {"from_json of the same rows": parsed, "parquet": parquet}
-        yield from against("typed packs, read and aggregate", "rows/s", packs, peers, quick=quick)
+        yield from self._turns("typed packs, read and aggregate", packs, peers)
 
         def summed(columns: str) -> Callable[[], float]:
             def run() -> float:
                 frame = self._read(subscribe="trades", columns=columns)
                 query = frame.selectExpr("value.symbol", "value.price").groupBy("symbol")
-                return self._rate(self.rows, lambda: query.sum("price").collect())
+                return self._rate(self.sizes.rows, lambda: query.sum("price").collect())
 
             return run
 
         chosen = summed("value.symbol,value.price")
-        peers = {"all 5 columns": summed("value")}
-        yield from against("2 of 5 columns", "rows/s", chosen, peers, quick=quick)
+        yield from self._turns("2 of 5 columns", chosen, {"all 5 columns": summed("value")})
 
-    def plain(self, quick: bool) -> Iterator[Result | Skipped]:
+    def plain(self) -> Iterator[Result]:
         """Count plain messages of 100 bytes."""
+        messages = self.sizes.messages
 
         def ours() -> float:
             frame = self._read(subscribe="single", columns="value", minPartitions=2)
-            return self._rate(self.messages, lambda: frame.selectExpr("count(value)").collect())
+            return self._rate(messages, lambda: frame.selectExpr("count(value)").collect())
 
         def floor() -> float:
-            return drain_rate(self.url, "single", self.messages)
+            return drain_rate(self.url, "single", messages)
 
-        peers = {"bare socket": floor}
-        yield from against("plain messages, read and count", "rows/s", ours, peers, quick=quick)
+        yield from self._turns("plain messages, read and count", ours, {"bare socket": floor})
 
-    def sink(self) -> Iterator[Result | Skipped]:
+    def sink(self) -> Iterator[Result]:
         """Copy typed packs to another topic, exactly once, on a server that syncs every ack."""
         rates = []
-        for number in range(2):
+        for number in range(3):
             query = (
                 self.spark.readStream.format("millstream")
                 .options(url=self.url, subscribe="trades", startingOffsets="earliest")
@@ -198,61 +223,58 @@ class _Stage:
             work = [p for p in query.recentProgress if p["numInputRows"]]
             seconds = sum(p["durationMs"]["addBatch"] for p in work) / 1000
             rates.append(sum(p["numInputRows"] for p in work) / seconds)
-        yield Result(
-            "sink, typed packs read and written, exactly once, fsync", max(rates), "rows/s"
-        )
+        # The first one makes the JVM compile the way through it.
+        rate = statistics.median(rates[1:])
+        yield Result("sink, typed packs read and written, exactly once, fsync", rate, "rows/s")
 
-    def memory(self) -> Iterator[Result | Skipped]:
-        """The largest Python worker after all of the above, and after ten times the rows."""
-        before = _largest_worker()
-        for _ in range(10):
-            self._read(subscribe="trades", columns="value").selectExpr("value.*").write.format(
-                "noop"
-            ).mode("overwrite").save()
-        union = self._read(subscribe="trades", columns="value", minPartitions=1)
-        for _ in range(3):
-            union.selectExpr("count(value.price)").collect()
-        yield Result("largest worker before", before, "MiB")
-        yield Result("largest worker after 10 times the rows", _largest_worker(), "MiB")
+    def memory(self) -> Iterator[Result]:
+        """The largest Python worker while one task reads some rows, and ten times as many."""
+        for name, topic, column, last in (
+            ("rows of packs", "many", "value.price", self.sizes.many // ROWS_OF_A_PACK),
+            ("plain messages", "single", "value", self.sizes.messages),
+        ):
+            count = self.sizes.many if topic == "many" else last
+            peaks = []
+            for end in (last // 10, last):
+                frame = self._read(
+                    subscribe=topic, columns="value", minPartitions=1,
+                    maxRecordsPerPartition=last + 1,
+                    endingOffsets=json.dumps({topic: {"0": end + 1}}),
+                )  # fmt: skip
+                forget_peaks()
+                found = frame.selectExpr(f"count({column})").collect()[0][0]
+                if found != count * end // last:
+                    raise RuntimeError(f"{found} rows of {count * end // last}")
+                peaks.append(largest_peak())
+            title = f"worker memory, {_short(count)} over {_short(count // 10)} {name}"
+            few, many = peaks
+            yield Result(title, many, "MiB", f"{_short(count // 10)} {name}", few, few / many)
 
 
-def _largest_worker() -> float:
-    """Peak memory of this user's largest Python worker, from /proc; 0 where there is none."""
-    found = [0.0]
-    for folder in Path("/proc").glob("[0-9]*"):
-        try:
-            if b"pyspark" not in (folder / "cmdline").read_bytes():
-                continue
-            status = (folder / "status").read_text()
-        except OSError:
-            continue
-        lines = [line for line in status.splitlines() if line.startswith("VmHWM")]
-        if lines and "python" in status.splitlines()[0]:
-            found.append(int(lines[0].split()[1]) / 1024)
-    return max(found)
+def _short(count: int) -> str:
+    return f"{count // 1_000_000}M" if count % 1_000_000 == 0 else f"{count // 1000}k"
 
 
 # -- start and latency: a process for each contestant -----------------------------------------
 
 
-def _start_and_latency(url: str, quick: bool) -> Iterator[Result | Skipped]:
-    count = 30 if quick else 100
+def _start_and_latency(url: str, sizes: _Sizes) -> Iterator[Result | Skipped]:
     results: dict[str, list[dict[str, Any]]] = {"ours": [], "stock": []}
 
-    def one(kind: str) -> Callable[[], float]:
-        def run() -> float:
-            command = [sys.executable, "-m", "bench.spark", kind, url, str(count)]
-            # Without the first a session in a virtual environment does not start at all.
-            child = {**os.environ, "PYSPARK_PYTHON": sys.executable, "PYTHONPATH": str(Path.cwd())}
-            done = subprocess.run(command, capture_output=True, text=True, env=child, check=False)
-            if done.returncode:
-                raise RuntimeError(done.stderr[-2000:])
-            results[kind].append(json.loads(done.stdout.splitlines()[-1]))
-            return float(results[kind][-1]["start"])
+    def one(kind: str, count: int) -> dict[str, Any]:
+        command = [sys.executable, "-m", "bench.spark", kind, url, str(count)]
+        # Without the first a session in a virtual environment does not start at all.
+        child = {**os.environ, "PYSPARK_PYTHON": sys.executable, "PYTHONPATH": str(Path.cwd())}
+        done = subprocess.run(command, capture_output=True, text=True, env=child, check=False)
+        if done.returncode:
+            raise RuntimeError(done.stderr[-2000:])
+        found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+        return found
 
-        return run
-
-    interleave({"ours": one("ours"), "stock": one("stock")}, 1 if quick else 3)
+    one("ours", 1)  # makes the archive of classes when there is none
+    for number in range(sizes.starts):
+        for kind in ("ours", "stock") if number % 2 else ("stock", "ours"):
+            results[kind].append(one(kind, sizes.echoes))
     yield from _compared("session start and first streaming query", "s", "start", results)
     yield from _compared("latency topic to topic, p50", "ms", "p50", results)
     yield from _compared("latency topic to topic, p99", "ms", "p99", results)
@@ -263,9 +285,8 @@ def _start_and_latency(url: str, quick: bool) -> Iterator[Result | Skipped]:
 def _compared(
     name: str, unit: str, field: str, results: dict[str, list[dict[str, Any]]]
 ) -> Iterator[Result]:
-    # The first run of each is the unmeasured one: it makes the archive of classes.
     ours, stock = (
-        statistics.median(run[field] for run in results[kind][1:]) for kind in ("ours", "stock")
+        statistics.median(run[field] for run in results[kind]) for kind in ("ours", "stock")
     )
     yield Result(name, ours, unit, "stock settings", stock, stock / ours)
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from bisect import bisect_left
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -60,18 +61,19 @@ class Batches:
         self._at = 0 if origin.prefix is None else len(origin.prefix.encode()) + 1
         self._wanted = set(schema.names)
 
-    def of(self, frames: Frames) -> list[pa.RecordBatch]:
-        """The rows of some messages, in order; Millstream's own messages are left out."""
+    def of(self, frames: Frames) -> Iterator[pa.RecordBatch]:
+        """The rows of some messages, in order; Millstream's own messages are left out.
+
+        Packs are opened one by one as their rows are asked for: a window of them may be many times
+        as large as it was on its way.
+        """
         count = len(frames)
-        if not count:
-            return []
         keep = np.ones(count, bool)
         if self._at:
             place = frames.subject + self._at
             own = (frames.byte(place) == _UNDERSCORE) & (frames.subject_end > place + 1)
             keep &= ~own
         marked = self._marked(frames)
-        result: list[pa.RecordBatch] = []
         begin = 0
         for number in marked:
             block = frames.headers_of(number)
@@ -79,13 +81,10 @@ class Batches:
             if _FOR_MARK in block:
                 keep[number] = False
             elif _PACK_MARK in block:
-                result += self._plain(frames, keep, marked, begin, number)
-                batch = self._pack(frames.message(number))
-                if batch is not None:
-                    result.append(batch)
+                yield from self._plain(frames, keep, marked, begin, number)
+                yield from self._pack(frames.message(number))
                 begin = number + 1
-        result += self._plain(frames, keep, marked, begin, count)
-        return [batch for batch in result if batch.num_rows]
+        yield from self._plain(frames, keep, marked, begin, count)
 
     def _marked(self, frames: Frames) -> list[int]:
         """The numbers of messages that have headers of ours."""
@@ -101,12 +100,13 @@ class Batches:
 
     def _plain(
         self, frames: Frames, keep: Any, marked: list[int], begin: int, end: int
-    ) -> list[pa.RecordBatch]:
+    ) -> Iterator[pa.RecordBatch]:
         """The rows of the messages from `begin` to `end`, as far as they are to be kept."""
         order = begin + np.flatnonzero(keep[begin:end])
         if not len(order):
-            return []
-        own = [number for number in marked if begin <= number < end and keep[number]]
+            return
+        some = marked[bisect_left(marked, begin) : bisect_left(marked, end)]
+        own = [number for number in some if keep[number]]
         places = np.searchsorted(order, own)
         headers = {
             int(place): parse_headers(frames.headers_of(number))
@@ -126,20 +126,21 @@ class Batches:
             "headers": lambda: pa.array(rows.headers(), _HEADERS),
         }
         place = lambda n: (int(rows.offsets()[n]), 0)  # noqa: E731
-        return [self._assembled(rows.count, make, decoded, place)]
+        yield self._assembled(rows.count, make, decoded, place)
 
     # -- packs ----------------------------------------------------------------------------
 
-    def _pack(self, message: RawMessage) -> pa.RecordBatch | None:
+    def _pack(self, message: RawMessage) -> Iterator[pa.RecordBatch]:
         parts = message.reply.split(b".")
         sequence = int(parts[-4])
         try:
             pack = decode(parse_headers(message.headers), message.payload)
         except PackError as error:
-            return self._unsound(message, sequence, error)
+            yield from self._unsound(message, sequence, error)
+            return
         count = pack.count
         if not count:
-            return None
+            return
         decoded = None
         if self._wanted & {"value", "reason"}:
             decoded = self._values.packed(pack.column("value"), pack.schema_id)
@@ -151,18 +152,18 @@ class Batches:
             "index": lambda: pa.array(range(count), pa.int32()),
             "headers": lambda: pack.column("headers"),
         }
-        return self._assembled(count, make, decoded, lambda n: (sequence, n))
+        yield self._assembled(count, make, decoded, lambda n: (sequence, n))
 
     def _unsound(
         self, message: RawMessage, sequence: int, error: PackError
-    ) -> pa.RecordBatch | None:
+    ) -> Iterator[pa.RecordBatch]:
         """One row for a pack that cannot be opened, if rows are wanted for such."""
         reason = f"unsound pack: {error}"
         if self._policy == "fail":
             raise self._error(sequence, 0, reason) from error
         if self._policy == "drop":
             self._drop(1, sequence, reason)
-            return None
+            return
         time = int(message.reply.split(b".")[-2]) // 1000
         make: dict[str, Callable[[], Any]] = {
             "key": lambda: pa.nulls(1, pa.binary()),
@@ -175,7 +176,7 @@ class Batches:
         value = None
         if "value" in self._wanted:
             value = pa.nulls(1, self.schema.field("value").type)
-        return self._assembled(1, make, Decoded(value, [reason]), lambda _: (sequence, 0))
+        yield self._assembled(1, make, Decoded(value, [reason]), lambda _: (sequence, 0))
 
     # -- both -----------------------------------------------------------------------------
 
