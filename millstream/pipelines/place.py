@@ -159,6 +159,19 @@ class Place:
                 moved.append(target / flow)
         return moved
 
+    def read_so_far(self, flow: str) -> list[str]:
+        """The offsets of a flow's sources after its last completed batch, as Spark keeps them.
+
+        Empty for a flow that never ran, and for checkpoints that are not on this machine's disk.
+        """
+        folder = Path(self.checkpoint(flow))
+        try:
+            done = [int(p.name) for p in (folder / "commits").iterdir() if p.name.isdigit()]
+            text = (folder / "offsets" / str(max(done))).read_text(encoding="utf-8")
+        except (OSError, ValueError):
+            return []
+        return text.splitlines()[2:]  # behind the version and the settings of the batch
+
     def has_checkpoint(self, flow: str) -> bool:
         """Whether a flow ran before."""
         return Path(self.checkpoint(flow)).exists()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any, Final
@@ -11,7 +11,7 @@ from typing import Any, Final
 from millstream.errors import ConfigError
 from millstream.spark.offsets import Where, from_json, lag
 
-__all__ = ["OUTPUT_METRIC", "Numbers", "note_latest", "note_progress"]
+__all__ = ["OUTPUT_METRIC", "Numbers", "note_checkpoint", "note_latest", "note_progress"]
 
 # Name under which a flow counts the rows it gives to its output.
 OUTPUT_METRIC: Final = "millstream_output"
@@ -62,6 +62,17 @@ def note_progress(numbers: Numbers, report: Mapping[str, Any], now: datetime) ->
             int(item.get("numRowsDroppedByWatermark") or 0) for item in operators
         )
     _note_lag(numbers, report.get("sources") or [], now)
+
+
+def note_checkpoint(numbers: Numbers, offsets: Sequence[str]) -> None:
+    """Take how far a flow had read before this process: one that finds nothing new reports none."""
+    for text in offsets:
+        end = _offset(text)
+        try:
+            if end is not None and from_json(end):
+                numbers.ends.append(end)
+        except ConfigError:
+            continue  # a source of Spark's own
 
 
 def _rows_out(report: Mapping[str, Any]) -> int:

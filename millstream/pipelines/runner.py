@@ -190,6 +190,7 @@ class Runner:
                 # Topics may have other columns by now, and files other contents.
                 self._resolved = self._resolve()
             rows = self._resolved.flows[flow.name]
+            self._watch.begin(flow.name, self.place.read_so_far(flow.name))
             run.seen = self._watch.batch(flow.name)
             run.query = start_query(rows, flow, self.pipeline.outputs[flow.target], plan)
         except MillstreamError as error:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 from pyspark.sql.streaming.listener import StreamingQueryListener
 
-from millstream.pipelines.progress import Numbers, note_latest, note_progress
+from millstream.pipelines.progress import Numbers, note_checkpoint, note_latest, note_progress
 
 if TYPE_CHECKING:
     from pyspark.sql.streaming.query import StreamingQuery
@@ -56,6 +56,13 @@ class Watch:
             for numbers in self._numbers.values():
                 if numbers.ends:
                     note_latest(numbers, latest, datetime.now(UTC))
+
+    def begin(self, flow: str, offsets: Sequence[str]) -> None:
+        """Take how far a flow had read when this process started it."""
+        with self._lock:
+            numbers = self._numbers.setdefault(flow, Numbers())
+            if not numbers.ends:
+                note_checkpoint(numbers, offsets)
 
     def note(self, query: str | None, report: dict[str, Any]) -> None:
         """Take a report about a query; those of other queries are left alone."""

@@ -95,8 +95,21 @@ class Kit:
             return resolve(declared(project), self.spark, broker, self.folder, options).graph
 
 
-def wait_for(condition: Callable[[], bool], seconds: float = 60) -> None:
+def wait_for(condition: Callable[[], bool], seconds: float = 120) -> None:
     deadline = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline, "it did not come"
         time.sleep(0.1)
+
+
+def alive_in(session: int) -> list[int]:
+    """The processes of a session that have not ended; Spark's workers have groups of their own."""
+    found = []
+    for folder in Path("/proc").iterdir():
+        try:
+            state, _, _, number = (folder / "stat").read_text().rpartition(")")[2].split()[:4]
+        except (OSError, ValueError):
+            continue
+        if int(number) == session and state != "Z":
+            found.append(int(folder.name))
+    return found

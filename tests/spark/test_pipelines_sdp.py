@@ -99,11 +99,11 @@ def test_decorators_and_sql_run_continuously_and_no_row_of_two_flows_is_lost(
         return {row["word"]: row["times"] for row in frame.collect()}
 
     with kit.running() as runner:
-        wait_for(lambda: texts(place, "merged") == sorted(["to", "be", "or", "not", "not"]), 120)
+        wait_for(lambda: texts(place, "merged") == sorted(["to", "be", "or", "not", "not"]))
         place.publish("lines", [b"to sleep"])
-        wait_for(lambda: texts(place, "merged") == sorted([*words, "not", "sleep"]), 120)
-        wait_for(lambda: len(place.values("out")) == len(words), 120)
-        wait_for(lambda: runner.status("")["flows"][1]["rows_in"] == len(words), 120)
+        wait_for(lambda: texts(place, "merged") == sorted([*words, "not", "sleep"]))
+        wait_for(lambda: len(place.values("out")) == len(words))
+        wait_for(lambda: runner.status("")["flows"][1]["rows_in"] == len(words))
     assert runner.project.name == "sdp"
     assert texts(place, "words") == words
     assert texts(place, "long_words") == ["not", "sleep"]

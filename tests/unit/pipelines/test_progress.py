@@ -8,7 +8,13 @@ from typing import Any
 
 import pytest
 
-from millstream.pipelines.progress import OUTPUT_METRIC, Numbers, note_latest, note_progress
+from millstream.pipelines.progress import (
+    OUTPUT_METRIC,
+    Numbers,
+    note_checkpoint,
+    note_latest,
+    note_progress,
+)
 from millstream.pipelines.reasons import reason_of
 from millstream.pipelines.restarts import Restarts
 
@@ -59,6 +65,15 @@ def test_a_flow_that_has_caught_up_has_no_lag() -> None:
     source = {"startOffset": offset(1), "endOffset": offset(9), "latestOffset": offset(9)}
     note_progress(numbers, report(sources=[source]), NOW)
     assert (numbers.lag_messages, numbers.lag_events, numbers.lag_seconds) == (0, 0, 0.0)
+
+
+def test_a_flow_that_found_nothing_new_since_it_was_started_has_a_lag_all_the_same() -> None:
+    numbers = Numbers()
+    note_checkpoint(numbers, [offset(6, "2026-01-01T12:00:00Z"), "-", '{"logOffset": 3}'])
+    note_latest(numbers, {("orders", 0): 6}, NOW)
+    assert (numbers.lag_messages, numbers.lag_events, numbers.lag_seconds) == (0, 0, 0.0)
+    note_latest(numbers, {("orders", 0): 8}, NOW)
+    assert (numbers.lag_messages, numbers.lag_seconds) == (2, 10.0)
 
 
 def test_the_lag_grows_while_a_batch_runs_and_nothing_is_reported() -> None:
