@@ -25,6 +25,7 @@ _log = logging.getLogger("millstream.spark")
 
 # Small packs and windows are joined up to this size, because each batch costs the JVM a round.
 BATCH_ROWS: Final = 10_000
+WINDOW: Final = Window(give_up_after=PATIENCE_SECONDS)
 
 
 class RangeTask(InputPartition):
@@ -66,9 +67,8 @@ class RangeReader:
 
         def found() -> Iterator[pa.RecordBatch]:
             nonlocal seen
-            window = Window(give_up_after=PATIENCE_SECONDS)
             for frames in read_frames(
-                connection, log.stream, task.start, task.end, subjects, window
+                connection, log.stream, task.start, task.end, subjects, WINDOW
             ):
                 seen += len(frames)
                 for batch in batches.of(frames):

@@ -15,8 +15,7 @@ from millstream.spark.frames import read_frames
 from millstream.spark.logs import find_logs
 from millstream.spark.options import SourceOptions
 from millstream.spark.planning import Log
-from millstream.spark.reader import RangeReader, joined
-from millstream.wire.blocking_range import Window
+from millstream.spark.reader import WINDOW, RangeReader, joined
 from millstream.wire.blocking_streams import stream_info
 
 __all__ = ["TablePart", "TableReader"]
@@ -71,8 +70,7 @@ class TableReader(DataSourceReader):
             end = stream_info(jetstream, log.stream, PATIENCE_SECONDS).state.last_seq + 1
             if end == start:
                 break
-            window = Window(give_up_after=PATIENCE_SECONDS)
-            for frames in read_frames(connection, log.stream, start, end, (), window):
+            for frames in read_frames(connection, log.stream, start, end, (), WINDOW):
                 found.extend(batches.of(frames))
             start = end
         if found:
