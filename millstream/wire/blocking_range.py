@@ -24,7 +24,13 @@ from millstream.errors import (
     RequestTimeout,
     TopicNotFound,
 )
-from millstream.wire.api import NANOSECONDS, ConsumerConfig, ConsumerInfo, parse_ack_address
+from millstream.wire.api import (
+    NANOSECONDS,
+    ConsumerConfig,
+    ConsumerInfo,
+    ErrorCode,
+    parse_ack_address,
+)
 from millstream.wire.blocking import BlockingConnection, BlockingJetStream
 from millstream.wire.protocol import pub, status_of, unique_token
 from millstream.wire.pull_lane import HEADER_BYTES_MAX, RawMessage
@@ -83,6 +89,16 @@ class Collector(Protocol[MadeOf]):
         """The window, and the bytes of a frame that is not complete."""
 
 
+class _Place(msgspec.Struct):
+    seq: int
+
+
+class _Got(msgspec.Struct):
+    """What is needed of the answer about one message."""
+
+    message: _Place
+
+
 class _List(list[RawMessage]):
     def reply_of(self, number: int) -> bytes:
         return self[number].reply
@@ -135,6 +151,7 @@ class _Reader(Generic[M]):
         self.generation = -1
         self.expected = 1
         self.pending = 0
+        self.copied = False  # the consumer may live on another node than the leader
         self.inbox = ""
         self.address = b""  # of the window that is open
         self.windows = 0
@@ -162,6 +179,7 @@ class _Reader(Generic[M]):
         body = {"stream_name": self.stream, "config": config, "action": "create"}
         info = self.jetstream.call(verb, body, ConsumerInfo)
         self.consumer, self.pending, self.expected = info.name, info.num_pending, 1
+        self.copied = info.cluster is not None
         self.inbox = self.connection.new_inbox()
         self.sid = self.connection.subscribe(f"{self.inbox}.*", self._message)
         self.generation = self.connection.generation
@@ -205,6 +223,24 @@ class _Reader(Generic[M]):
         if self.status[0] == 503:
             raise NoResponders(verb)
         return messages
+
+    def used_up(self, position: int, end: int) -> bool:
+        """Whether there is nothing more of the range, when the consumer has nothing more.
+
+        A consumer reads the copy of the node that it lives on, which may be behind: in a cluster
+        the leader is asked.
+        """
+        for subject in (self.subjects or (">",)) if self.copied else ():
+            ask = {"seq": position, "next_by_subj": subject}
+            try:
+                found = self.jetstream.call(f"STREAM.MSG.GET.{self.stream}", ask, _Got)
+            except ApiError as error:
+                if error.err_code != ErrorCode.MESSAGE_NOT_FOUND:
+                    raise
+            else:
+                if found.message.seq < end:
+                    return False
+        return True
 
     def forget(self) -> None:
         """Remove the consumer if the socket is still there; else the server does it later."""
@@ -253,8 +289,13 @@ def read_windows(
             try:
                 if not reader.usable:
                     reader.begin(position)
-                    if reader.pending == 0:
+                if reader.pending == 0:
+                    if reader.used_up(position, end):
                         return
+                    reader.forget()
+                    _check_patience(connection, patience, "the copy that was asked is behind")
+                    time.sleep(patience.left(at_most=PAUSE_SECONDS))
+                    continue
                 messages = reader.fetch(end - position)
             except (AuthenticationFailed, TopicNotFound):
                 raise
@@ -282,8 +323,6 @@ def read_windows(
                 yield messages.first(_before(messages, end))
                 return
             yield messages
-            if last.pending == 0:
-                return
     finally:
         _forget_quietly(reader)
 

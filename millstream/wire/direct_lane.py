@@ -12,7 +12,13 @@ from typing import Any, Final
 import msgspec
 
 from millstream.deadline import Deadline
-from millstream.errors import ConfigError, ConnectError, MillstreamError, RequestTimeout
+from millstream.errors import (
+    ConfigError,
+    ConnectError,
+    MillstreamError,
+    PermissionDenied,
+    RequestTimeout,
+)
 from millstream.wire.jetstream import JetStream
 from millstream.wire.protocol import parse_headers, status_of, unique_token
 from millstream.wire.pull_lane import RawMessage, Signal
@@ -140,13 +146,12 @@ class DirectLane:
         return ask
 
     async def _deliver(self) -> None:
-        before = self._next
+        before, end = self._next, self.what.end
         for headers, payload in self._batch:
             known = parse_headers(headers)
             if known.get("Nats-Stream") != self._stream:
                 return  # a mirror answered in its origin's name: ask again
             sequence = int(known["Nats-Sequence"])
-            end = self.what.end
             if end is not None and sequence >= end:
                 self._finished = True
                 break
@@ -156,10 +161,20 @@ class DirectLane:
             self.signal.set()
         if len(self._ready) > BATCH_MESSAGES:
             self._room.clear()  # the reader is slower than the server
-        if self.what.end is not None and (self._next >= self.what.end or not self._batch):
+        if end is not None and (self._next >= end or (not self._batch and await self._is_end(end))):
             self._finished = True
         elif self._next == before:
             await asyncio.sleep(POLL_SECONDS)
+
+    async def _is_end(self, end: int) -> bool:
+        """Whether the leader has nothing more either; any copy answers, also one that is behind."""
+        subject = self.what.subjects[0] if len(self.what.subjects) == 1 else ">"
+        ask = {"seq": self._next, "next_by_subj": subject}
+        try:
+            found = await self._jetstream.get_message(self._stream, ask)
+        except PermissionDenied:
+            return True  # who may not ask the leader has to believe the copy
+        return found is None or found.sequence >= end
 
     def _message(
         self, known: dict[str, str], sequence: int, headers: bytes, payload: bytes

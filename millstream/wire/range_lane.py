@@ -2,6 +2,9 @@
 
 The server forgets what an unacknowledged reader received, so after any doubt (a lost connection, a
 silence, a jump in the delivery numbers) the lane starts a new consumer at its own next position.
+
+A consumer reads the copy of the node that it lives on, which may be behind: that it has nothing
+more to give does not end a range. In a cluster only the leader's word does.
 """
 
 from __future__ import annotations
@@ -11,7 +14,14 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from millstream.deadline import Deadline
-from millstream.errors import ApiError, ConnectError, NoResponders, RequestTimeout, TopicNotFound
+from millstream.errors import (
+    ApiError,
+    ConnectError,
+    NoResponders,
+    PermissionDenied,
+    RequestTimeout,
+    TopicNotFound,
+)
 from millstream.wire.api import NANOSECONDS, ConsumerConfig, parse_ack_address
 from millstream.wire.jetstream import JetStream
 from millstream.wire.protocol import unique_token
@@ -23,6 +33,9 @@ __all__ = ["Range", "RangeLane"]
 INACTIVE_SECONDS: Final = 60
 REOPEN_PAUSE_SECONDS: Final = 0.1
 REOPEN_SECONDS_MAX: Final = 120.0
+# A consumer on a copy that is behind gets so long to go on by itself, then another is tried.
+CATCH_UP_SECONDS: Final = 1.0
+CONFIRM_PAUSE_SECONDS: Final = 0.02
 # A restarting server answers "not found" until it has recovered its streams.
 RECOVERY_SECONDS_MAX: Final = 10.0
 READ_AHEAD: Final = Prefetch(messages=5000, bytes=16 * 1024 * 1024)
@@ -64,6 +77,8 @@ class RangeLane:
         self._skip_below = 0  # sequences that were delivered before the consumer was renewed
         self._consumer = ""
         self._opening: asyncio.Task[None] | None = None
+        self._copied = False  # the consumer may live on another node than the leader
+        self._confirming: asyncio.Task[None] | None = None
         self._error: Exception | None = None
         self.done = what.end is not None and what.end <= what.start
         self.closed = False
@@ -116,12 +131,14 @@ class RangeLane:
         self._expected = last.consumer_sequence + 1
         self._next = last.sequence + 1
         end = self.what.end
-        if end is not None and (last.sequence >= end - 1 or last.pending == 0):
+        if end is not None and last.sequence >= end - 1:
             self.done = True
             if last.sequence >= end:
                 taken = [m for m in taken if parse_ack_address(m.reply).sequence < end]
                 self._next = end
             self.close()
+        elif end is not None and last.pending == 0:
+            self._end_of_copy()
         if first.sequence < self._skip_below:
             taken = [m for m in taken if parse_ack_address(m.reply).sequence >= self._skip_below]
         return taken
@@ -132,18 +149,60 @@ class RangeLane:
         That is a damaged file: a consumer then waits for what never comes. Ask when nothing has
         come for a while.
         """
-        end, position = self.what.end, self._next
-        if self.done or end is None or self._lane is None or self.peek():
+        if self.done or self.what.end is None or self._lane is None or self.peek():
             return False
+        position = self._next
+        used_up = await self._used_up()
+        return used_up and self._next == position and not self.done and not self.peek()
+
+    async def _used_up(self) -> bool:
+        """Whether the leader has no message of the rest of the range; False: nobody can say."""
+        end = self.what.end or 0
         for subject in self.what.subjects or (">",):
-            ask = {"seq": position, "next_by_subj": subject}
+            ask = {"seq": self._next, "next_by_subj": subject}
             try:
                 found = await self._jetstream.get_message(self._stream, ask)
             except (ApiError, ConnectError, NoResponders, RequestTimeout):
-                return False  # nobody can say now; the lane itself waits out what it can
+                return False  # the lane itself waits out what it can
             if found is not None and found.sequence < end:
                 return False
-        return self._next == position and not self.done and not self.peek()
+        return True
+
+    def _end_of_copy(self) -> None:
+        """The consumer has nothing more of the range: its end, if no other copy has more."""
+        if not self._copied:
+            self.done = True
+            self.close()
+        elif self._confirming is None or self._confirming.done():
+            self._confirming = asyncio.get_running_loop().create_task(self._confirm_end())
+
+    async def _confirm_end(self) -> None:
+        """End the range when its leader says so; until then wait, and look at other copies."""
+        position, patience, limit = 0, Deadline(0), Deadline(0)
+        while not self.closed:
+            if self._next != position or self.peek():  # it goes on, or the reader has to
+                position = self._next
+                patience, limit = Deadline(CATCH_UP_SECONDS), Deadline(REOPEN_SECONDS_MAX)
+            elif limit.passed:
+                verb = f"{self._jetstream.prefix}.CONSUMER.MSG.NEXT.{self._stream}"
+                self._error = RequestTimeout(verb, REOPEN_SECONDS_MAX)
+                self.signal.set()
+                return
+            elif await self._is_end() and self._next == position and not self.peek():
+                self.done, self._confirming = True, None
+                self.close()
+                return
+            elif patience.passed and self._lane is not None:
+                self._lose_lane()
+                self._reopen()
+                patience = Deadline(CATCH_UP_SECONDS)
+            await asyncio.sleep(CONFIRM_PAUSE_SECONDS)
+
+    async def _is_end(self) -> bool:
+        try:
+            return await self._used_up()
+        except PermissionDenied:
+            return True  # who may not ask the leader has to believe the copy
 
     def close(self) -> None:
         """Stop and remove the consumer; safe to call twice."""
@@ -153,6 +212,8 @@ class RangeLane:
         self._lose_lane()
         if self._opening is not None:
             self._opening.cancel()
+        if self._confirming is not None:
+            self._confirming.cancel()
         if self._disconnected in self._connection.on_disconnected:
             self._connection.on_disconnected.remove(self._disconnected)
         self._forget_consumer()
@@ -167,7 +228,8 @@ class RangeLane:
         if self.closed:
             self._forget_consumer()
             return
-        if info.num_pending == 0 and self.what.end is not None:
+        self._copied = info.cluster is not None
+        if info.num_pending == 0 and self.what.end is not None and not self._copied:
             self.done = True
             self.close()
             return
@@ -176,6 +238,8 @@ class RangeLane:
             *(self._jetstream, self._stream, info.name, self._prefetch, self.signal),
             disposable=True,
         )
+        if info.num_pending == 0 and self.what.end is not None:
+            self._end_of_copy()
 
     def _config(self) -> ConsumerConfig:
         what = self.what
