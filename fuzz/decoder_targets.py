@@ -23,6 +23,7 @@ from millstream.spark.offsets import from_json
 from millstream.wire.api import parse_ack_address
 from millstream.wire.handshake import denied_subject, parse_address, parse_info
 from millstream.wire.protocol import Parser, parse_header_items, parse_headers, status_of
+from millstream.wire.pull_lane import RawMessage
 
 __all__ = ["TARGETS", "Target", "check"]
 
@@ -50,14 +51,19 @@ def _frames(data: bytes) -> object:
     cut = _parsed([data[at : at + step] for at in range(1, len(data), step)])
     if whole[1] is None and cut[1] is None and whole[0] != cut[0]:
         raise AssertionError(f"cut differently, read differently: {whole} {cut}")
+    if (runs := _parsed([data[1:]], in_runs=True)) != whole:
+        raise AssertionError(f"in runs, read differently: {whole} {runs}")
     pieces.append(whole)
     return pieces
 
 
-def _parsed(chunks: list[bytes]) -> tuple[list[tuple[bytes, ...]], str | None]:
+def _parsed(
+    chunks: list[bytes], in_runs: bool = False
+) -> tuple[list[tuple[bytes, ...]], str | None]:
     frames: list[tuple[bytes, ...]] = []
-    handlers: Any = {b"1": lambda *frame: frames.append(frame)}
-    parser = Parser(handlers, lambda op, rest: frames.append((op, rest)))
+    handlers: Any = {} if in_runs else {b"1": lambda *frame: frames.append(frame)}
+    runs: Any = {b"1": frames.extend} if in_runs else {}
+    parser = Parser(handlers, lambda op, rest: frames.append((op, rest)), runs)
     try:
         for chunk in chunks:
             parser.feed(chunk)
@@ -90,7 +96,8 @@ def _event(data: bytes) -> object:
     subject, _, rest = data.partition(b"\0")
     block, _, value = rest.partition(b"\0")
     source = Source("orders", 0, "orders")
-    event = PlainEvent(source, b"orders." + subject, _REPLY, b"NATS/1.0\r\n" + block, value)
+    raw = RawMessage(b"orders." + subject, _REPLY, b"NATS/1.0\r\n" + block, value)
+    event = PlainEvent(source, raw)
     return event.key, event.value, event.headers, event.id, event.timestamp, repr(event)
 
 
