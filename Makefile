@@ -35,7 +35,7 @@ TESTS := $(BIN)/python -m pytest --numprocesses auto --maxprocesses 4 --dist loa
 test: $(STAMP)
 	$(TESTS) -m "not long"
 
-# Everything, the tests that take minutes included: killed clusters, stock Declarative Pipelines.
+# Everything, the tests that take minutes included: killed clusters.
 test-all: $(STAMP)
 	$(TESTS)
 

@@ -28,12 +28,7 @@ MAY_BLOCK = [
 SLOW_FOLDERS = {"spark", "faults", "docs"}
 SLOW_SECONDS = 300
 # What takes minutes: `make test` leaves it out, `make test-all` and `make faults` run it.
-LONG_FILES = {
-    "test_killed.py",
-    "test_pipelines_cluster.py",
-    "test_pipelines_demo.py",
-    "test_pipelines_sdp.py",
-}
+LONG_FILES = {"test_killed.py"}
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -13,20 +13,22 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import millstream
 from examples.flights import check, data
-from examples.flights.charts import write_report
-from examples.flights.replay import Progress, declare, replay
+from examples.flights.replay import Progress, declare, end, replay
+from examples.flights.report import Answers, Run, write_report
 from millstream import Broker, BrokerSettings, Mill
+from millstream.errors import TopicNotFound
 
 PROJECT = Path(__file__).parent / "pipeline"
 COMMAND = [sys.executable, "-c", "from millstream.cli.main import main; main()", "pipeline"]
 RETIRED = 25  # planes that leave the register at the end
+MARK = ".flights-demo"  # in a folder of the demo's own, which the next run may empty
 
 
 @dataclass(frozen=True)
@@ -35,7 +37,7 @@ class Plan:
 
     folder: Path
     days: int = 366
-    seconds: float = 75.0  # of the replay
+    seconds: float = 60.0  # of the replay
     kill_at: float = 0.4  # of the replay
     patience: float = 600.0  # seconds for any part, on a machine with other work
 
@@ -49,20 +51,29 @@ class Show:
     status: dict[str, Any] = field(default_factory=dict)
     stored: int = 0  # departures that the pipeline has stored
     notes: list[str] = field(default_factory=list)
+    samples: list[tuple[float, int, int]] = field(default_factory=list)  # for the report
+    marks: list[tuple[float, str]] = field(default_factory=list)
+    begun: float = field(default_factory=time.monotonic)
+
+    @property
+    def seconds(self) -> float:
+        """Since the demo began."""
+        return time.monotonic() - self.begun
 
 
 class Pipeline:
     """The pipeline as a process of its own."""
 
-    def __init__(self, folder: Path, url: str) -> None:
+    def __init__(self, folder: Path, url: str, patience: float) -> None:
         self.folder = folder
+        self._patience = f"{patience:.0f}s"
         self._environment = {**os.environ, "NATS_URL": url}
         self._log = (folder / "pipeline.log").open("ab")
         self._process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
         self._process = subprocess.Popen(
-            [*COMMAND, "run", str(self.folder), "--quiet"],
+            [*COMMAND, "run", str(self.folder), "--quiet", "--stop-within", self._patience],
             env=self._environment,
             stdout=self._log,
             stderr=self._log,
@@ -76,7 +87,9 @@ class Pipeline:
             self._process.wait()
 
     def stop(self) -> None:
-        subprocess.run([*COMMAND, "stop", str(self.folder)], check=True, stdout=self._log)
+        """Ask it to end between two batches, and wait until it has."""
+        words = ["stop", str(self.folder), "--timeout", self._patience]
+        subprocess.run([*COMMAND, *words], check=True, stdout=self._log)
         if self._process is not None:
             self._process.wait()
 
@@ -84,6 +97,11 @@ class Pipeline:
         if self._process is not None and self._process.poll() is not None:
             tail = (self.folder / "pipeline.log").read_text(errors="replace")[-3000:]
             raise SystemExit(f"the pipeline ended by itself ({self._process.returncode}):\n{tail}")
+
+    def runs(self) -> bool:
+        """Whether every flow was started."""
+        flows = self.status().get("flows", [])
+        return bool(flows) and all(flow["state"] == "running" for flow in flows)
 
     def status(self) -> dict[str, Any]:
         try:
@@ -100,65 +118,126 @@ class Pipeline:
 
 async def run(plan: Plan, shown: Callable[[Show], None]) -> list[check.Verdict]:
     """All of it; the verdicts. Results stay in the plan's folder."""
-    show = Show(await asyncio.to_thread(data.load, plan.days))
-    shutil.rmtree(plan.folder, ignore_errors=True)
+    claim(plan.folder)
     project = plan.folder / "project"
     shutil.copytree(PROJECT, project, ignore=shutil.ignore_patterns("__pycache__", ".pipeline"))
+    show = Show(await asyncio.to_thread(data.load, plan.days))
     with Broker(BrokerSettings(data=plan.folder / "broker", port=0)) as broker:
         async with millstream.connect(broker.url) as mill:
             await declare(mill, show.year)
-            pipeline = Pipeline(project, broker.url)
+            pipeline = Pipeline(project, broker.url, plan.patience)
             pipeline.start()
+            show.notes.append("the broker runs, tables are filled; Spark starts")
             try:
-                retired = await _play(plan, mill, pipeline, show, shown)
+                retired = await _Play(plan, mill, pipeline, show, shown).all()
             finally:
                 pipeline.close()
             show.notes.append("the pipeline has stopped between two batches; comparing")
             shown(show)
-            return await _judge(plan, mill, show.year, retired)
+            return await _judge(plan, mill, show, retired)
 
 
-async def _play(
-    plan: Plan, mill: Mill, pipeline: Pipeline, show: Show, shown: Callable[[Show], None]
-) -> set[str]:
-    """Replay, kill and restart, wait until everything is through; the planes that were retired."""
-    await _until(lambda: bool(pipeline.status()), plan.patience, pipeline, show, shown)
-    replaying = asyncio.create_task(replay(mill, show.year, plan.seconds, show.replay))
-    # Killed where results are on their way: some are stored, the rest is not.
-    total = len(show.year.flights)
-    await _until(
-        lambda: (
-            replaying.done() or (show.replay.flights > total * plan.kill_at and show.stored > 0)
-        ),
-        plan.seconds + plan.patience,
-        pipeline,
-        show,
-        shown,
-        mill,
-    )
-    pipeline.kill()
-    show.notes.append(
-        f"killed the pipeline with SIGKILL after {show.stored:,} stored departures; started again"
-    )
-    pipeline.start()
-    await _until(replaying.done, plan.seconds + 30, pipeline, show, shown, mill)
-    await replaying
-    show.notes.append(f"all {total:,} flights are published; waiting for the pipeline")
-    wanted = len(await asyncio.to_thread(check.departures, show.year))
-    quiet = _Quiet(pipeline)
-    await _until(lambda: quiet(show.stored >= wanted), plan.patience, pipeline, show, shown, mill)
-    retired = set(sorted(show.year.tables["planes"][1]["tailnum"].to_pylist())[:RETIRED])
-    planes = await mill.table("planes")
-    for plane in sorted(retired):
-        await planes.delete(plane)
-    show.notes.append(f"{RETIRED} planes were deleted from the table: the fleet follows")
-    fleet = await mill.table("fleet")
-    gone = _Gone(sorted(retired))
-    while not await gone(fleet):
-        await _until(lambda: True, plan.patience, pipeline, show, shown, mill)
-        await asyncio.sleep(0.5)
-    await asyncio.to_thread(pipeline.stop)
-    return retired
+def claim(folder: Path) -> None:
+    """Make the folder, or empty the one that an earlier run made; anybody else's is refused."""
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        if not (folder / MARK).is_file():
+            raise SystemExit(f"{folder} is not empty and not of this demo: name another --folder")
+        shutil.rmtree(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / MARK).touch()
+
+
+@dataclass
+class _Play:
+    """Replay, kill and restart, wait until everything is through."""
+
+    plan: Plan
+    mill: Mill
+    pipeline: Pipeline
+    show: Show
+    shown: Callable[[Show], None]
+    offset: int = 1  # of the next departure that was not counted yet
+
+    async def all(self) -> set[str]:
+        """Play it; the planes that were retired."""
+        plan, show, pipeline = self.plan, self.show, self.pipeline
+        await self._until(pipeline.runs)
+        show.notes.append("the pipeline runs; the year begins")
+        replaying = asyncio.create_task(replay(self.mill, show.year, plan.seconds, show.replay))
+        try:
+            # Killed where results are on their way: some are stored, the rest is not.
+            total = len(show.year.flights)
+            await self._until(
+                lambda: show.replay.flights > total * plan.kill_at and show.stored > 0
+            )
+            pipeline.kill()
+            show.marks.append((show.seconds, "killed"))
+            show.notes.append(
+                f"killed the pipeline with SIGKILL after {show.stored:,} stored departures; "
+                f"started again"
+            )
+            pipeline.start()
+            await self._until(replaying.done)
+            await replaying
+        finally:
+            replaying.cancel()
+        # Only now: Spark lets time go on with an event, not with a start.
+        await end(self.mill, show.year)
+        show.notes.append(f"all {total:,} flights are published; waiting for the pipeline")
+        wanted = len(await asyncio.to_thread(check.departures, show.year))
+        quiet = _Quiet(pipeline)
+        await self._until(lambda: quiet(show.stored >= wanted))
+        retired = await self._retire()
+        await asyncio.to_thread(pipeline.stop)
+        return retired
+
+    async def _retire(self) -> set[str]:
+        """Delete some planes from their table, and wait until the fleet has followed."""
+        retired = sorted(self.show.year.tables["planes"][1]["tailnum"].to_pylist())[:RETIRED]
+        planes, fleet = await self.mill.table("planes"), await self.mill.table("fleet")
+        for plane in retired:
+            await planes.delete(plane)
+        self.show.notes.append(f"{RETIRED} planes were deleted from the table: the fleet follows")
+        left = set(retired)
+
+        async def look() -> None:
+            left.intersection_update([entry.key async for entry in fleet.entries()])
+
+        await self._until(lambda: not left, look)
+        return set(retired)
+
+    async def _until(
+        self, condition: Callable[[], bool], look: Callable[[], Awaitable[None]] | None = None
+    ) -> None:
+        """Show how it goes until the condition holds; the end of everything when it never does."""
+        deadline = time.monotonic() + self.plan.seconds + self.plan.patience
+        while True:
+            self.pipeline.check_alive()
+            await self._see()
+            if look is not None:
+                await look()
+            if condition():
+                return
+            if time.monotonic() > deadline:
+                raise SystemExit(f"it takes too long; see {self.pipeline.folder / 'pipeline.log'}")
+            await asyncio.sleep(0.5)
+
+    async def _see(self) -> None:
+        show = self.show
+        show.status = self.pipeline.status()
+        await self._count()
+        show.samples.append((show.seconds, show.replay.flights, show.stored))
+        self.shown(show)
+
+    async def _count(self) -> None:
+        """Count the departures that are stored; only what is new is read."""
+        try:
+            topic = await self.mill.topic("departures")
+        except TopicNotFound:
+            return  # the pipeline has not made it yet
+        async for batch in topic.batches(start=millstream.Start.at_offset(self.offset)):
+            self.show.stored += batch.num_rows
+            self.offset = max(self.offset, int(batch.column("offset")[-1].as_py()) + 1)
 
 
 class _Quiet:
@@ -180,64 +259,12 @@ class _Quiet:
         return self._since is not None and time.monotonic() - self._since >= self.SECONDS
 
 
-class _Gone:
-    """Whether none of the retired planes is in the fleet any more."""
-
-    def __init__(self, planes: list[str]) -> None:
-        self._planes = planes
-        self._deadline = time.monotonic() + 60
-
-    async def __call__(self, fleet: Any) -> bool:
-        left = [entry.key async for entry in fleet.entries() if entry.key in self._planes]
-        if left and time.monotonic() > self._deadline:
-            raise SystemExit(f"the fleet still has {len(left)} planes that were deleted")
-        return not left
-
-
-async def _until(
-    condition: Callable[[], bool],
-    seconds: float,
-    pipeline: Pipeline,
-    show: Show,
-    shown: Callable[[Show], None],
-    mill: Mill | None = None,
-) -> None:
-    deadline = time.monotonic() + seconds
-    while True:
-        pipeline.check_alive()
-        show.status = pipeline.status()
-        if mill is not None:
-            show.stored = await _events(mill, "departures")
-        shown(show)
-        if condition():
-            return
-        if time.monotonic() > deadline:
-            raise SystemExit(f"nothing came of it within {seconds:.0f} s; see {pipeline.folder}")
-        await asyncio.sleep(0.5)
-
-
-_counted: dict[str, tuple[int, int]] = {}  # topic: next offset, events before it
-
-
-async def _events(mill: Mill, name: str) -> int:
-    """How many events a topic has; only what is new is read."""
-    try:
-        topic = await mill.topic(name)
-    except millstream.MillstreamError:
-        return 0
-    offset, count = _counted.get(name, (1, 0))
-    async for batch in topic.batches(start=millstream.Start.at_offset(offset)):
-        count += batch.num_rows
-        offset = max(offset, int(batch.column("offset")[-1].as_py()) + 1)
-    _counted[name] = (offset, count)
-    return count
-
-
 def _command(*words: str) -> None:
     subprocess.run([*COMMAND, *words], check=True, stdout=subprocess.DEVNULL)
 
 
-async def _judge(plan: Plan, mill: Mill, year: data.Year, retired: set[str]) -> list[check.Verdict]:
+async def _judge(plan: Plan, mill: Mill, show: Show, retired: set[str]) -> list[check.Verdict]:
+    year = show.year
     lake = plan.folder / "project" / "lake" / "departures"
     await asyncio.to_thread(_command, "compact", str(lake))
     flights, weather = len(year.flights), len(year.weather)
@@ -247,15 +274,16 @@ async def _judge(plan: Plan, mill: Mill, year: data.Year, retired: set[str]) -> 
     fleet = await check.table_rows(mill, "fleet")
     both = flights + len(year.tables["planes"][1])
     answers = (
-        ("departures and weather (topic)", flights + weather, joined, check.departures(year)),
-        ("with carrier, plane, airport (Parquet)", len(joined), rows, check.enriched(year)),
-        ("delays by airport and day (table)", flights, delays, check.delays(year)),
-        ("fleet by carrier (table)", both, fleet, check.fleet(year, retired)),
+        ("departures (topic)", flights + weather, joined, check.departures(year)),
+        ("departures (Parquet)", len(joined), rows, check.enriched(year)),
+        ("delays (table)", flights, delays, check.delays(year)),
+        ("fleet (table)", both, fleet, check.fleet(year, retired)),
     )
     keys = (["id"], ["id"], ["day", "origin"], ["tailnum"])
     verdicts = [
         check.compare(name, events, found, wanted, key)
         for (name, events, found, wanted), key in zip(answers, keys, strict=True)
     ]
-    write_report(plan.folder / "report.html", verdicts, delays, rows, fleet)
+    run = Run(flights, weather, show.seconds, show.replay.speed, show.samples, show.marks)
+    write_report(plan.folder / "report.html", run, Answers(verdicts, delays, rows, fleet))
     return verdicts

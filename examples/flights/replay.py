@@ -62,11 +62,17 @@ async def replay(mill: Mill, year: data.Year, seconds: float, progress: Progress
                 await fly.write_batch(rows, position=upto, columns=Columns(key="origin"))
             progress.flights = upto
             if whole:
-                await blow.write_batch(data.last_weather(), position=len(year.weather) + 1)
-                await fly.write_batch(data.last_flight(), position=len(year.flights) + 1)
                 progress.done = True
             else:
                 await asyncio.sleep(TICK)
+
+
+async def end(mill: Mill, year: data.Year) -> None:
+    """Publish the events behind the year: they let its last hours end."""
+    flights, weather = await mill.topic("flights"), await mill.topic("weather")
+    async with flights.writer(WRITER) as fly, weather.writer(WRITER) as blow:
+        await blow.write_batch(data.last_weather(), position=len(year.weather) + 1)
+        await fly.write_batch(data.last_flight(), position=len(year.flights) + 1)
 
 
 def _count(times: pa.ChunkedArray, now: pa.Scalar) -> int:

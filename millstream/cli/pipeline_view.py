@@ -7,7 +7,7 @@ from typing import Any
 
 from millstream.cli.output import print_json, print_table, say, size
 
-__all__ = ["print_flows", "print_status", "shown_live"]
+__all__ = ["live_table", "print_flows", "print_status", "shown_live"]
 
 Shown = Callable[[dict[str, Any]], None]
 COLUMNS = (
@@ -102,10 +102,11 @@ def shown_live(*, quiet: bool, as_json: bool) -> Iterator[Shown]:
         from rich.live import Live
 
         with Live(transient=False, refresh_per_second=2) as live:
-            yield lambda status: live.update(_table(status))
+            yield lambda status: live.update(live_table(status))
 
 
-def _table(status: dict[str, Any]) -> Any:
+def live_table(status: dict[str, Any]) -> Any:
+    """The status of a running pipeline as a table that is drawn again and again."""
     from rich import box
     from rich.table import Table
     from rich.text import Text

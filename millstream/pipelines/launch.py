@@ -17,7 +17,7 @@ from millstream.pipelines.targets import Broker
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-__all__ = ["declared", "graph_of", "make_runner", "spark_for"]
+__all__ = ["declared", "graph_of", "make_runner", "settings_of", "spark_for"]
 
 
 def declared(project: Project, session: Callable[[], SparkSession] | None = None) -> Pipeline:
@@ -57,11 +57,8 @@ def _needs_session(error: PipelineInvalid) -> bool:
     return isinstance(error.__cause__, kinds) and SparkSession.getActiveSession() is None
 
 
-def spark_for(project: Project, master: str | None = None) -> SparkSession:
-    """The session of a project; `master` wins over millstream.toml."""
-    from millstream.spark import session
-
-    chosen = master or project.master
+def settings_of(project: Project) -> dict[str, str]:
+    """The settings of Spark that a project asks for, in its millstream.toml and by what it uses."""
     settings = {"spark.sql.session.timeZone": "UTC"}
     if project.state_store == "rocksdb":
         settings |= {
@@ -69,8 +66,17 @@ def spark_for(project: Project, master: str | None = None) -> SparkSession:
                 "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
             ),
             "spark.sql.streaming.stateStore.rocksdb.changelogCheckpointing.enabled": "true",
+            # Its snapshots go through Hadoop's own local file system, and take no other.
+            "spark.hadoop.fs.file.impl": "org.apache.hadoop.fs.LocalFileSystem",
         }
-    return session(project.name, master=chosen, conf={**settings, **project.spark})
+    return {**settings, **project.spark}
+
+
+def spark_for(project: Project, master: str | None = None) -> SparkSession:
+    """The session of a project; `master` wins over millstream.toml."""
+    from millstream.spark import session
+
+    return session(project.name, master=master or project.master, conf=settings_of(project))
 
 
 def make_runner(

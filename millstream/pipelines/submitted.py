@@ -8,14 +8,18 @@ import tempfile
 import zipfile
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import millstream
 from millstream.errors import ConfigError
-from millstream.pipelines.launch import declared
+from millstream.pipelines.launch import declared, settings_of
 from millstream.pipelines.project import Project, open_project
 from millstream.pipelines.runner import Runner, RunSettings, stopped_by_signals
 from millstream.pipelines.shipping import ship_project
 from millstream.settings import environment
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 __all__ = ["run_submitted"]
 
@@ -31,12 +35,10 @@ def run_submitted(name: str, arguments: Sequence[str]) -> None:
     given = parser.parse_args(arguments)
     if given.server is None and environment("NATS_URL") is None:
         raise ConfigError("where is the broker? Give --server nats://host:4222, or set NATS_URL")
-    from pyspark.sql import SparkSession
-
-    spark = SparkSession.builder.appName(name).getOrCreate()
     with tempfile.TemporaryDirectory(prefix=f"{name}-") as folder:
         archive = _archive()
         project = _unpack(archive, Path(folder), given.state)
+        spark = _session(project)
         ship_project(spark, project, archive)
         options = {"url": given.server} if given.server else {}
         runner = Runner(
@@ -44,7 +46,24 @@ def run_submitted(name: str, arguments: Sequence[str]) -> None:
         )
         with stopped_by_signals(runner):
             runner.run()
-    spark.stop()
+        spark.stop()
+
+
+def _session(project: Project) -> SparkSession:
+    """The session with what the project and our promises need; what spark-submit was told wins."""
+    from pyspark import SparkConf
+    from pyspark.sql import SparkSession
+
+    from millstream.spark import session_settings
+
+    told = SparkConf()
+    master = told.get("spark.master", "local[*]") or ""
+    ours = {n: v for n, v in session_settings(master).items() if not n.startswith("spark.ui.")}
+    builder = SparkSession.builder.appName(project.name)
+    for setting, value in {**ours, **settings_of(project)}.items():
+        if not told.contains(setting):
+            builder = builder.config(setting, value)
+    return builder.getOrCreate()
 
 
 def _archive() -> Path:

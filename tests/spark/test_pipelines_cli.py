@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import io
 import json
 import zipfile
 from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.console import Console
 from typer.testing import CliRunner
 
 from millstream.cli.app import app
 from millstream.cli.exits import Exit
-from millstream.cli.pipeline_view import shown_live
+from millstream.cli.pipeline_view import live_table, shown_live
 from millstream.errors import ConfigError, PipelineBusy, PipelineInvalid, PipelineNotRunning
 from millstream.pipelines import open_project
 from millstream.pipelines.place import Place
@@ -106,6 +108,14 @@ def test_a_log_gets_a_line_for_each_change_of_state(capsys: pytest.CaptureFixtur
     with shown_live(quiet=True, as_json=False) as shown:
         shown(moment)
     assert capsys.readouterr().out == ""
+
+
+def test_a_terminal_gets_a_table_with_every_number() -> None:
+    console = Console(width=240, file=io.StringIO(), force_terminal=False)
+    console.print(live_table({**STATUS, "pipeline": "words"}))
+    printed = console.file.getvalue()  # type: ignore[attr-defined]
+    for words in ("words: running", "table counts", "12,345", "77", "1.5 s", "4 (2.0 KiB)"):
+        assert words in printed
 
 
 def test_stop_and_run_say_who_runs_it(project: Path) -> None:

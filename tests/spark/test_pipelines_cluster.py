@@ -29,6 +29,7 @@ CODE = (
 import os
 import sys
 import shared_words
+from pyspark.sql import SparkSession
 
 @f.udf("string")
 def told(word):
@@ -38,7 +39,9 @@ def told(word):
 @mp.topic
 def loud():
     words = mp.read("lines").select(f.col("value").cast("string").alias("word"))
-    return words.select(told("word").alias("word"))
+    conf = SparkSession.active().conf
+    setting = conf.get("spark.sql.adaptive.streaming.stateless.enabled")
+    return words.select(told("word").alias("word"), f.lit(setting).alias("setting"))
 """
 )
 SHARED = "def shout(text):\n    return text.upper()\n"
@@ -170,6 +173,7 @@ def check_told(place: Place, bare: Path, archive: str) -> None:
     The archive lies in the folder of the worker: Spark brought it there.
     """
     for value, word in zip(place.values("loud"), ("ONE", "TWO"), strict=True):
+        assert value["setting"] == "false"  # the guarantee of the sink rests on it
         shouted, python, file = value["word"].split()
         assert (shouted, python) == (word, str(bare))
         assert re.search(rf"/worker/app-[^/]+/\d+/\.?/?{archive}/millstream/__init__\.py$", file), (
@@ -197,8 +201,9 @@ def test_a_packed_project_runs_with_spark_submit_on_that_cluster(
     run([*COMMAND, "package", str(project), "-o", str(dist)], place, bare, tmp_path)
     submit = str(Path(pyspark.__file__).parent / "bin" / "spark-submit")
     command = [submit, "--master", master, "--py-files", str(dist / "pipeline.zip")]
-    for setting in re.findall(r'^"(.+)" = "(.+)"$', TOML, re.MULTILINE):
-        command += ["--conf", "=".join(setting)]
+    # Settings that the driver's JVM is started with come too late in millstream.toml; the others,
+    # such as the little memory that this worker has, are taken from there.
+    command += ["--driver-java-options", "-XX:TieredStopAtLevel=1"]
     arguments = ["--once", "--server", place.url, "--state", str(tmp_path / "state")]
     run([*command, str(dist / "main.py"), *arguments], place, bare, tmp_path)
     check_told(place, bare, r"pipeline\.zip")

@@ -2,22 +2,136 @@
 
 from __future__ import annotations
 
+import os
+import pty
+import re
+import signal
+import subprocess
+import sys
+import termios
 from pathlib import Path
 
 import pytest
 
-from examples.flights.demo import Plan, Show, run
+from examples.flights.demo import claim
+from tests.spark.project_kit import alive_in, wait_for
+
+pytestmark = pytest.mark.timeout(600)
+ROOT = Path(__file__).parents[2]
+COMMAND = [sys.executable, "-m", "examples.flights", "--days", "2", "--seconds", "4"]
 
 
-@pytest.mark.timeout(600)
-async def test_the_flights_demo_loses_doubles_and_changes_nothing(tmp_path: Path) -> None:
-    last: list[Show] = []
-    plan = Plan(tmp_path, days=2, seconds=6, patience=400)
-    verdicts = await run(plan, lambda show: last.append(show))
-    assert [verdict.right for verdict in verdicts] == [True] * 4, verdicts
-    flights = len(last[-1].year.flights)
+def test_the_demo_loses_doubles_and_changes_nothing_and_runs_again_until_ctrl_c(
+    tmp_path: Path,
+) -> None:
+    folder = tmp_path / "demo"
+    done = subprocess.run(
+        [*COMMAND, "--folder", str(folder)],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=500,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stderr == ""
+    check_answers(done.stdout)
+    killed = re.search(r"SIGKILL after ([\d,]+) stored departures; started again", done.stdout)
+    assert killed is not None
+    assert int(killed[1].replace(",", "")) > 0  # in the middle, not before
+    assert re.search(r"\] 0[12] January 2013: .* flights published, ", done.stdout)
+    report = (folder / "report.html").read_text()
+    assert report.count("<svg") == 7
+    assert "No row was lost, none came twice, none is different." in report
+    assert ">killed</text>" in report
+    check_ctrl_c(folder)
+
+
+def check_answers(printed: str) -> None:
+    number = r"\s+([\d,]+)"
+    rows = re.findall(rf"^ *(\w+ \(\w+\)){number * 5} *$", printed, re.MULTILINE)
+    found = {name: [int(text.replace(",", "")) for text in texts] for name, *texts in rows}
+    assert list(found) == [
+        "departures (topic)",
+        "departures (Parquet)",
+        "delays (table)",
+        "fleet (table)",
+    ], printed
+    flights = found["departures (topic)"][1]
     assert flights > 1000
-    assert verdicts[0].events_out == verdicts[1].events_out == flights
-    assert any("SIGKILL" in note for note in last[-1].notes)
-    report = (tmp_path / "report.html").read_text()
-    assert report.count("<svg") == 4
+    assert {name: row[2:] for name, row in found.items()} == {name: [0, 0, 0] for name in found}
+    assert found["departures (Parquet)"][:2] == [flights, flights]
+
+
+def check_ctrl_c(folder: Path) -> None:
+    """A second run, on a terminal, ended by Ctrl-C: nothing of it is left."""
+    ours, theirs = pty.openpty()
+    termios.tcsetwinsize(theirs, (40, 100))
+    process = subprocess.Popen(
+        [*COMMAND, "--folder", str(folder)],
+        cwd=ROOT,
+        env={**os.environ, "TERM": "xterm"},
+        stdin=theirs,
+        stdout=theirs,
+        stderr=theirs,
+        start_new_session=True,
+    )
+    os.close(theirs)
+    printed = ""
+    try:
+        while "flights published" not in printed:
+            printed += os.read(ours, 4096).decode(errors="replace")
+        (pipeline,) = pipelines(folder)
+        assert alive_in(pipeline)
+        os.killpg(process.pid, signal.SIGINT)
+        while part := _read(ours):
+            printed += part
+        assert process.wait(120) == 130
+    finally:
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+        os.close(ours)
+    assert "Stopped on request; nothing is left running." in printed
+    assert "Traceback" not in printed
+    wait_for(lambda: not alive_in(pipeline) and not running(folder))
+    assert not (folder / "report.html").exists()  # the first run's
+
+
+def _read(terminal: int) -> str:
+    try:
+        return os.read(terminal, 4096).decode(errors="replace")
+    except OSError:
+        return ""  # the other side is closed
+
+
+def running(folder: Path) -> list[int]:
+    """The processes whose command names the folder: pipeline and broker."""
+    found = []
+    for place in Path("/proc").glob("[0-9]*"):
+        try:
+            words = (place / "cmdline").read_bytes()
+        except OSError:
+            continue
+        if str(folder).encode() in words:
+            found.append(int(place.name))
+    return found
+
+
+def pipelines(folder: Path) -> list[int]:
+    return [
+        pid
+        for pid in running(folder)
+        if b"\0run\0" in Path(f"/proc/{pid}/cmdline").read_bytes() and os.getpgid(pid) == pid
+    ]
+
+
+def test_a_folder_of_somebody_else_is_not_emptied(tmp_path: Path) -> None:
+    (tmp_path / "thesis.txt").touch()
+    with pytest.raises(SystemExit, match="not of this demo"):
+        claim(tmp_path)
+    assert (tmp_path / "thesis.txt").exists()
+    claim(tmp_path / "new")
+    (tmp_path / "new" / "old.txt").touch()
+    claim(tmp_path / "new")
+    assert not (tmp_path / "new" / "old.txt").exists()

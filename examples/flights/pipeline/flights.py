@@ -11,6 +11,7 @@ from pyspark.sql import functions as f
 from millstream import pipelines as mp
 
 LATE = "3 hours"  # how much later than others an event may come
+MOST = 40  # packs in one batch of the join: after an outage results come in steps, not all at once
 # Behind the year stands one event in each topic that lets the last hours end.
 END = "2014-01-02"
 
@@ -21,8 +22,10 @@ def departures() -> DataFrame:
 
     A left join: a departure without weather is there as well, when no weather can come any more.
     """
-    flights = mp.read("flights").withWatermark("hour", LATE).alias("flight")
-    weather = mp.read("weather").withWatermark("hour", LATE).alias("weather")
+    flights = mp.read("flights", maxOffsetsPerTrigger=MOST)
+    flights = flights.withWatermark("hour", LATE).alias("flight")
+    weather = mp.read("weather", maxOffsetsPerTrigger=MOST)
+    weather = weather.withWatermark("hour", LATE).alias("weather")
     same = f.expr("flight.origin = weather.origin AND flight.hour = weather.hour")
     return (
         flights.join(weather, same, "left")
