@@ -3,5 +3,14 @@
 from millstream.spark.foreach import as_events, table_writer, topic_writer
 from millstream.spark.offsets import lag
 from millstream.spark.session import session, session_settings
+from millstream.spark.undecodable import drop_undecodable
 
-__all__ = ["as_events", "lag", "session", "session_settings", "table_writer", "topic_writer"]
+__all__ = [
+    "as_events",
+    "drop_undecodable",
+    "lag",
+    "session",
+    "session_settings",
+    "table_writer",
+    "topic_writer",
+]

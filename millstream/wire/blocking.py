@@ -115,6 +115,12 @@ class BlockingConnection:
             except AuthenticationFailed:
                 self._drop()
                 raise
+            except ssl.SSLCertVerificationError as error:
+                self._drop()  # trying again would not make it trusted
+                raise AuthenticationFailed(
+                    f"the certificate of {address} is not trusted: {error.verify_message}. Give "
+                    f"the authority that signed it (Tls.ca, in Spark the option tlsCa)"
+                ) from error
             except ConnectError as error:
                 self._drop()
                 errors.append(error)
