@@ -154,7 +154,10 @@ class SubscriptionAdmin:
         return [self._summary(name, infos) for name, infos in sorted(found.items())]
 
     async def lag(self, name: str) -> Lag:
-        """Messages that are not settled yet, and for how long the oldest has been waiting."""
+        """Messages that are not settled yet, and for how long the oldest has been waiting.
+
+        On a cluster as the subscription's leader knows it, which may be a moment behind the log.
+        """
         messages, oldest = 0, None
         for stream, _ in self._sources:
             info = await self._jetstream.consumer_info(stream, name)
