@@ -1,0 +1,40 @@
+"""Sessions that are not ours find the format by themselves: plain, spark-submit, Spark Connect."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pyspark
+import pytest
+
+from tests.spark.conftest import Place
+
+pytestmark = [pytest.mark.long, pytest.mark.timeout(600)]
+
+ROOT = Path(__file__).parents[2]
+SCRIPT = Path(__file__).parent / "found_by_itself.py"
+SUBMIT = Path(pyspark.__file__).parent / "bin" / "spark-submit"
+
+
+@pytest.mark.parametrize("kind", ["plain", "submit", "connect"])
+def test_the_format_is_found_without_registration(place: Place, tmp_path: Path, kind: str) -> None:
+    if kind == "connect":
+        pytest.importorskip("grpc_status", reason="Spark Connect needs grpcio-status")
+    place.topic("source")
+    place.topic(f"copy-{kind}")
+    place.publish("source", [b"a", b"b", b"c"])
+    program = [str(SUBMIT), "--master", "local[1]"] if kind == "submit" else [sys.executable]
+    done = subprocess.run(
+        [*program, str(SCRIPT), place.url, kind, str(tmp_path / "checkpoint")],
+        # What installing the package does: it is on the path of every Python that Spark starts.
+        env={**os.environ, "PYTHONPATH": str(ROOT), "PYSPARK_PYTHON": sys.executable,
+             "SPARK_LOCAL_IP": "127.0.0.1"},
+        cwd=tmp_path, capture_output=True, text=True, timeout=500, check=False,
+    )  # fmt: skip
+    lines = [line for line in done.stdout.splitlines() if line.startswith("found ")]
+    assert done.returncode == 0, done.stderr[-3000:]
+    module = "pyspark.sql.connect.session" if kind == "connect" else "pyspark.sql.session"
+    assert lines == [f"found {module} a b c"]
