@@ -169,8 +169,8 @@ def loss_text(loss: dict[str, Any]) -> str:
     if marked is not None and last < marked:
         return (
             f"the log of '{stream}' ends at {last}, though {seen}: what came after {last} is "
-            f"lost, its place is given to new events. A damaged disk, an older copy of it, or a power "
-            f"cut under 'periodic': bring the events back from a backup or from who sent them"
+            f"lost, its place is given to new events. A damaged disk, an older copy of it, or a "
+            f"power cut under 'periodic': bring the events back from a backup or who sent them"
         )
     known = "" if marked is None else f"; {seen}"
     return (
