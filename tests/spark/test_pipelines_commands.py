@@ -165,7 +165,8 @@ def good():
     done = CliRunner().invoke(app, ["pipeline", "status"])
     assert done.exit_code == 4
     assert "bad, at 2" in done.stdout
-    flows = {flow["name"]: flow for flow in State(open_project(kit.folder)).read_status()["flows"]}
+    status = State(open_project(kit.folder)).read_status() or {}
+    flows = {flow["name"]: flow for flow in status["flows"]}
     assert [flows[name]["state"] for name in ("bad", "after", "good")] == [
         "failed",
         "skipped",

@@ -86,8 +86,9 @@ class Process:
 
     def flow(self, name: str) -> dict[str, Any]:
         done = CliRunner().invoke(app, ["pipeline", "status", str(self.folder), "--json"])
-        flows = {flow["name"]: flow for flow in json.loads(done.stdout)["flows"]}
-        return flows.get(name, {"state": "", "rows_out": 0})
+        flows: list[dict[str, Any]] = json.loads(done.stdout)["flows"]
+        none: dict[str, Any] = {"state": "", "rows_out": 0}
+        return next((flow for flow in flows if flow["name"] == name), none)
 
 
 def batches(folder: Path, flow: str, what: str) -> set[str]:
