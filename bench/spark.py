@@ -183,12 +183,12 @@ class _Stage:
         def summed(columns: str) -> Callable[[], float]:
             def run() -> float:
                 frame = self._read(subscribe="trades", columns=columns)
-                query = frame.selectExpr("value.symbol", "value.price").groupBy("symbol")
-                return self._rate(self.sizes.rows, lambda: query.sum("price").collect())
+                query = frame.selectExpr("sum(value.price * value.quantity)")
+                return self._rate(self.sizes.rows, query.collect)
 
             return run
 
-        chosen = summed("value.symbol,value.price")
+        chosen = summed("value.price,value.quantity")
         yield from self._turns("2 of 5 columns", chosen, {"all 5 columns": summed("value")})
 
     def plain(self) -> Iterator[Result]:
