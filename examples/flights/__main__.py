@@ -52,7 +52,7 @@ class Screen:
     def say(self, text: str) -> None:
         """A line with the time since the start."""
         line = f"[{time.monotonic() - self._start:4.0f} s] {text}"
-        self.console.print(Text(line), soft_wrap=True)
+        self.console.print(Text(line), soft_wrap=not self.console.is_terminal)
 
     def _picture(self, show: Show) -> Group:
         bars = Table.grid(padding=(0, 1))
@@ -121,7 +121,7 @@ def main() -> None:
     signal.signal(signal.SIGTERM, _interrupted)
     screen = Screen(Console())
     plan = Plan(given.folder.resolve(), days=given.days, seconds=given.seconds)
-    screen.say("A year of flights, live: a broker and a Spark pipeline start on this machine.")
+    screen.say("A year of flights, live: a broker and a Spark pipeline start here.")
     try:
         verdicts = _play(plan, screen)
     except KeyboardInterrupt:

