@@ -39,6 +39,7 @@ if TYPE_CHECKING:
 ROWS_OF_A_FRAME = 100_000
 ROWS_OF_A_PACK = 10_000
 PAYLOAD = b"x" * 100
+CHILD_SECONDS = 300  # one that takes longer hangs
 
 
 @dataclass
@@ -265,7 +266,9 @@ def _start_and_latency(url: str, sizes: _Sizes) -> Iterator[Result | Skipped]:
         command = [sys.executable, "-m", "bench.spark", kind, url, str(count)]
         # Without the first a session in a virtual environment does not start at all.
         child = {**os.environ, "PYSPARK_PYTHON": sys.executable, "PYTHONPATH": str(Path.cwd())}
-        done = subprocess.run(command, capture_output=True, text=True, env=child, check=False)
+        done = subprocess.run(
+            command, capture_output=True, text=True, env=child, check=False, timeout=CHILD_SECONDS
+        )
         if done.returncode:
             raise RuntimeError(done.stderr[-2000:])
         found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
