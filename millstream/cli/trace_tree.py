@@ -46,14 +46,17 @@ async def collect(
     deadline = Deadline(seconds)
     async with mill.subscribe(inbox) as subscriber:
         await mill.publish(subject, data, traced)
-        expected = 1  # the first server's; each says how many servers it passed it on to
-        while len(reports) < min(expected, REPORTS_MAX):
+        # The first server's, and each says how many servers it passed it on to. They come in any
+        # order: until the first one's is here, nothing is known of the others.
+        expected, begun = 1, False
+        while not begun or len(reports) < min(expected, REPORTS_MAX):
             try:
                 answer = await subscriber.next(deadline.left())
             except NoMessage:
                 break
             report: Report = msgspec.json.decode(answer.data)
             reports.append(report)
+            begun = begun or not _hop(report)
             expected += int(report.get("hops", 0))
     if not reports:
         raise RequestTimeout(

@@ -34,7 +34,7 @@ STORE_SECONDS: Final = 30.0
 def as_message(subject: str, pairs: list[tuple[str, str]], pack: EncodedPack) -> OutgoingMessage:
     """A pack on a subject, with headers besides its own."""
     block = encode_headers([*pairs, *pack.headers.items()])
-    return OutgoingMessage(subject.encode(), block, memoryview(pack.payload).tobytes())
+    return OutgoingMessage(subject.encode(), block, memoryview(pack.payload))
 
 
 def unit_messages(

@@ -109,7 +109,7 @@ async def _attempt(
     block = with_batch_headers(final.headers, batch_id, last, commit=True)
     attempt = max(0.1, deadline.left(at_most=ATTEMPT_SECONDS))
     _, answer = await connection.request(
-        final.subject.decode(), final.payload, block, attempt, asks_again=True
+        final.subject.decode(), bytes(final.payload), block, attempt, asks_again=True
     )
     return msgspec.json.decode(answer, type=PubAck)
 

@@ -98,7 +98,7 @@ def _attempt(
             connection.check_size(len(block) + len(message.payload))
             connection.send(hpub(message.subject, b"", block, message.payload))
         headers = with_batch_headers(headers, batch, len(messages), commit=True)
-    _, answer = connection.request(last.subject.decode(), last.payload, headers, seconds)
+    _, answer = connection.request(last.subject.decode(), bytes(last.payload), headers, seconds)
     return msgspec.json.decode(answer, type=PubAck)
 
 

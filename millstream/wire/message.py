@@ -12,4 +12,4 @@ class OutgoingMessage(NamedTuple):
 
     subject: bytes
     headers: bytes
-    payload: bytes
+    payload: bytes | memoryview

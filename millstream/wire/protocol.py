@@ -56,22 +56,32 @@ class ProtocolError(ConnectError):
     """The server sent bytes that are not the NATS protocol; the connection cannot go on."""
 
 
+# Beyond this a frame is joined: formatting guesses its size and copies when it guessed too low.
+LARGE_BYTES: Final = 4096
+
+
 def unique_token(length: int = 22) -> str:
     """A random subject token; 22 letters carry 130 bits, so two never meet."""
     return "".join(secrets.choice(_TOKEN_LETTERS) for _ in range(length))
 
 
-def pub(subject: bytes, reply: bytes, payload: bytes) -> bytes:
+def pub(subject: bytes, reply: bytes, payload: bytes | memoryview) -> bytes:
     """The frame that publishes a message without headers; an empty reply is left out."""
+    payload = bytes(payload)
     if reply:
         return b"PUB %b %b %d\r\n%b\r\n" % (subject, reply, len(payload), payload)
     return b"PUB %b %d\r\n%b\r\n" % (subject, len(payload), payload)
 
 
-def hpub(subject: bytes, reply: bytes, headers: bytes, payload: bytes) -> bytes:
+def hpub(subject: bytes, reply: bytes, headers: bytes, payload: bytes | memoryview) -> bytes:
     """The frame that publishes a message with a header block."""
     size = len(headers)
     total = size + len(payload)
+    if total > LARGE_BYTES:
+        back = b"%b " % reply if reply else b""
+        head = b"HPUB %b %b%d %d\r\n" % (subject, back, size, total)
+        return b"".join((head, headers, payload, b"\r\n"))
+    payload = bytes(payload)
     if reply:
         return b"HPUB %b %b %d %d\r\n%b%b\r\n" % (subject, reply, size, total, headers, payload)
     return b"HPUB %b %d %d\r\n%b%b\r\n" % (subject, size, total, headers, payload)
