@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import logging
 import os
@@ -180,22 +181,34 @@ def _class_archive(java: str) -> str | None:
 
     Starting Spark is mostly loading classes; with an archive it takes half the time.
     """
-    folder = _cache()
-    name = hashlib.sha256(f"{java}\n{_jars()}".encode()).hexdigest()[:16]
+    folder, jars = _cache(), _jars()
+    place = hashlib.sha256(f"{java}\n{jars}".encode()).hexdigest()[:8]
+    name = f"{place}-{_fingerprint(jars)}"
     archive = folder / f"classes-{name}.jsa"
-    if not archive.exists():
-        _adopt(folder, name, archive)
+    _adopt(folder, name, archive)
+    for stale in set(folder.glob(f"*-{place}-*.jsa")) - set(folder.glob(f"*-{name}*.jsa")):
+        stale.unlink(missing_ok=True)  # of jars that were replaced: the JVM would not take it
     if archive.exists():
         return f"-XX:SharedArchiveFile={archive} -Xshare:auto"
     return f"-XX:ArchiveClassesAtExit={folder / f'new-{name}-{os.getpid()}.jsa'}"
 
 
+def _fingerprint(jars: Path) -> str:
+    """Of the files as the JVM checks them: an archive is good only for the very same ones."""
+    facts = sorted((jar.name, jar.stat().st_size, jar.stat().st_mtime_ns) for jar in jars.iterdir())
+    return hashlib.sha256(repr(facts).encode()).hexdigest()[:8]
+
+
 def _adopt(folder: Path, name: str, archive: Path) -> None:
     """Take an archive that an earlier process wrote; one that was just begun is left alone."""
     for new in sorted(folder.glob(f"new-{name}-*.jsa")):
-        if now_ns() - new.stat().st_mtime_ns > ARCHIVE_AGE_SECONDS * 1_000_000_000:
-            new.replace(archive)
-            return
+        with contextlib.suppress(FileNotFoundError):  # another process was faster
+            if now_ns() - new.stat().st_mtime_ns <= ARCHIVE_AGE_SECONDS * 1_000_000_000:
+                continue
+            if archive.exists():
+                new.unlink()  # several processes ended with one
+            else:
+                new.replace(archive)
 
 
 def _cache() -> Path:

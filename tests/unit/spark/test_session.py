@@ -96,6 +96,24 @@ def test_an_archive_of_classes_is_taken_when_it_is_complete(
     assert "ArchiveClassesAtExit" in MODULE._class_archive("21")  # another Java, another archive
 
 
+def test_an_archive_of_jars_that_were_replaced_is_removed_and_made_anew(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """The JVM refuses it without a word, and every start would be a slow one."""
+    jars = tmp_path / "jars"
+    jars.mkdir()
+    (jars / "spark-core.jar").write_bytes(b"old")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(MODULE, "_jars", lambda: jars)
+    made = Path(MODULE._class_archive("17").partition("=")[2])
+    archive = made.with_name(made.name.replace("new-", "classes-").rpartition("-")[0] + ".jsa")
+    archive.write_bytes(b"x")
+    assert MODULE._class_archive("17").startswith("-XX:SharedArchiveFile=")
+    (jars / "spark-core.jar").write_bytes(b"newer")
+    assert MODULE._class_archive("17").startswith("-XX:ArchiveClassesAtExit=")
+    assert not archive.exists()
+
+
 def test_rows_without_a_value_need_a_key() -> None:
     class Rows:
         columns = ("a", "b")
