@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import weakref
 from collections.abc import Callable, Generator, Mapping
@@ -34,7 +33,7 @@ from millstream.messaging.topic_info import TopicInfo
 from millstream.messaging.topic_lookup import list_topics, open_topic
 from millstream.messaging.topic_settings import TopicSettings
 from millstream.messaging.value_type import ValueType
-from millstream.settings import ConnectionSettings
+from millstream.settings import ConnectionSettings, Reconnect
 from millstream.wire.connection import Connection, Outlet
 from millstream.wire.jetstream import JetStream
 from millstream.wire.message import OutgoingMessage
@@ -119,7 +118,7 @@ class Client:
         self._lane = PublishLane(connection, IN_FLIGHT_MAX)
         self._ids = IdSource()
         self._topics: weakref.WeakSet[Topic] = weakref.WeakSet()
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._refreshing: asyncio.Future[list[None]] | None = None
         connection.on_connected.append(self._reconnected)
 
     async def __aenter__(self) -> Self:
@@ -186,8 +185,8 @@ class Client:
                     await self.identity.release()
             except (MillstreamError, TimeoutError) as error:
                 _log.info("the client id is not given back, it ends by itself: %s", error)
-        for task in self._tasks:
-            task.cancel()
+        if self._refreshing is not None:
+            self._refreshing.cancel()
         await self.connection.close()
 
     def __repr__(self) -> str:
@@ -314,10 +313,12 @@ class Client:
 
     def _reconnected(self) -> None:
         """Another server may keep events less safely: receipts must not say more than holds."""
-        for topic in list(self._topics):
-            task = asyncio.get_running_loop().create_task(_refresh(topic))
-            self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
+        if self._refreshing is not None:
+            self._refreshing.cancel()
+        patience = self.connection.settings.reconnect
+        self._refreshing = asyncio.gather(
+            *(_refresh(topic, patience) for topic in list(self._topics))
+        )
 
 
 async def _closed(outlet: Outlet, seconds: float) -> None:
@@ -328,6 +329,15 @@ async def _closed(outlet: Outlet, seconds: float) -> None:
         raise RequestTimeout(repr(outlet), seconds, ": it still had events to store") from error
 
 
-async def _refresh(topic: Topic) -> None:
-    with contextlib.suppress(MillstreamError):  # unknown until the next reconnect
-        await topic.refresh_durability()
+async def _refresh(topic: Topic, patience: Reconnect) -> None:
+    """Receipts say `unknown` until this ends; a cluster may have to elect a leader first."""
+    deadline = Deadline(patience.give_up_after)
+    wait = patience.wait
+    while not deadline.passed:
+        try:
+            await topic.refresh_durability()
+            return
+        except MillstreamError as error:
+            _log.debug("what an ack of %s means is not known yet: %s", topic.name, error)
+        await asyncio.sleep(deadline.left(wait))
+        wait = min(2 * wait, patience.wait_max)

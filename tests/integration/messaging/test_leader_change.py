@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 
 import pytest
 
 import millstream
 from millstream.broker import Cluster
+from millstream.errors import MillstreamError
 from millstream.messaging import Delivery, Event, Lag, NewEvent, SubscriptionSettings, Topic
 from millstream.mill import Mill
 from millstream.settings import Reconnect
@@ -17,6 +18,7 @@ from millstream.testing import running_cluster
 from tests.integration.messaging.sdk import values
 from tests.integration.messaging.topic_tools import eventually
 
+NODES = ("n1", "n2", "n3")
 QUICK = Reconnect(wait=0.02, wait_max=0.1, give_up_after=30)
 
 
@@ -38,7 +40,14 @@ async def leader(mill: Mill, stream: str) -> str:
 
 
 def node_of(cluster: Cluster, server: str) -> str:
-    return next(n for n in ("n1", "n2", "n3") if cluster.server_name(n) == server)
+    return next(n for n in NODES if cluster.server_name(n) == server)
+
+
+def durability_of(topic: Topic) -> Callable[[], Awaitable[str]]:
+    async def durability() -> str:
+        return topic.durability
+
+    return durability
 
 
 async def work(
@@ -105,7 +114,28 @@ async def test_a_leader_that_is_killed_loses_nothing(cluster: Cluster, mill: Mil
 
     seen, stored = await work(topic, 300, asyncio.create_task(kill()))
     assert set(seen) == set(stored)
-    assert topic.durability == "replicated"
+    # `unknown` from the reconnect until the cluster has elected a leader that can answer.
+    await eventually(durability_of(topic), "replicated", 30)
+
+
+async def test_what_an_ack_means_is_asked_until_a_cluster_without_a_majority_has_one(
+    cluster: Cluster,
+) -> None:
+    impatient = millstream.connect(cluster.url, reconnect=QUICK, request_timeout=0.5)
+    async with impatient as mill:
+        topic = await mill.create_topic("asked", replicas=3)
+        for node in NODES:
+            await asyncio.to_thread(cluster.kill, node)
+        first, *others = NODES
+        starting = [asyncio.create_task(asyncio.to_thread(cluster.restart, first))]
+        await eventually(durability_of(topic), "unknown", 30)
+        # The one server that is up cannot answer: nobody may lead without a majority.
+        with pytest.raises(MillstreamError):
+            await topic.refresh_durability()
+        for node in others:
+            starting.append(asyncio.create_task(asyncio.to_thread(cluster.restart, node)))
+        await asyncio.gather(*starting)
+        await eventually(durability_of(topic), "replicated", 30)
 
 
 async def reader_elsewhere(mill: Mill, topic: Topic) -> tuple[AsyncIterator[Event], str]:
