@@ -30,6 +30,8 @@ SOURCE_MODULE: Final = "pyspark_millstream"
 TASK_TRIES: Final = 4
 # An archive of classes that was written this long ago is complete: writing takes some seconds.
 ARCHIVE_AGE_SECONDS: Final = 60
+# Every environment has one of some 170 MB, and nobody says when an environment is gone.
+ARCHIVES_MAX: Final = 4
 
 STATE_STORE: Final = "spark.sql.streaming.stateStore.providerClass"
 
@@ -189,8 +191,18 @@ def _class_archive(java: str) -> str | None:
     for stale in set(folder.glob(f"*-{place}-*.jsa")) - set(folder.glob(f"*-{name}*.jsa")):
         stale.unlink(missing_ok=True)  # of jars that were replaced: the JVM would not take it
     if archive.exists():
+        os.utime(archive)  # it is in use
+        _forget_unused(folder)
         return f"-XX:SharedArchiveFile={archive} -Xshare:auto"
     return f"-XX:ArchiveClassesAtExit={folder / f'new-{name}-{os.getpid()}.jsa'}"
+
+
+def _forget_unused(folder: Path) -> None:
+    """Remove the archives that were not used for longest; a JVM that runs on one keeps it."""
+    with contextlib.suppress(FileNotFoundError):  # another process does the same
+        used = [(file.stat().st_mtime_ns, file) for file in folder.glob("*.jsa")]
+        for _, file in sorted(used, reverse=True)[ARCHIVES_MAX:]:
+            file.unlink()
 
 
 def _fingerprint(jars: Path) -> str:

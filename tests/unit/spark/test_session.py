@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -82,8 +83,6 @@ def test_importing_the_room_loads_no_pyspark() -> None:
 def test_an_archive_of_classes_is_taken_when_it_is_complete(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    import os
-
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     first = MODULE._class_archive("17")
     assert first is not None
@@ -112,6 +111,24 @@ def test_an_archive_of_jars_that_were_replaced_is_removed_and_made_anew(
     (jars / "spark-core.jar").write_bytes(b"newer")
     assert MODULE._class_archive("17").startswith("-XX:ArchiveClassesAtExit=")
     assert not archive.exists()
+
+
+def test_archives_that_were_not_used_for_longest_are_removed(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    made = Path(MODULE._class_archive("17").partition("=")[2])
+    for age in range(1, 9):
+        old = made.with_name(f"classes-0000000{age}-00000000.jsa")
+        old.write_bytes(b"x")
+        os.utime(old, (10**9 - age, 10**9 - age))
+    made.write_bytes(b"x")
+    os.utime(made, (1, 1))
+    assert MODULE._class_archive("17").startswith("-XX:SharedArchiveFile=")
+    left = sorted(file.name for file in made.parent.glob("*.jsa"))
+    others = [name for name in left if name.startswith("classes-0000000")]
+    assert others == [f"classes-0000000{age}-00000000.jsa" for age in (1, 2, 3)]
+    assert len(left) == MODULE.ARCHIVES_MAX
 
 
 def test_rows_without_a_value_need_a_key() -> None:
