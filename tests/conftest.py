@@ -24,19 +24,16 @@ MAY_BLOCK = [
 ]
 
 
-# Folders whose tests start a JVM or break things for a while, and need more than the usual minute.
+# Folders whose tests start a JVM or break things for a while.
 SLOW_FOLDERS = {"spark", "faults", "docs"}
-SLOW_SECONDS = 300
 # What takes minutes: `make test` leaves it out, `make test-all` and `make faults` run it.
-LONG_FILES = {"test_killed.py"}
+LONG_FILES = {"test_killed.py", "test_speculation.py"}
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     # Files are given to processes in this order: no long one may be left for the end.
     items.sort(key=lambda item: not SLOW_FOLDERS & set(item.path.parts))
     for item in items:
-        if SLOW_FOLDERS & set(item.path.parts) and item.get_closest_marker("timeout") is None:
-            item.add_marker(pytest.mark.timeout(SLOW_SECONDS))
         if item.path.name in LONG_FILES:
             item.add_marker(pytest.mark.long)
 

@@ -161,7 +161,6 @@ def page(empty_page: Page, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> I
 
 
 @pytest.mark.parametrize("path", PAGES, ids=lambda path: str(path.relative_to(ROOT)))
-@pytest.mark.timeout(180)
 def test_the_examples_of(path: Path, page: Page, monkeypatch: pytest.MonkeyPatch) -> None:
     blocks = blocks_of(path, path.read_text())
     if any(block.run and block.language in {"python", "sh", "console"} for block in blocks):

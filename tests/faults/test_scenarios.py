@@ -23,7 +23,6 @@ from tests.faults.supervisor import REPOSITORY
 ELSEWHERE = {*CLUSTERED, *PARTITIONED, *CLUSTER_POWER, *SPARKED}  # the files beside this one
 
 
-@pytest.mark.timeout(480)
 @pytest.mark.parametrize("name", [name for name in SCENARIOS if name not in ELSEWHERE])
 async def test_a_scenario_holds_through_each_kind_of_its_faults(name: str, tmp_path: Path) -> None:
     await hold(name, tmp_path)
@@ -33,7 +32,6 @@ def test_the_kinds_of_every_scenario_are_known() -> None:
     assert KINDS.keys() == SCENARIOS.keys()
 
 
-@pytest.mark.timeout(120)
 def test_the_program_runs_a_scenario_and_writes_its_report(tmp_path: Path) -> None:
     words = ["--seed", "5", "--minutes", "0.03", "--scenario", "tables", "--folder", str(tmp_path)]
     done = subprocess.run(

@@ -15,7 +15,6 @@ from tests.faults.hardware import CLUSTER_POWER
 from tests.faults.short import hold
 
 
-@pytest.mark.timeout(480)
 @pytest.mark.parametrize("name", [*CLUSTERED, *PARTITIONED, *CLUSTER_POWER])
 async def test_a_scenario_holds_through_each_kind_of_its_faults(name: str, tmp_path: Path) -> None:
     await hold(name, tmp_path)

@@ -14,7 +14,6 @@ from tests.faults.short import hold
 from tests.faults.sparked import SPARKED
 
 
-@pytest.mark.timeout(480)
 @pytest.mark.parametrize("name", list(SPARKED))
 async def test_a_scenario_holds_through_each_kind_of_its_faults(name: str, tmp_path: Path) -> None:
     await hold(name, tmp_path)

@@ -32,7 +32,6 @@ EXAMPLES = {
 }
 
 
-@pytest.mark.timeout(180)
 @pytest.mark.parametrize("name", EXAMPLES)
 def test_the_example(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("NATS_URL", raising=False)

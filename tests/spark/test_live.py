@@ -24,8 +24,6 @@ from tests.spark.conftest import Lake, Place
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-pytestmark = pytest.mark.timeout(180)
-
 # -- credentials and TLS ----------------------------------------------------------------------
 
 

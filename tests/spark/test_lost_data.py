@@ -9,8 +9,6 @@ import pytest
 from millstream.messaging import NewEvent
 from tests.spark.conftest import Lake, Place
 
-pytestmark = pytest.mark.timeout(120)
-
 
 def delete(place: Place, stream: str, *sequences: int) -> None:
     async def work(mill: Any) -> None:

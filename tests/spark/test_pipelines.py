@@ -16,8 +16,6 @@ if TYPE_CHECKING:
 
     from tests.spark.conftest import Place
 
-pytestmark = pytest.mark.timeout(120)
-
 WORDS = (
     HEAD
     + """

@@ -21,8 +21,6 @@ if TYPE_CHECKING:
 
     from tests.spark.conftest import Place
 
-pytestmark = pytest.mark.timeout(180)
-
 PROJECT = (
     HEAD
     + """

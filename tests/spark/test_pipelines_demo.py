@@ -16,7 +16,6 @@ import pytest
 from examples.flights.demo import claim
 from tests.spark.project_kit import alive_in, wait_for
 
-pytestmark = pytest.mark.timeout(600)
 ROOT = Path(__file__).parents[2]
 COMMAND = [sys.executable, "-m", "examples.flights", "--days", "2", "--seconds", "4"]
 

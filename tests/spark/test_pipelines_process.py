@@ -22,8 +22,6 @@ from tests.spark.project_kit import HEAD, QUICK, alive_in, wait_for
 if TYPE_CHECKING:
     from tests.spark.conftest import Place
 
-pytestmark = pytest.mark.timeout(240)
-
 CODE = (
     HEAD
     + """

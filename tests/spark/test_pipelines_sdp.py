@@ -20,8 +20,6 @@ if TYPE_CHECKING:
 
     from tests.spark.conftest import Place
 
-pytestmark = pytest.mark.timeout(240)
-
 SPEC = """
 name: sdp
 storage: file:///tmp/unused

@@ -19,8 +19,6 @@ from tests.spark.project_kit import HEAD, Kit, wait_for
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-pytestmark = pytest.mark.timeout(400)
-
 START = datetime(2026, 3, 1, 8, tzinfo=UTC)
 TIME = pa.timestamp("us", tz="UTC")
 ORDER = pa.schema(

@@ -12,7 +12,7 @@ import pytest
 
 from tests.spark.conftest import Place
 
-pytestmark = [pytest.mark.long, pytest.mark.timeout(600)]
+pytestmark = pytest.mark.long
 
 ROOT = Path(__file__).parents[2]
 SCRIPT = Path(__file__).parent / "found_by_itself.py"

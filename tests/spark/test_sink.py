@@ -11,8 +11,6 @@ from millstream.messaging.subject import partition_of
 from millstream.spark import table_writer, topic_writer
 from tests.spark.conftest import Lake, Place, forget_commit, last_batch
 
-pytestmark = pytest.mark.timeout(120)
-
 
 def test_a_dataframe_is_written_with_all_columns(lake: Lake, place: Place) -> None:
     place.topic("orders", partitions=3)

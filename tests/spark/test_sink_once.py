@@ -13,8 +13,6 @@ from tests.spark.conftest import Lake, Place, forget_commit, last_batch
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-pytestmark = pytest.mark.timeout(120)
-
 
 def through(frame: DataFrame) -> DataFrame:
     return frame.selectExpr("key", "value")

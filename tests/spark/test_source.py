@@ -13,8 +13,6 @@ from millstream.messaging import NewEvent
 from millstream.spark import lag
 from tests.spark.conftest import Lake, Place, forget_commit, last_batch
 
-pytestmark = pytest.mark.timeout(120)
-
 
 def rows_of(frame: Any) -> list[tuple[Any, ...]]:
     return [tuple(row) for row in frame.orderBy("partition", "offset", "index").collect()]

@@ -9,8 +9,6 @@ import pytest
 
 from tests.spark.conftest import Lake, Place, forget_commit, last_batch
 
-pytestmark = pytest.mark.timeout(120)
-
 
 @dataclass
 class Order:

@@ -151,7 +151,6 @@ async def kill_when_stored(child: asyncio.subprocess.Process, topic: Topic, more
     return False
 
 
-@pytest.mark.timeout(120)
 async def test_killed_at_random_points_each_event_is_stored_once(millstream_url: str) -> None:
     chance = random.Random(20261115)
     count = 10_000
@@ -168,7 +167,6 @@ async def test_killed_at_random_points_each_event_is_stored_once(millstream_url:
         assert reports[-1].sound, reports[-1].flaws
 
 
-@pytest.mark.timeout(120)
 async def test_the_broker_killed_at_random_points_costs_nothing() -> None:
     chance = random.Random(7)
     count = 6_000
