@@ -52,7 +52,8 @@ class TopicReading(Twin):
         """Events of a range, in order within each partition, without touching subscriptions.
 
         `read()` gives all that is stored now; `read(start=Start.at_offset(5), end=10)`,
-        `read(follow=True)`, `read(keys=["a"])`: see ReadPlan.
+        `read(follow=True)`, `read(keys=["a"])`: see ReadPlan. What was redriven for one
+        subscription is left out, here and in all that reads like this: it was read before.
         """
         wanted = plan_of(plan, choices)
         groups = self._loop.iterate(self._inner.read_messages(wanted), AHEAD_GROUPS)

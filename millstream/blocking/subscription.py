@@ -237,8 +237,8 @@ class DeadLetterQueue(Twin):
     ) -> RedriveReport:
         """Store the events of dead letters in their topics again, in order, and remove the letters.
 
-        Only the subscription that gave an event up gets it again, unless `to_all`. A dry run only
-        counts. See `redriving` for what is promised.
+        Only the subscription that gave an event up gets it again, and no other reader of the topic,
+        unless `to_all`. A dry run only counts. See `redriving` for what is promised.
         """
         return self._loop.call(self._inner.redrive(which, to_all=to_all, dry_run=dry_run))
 

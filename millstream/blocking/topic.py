@@ -136,11 +136,17 @@ class Topic(TopicReading):
         return self._loop.iterate(self._loop.invoke(self._inner.batches, plan, **choices), 2)
 
     def get(self, offset: int, partition: int = 0) -> list[Event]:
-        """The events of the message at an offset (several for a pack); empty when it is gone."""
+        """The events of the message at an offset (several for a pack); empty when it is gone.
+
+        Also one that was redriven for one subscription, which `read` leaves out.
+        """
         return self._loop.call(self._inner.get(offset, partition))
 
     def last(self, key: str) -> Event | None:
-        """The last event of a key that was written as a plain message; None when there is none."""
+        """The last event of a key that was written as a plain message; None when there is none.
+
+        An event redriven for one subscription does not become it; one redriven for all does.
+        """
         return self._loop.call(self._inner.last(key))
 
     def latest(self, keys: Sequence[str] = ()) -> Iterator[Event]:

@@ -158,7 +158,7 @@ def redrive(
     limit: LimitOption = None,
     to_all: Annotated[
         bool,
-        typer.Option("--to-all", help="For all subscriptions, not only the one that gave them up."),
+        typer.Option("--to-all", help="For all who read it, not only the one that gave them up."),
     ] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only count.")] = False,
     server: ServerOption = None,
@@ -166,7 +166,8 @@ def redrive(
 ) -> None:
     """Bring dead letters back into their topic, in order and exactly once.
 
-    When it is interrupted, run it again: what was brought back is not brought back twice.
+    When it is interrupted, run it again: what was brought back is not brought back twice. Other
+    subscriptions and readers of the topic do not see it again, unless with --to-all.
     """
     which = _filter(key, cause, first, last, limit)
 

@@ -14,7 +14,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from millstream.errors import SchemaError
-from millstream.messaging.event import SCHEMA_HEADER, PlainEvent, Source, is_event_subject
+from millstream.messaging.event import (
+    SCHEMA_HEADER,
+    PlainEvent,
+    Source,
+    is_event_subject,
+    is_for_one,
+)
 from millstream.messaging.pack_envelope import COLUMN_TYPES
 from millstream.messaging.reading import ReadPlan, read_messages
 from millstream.messaging.subject import key_bytes
@@ -52,9 +58,14 @@ async def read_batches(
 def batches_of_messages(
     source: Source, messages: Sequence[RawMessage], value_type: ValueType | None
 ) -> Iterator[pa.RecordBatch]:
-    """The events of some messages as record batches, in order. Pure."""
+    """The events of some messages as record batches, in order. Pure.
+
+    What was redriven for one subscription is left out: it has been read here before.
+    """
     plain: list[PlainEvent] = []
     for raw in messages:
+        if raw.headers and is_for_one(raw.headers):
+            continue
         if raw.headers and holds_pack(raw.headers):
             if plain:
                 yield _gathered(plain, value_type)

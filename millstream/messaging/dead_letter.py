@@ -36,7 +36,7 @@ from millstream.messaging.event import (
     Unreadable,
     datetime_of,
 )
-from millstream.messaging.subject import PACK_TOKEN, key_of_token, key_token
+from millstream.messaging.subject import PACK_TOKEN, copies_prefix, key_of_token, key_token
 from millstream.messaging.unpack import holds_pack, open_pack
 from millstream.messaging.value_type import ValueType
 from millstream.wire.api import parse_ack_address
@@ -44,13 +44,20 @@ from millstream.wire.message import OutgoingMessage
 from millstream.wire.protocol import encode_headers, parse_header_items
 from millstream.wire.pull_lane import RawMessage
 
-__all__ = ["DeadLetter", "DeadLetterFilter", "edited_message", "read_letter", "redriven_message"]
+__all__ = [
+    "DeadLetter",
+    "DeadLetterFilter",
+    "edited_message",
+    "read_letter",
+    "redriven_message",
+    "redriven_subject",
+]
 
 # The place that an edited letter keeps in the order of the queue.
 ORDER_HEADER: Final = "Mill-Dead-Order"
 # How often the event was brought back from the dead before.
 REDRIVES_HEADER: Final = "Mill-Redrives"
-# Redriven events of packs: a word no writer's name can begin with, so no fence is touched.
+# Redriven events of packs, for all: a word no writer's name can begin with, so no fence is touched.
 REDRIVE_TOKEN: Final = "_redrive"
 # Headers of a letter that its event does not get back: a writer's fence that a broken pack had,
 # and what is written anew.
@@ -73,6 +80,7 @@ _LEFT_BEHIND: Final = frozenset(
     }
 )
 _LEFT_BEHIND_PREFIXES: Final = ("Nats-", "Mill-Dead-")
+_BROKEN_PACK_MARK: Final = f"\r\n{BROKEN_PACK_HEADER}: ".encode()
 
 
 @dataclass(frozen=True, slots=True)
@@ -301,17 +309,28 @@ def redriven_message(
         pairs.append((FOR_HEADER, letter.subscription))
     if letter.id is not None:
         pairs.append((OWN_ID_HEADER, letter.id))
-    pack = False
+    if not to_all and prefix is not None and letter.key is not None and not _is_pack(letter):
+        pairs.append((KEY_HEADER, key_token(letter.key)))  # its subject does not say it
     for name, text in parse_header_items(letter.raw.headers):
         if name == BROKEN_PACK_HEADER:
             name = PACK_HEADER
-        pack = pack or name == PACK_HEADER
         if name not in _LEFT_BEHIND and not name.startswith(_LEFT_BEHIND_PREFIXES):
             pairs.append((name, text))
-    if prefix is None:
-        subject = letter.subject
-    elif pack:
-        subject = f"{prefix}.{PACK_TOKEN}.{REDRIVE_TOKEN}"
-    else:
-        subject = f"{prefix}.{key_token(letter.key)}"
+    subject = redriven_subject(letter, prefix, to_all)
     return OutgoingMessage(subject.encode(), encode_headers(pairs), letter.raw.payload)
+
+
+def redriven_subject(letter: DeadLetter, prefix: str | None, to_all: bool) -> str:
+    """Where the event of a dead letter is stored again."""
+    if prefix is None:
+        return letter.subject
+    pack = _is_pack(letter)
+    if not to_all:
+        word = PACK_TOKEN if pack else key_token(letter.key)
+        return f"{copies_prefix(prefix, letter.subscription)}.{word}"
+    return f"{prefix}.{PACK_TOKEN}.{REDRIVE_TOKEN}" if pack else f"{prefix}.{key_token(letter.key)}"
+
+
+def _is_pack(letter: DeadLetter) -> bool:
+    """Whether its message is a pack, sound or not."""
+    return holds_pack(letter.raw.headers) or _BROKEN_PACK_MARK in letter.raw.headers

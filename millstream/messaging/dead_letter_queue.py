@@ -162,8 +162,8 @@ class DeadLetterQueue:
     ) -> RedriveReport:
         """Store the events of dead letters in their topics again, in order, and remove the letters.
 
-        Only the subscription that gave an event up gets it again, unless `to_all`. A dry run only
-        counts. See `redriving` for what is promised.
+        Only the subscription that gave an event up gets it again, and no other reader of the topic,
+        unless `to_all`. A dry run only counts. See `redriving` for what is promised.
         """
         if dry_run:
             return RedriveReport(len([letter async for letter in self.letters(which)]), 0)

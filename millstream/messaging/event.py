@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "FOR_HEADER",
+    "FOR_MARK",
     "KEY_HEADER",
     "NOT_DECODED",
     "NULL_HEADER",
@@ -39,6 +40,7 @@ __all__ = [
     "event_ns",
     "is_event_subject",
     "is_for_another",
+    "is_for_one",
     "nanoseconds_of",
     "stored_ns_of",
 ]
@@ -49,7 +51,7 @@ SCHEMA_HEADER: Final = "Mill-Schema"
 ID_HEADER: Final = "Nats-Msg-Id"
 # The producer's id where the message needs another one for the server: a redriven event.
 OWN_ID_HEADER: Final = "Mill-Id"
-# The one subscription that an event is for; the others have had it before it was redriven.
+# The one subscription that an event is for; everybody else has had it before it was redriven.
 FOR_HEADER: Final = "Mill-For"
 NULL_HEADER: Final = "Mill-Null"  # the event has no value: in a table, its key is deleted
 # What the server and Millstream keep in headers; `Event.headers` shows the user's own only.
@@ -60,7 +62,8 @@ _TIME_MARK: Final = b"\r\nMill-Time: "
 _KEY_MARK: Final = b"\r\nMill-Key: "
 _NULL_MARK: Final = b"\r\nMill-Null: "
 _MARKER_MARK: Final = b"\r\nNats-Marker-Reason: "  # the server's: the key's last event expired
-_FOR_MARK: Final = b"\r\nMill-For: "
+# The event was redriven for one subscription: no other reader takes it.
+FOR_MARK: Final = b"\r\nMill-For: "
 NOT_DECODED: Final = object()  # stands for a value that nobody has asked for
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _TIME: Final = re.compile(r"-?[0-9]{1,21}")
@@ -261,9 +264,14 @@ def is_event_subject(subject: bytes, source: Source) -> bool:
     return not at or len(subject) <= at or subject[at] != 95 or len(subject) == at + 1
 
 
+def is_for_one(block: bytes) -> bool:
+    """Whether a message was redriven for one subscription, so that no other reader takes it."""
+    return FOR_MARK in block
+
+
 def is_for_another(block: bytes, subscription: str) -> bool:
     """Whether a message was redriven for another subscription than this one."""
-    return _FOR_MARK in block and b"%b%b\r\n" % (_FOR_MARK, subscription.encode()) not in block
+    return FOR_MARK in block and b"%b%b\r\n" % (FOR_MARK, subscription.encode()) not in block
 
 
 class PlainEvent(Event):

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Any, Protocol
 
 from millstream.errors import PackError, SchemaError
-from millstream.messaging.event import Event, PlainEvent, Source, is_event_subject
+from millstream.messaging.event import Event, PlainEvent, Source, is_event_subject, is_for_one
 from millstream.messaging.unpack import PackEvent, PackMessage, holds_pack, open_pack
 from millstream.wire.pull_lane import RawMessage
 
@@ -130,5 +130,5 @@ def group_events(tenure: Tenure, source: Source, raw: RawMessage) -> Iterator[An
             yield BrokenPack(tenure, source, raw, f"not a sound pack: {error}")
         else:
             yield from events
-    elif is_event_subject(raw.subject, source):
+    elif is_event_subject(raw.subject, source) or is_for_one(raw.headers):
         yield PlainGroupEvent(tenure, source, raw)

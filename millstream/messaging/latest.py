@@ -18,7 +18,7 @@ from millstream.messaging.reading import ReadPlan, read_events
 from millstream.messaging.start import Start
 from millstream.messaging.subject import key_token, partition_of
 from millstream.messaging.topic_lookup import side_by_side
-from millstream.messaging.unpack import events_of, raw_of
+from millstream.messaging.unpack import events_in, raw_of
 from millstream.wire.jetstream import JetStream
 
 __all__ = ["last_on", "read_latest"]
@@ -45,7 +45,7 @@ async def last_on(jetstream: JetStream, stream: str, source: Source, subject: st
     raw = raw_of(stream, found)
     if source.learn is not None:
         await source.learn([raw])
-    return events_of(source, [raw])[0]
+    return events_in(source, raw)[0]
 
 
 async def read_latest(

@@ -46,7 +46,7 @@ from millstream.messaging.reading import ReadPlan, read_messages
 from millstream.messaging.row_buffer import RowBuffer
 from millstream.messaging.start import Start
 from millstream.messaging.subject import check_name
-from millstream.messaging.unpack import events_of
+from millstream.messaging.unpack import events_in
 from millstream.messaging.writer import WriterTarget
 from millstream.wire.api import parse_ack_address
 from millstream.wire.atomic import BATCH_BYTES_MAX
@@ -319,7 +319,7 @@ class _PartitionWorker:
         if is_for_another(raw.headers, self._settings.name):
             return []
         try:
-            return events_of(self._source, [raw])
+            return events_in(self._source, raw)
         except PackError as error:
             await self._failed(PlainEvent(self._source, raw), error)
             return []

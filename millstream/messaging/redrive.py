@@ -24,14 +24,20 @@ from millstream.errors import (
     ConfigError,
     MillstreamError,
     RedriveTaken,
+    SubscriptionNotFound,
     TopicNotFound,
     Unconfirmed,
     WrongSequence,
 )
-from millstream.messaging.dead_letter import REDRIVE_TOKEN, DeadLetter, redriven_message
+from millstream.messaging.dead_letter import (
+    REDRIVE_TOKEN,
+    DeadLetter,
+    redriven_message,
+    redriven_subject,
+)
 from millstream.messaging.dead_letters import EXPECTED_HEADER
 from millstream.messaging.event import stored_ns_of
-from millstream.messaging.subject import partition_of
+from millstream.messaging.subject import copies_prefix, key_token, matches, partition_of
 from millstream.messaging.topic_info import PartitionInfo, TopicInfo
 from millstream.messaging.topic_lookup import open_topic, side_by_side
 from millstream.messaging.topic_settings import Retention
@@ -87,6 +93,7 @@ class Redrive:
         self._stream = ""
         self._topics: dict[str, TopicInfo] = {}
         self._targets: dict[tuple[str, int], _Target] = {}
+        self._filters: dict[tuple[str, str], list[str]] = {}  # by stream and subscription
         self.recovered = 0
 
     async def open(self, stream: str) -> None:
@@ -113,6 +120,29 @@ class Redrive:
         if (letter.topic, number) not in self._targets:
             target = _Target(letter.topic, part.stream, part.prefix, _holds_notes(info))
             self._targets[letter.topic, number] = target
+        if not self._to_all and part.prefix is not None:
+            await self._check_delivered(letter, part.stream, part.prefix)
+
+    async def _check_delivered(self, letter: DeadLetter, stream: str, prefix: str) -> None:
+        """Refuse what its subscription would not get: another tool made it, with other filters."""
+        name = letter.subscription
+        filters = self._filters.get((stream, name))
+        if filters is None and key_token(name) != name:
+            return  # no name of a subscription, whoever wrote it there
+        if filters is None:
+            try:
+                config = (await self._jetstream.consumer_info(stream, name)).config
+                filters = config.filter_subjects or [config.filter_subject or ">"]
+            except SubscriptionNotFound:
+                filters = [">"]  # a group, a process, or one that is made again
+            self._filters[stream, name] = filters
+        subject = redriven_subject(letter, prefix, self._to_all)
+        if not any(matches(pattern, subject) for pattern in filters):
+            raise ConfigError(
+                f"subscription '{name}' of '{letter.topic}' has filters that keep what is redriven "
+                f"for it away: add '{copies_prefix(prefix, name)}.>' to them, which "
+                f"edit_subscription('{name}') does, or redrive for all"
+            )
 
     async def claim(self) -> None:
         """Fence out older runs, and finish what they left; steps 1 and 2."""

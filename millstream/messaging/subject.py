@@ -9,15 +9,18 @@ from typing import Final
 from millstream.errors import ConfigError
 
 __all__ = [
+    "COPIES_TOKEN",
     "KEYLESS_TOKEN",
     "KEY_BYTES_MAX",
     "PACK_TOKEN",
     "check_name",
     "check_subject",
+    "copies_prefix",
     "key_bytes",
     "key_of_token",
     "key_token",
     "matches",
+    "overlap",
     "partition_of",
     "partition_prefix",
     "stream_name",
@@ -26,6 +29,7 @@ __all__ = [
 
 KEYLESS_TOKEN: Final = "_"  # an event without a key
 PACK_TOKEN: Final = "_pack"  # many events in one message
+COPIES_TOKEN: Final = "_for"  # events redriven for one subscription, whose name follows
 # Three letters a byte in the worst case, and the server's control line has 4,096.
 KEY_BYTES_MAX: Final = 1024
 NAME_CHARS_MAX: Final = 200
@@ -80,6 +84,33 @@ def matches(pattern: str, subject: str) -> bool:
     return len(wanted) == len(found)
 
 
+def overlap(one: str, other: str) -> bool:
+    """Whether a subject can be one of those that both patterns mean.
+
+    >>> overlap("a.*", "a.b"), overlap("a.>", "a.b.>"), overlap("a.*", "a.b.>"), overlap("a", "b")
+    (True, True, False, False)
+    """
+    first, second = one.split("."), other.split(".")
+    for mine, theirs in zip(first, second, strict=False):
+        if ">" in (mine, theirs):
+            return True
+        if mine != theirs and "*" not in (mine, theirs):
+            return False
+    return len(first) == len(second)
+
+
+def copies_prefix(prefix: str, subscription: str) -> str:
+    """What the subjects of events redriven for one subscription begin with.
+
+    Not those of their keys: the last event of a key stays the one that was published last, for who
+    looks it up, for who writes only if it is still the last, and for a topic that keeps no others.
+
+    >>> copies_prefix("orders", "billing")
+    'orders._for.billing'
+    """
+    return f"{prefix}.{COPIES_TOKEN}.{key_token(subscription)}"
+
+
 def key_bytes(key: str | bytes) -> bytes:
     """A key's bytes; text that came from bytes that are no UTF-8 gives those bytes back."""
     if isinstance(key, bytes):
@@ -111,8 +142,8 @@ def key_token(key: str | bytes | None) -> str:
 
 
 def key_of_token(token: bytes) -> str | None:
-    """The key that a subject word stands for."""
-    if token == b"_":
+    """The key that a subject word stands for; words that begin with `_` stand for none."""
+    if token.startswith(b"_"):
         return None
     if b"=" in token:
         token = b"" if token == b"=" else _ESCAPED.sub(_unescape, token)

@@ -21,7 +21,13 @@ from millstream.errors import (
 )
 from millstream.messaging.dead_letters import DeadLetterStore
 from millstream.messaging.delivery import Delivery, PackDelivery, PackLease, PlainDelivery
-from millstream.messaging.event import OWN_MARK, Source, is_event_subject, is_for_another
+from millstream.messaging.event import (
+    FOR_MARK,
+    OWN_MARK,
+    Source,
+    is_event_subject,
+    is_for_another,
+)
 from millstream.messaging.leases import Leases
 from millstream.messaging.pace import Pace
 from millstream.messaging.subscription_settings import SubscriptionSettings
@@ -273,7 +279,11 @@ class Subscription:
                     leases.ack(reply)
                 elif marked and holds_pack(headers):
                     self._add_pack(source, raw)
-                elif subject[at : at + 1] != b"_" or is_event_subject(subject, source):
+                elif (
+                    subject[at : at + 1] != b"_"
+                    or is_event_subject(subject, source)
+                    or FOR_MARK in headers
+                ):
                     add(PlainDelivery(leases, source, raw))
                 else:
                     leases.ack(reply)

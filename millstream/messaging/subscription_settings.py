@@ -10,7 +10,15 @@ from typing import Final, Literal, cast
 from millstream.errors import ConfigError
 from millstream.messaging.event import Source
 from millstream.messaging.start import Start
-from millstream.messaging.subject import PACK_TOKEN, check_name, check_subject, key_token
+from millstream.messaging.subject import (
+    COPIES_TOKEN,
+    PACK_TOKEN,
+    check_name,
+    check_subject,
+    copies_prefix,
+    key_token,
+    overlap,
+)
 from millstream.wire.api import NANOSECONDS, ConsumerConfig
 
 __all__ = ["AckMode", "SubscriptionSettings", "config_of", "differences", "settings_of"]
@@ -103,7 +111,7 @@ def config_of(name: str, settings: SubscriptionSettings, source: Source) -> Cons
         config.max_ack_pending = settings.max_in_flight
     if settings.inactive_after is not None:
         config.inactive_threshold = int(settings.inactive_after * NANOSECONDS)
-    patterns = _filters(settings, source)
+    patterns = _filters(name, settings, source)
     if len(patterns) == 1:
         config.filter_subject = patterns[0]
     else:
@@ -111,7 +119,18 @@ def config_of(name: str, settings: SubscriptionSettings, source: Source) -> Cons
     return config
 
 
-def _filters(settings: SubscriptionSettings, source: Source) -> list[str]:
+def _filters(name: str, settings: SubscriptionSettings, source: Source) -> list[str]:
+    """What the server has to deliver: what was chosen, and what is redriven for this one."""
+    chosen = _chosen(settings, source)
+    if not chosen or source.prefix is None:
+        return chosen
+    copies = f"{copies_prefix(source.prefix, name)}.>"
+    if any(overlap(pattern, copies) for pattern in chosen):
+        return chosen  # the server refuses filters that overlap
+    return [*chosen, copies]
+
+
+def _chosen(settings: SubscriptionSettings, source: Source) -> list[str]:
     if settings.subjects:
         return list(settings.subjects)
     if not settings.keys:
@@ -136,6 +155,8 @@ def settings_of(config: ConsumerConfig) -> SubscriptionSettings:
     except ValueError:
         ours = {}
     patterns = [config.filter_subject] if config.filter_subject else config.filter_subjects
+    copies = f".{COPIES_TOKEN}.{key_token(config.durable_name)}.>"
+    patterns = [pattern for pattern in patterns if not pattern.endswith(copies)]
     explicit = config.ack_policy not in _ACK_MODES
     return SubscriptionSettings(
         start=_start_of(config),

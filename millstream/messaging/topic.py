@@ -41,7 +41,7 @@ from millstream.messaging.subscription_settings import SubscriptionSettings
 from millstream.messaging.topic_admin import Purge
 from millstream.messaging.topic_info import TopicInfo
 from millstream.messaging.topic_lookup import open_topic
-from millstream.messaging.unpack import events_of, raw_of
+from millstream.messaging.unpack import events_in, raw_of
 from millstream.messaging.value_type import ValueType
 from millstream.wire.atomic import publish_batch
 from millstream.wire.jetstream import JetStream, StoredMessage
@@ -70,7 +70,7 @@ async def _looked_up(source: Source, stream: str, found: StoredMessage) -> list[
     raw = raw_of(stream, found)
     if source.learn is not None:
         await source.learn([raw])
-    return events_of(source, [raw])
+    return events_in(source, raw)
 
 
 class Topic:
@@ -271,7 +271,8 @@ class Topic:
         """Events of a range, in order within each partition, without touching subscriptions.
 
         `read()` gives all that is stored now; `read(start=Start.at_offset(5), end=10)`,
-        `read(follow=True)`, `read(keys=["a"])`: see ReadPlan.
+        `read(follow=True)`, `read(keys=["a"])`: see ReadPlan. What was redriven for one
+        subscription is left out, here and in all that reads like this: it was read before.
         """
         return read_events(self._jetstream, self._sources, plan_of(plan, choices))
 
@@ -292,13 +293,19 @@ class Topic:
         return read_messages(self._jetstream, self._sources, plan)
 
     async def get(self, offset: int, partition: int = 0) -> list[Event]:
-        """The events of the message at an offset (several for a pack); empty when it is gone."""
+        """The events of the message at an offset (several for a pack); empty when it is gone.
+
+        Also one that was redriven for one subscription, which `read` leaves out.
+        """
         stream, source = self._sources[partition]
         found = await self._jetstream.get_message(stream, {"seq": offset})
         return [] if found is None else await _looked_up(source, stream, found)
 
     async def last(self, key: str) -> Event | None:
-        """The last event of a key that was written as a plain message; None when there is none."""
+        """The last event of a key that was written as a plain message; None when there is none.
+
+        An event redriven for one subscription does not become it; one redriven for all does.
+        """
         stream, source = self._sources[partition_of(key, self.partitions)]
         if source.prefix is None:
             raise ConfigError(f"'{self.name}' is a foreign stream: its subjects carry no keys")

@@ -21,6 +21,7 @@ from millstream.errors import (
 )
 from millstream.messaging.server import check_health
 from millstream.messaging.subject import (
+    COPIES_TOKEN,
     check_name,
     check_subject,
     key_token,
@@ -338,7 +339,7 @@ async def _update(
 class Purge:
     """Which events to remove; nothing given means all of them."""
 
-    key: str | bytes | None = None  # only those of this key; events in packs are not looked at
+    key: str | bytes | None = None  # only those of this key, also redriven; not those in packs
     subject: str | None = None  # only those under this pattern of whole subjects
     before: int | None = None  # only those before this offset, of one partition
     keep: int | None = None  # all but the newest so many, of each partition
@@ -385,12 +386,18 @@ async def purge(js: JetStream, name: str, what: Purge | None = None) -> int:
         request = {}
     counts = []
     for part in parts:
-        pattern = what.subject
-        if what.key is not None:
-            pattern = f"{part.prefix}.{key_token(what.key)}"
-        ask = {**request, "filter": pattern} if pattern is not None else request
-        counts.append(await js.purge_stream(part.stream, ask))
+        for pattern in _purged(what, part.prefix):
+            ask = {**request, "filter": pattern} if pattern is not None else request
+            counts.append(await js.purge_stream(part.stream, ask))
     return sum(counts)
+
+
+def _purged(what: Purge, prefix: str | None) -> list[str | None]:
+    """The subjects to purge, one request each; None: all of them."""
+    if what.key is None:
+        return [what.subject]
+    token = key_token(what.key)
+    return [f"{prefix}.{token}", f"{prefix}.{COPIES_TOKEN}.*.{token}"]
 
 
 async def delete(js: JetStream, name: str, *, missing_ok: bool = False) -> None:

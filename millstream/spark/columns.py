@@ -13,9 +13,10 @@ import pyarrow.compute as pc
 
 from millstream.errors import PackError, Undecodable
 from millstream.messaging.event import (
-    FOR_HEADER,
+    FOR_MARK,
     KEY_HEADER,
     NULL_HEADER,
+    OWN_MARK,
     RESERVED_PREFIXES,
     SCHEMA_HEADER,
     TIME_HEADER,
@@ -30,9 +31,7 @@ from millstream.wire.pull_lane import RawMessage
 
 __all__ = ["Batches", "Origin"]
 
-_OWN_MARK: Final = b"\r\nMill-"
 _PACK_MARK: Final = b"\r\nMill-Pack: "
-_FOR_MARK: Final = f"\r\n{FOR_HEADER}: ".encode()
 _UNDERSCORE: Final = 95
 _KEYLESS: Final = KEYLESS_TOKEN.encode()
 _TIME: Final = pa.timestamp("us", "UTC")
@@ -78,7 +77,7 @@ class Batches:
         for number in marked:
             block = frames.headers_of(number)
             # An event that was redriven for one subscription has been read here before.
-            if _FOR_MARK in block:
+            if FOR_MARK in block:
                 keep[number] = False
             elif _PACK_MARK in block:
                 yield from self._plain(frames, keep, marked, begin, number)
@@ -92,7 +91,7 @@ class Batches:
         if not len(with_headers):
             return []
         blocks = frames.cut(frames.head[with_headers], frames.body[with_headers])
-        found = pc.match_substring(blocks, _OWN_MARK).to_numpy(zero_copy_only=False)
+        found = pc.match_substring(blocks, OWN_MARK).to_numpy(zero_copy_only=False)
         numbers: list[int] = with_headers[found].tolist()
         return numbers
 

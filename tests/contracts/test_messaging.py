@@ -223,6 +223,7 @@ async def test_what_is_given_up_is_a_dead_letter_and_comes_back(mill: Any) -> No
     async with await topic.subscribe("billing") as subscription:
         [delivery] = await take(subscription, 1)
         assert (delivery.value, delivery.key) == (b"bad", "ann")
+    assert [event.offset async for event in topic.read()] == [1]  # others have read it before
 
 
 # -- subjects -----------------------------------------------------------------------------

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 
 import pytest
 
@@ -80,6 +81,18 @@ def test_repaired_letters_come_back_in_order_and_once(run: Commands) -> None:
     assert [event["value"] for event in pulled] == ["repaired", "event 1", "event 2", "event 3"]
     assert pulled[0]["headers"] == {"Fixed": "yes"}
     assert run.json("dlq", "ls", *ARGUMENTS) == []
+
+
+def test_what_was_redriven_for_one_is_read_and_exported_once(run: Commands) -> None:
+    events = [f"event {n}" for n in range(4)]
+    assert run.json("dlq", "redrive", *ARGUMENTS)["redriven"] == 4
+    exported = run("export", "orders", "-", "--format", "jsonl").splitlines()
+    assert [json.loads(line)["value"] for line in exported] == events
+    assert [event["value"] for event in run.lines("topic", "replay", "orders")] == events
+    run("topic", "create", "copy")
+    assert "Stored 4 events" in run("topic", "replay", "orders", "--to", "copy")
+    pulled = run.lines("subs", "pull", *ARGUMENTS, "-n", "4", "--ack", "--wait", "1s")
+    assert [event["value"] for event in pulled] == events
 
 
 def test_letters_are_removed_only_on_purpose(run: Commands) -> None:

@@ -18,14 +18,17 @@ from millstream.errors import (
 from millstream.messaging import (
     DeadLetterFilter,
     DeadLetterQueue,
+    Event,
     GroupEvent,
     NewEvent,
+    ReadPlan,
     RedriveReport,
     Reject,
     Subscription,
     SubscriptionSettings,
     Topic,
 )
+from millstream.messaging.unpack import events_in
 from millstream.mill import Mill
 from tests.integration.messaging.processes import killed, python
 from tests.integration.messaging.topic_tools import eventually
@@ -52,8 +55,19 @@ async def taken(member: Subscription, seconds: float = 0.5) -> list[Any]:
     return found
 
 
+async def kept(topic: Topic, start: int = 1) -> list[Event]:
+    """All that is stored, also what was redriven for one subscription."""
+    plan = ReadPlan(start=millstream.Start.at_offset(start))
+    return [
+        event
+        async for source, messages in topic.read_messages(plan)
+        for raw in messages
+        for event in events_in(source, raw)
+    ]
+
+
 async def stored(topic: Topic, start: int = 1) -> list[Any]:
-    return [event.value async for event in topic.read(start=millstream.Start.at_offset(start))]
+    return [event.value for event in await kept(topic, start)]
 
 
 async def test_redriven_events_go_back_to_their_topic_as_they_were(topic: Topic) -> None:
@@ -65,7 +79,8 @@ async def test_redriven_events_go_back_to_their_topic_as_they_were(topic: Topic)
     report = await queue.redrive()
     assert (report.redriven, report.recovered) == (3, 0)
     assert await queue.list() == []
-    events = [event async for event in topic.read(start=millstream.Start.at_offset(4))]
+    await bury(topic, 3)
+    events = await kept(topic, 4)
     assert [(event.key, event.value) for event in events] == [
         ("k.1", b"v"),
         ("k.1", None),
@@ -73,7 +88,15 @@ async def test_redriven_events_go_back_to_their_topic_as_they_were(topic: Topic)
     ]
     first = events[0]
     assert (first.id, first.timestamp, dict(first.headers)) == ("id-1", moment, {"a": "b"})
-    assert first.subject == "orders.k=2E1"
+    assert first.subject == "orders._for.billing.k=2E1"
+    await queue.redrive(to_all=True)  # they had come back, and died again
+    again = [event async for event in topic.read(start=millstream.Start.at_offset(7))]
+    assert [(event.key, event.value) for event in again] == [
+        ("k.1", b"v"),
+        ("k.1", None),
+        (None, b"keyless"),
+    ]
+    assert (again[0].id, again[0].timestamp, again[0].subject) == ("id-1", moment, "orders.k=2E1")
 
 
 async def test_only_the_subscription_that_gave_up_gets_the_event_again(topic: Topic) -> None:
@@ -128,7 +151,7 @@ async def test_events_of_a_key_come_back_in_their_order_however_they_died(
     assert (await queue.redrive()).redriven == 70
     by_key: dict[str | None, list[int]] = {}
     places: dict[str | None, set[int]] = {}
-    async for event in topic.read():
+    for event in await kept(topic):
         by_key.setdefault(event.key, []).append(int(event.value))
         places.setdefault(event.key, set()).add(event.partition)
     for number in range(7):
@@ -228,8 +251,11 @@ async def test_events_of_a_foreign_stream_go_back_to_their_subjects(mill: Mill) 
     topic = await mill.topic("FOREIGN")
     queue = await bury(topic, 1)
     assert (await queue.redrive()).redriven == 1
-    events = [event async for event in topic.read()]
+    events = await kept(topic)
     assert [(event.subject, event.value) for event in events] == [("f.a.x", b"v")] * 2
+    assert [event.offset async for event in topic.read()] == [1]
+    async with await topic.subscribe("billing") as member:
+        assert [d.offset for d in await taken(member, 0.2)] == [2]
 
 
 async def test_events_of_a_work_queue_come_back_while_members_run(mill: Mill) -> None:
@@ -247,7 +273,7 @@ async def test_a_redrive_leaves_nothing_of_its_own_behind(mill: Mill, topic: Top
     queue = await bury(topic, 5)
     await queue.redrive()
     state = (await mill.jetstream.stream_info("orders")).state
-    assert (state.messages, state.num_subjects) == (10, 1)
+    assert (state.messages, state.num_subjects) == (10, 2)  # the events' own, the redriven ones'
 
 
 REDRIVE = """
