@@ -153,7 +153,8 @@ class Chain:
         self._made = Note(batch)  # what was made so far in this attempt
         self._found: Note | None = None  # what an earlier attempt stored of this batch
         self._complete = False  # an earlier attempt stored all of it
-        self.stored_rows = 0  # by this attempt
+        self.stored_rows = 0  # by this attempt, as far as their acks arrived
+        self.known_rows = 0  # of the batch, that were seen to be stored, by whichever attempt
 
     def add(self, pack: EncodedPack) -> None:
         """Take the next pack; what is full is stored."""
@@ -173,9 +174,9 @@ class Chain:
 
     @property
     def report(self) -> str:
-        """What this attempt stored, in words."""
+        """What is stored of the batch, in words."""
         state = self._state or FenceState()
-        return f"{self.stored_rows:,} rows, the last at offset {state.sequence}"
+        return f"{self.known_rows:,} rows, the last at offset {state.sequence}"
 
     def finish(self) -> None:
         """Store the rest; from now on the batch is complete for this task and partition."""
@@ -190,6 +191,8 @@ class Chain:
         self._complete = state.position > self._batch
         note = Note.read(state.note)
         self._found = note if note is not None and note.batch == self._batch else None
+        if self._found is not None:
+            self.known_rows = self._found.rows
 
     def _seal(self, final: bool) -> None:
         if self._state is None:
@@ -206,6 +209,7 @@ class Chain:
                 return
             if self._try(packs, final):
                 self.stored_rows += rows
+                self.known_rows = made.rows
                 return
             self._look()
         raise FencedOut(self._fence.writer, 0, 0)

@@ -139,10 +139,16 @@ class Staging:
             self._copy(manifest)
             self.discard()
 
-    def discard(self) -> None:
-        """Remove what was staged for the batch; what cannot be removed now goes with time."""
+    def discard(self, unless_listed: bool = False) -> None:
+        """Remove what was staged for the batch; what cannot be removed now goes with time.
+
+        With `unless_listed` a batch that has its manifest keeps its packs: when it is run again,
+        the manifest holds, and they are what is copied.
+        """
         subject = f"{STREAM}.{self._writer}.{self._batch}.>"
         try:
+            if unless_listed and self._last_manifest().position > self._batch:
+                return
             jetstream_to(self._settings).ask(f"STREAM.PURGE.{STREAM}", {"filter": subject})
         except (ApiError, ConnectError, RequestTimeout):
             return
@@ -178,22 +184,22 @@ class Staging:
 
     def _copy(self, packs: list[StagedPack]) -> None:
         chains = self._open_chains({(pack.topic, pack.partition) for pack in packs})
-        wanted = {
-            pack.sequence: chains[pack.topic, pack.partition]
-            for pack in packs
-            if (pack.topic, pack.partition) in chains
-        }
-        if not wanted:
-            return
         try:
-            self._fill(wanted)
-            for place in sorted(chains):
-                chains[place].finish()
+            left = {place: chain for place, chain in chains.items() if not chain.is_complete()}
+            wanted = {
+                pack.sequence: left[pack.topic, pack.partition]
+                for pack in packs
+                if (pack.topic, pack.partition) in left
+            }
+            if wanted:
+                self._fill(wanted)
+            for chain in left.values():
+                chain.finish()
         except Exception as error:
             written = [
                 f"{topic}/{number}: {chain.report}"
-                for (topic, number), chain in sorted(chains.items())
-                if chain.stored_rows
+                for (topic, number), chain in chains.items()
+                if chain.known_rows
             ]
             if written:
                 raise PartlyWritten(self._writer, written, str(error)) from error
@@ -217,14 +223,13 @@ class Staging:
             )
 
     def _open_chains(self, places: set[tuple[str, int]]) -> dict[tuple[str, int], Chain]:
-        """A chain for each partition that does not have the whole batch yet."""
+        """A chain for each partition, in their order."""
         targets = {topic: find_target(self._settings, topic) for topic in {t for t, _ in places}}
         writer = f"{self._writer}-staged"
-        chains = {
+        return {
             (topic, number): chain_of(self._settings, targets[topic], number, writer, self._batch)
             for topic, number in sorted(places)
         }
-        return {place: chain for place, chain in chains.items() if not chain.is_complete()}
 
 
 def _pack(message: Any) -> EncodedPack:

@@ -68,10 +68,12 @@ class Job:
         Staging(self.settings, done[0].writer, done[0].batch).commit(packs)
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
-        """Remove what tasks staged; what they wrote in direct mode stays."""
+        """Remove what tasks staged and nobody will commit; what they wrote directly stays."""
         done = [message for message in messages if isinstance(message, Written)]
         if self.options.staged and done:
-            Staging(self.settings, done[0].writer, done[0].batch).discard()
+            # A write with a name belongs to a query, which runs a batch that failed again.
+            again = bool(self.options.writer)
+            Staging(self.settings, done[0].writer, done[0].batch).discard(unless_listed=again)
 
 
 def _query() -> tuple[str, int] | None:

@@ -113,11 +113,15 @@ class Proxy:
             pair.cut()
             self._pairs.discard(pair)
 
+    async def admit(self, chunk: bytes, towards: asyncio.StreamWriter) -> None:
+        """Return when bytes may pass; for a proxy that looks at what they say."""
+        await self._going.wait()
+        if self.delay:
+            await asyncio.sleep(self.delay)
+
     async def _pass(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         while chunk := await reader.read(CHUNK):
-            await self._going.wait()
-            if self.delay:
-                await asyncio.sleep(self.delay)
+            await self.admit(chunk, writer)
             if self.dropping:
                 self.dropped += len(chunk)
                 continue

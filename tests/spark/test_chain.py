@@ -141,8 +141,9 @@ def test_a_lost_ack_does_not_write_twice(
     from millstream.errors import ConnectFailed as ConnectionErrorOfOurs
 
     monkeypatch.setattr(BlockingConnection, "request", losing)
-    write(connection, 0, [b"a", b"b", b"c", b"d", b"e"])
+    made = write(connection, 0, [b"a", b"b", b"c", b"d", b"e"])
     assert len(lost) == 2
+    assert made.report == "5 rows, the last at offset 6"  # also those without an ack
     assert place.values("target") == [b"a", b"b", b"c", b"d", b"e"]
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import random
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -20,16 +19,13 @@ from millstream.messaging import NewEvent
 from millstream.settings import ConnectionSettings
 from millstream.wire.blocking import BlockingConnection, BlockingJetStream
 from millstream.wire.blocking_streams import stream_info
+from tests.spark.cluster_kit import PATIENCE_SECONDS, ROOT, Cluster
 from tests.spark.conftest import Place
 
-pytestmark = pytest.mark.timeout(600)
-
-ROOT = Path(__file__).parents[2]
 SCRIPT = Path(__file__).parent / "copy_topic.py"
 # More by hand: MILLSTREAM_KILL_ROUNDS=30 python -m pytest tests/spark/test_killed.py
 ROUNDS = int(os.environ.get("MILLSTREAM_KILL_ROUNDS", "2"))
 ROWS = 1500
-PATIENCE_SECONDS = 240  # a busy machine takes a minute to start three JVMs
 
 
 def fill(place: Place) -> Counter[bytes]:
@@ -109,64 +105,6 @@ def test_a_driver_killed_again_and_again_loses_and_doubles_nothing(
 
 
 # -- a cluster --------------------------------------------------------------------------------
-
-
-def free_port() -> int:
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        return int(found.getsockname()[1])
-
-
-class Cluster:
-    """A standalone master and workers on loopback, as processes."""
-
-    def __init__(self, folder: Path) -> None:
-        import pyspark
-
-        self._program = str(Path(pyspark.__file__).parent / "bin" / "spark-class")
-        self._folder = folder
-        self._port = free_port()
-        self._environment = {
-            **os.environ,
-            "SPARK_LOCAL_IP": "127.0.0.1",
-            "SPARK_DAEMON_MEMORY": "256m",
-            "SPARK_DAEMON_JAVA_OPTS": "-XX:TieredStopAtLevel=1",
-            "PYSPARK_PYTHON": sys.executable,
-            "PYTHONPATH": str(ROOT),
-        }
-        self.url = f"spark://127.0.0.1:{self._port}"
-        self.processes: list[subprocess.Popen[bytes]] = []
-
-    def _start(self, *arguments: str) -> subprocess.Popen[bytes]:
-        process = subprocess.Popen(
-            [self._program, *arguments], cwd=self._folder, env=self._environment,
-            start_new_session=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
-        )  # fmt: skip
-        self.processes.append(process)
-        return process
-
-    def __enter__(self) -> Cluster:
-        name = "org.apache.spark.deploy.master.Master"
-        self._start(name, "--host", "127.0.0.1", "--port", str(self._port), "--webui-port", "0")
-        limit = time.monotonic() + PATIENCE_SECONDS
-        while time.monotonic() < limit:
-            with suppress(OSError), socket.create_connection(("127.0.0.1", self._port), 1):
-                return self
-            time.sleep(0.1)
-        raise AssertionError("the master does not listen")
-
-    def worker(self, name: str) -> subprocess.Popen[bytes]:
-        return self._start(
-            "org.apache.spark.deploy.worker.Worker", self.url, "--host", "127.0.0.1",
-            "--webui-port", "0", "--cores", "1", "--memory", "700m",
-            "-d", str(self._folder / name),
-        )  # fmt: skip
-
-    def __exit__(self, *_: object) -> None:
-        for process in reversed(self.processes):
-            with suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
-            process.wait(10)
 
 
 def test_a_worker_of_a_cluster_may_die_in_the_middle(place: Place, tmp_path: Path) -> None:

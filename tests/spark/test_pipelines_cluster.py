@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import signal
-import socket
 import subprocess
 import sys
 import sysconfig
@@ -16,12 +14,11 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.spark.project_kit import HEAD, wait_for
+from tests.spark.cluster_kit import Cluster
+from tests.spark.project_kit import HEAD
 
 if TYPE_CHECKING:
     from tests.spark.conftest import Place
-
-pytestmark = pytest.mark.timeout(400)
 
 CODE = (
     HEAD
@@ -83,13 +80,6 @@ def bare(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return python
 
 
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
-
-
 def environment(**values: str) -> dict[str, str]:
     left = ("SPARK_", "PYSPARK_", "PYTHONPATH")
     kept = {k: v for k, v in os.environ.items() if not k.startswith(left)}
@@ -99,47 +89,10 @@ def environment(**values: str) -> dict[str, str]:
 @pytest.fixture(scope="module")
 def master(bare: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """A master and a worker on loopback, started where this package is not installed."""
-    import pyspark
-
     folder = tmp_path_factory.mktemp("cluster")
-    spark_class = str(Path(pyspark.__file__).parent / "bin" / "spark-class")
-    port = free_port()
-    address = f"spark://127.0.0.1:{port}"
-    deploy = "org.apache.spark.deploy"
-    where = ["--host", "127.0.0.1"]
-    commands = [
-        [f"{deploy}.master.Master", *where, "--port", str(port), "--webui-port", "0"],
-        [
-            *[f"{deploy}.worker.Worker", address, *where, "--port", "0", "--webui-port", "0"],
-            *["--cores", "1", "--memory", "512m", "-d", str(folder / "worker")],
-        ],
-    ]
-    quick = environment(
-        PYSPARK_PYTHON=str(bare),
-        SPARK_DAEMON_MEMORY="256m",
-        SPARK_DAEMON_JAVA_OPTS="-XX:TieredStopAtLevel=1",
-    )
-    processes: list[subprocess.Popen[bytes]] = []
-    log = folder / "cluster.log"
-    with log.open("wb") as output:
-        for command in commands:
-            processes.append(
-                subprocess.Popen(
-                    [spark_class, *command],
-                    cwd=folder,
-                    env=quick,
-                    stdout=output,
-                    stderr=output,
-                    start_new_session=True,
-                )
-            )
-        try:
-            wait_for(lambda: "Registering worker" in log.read_text(errors="replace"), 180)
-            yield address
-        finally:
-            for process in processes:
-                os.killpg(process.pid, signal.SIGKILL)
-                process.wait()
+    with Cluster(folder, environment(PYSPARK_PYTHON=str(bare))) as cluster:
+        cluster.worker("worker")
+        yield cluster.url
 
 
 @pytest.fixture

@@ -1,0 +1,78 @@
+"""A standalone cluster of Spark on loopback, as processes."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from contextlib import suppress
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+PATIENCE_SECONDS = 240  # a busy machine takes a minute to start three JVMs
+
+
+def free_port() -> int:
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        return int(found.getsockname()[1])
+
+
+class Cluster:
+    """A master and workers of one core each; `environment` is theirs instead of this process's."""
+
+    def __init__(self, folder: Path, environment: dict[str, str] | None = None) -> None:
+        import pyspark
+
+        self._program = str(Path(pyspark.__file__).parent / "bin" / "spark-class")
+        self._folder = folder
+        self._port = free_port()
+        given = environment or {
+            **os.environ,
+            "PYSPARK_PYTHON": sys.executable,
+            "PYTHONPATH": str(ROOT),
+        }
+        self._environment = {
+            **given,
+            "SPARK_LOCAL_IP": "127.0.0.1",
+            "SPARK_DAEMON_MEMORY": "256m",
+            "SPARK_DAEMON_JAVA_OPTS": "-XX:TieredStopAtLevel=1",
+        }
+        self.url = f"spark://127.0.0.1:{self._port}"
+        self.processes: list[subprocess.Popen[bytes]] = []
+
+    def _start(self, *arguments: str) -> subprocess.Popen[bytes]:
+        process = subprocess.Popen(
+            [self._program, *arguments], cwd=self._folder, env=self._environment,
+            start_new_session=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+        )  # fmt: skip
+        self.processes.append(process)
+        return process
+
+    def __enter__(self) -> Cluster:
+        name = "org.apache.spark.deploy.master.Master"
+        self._start(name, "--host", "127.0.0.1", "--port", str(self._port), "--webui-port", "0")
+        limit = time.monotonic() + PATIENCE_SECONDS
+        while time.monotonic() < limit:
+            with suppress(OSError), socket.create_connection(("127.0.0.1", self._port), 1):
+                return self
+            time.sleep(0.1)
+        self.__exit__()
+        raise AssertionError("the master does not listen")
+
+    def worker(self, name: str, host: str = "127.0.0.1") -> subprocess.Popen[bytes]:
+        """Start one; Spark runs a twin of a task only where the host has another name."""
+        return self._start(
+            "org.apache.spark.deploy.worker.Worker", self.url, "--host", host,
+            "--webui-port", "0", "--cores", "1", "--memory", "700m",
+            "-d", str(self._folder / name),
+        )  # fmt: skip
+
+    def __exit__(self, *_: object) -> None:
+        for process in reversed(self.processes):
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait(10)
