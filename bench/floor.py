@@ -61,10 +61,11 @@ class RawSocket:
         """Messages a second with at most `window` without an ack."""
         sent = acked = 0
         tail = b""
+        few = max(1, window // 4)  # so that writes are few and large, not many and small
         began = time.perf_counter()
         while acked < len(frames):
             room = min(window - (sent - acked), len(frames) - sent)
-            if room >= min(window // 4, len(frames) - sent) > 0:  # few large writes, not many small
+            if room >= min(few, len(frames) - sent) > 0:
                 self._socket.sendall(b"".join(frames[sent : sent + room]))
                 sent += room
             data = tail + self._socket.recv(_READ_BYTES)

@@ -12,7 +12,7 @@ from typing import Any
 import pyarrow as pa
 
 from bench.floor import RawSocket
-from bench.harness import PeerAbsent, Result, Skipped, against
+from bench.harness import Contestant, PeerAbsent, Result, Skipped, against
 from millstream.messaging import Topic
 from millstream.messaging.fenced_lane import as_message
 from millstream.messaging.pack import PackLimits, encode, envelope, split
@@ -106,24 +106,40 @@ async def _send_arrow(stage: _Stage) -> float:
     return _rate(stage.count, began)
 
 
-def _arrow(stage: _Stage, quick: bool, runner: asyncio.Runner) -> Iterator[Result | Skipped]:
+async def _send_objects(stage: _Stage, turns: int) -> float:
+    began = time.perf_counter()
+    async with stage.topic.producer(PACKING) as producer:
+        for _ in range(turns):
+            for trade in stage.objects:
+                await producer.send(trade, trade.symbol)
+    return _rate(turns * len(stage.objects), began)
+
+
+def _frames(stage: _Stage) -> list[bytes]:
+    """The packs of one turn as a raw socket sends them, encoded beforehand."""
     batch = envelope(stage.batch, key=stage.batch.column("symbol"))
     subject = f"{stage.topic.name}._pack.raw"
     packs = [encode(piece, schema_id="1") for piece in split(batch, PackLimits(5_000))]
-    frames = []
-    for pack in packs:
-        message = as_message(subject, [], pack)
-        frames.append(
-            hpub(message.subject, stage.raw.inbox.encode(), message.headers, message.payload)
-        )
-    yield Result("bytes of a typed event in a pack", sum(map(len, frames)) / batch.num_rows, "B")
+    messages = [as_message(subject, [], pack) for pack in packs]
+    to = stage.raw.inbox.encode()
+    return [hpub(message.subject, to, message.headers, message.payload) for message in messages]
+
+
+def _raw_rate(stage: _Stage, frames: list[bytes], in_flight: int) -> float:
+    events = stage.count / len(frames) / stage.turns
+    return stage.raw.publish_rate(frames * stage.turns, in_flight) * events
+
+
+def _arrow(stage: _Stage, quick: bool, runner: asyncio.Runner) -> Iterator[Result | Skipped]:
+    frames = _frames(stage)
+    size = sum(map(len, frames)) / stage.batch.num_rows
+    yield Result("bytes of a typed event in a pack", size, "B")
 
     async def ours() -> float:
         return await _send_arrow(stage)
 
     def floor() -> float:
-        events = stage.count / len(frames) / stage.turns
-        return stage.raw.publish_rate(frames * stage.turns, 8) * events
+        return _raw_rate(stage, frames, PACKING.max_in_flight)
 
     yield from against(
         "producer fed with Arrow batches, fsync",
@@ -139,12 +155,7 @@ def _objects(stage: _Stage, quick: bool, runner: asyncio.Runner) -> Iterator[Res
     turns = max(1, stage.turns // 5)
 
     async def ours() -> float:
-        began = time.perf_counter()
-        async with stage.topic.producer(PACKING) as producer:
-            for _ in range(turns):
-                for trade in stage.objects:
-                    await producer.send(trade, trade.symbol)
-        return _rate(turns * len(stage.objects), began)
+        return await _send_objects(stage, turns)
 
     async def theirs() -> float:
         try:
@@ -190,12 +201,40 @@ def _exactly_once(stage: _Stage, quick: bool, runner: asyncio.Runner) -> Iterato
     async def four_fences() -> float:
         return await once(4)
 
-    for name, work in (("one fence", one_fence), ("four lanes", four_fences)):
+    turns = max(1, stage.turns // 5)
+
+    async def objects_once() -> float:
+        began, position = time.perf_counter(), 0
+        async with stage.topic.writer(f"w{unique_token(8)}", PACKING) as writer:
+            for _ in range(turns):
+                for trade in stage.objects:
+                    position += 1
+                    await writer.write(trade, trade.symbol, position=position)
+        return _rate(position, began)
+
+    async def objects_plain() -> float:
+        return await _send_objects(stage, turns)
+
+    frames = _frames(stage)
+
+    def raw_one_by_one() -> float:
+        return _raw_rate(stage, frames, 1)
+
+    # What one pack in flight costs by itself: a fence can be no faster than the last of these.
+    arrow: dict[str, Contestant] = {
+        "plain producer": plain,
+        "raw socket, one in flight": raw_one_by_one,
+    }
+    for name, work, peers in (
+        ("objects, one fence", objects_once, {"plain producer": objects_plain}),
+        ("Arrow, one fence", one_fence, arrow),
+        ("Arrow, four lanes", four_fences, {"plain producer": plain}),
+    ):
         yield from against(
-            f"exactly-once writer, {name}, fsync",
+            f"exactly-once writer fed with {name}, fsync",
             "events/s",
             work,
-            {"plain producer": plain},
+            peers,
             quick=quick,
             runner=runner,
         )

@@ -47,16 +47,16 @@ class RowBuffer:
 
     def add(self, value: Any, key: str | bytes | None) -> None:
         """An event that is only value and key: the short way."""
-        if self._value_type is None and value is not None:
-            value = value if type(value) is bytes else value_bytes(value)
-            self.bytes += len(value)
-        self._values.append(value)
         if key is not None:
             key = key_bytes(key)
             if len(key) > KEY_BYTES_MAX:
                 raise ConfigError(
                     f"a key of {len(key):,} bytes: keys have at most {KEY_BYTES_MAX:,}"
                 )
+        if self._value_type is None and value is not None:
+            value = value if type(value) is bytes else value_bytes(value)
+            self.bytes += len(value)
+        self._values.append(value)  # from here on nothing may fail: columns are of one length
         self._keys.append(key)
         if not self._plain:
             self._times.append(None)

@@ -42,27 +42,25 @@ class WriterTarget:
     value_type: ValueType | None
 
 
-class _Positions:
-    """The input positions of some rows of a frame, without a Python number for each."""
+@dataclass(frozen=True, slots=True)
+class _Rows:
+    """Rows of a frame that wait for more, with the input position of each."""
 
-    def __init__(self, first: int, count: int, rows: pa.Array | None = None) -> None:
-        self._first, self._count = first, count
-        self._rows = rows  # which rows of the frame, in their order; None = all of them
+    batch: pa.RecordBatch
+    positions: pa.Array
 
-    def __getitem__(self, at: int) -> int:
-        return self._first + (at if self._rows is None else self._rows[at].as_py())
-
-    @property
-    def last(self) -> int:
-        return self[self._count - 1]
+    def slice(self, start: int, count: int | None = None) -> _Rows:
+        return _Rows(self.batch.slice(start, count), self.positions.slice(start, count))
 
     def upto(self, position: int) -> int:
         """How many are not beyond a position."""
-        if self[0] > position:
-            return 0
-        if self._rows is None:
-            return min(position - self._first + 1, self._count)
-        return int(pc.sum(pc.less_equal(self._rows, position - self._first)).as_py())
+        return int(pc.sum(pc.less_equal(self.positions, position)).as_py() or 0)
+
+    def joined(self, more: _Rows) -> _Rows:
+        return _Rows(
+            pa.concat_batches([self.batch, more.batch]),
+            pa.concat_arrays([self.positions, more.positions]),
+        )
 
 
 class _Lane:
@@ -72,6 +70,7 @@ class _Lane:
         self.fence = fence
         self.buffer = RowBuffer(value_type)
         self.positions: list[int] = []  # input position of each event in the buffer
+        self.tail: _Rows | None = None  # rows before those: too few for a pack
         self.stored_before = 0  # what earlier lives of this writer stored
         self.store: asyncio.Task[None] | None = None
         self.turn = asyncio.Lock()  # keeps packs in order when lingering and writing meet
@@ -99,10 +98,12 @@ class Writer:
         self.skipped = 0  # events that an earlier life had stored
         self._target = target
         self._packing = packing
+        self._max_events = packing.max_events
         self._limits = packing.limits(target.jetstream.connection.info.max_payload)
         self._schema_id = target.value_type.schema_id if target.value_type else None
         self._lanes: list[_Lane] = []
         self._lanes_each = lanes
+        self._lane_count = lanes * target.shape.partitions
         self._given = 0  # position of the last event given in this life
         self._placed = 0  # up to here every event is in its lane's buffer, or further
         self._note: str | None = None
@@ -166,8 +167,11 @@ class Writer:
         id: str | None = None,
     ) -> None:
         """Take an event; stored when its pack is full, when it has lingered, or by `flush`."""
-        self._advance(position, position)
-        lane = self._lanes[self._lane_number(key, position)]
+        if self._closed or self._error is not None or position <= self._given or not self._lanes:
+            self._advance(position, position)  # says which of them it is
+        self._given = position
+        number = 0 if self._lane_count == 1 else self._lane_number(key, position)
+        lane = self._lanes[number]
         if position <= lane.stored_before:
             self.skipped += 1
             self._placed = position
@@ -176,16 +180,13 @@ class Writer:
             lane.buffer.add(value, key)
         else:
             lane.buffer.add_event(value, key, headers, timestamp, id)
-        lane.positions.append(position)
+        positions = lane.positions
+        positions.append(position)
         self._placed = position
-        if (
-            len(lane.positions) >= self._packing.max_events
-            or lane.buffer.bytes >= self._packing.max_bytes
-        ):
+        if len(positions) >= self._max_events or lane.buffer.bytes >= self._packing.max_bytes:
             await self._seal(lane)
         elif self._timer is None:
-            loop = asyncio.get_running_loop()
-            self._timer = loop.call_later(self._packing.linger, self._linger)
+            self._start_timer()
 
     async def write_batch(
         self, frame: Any, *, position: int, columns: Columns | None = None
@@ -197,26 +198,47 @@ class Writer:
             return
         self._advance(position - total + 1, position)
         first = position - total + 1
+        # Small enough that one lot is split while the packs of the last are under way.
+        lot = self._lane_count * self._max_events
         for batch in batches:
             rows = enveloped(batch, columns or Columns(), self._target.value_type)
-            parts = [
-                self._write_part(self._lanes[number], part, positions)
-                for number, part, positions in self._by_lane(rows, first)
-            ]
-            await asyncio.gather(*parts)  # lanes side by side, each in its own order
-            first += batch.num_rows
+            for start in range(0, rows.num_rows, lot):
+                parts = self._by_lane(rows.slice(start, lot), first + start)
+                # Lanes side by side, each in its own order.
+                await asyncio.gather(*(self._write_part(lane, part) for lane, part in parts))
+            first += rows.num_rows
         self._placed = position
+        if any(lane.tail is not None for lane in self._lanes):
+            self._start_timer()
 
-    async def _write_part(self, lane: _Lane, part: pa.RecordBatch, positions: _Positions) -> None:
-        old = positions.upto(lane.stored_before)
+    async def _write_part(self, lane: _Lane, part: _Rows) -> None:
+        old = part.upto(lane.stored_before)
         self.skipped += old
-        if old == part.num_rows:
+        if old == part.batch.num_rows:
             return
-        await self._seal(lane)
+        if lane.positions:
+            await self._seal(lane)
         async with lane.turn:
-            await self._send(
-                lane, part.slice(old), lambda row: positions[old + row], positions.last
-            )
+            await self._send_full(lane, part.slice(old))
+
+    async def _send_full(self, lane: _Lane, rows: _Rows) -> None:
+        """Send what fills packs; the rest waits for more."""
+        size, tail = self._max_events, lane.tail
+        lots = [rows]
+        if tail is not None and tail.batch.schema.equals(rows.batch.schema):
+            missing = size - tail.batch.num_rows
+            lots = [tail.joined(rows.slice(0, missing)), rows.slice(missing)]
+        elif tail is not None:
+            lots = [tail, rows]
+        pieces = [
+            piece for lot in lots if lot.batch.num_rows for piece in split(lot.batch, self._limits)
+        ]
+        positions = pa.concat_arrays([lot.positions for lot in lots])
+        lane.tail = None
+        if pieces[-1].num_rows < size:
+            last = pieces.pop()
+            lane.tail = _Rows(last, positions.slice(len(positions) - last.num_rows))
+        await self._send(lane, pieces, lambda done: positions[done - 1].as_py())
 
     def _advance(self, first: int, last: int) -> None:
         self._check()
@@ -258,28 +280,33 @@ class Writer:
     async def _seal(self, lane: _Lane) -> None:
         """Make packs of what is buffered and send them on."""
         async with lane.turn:
+            if lane.tail is not None:
+                tail, lane.tail = lane.tail, None
+                await self._send(lane, [tail.batch], lambda done: tail.positions[done - 1].as_py())
             if not lane.positions:
                 return
             positions, lane.positions = lane.positions, []
-            reached = self._placed  # nothing at or before this is left for this lane
+            positions[-1] = self._placed  # nothing at or before this is left for this lane
             try:
                 batch = lane.buffer.build(lane.buffer.drain())
             except MillstreamError as error:
                 self._error = error
                 raise
-            await self._send(lane, batch, positions.__getitem__, reached)
+            pieces = split(batch, self._limits)
+            await self._send(lane, pieces, lambda done: positions[done - 1])
 
     async def _send(
-        self, lane: _Lane, batch: pa.RecordBatch, position_of: Callable[[int], int], reached: int
+        self, lane: _Lane, pieces: Sequence[pa.RecordBatch], position_of: Callable[[int], int]
     ) -> None:
+        """Send a pack for each piece; `position_of` says how far so many rows bring the lane."""
         done = 0
-        for piece in split(batch, self._limits):
+        for piece in pieces:
             done += piece.num_rows
             pack = self._packing.pack(piece, self._schema_id)
-            upto = reached if done == batch.num_rows else position_of(done - 1)
             await lane.idle()
             self._check_error()
-            lane.store = asyncio.get_running_loop().create_task(self._store(lane, pack, upto))
+            store = self._store(lane, pack, position_of(done))
+            lane.store = asyncio.get_running_loop().create_task(store)
             await asyncio.sleep(0)  # it leaves now, and is stored while the next one is made
 
     async def _store(self, lane: _Lane, pack: EncodedPack, position: int) -> None:
@@ -296,13 +323,17 @@ class Writer:
             self._error = error
             raise
 
+    def _start_timer(self) -> None:
+        if self._timer is None:
+            loop = asyncio.get_running_loop()
+            self._timer = loop.call_later(self._packing.linger, self._linger)
+
     def _linger(self) -> None:
         self._timer = None
-        loop = asyncio.get_running_loop()
         if self._lingering is None or self._lingering.done():
-            self._lingering = loop.create_task(self._seal_all())
+            self._lingering = asyncio.get_running_loop().create_task(self._seal_all())
         else:
-            self._timer = loop.call_later(self._packing.linger, self._linger)
+            self._start_timer()
 
     async def _seal_all(self) -> None:
         try:
@@ -331,17 +362,16 @@ class Writer:
         partition, lane = value % partitions, value // partitions % self._lanes_each
         return partition * self._lanes_each + lane
 
-    def _by_lane(
-        self, rows: pa.RecordBatch, first: int
-    ) -> Iterator[tuple[int, pa.RecordBatch, _Positions]]:
+    def _by_lane(self, rows: pa.RecordBatch, first: int) -> Iterator[tuple[_Lane, _Rows]]:
         """The rows of each lane, in their order, with their positions."""
-        if len(self._lanes) == 1:
-            yield 0, rows, _Positions(first, rows.num_rows)
+        if self._lane_count == 1:
+            yield self._lanes[0], _Rows(rows, _counted(first, rows.num_rows))
             return
         numbers = self._lane_numbers(rows, first)
         for number in sorted(numbers.unique().to_pylist()):
             chosen = pc.indices_nonzero(pc.equal(numbers, number))
-            yield number, rows.take(chosen), _Positions(first, len(chosen), chosen)
+            positions = pc.add(chosen.cast(pa.int64()), first)
+            yield self._lanes[number], _Rows(rows.take(chosen), positions)
 
     def _lane_numbers(self, rows: pa.RecordBatch, first: int) -> pa.Array:
         """The lane of each row; a key is placed once, however many rows it has."""
@@ -358,3 +388,8 @@ class Writer:
             for at, number in enumerate(numbers.to_pylist())
         ]
         return pa.array(placed, pa.int32())
+
+
+def _counted(first: int, count: int) -> pa.Array:
+    """`first` and the numbers after it, without a Python number for each."""
+    return pc.cumulative_sum(pa.repeat(pa.scalar(1, pa.int64()), count), start=first - 1)

@@ -88,6 +88,20 @@ async def test_a_second_process_of_the_same_name_fences_the_first_one_out(
         assert await values(topic) == [1, 2]
 
 
+async def test_an_event_that_is_refused_leaves_its_neighbours_whole(millstream_url: str) -> None:
+    async with connect(millstream_url) as mill:
+        topic = await mill.create_topic("log")
+        async with topic.writer("w") as writer:
+            await writer.write(b"1", "k1", position=1)
+            with pytest.raises(ConfigError, match="keys have at most"):
+                await writer.write(b"2", "k" * 100_000, position=2)
+            with pytest.raises(ConfigError, match="half of a character"):
+                await writer.write(b"3", "\ud800", position=3, headers={"a": "b"})
+            await writer.write(b"4", "k4", position=4)
+        stored = [(event.key, event.value) async for event in topic.read()]
+        assert stored == [("k1", b"1"), ("k4", b"4")]
+
+
 async def test_positions_must_grow(millstream_url: str) -> None:
     async with connect(millstream_url) as mill:
         topic = await mill.create_topic("log")
@@ -112,6 +126,51 @@ async def test_a_frame_given_again_is_cut_where_it_was_stored(millstream_url: st
             assert writer.skipped == 550
             assert writer.position == 1000
         await check_each_once_in_order(topic, 1000)
+
+
+@pytest.mark.parametrize("lanes", [1, 3])
+async def test_small_frames_share_packs_and_keep_their_order(
+    millstream_url: str, lanes: int
+) -> None:
+    """Frames of any size, single events between them, and a frame with another envelope."""
+    async with connect(millstream_url) as mill:
+        topic = await mill.create_topic("log")
+        number = 0
+
+        def frame(rows: int, *, ids: bool = False) -> pa.Table:
+            numbers = range(number - rows + 1, number + 1)
+            made = {"value": [b"%d" % n for n in numbers], "k": [f"k{n % 7}" for n in numbers]}
+            return pa.table({**made, "i": [f"id{n}" for n in numbers]} if ids else made)
+
+        columns = Columns(key="k", value="value")
+        async with topic.writer("w", Packing(max_events=50, linger=60), lanes) as writer:
+            for rows in (1, 3, 120, 7, 50, 19, 200):
+                number += rows
+                await writer.write_batch(frame(rows), position=number, columns=columns)
+            full = (await topic.info()).messages - lanes  # without the claims
+            assert full in range(number // 50 - lanes - 1, number // 50 + 1)
+            number += 1
+            await writer.write(b"%d" % number, f"k{number % 7}", position=number)
+            number += 5
+            with_ids = Columns(key="k", value="value", id="i")
+            await writer.write_batch(frame(5, ids=True), position=number, columns=with_ids)
+            await writer.flush()
+            assert writer.position == number
+        await check_each_once_in_order(topic, number)
+
+
+async def test_a_frame_that_fills_no_pack_is_stored_when_it_has_lingered(
+    millstream_url: str,
+) -> None:
+    async with connect(millstream_url) as mill:
+        topic = await mill.create_topic("log")
+        frame = pa.table({"value": [b"1", b"2", b"3"]})
+        async with topic.writer("w", Packing(linger=0.02)) as writer:
+            await writer.write_batch(frame, position=3, columns=Columns(value="value"))
+            deadline = Deadline(20)
+            while await values(topic) != [1, 2, 3]:
+                assert not deadline.passed
+                await asyncio.sleep(0.01)
 
 
 async def test_a_writer_notices_a_log_that_lost_what_was_acknowledged(
