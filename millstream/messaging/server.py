@@ -18,6 +18,8 @@ from millstream.wire.protocol import status_of, unique_token
 __all__ = ["check_health", "durability_of"]
 
 ASK_SECONDS: Final = 1.0  # these questions are answered by the server itself, or never
+# In a cluster that has just come together a server may not hear the first one.
+ASK_TRIES: Final = 4
 _HEALTH_SUBJECT: Final = "$SYS.REQ.SERVER.PING.HEALTHZ"
 _OWN_SERVER_SUBJECT: Final = "$SYS.REQ.USER.INFO"
 _ALL_SERVERS_SUBJECT: Final = "$SYS.REQ.ACCOUNT.PING.STATZ"
@@ -134,11 +136,12 @@ async def _ask(connection: Connection, subject: str, wanted: Callable[[_Server],
     interest = connection.subscribe(inbox, answered)
     connection.on_denied.append(denied)
     try:
-        connection.publish(subject.encode(), b"", inbox.encode())
-        async with asyncio.timeout(ASK_SECONDS):
-            return await found
-    except TimeoutError as error:
-        raise RequestTimeout(subject, ASK_SECONDS) from error
+        for _ in range(ASK_TRIES):
+            connection.publish(subject.encode(), b"", inbox.encode())
+            await asyncio.wait([found], timeout=ASK_SECONDS)
+            if found.done():
+                return found.result()
+        raise RequestTimeout(subject, ASK_TRIES * ASK_SECONDS)
     finally:
         connection.on_denied.remove(denied)
         connection.unsubscribe(interest)

@@ -33,8 +33,9 @@ def can_partition() -> str | None:
     """None when this machine can; else why not."""
     if os.geteuid() != 0:
         return "partitions need root, for network namespaces"
-    if shutil.which("ip") is None:
-        return "partitions need the 'ip' command"
+    for command in ("ip", "nsenter"):
+        if shutil.which(command) is None:
+            return f"partitions need the '{command}' command"
     probe = subprocess.run(
         ["ip", "netns", "add", f"probe{os.getpid()}"], capture_output=True, check=False
     )
@@ -69,11 +70,11 @@ class NetworkNode:
         errors = (folder / f"{self.name}.err").open("ab")
         command = [sys.executable, "-m", "tests.faults.node_host"]
         self._host = subprocess.Popen(
+            # Not `ip netns exec`, which also copies all mounts: a disk that another test unmounts
+            # would live on in the copy.
             [
-                "ip",
-                "netns",
-                "exec",
-                self.namespace,
+                "nsenter",
+                f"--net=/run/netns/{self.namespace}",
                 *command,
                 json.dumps(plan | {"routes": routes}),
             ],
