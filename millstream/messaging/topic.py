@@ -66,6 +66,21 @@ async def durabilities_of(jetstream: JetStream, info: TopicInfo) -> list[Durabil
     return [await durability_of(jetstream, part.config, part.leader) for part in info.partitions]
 
 
+def _obstacle(info: TopicInfo, value_type: ValueType | None) -> MillstreamError | None:
+    """Why nothing can be written to a topic here; None when it can."""
+    if not info.managed or info.settings.is_copy:
+        return ConfigError(
+            f"'{info.name}' takes no events here: it is a copy of another topic, or a stream "
+            f"that Millstream did not make (publish to its subjects with mill.publish_acked)"
+        )
+    if info.settings.wire_format is not None and value_type is None:
+        return SchemaError(
+            f"topic '{info.name}' has a schema, and this connection is for messaging alone, so "
+            f"nobody would check what is written. Connect with millstream.connect()"
+        )
+    return None
+
+
 async def _looked_up(source: Source, stream: str, found: StoredMessage) -> list[Event]:
     raw = raw_of(stream, found)
     if source.learn is not None:
@@ -94,7 +109,7 @@ class Topic:
         self._durabilities = list(durabilities)
         self._jetstream = jetstream
         self._lane = lane
-        self._managed = info.managed
+        self._obstacle = _obstacle(info, value_type)
         self._value_type = value_type
         self._shape = TopicShape(info.name, [part.prefix or info.name for part in info.partitions])
         self._publisher = EventPublisher(lane, self._shape, durabilities, value_type)
@@ -246,16 +261,8 @@ class Topic:
         )
 
     def _check_writable(self) -> None:
-        if not self._managed or self.settings.is_copy:
-            raise ConfigError(
-                f"'{self.name}' takes no events here: it is a copy of another topic, or a stream "
-                f"that Millstream did not make (publish to its subjects with mill.publish_acked)"
-            )
-        if self.settings.wire_format is not None and self._value_type is None:
-            raise SchemaError(
-                f"topic '{self.name}' has a schema, and this connection is for messaging alone, so "
-                f"nobody would check what is written. Connect with millstream.connect()"
-            )
+        if self._obstacle is not None:
+            raise self._obstacle.with_traceback(None)
 
     def _check_packs(self) -> None:
         self._check_writable()
