@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import importlib
+from functools import cache
 from pathlib import Path
 from types import ModuleType
 
@@ -42,6 +43,11 @@ def reexported(tree: ast.Module) -> set[str]:
     return {name for name in names if not name.startswith("_")}
 
 
+@cache
+def parsed(file: Path) -> ast.Module:
+    return ast.parse(file.read_text())
+
+
 def load(name: str) -> ModuleType:
     try:
         return importlib.import_module(name)
@@ -54,26 +60,26 @@ ROOMS = [file for file in FILES if file.name == "__init__.py" and file.parent.na
 
 @pytest.mark.parametrize("file", ROOMS, ids=module_name)
 def test_a_room_lists_exactly_what_it_reexports(file: Path) -> None:
-    tree = ast.parse(file.read_text())
+    tree = parsed(file)
     assert sorted(listed(tree) or []) == sorted(reexported(tree))
 
 
 @pytest.mark.parametrize("file", FILES, ids=module_name)
 def test_a_room_takes_from_another_only_what_that_one_lists(file: Path) -> None:
-    for node in ast.walk(ast.parse(file.read_text())):
+    for node in ast.walk(parsed(file)):
         if not isinstance(node, ast.ImportFrom) or node.level or not node.module:
             continue
         source = (ROOT / Path(*node.module.split("."))).with_suffix(".py")
         same_room = source.parent == file.parent and file.parent.name != "millstream"
         if node.module.startswith("millstream.") and source.is_file() and not same_room:
-            offered = set(listed(ast.parse(source.read_text())) or [])
+            offered = set(listed(parsed(source)) or [])
             taken = {alias.name for alias in node.names}
             assert taken <= offered, f"{node.module} does not list {sorted(taken - offered)}"
 
 
 @pytest.mark.parametrize("file", FILES, ids=module_name)
 def test_every_listed_name_exists_and_has_a_sentence(file: Path) -> None:
-    names = listed(ast.parse(file.read_text())) or []
+    names = listed(parsed(file)) or []
     if not names:
         return
     module = load(module_name(file))
@@ -87,7 +93,7 @@ def test_a_room_only_reexports() -> None:
     for file in FILES:
         if file.name != "__init__.py" or module_name(file) == "millstream":
             continue
-        for node in ast.parse(file.read_text()).body:
+        for node in parsed(file).body:
             assert isinstance(node, ast.Import | ast.ImportFrom | ast.Assign | ast.Expr), (
                 f"{module_name(file)} line {node.lineno}: code belongs into a named file"
             )

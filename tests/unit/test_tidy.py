@@ -6,6 +6,7 @@ import ast
 import re
 import subprocess
 from collections.abc import Callable, Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -141,12 +142,15 @@ PACKAGE_CHECKS = [
 ]
 
 
+@cache
+def parsed(path: Path) -> ast.Module:
+    return ast.parse(path.read_text())
+
+
 @pytest.mark.parametrize("check", PACKAGE_CHECKS, ids=lambda check: check.__name__)
 def test_the_package_has_no(check: Check) -> None:
     faults = [
-        f"{name_of(path)}: {fault}"
-        for path in PACKAGE
-        for fault in check(ast.parse(path.read_text()), path)
+        f"{name_of(path)}: {fault}" for path in PACKAGE for fault in check(parsed(path), path)
     ]
     assert not faults, "\n".join(faults)
 
