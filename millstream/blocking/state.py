@@ -31,8 +31,9 @@ __all__ = ["Guard", "Registry", "Table"]
 class Table(Twin):
     """The latest value of each key. Writes are acknowledged; a revision makes them conditional.
 
-    A conditional write succeeds for one of several writers: the others get WrongSequence. Within a
-    key changes are seen in the order of writing; readers may skip over values that were replaced.
+    A conditional write succeeds for one of several writers: the others get WrongSequence, or
+    Unconfirmed when the broker was lost meanwhile and nobody can tell any more. Within a key
+    changes are seen in the order of writing; readers may skip over values that were replaced.
     """
 
     __slots__ = ()

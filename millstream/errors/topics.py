@@ -108,7 +108,13 @@ class SubscriptionConflict(ApiError, ValueError):
 
 
 class WrongSequence(ApiError):
-    """An expected-sequence check failed: somebody else wrote first, or this was stored before."""
+    """An expected-sequence check failed: somebody else wrote first.
+
+    `sent_again`: the copy that was refused was not the first, and the first may have been stored
+    and followed by others since.
+    """
+
+    sent_again = False
 
 
 class LimitReached(ApiError):
@@ -150,7 +156,10 @@ class PayloadTooLarge(PublishError, ValueError):
 
 
 class Unconfirmed(PublishError):
-    """No ack arrived in time: the event may or may not be stored. Retrying with an id is safe."""
+    """No ack arrived: the event may or may not be stored. Retrying with the same id is safe.
+
+    With `expected_last` or a revision look first: it may have been stored and replaced since.
+    """
 
 
 class FencedOut(PublishError):

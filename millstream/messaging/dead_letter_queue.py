@@ -20,8 +20,9 @@ from millstream.messaging.dead_letter import (
     edited_message,
     read_letter,
 )
-from millstream.messaging.dead_letters import EXPECTED_HEADER, dead_letter_prefix
+from millstream.messaging.dead_letters import dead_letter_prefix
 from millstream.messaging.event import Source, is_event_subject
+from millstream.messaging.fence import EXPECTED_HEADER
 from millstream.messaging.reading import ReadPlan, read_messages
 from millstream.messaging.redrive import Redrive, was_redriven
 from millstream.messaging.topic_lookup import open_topic

@@ -19,6 +19,7 @@ from millstream.messaging.event import (
     PlainEvent,
     datetime_of,
 )
+from millstream.messaging.fence import EXPECTED_HEADER
 from millstream.messaging.subject import key_token
 from millstream.messaging.topic_info import TopicInfo
 from millstream.messaging.topic_lookup import open_topic
@@ -31,7 +32,6 @@ from millstream.wire.publish_lane import PublishLane
 
 __all__ = ["DeadLetterStore", "dead_letter_prefix", "default_dead_letter_topic"]
 
-EXPECTED_HEADER: Final = "Nats-Expected-Last-Subject-Sequence"
 CAUSE_HEADER: Final = "Mill-Dead-Cause"
 ATTEMPTS_HEADER: Final = "Mill-Dead-Attempts"
 TOPIC_HEADER: Final = "Mill-Dead-Topic"

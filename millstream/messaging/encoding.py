@@ -18,13 +18,13 @@ from millstream.messaging.event import (
     PublishOptions,
     nanoseconds_of,
 )
+from millstream.messaging.fence import EXPECTED_HEADER
 from millstream.messaging.subject import key_token, partition_of
 from millstream.wire.protocol import encode_headers, unique_token
 
 __all__ = ["Encoded", "IdSource", "TopicShape", "check_headers", "value_bytes"]
 
 SCHEDULE_TOKEN: Final = "_schedule"
-EXPECTED_HEADER: Final = "Nats-Expected-Last-Subject-Sequence"
 # The server's limit for the header block of one message.
 HEADER_BYTES_MAX: Final = 64 * 1024
 

@@ -23,6 +23,7 @@ from millstream.errors import (
     TopicNotFound,
     Unconfirmed,
 )
+from millstream.messaging.fence import EXPECTED_HEADER
 from millstream.messaging.group_records import MemberRecord, PartitionRecord, decode_record
 from millstream.messaging.server import check_health
 from millstream.messaging.subject import check_name, key_token
@@ -37,7 +38,6 @@ __all__ = ["RECORDS", "UNSURE", "GroupStore", "Stored", "groups_of"]
 RECORDS: Final = "mill-groups"  # the stream, and what its subjects begin with
 NEWS: Final = "mill-groups-news"
 MEMBER: Final = "member"
-EXPECTED_HEADER: Final = "Nats-Expected-Last-Subject-Sequence"
 # The record of a member that left; it must outlast every look at the group, then it may go.
 FAREWELL_TTL: Final = "1h"
 ATTEMPT_SECONDS: Final = 1.0

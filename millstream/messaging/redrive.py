@@ -35,8 +35,8 @@ from millstream.messaging.dead_letter import (
     redriven_message,
     redriven_subject,
 )
-from millstream.messaging.dead_letters import EXPECTED_HEADER
 from millstream.messaging.event import stored_ns_of
+from millstream.messaging.fence import EXPECTED_HEADER
 from millstream.messaging.subject import copies_prefix, key_token, matches, partition_of
 from millstream.messaging.topic_info import PartitionInfo, TopicInfo
 from millstream.messaging.topic_lookup import open_topic, side_by_side

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from dataclasses import replace
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
@@ -14,12 +15,15 @@ from millstream.errors import (
     SchemaError,
     SubscriptionNotFound,
     TopicNotFound,
+    Unconfirmed,
+    WrongSequence,
 )
 from millstream.messaging import topic_admin
 from millstream.messaging.dead_letter_queue import DeadLetterQueue
 from millstream.messaging.dead_letters import DeadLetterStore, default_dead_letter_topic
 from millstream.messaging.encoding import TopicShape
 from millstream.messaging.event import (
+    ID_HEADER,
     Durability,
     Event,
     NewEvent,
@@ -27,6 +31,7 @@ from millstream.messaging.event import (
     Receipt,
     Source,
 )
+from millstream.messaging.fence import EXPECTED_HEADER
 from millstream.messaging.latest import last_on, read_latest
 from millstream.messaging.packing import Packing
 from millstream.messaging.producer import EventProducer
@@ -45,6 +50,7 @@ from millstream.messaging.unpack import events_in, raw_of
 from millstream.messaging.value_type import ValueType
 from millstream.wire.atomic import publish_batch
 from millstream.wire.jetstream import JetStream, StoredMessage
+from millstream.wire.protocol import parse_headers, unique_token
 from millstream.wire.publish_lane import PublishLane
 from millstream.wire.pull_lane import RawMessage
 
@@ -164,7 +170,36 @@ class Topic:
         if headers is None and timestamp is None and id is None and options is None:
             return await self._publisher.send_plain(value, key)
         event = NewEvent(value, key, headers, timestamp, id, options)
-        return await self._publisher.send(event)
+        if options is None or options.expected_last is None:
+            return await self._publisher.send(event)
+        return await self._publish_after(event, options.expected_last)
+
+    async def _publish_after(self, event: NewEvent, last: int) -> Receipt:
+        """Store an event that must follow the offset `last`; WrongSequence says that it does not.
+
+        A copy that was sent again is refused too when the first one was stored, by a broker that
+        has restarted and forgotten its id: then what follows `last` is looked at.
+        """
+        event = replace(event, id=event.id or unique_token(20))
+        try:
+            return await self._publisher.send(event)
+        except WrongSequence as refused:
+            if not refused.sent_again:
+                raise
+            partition, message = self._publisher.encode(event)
+            subject = message.subject.decode()
+            ask = {"seq": last + 1, "next_by_subj": subject}
+            found = await self._jetstream.get_message(self._sources[partition][0], ask)
+            headers = {} if found is None else parse_headers(found.headers)
+            if found is not None and headers.get(ID_HEADER) == event.id:
+                durability = self._durabilities[partition]
+                return Receipt(self.name, partition, found.sequence, True, durability)
+            if headers.get(EXPECTED_HEADER) == str(last):
+                raise  # another one was stored in its place
+            raise Unconfirmed(
+                f"'{subject}' was sent again after its ack was lost, and the copy was refused: "
+                f"the event may have been stored after offset {last} and replaced since"
+            ) from refused
 
     async def publish_many(self, events: Iterable[NewEvent | Any]) -> list[Receipt]:
         """Store events with many in flight; receipts in the order given.

@@ -7,9 +7,8 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from millstream.errors import ConfigError, WrongSequence
+from millstream.errors import ConfigError
 from millstream.messaging import Event, NewEvent, PublishOptions, ReadPlan, Start, Topic
-from millstream.wire.protocol import unique_token
 
 __all__ = ["Change", "Entry", "Table"]
 
@@ -42,8 +41,9 @@ class Change:
 class Table:
     """The latest value of each key. Writes are acknowledged; a revision makes them conditional.
 
-    A conditional write succeeds for one of several writers: the others get WrongSequence. Within a
-    key changes are seen in the order of writing; readers may skip over values that were replaced.
+    A conditional write succeeds for one of several writers: the others get WrongSequence, or
+    Unconfirmed when the broker was lost meanwhile and nobody can tell any more. Within a key
+    changes are seen in the order of writing; readers may skip over values that were replaced.
     """
 
     def __init__(self, topic: Topic) -> None:
@@ -84,16 +84,8 @@ class Table:
     async def _write(self, key: str, value: Any, revision: int | None) -> int:
         if revision is None:
             return (await self.topic.publish(value, key)).offset
-        own = unique_token(20)
         options = PublishOptions(expected_last=revision)
-        try:
-            return (await self.topic.publish(value, key, id=own, options=options)).offset
-        except WrongSequence:
-            # A broker that was restarted may have stored the first copy and forgotten its id.
-            last = await self.topic.last(key)
-            if last is None or last.id != own:
-                raise
-            return last.offset
+        return (await self.topic.publish(value, key, options=options)).offset
 
     async def get(self, key: str) -> Entry | None:
         """The key's value, or None when it has none."""

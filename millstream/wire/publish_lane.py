@@ -16,6 +16,7 @@ from millstream.errors import (
     PayloadTooLarge,
     PermissionDenied,
     Unconfirmed,
+    WrongSequence,
 )
 from millstream.wire.api import RETRY, PubAck, Refusal, error_from
 from millstream.wire.connection import Connection
@@ -55,6 +56,7 @@ class _InFlight(asyncio.Future[Any]):
     """A message sent and not yet answered; the future of what is made of its ack."""
 
     __slots__ = (
+        "again",  # sent more than once: an earlier copy may have been stored
         "due",  # time at which it is sent again
         "frame",
         "give_up",  # time at which it counts as unconfirmed
@@ -70,6 +72,7 @@ class _InFlight(asyncio.Future[Any]):
     due: float
     give_up: float
     refused: bool
+    again: bool
 
     @property
     def subject(self) -> str:
@@ -198,7 +201,7 @@ class PublishLane:
         now = _now()
         entry.due = now + RESEND_SECONDS
         entry.give_up = now + timeout
-        entry.refused = False
+        entry.refused = entry.again = False
         entry.frame = frame
         entry.make = make
         entry.watcher = watcher
@@ -254,7 +257,10 @@ class PublishLane:
         if refusal.err_code in RETRY:
             self._try_later(message)
         else:
-            self._fail(token, message, error_from(refusal))
+            error = error_from(refusal)
+            if isinstance(error, WrongSequence):
+                error.sent_again = message.again
+            self._fail(token, message, error)
 
     def _fail(self, token: bytes, message: _InFlight, error: Exception) -> None:
         del self._in_flight[token]
@@ -300,7 +306,7 @@ class PublishLane:
                 self._fail(token, message, self._given_up(message))
             elif connected and now >= message.due:
                 message.due = now + RESEND_SECONDS
-                message.refused = False
+                message.refused, message.again = False, True
                 self.resent += 1
                 self._connection.send(message.frame)
         if self._in_flight:
@@ -318,7 +324,7 @@ class PublishLane:
     def _resend_all(self) -> None:
         due = _now() + RESEND_SECONDS
         for message in self._in_flight.values():
-            message.due = due
+            message.due, message.again = due, True
             self._connection.send(message.frame)
         self.resent += len(self._in_flight)
 

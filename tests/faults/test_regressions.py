@@ -9,13 +9,15 @@ import pytest
 
 import millstream
 from millstream.broker import Role, User
-from millstream.errors import DataLoss, FencedOut, PermissionDenied
+from millstream.errors import DataLoss, FencedOut, PermissionDenied, Unconfirmed
 from millstream.messaging.event import PlainEvent
 from millstream.messaging.fence import FenceState, judge_refusal, read_state, state_headers
 from millstream.messaging.fenced_lane import FencedLane
 from millstream.messaging.pack import empty
-from millstream.settings import ConnectionSettings, Secret
+from millstream.settings import ConnectionSettings, Reconnect, Secret
 from millstream.testing import running_broker
+from tests.faults.proxy import Proxy
+from tests.integration.messaging.topic_tools import eventually
 
 
 def test_a_claim_of_the_same_epoch_by_another_is_not_taken_for_ones_own() -> None:
@@ -169,3 +171,53 @@ async def test_a_strangers_header_does_not_stop_the_readers_of_a_topic(
         assert isinstance(poison.key, str)
         async with await topic.subscribe("s") as subscription:
             assert len(await subscription.pull(10)) >= 1
+
+
+class _Deaf(Proxy):
+    """Passes everything on but acks of what is stored, while it is deaf."""
+
+    def __init__(self, host: str, port: int) -> None:
+        super().__init__(host, port)
+        self.hears = asyncio.Event()
+        self.hears.set()
+
+    async def admit(self, chunk: bytes, towards: asyncio.StreamWriter) -> None:
+        if b'"seq":' in chunk:
+            await self.hears.wait()
+
+
+@pytest.mark.parametrize("replaced", [0, 1, 2])
+async def test_a_write_that_was_stored_and_replaced_is_not_called_refused(
+    tmp_path: Path, replaced: int
+) -> None:
+    """tables, seed 1: its ack was lost with the broker, which then knew its id no longer."""
+    with running_broker(data=tmp_path) as broker:
+        port = int(broker.url.rpartition(":")[2])
+        reconnect = Reconnect(wait=0.02, wait_max=0.1)
+        async with _Deaf("127.0.0.1", port) as proxy, millstream.connect(broker.url) as other:
+            table = await other.create_table("t", duplicate_window="100ms")
+            first = await table.put("k", b"first")
+            url = f"nats://127.0.0.1:{proxy.port}"
+            async with millstream.connect(url, reconnect=reconnect) as mill:
+                mine = await mill.table("t")
+                proxy.hears.clear()
+                writing = asyncio.create_task(mine.put("k", b"mine", revision=first))
+                await eventually(lambda: value(table), b"mine")
+                for number in range(replaced):
+                    await table.put("k", b"%d" % number, revision=await table.revision("k"))
+                await asyncio.to_thread(broker.kill)
+                await asyncio.sleep(0.2)  # longer than the broker remembers ids
+                await asyncio.to_thread(broker.start)
+                proxy.cut()
+                proxy.hears.set()
+                if replaced:
+                    with pytest.raises(Unconfirmed, match="replaced since"):
+                        await writing
+                    assert await value(table) == b"%d" % (replaced - 1)
+                else:
+                    assert await writing == await table.revision("k") > first
+
+
+async def value(table: millstream.Table) -> object:
+    entry = await table.get("k")
+    return None if entry is None else entry.value
