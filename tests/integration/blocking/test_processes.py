@@ -261,10 +261,10 @@ def test_a_lease_of_an_event_not_yet_handed_out_is_renewed(mill: Mill) -> None:
     topic = mill.create_topic("orders", storage="memory")
     topic.publish_many([NewEvent(b"%d" % n) for n in range(6)])
     attempts = []
-    with topic.subscribe("billing", SubscriptionSettings(ack_wait=0.8)) as subscription:
+    with topic.subscribe("billing", SubscriptionSettings(ack_wait=2.0)) as subscription:
         for delivery in subscription:
             attempts.append(delivery.attempt)
-            time.sleep(0.3)  # all of them together take more than two leases
+            time.sleep(0.7)  # all of them together take more than two leases
             delivery.ack_sync()
             if len(attempts) == 6:
                 break

@@ -29,7 +29,7 @@ from millstream.wire.jetstream import JetStream
 Connect = Callable[..., Awaitable[Connection]]
 Until = Callable[..., Awaitable[None]]
 
-QUICK = IdentitySettings(heartbeat=0.2, probe_timeout=0.4)
+QUICK = IdentitySettings(heartbeat=0.2, probe_timeout=1.5)
 PATIENT = IdentitySettings(heartbeat=0.2, probe_timeout=8)
 
 HOLDER = """

