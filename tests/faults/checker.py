@@ -219,7 +219,7 @@ def check_group(records: Iterable[Record], stored: Sequence[Stored]) -> Findings
     running: dict[str | None, Record] = {}
     for record in records:
         what = record["what"]
-        if what not in ("start", "end"):
+        if what not in ("start", "end", "stopped"):
             continue
         key, name = record["key"], record["id"]
         if record["epoch"] < epochs[record["partition"]]:
@@ -237,6 +237,8 @@ def check_group(records: Iterable[Record], stored: Sequence[Stored]) -> Findings
             if key in running:
                 found.problem("overlapped", f"{name} began while {running[key]['id']} ran")
             running[key] = record
+        elif what == "stopped":  # its owner was in doubt of its lease; the event comes again
+            running.pop(key, None)
         else:
             running.pop(key, None)
             ended[name] += 1

@@ -121,6 +121,9 @@ def test_each_fault_of_a_group_is_named() -> None:
     assert "phantom" in check_group(handled(1, 2), log(1)).problems
     overlap = [call("start", 1), call("start", 1), call("end", 1)]
     assert "overlapped" in check_group(overlap, log(1)).problems
+    again = [call("start", 1), call("stopped", 1), call("start", 1), call("end", 1)]
+    assert check_group(again, log(1)).sound
+    assert check_group(again[:2], log(1)).problems == {"skipped": 1}
 
 
 def test_a_frozen_owner_is_refused_by_its_epoch_and_a_young_one_is_not() -> None:

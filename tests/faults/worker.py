@@ -147,7 +147,11 @@ async def join(worker: Worker) -> None:
             "epoch": event.epoch,
         }
         worker.history.note("start", **facts)
-        await asyncio.sleep(worker.plan["pace"] * worker.chance.random())
+        try:
+            await asyncio.sleep(worker.plan["pace"] * worker.chance.random())
+        except asyncio.CancelledError:
+            worker.history.note("stopped", **facts)
+            raise
         worker.history.note("end", **facts)
 
     settings = GroupSettings(lease=2.0, commit_every=0.3, concurrency=8)

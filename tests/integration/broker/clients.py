@@ -99,7 +99,7 @@ def alive(pid: int) -> bool:
     """Whether a process runs; one that only waits to be noticed by its parent does not."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
-    except FileNotFoundError:
+    except (FileNotFoundError, ProcessLookupError):
         return False
 
 

@@ -162,7 +162,7 @@ def test_an_event_without_a_value_is_told_from_an_empty_one(run: Commands) -> No
 
 def test_an_event_appears_later_when_it_is_told_to(run: Commands) -> None:
     run("topic", "create", "orders")
-    run("pub", "-t", "orders", "later", "-k", "a", "--at", "300ms")
+    run("pub", "-t", "orders", "later", "-k", "a", "--at", "3s")
     assert run.lines("topic", "tail", "orders", "-o", "beginning", "-e") == []
     end = time.monotonic() + 10
     while not (found := run.lines("topic", "tail", "orders", "-o", "beginning", "-e")):
