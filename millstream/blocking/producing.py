@@ -190,7 +190,10 @@ class Writer(Sending):
         )
 
     def write_batch(self, frame: Any, *, position: int, columns: Columns | None = None) -> None:
-        """Take the rows of a frame; the last has `position`, each one before it one less."""
+        """Take the rows of a frame; the last has `position`, each one before it one less.
+
+        Like single events they are stored when they fill packs, have lingered, or by `flush`.
+        """
         self._after(self._inner.write_batch, frame, position=position, columns=columns)
 
     def flush(self) -> None:

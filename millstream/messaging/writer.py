@@ -191,17 +191,20 @@ class Writer:
     async def write_batch(
         self, frame: Any, *, position: int, columns: Columns | None = None
     ) -> None:
-        """Take the rows of a frame; the last has `position`, each one before it one less."""
+        """Take the rows of a frame; the last has `position`, each one before it one less.
+
+        Like single events they are stored when they fill packs, have lingered, or by `flush`.
+        """
         batches = list(batches_of(frame))
         total = sum(batch.num_rows for batch in batches)
         if not total:
             return
         self._advance(position - total + 1, position)
         first = position - total + 1
-        # Small enough that one lot is split while the packs of the last are under way.
-        lot = self._lane_count * self._max_events
         for batch in batches:
             rows = enveloped(batch, columns or Columns(), self._target.value_type)
+            # Lanes: so little that one lot is sorted while the packs of the last are under way.
+            lot = rows.num_rows if self._lane_count == 1 else self._lane_count * self._max_events
             for start in range(0, rows.num_rows, lot):
                 parts = self._by_lane(rows.slice(start, lot), first + start)
                 # Lanes side by side, each in its own order.

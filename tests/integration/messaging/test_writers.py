@@ -14,7 +14,7 @@ import pytest
 
 from millstream.broker import Broker
 from millstream.deadline import Deadline
-from millstream.errors import ConfigError, DataLoss, FencedOut
+from millstream.errors import ConfigError, DataLoss, FencedOut, PayloadTooLarge
 from millstream.messaging import Topic, connect
 from millstream.messaging.packing import Packing
 from millstream.messaging.row_buffer import Columns
@@ -157,6 +157,22 @@ async def test_small_frames_share_packs_and_keep_their_order(
             await writer.flush()
             assert writer.position == number
         await check_each_once_in_order(topic, number)
+
+
+async def test_a_frame_with_a_row_that_fits_no_pack_is_refused_as_a_whole(
+    millstream_url: str,
+) -> None:
+    async with connect(millstream_url) as mill:
+        topic = await mill.create_topic("log")
+        rows = [b"%d" % n for n in range(1, 51)]
+        rows[40] = b"x" * 100_000
+        columns = Columns(value="value")
+        packing = Packing(max_events=10, max_bytes=16 * 1024)
+        async with topic.writer("w", packing) as writer:
+            with pytest.raises(PayloadTooLarge):
+                await writer.write_batch(pa.table({"value": rows}), position=50, columns=columns)
+            await writer.flush()
+            assert (writer.position, await values(topic)) == (0, [])
 
 
 async def test_a_frame_that_fills_no_pack_is_stored_when_it_has_lingered(
