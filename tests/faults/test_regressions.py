@@ -9,7 +9,7 @@ import pytest
 
 import millstream
 from millstream.broker import Role, User
-from millstream.errors import DataLoss, FencedOut, PermissionDenied, Unconfirmed
+from millstream.errors import DataLoss, FencedOut, PermissionDenied, Unconfirmed, WrongSequence
 from millstream.messaging.event import PlainEvent
 from millstream.messaging.fence import FenceState, judge_refusal, read_state, state_headers
 from millstream.messaging.fenced_lane import FencedLane
@@ -174,15 +174,16 @@ async def test_a_strangers_header_does_not_stop_the_readers_of_a_topic(
 
 
 class _Deaf(Proxy):
-    """Passes everything on but acks of what is stored, while it is deaf."""
+    """Passes everything on but some bytes, by default acks of what is stored, while it is deaf."""
 
     def __init__(self, host: str, port: int) -> None:
         super().__init__(host, port)
+        self.holds = b'"seq":'
         self.hears = asyncio.Event()
         self.hears.set()
 
     async def admit(self, chunk: bytes, towards: asyncio.StreamWriter) -> None:
-        if b'"seq":' in chunk:
+        if self.holds in chunk:
             await self.hears.wait()
 
 
@@ -216,6 +217,29 @@ async def test_a_write_that_was_stored_and_replaced_is_not_called_refused(
                     assert await value(table) == b"%d" % (replaced - 1)
                 else:
                     assert await writing == await table.revision("k") > first
+
+
+async def test_a_write_that_never_arrived_is_refused_for_certain(millstream_url: str) -> None:
+    """Sent again, it finds that another was stored in its place: that is no doubt."""
+    host, port = millstream_url.rpartition("@")[2].split(":")
+    reconnect = Reconnect(wait=0.02, wait_max=0.1)
+    async with _Deaf(host, int(port)) as proxy, millstream.connect(millstream_url) as other:
+        table = await other.create_table("t")
+        first = await table.put("k", b"first")
+        url = millstream_url.replace(f":{port}", f":{proxy.port}")
+        async with millstream.connect(url, reconnect=reconnect) as mill:
+            mine = await mill.table("t")
+            proxy.holds = b"HPUB t."
+            proxy.hears.clear()
+            writing = asyncio.create_task(mine.put("k", b"mine", revision=first))
+            await table.put("k", b"theirs", revision=first)
+            await asyncio.sleep(0)  # it is sent, and held back
+            proxy.cut()
+            proxy.hears.set()
+            with pytest.raises(WrongSequence) as refused:
+                await writing
+            assert refused.value.sent_again
+        assert await value(table) == b"theirs"
 
 
 async def value(table: millstream.Table) -> object:
