@@ -8,8 +8,10 @@ import socket
 import subprocess
 import sys
 import time
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).parents[2]
 PATIENCE_SECONDS = 240  # a busy machine takes a minute to start three JVMs
@@ -19,6 +21,21 @@ def free_port() -> int:
     with socket.socket() as found:
         found.bind(("127.0.0.1", 0))
         return int(found.getsockname()[1])
+
+
+@contextmanager
+def driver(command: Sequence[str], **options: Any) -> Iterator[subprocess.Popen[Any]]:
+    """A driver in a process group of its own; the group is killed at the end."""
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "SPARK_LOCAL_IP": "127.0.0.1"}
+    with subprocess.Popen(
+        [sys.executable, *command], cwd=ROOT, env=environment, start_new_session=True,
+        stderr=subprocess.DEVNULL, **options,
+    ) as process:  # fmt: skip
+        try:
+            yield process
+        finally:
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
 
 
 class Cluster:

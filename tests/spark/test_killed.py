@@ -6,11 +6,9 @@ import os
 import random
 import signal
 import subprocess
-import sys
 import time
 from collections import Counter
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 import pytest
@@ -19,7 +17,8 @@ from millstream.messaging import NewEvent
 from millstream.settings import ConnectionSettings
 from millstream.wire.blocking import BlockingConnection, BlockingJetStream
 from millstream.wire.blocking_streams import stream_info
-from tests.spark.cluster_kit import PATIENCE_SECONDS, ROOT, Cluster
+from tests.spark.cluster_kit import PATIENCE_SECONDS, Cluster
+from tests.spark.cluster_kit import driver as run_driver
 from tests.spark.conftest import Place
 
 SCRIPT = Path(__file__).parent / "copy_topic.py"
@@ -36,22 +35,11 @@ def fill(place: Place) -> Counter[bytes]:
     return Counter(values)
 
 
-@contextmanager
 def driver(
     place: Place, master: str, checkpoint: Path, *more: str
-) -> Iterator[subprocess.Popen[bytes]]:
-    """A driver in a process group of its own; the group is killed at the end."""
-    command = [sys.executable, str(SCRIPT), place.url, master, str(checkpoint), *more]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "SPARK_LOCAL_IP": "127.0.0.1"}
-    with subprocess.Popen(
-        command, cwd=ROOT, env=environment, start_new_session=True,
-        stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
-    ) as process:  # fmt: skip
-        try:
-            yield process
-        finally:
-            with suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
+) -> AbstractContextManager[subprocess.Popen[bytes]]:
+    command = [str(SCRIPT), place.url, master, str(checkpoint), *more]
+    return run_driver(command, stdout=subprocess.DEVNULL)
 
 
 def stored(place: Place) -> int:

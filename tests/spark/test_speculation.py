@@ -4,14 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 import re
-import signal
 import subprocess
-import sys
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,7 +17,8 @@ import pytest
 from millstream.messaging import NewEvent
 from millstream.wire.handshake import parse_address
 from tests.faults.proxy import Proxy
-from tests.spark.cluster_kit import PATIENCE_SECONDS, ROOT, Cluster
+from tests.spark.cluster_kit import PATIENCE_SECONDS, Cluster
+from tests.spark.cluster_kit import driver as run_driver
 from tests.spark.conftest import Place
 from tests.spark.speculate import ROWS
 
@@ -86,17 +83,9 @@ def driver(tmp_path_factory: pytest.TempPathFactory) -> Iterator[subprocess.Pope
     with Cluster(tmp_path_factory.mktemp("cluster")) as cluster:
         cluster.worker("first")
         cluster.worker("second", "localhost")
-        environment = {**os.environ, "PYTHONPATH": str(ROOT), "SPARK_LOCAL_IP": "127.0.0.1"}
-        with subprocess.Popen(
-            [sys.executable, str(SCRIPT), cluster.url], cwd=ROOT, env=environment, text=True,
-            start_new_session=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-        ) as process:  # fmt: skip
-            try:
-                yield process
-            finally:
-                with suppress(ProcessLookupError):
-                    os.killpg(process.pid, signal.SIGKILL)
+        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+        with run_driver([str(SCRIPT), cluster.url], text=True, **pipes) as process:
+            yield process
 
 
 def order(driver: subprocess.Popen[str], what: dict[str, Any]) -> str:
