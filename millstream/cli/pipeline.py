@@ -162,10 +162,13 @@ def status(folder: FolderArgument = None, json_: JsonOption = False) -> None:
 
     project = _open(folder)
     place = Place(project)
-    found: dict[str, Any] = place.read_status() or {"state": "never run", "flows": []}
+    never: dict[str, Any] = {"state": "never run", "flows": []}
+    found = place.read_status() or never
     pid = place.pid()
     if pid is None and found["state"] == "running":
-        found["state"] = "gone"
+        found = place.read_status() or never  # it may just have stopped, and said so
+        if found["state"] == "running":
+            found["state"] = "gone"
     found = {"pipeline": project.name, **found, "pid": pid}
     if json_:
         print_json(found)

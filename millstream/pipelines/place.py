@@ -17,10 +17,10 @@ import shutil
 import signal
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Final
+from typing import IO, Any, Final
 
 from millstream.deadline import Deadline, now_ns
 from millstream.errors import ConfigError, PipelineBusy, PipelineNotRunning
@@ -29,6 +29,8 @@ from millstream.pipelines.project import Project
 __all__ = ["Place"]
 
 POLL_SECONDS: Final = 0.1
+# How long those who only look whether a pipeline runs may be in the way; they need microseconds.
+LOOK_SECONDS: Final = 30.0
 
 
 class Place:
@@ -79,11 +81,8 @@ class Place:
     def _held(self) -> Iterator[Any]:
         self.folder.mkdir(parents=True, exist_ok=True)
         with self._lock.open("a+", encoding="utf-8") as file:
-            try:
-                # The kernel frees it when the process ends, however it ends.
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                raise PipelineBusy(self.project.name, self._holder()) from None
+            if not _taken(file):
+                raise PipelineBusy(self.project.name, self._holder())
             file.seek(0)
             file.truncate()
             yield file
@@ -175,3 +174,23 @@ class Place:
     def has_checkpoint(self, flow: str) -> bool:
         """Whether a flow ran before."""
         return Path(self.checkpoint(flow)).exists()
+
+
+def _taken(file: IO[str]) -> bool:
+    """Take the lock; False when somebody holds it, and not only looks whether it is held.
+
+    The kernel frees it when the process ends, however it ends.
+    """
+    deadline = Deadline(LOOK_SECONDS)
+    while True:
+        with suppress(BlockingIOError):
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return True
+        try:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)  # as those who look do
+        except BlockingIOError:
+            return False
+        fcntl.flock(file, fcntl.LOCK_UN)
+        if deadline.passed:
+            return False
+        time.sleep(deadline.left(at_most=POLL_SECONDS))

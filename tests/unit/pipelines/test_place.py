@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import fcntl
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -50,7 +52,7 @@ def test_one_process_runs_a_pipeline_and_can_be_stopped(place: Place) -> None:
             pass
         with pytest.raises(PipelineBusy), place.idle():
             pass
-        assert place.stop(10)
+        assert place.stop(60)
     assert place.pid() is None
 
 
@@ -60,6 +62,24 @@ def test_a_process_that_is_killed_holds_nothing(place: Place) -> None:
     assert place.pid() is None
     with place.running():
         assert place.pid() is not None
+
+
+def test_who_only_looks_whether_a_pipeline_runs_keeps_nobody_from_running_it(place: Place) -> None:
+    with place.idle():
+        pass  # the file is there
+    got = threading.Event()
+
+    def run() -> None:
+        with place.running():
+            got.set()
+
+    with (place.folder / "run.lock").open() as look:
+        fcntl.flock(look, fcntl.LOCK_SH)  # a `status` that stands still in the middle
+        thread = threading.Thread(target=run)
+        thread.start()
+        assert not got.wait(0.2)
+    thread.join(60)
+    assert got.is_set()
 
 
 def test_the_status_is_what_was_written_last(place: Place) -> None:
