@@ -159,7 +159,8 @@ def kill_node(data: Path, name: str) -> None:
     for pid in (node.pid, node.server_pid):
         _signal(pid, signal.SIGKILL)
     folder, deadline = NodeFolder(data, name), Deadline(5.0)  # the kernel needs milliseconds
-    while folder.locked() and not deadline.passed:
+    # Not as long as it is locked: a standby may have the lock by then.
+    while _node_state(folder).pid == node.pid and not deadline.passed:
         time.sleep(0.002)
 
 

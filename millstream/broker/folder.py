@@ -49,7 +49,8 @@ __all__ = [
 ]
 
 _LAYOUT_FILE: Final = "layout.json"
-_LOCK_PATIENCE: Final = 0.1  # seconds; a look at the lock by `status` holds it for microseconds
+_LOCK_PATIENCE: Final = 0.1  # seconds for an owner that is about to end
+_LOOK_PATIENCE: Final = 10.0  # seconds for who only looks, `status`: microseconds, unless held up
 _PORT_TRIES: Final = 200  # random ports are nearly always free; this many taken is a broken machine
 _LOWEST_PORT: Final = 12_000
 _RESERVE: Final = 256 * 1024 * 1024  # bytes of disk left to logs and to everybody else
@@ -118,12 +119,12 @@ class NodeFolder:
     def lock(self) -> int:
         """Own this node; the lock lasts until the last copy of the file descriptor is closed."""
         handle = self.open_lock()
-        deadline = Deadline(_LOCK_PATIENCE)
+        owned, looked_at = Deadline(_LOCK_PATIENCE), Deadline(_LOOK_PATIENCE)
         while True:
             try:
                 fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
-                if not deadline.passed:
+                if not (owned if self.locked() else looked_at).passed:
                     time.sleep(0.005)
                     continue
                 os.close(handle)

@@ -28,6 +28,7 @@ __all__ = [
 ]
 
 _ANSWER_BYTES: Final = 64 * 1024 * 1024  # about 100,000 streams and consumers in one answer
+_ANSWER_SECONDS: Final = 10.0  # one that is gone refuses at once; one that is busy is not gone
 _STREAMS: Final = "/jsz?accounts=true&streams=true&consumers=true&config=true&limit=100000"
 _HELP: Final = {
     "no space left on device": "the disk is full and the stream takes nothing more; free "
@@ -152,7 +153,7 @@ def broker_health(durability: str, nodes: Iterable[NodeAddress]) -> Health:
 
 def node_health(node: NodeAddress) -> NodeHealth:
     """Ask one node."""
-    code, body = fetch(node.monitor, "/healthz")
+    code, body = fetch(node.monitor, "/healthz", wait=_ANSWER_SECONDS)
     if code == 0:
         return _silent(node, f"it does not answer on {node.monitor} ({body})")
     try:
@@ -239,7 +240,7 @@ def _stream(account: str, detail: dict[str, Any]) -> StreamHealth:
 
 
 def _ask(node: NodeAddress, path: str) -> dict[str, Any]:
-    code, body = fetch(node.monitor, path, _ANSWER_BYTES)
+    code, body = fetch(node.monitor, path, _ANSWER_BYTES, _ANSWER_SECONDS)
     if code != 200:
         raise BrokerError(f"{node.monitor}{path} answered {code}: {body[:200]}")
     try:

@@ -48,6 +48,7 @@ HEAL_SPACE: Final = 16 * 1024 * 1024  # bytes that must be free again: two block
 MARK_POLL: Final = 5.0  # seconds between marks of where logs end: younger ends are not guarded
 MARK_SHARE: Final = 50  # a look that took long is not repeated for this many times as long
 MARK_BYTES: Final = 16 * 1024 * 1024  # of one answer, about 10,000 streams; beyond it no marks
+MARK_WAIT: Final = 10.0  # seconds for the first look; what a start has cut is seen only then
 RESTART_WINDOW: Final = 60.0  # seconds in which `restarts` crashes are forgiven
 BEHIND: Final = "is not current"  # what the server says of a replica that has to catch up
 RESTART_PAUSE: Final = 0.5  # seconds before a crashed server is started again
@@ -106,6 +107,7 @@ class Keeper:
         self.warnings: deque[str] = deque(maxlen=TAIL_LINES)  # of this start, for the owner
         self.server = 0  # process id; 0 when none runs
         self.output = -1  # read end of the server's output
+        self.cut: dict[str, bool] = {}  # logs that this start cut, until they are told
         self.ends: LogEnds | None = None  # of a single server that stores on disk
         if plan["single"] and not plan["remove"]:
             self.ends = LogEnds.read(self.path(ENDS_FILE))
@@ -214,10 +216,8 @@ class Keeper:
             # The lock lives as long as the server, even where the kernel cannot kill it with us.
             os.set_inheritable(self.plan["lock"], True)
             os.umask(0o077)
-            binary = self.plan["binary"]
-            os.execve(
-                binary, [binary, "-c", self.path("server.conf")], os.environ | self.plan["env"]
-            )
+            command = [self.plan["binary"], "-c", self.path("server.conf")]
+            os.execve(command[0], command, os.environ | self.plan["env"])
         except BaseException as error:
             os.write(2, f"cannot run the server: {error}\n".encode())
         os._exit(127)
@@ -234,12 +234,12 @@ class Keeper:
         self.server = 0
         return os.waitstatus_to_exitcode(status)
 
-    def stop_server(self) -> int:
-        """End the server: ask, wait for the grace, then kill."""
+    def stop_server(self, spent: float = 0.0) -> int:
+        """End the server: ask, wait for what is left of the grace, then kill."""
         if self.server and self.server_gone() is None:
             os.kill(self.server, signal.SIGTERM)
         grace: float = self.plan["grace"] if self.ready else min(self.plan["grace"], START_GRACE)
-        deadline = time.monotonic() + grace
+        deadline = time.monotonic() + grace - spent
         while (status := self.server_gone()) is None:
             if time.monotonic() > deadline:
                 os.kill(self.server, signal.SIGKILL)
@@ -338,8 +338,9 @@ class Keeper:
         if ports is None:
             return self.stop_server()
         if blocks:
-            self.mark_ends(ports, cut_logs(blocks))
-        self.write_json("node.json", self.node_facts(ports))
+            self.cut |= cut_logs(blocks)
+            self.mark_ends(ports, MARK_WAIT)
+        write_private(self.path("node.json"), json.dumps(self.node_facts(ports)))
         for path, text in self.plan["on_ready"].items():
             with contextlib.suppress(OSError):  # a full disk; the next start writes it
                 write_private(path, text, durable=path.endswith("key.json"))
@@ -359,9 +360,10 @@ class Keeper:
                 self.mark_ends(ports)
                 now = time.monotonic()
                 mark_at = now + max(MARK_POLL, MARK_SHARE * (now - began))
+        began = time.monotonic()
         if self.server:
-            self.mark_ends(ports)
-        return self.stop_server()
+            self.mark_ends(ports, self.plan["grace"] / 2)
+        return self.stop_server(time.monotonic() - began)
 
     def needs_healing(self, ports: dict[str, Any]) -> bool:
         """Whether the disk was full, and is not any more: only a restart helps the stream then."""
@@ -371,20 +373,23 @@ class Keeper:
         disk = os.statvfs(self.plan["store"])
         return disk.f_bavail * disk.f_frsize > HEAL_SPACE
 
-    def mark_ends(self, ports: dict[str, Any], cut: dict[str, bool] | None = None) -> None:
-        """Note where logs end now; tell of those that ended later before."""
+    def mark_ends(self, ports: dict[str, Any], seconds: float = 0.0) -> None:
+        """Note where logs end now, asked for so long at most; tell of those that ended later."""
         if self.ends is None:
             return
-        before = self.ends.text()
+        before, end = self.ends.text(), time.monotonic() + seconds
         path = "/jsz?accounts=true&streams=true&config=true&limit=100000"
         code, answer = fetch(ports["monitoring"][0], path, MARK_BYTES, HEAL_WAIT)
+        while code == 0 and time.monotonic() < end and self.server_gone() is None:
+            self.listen(HEALTH_POLL[1])
+            code, answer = fetch(ports["monitoring"][0], path, MARK_BYTES, HEAL_WAIT)
+        if code != 200:
+            return  # the old marks stay, which is safe; so they do when it tells too much
         now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
-        losses: list[str] = []
-        # A server that does not answer, or tells too much: the old marks stay, which is safe.
         with contextlib.suppress(ValueError):
-            losses = self.ends.see(json.loads(answer), now, cut) if code == 200 else []
-        for loss in losses:
-            self.warn(loss)
+            for loss in self.ends.see(json.loads(answer), now, self.cut):
+                self.warn(loss)
+            self.cut = {}
         text = self.ends.text()
         if text != before:
             with contextlib.suppress(OSError):  # a full disk; the next look writes it
@@ -410,9 +415,6 @@ class Keeper:
 
     def path(self, *names: str) -> str:
         return os.path.join(self.folder, *names)
-
-    def write_json(self, name: str, content: object) -> None:
-        write_private(self.path(name), json.dumps(content))
 
     def remove(self, name: str) -> None:
         with contextlib.suppress(FileNotFoundError):

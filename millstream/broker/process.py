@@ -147,7 +147,9 @@ class Node:
                 event = self._event(Deadline(launch.grace + _MARGIN))
             self.keeper_pid = int(event["pid"])
             if event["event"] == "failed":
-                self._event(Deadline(launch.grace + _MARGIN))  # "stopped": the server is gone
+                # "stopped": the server is gone. Then the end of the pipe: so is the lock.
+                while self._event(Deadline(launch.grace + _MARGIN)):
+                    continue
                 raise explain(event, self.folder)
         except BaseException:
             self.abandon()
@@ -181,8 +183,7 @@ class Node:
         try:
             process.wait(grace + _MARGIN)
         except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
+            self.kill()
         self._close()
 
     def ask_to_stop(self, grace: float) -> None:
@@ -203,8 +204,13 @@ class Node:
             process.wait()
         self._close()
         deadline = Deadline(_MARGIN)
-        while self.folder.locked() and not deadline.passed:
+        while self._holds_the_lock() and not deadline.passed:
             time.sleep(0.002)
+
+    def _holds_the_lock(self) -> bool:
+        """Whether it is ours: a standby may have taken it in the meantime."""
+        holder = read_json(self.folder.lock_file).get("pid")
+        return holder == self.keeper_pid and self.folder.locked()
 
     def wait(self, timeout: float | None) -> bool:
         """Block until the node has ended; False when the timeout passed first."""

@@ -41,6 +41,8 @@ PREVIOUS_KEY_VARIABLE: Final = "MILLSTREAM_STORE_PREVIOUS_KEY"
 _PLAIN_KEY: Final = re.compile(r"\$?[A-Za-z_][A-Za-z0-9_]*")
 _ESCAPES: Final = {"\\": r"\\", '"': r"\"", "\n": r"\n", "\r": r"\r", "\t": r"\t"}
 _ROUTE_USER: Final = "route"
+# For a client to say who it is; the server's own two are too few on a machine that is busy.
+_LOGIN_SECONDS: Final = 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +99,7 @@ def config_text(plan: NodePlan) -> str:
         "ports_file_dir": str(plan.run),
         "max_payload": settings.limits.max_payload,
         "max_connections": settings.limits.max_connections,
+        "authorization": {"timeout": _LOGIN_SECONDS},
         "jetstream": _jetstream(plan),
         "accounts": _accounts(plan),
     }
@@ -225,7 +228,11 @@ def _rule(allow: tuple[str, ...] | None, deny: tuple[str, ...]) -> dict[str, lis
 
 
 def _tls(tls: ServerTls) -> dict[str, Any]:
-    block: dict[str, Any] = {"cert_file": str(tls.cert), "key_file": str(tls.key)}
+    block: dict[str, Any] = {
+        "cert_file": str(tls.cert),
+        "key_file": str(tls.key),
+        "timeout": _LOGIN_SECONDS,
+    }
     if tls.ca is not None:
         block["ca_file"] = str(tls.ca)
     if tls.verify:

@@ -102,10 +102,13 @@ def _java() -> Check:
     how = _java_install()
     if binary is None:
         return Check("java", "warning", "none; only Spark pipelines need it", f"for Spark: {how}")
-    asked = subprocess.run(
-        [binary, "-version"], capture_output=True, text=True, timeout=JAVA_SECONDS, check=False
-    )
-    version = java_version(asked.stderr + asked.stdout)
+    try:
+        asked = subprocess.run(
+            [binary, "-version"], capture_output=True, text=True, timeout=JAVA_SECONDS, check=False
+        )
+        version = java_version(asked.stderr + asked.stdout)
+    except (OSError, subprocess.TimeoutExpired):
+        version = None
     if version is None:
         return Check("java", "warning", f"{binary} does not tell its version", f"for Spark: {how}")
     if version < JAVA:

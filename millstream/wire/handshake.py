@@ -35,7 +35,6 @@ _DENIED = re.compile(
 )
 _AUTHENTICATION_ERRORS: Final = (
     "authorization violation",
-    "authentication timeout",
     "authentication expired",
     "account authentication expired",
     "authentication revoked",

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import shutil
+import signal
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -69,7 +72,7 @@ async def test_what_was_marked_while_the_broker_ran_is_missed_for_certain(tmp_pa
     async with running_broker(data=tmp_path) as broker:
         await fill(broker)
         marks = tmp_path / "nodes" / "n1" / "log-ends.json"
-        deadline = time.monotonic() + 30
+        deadline = time.monotonic() + 60
         while not marks.exists() or f'"last": {COUNT}' not in marks.read_text():
             assert time.monotonic() < deadline, "the keeper made no mark"
             await asyncio.sleep(0.05)
@@ -87,6 +90,21 @@ async def test_an_older_copy_of_the_store_is_told(tmp_path: Path) -> None:
         await fill(broker, 20)
         (loss,) = await again(broker, lambda: _copy(copy, store), kill=False)
         assert (loss.last, loss.marked, loss.cut) == (COUNT, COUNT + 20, False)
+
+
+async def test_a_server_that_is_held_up_while_it_is_stopped_leaves_its_mark(
+    tmp_path: Path,
+) -> None:
+    async with running_broker(data=tmp_path) as broker:
+        await fill(broker)
+        server = broker.pid
+        os.kill(server, signal.SIGSTOP)
+        goes_on = threading.Timer(1.0, os.kill, (server, signal.SIGCONT))
+        goes_on.start()
+        await asyncio.to_thread(broker.stop)
+        goes_on.join()
+        marks = await asyncio.to_thread((tmp_path / "nodes/n1/log-ends.json").read_text)
+        assert f'"last": {COUNT}' in marks
 
 
 def _copy(source: Path, target: Path) -> None:

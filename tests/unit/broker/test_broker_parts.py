@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
+import os
 import stat
 import sys
+import threading
 from dataclasses import replace
 from pathlib import Path
 
@@ -201,8 +204,6 @@ def test_chosen_ports_are_free_distinct_and_not_those_of_outgoing_connections() 
 
 
 def test_one_folder_has_one_owner_and_says_who(tmp_path: Path) -> None:
-    import os
-
     folder = NodeFolder(tmp_path, "n1")
     folder.make()
     assert not folder.locked()
@@ -212,6 +213,19 @@ def test_one_folder_has_one_owner_and_says_who(tmp_path: Path) -> None:
         folder.lock()
     os.close(handle)
     assert not folder.locked()
+
+
+def test_who_only_looks_at_a_folder_keeps_nobody_from_owning_it(tmp_path: Path) -> None:
+    folder = NodeFolder(tmp_path, "n1")
+    folder.make()
+    looking = folder.open_lock()
+    fcntl.flock(looking, fcntl.LOCK_SH)  # what a look does, held up in the middle of it
+    goes_on = threading.Timer(0.3, os.close, (looking,))
+    goes_on.start()
+    handle = folder.lock()
+    assert folder.locked()
+    os.close(handle)
+    goes_on.join()
 
 
 def test_a_folder_of_a_cluster_is_not_opened_by_a_single_server(tmp_path: Path) -> None:

@@ -47,6 +47,20 @@ def test_an_old_java_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     assert "Java 11" in java.found
 
 
+def test_a_java_that_does_not_answer_is_only_a_warning(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fake = tmp_path / "bin" / "java"
+    fake.parent.mkdir()
+    fake.write_text("#!/bin/sh\nexec sleep 600\n")
+    fake.chmod(fake.stat().st_mode | stat.S_IXUSR)
+    monkeypatch.setenv("JAVA_HOME", str(tmp_path))
+    monkeypatch.setattr("millstream.cli.doctor.JAVA_SECONDS", 0.1)
+    java = checks(tmp_path)["java"]
+    assert java.state == "warning"
+    assert "does not tell its version" in java.found
+
+
 def test_a_missing_server_says_what_to_install(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
