@@ -18,11 +18,11 @@ from tests.faults.history import History
 from tests.faults.linearizable import check_table
 from tests.faults.nemesis import BROKER, CLIENTS, Step, haunt
 from tests.faults.scenarios import Scenario, sound_log
-from tests.faults.supervisor import Node, Orders, Stage, until
+from tests.faults.supervisor import START_SECONDS, Node, Orders, Stage, until
 
 __all__ = ["CLUSTERED", "LEADERS", "PARTITIONED", "PARTITIONS", "LocalNode"]
 
-SETTLE_SECONDS: Final = 30.0  # for a leader after the last fault
+SETTLE_SECONDS: Final = 60.0  # for a leader after the last fault
 
 
 @dataclass
@@ -31,7 +31,7 @@ class LocalNode:
 
     cluster: Cluster
     name: str
-    patience: float = 60.0  # seconds until all its copies are current; it serves before
+    patience: float = START_SECONDS  # until all its copies are current; it serves before
 
     @property
     def pid(self) -> int:
@@ -56,15 +56,18 @@ async def local_stage(orders: Orders) -> AsyncIterator[Stage]:
     """Three nodes on this machine."""
     orders.folder.mkdir(parents=True, exist_ok=True)
     cluster = Cluster(BrokerSettings(data=orders.folder / "data"), nodes=3)
-    await asyncio.to_thread(cluster.start, timeout=60.0)
-    nodes: list[Node] = [LocalNode(cluster, name) for name in cluster.nodes]
-    stage = Stage(orders, nodes, cluster.url, cluster.url, History(orders.folder, "nemesis"))
+    await asyncio.to_thread(cluster.start, timeout=START_SECONDS)
     try:
-        yield stage
+        nodes: list[Node] = [LocalNode(cluster, name) for name in cluster.nodes]
+        url, history = cluster.url, History(orders.folder, "nemesis")
+        stage = Stage(orders, nodes, url, lambda: url, history)
+        try:
+            yield stage
+        finally:
+            for node in nodes:
+                _thaw(node)
+            await stage.close()
     finally:
-        await stage.close()
-        for node in nodes:
-            _thaw(node)
         await asyncio.to_thread(cluster.stop, grace=5.0)
 
 
@@ -75,14 +78,14 @@ async def networked_stage(orders: Orders) -> AsyncIterator[Stage]:
     async with network.networked(orders.folder) as nodes:
         login = f"{network.USER}:{network.PASSWORD}"
         url = ",".join(f"nats://{login}@{node.address}:{network.PORT}" for node in nodes)
-        stage = Stage(orders, list(nodes), url, url, History(orders.folder, "nemesis"))
+        stage = Stage(orders, list(nodes), url, lambda: url, History(orders.folder, "nemesis"))
         try:
             await until(lambda: _answers(stage), SETTLE_SECONDS)
             yield stage
         finally:
-            await stage.close()
             for node in nodes:
                 _thaw(node)
+            await stage.close()
 
 
 async def _answers(stage: Stage) -> bool:

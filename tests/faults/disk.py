@@ -13,6 +13,7 @@ wrote is not there afterwards: about one cut in ten, with nothing but write and 
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import os
 import shutil
@@ -28,7 +29,7 @@ __all__ = ["Disk", "can_mount", "lose_power"]
 
 FS_IOC_SHUTDOWN: Final = 0x8004587D
 WITHOUT_LOG_FLUSH: Final = 2
-UNMOUNT_SECONDS: Final = 10.0
+UNMOUNT_SECONDS: Final = 60.0  # until processes that were killed are gone
 STOP_SECONDS: Final = 30.0
 
 
@@ -36,7 +37,7 @@ def can_mount() -> str | None:
     """None when this machine can; else why not."""
     if os.geteuid() != 0:
         return "a disk of its own needs root, for mount"
-    for command in ("mkfs.ext4", "mount", "umount", "losetup"):
+    for command in ("mkfs.ext4", "mount", "umount", "losetup", "sync"):
         if shutil.which(command) is None:
             return f"a disk of its own needs '{command}'"
     found = subprocess.run(["losetup", "-f"], capture_output=True, check=False)
@@ -62,7 +63,11 @@ class Disk:
             ["losetup", "--find", "--show", str(image)], check=True, capture_output=True, text=True
         )
         self._device = found.stdout.strip()
-        self.mount()
+        try:
+            self.mount()
+        except BaseException:
+            self._detach()
+            raise
 
     def mount(self) -> None:
         _run("mount", self._device, str(self.at))
@@ -77,6 +82,10 @@ class Disk:
             if time.monotonic() > deadline:
                 raise OSError(f"{self.at} cannot be unmounted: {done.stderr.decode().strip()}")
             time.sleep(0.05)
+
+    def sync(self) -> None:
+        """Let all that was written reach this disk, and wait for no other."""
+        _run("sync", "-f", str(self.at))
 
     def lose_power(self) -> None:
         """From this instant nothing reaches the disk, and what had not is lost."""
@@ -104,7 +113,15 @@ class Disk:
         (self.at / "filler").unlink(missing_ok=True)
 
     def close(self) -> None:
-        self.unmount()
+        try:
+            self.unmount()
+        except OSError:
+            _run("umount", "--lazy", str(self.at))  # the kernel ends it with whoever holds it
+            raise
+        finally:
+            self._detach()
+
+    def _detach(self) -> None:
         _run("losetup", "-d", self._device)
         self._image.unlink()
 
@@ -122,12 +139,15 @@ def lose_power(pids: Sequence[int], disks: Sequence[Disk]) -> None:
 def _await_stopped(pid: int) -> None:
     """Return when every thread has stopped, or is inside a system call that ends before it runs."""
     deadline = time.monotonic() + STOP_SECONDS
-    while time.monotonic() < deadline:
-        states = [
-            (task / "stat").read_text().rsplit(")", 1)[1].split()[0]
-            for task in Path(f"/proc/{pid}/task").iterdir()
-        ]
-        if all(state in "TtD" for state in states):
-            return
+    while not all(state in "TtD" for state in _thread_states(pid)):
+        if time.monotonic() > deadline:
+            raise RuntimeError(f"process {pid} does not stop")
         time.sleep(0.001)
-    raise RuntimeError(f"process {pid} does not stop")
+
+
+def _thread_states(pid: int) -> list[str]:
+    states = []
+    for task in Path(f"/proc/{pid}/task").iterdir():
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # it ended by itself
+            states.append((task / "stat").read_text().rsplit(")", 1)[1].split()[0])
+    return states

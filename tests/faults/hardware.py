@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
 import random
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -22,6 +21,7 @@ from tests.faults.history import History, Progress, body_of
 from tests.faults.nemesis import Step, haunt
 from tests.faults.scenarios import Scenario, sound_log
 from tests.faults.supervisor import (
+    START_SECONDS,
     WORKED,
     Node,
     Orders,
@@ -41,7 +41,7 @@ SERVE_SECONDS: Final = 30.0  # for a cluster to elect its leaders after all node
 SHORT_SYNC_SECONDS: Final = 1.0  # in a short run
 FILLED_SECONDS: Final = 1.0
 REST_SECONDS: Final = 6.0  # the keeper marks the ends of logs every five
-LOOK_SECONDS: Final = 20.0  # to read and verify a small log, damaged or not
+LOOK_SECONDS: Final = 60.0  # to read and verify a small log, damaged or not
 
 
 @asynccontextmanager
@@ -49,32 +49,27 @@ async def disk_stage(orders: Orders, count: int = 1, **settings: Any) -> AsyncIt
     """One node or a cluster, each store on a disk of its own; `stage.disks` has them by node."""
     orders.folder.mkdir(parents=True, exist_ok=True)
     data = orders.folder / "data"
-    disks = {
-        f"n{n}": Disk(orders.folder / f"n{n}.img", data / STORE.format(f"n{n}"))
-        for n in range(1, count + 1)
-    }
     chosen = BrokerSettings(data=data, **settings)
     # Under `periodic` copies may never become current by themselves: no use to wait for long.
-    patience = 60.0 if chosen.durability is Durability.FSYNC else 15.0
+    patience = START_SECONDS if chosen.durability is Durability.FSYNC else START_SECONDS / 2
     running: Broker | Cluster = Broker(chosen) if count == 1 else Cluster(chosen, nodes=count)
-    try:
-        await asyncio.to_thread(running.start, timeout=60.0)
+    async with AsyncExitStack() as last:  # each is done, whatever became of the one before
+        disks: dict[str, Disk] = {}
+        for name in (f"n{n}" for n in range(1, count + 1)):
+            image = orders.folder / f"{name}.img"
+            disks[name] = await asyncio.to_thread(Disk, image, data / STORE.format(name))
+            last.push_async_callback(asyncio.to_thread, disks[name].close)
+        last.push_async_callback(asyncio.to_thread, running.stop, grace=5.0)
+        await asyncio.to_thread(running.start, timeout=START_SECONDS)
         nodes: list[Node] = (
             [SingleNode(running, "n1")]
             if isinstance(running, Broker)
             else [LocalNode(running, name, patience) for name in running.nodes]
         )
-        history = History(orders.folder, "nemesis")
-        stage = Stage(orders, nodes, running.url, running.url, history)
-        stage.disks = disks
-        try:
-            yield stage
-        finally:
-            await stage.close()
-    finally:
-        await asyncio.to_thread(running.stop, grace=5.0)
-        for disk in disks.values():
-            await asyncio.to_thread(disk.close)
+        url, history = running.url, History(orders.folder, "nemesis")
+        stage = Stage(orders, nodes, url, lambda: url, history, disks=disks)
+        last.push_async_callback(stage.close)
+        yield stage
 
 
 def _lose_power(stage: Stage, nodes: list[Node]) -> None:
@@ -90,7 +85,11 @@ async def _power(stage: Stage, step: Step) -> None:
     """All nodes lose power in the same instant."""
     await asyncio.to_thread(_lose_power, stage, stage.nodes)
     await asyncio.sleep(step.length / 3)
-    await asyncio.gather(*(asyncio.to_thread(node.start) for node in stage.nodes))
+    starts = [asyncio.to_thread(node.start) for node in stage.nodes]
+    # One that fails must not be told of while others still start: they would outlive the stage.
+    for outcome in await asyncio.gather(*starts, return_exceptions=True):
+        if isinstance(outcome, BaseException):
+            raise outcome
 
 
 async def _power_of_one(stage: Stage, step: Step) -> None:
@@ -170,13 +169,15 @@ async def _measured(orders: Orders, nodes: int) -> Findings:
     async with disk_stage(orders, nodes, durability="periodic", sync_interval=interval) as stage:
         async with stage.mill() as mill:
             await mill.create_topic("events", replicas=nodes)
-        await asyncio.to_thread(os.sync)  # the topic is an old one; only events are at stake
+        for disk in stage.disks.values():
+            await asyncio.to_thread(disk.sync)  # the topic is an old one; only events are at stake
         await stage.worker("p0", "produce", topic="events", keys=8, pace=0.004)
         await stage.ready()
         chance = orders.chance("power")
         for _ in range(max(1, int(orders.seconds / (interval * 2)))):
             # Some time after a sync: the loss is what came since.
             await asyncio.sleep(interval + chance.random() * interval)
+            await stage.worked()
             stage.findings.counts["fault: power loss"] += 1
             await _power(stage, Step(0, "power loss", 0.3, 0))
             if nodes > 1 and not await _serves_again(stage, nodes):
@@ -273,6 +274,7 @@ async def _flip_once(orders: Orders, flip: Flip, chance: random.Random, findings
         await asyncio.to_thread(_flip, orders.folder / "data", chance)
         await asyncio.to_thread(broker.start)
         findings.counts["fault: flipped byte"] += 1
+        findings.counts["operations"] += len(before)
         await _judge_flip(stage, before, str(flip), findings)
 
 

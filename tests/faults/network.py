@@ -25,7 +25,8 @@ __all__ = ["NetworkNode", "can_partition", "heal", "isolate", "networked"]
 
 PORT: Final = 4222
 ROUTE_PORT: Final = 6222
-START_SECONDS: Final = 60.0
+START_SECONDS: Final = 120.0  # for a host to answer; it gives its server less
+CLOSE_SECONDS: Final = 60.0
 USER, PASSWORD = "boss", "fault-tests"
 
 
@@ -106,13 +107,21 @@ class NetworkNode:
     def stop(self) -> None:
         self._order("stop")
 
-    def close(self) -> None:
-        if self._host is not None:
-            with contextlib.suppress(OSError, ValueError, RuntimeError):
-                self._order("stop")
-            if self._host.stdin is not None:
+    def dismiss(self) -> None:
+        """Let it end, without waiting for that."""
+        if self._host is not None and self._host.stdin is not None:
+            with contextlib.suppress(OSError):  # it has ended by itself
                 self._host.stdin.close()
-            self._host.wait(20)
+
+    def close(self) -> None:
+        """Return when it has ended."""
+        if self._host is not None:
+            self.dismiss()
+            try:
+                self._host.wait(CLOSE_SECONDS)
+            except subprocess.TimeoutExpired:
+                self._host.kill()  # its server ends with it
+                self._host.wait()
             if self._host.stdout is not None:
                 self._host.stdout.close()
 
@@ -140,8 +149,9 @@ def heal(nodes: list[NetworkNode]) -> None:
 @asynccontextmanager
 async def networked(folder: Path, count: int = 3) -> AsyncIterator[list[NetworkNode]]:
     """A running cluster, each node in a namespace; everything is removed at the end."""
-    mark = f"{os.getpid() % 100_000:05d}"
-    bridge, net = f"mf{mark}", f"10.{77 + os.getpid() % 100}.{os.getpid() % 250}"
+    mark = os.getpid()
+    # Of the range for measurements of networks (RFC 2544), which no machine has an address in.
+    bridge, net = f"mf{mark}", f"198.{18 + mark % 2}.{mark // 2 % 250}"
     nodes = [NetworkNode(f"n{n}", f"{net}.{n}", f"mf{mark}n{n}") for n in range(1, count + 1)]
     try:
         await asyncio.to_thread(_build, bridge, net, nodes)
@@ -156,6 +166,7 @@ async def networked(folder: Path, count: int = 3) -> AsyncIterator[list[NetworkN
 
 
 def _build(bridge: str, net: str, nodes: list[NetworkNode]) -> None:
+    _clear(bridge, nodes)  # what a killed process of the same number has left
     _ip("link", "add", bridge, "type", "bridge")
     _ip("addr", "add", f"{net}.254/24", "dev", bridge)
     _ip("link", "set", bridge, "up")
@@ -171,9 +182,16 @@ def _build(bridge: str, net: str, nodes: list[NetworkNode]) -> None:
 
 
 def _remove(bridge: str, nodes: list[NetworkNode]) -> None:
-    for node in nodes:
-        node.close()
+    try:
+        for node in nodes:
+            node.dismiss()
+        for node in nodes:
+            node.close()
+    finally:
+        _clear(bridge, nodes)
+
+
+def _clear(bridge: str, nodes: list[NetworkNode]) -> None:
+    for words in (*(("netns", "del", node.namespace) for node in nodes), ("link", "del", bridge)):
         with contextlib.suppress(subprocess.CalledProcessError):
-            _ip("netns", "del", node.namespace)
-    with contextlib.suppress(subprocess.CalledProcessError):
-        _ip("link", "del", bridge)
+            _ip(*words)

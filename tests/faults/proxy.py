@@ -33,7 +33,7 @@ class Proxy:
     """Listens on a port of its own and passes everything on to `host:port`, unless told not to."""
 
     def __init__(self, host: str, port: int) -> None:
-        self._target = (host, port)
+        self.target: tuple[str, int] | None = (host, port)  # None: nobody is there to pass on to
         self._pairs: set[_Pair] = set()
         self._tasks: set[asyncio.Task[None]] = set()
         self._listener: asyncio.Server | None = None
@@ -95,11 +95,11 @@ class Proxy:
         if task is not None:
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
-        if self.refusing:
+        if self.refusing or self.target is None:
             writer.transport.abort()
             return
         try:
-            from_server, to_server = await asyncio.open_connection(*self._target)
+            from_server, to_server = await asyncio.open_connection(*self.target)
         except OSError:
             writer.transport.abort()
             return

@@ -6,7 +6,7 @@ import asyncio
 import json
 import sys
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import millstream
 from millstream import Overload, SubscriberSettings
@@ -16,8 +16,10 @@ from tests.faults.history import Progress, Record, body_of
 from tests.faults.nemesis import BROKER, NETWORK, haunt
 from tests.faults.scenarios import Scenario, sound_log
 from tests.faults.supervisor import (
+    ANSWER_SECONDS,
     END_SECONDS,
     REPOSITORY,
+    WORK_POLL,
     WORKED,
     Orders,
     Stage,
@@ -34,6 +36,7 @@ ROWS: Final = 30_000  # of a file
 SHORT_ROWS: Final = 20_000  # of a file in a short run; more than one pack
 WATCH_SECONDS: Final = 0.05
 IMPORT_TRIES: Final = 500
+FILES_MAX: Final = 50  # until one of them is killed in the midst of it
 MESSAGES: Final = 20_000
 
 
@@ -46,17 +49,26 @@ async def import_file(orders: Orders) -> Findings:
         watching = asyncio.create_task(_watch_rows(stage))
         haunting = asyncio.create_task(haunt(stage, KINDS, orders.seconds))
         told: list[Record] = []
-        while not told or not haunting.done():
-            name = f"file{len(told) // 2}"
-            file = orders.folder / "input" / f"{name}.jsonl"
-            await asyncio.to_thread(_write_rows, file, name, rows)
-            await _import_until_done(stage, str(file))
-            told.append({"what": "given", "writer": name, "position": rows})
-            told.append({"what": "flushed", "writer": name, "position": rows})
-        await haunting
-        watching.cancel()
+        try:
+            while not haunting.done() or not _has_killed(stage, len(told) // 2):
+                name = f"file{len(told) // 2}"
+                file = orders.folder / "input" / f"{name}.jsonl"
+                await asyncio.to_thread(_write_rows, file, name, rows)
+                await _import_until_done(stage, str(file))
+                told.append({"what": "given", "writer": name, "position": rows})
+                told.append({"what": "flushed", "writer": name, "position": rows})
+            await haunting
+        finally:
+            for task in (watching, haunting):
+                task.cancel()
+            await asyncio.gather(watching, haunting, return_exceptions=True)
         stored = await sound_log(stage, "rows")
         return stage.findings.add(check_writer(told, stored))
+
+
+def _has_killed(stage: Stage, files: int) -> bool:
+    """Whether an import was killed; one that is quicker than the look at its rows cannot be."""
+    return files >= FILES_MAX or stage.findings.counts["fault: kill import"] > 0
 
 
 async def _watch_rows(stage: Stage) -> None:
@@ -101,9 +113,14 @@ async def _import_until_done(stage: Stage, file: str) -> None:
         )
         # Later tries get longer: so the file is done some time, however slow the machine is.
         patience = chance.uniform(0.5, 1.2) + attempt * 0.1
-        if not await _ends(stage, process, attempt, patience):
-            process.kill()
-            await process.wait()
+        try:
+            await _its_time(stage, process, attempt, patience)
+            ended = process.returncode is not None
+        finally:
+            if process.returncode is None:
+                process.kill()
+                await process.wait()
+        if not ended:
             stage.findings.counts["fault: kill import"] += 1
             continue
         stage.findings.counts["imports that ended"] += 1
@@ -112,20 +129,19 @@ async def _import_until_done(stage: Stage, file: str) -> None:
     stage.findings.problem("stuck", f"the import did not end in {IMPORT_TRIES} tries")
 
 
-async def _ends(
+async def _its_time(
     stage: Stage, process: asyncio.subprocess.Process, attempt: int, patience: float
-) -> bool:
-    """Whether an import ends before it is to be killed: in time, or when rows of it have come."""
+) -> None:
+    """Return when an import has ended or is to be killed: in time, or when rows of it have come."""
     ending = asyncio.create_task(process.wait())
     if not stage.orders.short:
         await asyncio.wait({ending}, timeout=patience)
     elif attempt == 0:
         progress = Progress(stage.orders.folder)
         before = progress.count()
-        await until(lambda: ending.done() or progress.count() > before, END_SECONDS)
+        await until(lambda: ending.done() or progress.count() > before, END_SECONDS, WORK_POLL)
     else:
         await asyncio.wait({ending}, timeout=END_SECONDS)
-    return ending.done()
 
 
 async def clocks(orders: Orders) -> Findings:
@@ -165,9 +181,10 @@ async def overload(orders: Orders) -> Findings:
 
 async def _flood(stage: Stage, policy: Overload, room: int, findings: Findings) -> None:
     settings = SubscriberSettings(overload=policy, messages_max=room, block_seconds=1.0)
+    patience: dict[str, Any] = dict.fromkeys(("connect_timeout", "request_timeout"), ANSWER_SECONDS)
     async with (
-        millstream.connect(stage.url) as sender,
-        millstream.connect(stage.url) as mill,
+        millstream.connect(stage.url, **patience) as sender,
+        millstream.connect(stage.url, **patience) as mill,
         mill.subscribe("flood", settings) as subscriber,
     ):
         await subscriber.flush()

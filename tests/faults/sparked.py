@@ -114,10 +114,16 @@ async def _kill_driver(stage: Stage, step: Step) -> None:
 async def _kill_worker(stage: Stage, step: Step) -> None:
     await _at_work(stage, step)
     driver = _drivers[id(stage)]
-    if not await until(lambda: bool(driver.workers()), START_SECONDS):
+    workers: list[int] = []
+
+    async def found() -> bool:
+        await driver.keep()
+        workers[:] = driver.workers()
+        return bool(workers)
+
+    if not await until(found, START_SECONDS):
         stage.findings.problem("stuck", "Spark has no Python worker that could be killed")
         return
-    workers = driver.workers()
     with contextlib.suppress(ProcessLookupError):
         os.kill(workers[int(step.pick * len(workers))], signal.SIGKILL)
 

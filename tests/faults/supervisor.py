@@ -27,10 +27,13 @@ from tests.faults.proxy import Proxy
 __all__ = ["Child", "Node", "Orders", "SingleNode", "Stage", "staged", "stored_events", "until"]
 
 REPOSITORY: Final = Path(__file__).parents[2]
+START_SECONDS: Final = 60.0  # for a server to be ready
 END_SECONDS: Final = 60.0  # for a worker to end what it has begun
 WORKED: Final = 10  # things that must get done between two faults of a short run
 CATCH_UP_SECONDS: Final = 90.0  # for readers to have seen everything, once all is healed
+ANSWER_SECONDS: Final = 30.0  # for the supervisor's own questions: longer than an election
 POLL: Final = 0.1
+WORK_POLL: Final = 0.02  # a look at what is new in the notes costs little
 
 
 class Node(Protocol):
@@ -51,23 +54,45 @@ class Node(Protocol):
 
 @dataclass
 class SingleNode:
-    """The embedded broker as a node."""
+    """The embedded broker as a node.
+
+    While it is down anybody may take its port. So the proxy in front of it passes nothing on
+    meanwhile, and follows it to another port.
+    """
 
     broker: Broker
     name: str = "broker"
+    proxy: Proxy | None = None
+    url: str = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.url = self.broker.url
 
     @property
     def pid(self) -> int:
         return self.broker.pid
 
     def kill(self) -> None:
+        self._aim(None)
         self.broker.kill()
 
     def stop(self) -> None:
+        self._aim(None)
         self.broker.stop(grace=5.0)
 
     def start(self) -> None:
-        self.broker.start()
+        self.broker.start(timeout=START_SECONDS)
+        self.url = self.broker.url
+        self._aim(_address(self.url))
+
+    def _aim(self, target: tuple[str, int] | None) -> None:
+        if self.proxy is not None:
+            self.proxy.target = target
+
+
+def _address(url: str) -> tuple[str, int]:
+    host, port = url.removeprefix("nats://").rsplit(":", 1)
+    return host, int(port)
 
 
 @dataclass(frozen=True)
@@ -167,7 +192,7 @@ class Stage:
     orders: Orders
     nodes: list[Node]
     url: str  # for the workers, through the proxy when there is one
-    direct: str  # for the final look
+    direct: Callable[[], str]  # for the final look
     history: History
     proxy: Proxy | None = None
     disks: dict[str, Disk] = field(default_factory=dict)  # by node, where they have their own
@@ -201,7 +226,7 @@ class Stage:
         """Return when the workers have got something done from now on."""
         progress = Progress(self.orders.folder)
         enough = progress.count() + WORKED
-        if not await until(lambda: progress.count() >= enough, END_SECONDS):
+        if not await until(lambda: progress.count() >= enough, END_SECONDS, WORK_POLL):
             self.findings.problem("stuck", f"nothing gets done for {END_SECONDS:g} s")
 
     async def crashes(self) -> None:
@@ -214,7 +239,9 @@ class Stage:
     @asynccontextmanager
     async def mill(self) -> AsyncIterator[millstream.Mill]:
         """A connection of the supervisor's own, past the proxy."""
-        async with millstream.connect(self.direct, connect_timeout=20.0) as mill:
+        async with millstream.connect(
+            self.direct(), connect_timeout=ANSWER_SECONDS, request_timeout=ANSWER_SECONDS
+        ) as mill:
             yield mill
 
     async def close(self) -> None:
@@ -229,13 +256,13 @@ async def staged(orders: Orders, **settings: Any) -> AsyncIterator[Stage]:
     """A broker, a proxy in front of it, and whatever the scenario starts; all gone at the end."""
     orders.folder.mkdir(parents=True, exist_ok=True)
     broker = Broker(BrokerSettings(data=orders.folder / "data", **settings))
-    await asyncio.to_thread(broker.start)
+    await asyncio.to_thread(broker.start, timeout=START_SECONDS)
     try:
-        host, port = broker.url.removeprefix("nats://").rsplit(":", 1)
-        async with Proxy(host, int(port)) as proxy:
+        async with Proxy(*_address(broker.url)) as proxy:
             url = f"nats://127.0.0.1:{proxy.port}"
             history = History(orders.folder, "nemesis")
-            stage = Stage(orders, [SingleNode(broker)], url, broker.url, history, proxy)
+            node = SingleNode(broker, proxy=proxy)
+            stage = Stage(orders, [node], url, lambda: node.url, history, proxy)
             try:
                 yield stage
             finally:
@@ -255,7 +282,9 @@ async def stored_events(topic: Topic) -> list[Stored]:
 
 
 async def until(
-    condition: Callable[[], bool | Awaitable[bool]], seconds: float = CATCH_UP_SECONDS
+    condition: Callable[[], bool | Awaitable[bool]],
+    seconds: float = CATCH_UP_SECONDS,
+    pause: float = POLL,
 ) -> bool:
     """Whether the condition became true in time."""
     loop = asyncio.get_running_loop()
@@ -266,4 +295,4 @@ async def until(
             return True
         if loop.time() > deadline:
             return False
-        await asyncio.sleep(POLL)
+        await asyncio.sleep(pause)

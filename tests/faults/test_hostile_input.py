@@ -17,6 +17,7 @@ from millstream.errors import ConfigError, MillstreamError, PayloadTooLarge
 from millstream.messaging.topic_admin import Purge
 from tests.faults.supervisor import REPOSITORY
 
+SECONDS = 30.0  # for an answer
 NAMES = [
     "",
     ".",
@@ -40,7 +41,7 @@ NAMES = [
 
 @pytest.fixture
 async def mill(millstream_url: str) -> AsyncIterator[Mill]:
-    async with millstream.connect(millstream_url) as connected:
+    async with millstream.connect(millstream_url, request_timeout=SECONDS) as connected:
         yield connected
 
 
@@ -61,7 +62,9 @@ async def test_a_hostile_name_is_refused_or_works_and_harms_nobody(mill: Mill, n
 
 
 @settings(
-    max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=40,
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 @given(
     key=st.one_of(st.none(), st.text(max_size=60), st.binary(max_size=60)),
@@ -72,7 +75,7 @@ def test_any_event_comes_back_as_it_was_or_is_refused(
     millstream_url: str, key: str | bytes | None, value: bytes, headers: dict[str, str]
 ) -> None:
     async def there_and_back() -> None:
-        async with millstream.connect(millstream_url) as mill:
+        async with millstream.connect(millstream_url, request_timeout=SECONDS) as mill:
             topic = await mill.create_topic("any")
             try:
                 receipt = await topic.publish(value, key, headers=headers)

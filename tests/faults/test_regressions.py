@@ -10,6 +10,7 @@ import pytest
 import millstream
 from millstream.broker import Role, User
 from millstream.errors import DataLoss, FencedOut, PermissionDenied, Unconfirmed, WrongSequence
+from millstream.messaging import reading
 from millstream.messaging.event import PlainEvent
 from millstream.messaging.fence import FenceState, judge_refusal, read_state, state_headers
 from millstream.messaging.fenced_lane import FencedLane
@@ -96,8 +97,11 @@ async def _read_into(seen: list[bytes], topic: millstream.Topic) -> None:
         seen.append(event.value)
 
 
-async def test_reading_a_damaged_end_of_a_log_ends_and_tells(tmp_path: Path) -> None:
+async def test_reading_a_damaged_end_of_a_log_ends_and_tells(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """flipped-byte, seed 1: the broker counted a last message it could not read; reads hung."""
+    monkeypatch.setattr(reading, "QUIET_SECONDS", 0.2)
     async with running_broker(data=tmp_path) as broker:
         async with millstream.connect(broker.url) as mill:
             topic = await mill.create_topic("log")
@@ -106,7 +110,7 @@ async def test_reading_a_damaged_end_of_a_log_ends_and_tells(tmp_path: Path) -> 
         await asyncio.to_thread(broker.stop)
         await asyncio.to_thread(_flip, tmp_path, b"value 19")
         await asyncio.to_thread(broker.start)
-        async with millstream.connect(broker.url) as mill, asyncio.timeout(15):
+        async with millstream.connect(broker.url) as mill, asyncio.timeout(60):
             topic = await mill.topic("log")
             seen: list[bytes] = []
             with pytest.raises(DataLoss, match="verify log"):
@@ -170,7 +174,7 @@ async def test_a_strangers_header_does_not_stop_the_readers_of_a_topic(
         assert repr(poison)
         assert isinstance(poison.key, str)
         async with await topic.subscribe("s") as subscription:
-            assert len(await subscription.pull(10)) >= 1
+            assert len(await subscription.pull(10, timeout=30)) >= 1
 
 
 class _Deaf(Proxy):
@@ -179,11 +183,13 @@ class _Deaf(Proxy):
     def __init__(self, host: str, port: int) -> None:
         super().__init__(host, port)
         self.holds = b'"seq":'
+        self.held = asyncio.Event()  # set when something was held back
         self.hears = asyncio.Event()
         self.hears.set()
 
     async def admit(self, chunk: bytes, towards: asyncio.StreamWriter) -> None:
-        if self.holds in chunk:
+        if self.holds in chunk and not self.hears.is_set():
+            self.held.set()
             await self.hears.wait()
 
 
@@ -233,7 +239,7 @@ async def test_a_write_that_never_arrived_is_refused_for_certain(millstream_url:
             proxy.hears.clear()
             writing = asyncio.create_task(mine.put("k", b"mine", revision=first))
             await table.put("k", b"theirs", revision=first)
-            await asyncio.sleep(0)  # it is sent, and held back
+            await proxy.held.wait()
             proxy.cut()
             proxy.hears.set()
             with pytest.raises(WrongSequence) as refused:

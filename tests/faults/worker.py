@@ -21,6 +21,7 @@ from typing import Any, Final
 import millstream
 from millstream.errors import ApiError, FencedOut, MillstreamError, WrongSequence
 from millstream.messaging import (
+    Delivery,
     Event,
     GroupEvent,
     GroupSettings,
@@ -119,20 +120,26 @@ async def consume(worker: Worker) -> None:
     settings = SubscriptionSettings(ack_wait=3.0, max_in_flight=200)
     async with await topic.subscribe("readers", settings) as subscription:
         while not worker.stopping.is_set():
-            for delivery in await subscription.pull(50, timeout=0.2):
-                name = id_of(delivery.value)
-                worker.history.note("delivered", id=name, offset=delivery.offset)
-                if worker.chance.random() < 0.02:
-                    delivery.nack(delay=0.1)
-                    continue
-                try:
-                    if worker.chance.random() < 0.1:
-                        await delivery.ack_sync()
-                    else:
-                        delivery.ack()
-                    worker.history.note("settled", id=name)
-                except MillstreamError as error:
-                    worker.history.note("unsettled", id=name, error=str(error))
+            # All at once: a killed server does not know what it delivered just before, and each
+            # ack of that is waited for until its time is up.
+            deliveries = await subscription.pull(50, timeout=0.2)
+            await asyncio.gather(*(_settle(worker, delivery) for delivery in deliveries))
+
+
+async def _settle(worker: Worker, delivery: Delivery) -> None:
+    name = id_of(delivery.value)
+    worker.history.note("delivered", id=name, offset=delivery.offset)
+    if worker.chance.random() < 0.02:
+        delivery.nack(delay=0.1)
+        return
+    try:
+        if worker.chance.random() < 0.1:
+            await delivery.ack_sync()
+        else:
+            delivery.ack()
+        worker.history.note("settled", id=name)
+    except MillstreamError as error:
+        worker.history.note("unsettled", id=name, error=str(error))
 
 
 async def join(worker: Worker) -> None:
@@ -154,7 +161,7 @@ async def join(worker: Worker) -> None:
             raise
         worker.history.note("end", **facts)
 
-    settings = GroupSettings(lease=2.0, commit_every=0.3, concurrency=8)
+    settings = GroupSettings(lease=worker.plan["lease"], commit_every=0.3, concurrency=8)
     async with topic.group("team", settings) as group:
         working = asyncio.create_task(group.run(handle))
         stopping = asyncio.create_task(worker.stopping.wait())
