@@ -32,15 +32,24 @@ THREADS_MAX: Final = 256
 LOOK_SECONDS: Final = 0.001
 # How long a closing connection waits for producers whose broker may be gone.
 HAND_OVER_SECONDS: Final = 5.0
+# In a process that was stopped and goes on, any thread may be the one to take a signal. The main
+# one, which has to act on it, does not wake up for that: it looks this often.
+SIGNAL_SECONDS: Final = 1.0
 # How long an interrupted call may take to clean up before the interrupt goes on.
 CANCEL_SECONDS: Final = 2.0
-# How long the end of the process waits for handlers and acks in flight, then for all the rest.
-EXIT_SECONDS: Final = 3.0
+# How long the end of the process waits for handlers and acks in flight: a broker that is there may
+# be busy for seconds, one that is gone is not waited for as long. Then for all the rest.
+EXIT_SECONDS: Final = 10.0
+EXIT_ALONE_SECONDS: Final = 3.0
 EXIT_TASKS_SECONDS: Final = 1.0
+ENDED: Final = "the process ends: no more calls"
 
 
 class Drainable(Protocol):
     """What is ended gently at the end of the process."""
+
+    @property
+    def connected(self) -> bool: ...
 
     async def drain(self, timeout: float) -> None: ...
 
@@ -66,9 +75,19 @@ class _Call(Generic[T]):
     def cancel(self) -> None:
         if self._task is not None:
             self._task.cancel()
+        else:  # the caller was interrupted before the loop knew of the call
+            self.drop()
+            self._done.release()
 
-    def wait(self, seconds: float = -1) -> bool:
+    def drop(self) -> None:
+        self._work.close()
+
+    def wait(self) -> None:
         """Wait until it is done; a signal's exception (KeyboardInterrupt) ends the wait."""
+        while not self.wait_for(SIGNAL_SECONDS):
+            continue
+
+    def wait_for(self, seconds: float) -> bool:
         return self._done.acquire(timeout=seconds)
 
     def result(self) -> T:
@@ -137,17 +156,31 @@ class LoopThread:
         call = _Call(work)
         try:
             self._check()
-            self._loop.call_soon_threadsafe(self._start, call)
         except BaseException:
-            work.close()
+            call.drop()
             raise
         try:
+            self._soon(self._start, call)
             call.wait()
-        except BaseException:
-            self._loop.call_soon_threadsafe(call.cancel)
-            call.wait(CANCEL_SECONDS)
+        except BaseException:  # an interrupt may come at any point, also in the middle of `_soon`
+            self._give_up(call)
             raise
         return call.result()
+
+    def _give_up(self, call: _Call[T]) -> None:
+        try:
+            self._soon(call.cancel)
+        except ConnectionClosed:
+            call.drop()
+        else:
+            call.wait_for(CANCEL_SECONDS)
+
+    def _soon(self, function: Callable[..., object], *args: Any) -> None:
+        """Have this called on the loop; ConnectionClosed when it ended after the caller's check."""
+        try:
+            self._loop.call_soon_threadsafe(function, *args)
+        except RuntimeError as error:
+            raise ConnectionClosed(ENDED) from error
 
     def _start(self, call: _Call[T] | _Invocation[T]) -> None:
         self._run_posts()  # they were made before the call, so they come first
@@ -157,7 +190,7 @@ class LoopThread:
         """Call a plain function on the loop and return its result."""
         self._check()
         invocation = _Invocation(partial(function, *args, **kwargs))
-        self._loop.call_soon_threadsafe(self._start, invocation)
+        self._soon(self._start, invocation)
         return invocation.result()
 
     def call_last(self, work: Coroutine[Any, Any, T]) -> T:
@@ -191,7 +224,7 @@ class LoopThread:
         self._posts.append((function, args))
         if not self._looking:
             self._looking = True
-            self._loop.call_soon_threadsafe(self._look)
+            self._soon(self._look)
 
     def _look(self) -> None:
         if self._run_posts():
@@ -248,17 +281,24 @@ class LoopThread:
         """Drain every client and end the thread, in bounded time."""
         closing = _Call(self._drain_clients())
         self._loop.call_soon_threadsafe(self._start, closing)
-        closing.wait(EXIT_SECONDS + 2 * EXIT_TASKS_SECONDS)
-        self._refusal = "the process ends: no more calls"
+        closing.wait_for(EXIT_SECONDS + 2 * EXIT_TASKS_SECONDS)
+        self._refusal = ENDED
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join(EXIT_TASKS_SECONDS)
 
     async def _drain_clients(self) -> None:
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(EXIT_SECONDS):
+        patience = {
+            client: EXIT_SECONDS if client.connected else EXIT_ALONE_SECONDS
+            for client in list(self._clients)
+        }
+        seconds = max(patience.values(), default=EXIT_ALONE_SECONDS)
+        try:
+            async with asyncio.timeout(seconds):
                 await self._handed_over()
-                ending = (client.drain(EXIT_SECONDS) for client in list(self._clients))
+                ending = (client.drain(limit) for client, limit in patience.items())
                 await asyncio.gather(*ending, return_exceptions=True)
+        except TimeoutError:
+            _log.warning("not drained in %g s: what is not confirmed may be lost", seconds)
         others = asyncio.all_tasks() - {asyncio.current_task()}
         for task in others:
             if task is not None:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import inspect
 import logging
 import os
 import signal
 import threading
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
+from typing import Any
 
 import pytest
 
@@ -26,9 +28,9 @@ def loop() -> Iterator[LoopThread]:
     thread.stop()
 
 
-def wait_until(condition: object) -> None:
-    deadline = Deadline(10)
-    while not condition():  # type: ignore[operator]
+def wait_until(condition: Callable[[], object]) -> None:
+    deadline = Deadline(30)
+    while not condition():
         assert not deadline.passed
         threading.Event().wait(0.002)
 
@@ -78,7 +80,7 @@ def test_posts_run_without_any_call(loop: LoopThread) -> None:
     seen: list[int] = []
     for n in range(3):
         loop.post(seen.append, n)
-        wait_until(lambda n=n: seen == list(range(n + 1)))
+        wait_until(lambda n=n: seen == list(range(n + 1)))  # type: ignore[misc]
 
 
 def test_posts_of_many_threads_all_run(loop: LoopThread) -> None:
@@ -115,25 +117,63 @@ def test_a_call_from_the_loop_itself_is_refused_not_hung(loop: LoopThread) -> No
         loop.invoke(lambda: loop.call(answer(1)))
 
 
-def test_an_interrupt_ends_the_wait_and_cancels_the_work(loop: LoopThread) -> None:
+@pytest.mark.parametrize("taken_by_the_main_thread", [True, False])
+def test_an_interrupt_ends_the_wait_and_cancels_the_work(
+    loop: LoopThread, taken_by_the_main_thread: bool
+) -> None:
     cancelled = threading.Event()
     begun = threading.Event()
 
     async def for_ever() -> None:
         begun.set()
         try:
-            await asyncio.Event().wait()
+            await asyncio.sleep(60)
         finally:
             cancelled.set()
 
     def interrupt() -> None:
-        begun.wait(10)
-        os.kill(os.getpid(), signal.SIGINT)
+        begun.wait(30)
+        if taken_by_the_main_thread:
+            os.kill(os.getpid(), signal.SIGINT)
+        else:
+            signal.pthread_kill(loop._thread.ident or 0, signal.SIGINT)
 
     threading.Thread(target=interrupt).start()
     with pytest.raises(KeyboardInterrupt):
         loop.call(for_ever())
-    assert cancelled.is_set()
+    assert cancelled.wait(30)  # the interrupt does not wait for it without end
+
+
+@pytest.mark.parametrize("known", [False, True], ids=["not yet", "already"])
+def test_an_interrupt_leaves_nothing_behind_whether_the_loop_knows_of_the_call(
+    loop: LoopThread, monkeypatch: pytest.MonkeyPatch, known: bool
+) -> None:
+    begun = threading.Event()
+
+    async def for_ever() -> None:
+        begun.set()
+        await asyncio.Event().wait()
+
+    hand_over = loop._loop.call_soon_threadsafe
+
+    def interrupted(function: Callable[..., object], *args: Any) -> None:
+        monkeypatch.undo()
+        if known:
+            hand_over(function, *args)
+            assert begun.wait(30)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(loop._loop, "call_soon_threadsafe", interrupted)
+    work = for_ever()
+    with pytest.raises(KeyboardInterrupt):
+        loop.call(work)
+    wait_until(lambda: inspect.getcoroutinestate(work) == inspect.CORO_CLOSED)
+    wait_until(lambda: loop.invoke(lambda: _tasks_of(work)) == [])
+    assert begun.is_set() == known
+
+
+def _tasks_of(work: object) -> list[asyncio.Task[Any]]:
+    return [task for task in asyncio.all_tasks() if task.get_coro() is work]
 
 
 def test_a_stopped_loop_refuses_calls() -> None:
@@ -141,6 +181,21 @@ def test_a_stopped_loop_refuses_calls() -> None:
     loop.stop()
     with pytest.raises(ConnectionClosed):
         loop.call(answer(1))
+    with pytest.raises(ConnectionClosed):
+        loop.post(print)
+
+
+def test_a_loop_that_ends_after_the_check_of_a_call_refuses_it_as_well() -> None:
+    loop = LoopThread()
+    loop.stop()
+    wait_until(loop._loop.is_closed)
+    loop._refusal = None  # as the call saw it
+    work = answer(1)
+    with pytest.raises(ConnectionClosed):
+        loop.call(work)
+    assert inspect.getcoroutinestate(work) == inspect.CORO_CLOSED
+    with pytest.raises(ConnectionClosed):
+        loop.invoke(print)
     with pytest.raises(ConnectionClosed):
         loop.post(print)
 
@@ -162,9 +217,9 @@ def test_stopping_ends_the_waits_of_other_threads() -> None:
 
     thread = threading.Thread(target=wait)
     thread.start()
-    assert begun.wait(10)
+    assert begun.wait(30)
     loop.stop()
-    thread.join(10)
+    thread.join(30)
     assert len(errors) == 1
 
 
@@ -219,7 +274,7 @@ def test_leaving_the_loop_closes_the_source(loop: LoopThread) -> None:
         if item == 3:
             break
     gc.collect()
-    assert source.closed.wait(10)
+    assert source.closed.wait(30)
 
 
 def test_an_item_is_not_kept_back_until_a_chunk_is_full(loop: LoopThread) -> None:
@@ -250,7 +305,7 @@ def test_many_handlers_wait_at_the_same_time(loop: LoopThread) -> None:
     together = threading.Barrier(40)
 
     def meet(_: None) -> int:
-        return together.wait(10)
+        return together.wait(60)
 
     call = in_thread(meet)
 
