@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 from blockbuster import BlockBuster
+from hypothesis import HealthCheck, settings
 
 # Rooms whose public calls block by design: they run processes, read files or are the blocking twin.
 BLOCKING_ROOMS = [
@@ -23,6 +24,13 @@ MAY_BLOCK = [
     ("<frozen importlib._bootstrap>", {"_find_and_load"}),
 ]
 
+
+# A machine that stands still for a while is no fault of the code: no example has a time limit of
+# its own, nor has the drawing of its data. What hangs is ended by pytest.
+settings.register_profile(
+    "patient", settings.default, deadline=None, suppress_health_check=[HealthCheck.too_slow]
+)
+settings.load_profile("patient")
 
 # Folders whose tests start a JVM or break things for a while.
 SLOW_FOLDERS = {"spark", "faults", "docs"}

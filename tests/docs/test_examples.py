@@ -108,7 +108,7 @@ class Page:
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
-            timeout=50,
+            timeout=300,
             check=False,
         )
         assert done.returncode == 0, f"{command}\n{done.stdout}{done.stderr}"
@@ -153,6 +153,7 @@ def page(empty_page: Page, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> I
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
     monkeypatch.setenv("MILLSTREAM_PORT", "0")  # the default port may be somebody else's
+    monkeypatch.setenv("NATS_TIMEOUT", "30s")  # a busy broker is no fault of the page
     for name in ("NATS_URL", "NATS_USER", "NATS_PASSWORD", "MILLSTREAM_DATA"):
         monkeypatch.delenv(name, raising=False)
     yield empty_page

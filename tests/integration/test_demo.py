@@ -15,7 +15,7 @@ def test_the_demo_ends_with_every_acknowledged_event_in_the_log() -> None:
         cwd=ROOT,
         capture_output=True,
         text=True,
-        timeout=50,
+        timeout=300,
         check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr

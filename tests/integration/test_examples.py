@@ -40,7 +40,7 @@ def test_the_example(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
         cwd=ROOT,
         capture_output=True,
         text=True,
-        timeout=170,
+        timeout=500,
         check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr

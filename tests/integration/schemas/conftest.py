@@ -5,12 +5,16 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack
 
+import nats
 import pytest
+from nats.aio.client import Client
+from nats.js import JetStreamContext
 
 import millstream
 from millstream import Mill
 
 Connect = Callable[[], Awaitable[Mill]]
+PATIENCE = 30  # seconds for an answer: no test here waits for one that does not come
 
 
 @pytest.fixture
@@ -19,7 +23,8 @@ async def connect(millstream_url: str) -> AsyncIterator[Connect]:
     async with AsyncExitStack() as stack:
 
         async def open_one() -> Mill:
-            return await stack.enter_async_context(millstream.connect(millstream_url))
+            opened = millstream.connect(millstream_url, request_timeout=PATIENCE)
+            return await stack.enter_async_context(opened)
 
         yield open_one
 
@@ -28,3 +33,17 @@ async def connect(millstream_url: str) -> AsyncIterator[Connect]:
 async def mill(connect: Connect) -> Mill:
     """A connection to the test's own account."""
     return await connect()
+
+
+@pytest.fixture
+async def peer(millstream_url: str) -> AsyncIterator[Client]:
+    """Another library's connection to the same account."""
+    client = await nats.connect(millstream_url, connect_timeout=PATIENCE)
+    yield client
+    await client.close()
+
+
+@pytest.fixture
+def js(peer: Client) -> JetStreamContext:
+    """What that library publishes with."""
+    return peer.jetstream(timeout=PATIENCE)

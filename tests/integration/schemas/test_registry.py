@@ -205,7 +205,7 @@ def _register(url: str, names: list[str]) -> list[tuple[str, int, int]]:
 
     async def work() -> list[tuple[str, int, int]]:
         got = []
-        async with millstream.connect(url) as mill:
+        async with millstream.connect(url, request_timeout=30) as mill:
             for name in names:
                 fields = (types.Field(name, types.Int(32), default=0),)
                 version = await mill.schemas.register("orders", types.Record("r", fields))
@@ -243,7 +243,7 @@ async def test_topics_of_a_name_declared_at_once_have_one_schema(mill: Mill) -> 
 async def test_in_a_cluster_the_registry_is_kept_by_three_nodes(
     millstream_cluster: Cluster,
 ) -> None:
-    async with millstream.connect(millstream_cluster.url) as mill:
+    async with millstream.connect(millstream_cluster.url, request_timeout=30) as mill:
         await mill.create_topic("orders", schema=Order)
         assert (await mill.topic(TABLE)).settings.replicas == 3
         await mill.delete_topic("orders")

@@ -5,13 +5,15 @@ from __future__ import annotations
 import http.server
 import os
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from millstream.broker.keeper import Keeper
+from millstream.broker import keeper as module
+from millstream.broker.keeper import Keeper, fetch
 
 BEHIND = b"""{"error":"JetStream stream 'main > events' is not current: group node unhealthy"}"""
 ALONE = b'{"error":"JetStream has not established contact with a meta leader"}'
@@ -47,6 +49,21 @@ class Waiting(Keeper):
         self.told.append((event, facts))
 
 
+class Clock:
+    """The time, until the monitor has answered once: then every deadline has passed."""
+
+    ahead = 0.0
+
+    def monotonic(self) -> float:
+        return time.monotonic() + self.ahead
+
+    def fetch(self, *args: Any) -> tuple[int, str]:
+        code, body = fetch(*args)
+        if code:
+            self.ahead = 1000.0
+        return code, body
+
+
 @pytest.fixture
 def monitor() -> Iterator[http.server.HTTPServer]:
     server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Unwell)
@@ -64,10 +81,18 @@ def monitor() -> Iterator[http.server.HTTPServer]:
     ids=["a copy that is behind", "of a single server", "no leader"],
 )
 def test_a_node_of_a_cluster_whose_copy_is_behind_serves_all_the_same(
-    tmp_path: Path, monitor: http.server.HTTPServer, body: bytes, single: bool, ready: bool
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    monitor: http.server.HTTPServer,
+    body: bytes,
+    single: bool,
+    ready: bool,
 ) -> None:
     """cluster-power-periodic, seed 111: to stop the nodes made it impossible to heal the topic."""
     Unwell.body = body
+    clock = Clock()
+    monkeypatch.setattr(module, "time", clock)
+    monkeypatch.setattr(module, "fetch", clock.fetch)
     read, write = os.pipe()
     plan = {
         "folder": str(tmp_path),
@@ -75,7 +100,7 @@ def test_a_node_of_a_cluster_whose_copy_is_behind_serves_all_the_same(
         "single": single,
         "remove": [],
         "log": [1000, 1],
-        "timeout": 0.1,
+        "timeout": 60.0,
         "health": "/healthz",
     }
     try:

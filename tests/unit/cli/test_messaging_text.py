@@ -218,7 +218,7 @@ async def test_lines_come_out_in_order_at_once_and_at_the_end(
     async with Lines() as out:
         await out.write(b"one\n")
         shown = b""
-        for _ in range(500):
+        for _ in range(3000):
             shown += capfdbinary.readouterr().out
             if shown:
                 break

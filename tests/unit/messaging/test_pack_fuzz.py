@@ -52,7 +52,7 @@ def test_no_input_makes_a_process_outgrow_the_stated_bound() -> None:
         env={"ARROW_DEFAULT_MEMORY_POOL": "system"},  # the others reserve address space ahead
         capture_output=True,
         text=True,
-        timeout=50,
+        timeout=300,
         check=False,
     )
     assert found.returncode == 0, found.stderr[-2000:]
@@ -152,4 +152,5 @@ def test_declared_sizes_are_summed_over_buffers_and_batches() -> None:
     before = pa.total_allocated_bytes()
     with pytest.raises(PackError, match="max_decoded_bytes") as caught:
         decode(sign(payload, 8), payload)
-    assert (caught.value.reason, pa.total_allocated_bytes()) == ("limit", before)
+    assert caught.value.reason == "limit"
+    assert pa.total_allocated_bytes() <= before  # what other tests left may go meanwhile
