@@ -26,7 +26,7 @@ def trace(
         typer.Option("--deliver", help="Really deliver and store it. (default: only a dry run)"),
     ] = False,
     header: HeaderOption = None,
-    timeout: Annotated[str, typer.Option("--timeout", help="How long to wait.")] = "2s",
+    timeout: Annotated[str, typer.Option("--timeout", help="How long to wait.")] = "5s",
     server: ServerOption = None,
     json_: JsonOption = False,
 ) -> None:
