@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import json
 import os
 import signal
@@ -13,9 +14,9 @@ import subprocess
 import sys
 import textwrap
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import nats
 import nats.errors
@@ -23,10 +24,18 @@ import pytest
 
 from millstream.broker import Broker, Credentials
 
+T = TypeVar("T")
+
+PATIENCE = 30.0  # seconds for what takes milliseconds, unless somebody stands still
+
 
 @contextlib.asynccontextmanager
 async def client(url: str, who: Credentials | None = None, **options: Any) -> AsyncIterator[Any]:
-    """A connection of nats-py; errors that come beside the replies are in `connection.seen`."""
+    """A connection of nats-py; errors that come beside the replies are in `connection.seen`.
+
+    Its flush returns when the server has handled all that was sent: of nats-py's own, the PING may
+    overtake what was published before it. Requests of its JetStream have time, unless given less.
+    """
     seen: list[str] = []
 
     async def note(error: Exception) -> None:
@@ -34,21 +43,31 @@ async def client(url: str, who: Credentials | None = None, **options: Any) -> As
 
     if who is not None:
         options |= {"user": who.user, "password": who.password.reveal()}
-    options = {"allow_reconnect": False, "connect_timeout": 5, "error_cb": note, **options}
+    patient = {"connect_timeout": PATIENCE, "error_cb": note}
+    options = {"allow_reconnect": False, **patient, **options}
     connection: Any = await nats.connect(url.split(","), **options)
     connection.seen = seen
+    connection.flush = functools.partial(_flush_twice, connection.flush)
+    connection.jetstream = functools.partial(connection.jetstream, timeout=PATIENCE)
     try:
         yield connection
     finally:
         await connection.close()
 
 
+async def _flush_twice(flush: Callable[[float], Awaitable[None]]) -> None:
+    await flush(PATIENCE)
+    await flush(PATIENCE)
+
+
 def login(url: str, user: str | None = None, password: str = "", **more: object) -> str:
     """What the server answers to a login: PONG, or its error. A refused nats-py leaks sockets."""
     host, _, port = url.rpartition("://")[2].rpartition(":")
     names = {} if user is None else {"user": user, "pass": password}
-    with socket.create_connection((host, int(port)), timeout=5) as plain:
-        plain.recv(65536)
+    with socket.create_connection((host, int(port)), timeout=PATIENCE) as plain:
+        info = b""
+        while not info.endswith(b"\r\n"):
+            info += plain.recv(65536) or b"closed\r\n"
         context = more.get("tls")
         with contextlib.ExitStack() as stack:
             talk = plain
@@ -66,16 +85,43 @@ async def publish(url: str, *bodies: bytes, stream: str = "orders", **options: A
         return [(await jetstream.publish(f"{stream}.x", body)).seq for body in bodies]
 
 
-async def stored(url: str, stream: str = "orders", **options: Any) -> list[bytes]:
+async def stored(
+    url: str, stream: str = "orders", *, timeout: float = PATIENCE, **options: Any
+) -> list[bytes]:
     """Every message of a stream."""
     async with client(url, **options) as connection:
-        jetstream = connection.jetstream()
+        jetstream = connection.jetstream(timeout=timeout)
         state = (await jetstream.stream_info(stream)).state
         numbers = range(state.first_seq, state.last_seq + 1)
         return [(await jetstream.get_msg(stream, number)).data for number in numbers]
 
 
-def wait_until(condition: Callable[[], Any], seconds: float = 10.0) -> Any:
+async def answered(ask: Callable[[], Awaitable[T]]) -> T:
+    """What a cluster answers: a request that meets an election is lost without a word."""
+    end = time.monotonic() + 2 * PATIENCE
+    while True:
+        try:
+            return await ask()
+        except (nats.errors.Error, TimeoutError):
+            if time.monotonic() > end:
+                raise
+            await asyncio.sleep(0.02)
+
+
+async def declare(connection: Any, stream: str) -> None:
+    """Make a replicated stream."""
+    jetstream = connection.jetstream(timeout=0.5)
+    subjects = [f"{stream}.>"]
+    await answered(lambda: jetstream.add_stream(name=stream, subjects=subjects, num_replicas=3))
+
+
+async def publish_until(jetstream: Any, number: int, subject: str = "orders.x") -> None:
+    """Publish one event until it is acknowledged; the id makes a repetition harmless."""
+    body, headers = str(number).encode(), {"Nats-Msg-Id": str(number)}
+    await answered(lambda: jetstream.publish(subject, body, headers=headers))
+
+
+def wait_until(condition: Callable[[], Any], seconds: float = 2 * PATIENCE) -> Any:
     """The first true value of the condition; fails when the time is over."""
     end = time.monotonic() + seconds
     while not (value := condition()):
@@ -85,7 +131,7 @@ def wait_until(condition: Callable[[], Any], seconds: float = 10.0) -> Any:
     return value
 
 
-async def wait_until_async(condition: Callable[[], Any], seconds: float = 10.0) -> Any:
+async def wait_until_async(condition: Callable[[], Any], seconds: float = 2 * PATIENCE) -> Any:
     """The same, while the event loop goes on."""
     end = time.monotonic() + seconds
     while not (value := condition()):
@@ -111,6 +157,13 @@ def command_line(pid: int) -> bytes:
 def exists(path: Path) -> bool:
     """Whether there is such a file or folder."""
     return path.exists()
+
+
+def content(path: Path) -> bytes:
+    """What is in a file; nothing when it was removed since it was listed, as drafts are."""
+    with contextlib.suppress(FileNotFoundError):
+        return path.read_bytes()
+    return b""
 
 
 def store_of(broker: Broker) -> Path:

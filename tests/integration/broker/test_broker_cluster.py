@@ -9,10 +9,10 @@ import socket
 import time
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-import nats.errors
 import pytest
 
 from millstream.broker import (
@@ -20,6 +20,7 @@ from millstream.broker import (
     BrokerSettings,
     Cluster,
     ClusterSettings,
+    Health,
     Role,
     User,
     down,
@@ -34,9 +35,13 @@ from millstream.errors import ConfigError, FolderLocked, NotRunning
 from millstream.settings import Secret
 from millstream.testing import running_cluster
 from tests.integration.broker.clients import (
+    PATIENCE,
     alive,
+    answered,
     client,
+    declare,
     login,
+    publish_until,
     stored,
     wait_until,
     wait_until_async,
@@ -49,36 +54,27 @@ def cluster() -> Iterator[Cluster]:
         yield running
 
 
-async def declare(connection: Any, stream: str) -> None:
-    """Make a replicated stream; a request that meets an election is lost without a word."""
-    for _ in range(40):
-        try:
-            await connection.jetstream(timeout=0.5).add_stream(
-                name=stream, subjects=[f"{stream}.>"], num_replicas=3
-            )
-        except (nats.errors.Error, TimeoutError):
-            continue
-        return
-    raise AssertionError(f"stream {stream} could not be made")
+def well(cluster: Cluster) -> Health | None:
+    """The health, when every node is well: one that is held up catches up first."""
+    health = cluster.health()
+    return health if health.ok else None
 
 
-async def publish_until(jetstream: Any, number: int, subject: str = "orders.x") -> None:
-    """Publish one event until it is acknowledged; the id makes a repetition harmless."""
-    for _ in range(2000):
-        try:
-            await jetstream.publish(
-                subject, str(number).encode(), headers={"Nats-Msg-Id": str(number)}
-            )
-        except (nats.errors.Error, TimeoutError):
-            await asyncio.sleep(0.02)
-            continue
-        return
-    raise AssertionError(f"event {number} was never acknowledged")
+async def leader_of(cluster: Cluster, jetstream: Any, stream: str) -> str:
+    """The node that leads a stream."""
+
+    async def look() -> str:
+        leader = (await jetstream.stream_info(stream)).cluster.leader
+        for name in cluster.nodes:
+            if cluster.server_name(name) == leader:
+                return name
+        raise TimeoutError(f"nobody leads {stream}")
+
+    return await answered(look)
 
 
 def test_a_cluster_is_ready_with_a_leader_and_every_node_healthy(cluster: Cluster) -> None:
-    health = cluster.health()
-    assert health.ok
+    health = wait_until(lambda: well(cluster))
     assert len(health.nodes) == 3
     assert health.meta_leader in [cluster.server_name(name) for name in cluster.nodes]
     assert len({cluster.node_url(name) for name in cluster.nodes}) == 3
@@ -91,8 +87,7 @@ async def test_acked_events_survive_the_kill_of_the_leading_node(cluster: Cluste
     ) as connection:
         await declare(connection, "orders")
         jetstream = connection.jetstream(timeout=0.5)
-        leader = (await jetstream.stream_info("orders")).cluster.leader
-        (name,) = [one for one in cluster.nodes if cluster.server_name(one) == leader]
+        name = await leader_of(cluster, jetstream, "orders")
         url, pid = cluster.node_url(name), cluster.pid(name)
         for number in range(100):
             if number == 30:
@@ -106,24 +101,43 @@ async def test_acked_events_survive_the_kill_of_the_leading_node(cluster: Cluste
         assert silent == [name]
         await asyncio.to_thread(cluster.restart, name)
         assert cluster.node_url(name) == url
-        await wait_until_async(lambda: cluster.health().ok)
-        (stream,) = cluster.health().streams
-        assert (stream.replicas, stream.messages) == (3, 100)
-    assert await stored(url) == [str(number).encode() for number in range(100)]
+        await wait_until_async(lambda: whole(cluster) == (3, 100))
+    events = await answered(lambda: stored(url, timeout=5))
+    assert events == [str(number).encode() for number in range(100)]
 
 
-async def test_a_node_stopped_gently_hands_over_quickly(cluster: Cluster) -> None:
-    others = ",".join(cluster.node_url(name) for name in ("n1", "n2"))
-    async with client(others) as connection:
+def whole(cluster: Cluster) -> tuple[int, int] | None:
+    """Replicas and messages of `orders`, when every node is well."""
+    health = cluster.health()
+    (stream,) = [stream for stream in health.streams if stream.name == "orders"]
+    return (stream.replicas, stream.messages) if health.ok else None
+
+
+async def hand_over(cluster: Cluster, number: int) -> float:
+    """Stop the node that leads `gentle`; seconds until another one has acknowledged an event."""
+    async with client(cluster.url) as connection:
         await declare(connection, "gentle")
-        await asyncio.to_thread(cluster.stop, "n3")
-        assert not cluster.health().ok
+        leader = await leader_of(cluster, connection.jetstream(timeout=0.5), "gentle")
+    others = [cluster.node_url(name) for name in cluster.nodes if name != leader]
+    async with client(",".join(others)) as connection:
         started = time.monotonic()
-        await publish_until(connection.jetstream(timeout=0.5), 1, subject="gentle.x")
-        assert time.monotonic() - started < 4  # an election after a kill takes longer
+        await asyncio.to_thread(cluster.stop, leader)
+        await publish_until(connection.jetstream(timeout=0.5), number, subject="gentle.x")
+        took = time.monotonic() - started
+    assert not cluster.health().ok
     await asyncio.to_thread(cluster.start)
     # A node that was healthy may report once more that it catches up with its streams.
     await wait_until_async(lambda: cluster.health().ok)
+    return took
+
+
+async def test_a_node_stopped_gently_hands_over_quickly(cluster: Cluster) -> None:
+    # An election after a kill never takes less than three seconds. A machine that stands still can
+    # make one handover as slow, but not each of five.
+    for number in range(5):
+        if await hand_over(cluster, number) < 3:
+            return
+    raise AssertionError("the others waited for an election each time")
 
 
 async def test_a_reload_reaches_every_node_without_dropping_connections() -> None:
@@ -151,16 +165,24 @@ def test_a_folder_of_a_cluster_is_locked_and_kept_as_it_was_made(cluster: Cluste
         Cluster(cluster.settings).start()
 
 
-def test_nobody_joins_a_cluster_without_its_secret(cluster: Cluster, tmp_path: Path) -> None:
-    plan = json.loads((cluster.data / "nodes/n1/plan.json").read_text())
-    with socket.create_connection(("127.0.0.1", plan["ports"]["cluster"]), timeout=5) as stranger:
+def guess(port: int) -> bytes:
+    """What a node answers to a stranger who guesses the secret."""
+    answer = b""
+    with (
+        socket.create_connection(("127.0.0.1", port), timeout=PATIENCE) as stranger,
+        contextlib.suppress(OSError),
+    ):
         stranger.recv(65536)
         stranger.sendall(b'CONNECT {"user":"route","pass":"guess","name":"evil"}\r\nPING\r\n')
-        answer = b""
-        with contextlib.suppress(OSError):
-            while part := stranger.recv(4096):
-                answer += part
-    assert b"Authorization Violation" in answer
+        while part := stranger.recv(4096):
+            answer += part
+    return answer
+
+
+def test_nobody_joins_a_cluster_without_its_secret(cluster: Cluster, tmp_path: Path) -> None:
+    plan = json.loads((cluster.data / "nodes/n1/plan.json").read_text())
+    # Who is slow to guess is told that instead.
+    wait_until(lambda: b"Authorization Violation" in guess(plan["ports"]["cluster"]))
     secret = json.loads((cluster.data / "credentials.json").read_text())["cluster"]
     logs = "".join(path.read_text() for path in cluster.data.glob("nodes/*/server.log"))
     assert secret not in logs
@@ -200,10 +222,24 @@ def test_a_cluster_in_the_background_is_driven_by_name(tmp_path: Path) -> None:
             kill_node(tmp_path, "n2")
         again = start_node(tmp_path, "n2")
         assert all(node.running for node in again.nodes)
-        wait_until(lambda: read_health(tmp_path).ok, 15)
+        wait_until(lambda: read_health(tmp_path).ok)
     finally:
         stopped = down(tmp_path)
     wait_until(lambda: not any(alive(node.server_pid) for node in stopped.nodes))
+
+
+async def servers(system: Any, least: int) -> set[str]:
+    """Who answers; asked again until they are so many, and nobody else for half a second."""
+    answers = await system.subscribe("answers")
+    names: set[str] = set()
+    end = time.monotonic() + 2 * PATIENCE
+    while len(names) < least and time.monotonic() < end:
+        await system.publish("$SYS.REQ.SERVER.PING", b"", reply="answers")
+        with contextlib.suppress(TimeoutError):
+            while True:
+                message = await answers.next_msg(0.5)
+                names.add(json.loads(message.data)["server"]["name"])
+    return names
 
 
 async def test_nodes_of_several_machines_join_with_a_shared_secret(tmp_path: Path) -> None:
@@ -217,29 +253,24 @@ async def test_nodes_of_several_machines_join_with_a_shared_secret(tmp_path: Pat
             place = ClusterSettings(name, routes, secret, port=port)
             settings = BrokerSettings(data=tmp_path / name, cluster=place, auth=True)
             brokers.append(stack.enter_context(Broker(settings)))
-        wait_until(lambda: all(broker.health().ok for broker in brokers), 20)
+        wait_until(lambda: all(broker.health().ok for broker in brokers))
         east, west, north = brokers
         who = east.credentials()
         assert who == north.credentials()
         async with client(east.url, who) as connection:
             await declare(connection, "orders")
             await publish_until(connection.jetstream(timeout=0.5), 1)
-        assert await stored(west.url, who=west.credentials()) == [b"1"]
+        read = partial(stored, west.url, timeout=5, who=west.credentials())
+        assert await answered(read) == [b"1"]
         stranger = replace(
             north.settings,
             data=tmp_path / "evil",
             cluster=ClusterSettings("evil", routes, Secret("another secret, guessed"), port=0),
         )
         with Broker(stranger) as evil:
+            wait_until(lambda: "Route Error 'Authorization Violation'" in evil.log.read_text())
             assert not evil.health().ok
             assert len(east.health().nodes) == 1
             async with client(east.url, east.credentials("system")) as system:
-                await system.publish("$SYS.REQ.SERVER.PING", b"")
-                answers = await system.subscribe("answers")
-                await system.publish("$SYS.REQ.SERVER.PING", b"", reply="answers")
-                names = set()
-                with contextlib.suppress(TimeoutError):
-                    while True:
-                        message = await answers.next_msg(0.5)
-                        names.add(json.loads(message.data)["server"]["name"])
+                names = await servers(system, 3)
         assert names == {"millstream-east", "millstream-west", "millstream-north"}

@@ -13,7 +13,7 @@ import pytest
 from millstream.broker import Broker, BrokerSettings, Encryption
 from millstream.errors import WrongKey
 from millstream.settings import Secret
-from tests.integration.broker.clients import alive, command_line, publish, stored
+from tests.integration.broker.clients import alive, command_line, content, publish, stored
 
 RIGHT = Secret('the "right" key $1 \\ #')
 WRONG = Secret("some other long key")
@@ -35,7 +35,7 @@ def fingerprint(folder: Path) -> str:
 
 
 def found_in_files(folder: Path, text: bytes) -> list[str]:
-    return [str(f) for f in folder.rglob("*") if f.is_file() and text in f.read_bytes()]
+    return [str(f) for f in folder.rglob("*") if f.is_file() and text in content(f)]
 
 
 async def fill(folder: Path, encryption: Encryption | None) -> None:

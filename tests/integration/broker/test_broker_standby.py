@@ -108,7 +108,7 @@ async def test_a_standby_takes_over_when_the_owner_dies_and_acked_events_survive
                             continue
                         acked.append(ack.seq)
                         break
-                assert standby.await_takeover(10)
+                assert standby.await_takeover(60)
                 assert standby.url == url
                 assert (standby.standing_by, standby.running) == (False, True)
                 assert await stored(url) == [str(n).encode() for n in range(61)]
@@ -184,7 +184,7 @@ async def test_a_broker_in_the_background_outlives_its_starter(data: Path) -> No
     """
     with owner(code, data) as starter:
         url = line_of(starter)
-        assert starter.wait(10) == 0
+        assert starter.wait(60) == 0
     assert await publish(url, b"1") == [1]
     state = read_state(data)
     assert state.url == url

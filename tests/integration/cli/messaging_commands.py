@@ -18,10 +18,12 @@ class Commands:
 
     def __init__(self, url: str) -> None:
         self.url = url
+        # A broker that is held up answers late.
+        self.environment = {"NATS_URL": url, "NATS_TIMEOUT": "30s"}
 
     def __call__(self, *arguments: str, piped: str | bytes | None = None) -> str:
         """What the command prints; it must succeed."""
-        result = CliRunner().invoke(app, arguments, input=piped, env={"NATS_URL": self.url})
+        result = CliRunner().invoke(app, arguments, input=piped, env=self.environment)
         if result.exception is not None:
             raise result.exception
         assert result.exit_code == 0, result.output
@@ -36,6 +38,6 @@ class Commands:
 
     def error(self, *arguments: str, piped: str | bytes | None = None) -> str:
         """The sentence of a command that must fail."""
-        result = CliRunner().invoke(app, arguments, input=piped, env={"NATS_URL": self.url})
+        result = CliRunner().invoke(app, arguments, input=piped, env=self.environment)
         assert isinstance(result.exception, MillstreamError), (result.exception, result.output)
         return str(result.exception)

@@ -32,6 +32,7 @@ async def can_publish(variables: dict[str, str], subject: str) -> bool:
         user=variables["NATS_USER"],
         password=variables["NATS_PASSWORD"],
         error_cb=note,
+        connect_timeout=30,
     )
     await client.publish(subject, b"x")
     await client.flush()  # this client's PING may overtake what it published

@@ -77,7 +77,7 @@ def test_repaired_letters_come_back_in_order_and_once(run: Commands) -> None:
     assert "3 dead letters would" in run("dlq", "redrive", *ARGUMENTS, "--dry-run", "--limit", "3")
     assert run.json("dlq", "redrive", *ARGUMENTS) == {"redriven": 4, "recovered": 0}
     assert "Brought 0" in run("dlq", "redrive", *ARGUMENTS)
-    pulled = run.lines("subs", "pull", *ARGUMENTS, "-n", "9", "--ack", "--wait", "1s")
+    pulled = run.lines("subs", "pull", *ARGUMENTS, "-n", "9", "--ack", "--wait", "30s")
     assert [event["value"] for event in pulled] == ["repaired", "event 1", "event 2", "event 3"]
     assert pulled[0]["headers"] == {"Fixed": "yes"}
     assert run.json("dlq", "ls", *ARGUMENTS) == []
@@ -91,7 +91,7 @@ def test_what_was_redriven_for_one_is_read_and_exported_once(run: Commands) -> N
     assert [event["value"] for event in run.lines("topic", "replay", "orders")] == events
     run("topic", "create", "copy")
     assert "Stored 4 events" in run("topic", "replay", "orders", "--to", "copy")
-    pulled = run.lines("subs", "pull", *ARGUMENTS, "-n", "4", "--ack", "--wait", "1s")
+    pulled = run.lines("subs", "pull", *ARGUMENTS, "-n", "4", "--ack", "--wait", "30s")
     assert [event["value"] for event in pulled] == events
 
 

@@ -162,11 +162,11 @@ def test_an_event_without_a_value_is_told_from_an_empty_one(run: Commands) -> No
 
 def test_an_event_appears_later_when_it_is_told_to(run: Commands) -> None:
     run("topic", "create", "orders")
-    run("pub", "-t", "orders", "later", "-k", "a", "--at", "3s")
-    assert run.lines("topic", "tail", "orders", "-o", "beginning", "-e") == []
-    end = time.monotonic() + 10
+    begun = time.monotonic()
+    run("pub", "-t", "orders", "later", "-k", "a", "--at", "2s")
     while not (found := run.lines("topic", "tail", "orders", "-o", "beginning", "-e")):
-        assert time.monotonic() < end
+        assert time.monotonic() < begun + 60
+    assert time.monotonic() - begun >= 2
     assert [(event["key"], event["value"]) for event in found] == [("a", "later")]
 
 
@@ -280,8 +280,8 @@ async def test_a_stream_of_others_is_read_as_it_is(millstream_url: str) -> None:
 
     import nats
 
-    client = await nats.connect(millstream_url)
-    stream = client.jetstream()
+    client = await nats.connect(millstream_url, connect_timeout=30)
+    stream = client.jetstream(timeout=30)
     await stream.add_stream(name="LEGACY", subjects=["old.*"])
     await stream.publish("old.a", b"1")
     await stream.publish("old.b", b"2")

@@ -8,7 +8,6 @@ import signal
 from pathlib import Path
 from typing import Any
 
-import nats
 import pytest
 from typer.testing import CliRunner, Result
 
@@ -16,6 +15,7 @@ from millstream.broker import Broker
 from millstream.cli.app import app
 from millstream.cli.exits import Exit
 from millstream.errors import ConfigError, Incompatible, SchemaNotFound, TopicNotFound, Unfit
+from tests.integration.broker.clients import PATIENCE, client
 from tests.integration.cli.conftest import Cli, until
 from tests.integration.cli.messaging_commands import Commands
 
@@ -156,12 +156,12 @@ def test_the_guard_serves_until_it_is_told_to_stop(
     assert json.loads(guard.stdout.readline()) == {"topic": "orders", "subject": "ingress.orders"}
 
     async def publish() -> int:
-        client = await nats.connect(url)
-        ack = await client.jetstream().publish("ingress.orders.k", b'{"id": 1, "customer": "a"}')
-        answer = await client.request("ingress.orders.k", b"{}")
-        assert "error" in json.loads(answer.data)
-        await client.close()
-        return ack.seq
+        async with client(url) as connection:
+            order = b'{"id": 1, "customer": "a"}'
+            ack = await connection.jetstream().publish("ingress.orders.k", order)
+            answer = await connection.request("ingress.orders.k", b"{}", timeout=PATIENCE)
+            assert "error" in json.loads(answer.data)
+            return int(ack.seq)
 
     assert asyncio.run(publish()) == 1
     guard.send_signal(signal.SIGTERM)
