@@ -129,7 +129,9 @@ class _Gathering:
                 async with asyncio.timeout(seconds):
                     await self._news.wait()
             except TimeoutError:
-                return
+                # Where the program stood still, an answer and the end of the time come at once.
+                if not self._news.is_set():
+                    return
             self._news.clear()
             if self._error is not None:
                 raise self._error

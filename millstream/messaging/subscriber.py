@@ -143,6 +143,11 @@ class Subscriber:
             for interest in self._interests:
                 self._source.stop_interest(interest)
             await self._source.flush(deadline.left())
+        except RequestTimeout as error:
+            if self._workers:
+                await self.close()
+            hint = ": the server did not answer, drain gave up"
+            raise RequestTimeout(self.subject, seconds, hint) from error
         finally:
             self._end_intake()
             await self._close_own_connection()
@@ -258,8 +263,9 @@ class Subscriber:
 
     def _hold(self) -> _Hold:
         self._source.pause_reading()
-        timer = self._loop.call_later(self.settings.block_seconds, self._give_up_holding)
-        self._held = _Hold(self._loop.time(), timer)
+        since = self._loop.time()
+        timer = self._loop.call_at(since + self.settings.block_seconds, self._give_up_holding)
+        self._held = _Hold(since, timer)
         return self._held
 
     def _give_up_holding(self) -> None:

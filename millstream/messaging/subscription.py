@@ -47,6 +47,9 @@ PREFETCH_COUNTED: Final = 100
 CONCURRENCY_MAX: Final = 10_000
 # Moving a subscription to before its first start makes it anew under its members.
 MADE_AGAIN_SECONDS: Final = 1.0
+# A broker that is there says within milliseconds that nothing is under way; one that stands still
+# must not keep a program from ending.
+ARRIVED_SECONDS: Final = 5.0
 
 Handler = Callable[[Delivery], Awaitable[None] | None]
 
@@ -109,7 +112,12 @@ class Subscription:
         self._closed = True
         if self._timer is not None:
             self._timer.cancel()
-        self._leases.give_back(self._waiting(stop=True))
+        self._leases.give_back(self._waiting(leave=True))
+        try:
+            await self._arrived()
+        finally:
+            late = [message.reply for _, lane in self._lanes for message in lane.stop()]
+            self._leases.give_back(late)
         await self._leases.finish()
         self._signal.set()
 
@@ -127,6 +135,15 @@ class Subscription:
         except TimeoutError as error:
             hint = ": handlers still ran, drain gave up"
             raise RequestTimeout(self.name, timeout or 0, hint) from error
+
+    async def _arrived(self) -> None:
+        """Wait for what the server had sent before it knew that this member leaves."""
+        connection = self._jetstream.connection
+        if self._lanes and connection.connected:
+            try:
+                await connection.flush(ARRIVED_SECONDS)
+            except (ConnectError, RequestTimeout) as error:
+                _log.info("messages under way come again when their leases end: %s", error)
 
     def in_hand(self, change: int) -> None:
         """Count the readers that have an event in hand; `drain` waits for them."""
@@ -247,7 +264,8 @@ class Subscription:
             for source, lane in self._lanes:
                 if source.learn is not None:
                     await source.learn(lane.peek())
-            self._collect()
+            if not self._closed:  # it may be by now
+                self._collect()
             if self._ready:
                 return True
             if not await self._signal.wait(None if deadline is None else deadline.left()):
@@ -322,18 +340,18 @@ class Subscription:
 
     def _tick(self) -> None:
         """Twice a lease: renew what waits here and what makes progress."""
-        self._leases.renew(self._waiting(stop=False))
+        self._leases.renew(self._waiting(leave=False))
         loop = asyncio.get_running_loop()
         self._timer = loop.call_later(self.settings.ack_wait / 2, self._tick)
 
-    def _waiting(self, stop: bool) -> list[bytes]:
+    def _waiting(self, leave: bool) -> list[bytes]:
         """Ack addresses of the messages that were fetched and not handed out."""
         ready = self._ready.copy()  # at once: the blocking twin takes from it in its own thread
         replies = [d.raw.reply for d in ready if isinstance(d, PlainDelivery)]
         packs = {d.lease.reply for d in ready if isinstance(d, PackDelivery)}
         for _, lane in self._lanes:
-            replies.extend(m.reply for m in (lane.stop() if stop else lane.peek()))
-        if stop:
+            replies.extend(m.reply for m in (lane.leave() if leave else lane.peek()))
+        if leave:
             self._ready.clear()
         return [*replies, *packs]
 

@@ -11,6 +11,7 @@ import logging
 import random
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
+from functools import partial
 from typing import Final, Protocol
 from weakref import WeakSet
 
@@ -302,31 +303,35 @@ class Connection:
         """
         deadline = Deadline(self.settings.request_timeout if timeout is None else timeout)
         await self.wait_connected(deadline)
-        future: asyncio.Future[tuple[bytes, bytes]] = self._loop.create_future()
-        self._token += 1
-        token = b"%d" % self._token
-        self._replies[token] = (future, subject)
-        if asks_again:
-            self._impatient.add(future)
+        future = self.ask(subject, payload, headers, asks_again=asks_again)
         timer = self._loop.call_later(deadline.left(), self._request_timeout, future)
         try:
-            size = len(headers) + len(payload)
-            self.check_size(size)
-            reply = self._reply_prefix + token
-            to = check_token_safe(subject)
-            self.send_now(hpub(to, reply, headers, payload) if headers else pub(to, reply, payload))
-            answer = await future
+            return await future
         except TimeoutError as error:
-            if isinstance(error, RequestTimeout):
-                raise
             raise RequestTimeout(subject, deadline.seconds) from error
         finally:
             timer.cancel()
-            self._replies.pop(token, None)
-            self._impatient.discard(future)
-        if not answer[1] and status_of(answer[0])[0] == 503:
-            raise NoResponders(subject)
-        return answer
+
+    def ask(
+        self, subject: str, payload: bytes, headers: bytes = EMPTY_HEADERS, *, asks_again: bool
+    ) -> asyncio.Future[tuple[bytes, bytes]]:
+        """Send a request and give the future of its answer; cancel it to wait no longer."""
+        self.check_size(len(headers) + len(payload))
+        to = check_token_safe(subject)
+        self._token += 1
+        token = b"%d" % self._token
+        reply = self._reply_prefix + token
+        self.send_now(hpub(to, reply, headers, payload) if headers else pub(to, reply, payload))
+        future: asyncio.Future[tuple[bytes, bytes]] = self._loop.create_future()
+        future.add_done_callback(partial(self._asked, token))
+        self._replies[token] = (future, subject)
+        if asks_again:
+            self._impatient.add(future)
+        return future
+
+    def _asked(self, token: bytes, future: asyncio.Future[tuple[bytes, bytes]]) -> None:
+        self._replies.pop(token, None)
+        self._impatient.discard(future)
 
     @staticmethod
     def _request_timeout(future: asyncio.Future[tuple[bytes, bytes]]) -> None:
@@ -334,9 +339,13 @@ class Connection:
             future.set_exception(TimeoutError())
 
     def _reply(self, subject: bytes, _reply: bytes, headers: bytes, payload: bytes) -> None:
-        entry = self._replies.get(subject[len(self._reply_prefix) :])
-        if entry is not None and not entry[0].done():
-            entry[0].set_result((headers, payload))
+        future, asked = self._replies.get(subject[len(self._reply_prefix) :], (None, ""))
+        if future is None or future.done():
+            return
+        if not payload and status_of(headers)[0] == 503:
+            future.set_exception(NoResponders(asked))
+        else:
+            future.set_result((headers, payload))
 
     # -- what a link tells us -------------------------------------------------------------
 

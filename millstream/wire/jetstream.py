@@ -22,7 +22,7 @@ from millstream.wire.api import (
     error_from,
 )
 from millstream.wire.connection import Connection
-from millstream.wire.protocol import EMPTY_HEADERS, parse_headers, status_of
+from millstream.wire.protocol import parse_headers, status_of
 
 __all__ = ["JetStream", "StoredMessage"]
 
@@ -84,40 +84,46 @@ class JetStream:
         timeout: float | None = None,
         gone: int | None = None,
     ) -> bytes:
-        """Ask and give the raw answer.
+        """Ask and give the raw answer; of several attempts the first that is answered counts.
 
         `gone` is the error that a repeated delete gets when the first one worked unanswered.
         """
         connection = self.connection
         subject = f"{self.prefix}.{verb}"
         payload = b"" if body is None else msgspec.json.encode(body)
-        repeated = False
         deadline = Deadline(connection.settings.request_timeout if timeout is None else timeout)
-        while True:
-            error: Exception
-            try:
-                attempt = deadline.left(at_most=ATTEMPT_SECONDS)
-                _, answer = await connection.request(
-                    subject, payload, EMPTY_HEADERS, attempt, asks_again=True
-                )
-            except (RequestTimeout, NoResponders, ConnectError) as failed:
-                connection.check_open()
-                error = failed
-            else:
-                refusal = msgspec.json.decode(answer, type=_Answer).error
-                if refusal is None:
-                    return answer
-                if repeated and refusal.err_code == gone:
-                    return answer
-                if refusal.err_code not in RETRY:
-                    raise error_from(refusal)
-                error = error_from(refusal)
-            if deadline.passed:
-                if isinstance(error, RequestTimeout):
-                    raise RequestTimeout(subject, deadline.seconds) from error
-                raise error
-            repeated = True
-            await asyncio.sleep(deadline.left(at_most=PAUSE_SECONDS))
+        waiting: list[asyncio.Future[tuple[bytes, bytes]]] = []  # attempts without an answer
+        first: asyncio.Future[tuple[bytes, bytes]] | None = None
+        try:
+            while True:
+                await connection.wait_connected(deadline)
+                waiting.append(connection.ask(subject, payload, asks_again=True))
+                first = first or waiting[0]
+                patience = deadline.left(at_most=ATTEMPT_SECONDS)
+                await asyncio.wait(waiting, timeout=patience, return_when=asyncio.FIRST_COMPLETED)
+                error: Exception = RequestTimeout(subject, deadline.seconds)
+                answered = [attempt for attempt in waiting if attempt.done()]
+                for done in answered:
+                    waiting.remove(done)
+                    try:
+                        _, answer = done.result()
+                    except (NoResponders, ConnectError) as failed:
+                        connection.check_open()
+                        error = failed
+                        continue
+                    refusal = msgspec.json.decode(answer, type=_Answer).error
+                    if refusal is None or (refusal.err_code == gone and done is not first):
+                        return answer
+                    if refusal.err_code not in RETRY:
+                        raise error_from(refusal)
+                    error = error_from(refusal)
+                if deadline.passed:
+                    raise error
+                if answered:
+                    await asyncio.sleep(deadline.left(at_most=PAUSE_SECONDS))
+        finally:
+            for attempt in waiting:
+                attempt.cancel()
 
     # -- streams --------------------------------------------------------------------------
 

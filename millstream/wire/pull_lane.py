@@ -171,11 +171,14 @@ class PullLane:
         """The messages that are here and not taken."""
         return list(self._buffer)
 
-    def stop(self) -> list[RawMessage]:
-        """Ask for no more; gives what was delivered and not taken."""
+    def leave(self) -> list[RawMessage]:
+        """Ask for no more; gives what was delivered and not taken.
+
+        What the server has sent already still arrives: `stop` gives that.
+        """
         if not self._stopped:
             self._stopped = True
-            self._connection.unsubscribe(self._interest)
+            self._connection.stop_interest(self._interest)
             if self._ask_again in self._connection.on_connected:
                 self._connection.on_connected.remove(self._ask_again)
                 self._connection.on_closed.remove(self._closed)
@@ -186,6 +189,12 @@ class PullLane:
             self._signal.set()
         left = list(self._buffer)
         self._buffer.clear()
+        return left
+
+    def stop(self) -> list[RawMessage]:
+        """Ask for no more and take no more; gives what was delivered and not taken."""
+        left = self.leave()
+        self._connection.unsubscribe(self._interest)
         return left
 
     # -- asking ---------------------------------------------------------------------------
@@ -230,7 +239,7 @@ class PullLane:
             self._delivered += count
             self._asked = max(0, self._asked - count)
             self._signal.set()
-        if count < len(run):
+        if count < len(run) and not self._stopped:
             for _, reply, headers, _ in run:
                 if not reply.startswith(_ACK_PREFIX):
                     self._status(headers)
@@ -282,10 +291,11 @@ class PullLane:
         self._asked = 0
         again = Deadline(self._prefetch.made_again)
         while True:
+            late = again.passed  # before asking: a server that stood still answers about then
             try:
                 await self._jetstream.consumer_info(self._stream, self._consumer)
             except SubscriptionNotFound as error:
-                if again.passed:
+                if late:
                     self._fail(gone or error)
                     return
                 await asyncio.sleep(again.left(at_most=RETRY_SECONDS / 5))
