@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-import millstream
 from millstream.errors import (
     ConfigError,
     DeadLetterNotFound,
@@ -18,7 +17,6 @@ from millstream.messaging import (
     DeadLetterFilter,
     DeadLetterQueue,
     NewEvent,
-    Subscription,
     Topic,
 )
 
@@ -32,20 +30,6 @@ async def bury(topic: Topic, count: int, subscription: str = "billing") -> DeadL
             if not count:
                 break
     return await topic.dead_letters(subscription)
-
-
-async def taken(member: Subscription, seconds: float = 0.5) -> list[Any]:
-    """Everything a member is given until nothing comes for a while; acknowledged."""
-    found: list[Any] = []
-    while pulled := await member.pull(1000, seconds):
-        for delivery in pulled:
-            delivery.ack()
-        found.extend(pulled)
-    return found
-
-
-async def stored(topic: Topic, start: int = 1) -> list[Any]:
-    return [event.value async for event in topic.read(start=millstream.Start.at_offset(start))]
 
 
 async def test_a_letter_has_the_event_and_why_when_and_where_it_died(topic: Topic) -> None:

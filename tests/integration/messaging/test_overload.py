@@ -174,7 +174,7 @@ async def test_a_blocking_subscriber_holds_up_nobody_else(
         for _ in range(5000):
             await publish(other, "flood", b"x" * 1000)
         await until(lambda: blocking.counters.blocked_seconds > 0)
-        assert (await request(other, "ask", timeout=2)).data == b"here"
+        assert (await request(other, "ask", timeout=8)).data == b"here"
         await other.flush()
         await plain.flush()
         assert plain.counters.received == 5000
@@ -184,12 +184,12 @@ async def test_a_blocking_subscriber_holds_up_nobody_else(
 async def test_a_drained_blocking_subscriber_gets_what_was_held_back(
     connection: Connection, other: Connection
 ) -> None:
-    settings = SubscriberSettings(overload=Overload.BLOCK, messages_max=10, block_seconds=5)
+    settings = SubscriberSettings(overload=Overload.BLOCK, messages_max=10, block_seconds=9)
     subscriber = await Subscriber(connection, "flood", settings)
     for number in range(3000):
         await publish(other, "flood", str(number))
     await other.flush()
-    draining = asyncio.create_task(subscriber.drain())
+    draining = asyncio.create_task(subscriber.drain(30))
     assert [int(message.text) async for message in subscriber] == list(range(3000))
     await draining
     assert subscriber.counters.dropped == 0
@@ -202,13 +202,13 @@ async def test_a_cut_by_the_server_is_counted_and_the_subscriber_goes_on(
     raw = 'max_pending: 1MB\nwrite_deadline: "500ms"\n'
     async with running_broker(limits=limits, raw=raw) as broker:
         connection, sender = await connect(broker.url), await connect(broker.url)
-        settings = SubscriberSettings(overload=Overload.BLOCK, messages_max=10, block_seconds=2)
+        settings = SubscriberSettings(overload=Overload.BLOCK, messages_max=10, block_seconds=9)
         async with Subscriber(connection, "flood", settings) as subscriber:
             for _ in range(400):
                 await publish(sender, "flood", b"x" * 100_000)
             await sender.flush(20)
 
-            deadline = Deadline(20)
+            deadline = Deadline(60)
             while not subscriber.counters.interruptions:  # seen once it reads again
                 assert not deadline.passed
                 with contextlib.suppress(NoMessage):
@@ -229,7 +229,7 @@ async def slow_reader(subscriber: Subscriber, taken: list[int], pause: float) ->
 
 
 async def test_a_paced_sender_waits_for_the_slowest_blocking_subscriber(
-    connection: Connection, other: Connection
+    connection: Connection, other: Connection, until: Until
 ) -> None:
     settings = SubscriberSettings(overload=Overload.BLOCK, messages_max=200, block_seconds=9)
     quick: list[int] = []
@@ -244,10 +244,11 @@ async def test_a_paced_sender_waits_for_the_slowest_blocking_subscriber(
             asyncio.create_task(slow_reader(second, slow, 0.01)),
         ]
         async with PacedPublisher(other, "paced.a", window_messages=100) as paced:
+            await paced.settle()
+            await until(lambda: len(paced._members) == 2)
             for number in range(3000):
                 await paced.publish(str(number))
-                if number > 100:  # both subscribers are known by then
-                    furthest = max(furthest, number - len(slow))
+                furthest = max(furthest, number - len(slow))
         assert paced.published == 3000
         assert paced.held_seconds > 0.5
         assert paced.unanswered == 0
@@ -271,16 +272,15 @@ async def test_a_paced_sender_goes_on_when_a_subscriber_gives_up_blocking(
             for number in range(50_000):
                 await paced.publish(str(number))
         counters = subscriber.counters
-    assert paced.held_seconds > 0.05
+    assert counters.blocked_seconds >= 0.2
     assert paced.unanswered == 0
     assert counters.dropped > 0
     assert paced.published == counters.delivered + counters.dropped + counters.pending
 
 
 async def test_a_paced_sender_waits_once_for_a_subscriber_that_died(
-    connect: Connect, other: Connection, monkeypatch: pytest.MonkeyPatch
+    connect: Connect, other: Connection, until: Until, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(pacing, "HOLD_SECONDS", 0.3)
     settings = SubscriberSettings(overload=Overload.BLOCK)
     async with (
         Subscriber(other, "mortal", settings) as living,
@@ -291,15 +291,19 @@ async def test_a_paced_sender_waits_once_for_a_subscriber_that_died(
             await paced.publish()
         await paced.settle()
         assert paced.unanswered == 0
-        assert len(paced._members) == 2
+        await until(lambda: len(paced._members) == 2)
         dying._source.pause_reading()  # as if its process had stopped
+        monkeypatch.setattr(pacing, "HOLD_SECONDS", 0.3)
+        while not paced.unanswered:
+            await paced.publish()
+        monkeypatch.undo()  # the living one may take its time, the dead one is not waited for
         for _ in range(100):
             await paced.publish()
         await paced.settle()
         assert paced.unanswered == 1
         assert paced.held_seconds >= 0.3
         await living.flush()
-        assert living.counters.received == 200
+        assert living.counters.received == paced.published
         dying._source.resume_reading()
 
 

@@ -7,6 +7,7 @@ import json
 from collections import Counter
 from collections.abc import Awaitable, Callable
 from datetime import UTC, datetime
+from functools import partial
 from typing import Any
 
 import nats.micro
@@ -16,6 +17,7 @@ from nats.micro.request import Request
 from nats.micro.service import EndpointConfig, ServiceInfo, ServicePing, ServiceStats
 
 from millstream.broker import Permissions, User
+from millstream.deadline import Deadline
 from millstream.errors import ConfigError, NoResponders, PermissionDenied, ServiceError
 from millstream.messaging.message import Message
 from millstream.messaging.request import gather, request
@@ -25,6 +27,7 @@ from millstream.testing import running_broker
 from millstream.wire.connection import Connection
 
 Connect = Callable[..., Awaitable[Connection]]
+Until = Callable[..., Awaitable[None]]
 
 
 def sums(connection: Connection, **options: Any) -> Service:
@@ -44,8 +47,13 @@ def sums(connection: Connection, **options: Any) -> Service:
     return service
 
 
-async def reports(connection: Connection, subject: str) -> list[dict[str, Any]]:
-    return [json.loads(answer.data) for answer in await gather(connection, subject, quiet=0.1)]
+async def reports(connection: Connection, subject: str, count: int = 1) -> list[dict[str, Any]]:
+    """What everybody says; asked again while fewer are heard than there are."""
+    deadline = Deadline(30)
+    while True:
+        answers = await gather(connection, subject, quiet=0.1)
+        if len(answers) >= count or deadline.passed:
+            return [json.loads(answer.data) for answer in answers]
 
 
 async def test_endpoints_answer_and_errors_reach_the_caller(
@@ -103,7 +111,7 @@ async def test_everybody_answers_where_there_is_no_queue_group(
     connection: Connection, other: Connection
 ) -> None:
     async with sums(connection, queue=""), sums(other, queue=""):
-        answers = await gather(connection, "sums.add", "2 3", quiet=0.1)
+        answers = await gather(connection, "sums.add", "2 3", limit=2, quiet=20, timeout=30)
     assert [answer.text for answer in answers] == ["5", "5"]
 
 
@@ -114,7 +122,7 @@ async def test_discovery_finds_every_instance_by_kind_and_by_id(
         ids = {first.id, second.id}
         for verb in ("PING", "INFO", "STATS"):
             for subject in (f"$SRV.{verb}", f"$SRV.{verb}.sums"):
-                found = await reports(connection, subject)
+                found = await reports(connection, subject, 2)
                 assert {report["id"] for report in found} == ids
             one = await reports(connection, f"$SRV.{verb}.sums.{first.id}")
             assert [report["id"] for report in one] == [first.id]
@@ -163,10 +171,11 @@ async def test_info_and_stats_say_what_the_standard_wants(connection: Connection
 
 
 async def test_another_library_can_read_the_reports(connection: Connection, peer: Client) -> None:
+    ask = partial(peer.request, timeout=15)
     async with sums(connection) as service:
-        ping = ServicePing.from_dict(json.loads((await peer.request("$SRV.PING.sums")).data))
-        info = ServiceInfo.from_dict(json.loads((await peer.request("$SRV.INFO.sums")).data))
-        stats = ServiceStats.from_dict(json.loads((await peer.request("$SRV.STATS.sums")).data))
+        ping = ServicePing.from_dict(json.loads((await ask("$SRV.PING.sums")).data))
+        info = ServiceInfo.from_dict(json.loads((await ask("$SRV.INFO.sums")).data))
+        stats = ServiceStats.from_dict(json.loads((await ask("$SRV.STATS.sums")).data))
     assert ping.id == info.id == stats.id == service.id
     assert [endpoint.subject for endpoint in info.endpoints] == ["sums.add", "sums.halve"]
     assert stats.endpoints[1].name == "half"
@@ -185,8 +194,8 @@ async def test_another_library_calls_our_service_and_we_call_theirs(
     await theirs.add_endpoint(EndpointConfig(name="ask", subject="theirs.ask", handler=answer))
     await peer.flush()
     async with sums(connection):
-        assert (await peer.request("sums.add", b"40 2")).data == b"42"
-        refused = await peer.request("sums.halve", b"5")
+        assert (await peer.request("sums.add", b"40 2", timeout=15)).data == b"42"
+        refused = await peer.request("sums.halve", b"5", timeout=15)
         assert refused.headers == {
             "Nats-Service-Error": "5 is odd",
             "Nats-Service-Error-Code": "422",
@@ -194,7 +203,7 @@ async def test_another_library_calls_our_service_and_we_call_theirs(
         assert (await request(connection, "theirs.ask")).data == b"theirs"
         with pytest.raises(ServiceError, match="400: bad request"):
             await request(connection, "theirs.ask", "bad")
-        found = await reports(connection, "$SRV.INFO")
+        found = await reports(connection, "$SRV.INFO", 2)
         assert {report["name"] for report in found} == {"sums", "theirs"}
         # Both libraries use the same words for the same things.
         ours, other = sorted(found, key=lambda report: str(report["name"]))
@@ -213,7 +222,7 @@ async def test_an_overloaded_endpoint_says_so_at_once(connection: Connection) ->
         return b"done"
 
     async with service:
-        asked = [asyncio.create_task(request(connection, "slow.do", timeout=5)) for _ in range(6)]
+        asked = [asyncio.create_task(request(connection, "slow.do", timeout=20)) for _ in range(6)]
         refused, waiting = await asyncio.wait(asked, return_when=asyncio.FIRST_COMPLETED)
         gate.set()
         results = await asyncio.gather(*asked, return_exceptions=True)
@@ -251,11 +260,12 @@ async def test_an_endpoint_can_be_added_while_the_service_runs(connection: Conne
         assert stats["endpoints"][0]["name"] == "grows-any"
 
 
-async def test_a_service_survives_a_restart_of_the_broker(connect: Connect) -> None:
+async def test_a_service_survives_a_restart_of_the_broker(connect: Connect, until: Until) -> None:
     async with running_broker() as broker:
         connection, caller = await connect(broker.url), await connect(broker.url)
         async with sums(connection):
             await asyncio.to_thread(broker.restart)
+            await until(lambda: connection.reconnects and caller.reconnects)
             await caller.flush()
             await connection.flush()
             assert (await request(caller, "sums.add", "1 1")).text == "2"
@@ -279,10 +289,10 @@ async def test_stopped_returns_when_the_service_or_its_connection_ends(connect: 
     await second.start()
     waiting = [asyncio.create_task(service.stopped()) for service in (first, second)]
     await first.stop()
-    await asyncio.wait_for(waiting[0], 5)
+    await asyncio.wait_for(waiting[0], 15)
     assert not waiting[1].done()
     await connection.close()
-    await asyncio.wait_for(waiting[1], 5)
+    await asyncio.wait_for(waiting[1], 15)
     with pytest.raises(ConfigError, match="started before"):
         await first.start()
 

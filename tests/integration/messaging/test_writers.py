@@ -19,6 +19,8 @@ from millstream.messaging import Topic, connect
 from millstream.messaging.packing import Packing
 from millstream.messaging.row_buffer import Columns
 from millstream.testing import running_broker
+from tests.integration.messaging.topic_tools import eventually
+from tests.integration.messaging.writer_child import PACK
 
 CHILD = Path(__file__).with_name("writer_child.py")
 SMALL = Packing(max_events=10, linger=0.01)
@@ -147,8 +149,12 @@ async def test_small_frames_share_packs_and_keep_their_order(
             for rows in (1, 3, 120, 7, 50, 19, 200):
                 number += rows
                 await writer.write_batch(frame(rows), position=number, columns=columns)
-            full = (await topic.info()).messages - lanes  # without the claims
-            assert full in range(number // 50 - lanes - 1, number // 50 + 1)
+
+            async def full() -> bool:
+                packs = (await topic.info()).messages - lanes  # without the claims
+                return packs in range(400 // 50 - lanes - 1, 400 // 50 + 1)
+
+            await eventually(full, True)
             number += 1
             await writer.write(b"%d" % number, f"k{number % 7}", position=number)
             number += 5
@@ -206,24 +212,25 @@ async def test_a_writer_notices_a_log_that_lost_what_was_acknowledged(
         await writer.abandon()
 
 
-async def spawn(url: str, count: int) -> asyncio.subprocess.Process:
+async def spawn(url: str, count: int, most: int) -> asyncio.subprocess.Process:
+    arguments = (str(CHILD), url, "log", str(count), str(most))
     return await asyncio.create_subprocess_exec(
-        sys.executable, str(CHILD), url, "log", str(count), stderr=asyncio.subprocess.PIPE
+        sys.executable, *arguments, stderr=asyncio.subprocess.PIPE
     )
 
 
-async def kill_when_stored(child: asyncio.subprocess.Process, topic: Topic, more: int) -> bool:
-    """Kill the child when it has stored some packs more; False when it was done before."""
+async def kill_when_stored(url: str, topic: Topic, count: int, more: int) -> None:
+    """Kill a child when it has stored some packs more; it waits for that when it is quicker."""
     goal = (await topic.info()).messages + more
-    deadline = Deadline(30)
-    while child.returncode is None:
+    child = await spawn(url, count, more * PACK)
+    deadline = Deadline(60)
+    while (await topic.info()).messages < goal:
+        assert child.returncode is None
         assert not deadline.passed
-        if (await topic.info()).messages >= goal:
-            child.send_signal(signal.SIGKILL)
-            await child.wait()
-            return True
         await asyncio.sleep(0.001)
-    return False
+    child.send_signal(signal.SIGKILL)
+    await child.communicate()
+    assert child.returncode == -signal.SIGKILL
 
 
 async def test_killed_at_random_points_each_event_is_stored_once(millstream_url: str) -> None:
@@ -232,9 +239,8 @@ async def test_killed_at_random_points_each_event_is_stored_once(millstream_url:
     async with connect(millstream_url) as mill:
         topic = await mill.create_topic("log", partitions=2)
         for _ in range(6):
-            child = await spawn(millstream_url, count)
-            assert await kill_when_stored(child, topic, chance.randrange(5, 40))
-        child = await spawn(millstream_url, count)
+            await kill_when_stored(millstream_url, topic, count, chance.randrange(5, 40))
+        child = await spawn(millstream_url, count, count)
         _, words = await child.communicate()
         assert child.returncode == 0, words.decode()
         await check_each_once_in_order(topic, count)

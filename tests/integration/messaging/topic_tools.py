@@ -9,10 +9,12 @@ import msgspec
 
 from millstream.deadline import Deadline
 from millstream.errors import NoResponders
+from millstream.messaging import Lag, Subscription, Topic
 from millstream.wire.api import PubAck, error_from
 from millstream.wire.connection import Connection
 from millstream.wire.jetstream import JetStream
 from millstream.wire.protocol import encode_headers
+from tests.integration.messaging.sdk import nothing
 
 
 async def put(
@@ -39,7 +41,7 @@ async def offsets(js: JetStream, stream: str) -> list[int]:
 
 
 async def eventually(
-    look: Callable[[], Awaitable[object]], expected: object, seconds: float = 15.0
+    look: Callable[[], Awaitable[object]], expected: object, seconds: float = 60.0
 ) -> None:
     """Look again until what is seen is as expected."""
     deadline = Deadline(seconds)
@@ -52,3 +54,22 @@ async def eventually(
             return
         assert not deadline.passed, f"{seen!r} is not {expected!r} after {seconds:g} s"
         await asyncio.sleep(0.02)
+
+
+async def done_with(topic: Topic, member: Subscription, seconds: float) -> None:
+    """A subscription settles everything, and for a while nothing of it comes again."""
+    await eventually(lambda: topic.lag(member.name), Lag(0, 0.0))
+    # A lease that ran out while somebody stood still sent copies before the last word arrived.
+    while await member.pull(1000, 0.05):
+        pass
+    await nothing(member, seconds)
+
+
+async def given_up(topic: Topic, member: Subscription) -> None:
+    """A subscription settles everything, and its member is given nothing meanwhile."""
+
+    async def lag() -> Lag:
+        await nothing(member, 0.1)  # it has to look for events, also for those it gives up
+        return await topic.lag(member.name)
+
+    await eventually(lag, Lag(0, 0.0))
