@@ -39,7 +39,7 @@ async def mill(request: pytest.FixtureRequest, millstream_url: str) -> AsyncIter
 
 async def take(items: AsyncIterator[Any], count: int) -> list[Any]:
     found = []
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(25):
         async for item in items:
             found.append(item)
             if len(found) == count:
@@ -181,7 +181,7 @@ async def test_a_pull_takes_what_is_there_and_waits_no_longer_than_told(mill: An
     await topic.publish_many([NewEvent(b"%d" % n) for n in range(3)])
     async with await topic.subscribe("billing") as subscription:
         found: list[Any] = []
-        deadline = Deadline(10)
+        deadline = Deadline(30)
         while len(found) < 3 and not deadline.passed:
             found += await subscription.pull(2, timeout=5)
         assert [int(d.value) for d in found] == [0, 1, 2]
@@ -321,7 +321,7 @@ async def test_a_claimed_id_is_held_and_released(mill: Any) -> None:
 
 
 async def _until(condition: Any) -> None:
-    deadline = Deadline(10)
+    deadline = Deadline(30)
     while not condition():
         assert not deadline.passed
         await asyncio.sleep(0.005)

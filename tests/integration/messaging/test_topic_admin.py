@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable, Callable
 from datetime import UTC, datetime, timedelta
+from functools import partial
 
 import pytest
 
@@ -12,6 +14,7 @@ from millstream.errors import (
     ApiError,
     ConfigError,
     NotReplicated,
+    SubscriptionNotFound,
     TopicConflict,
     TopicNotFound,
 )
@@ -29,10 +32,14 @@ from millstream.messaging.topic_config import to_stream_configs
 from millstream.messaging.topic_settings import TopicSettings
 from millstream.settings import ConnectionSettings, Secret
 from millstream.testing import running_broker
+from millstream.wire import jetstream
 from millstream.wire.api import ConsumerConfig
 from millstream.wire.connection import Connection
 from millstream.wire.jetstream import JetStream
+from tests.integration.messaging.cuts import proxy
 from tests.integration.messaging.topic_tools import offsets, put
+
+Connect = Callable[..., Awaitable[Connection]]
 
 
 @pytest.fixture
@@ -383,6 +390,29 @@ async def test_purge_by_key_takes_only_that_key(js: JetStream) -> None:
 def test_a_purge_that_makes_no_sense_is_refused(wrong: dict[str, object]) -> None:
     with pytest.raises(ConfigError):
         Purge(**wrong)  # type: ignore[arg-type]
+
+
+async def test_a_server_that_answers_late_is_asked_again_and_its_first_answer_counts(
+    connect: Connect, millstream_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with proxy(millstream_url) as (line, url):
+        js = JetStream(await connect(url))
+        await declare(js, "orders")
+        for _ in range(3):
+            await put(js.connection, "orders.a")
+        monkeypatch.setattr(jetstream, "ATTEMPT_SECONDS", 0.02)
+        questions: list[tuple[Callable[[], Awaitable[object]], object]] = [
+            (partial(js.purge_stream, "orders"), 3),
+            (partial(js.delete_message, "orders", 1), ApiError),
+            (partial(js.delete_consumer, "orders", "nobody"), SubscriptionNotFound),
+        ]
+        for ask, said in questions:
+            line.freeze()
+            asking = asyncio.gather(ask(), return_exceptions=True)
+            await asyncio.sleep(0.2)
+            line.thaw()
+            [answer] = await asking
+            assert said in (answer, type(answer))
 
 
 async def test_a_deleted_topic_is_gone_and_deleting_again_says_so(js: JetStream) -> None:
