@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import weakref
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Generator, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Final, Generic, Self, TypeVar
 
@@ -118,7 +118,7 @@ class Client:
         self._lane = PublishLane(connection, IN_FLIGHT_MAX)
         self._ids = IdSource()
         self._topics: weakref.WeakSet[Topic] = weakref.WeakSet()
-        self._refreshing: asyncio.Future[list[None]] | None = None
+        self._refreshing: asyncio.Task[None] | None = None
         connection.on_connected.append(self._reconnected)
 
     async def __aenter__(self) -> Self:
@@ -316,9 +316,8 @@ class Client:
         if self._refreshing is not None:
             self._refreshing.cancel()
         patience = self.connection.settings.reconnect
-        self._refreshing = asyncio.gather(
-            *(_refresh(topic, patience) for topic in list(self._topics))
-        )
+        # A task: what `gather` gives complains of its own cancellation when nobody awaits it.
+        self._refreshing = asyncio.create_task(_refresh_all(list(self._topics), patience))
 
 
 async def _closed(outlet: Outlet, seconds: float) -> None:
@@ -327,6 +326,10 @@ async def _closed(outlet: Outlet, seconds: float) -> None:
             await outlet.close()
     except TimeoutError as error:
         raise RequestTimeout(repr(outlet), seconds, ": it still had events to store") from error
+
+
+async def _refresh_all(topics: Sequence[Topic], patience: Reconnect) -> None:
+    await asyncio.gather(*(_refresh(topic, patience) for topic in topics))
 
 
 async def _refresh(topic: Topic, patience: Reconnect) -> None:

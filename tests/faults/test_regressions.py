@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 from pathlib import Path
 
 import pytest
@@ -246,6 +247,24 @@ async def test_a_write_that_never_arrived_is_refused_for_certain(millstream_url:
                 await writing
             assert refused.value.sent_again
         assert await value(table) == b"theirs"
+
+
+async def test_closing_soon_after_a_reconnect_leaves_no_complaint_in_the_log(
+    millstream_url: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """import, seed 3: what was found out about the new server was cancelled, and asyncio told."""
+    host, port = millstream_url.rpartition("@")[2].split(":")
+    async with Proxy(host, int(port)) as proxy:
+        url = millstream_url.replace(f":{port}", f":{proxy.port}")
+        async with millstream.connect(url, reconnect=Reconnect(wait=0.02)) as mill:
+            topic = await mill.create_topic("t", partitions=2)
+            reconnected = asyncio.Event()
+            mill.connection.on_connected.append(reconnected.set)
+            proxy.cut()
+            await reconnected.wait()
+    del mill, topic
+    gc.collect()
+    assert "never retrieved" not in caplog.text
 
 
 async def value(table: millstream.Table) -> object:
