@@ -366,6 +366,10 @@ class Holding:
                 await self.commit()
             except MillstreamError as error:
                 _log.info("group %s: not written down yet: %s", self._name, error)
+            except asyncio.CancelledError:
+                # Handlers are to be stopped, and this one has ended: it must not be called again.
+                if task := asyncio.current_task():
+                    task.uncancel()
             return True
 
     async def _commit_or_wait(self, lane: KeyLane) -> bool:

@@ -25,6 +25,7 @@ from millstream.messaging.event import Source
 from millstream.messaging.group_assignment import OWN_SHARE, Liveness, assign
 from millstream.messaging.group_holding import Holding, HoldingState, MemberContext
 from millstream.messaging.group_records import MemberRecord, PartitionRecord
+from millstream.messaging.group_settings import LEASE_SECONDS_MIN
 from millstream.messaging.group_store import RECORDS, UNSURE, Stored
 from millstream.messaging.start import Start
 from millstream.wire.jetstream import JetStream
@@ -36,7 +37,7 @@ __all__ = ["Member", "start_position"]
 _log = logging.getLogger("millstream.messaging")
 
 BEATS: Final = 4  # renewals within the time for which one lasts: three may be lost
-LOOKS: Final = 5  # looks at the records in one lease
+LOOKS: Final = 5  # looks at the records in the shortest lease of the group
 PAUSE_SECONDS: Final = 0.05
 # For the last writes of a member that ends in a hurry; what they miss is done again by others.
 LAST_SECONDS: Final = 2.0
@@ -85,6 +86,7 @@ class Member:
         self._liveness = Liveness()
         self._alive: frozenset[str] = frozenset()
         self._news = Signal()
+        self._shortest = context.settings.lease  # of all members: their deaths shall be seen
         self._look_all = Deadline(0)  # when it has passed, the partitions are looked at as well
         self._check_logs = False
         self._releases: dict[asyncio.Task[None], Holding] = {}
@@ -200,28 +202,29 @@ class Member:
     # -- sharing --------------------------------------------------------------------------
 
     async def _look(self) -> None:
-        interval = self.context.settings.lease / LOOKS
         wait, nudged, patience = 0.0, False, Deadline(RECOVERY_SECONDS)
         while True:
             second = nudged
             nudged = await self._news.wait(wait)
-            wait = min(SECOND_LOOK_SECONDS, interval) if nudged else interval
             if nudged or second:
                 self._look_all = Deadline(0)
-            if not self._joined:
-                continue
             try:
-                async with self._balancing:
-                    await self._look_once()
-                patience = Deadline(RECOVERY_SECONDS)
+                if self._joined:
+                    async with self._balancing:
+                        await self._look_once()
+                    patience = Deadline(RECOVERY_SECONDS)
             except TopicNotFound:
                 if patience.passed:
                     raise
             except UNSURE as error:
                 self._connection.check_open()
+                self._look_all = Deadline(0)  # what was to be taken may not be ours yet
                 _log.debug("member %s: could not look at the group: %s", self.id, error)
             except WrongSequence:
                 self._look_all = Deadline(0)  # somebody was quicker: look again
+            wait = self._shortest / LOOKS
+            if nudged:
+                wait = min(SECOND_LOOK_SECONDS, wait)
 
     async def _look_once(self) -> None:
         if self._check_logs:
@@ -242,6 +245,8 @@ class Member:
     async def _living(self) -> dict[str, Stored[MemberRecord]]:
         """The members that are alive; those that are not are ended."""
         members = await self._store.members()
+        leases = [stored.record.lease for stored in members.values()]
+        self._shortest = max(LEASE_SECONDS_MIN, min(leases, default=self._record.lease))
         others = {
             member: (stored.revision, stored.record.lease)
             for member, stored in members.items()
@@ -279,7 +284,11 @@ class Member:
                 self._release_later(holding)
         mine = [n for n, m in wanted.items() if m == self.id and n not in self.holdings]
         free = [n for n in mine if owners.get(n, "") not in members or owners[n] == self.id]
-        await asyncio.gather(*(self._take(number, partitions.get(number)) for number in free))
+        takes = [self._take(number, partitions.get(number)) for number in free]
+        # All of them end before one fails: a take that went on meanwhile could be made twice.
+        errors = [e for e in await asyncio.gather(*takes, return_exceptions=True) if e is not None]
+        if errors:  # one that the next look cannot mend goes first
+            raise min(errors, key=lambda error: isinstance(error, (*UNSURE, TopicNotFound)))
 
     async def _take(self, number: int, stored: Stored[PartitionRecord] | None) -> None:
         """Become the owner of a partition that has none, and go on where the last one was."""
@@ -293,18 +302,21 @@ class Member:
         died = before.owner not in ("", self.id)
         if died and await self._store.member(before.owner) is not None:
             return  # the snapshot was old: it lives
+        # An owner that is ourselves: a take that worked without our knowing. It counted the death.
+        trying = before.trying if before.owner else None
         record = msgspec.structs.replace(
             before,
             owner=self.id,
             epoch=before.epoch + 1,
             deaths=before.deaths + died,
-            trying=before.trying if died else None,
-            strikes=before.strikes + 1 if died and before.trying else 0,
+            trying=trying,
+            strikes=before.strikes + died if trying else 0,
         )
         timeout = self.context.settings.lease
         try:
             revision = await self._store.put_partition(number, record, stored.revision, timeout)
         except WrongSequence:
+            self._look_all = Deadline(0)
             return  # somebody was quicker, or it was us unawares: the next look will show
         if not self._joined or self.id != record.owner:
             return  # declared dead in the meantime

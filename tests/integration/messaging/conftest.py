@@ -23,7 +23,7 @@ Connect = Callable[..., Awaitable[Connection]]
 Until = Callable[..., Awaitable[None]]
 
 # Quick to come back, because tests restart the broker and wait for it.
-QUICK = Reconnect(wait=0.02, wait_max=0.1, give_up_after=20)
+QUICK = Reconnect(wait=0.02, wait_max=0.1, give_up_after=60)
 
 
 @pytest.fixture
@@ -65,7 +65,7 @@ async def peer(millstream_url: str) -> AsyncIterator[Client]:
 def until() -> Until:
     """Waits for a condition, at most `seconds`; fails with its name when it does not come."""
 
-    async def wait(condition: Callable[[], object], seconds: float = 10.0) -> None:
+    async def wait(condition: Callable[[], object], seconds: float = 20.0) -> None:
         deadline = Deadline(seconds)
         while not condition():
             assert not deadline.passed, f"not within {seconds:g} s: {condition}"

@@ -39,8 +39,9 @@ class Proxy:
             writer.transport.abort()
             return
         self.connections += 1
+        self._writers.add(writer)  # at once: a cut breaks it while it is being made as well
         there, back = await asyncio.open_connection("127.0.0.1", self._behind)
-        self._writers |= {writer, back}
+        self._writers.add(back)
         for source, target in ((reader, back), (there, writer)):
             task = asyncio.create_task(self._pump(source, target))
             self._tasks.add(task)

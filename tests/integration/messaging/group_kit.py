@@ -6,7 +6,7 @@ import asyncio
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from contextlib import AsyncExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from millstream.deadline import Deadline
@@ -23,7 +23,10 @@ from millstream.wire.connection import Connection
 from millstream.wire.jetstream import JetStream
 from millstream.wire.publish_lane import PublishLane
 
-QUICK = GroupSettings(lease=1.0, commit_every=0.05, backoff=(0.02,), max_attempts=3)
+# The lease is for tests in which none runs out, however long a process stands still.
+QUICK = GroupSettings(lease=30.0, commit_every=0.05, backoff=(0.02,), max_attempts=3)
+# For tests that need a lease to run out; then nothing may depend on how often that happens.
+SHORT_LEASE = replace(QUICK, lease=1.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +38,7 @@ class Run:
     epoch: int
     start: float
     end: float | None  # None: it did not end by itself
+    frozen: bool = False  # its process stood still meanwhile: nothing is promised about its end
 
 
 class Kit:
@@ -95,12 +99,14 @@ class Recorder:
 
     def __init__(self, seconds: float = 0.0) -> None:
         self.runs: list[Run] = []
+        self.started: list[str] = []  # keys, one for every call
         self.seconds = seconds
         self.gate: dict[str, asyncio.Event] = {}  # keys whose handler waits
         self.poison: set[str] = set()  # keys whose handler fails
 
     async def __call__(self, event: Any) -> None:
         start = asyncio.get_running_loop().time()
+        self.started.append(event.key)
         end = None
         try:
             if event.key in self.gate:
@@ -118,11 +124,15 @@ class Recorder:
     def done(self) -> list[Run]:
         return [run for run in self.runs if run.end is not None]
 
+    def open_gate(self, key: str) -> None:
+        """Let the handler that waits go on, and those to come not wait."""
+        self.gate.pop(key).set()
+
     def numbers(self, key: str) -> list[int]:
         return [run.number for run in self.done if run.key == key]
 
 
-async def until(condition: Any, seconds: float = 15.0, what: str = "") -> None:
+async def until(condition: Any, seconds: float = 20.0, what: str = "") -> None:
     """Wait for something that happens by itself."""
     deadline = Deadline(seconds)
     while not condition():
@@ -146,7 +156,8 @@ def check_order(runs: Sequence[Run], keys: int, each: int, repeats: bool = False
             assert run.number <= reached + 1, f"{key}: {run.number} was handled before its turn"
             assert run.epoch >= last.epoch, f"{key}: an older owner came later"
             if run is not last:
-                assert last.end is None or last.end <= run.start, f"{key}: two at a time"
+                ended = last.end is None or last.end <= run.start
+                assert ended or last.frozen, f"{key}: two at a time"
                 if run.epoch == last.epoch and last.end is not None:
                     assert run.number == last.number + 1, f"{key}: repeated by the same owner"
             reached, last = max(reached, run.number), run
@@ -157,9 +168,28 @@ def numbered(keys: int, each: int) -> list[tuple[str | None, int]]:
 
 
 async def until_position(kit: Kit, position: tuple[int, int]) -> None:
-    for _ in range(500):
-        found = (await kit.admin.info("billing")).partitions[0].position
-        if found == position:
-            return
+    deadline = Deadline(20)
+    while (found := (await kit.admin.info("billing")).partitions[0].position) != position:
+        assert not deadline.passed, f"the position is {found}, not {position}"
         await asyncio.sleep(0.01)
-    raise AssertionError(f"the position is {found}, not {position}")
+
+
+async def until_settled(members: Sequence[Group], sizes: Sequence[int]) -> None:
+    """Wait until the members have so many partitions each, in any order, and none will move."""
+    running = [group._member for group in members if group._member is not None]
+    deadline = Deadline(20)
+
+    def shares() -> list[tuple[int, ...]]:
+        """None while anything moves."""
+        quiet = not any(member._releases for member in running)
+        return [group.partitions for group in members] if quiet else []
+
+    while True:
+        await until(lambda: sorted(map(len, shares())) == sorted(sizes))
+        found = shares()
+        for member in running:  # what somebody decided on an older view is done then
+            async with member._balancing:
+                pass
+        if shares() == found:
+            return
+        assert not deadline.passed, f"partitions move all the time: {shares()}"

@@ -1,6 +1,6 @@
 """A program that processes a topic exactly once and may be killed at any line.
 
-python process_child.py URL
+python process_child.py URL once|follow
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ async def slowly(event: Event) -> list[NewEvent]:
     return transform(event)
 
 
-async def main(url: str) -> None:
+async def main(url: str, how: str) -> None:
     async with millstream.connect(url) as mill:
         source, target = await mill.topic("in"), await mill.topic("out")
-        await mill.process(source, target, slowly, SETTINGS).run(once=True)
+        await mill.process(source, target, slowly, SETTINGS).run(once=how == "once")
 
 
 if __name__ == "__main__":
-    asyncio.run(main(sys.argv[1]))
+    asyncio.run(main(*sys.argv[1:]))

@@ -36,7 +36,7 @@ async def python(code: str, *arguments: str) -> AsyncIterator[asyncio.subprocess
         await process.wait()
 
 
-async def line(process: asyncio.subprocess.Process, seconds: float = 20.0) -> str:
+async def line(process: asyncio.subprocess.Process, seconds: float = 60.0) -> str:
     """The next line that the process says."""
     if process.stdout is None:
         raise ValueError("the process has no output")
@@ -44,7 +44,7 @@ async def line(process: asyncio.subprocess.Process, seconds: float = 20.0) -> st
         return (await process.stdout.readline()).decode().strip()
 
 
-async def killed(process: asyncio.subprocess.Process, seconds: float = 20.0) -> None:
+async def killed(process: asyncio.subprocess.Process, seconds: float = 60.0) -> None:
     """Wait until the process was killed, by itself or by us."""
     async with asyncio.timeout(seconds):
         code = await process.wait()

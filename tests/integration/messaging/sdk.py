@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterable
 from typing import Any
 
+from millstream.deadline import Deadline
 from millstream.messaging import Delivery, Event, Subscription, Topic
 
 
@@ -18,7 +20,15 @@ async def values(topic: Topic, **choices: Any) -> list[Any]:
     return [event.value async for event in topic.read(**choices)]
 
 
-async def take(member: Subscription, count: int, seconds: float = 10.0) -> list[Delivery]:
+async def until_reading(topic: Topic) -> None:
+    """A reader of the topic has its place: it gets everything that is stored from now on."""
+    deadline = Deadline(20)
+    while not [info async for info in topic._jetstream.consumers(topic.name)]:
+        assert not deadline.passed, "nobody reads"
+        await asyncio.sleep(0.01)
+
+
+async def take(member: Subscription, count: int, seconds: float = 20.0) -> list[Delivery]:
     """The next `count` deliveries, unsettled; fails when they do not come."""
     taken: list[Delivery] = []
     while len(taken) < count:

@@ -9,7 +9,10 @@ from typing import Any
 
 import pytest
 
+from millstream.errors import Unconfirmed
 from millstream.messaging.group import GroupEvent
+from millstream.messaging.group_records import PartitionRecord
+from millstream.messaging.group_store import GroupStore
 from millstream.messaging.subscription import Reject
 from millstream.wire.connection import Connection
 from tests.integration.messaging.group_kit import (
@@ -201,5 +204,33 @@ async def test_when_too_many_keys_are_parked_nothing_more_is_given_up(single: Ki
     await until(lambda: sum(run.key == "k2" for run in record.runs) > 5)
     assert {parked.key for parked in await single.admin.parked("billing")} == {"k0", "k1"}
     record.poison.clear()
-    await until(lambda: record.numbers("k2") == [0, 1])
-    assert record.numbers("k3") == [0, 1]
+    await until(lambda: record.numbers("k2") == record.numbers("k3") == [0, 1])
+
+
+async def test_a_take_whose_answer_was_lost_still_knows_which_event_kills(
+    single: Kit, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The third owner in a row that dies in the same event is the last one."""
+    store = GroupStore(single.jetstream, single.lane, "orders", "billing")
+    await store.declare(1)
+    dead = PartitionRecord(
+        position=(1, 0), owner="gone", epoch=4, deaths=3, trying=(1, 0), strikes=1
+    )
+    await store.put_partition(0, dead, 0, 20.0)
+    await single.publish([("a", 0), ("b", 0)])
+    stored = GroupStore.put_partition
+    unanswered: list[PartitionRecord] = []
+
+    async def put(store: GroupStore, number: int, record: PartitionRecord, *rest: Any) -> int:
+        revision = await stored(store, number, record, *rest)
+        if not unanswered:
+            unanswered.append(record)
+            raise Unconfirmed("the answer was lost")
+        return revision
+
+    monkeypatch.setattr(GroupStore, "put_partition", put)
+    record = Recorder()
+    await single.member(record)
+    await until_position(single, (3, 0))
+    assert record.started == ["b"]
+    assert [event.key for event in await single.dead_letters()] == ["a"]

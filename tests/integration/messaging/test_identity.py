@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Awaitable, Callable, Iterator
+from typing import Any
 
 import pytest
 
@@ -19,18 +20,20 @@ from millstream.errors import (
     IdentityLost,
     IdentityTaken,
     PermissionDenied,
+    TopicNotFound,
 )
 from millstream.messaging.identity import STREAM, Identity, IdentitySettings, claim_identity
 from millstream.settings import Secret
 from millstream.testing import running_broker
 from millstream.wire.connection import Connection
 from millstream.wire.jetstream import JetStream
+from tests.integration.messaging.topic_tools import eventually
 
 Connect = Callable[..., Awaitable[Connection]]
 Until = Callable[..., Awaitable[None]]
 
-QUICK = IdentitySettings(heartbeat=0.2, probe_timeout=1.5)
-PATIENT = IdentitySettings(heartbeat=0.2, probe_timeout=8)
+QUICK = IdentitySettings(heartbeat=0.2, probe_timeout=0.3)  # for claimants of a dead one's id
+PATIENT = IdentitySettings(heartbeat=0.2, probe_timeout=30)  # a living one answers in this time
 
 HOLDER = """
 import asyncio, sys
@@ -75,12 +78,12 @@ async def test_a_second_claimant_is_refused_while_the_first_answers(
     connection: Connection, other: Connection
 ) -> None:
     async with await claim_identity(connection, "worker-1", QUICK) as first:
-        deadline = Deadline(5)
+        deadline = Deadline(PATIENT.probe_timeout)
         with pytest.raises(
             IdentityTaken, match=r"'worker-1' is held by 'millstream' on .*it is alive"
         ):
-            await claim_identity(other, "worker-1", QUICK)
-        assert 5 - deadline.left() < 0.4, "an answer is not waited out"
+            await claim_identity(other, "worker-1", PATIENT)
+        assert deadline.left() > 10, "the time for an answer is not waited out"
         assert first.held
         async with await claim_identity(other, "worker-2", QUICK) as second:
             assert second.held
@@ -89,9 +92,9 @@ async def test_a_second_claimant_is_refused_while_the_first_answers(
 async def test_a_released_id_is_free_at_once(connection: Connection, other: Connection) -> None:
     async with await claim_identity(connection, "a", QUICK) as first:
         pass
-    deadline = Deadline(8)
+    deadline = Deadline(PATIENT.probe_timeout)
     async with await claim_identity(other, "a", PATIENT) as second:
-        assert deadline.left() > 4, "nobody had to be asked"
+        assert deadline.left() > 10, "nobody had to be asked"
         assert second.epoch > first.epoch
     assert not first.held
     first.check()
@@ -101,7 +104,7 @@ async def test_a_process_that_was_killed_is_replaced(
     connection: Connection, holder: subprocess.Popen[str]
 ) -> None:
     with pytest.raises(IdentityTaken, match=f"process {holder.pid}"):
-        await claim_identity(connection, "worker-1", QUICK)
+        await claim_identity(connection, "worker-1", PATIENT)
     holder.kill()
     await asyncio.to_thread(holder.wait)
     async with await claim_identity(connection, "worker-1", QUICK) as identity:
@@ -117,7 +120,7 @@ async def test_a_process_that_hangs_is_replaced_and_learns_it_when_it_wakes(
         assert holder.stdout is not None
         told = await asyncio.to_thread(holder.stdout.readline)
         assert told.strip() == "IdentityLost"
-        assert await asyncio.to_thread(holder.wait, 10) == 0
+        assert await asyncio.to_thread(holder.wait, 30) == 0
         await asyncio.sleep(2 * QUICK.heartbeat)
         assert identity.held
 
@@ -153,19 +156,28 @@ async def deafen(identity: Identity) -> None:
 
 
 async def test_a_holder_whose_heartbeats_go_on_is_alive_even_if_probes_do_not_reach_it(
-    connection: Connection, other: Connection
+    connection: Connection, other: Connection, until: Until
 ) -> None:
     async with await claim_identity(connection, "deaf", QUICK) as identity:
         await deafen(identity)
+
+        class Claimant(Identity):
+            async def _answers(self, claim: Any) -> bool:
+                """Wait for an answer at least until the next heartbeat."""
+                before = identity._sequence
+                answered = await super()._answers(claim)
+                await until(lambda: identity._sequence > before)
+                return answered
+
         with pytest.raises(IdentityTaken, match=r"held by .millstream. on .*it is alive"):
-            await claim_identity(other, "deaf", QUICK)
+            await Claimant(other, "deaf", QUICK, None).claim()
         assert identity.held
 
 
 async def test_of_many_claimants_at_once_exactly_one_wins(connect: Connect) -> None:
     connections = [await connect() for _ in range(8)]
     results = await asyncio.gather(
-        *(claim_identity(connection, "race", QUICK) for connection in connections),
+        *(claim_identity(connection, "race", PATIENT) for connection in connections),
         return_exceptions=True,
     )
     winners = [result for result in results if isinstance(result, Identity)]
@@ -175,18 +187,23 @@ async def test_of_many_claimants_at_once_exactly_one_wins(connect: Connect) -> N
 
 
 async def test_of_many_claimants_of_a_dead_id_exactly_one_wins(connect: Connect) -> None:
-    dead = await connect()
-    await claim_identity(dead, "heir", QUICK)
-    await dead.close()
-    connections = [await connect() for _ in range(5)]
+    connection = await connect()
+    dead = await claim_identity(connection, "heir", QUICK)
+    await connection.close()
+
+    class Claimant(Identity):
+        async def _answers(self, claim: Any) -> bool:
+            """Wait for the winner longer than for the dead one."""
+            self._settings = QUICK if claim.instance == dead._claim.instance else PATIENT
+            return await super()._answers(claim)
+
+    claimants = [Claimant(await connect(), "heir", QUICK, None) for _ in range(5)]
     results = await asyncio.gather(
-        *(claim_identity(connection, "heir", QUICK) for connection in connections),
-        return_exceptions=True,
+        *(claimant.claim() for claimant in claimants), return_exceptions=True
     )
-    winners = [result for result in results if isinstance(result, Identity)]
-    assert len(winners) == 1
+    (winner,) = [claimant for claimant in claimants if claimant.held]
     assert [type(result) for result in results].count(IdentityTaken) == 4
-    await winners[0].release()
+    await winner.release()
 
 
 async def test_a_holder_keeps_its_id_over_a_restart_of_the_broker(
@@ -205,16 +222,24 @@ async def test_a_holder_keeps_its_id_over_a_restart_of_the_broker(
 
 
 async def test_a_claim_that_vanished_from_the_stream_is_made_again(
-    connection: Connection, other: Connection, until: Until
+    connection: Connection, other: Connection
 ) -> None:
     async with await claim_identity(connection, "again", QUICK) as identity:
         jetstream = JetStream(connection)
+
+        async def stored() -> bool:
+            try:
+                found = await jetstream.get_message(STREAM, {"last_by_subj": identity._subject})
+            except TopicNotFound:
+                return False
+            return found is not None
+
         await jetstream.purge_stream(STREAM)
-        await until(lambda: identity._sequence > identity.epoch)
+        await eventually(stored, True)
         await jetstream.delete_stream(STREAM)
-        await until(lambda: identity._sequence == 1)
+        await eventually(stored, True)
         with pytest.raises(IdentityTaken):
-            await claim_identity(other, "again", QUICK)
+            await claim_identity(other, "again", PATIENT)
         assert identity.held
 
 

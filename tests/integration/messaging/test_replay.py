@@ -13,7 +13,7 @@ from millstream.errors import ConfigError, TopicNotFound
 from millstream.messaging import Delivery, Event, NewEvent, ReadPlan, Start, Topic
 from millstream.messaging.topic_admin import Purge
 from millstream.mill import Mill
-from tests.integration.messaging.sdk import read, values
+from tests.integration.messaging.sdk import read, take, until_reading, values
 from tests.integration.messaging.topic_tools import eventually, put
 
 
@@ -139,7 +139,7 @@ async def test_following_goes_on_with_what_is_stored_later(topic: Topic) -> None
     for number in range(3, 10):
         await fill(topic, 1, first=number)
         await asyncio.sleep(0.005)
-    await asyncio.wait_for(following, 5)
+    await asyncio.wait_for(following, 20)
     await reader.aclose()  # type: ignore[attr-defined]
     assert seen == numbers(*range(1, 10))
     with pytest.raises(ConfigError, match="for ever"):
@@ -150,9 +150,9 @@ async def test_following_new_events_leaves_out_the_old(topic: Topic) -> None:
     await fill(topic, 3)
     reader = topic.read(follow=True, start=Start.NEW)
     following = asyncio.ensure_future(anext(reader))
-    await asyncio.sleep(0.1)
+    await until_reading(topic)
     await fill(topic, 1, first=3)
-    event: Event = await asyncio.wait_for(following, 5)
+    event: Event = await asyncio.wait_for(following, 20)
     assert event.value == b"3"
     await reader.aclose()  # type: ignore[attr-defined]
 
@@ -189,7 +189,7 @@ async def test_messages_of_millstream_itself_are_no_events(mill: Mill, topic: To
     assert [(e.key, e.value) for e in await read(topic)] == [(None, b"keyless"), ("_x", b"event")]
     assert await topic.get(1) == []
     async with await topic.subscribe("s") as member:
-        assert [d.value for d in await member.pull()] == [b"keyless", b"event"]
+        assert [d.value for d in await take(member, 2)] == [b"keyless", b"event"]
     async with await topic.subscribe("last", millstream.SubscriptionSettings(start=Start.LAST)):
         pass
 
