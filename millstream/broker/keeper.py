@@ -46,7 +46,7 @@ HEAL_POLL: Final = 2.0  # seconds between looks for a stream that a full disk ha
 HEAL_WAIT: Final = 0.5  # seconds for that answer; the server's log waits meanwhile
 HEAL_SPACE: Final = 16 * 1024 * 1024  # bytes that must be free again: two blocks of a stream
 MARK_POLL: Final = 5.0  # seconds between marks of where logs end: younger ends are not guarded
-MARK_SHARE: Final = 50  # a look that took long is not repeated for this many times as long
+MARK_SHARE: Final = 50  # looks that take long are not repeated for this many times as long
 MARK_BYTES: Final = 16 * 1024 * 1024  # of one answer, about 10,000 streams; beyond it no marks
 MARK_WAIT: Final = 10.0  # seconds for the first look; what a start has cut is seen only then
 RESTART_WINDOW: Final = 60.0  # seconds in which `restarts` crashes are forgiven
@@ -350,16 +350,16 @@ class Keeper:
             self.let_owner_go()
         self.healing = False
         look_at, mark_at = time.monotonic() + HEAL_POLL, time.monotonic() + MARK_POLL
+        looks = deque([0.0], maxlen=2)  # seconds; a single long one may have been held up
         while not self.stopping and not self.healing and self.server_gone() is None:
             self.listen(ORPHAN_POLL)
             if time.monotonic() > look_at:
                 self.healing = self.needs_healing(ports)
                 look_at = time.monotonic() + HEAL_POLL
-            if time.monotonic() > mark_at:
-                began = time.monotonic()
+            if (began := time.monotonic()) > mark_at:
                 self.mark_ends(ports)
-                now = time.monotonic()
-                mark_at = now + max(MARK_POLL, MARK_SHARE * (now - began))
+                looks.append(time.monotonic() - began)
+                mark_at = time.monotonic() + max(MARK_POLL, MARK_SHARE * min(looks))
         began = time.monotonic()
         if self.server:
             self.mark_ends(ports, self.plan["grace"] / 2)

@@ -72,7 +72,7 @@ async def test_what_was_marked_while_the_broker_ran_is_missed_for_certain(tmp_pa
     async with running_broker(data=tmp_path) as broker:
         await fill(broker)
         marks = tmp_path / "nodes" / "n1" / "log-ends.json"
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + 120
         while not marks.exists() or f'"last": {COUNT}' not in marks.read_text():
             assert time.monotonic() < deadline, "the keeper made no mark"
             await asyncio.sleep(0.05)
