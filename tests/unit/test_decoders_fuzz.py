@@ -67,6 +67,16 @@ def test_nonsense_is_no_duration(text: str) -> None:
         parse_duration(text)
 
 
+@pytest.mark.parametrize("part", ["9", "1m", "9.", "1m1"])
+def test_a_long_text_is_no_duration_and_is_refused_in_little_time_and_few_words(part: str) -> None:
+    """A stranger may send one to a guarded entrance; the square of its length would take hours."""
+    with pytest.raises(ConfigError, match="not a duration") as refused:
+        parse_duration("/" + part * 500_000 + "/")
+    assert len(str(refused.value)) < 200
+    with pytest.raises(ConfigError, match="not a duration"):
+        parse_duration(part * 500_000 + "/")
+
+
 @pytest.mark.parametrize("text", ["9" * 5000, "1" + "0" * 400 + "MB", "-1", "", "1e9", "1XB"])
 def test_nonsense_is_no_size(text: str) -> None:
     with pytest.raises(ConfigError):
