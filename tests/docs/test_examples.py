@@ -1,4 +1,4 @@
-"""Runs every example of README.md and docs/.
+"""Runs every example of README.md and docs/, and the notebook, which can use their JVM.
 
 - `python` blocks of a page run in order, in one namespace and one event loop; `await` may stand at
   the top level. A `text` block right behind one is what it prints (`...` stands for anything).
@@ -20,6 +20,7 @@ import io
 import json
 import os
 import re
+import runpy
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -169,6 +170,14 @@ def test_the_examples_of(path: Path, page: Page, monkeypatch: pytest.MonkeyPatch
             state = json.loads(page.shell("millstream up --json"))
             monkeypatch.setenv("NATS_URL", state["url"])
         page.run(blocks)
+
+
+@pytest.mark.usefixtures("page")
+def test_the_notebook_shows_what_it_says(capsys: pytest.CaptureFixture[str]) -> None:
+    runpy.run_module("examples.notebook", run_name="__main__", alter_sys=True)
+    shown = capsys.readouterr().out
+    assert 'ann {"customer":"ann","amount":106}' in shown
+    assert 'ben {"customer":"ben","amount":6}' in shown
 
 
 @pytest.mark.parametrize("path", PAGES, ids=lambda path: str(path.relative_to(ROOT)))
