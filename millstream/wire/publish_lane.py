@@ -62,7 +62,8 @@ class _InFlight(asyncio.Future[Any]):
         "give_up",  # time at which it counts as unconfirmed
         "make",  # what the future gives, from the ack
         "place",
-        "refused",  # the last try found nobody listening: certainly not stored
+        "refused",  # the last try found nobody listening
+        "unsure",  # an earlier try did not: it may be stored all the same
         "watcher",
     )
     frame: bytes
@@ -72,7 +73,14 @@ class _InFlight(asyncio.Future[Any]):
     due: float
     give_up: float
     refused: bool
+    unsure: bool
     again: bool
+
+    def repeat(self, due: float) -> None:
+        """It is sent again now, and is due once more at that time."""
+        self.due = due
+        self.unsure = self.unsure or not self.refused
+        self.refused, self.again = False, True
 
     @property
     def subject(self) -> str:
@@ -201,7 +209,7 @@ class PublishLane:
         now = _now()
         entry.due = now + RESEND_SECONDS
         entry.give_up = now + timeout
-        entry.refused = entry.again = False
+        entry.refused = entry.unsure = entry.again = False
         entry.frame = frame
         entry.make = make
         entry.watcher = watcher
@@ -305,8 +313,7 @@ class PublishLane:
             elif now >= message.give_up:
                 self._fail(token, message, self._given_up(message))
             elif connected and now >= message.due:
-                message.due = now + RESEND_SECONDS
-                message.refused, message.again = False, True
+                message.repeat(now + RESEND_SECONDS)
                 self.resent += 1
                 self._connection.send(message.frame)
         if self._in_flight:
@@ -314,7 +321,7 @@ class PublishLane:
 
     def _given_up(self, message: _InFlight) -> Exception:
         subject = message.subject
-        if message.refused:
+        if message.refused and not message.unsure:
             return NoResponders(subject)
         return Unconfirmed(
             f"no ack for '{subject}' in time: it may or may not be stored. "
@@ -324,7 +331,7 @@ class PublishLane:
     def _resend_all(self) -> None:
         due = _now() + RESEND_SECONDS
         for message in self._in_flight.values():
-            message.due, message.again = due, True
+            message.repeat(due)
             self._connection.send(message.frame)
         self.resent += len(self._in_flight)
 

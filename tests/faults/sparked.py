@@ -28,7 +28,7 @@ KINDS: Final = ("kill Spark driver", "kill Spark worker", "kill server", "cut")
 AT_WORK: Final = 0.7  # part of the kills of a long run that wait until output is written
 START_SECONDS: Final = 120.0  # until the first output, on a busy machine
 FINISH_SECONDS: Final = 240.0
-LOOK_SECONDS: Final = 0.5  # between looks at the whole output, which cost Spark's own time
+LOOK_SECONDS: Final = 0.5  # between looks at the output, which cost Spark's own time
 
 
 def can_spark() -> str | None:
@@ -100,7 +100,7 @@ async def _at_work(stage: Stage, step: Step) -> None:
             await _drivers[id(stage)].keep()
             return await _written(stage) > before
 
-        await until(grown, START_SECONDS)
+        await until(grown, START_SECONDS, LOOK_SECONDS)
 
 
 async def _kill_driver(stage: Stage, step: Step) -> None:
@@ -168,10 +168,9 @@ async def _finish(stage: Stage, driver: Driver) -> Findings:
 
     async def complete() -> bool:
         await driver.keep()
-        await asyncio.sleep(LOOK_SECONDS)
         return not check_outputs(stored, await _outputs(stage), _same).problems["lost"]
 
-    await until(complete, FINISH_SECONDS)
+    await until(complete, FINISH_SECONDS, LOOK_SECONDS)
     await driver.kill()
     findings = stage.findings.add(check_publishes(stage.records(), stored))
     return findings.add(check_outputs(stored, await _outputs(stage), _same))

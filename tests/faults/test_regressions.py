@@ -10,14 +10,21 @@ import pytest
 
 import millstream
 from millstream.broker import Role, User
-from millstream.errors import DataLoss, FencedOut, PermissionDenied, Unconfirmed, WrongSequence
+from millstream.errors import (
+    DataLoss,
+    FencedOut,
+    PermissionDenied,
+    Unconfirmed,
+    WrongSequence,
+)
 from millstream.messaging import reading
-from millstream.messaging.event import PlainEvent
+from millstream.messaging.event import PlainEvent, PublishOptions
 from millstream.messaging.fence import FenceState, judge_refusal, read_state, state_headers
 from millstream.messaging.fenced_lane import FencedLane
 from millstream.messaging.pack import empty
 from millstream.settings import ConnectionSettings, Reconnect, Secret
 from millstream.testing import running_broker
+from millstream.wire import publish_lane
 from tests.faults.proxy import Proxy
 from tests.integration.messaging.topic_tools import eventually
 
@@ -247,6 +254,27 @@ async def test_a_write_that_never_arrived_is_refused_for_certain(millstream_url:
                 await writing
             assert refused.value.sent_again
         assert await value(table) == b"theirs"
+
+
+async def test_a_publish_that_may_be_stored_is_not_said_to_have_found_nobody(
+    millstream_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its first ack was lost; then the topic had no leader, or was gone, and refused the rest."""
+    monkeypatch.setattr(publish_lane, "RESEND_SECONDS", 0.2)
+    host, port = millstream_url.rpartition("@")[2].split(":")
+    async with _Deaf(host, int(port)) as proxy, millstream.connect(millstream_url) as other:
+        await other.create_topic("t")
+        url = millstream_url.replace(f":{port}", f":{proxy.port}")
+        async with millstream.connect(url) as mill:
+            topic = await mill.topic("t")
+            proxy.hears.clear()
+            patience = PublishOptions(timeout=1.5)  # the cut is far shorter
+            publishing = asyncio.create_task(topic.publish(b"x", options=patience))
+            await proxy.held.wait()
+            await other.delete_topic("t")
+            proxy.cut()
+            with pytest.raises(Unconfirmed):
+                await publishing
 
 
 async def test_closing_soon_after_a_reconnect_leaves_no_complaint_in_the_log(

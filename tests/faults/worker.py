@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import millstream
-from millstream.errors import ApiError, FencedOut, MillstreamError, WrongSequence
+from millstream.errors import ApiError, FencedOut, MillstreamError, NoResponders, WrongSequence
 from millstream.messaging import (
     Delivery,
     Event,
@@ -79,7 +79,7 @@ async def _produce_key(worker: Worker, topic: Topic, key: str) -> None:
         worker.history.note("invoke", id=name)
         try:
             receipt = await topic.publish(body_of(name), key)
-        except ApiError as error:
+        except (ApiError, NoResponders) as error:
             worker.history.note("refused", id=name, error=str(error))
             await worker.rest(PAUSE)
         except MillstreamError as error:
