@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import hashlib
 import logging
 import os
@@ -13,7 +14,7 @@ import sys
 import sysconfig
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import IO, TYPE_CHECKING, Final
 
 from millstream.deadline import now_ns
 from millstream.errors import ConfigError, MissingExtra
@@ -32,6 +33,8 @@ TASK_TRIES: Final = 4
 ARCHIVE_AGE_SECONDS: Final = 60
 # Every environment has one of some 170 MB, and nobody says when an environment is gone.
 ARCHIVES_MAX: Final = 4
+
+_claims: Final[dict[Path, IO[str]]] = {}  # locks by folder, held by staying open
 
 STATE_STORE: Final = "spark.sql.streaming.stateStore.providerClass"
 
@@ -172,16 +175,17 @@ def _java_options(java: str, quick: bool) -> str:
     options = ["-Xlog:disable", f"-Dlog4j2.configurationFile={_log_settings().as_uri()}"]
     if quick:
         options.append("-XX:TieredStopAtLevel=1")
-    archive = _class_archive(java)
+    archive = _class_archive(java, quick)
     if archive is not None:
         options.append(archive)
     return " ".join(options)
 
 
-def _class_archive(java: str) -> str | None:
+def _class_archive(java: str, quick: bool = False) -> str | None:
     """The option that starts the JVM from an archive of its classes, or that makes one at its end.
 
-    Starting Spark is mostly loading classes; with an archive it takes half the time.
+    Starting Spark is mostly loading classes; with an archive it takes half the time. A JVM that
+    makes one needs three times the time: one process at a time does that, and no quick one.
     """
     folder, jars = _cache(), _jars()
     place = hashlib.sha256(f"{java}\n{jars}".encode()).hexdigest()[:8]
@@ -194,7 +198,22 @@ def _class_archive(java: str) -> str | None:
         os.utime(archive)  # it is in use
         _forget_unused(folder)
         return f"-XX:SharedArchiveFile={archive} -Xshare:auto"
+    if quick or any(folder.glob(f"new-{name}-*.jsa")) or not _claim(folder):
+        return None
     return f"-XX:ArchiveClassesAtExit={folder / f'new-{name}-{os.getpid()}.jsa'}"
+
+
+def _claim(folder: Path) -> bool:
+    """Whether this process is the one that makes archives, until it ends, however it ends."""
+    if folder not in _claims:
+        file = (folder / "making.lock").open("w")
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            file.close()
+            return False
+        _claims[folder] = file
+    return True
 
 
 def _forget_unused(folder: Path) -> None:

@@ -89,10 +89,28 @@ def test_an_archive_of_classes_is_taken_when_it_is_complete(
     assert first.startswith("-XX:ArchiveClassesAtExit=")
     made = Path(first.partition("=")[2])
     made.write_bytes(b"x")
-    assert "ArchiveClassesAtExit" in MODULE._class_archive("17")  # it may still be written
+    assert MODULE._class_archive("17") is None  # it may still be written
     os.utime(made, (1, 1))
     assert MODULE._class_archive("17").startswith("-XX:SharedArchiveFile=")
     assert "ArchiveClassesAtExit" in MODULE._class_archive("21")  # another Java, another archive
+
+
+def test_an_archive_of_classes_is_made_by_one_process_at_a_time_and_by_no_quick_one(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert MODULE._class_archive("17", quick=True) is None
+    code = (
+        "import importlib; module = importlib.import_module('millstream.spark.session');"
+        "print(module._class_archive('17'), flush=True); input()"
+    )
+    pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    with subprocess.Popen([sys.executable, "-c", code], **pipes) as other:
+        assert other.stdout is not None
+        assert other.stdout.readline().startswith("-XX:ArchiveClassesAtExit=")
+        assert MODULE._class_archive("17") is None
+        other.kill()
+    assert MODULE._class_archive("17").startswith("-XX:ArchiveClassesAtExit=")
 
 
 def test_an_archive_of_jars_that_were_replaced_is_removed_and_made_anew(
