@@ -35,9 +35,9 @@ TESTS := $(BIN)/python -m pytest --numprocesses auto --maxprocesses 4 --dist loa
 test: $(STAMP)
 	$(TESTS) -m "not long"
 
-# Everything, the tests that take minutes included: killed clusters.
+# Everything, the tests that take minutes included: killed clusters; and new random examples.
 test-all: $(STAMP)
-	$(TESTS)
+	$(TESTS) --hypothesis-profile new
 
 lint: $(STAMP)
 	$(BIN)/ruff check .

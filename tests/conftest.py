@@ -26,11 +26,17 @@ MAY_BLOCK = [
 
 
 # A machine that stands still for a while is no fault of the code: no example has a time limit of
-# its own, nor has the drawing of its data. What hangs is ended by pytest.
+# its own, nor has the drawing of its data. What hangs is ended by pytest. `make test` draws the
+# same examples every time, `make test-all` (`--hypothesis-profile new`) and `make fuzz` new ones.
 settings.register_profile(
-    "patient", settings.default, deadline=None, suppress_health_check=[HealthCheck.too_slow]
+    "new",
+    settings.default,
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow],
+    derandomize=False,
 )
-settings.load_profile("patient")
+settings.register_profile("same", settings.get_profile("new"), derandomize=True)
+settings.load_profile("same")
 
 # Folders whose tests start a JVM or break things for a while.
 SLOW_FOLDERS = {"spark", "faults", "docs"}
