@@ -245,22 +245,22 @@ class _Play:
 
 
 class _Quiet:
-    """Whether no flow has had anything left to read for some seconds."""
+    """Whether no flow had anything left to read each time the lag was measured lately."""
 
-    SECONDS = 4.0  # the lag is measured every second, and flows read from flows
+    TIMES = 4  # measured once a second; the first may be older, and flows read from flows
 
     def __init__(self, pipeline: Pipeline) -> None:
         self._pipeline = pipeline
-        self._since: float | None = None
+        self._measured: set[str] = set()
 
     def __call__(self, complete: bool) -> bool:
         flows = self._pipeline.status().get("flows", [])
         quiet = complete and bool(flows) and all(flow["lag_messages"] == 0 for flow in flows)
         if not quiet:
-            self._since = None
-        elif self._since is None:
-            self._since = time.monotonic()
-        return self._since is not None and time.monotonic() - self._since >= self.SECONDS
+            self._measured.clear()
+        else:
+            self._measured.update(flow["lag_time"] for flow in flows[:1] if flow["lag_time"])
+        return len(self._measured) >= self.TIMES
 
 
 def _command(*words: str) -> None:

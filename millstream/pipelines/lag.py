@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
+from datetime import UTC, datetime
 from types import TracebackType
 from typing import Final, Self
 
@@ -56,9 +57,10 @@ class LagMeter:
             connection.close()
 
     def _measure(self, jetstream: BlockingJetStream, topics: tuple[str, ...]) -> None:
+        asked = datetime.now(UTC)
         try:
             logs = find_logs(jetstream, SourceOptions(topics=topics))
         except MillstreamError as error:
             _log.debug("the lag is not known: %s", error)
             return
-        self._watch.measure({where: log.next for where, log in logs.items()})
+        self._watch.measure({where: log.next for where, log in logs.items()}, asked)

@@ -31,6 +31,7 @@ class Numbers:
     lag_messages: int | None = None  # stored and not read yet; a pack is one message
     lag_events: int | None = None  # the same in events, by the size of the packs read so far
     lag_seconds: float | None = None  # since when the oldest of them waits, at most
+    lag_time: str | None = None  # when the broker was last asked where the topics end
     watermark: str | None = None
     state_rows: int = 0
     state_bytes: int = 0

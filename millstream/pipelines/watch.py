@@ -50,12 +50,13 @@ class Watch:
         with self._lock:
             return {topic for n in self._numbers.values() for end in n.ends for topic in end}
 
-    def measure(self, latest: Mapping[tuple[str, int], int]) -> None:
-        """Measure every flow's lag against the ends of the logs."""
+    def measure(self, latest: Mapping[tuple[str, int], int], asked: datetime) -> None:
+        """Measure every flow's lag against the ends of the logs, as they were when asked for."""
         with self._lock:
             for numbers in self._numbers.values():
                 if numbers.ends:
                     note_latest(numbers, latest, datetime.now(UTC))
+                    numbers.lag_time = asked.isoformat(timespec="milliseconds")
 
     def begin(self, flow: str, offsets: Sequence[str]) -> None:
         """Take how far a flow had read when this process started it."""

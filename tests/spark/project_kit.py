@@ -27,6 +27,8 @@ from pyspark.sql import functions as f
 from millstream import pipelines as mp
 """
 
+# The limit of a wait for something that comes for certain, on a machine that may stand still.
+PATIENCE_SECONDS = 240.0
 # For processes that run for seconds: the compiler that is quick to start.
 QUICK = '[pipeline.spark]\n"spark.driver.extraJavaOptions" = "-XX:TieredStopAtLevel=1"\n'
 
@@ -44,7 +46,9 @@ class Kit:
 
     def runner(self, *, once: bool = True) -> Runner:
         project = open_project(self.folder)
-        settings = RunSettings(once=once, options={"url": self.place.url})
+        settings = RunSettings(
+            once=once, stop_seconds=PATIENCE_SECONDS, options={"url": self.place.url}
+        )
         return Runner(project, declared(project), self.spark, settings)
 
     def once(self) -> dict[str, dict[str, Any]]:
@@ -75,7 +79,7 @@ class Kit:
             yield runner
         finally:
             runner.stop()
-            thread.join(60)
+            thread.join(PATIENCE_SECONDS + 60)
             assert not thread.is_alive()
 
     def table(self, name: str) -> dict[str, Any]:
@@ -95,7 +99,7 @@ class Kit:
             return resolve(declared(project), self.spark, broker, self.folder, options).graph
 
 
-def wait_for(condition: Callable[[], bool], seconds: float = 120) -> None:
+def wait_for(condition: Callable[[], bool], seconds: float = PATIENCE_SECONDS) -> None:
     deadline = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline, "it did not come"

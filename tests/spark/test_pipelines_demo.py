@@ -10,26 +10,26 @@ import subprocess
 import sys
 import termios
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
-from examples.flights.demo import claim
-from tests.spark.project_kit import alive_in, wait_for
+from examples.flights.demo import _Quiet, claim
+from tests.spark.project_kit import PATIENCE_SECONDS, alive_in, wait_for
 
 ROOT = Path(__file__).parents[2]
 COMMAND = [sys.executable, "-m", "examples.flights", "--days", "2", "--seconds", "4"]
 
 
-def test_the_demo_loses_doubles_and_changes_nothing_and_runs_again_until_ctrl_c(
-    tmp_path: Path,
-) -> None:
+def test_the_demo_loses_doubles_and_changes_nothing(tmp_path: Path) -> None:
     folder = tmp_path / "demo"
     done = subprocess.run(
         [*COMMAND, "--folder", str(folder)],
         cwd=ROOT,
         capture_output=True,
         text=True,
-        timeout=500,
+        timeout=560,
         check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr
@@ -43,7 +43,6 @@ def test_the_demo_loses_doubles_and_changes_nothing_and_runs_again_until_ctrl_c(
     assert report.count("<svg") == 7
     assert "No row was lost, none came twice, none is different." in report
     assert ">killed</text>" in report
-    check_ctrl_c(folder)
 
 
 def check_answers(printed: str) -> None:
@@ -62,8 +61,12 @@ def check_answers(printed: str) -> None:
     assert found["departures (Parquet)"][:2] == [flights, flights]
 
 
-def check_ctrl_c(folder: Path) -> None:
-    """A second run, on a terminal, ended by Ctrl-C: nothing of it is left."""
+def test_the_demo_runs_again_on_a_terminal_until_ctrl_c_and_nothing_of_it_is_left(
+    tmp_path: Path,
+) -> None:
+    folder = tmp_path / "demo"
+    claim(folder)
+    (folder / "report.html").touch()  # of an earlier run
     ours, theirs = pty.openpty()
     termios.tcsetwinsize(theirs, (40, 100))
     process = subprocess.Popen(
@@ -85,7 +88,7 @@ def check_ctrl_c(folder: Path) -> None:
         os.killpg(process.pid, signal.SIGINT)
         while part := _read(ours):
             printed += part
-        assert process.wait(120) == 130
+        assert process.wait(PATIENCE_SECONDS) == 130
     finally:
         if process.poll() is None:
             os.killpg(process.pid, signal.SIGKILL)
@@ -94,7 +97,7 @@ def check_ctrl_c(folder: Path) -> None:
     assert "Stopped on request; nothing is left running." in printed
     assert "Traceback" not in printed
     wait_for(lambda: not alive_in(pipeline) and not running(folder))
-    assert not (folder / "report.html").exists()  # the first run's
+    assert not (folder / "report.html").exists()
 
 
 def _read(terminal: int) -> str:
@@ -104,25 +107,35 @@ def _read(terminal: int) -> str:
         return ""  # the other side is closed
 
 
-def running(folder: Path) -> list[int]:
-    """The processes whose command names the folder: pipeline and broker."""
+def running(folder: Path, *more: bytes) -> list[int]:
+    """The processes whose command names the folder, pipeline and broker, and has these words."""
     found = []
     for place in Path("/proc").glob("[0-9]*"):
         try:
-            words = (place / "cmdline").read_bytes()
+            command = (place / "cmdline").read_bytes()
         except OSError:
             continue
-        if str(folder).encode() in words:
+        if all(words in command for words in (str(folder).encode(), *more)):
             found.append(int(place.name))
     return found
 
 
 def pipelines(folder: Path) -> list[int]:
-    return [
-        pid
-        for pid in running(folder)
-        if b"\0run\0" in Path(f"/proc/{pid}/cmdline").read_bytes() and os.getpgid(pid) == pid
-    ]
+    """Those that lead a session: what they start has their command until it has its own."""
+    return [pid for pid in running(folder, b"\0run\0") if pid in alive_in(pid)]
+
+
+def test_a_status_that_stands_still_does_not_say_that_all_is_read() -> None:
+    flow = {"lag_messages": 0, "lag_time": "0"}
+    pipeline: Any = SimpleNamespace(status=lambda: {"flows": [flow]})
+    quiet = _Quiet(pipeline)
+    assert not any(quiet(True) for _ in range(100))
+    seen = []
+    for number in range(8):
+        flow["lag_time"] = str(number)
+        flow["lag_messages"] = int(number == 2)  # a flow wrote what another one reads
+        seen.append(quiet(True))
+    assert seen == [False] * 6 + [True] * 2
 
 
 def test_a_folder_of_somebody_else_is_not_emptied(tmp_path: Path) -> None:
