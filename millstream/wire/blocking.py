@@ -108,9 +108,10 @@ class BlockingConnection:
             return
         errors: list[ConnectError] = []
         for address in self._addresses:
-            share = Deadline(deadline.left(at_most=max(0.5, deadline.left() / 2)))
+            left = deadline.left()
+            last = address is self._addresses[-1]
             try:
-                self._open_one(address, share)
+                self._open_one(address, Deadline(left if last else min(left, max(0.5, left / 2))))
                 return
             except AuthenticationFailed:
                 self._drop()
@@ -158,11 +159,14 @@ class BlockingConnection:
         if tls is not None and tls.handshake_first:
             self._socket = self._secure(plain, address.host, deadline)
         self.info = ServerInfo()
-        self.wait(lambda: bool(self.info.server_id), deadline)
+        # Without the greeting it is not known how to say who we are.
+        if not self.wait(lambda: bool(self.info.server_id), deadline):
+            raise ConnectFailed(f"{address} does not greet within {deadline.seconds:.3g} s")
         if not isinstance(self._socket, ssl.SSLSocket) and (wants_tls or self.info.tls_required):
             self._socket = self._secure(plain, address.host, deadline)
         self.send(connect_line(self.info, self.settings, address) + PING)
-        self.wait(lambda: self._pongs > 0, deadline)
+        if not self.wait(lambda: self._pongs > 0, deadline):
+            raise ConnectFailed(f"{address} does not answer within {deadline.seconds:.3g} s")
         self.url = str(address)
 
     def _secure(self, plain: socket.socket, host: str, deadline: Deadline) -> ssl.SSLSocket:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Iterator
 from threading import Thread
 from typing import Any
@@ -10,7 +11,7 @@ import pytest
 
 from millstream.broker import Broker
 from millstream.deadline import Deadline
-from millstream.errors import TopicNotFound, WrongSequence
+from millstream.errors import ConnectFailed, TopicNotFound, WrongSequence
 from millstream.settings import ConnectionSettings
 from millstream.wire.blocking import BlockingConnection, BlockingJetStream
 from millstream.wire.blocking_publish import publish_one, publish_pipelined
@@ -20,10 +21,32 @@ from millstream.wire.message import OutgoingMessage
 from millstream.wire.protocol import encode_headers
 from tests.spark.conftest import Place
 
+PATIENCE = 120  # seconds; nothing here waits for so long
+
 
 def message(number: int, **headers: str) -> OutgoingMessage:
     block = encode_headers({"Nats-Msg-Id": str(number), **headers})
     return OutgoingMessage(b"orders._", block, b"%d" % number)
+
+
+@pytest.mark.parametrize("greeting", [b"", b'INFO {"server_id": "X", "max_payload": 1024}\r\n'])
+def test_a_server_that_stands_still_is_not_taken_for_a_connection(greeting: bytes) -> None:
+    """What is sent before its greeting could be refused for good: it names the way to log in."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        url = f"nats://127.0.0.1:{server.getsockname()[1]}"
+        links: list[socket.socket] = []
+        answering = Thread(target=lambda: links.append(_greet(server, greeting)))
+        answering.start()
+        with pytest.raises(ConnectFailed):
+            BlockingConnection(ConnectionSettings(urls=(url,))).open(Deadline(0.5))
+        answering.join(PATIENCE)
+        links.pop().close()
+
+
+def _greet(server: socket.socket, greeting: bytes) -> socket.socket:
+    link, _ = server.accept()
+    link.sendall(greeting)
+    return link
 
 
 def test_pipelined_messages_are_stored_once_and_in_order_over_a_restart(
@@ -41,7 +64,7 @@ def test_pipelined_messages_are_stored_once_and_in_order_over_a_restart(
             yield message(number)
 
     with BlockingConnection(settings) as connection:
-        acks = list(publish_pipelined(connection, messages(), 30))
+        acks = list(publish_pipelined(connection, messages(), PATIENCE))
     restarting.join()
     assert len(acks) == 2000
     assert sorted(int(value) for value in place.values("orders")) == list(range(2000))
@@ -72,7 +95,7 @@ def test_readers_leave_no_consumer_and_no_subscription_behind(place: Place) -> N
             del stopped
         assert not connection._handlers
         jetstream = BlockingJetStream(connection)
-        limit = Deadline(10)  # consumers are removed without waiting for an answer
+        limit = Deadline(PATIENCE)  # consumers are removed without waiting for an answer
         while stream_info(jetstream, "orders").state.consumer_count and not limit.passed:
             continue
         assert stream_info(jetstream, "orders").state.consumer_count == 0
@@ -99,7 +122,7 @@ def test_a_refusal_is_raised_and_the_connection_goes_on(place: Place) -> None:
     with BlockingConnection(ConnectionSettings(urls=(place.url,))) as connection:
         wrong: dict[str, Any] = {"Nats-Expected-Last-Subject-Sequence": "7"}
         with pytest.raises(WrongSequence):
-            publish_one(connection, message(1, **wrong), 5)
+            publish_one(connection, message(1, **wrong), PATIENCE)
         with pytest.raises(WrongSequence):
-            list(publish_pipelined(connection, [message(2), message(3, **wrong)], 5))
-        assert publish_one(connection, message(4), 5).seq >= 1
+            list(publish_pipelined(connection, [message(2), message(3, **wrong)], PATIENCE))
+        assert publish_one(connection, message(4), PATIENCE).seq >= 1
