@@ -45,7 +45,7 @@ def told(folder: str, stand: bool) -> Callable[[Iterator[pa.RecordBatch]], Any]:
     half = ROWS // 2 // ROWS_PER_BATCH // 2
 
     def wait_for(name: str) -> None:
-        limit = time.monotonic() + 120
+        limit = time.monotonic() + 240
         while not Path(folder, name).exists():
             if time.monotonic() > limit:
                 raise TimeoutError(f"nobody says '{name}'")

@@ -108,7 +108,7 @@ def test_twins_end_in_one_copy(place: Place, settings: ConnectionSettings, count
     def twin() -> None:
         try:
             with BlockingConnection(settings) as own:
-                ready.wait(10)
+                ready.wait(120)
                 for batch in range(4):
                     write(own, batch, [b"%d:" % batch + value for value in values])
         except BaseException as error:
@@ -118,7 +118,7 @@ def test_twins_end_in_one_copy(place: Place, settings: ConnectionSettings, count
     for thread in twins:
         thread.start()
     for thread in twins:
-        thread.join(60)
+        thread.join(240)
     assert not problems
     wanted = [b"%d:" % batch + value for batch in range(4) for value in values]
     assert place.values("target") == wanted

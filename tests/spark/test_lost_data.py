@@ -84,4 +84,4 @@ def test_a_topic_that_is_gone_stops_a_running_query(lake: Lake, place: Place) ->
     query.processAllAvailable()
     place.run(lambda mill: mill.delete_topic("orders"))
     with pytest.raises(Exception, match="there is no topic or stream 'orders'"):
-        query.awaitTermination(30)
+        query.awaitTermination(240)

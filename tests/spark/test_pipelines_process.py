@@ -17,7 +17,7 @@ from millstream.cli.app import app
 from millstream.cli.exits import Exit
 from millstream.pipelines import Pipeline, open_project
 from millstream.pipelines.runner import Runner, stopped_by_signals
-from tests.spark.project_kit import HEAD, QUICK, alive_in, wait_for
+from tests.spark.project_kit import HEAD, PATIENCE_SECONDS, QUICK, alive_in, wait_for
 
 if TYPE_CHECKING:
     from tests.spark.conftest import Place
@@ -30,7 +30,7 @@ from pathlib import Path
 
 @f.udf("string")
 def held(text):
-    deadline = time.monotonic() + 120
+    deadline = time.monotonic() + 600  # the test is over by then
     while text == "hold" and not Path(GO).exists() and time.monotonic() < deadline:
         time.sleep(0.05)
     return text
@@ -46,6 +46,7 @@ def printed():
     return mp.read("lines").select(f.upper(f.col("value").cast("string")).alias("word"))
 """
 )
+PATIENCE = f"{PATIENCE_SECONDS:.0f}s"
 COMMAND = [sys.executable, "-c", "from millstream.cli.main import main; main()", "pipeline"]
 
 
@@ -57,7 +58,7 @@ class Process:
         self.output = folder / "output.txt"
         with self.output.open("wb") as output:
             self._process = subprocess.Popen(
-                [*COMMAND, "run", str(folder)],
+                [*COMMAND, "run", str(folder), "--stop-within", PATIENCE],
                 env={**os.environ, "NATS_URL": url},
                 stdout=output,
                 stderr=subprocess.STDOUT,
@@ -78,7 +79,7 @@ class Process:
 
     def ended(self) -> int:
         """The exit code; nothing of the group is left."""
-        code = self._process.wait(120)
+        code = self._process.wait(PATIENCE_SECONDS)
         wait_for(lambda: not alive_in(self._process.pid))
         return code
 
@@ -135,7 +136,8 @@ def test_ctrl_c_and_sigterm_end_the_batch_and_the_process_and_lose_nothing(
         wait_for(lambda: process.flow("slow")["rows_out"] == 7)
         # Started anew with nothing left to read, it knows that it is not behind.
         wait_for(lambda: process.flow("printed").get("lag_events") == 0)
-        done = CliRunner().invoke(app, ["pipeline", "stop", str(tmp_path)])  # by SIGTERM
+        stop = ["pipeline", "stop", str(tmp_path), "--timeout", PATIENCE]
+        done = CliRunner().invoke(app, stop)  # by SIGTERM
         assert done.exit_code == 0, done.output
         assert process.ended() == 0
     assert not in_flight(tmp_path)

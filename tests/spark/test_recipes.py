@@ -45,8 +45,8 @@ PIPELINE = (
     + """
 from examples import recipes
 
-orders = lambda: mp.read("orders")
-payments = lambda: mp.read("payments")
+orders = lambda: mp.read("orders", maxOffsetsPerTrigger=1)
+payments = lambda: mp.read("payments", maxOffsetsPerTrigger=1)
 mp.topic(name="inner_join")(lambda: recipes.inner_join(orders(), payments()))
 mp.topic(name="left_join")(lambda: recipes.left_join(orders(), payments()))
 mp.topic(name="full_join")(lambda: recipes.full_join(orders(), payments()))
@@ -55,6 +55,13 @@ mp.topic(name="sliding")(lambda: recipes.sliding(orders()))
 mp.topic(name="sessions")(lambda: recipes.sessions(orders()))
 mp.topic(name="once_each")(lambda: recipes.once_each(orders()))
 mp.topic(name="silent")(lambda: recipes.silent_customers(orders()))
+"""
+)
+TABLES = (
+    HEAD
+    + """
+from examples import recipes
+
 mp.table(name="customers_with_address", key="id", delete_when="gone")(
     lambda: recipes.customers_with_address(mp.read_changes("people"), mp.read_changes("addresses"))
 )
@@ -90,7 +97,10 @@ LAST = ([order(END, "END", DAY)], [payment(END + 1, DAY)])
 
 @pytest.fixture(scope="module")
 def kit(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kit]:
-    """All recipes run over the same events, which come in three steps."""
+    """Recipes over the same events, which come in three steps; before the last one all stop.
+
+    A step is a pack, and a batch reads one.
+    """
     from pyspark import cloudpickle
 
     cloudpickle.register_pickle_by_value(recipes)  # type: ignore[no-untyped-call]
@@ -101,47 +111,18 @@ def kit(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Iterat
         place = Place(broker.url)
         place.topic("orders", schema=ORDER)
         place.topic("payments", schema=PAYMENT)
-        place.run(lambda mill: mill.create_table("people", schema=PERSON))
-        place.run(lambda mill: mill.create_table("addresses", schema=ADDRESS))
         made = Kit(spark, place, tmp_path_factory.mktemp("recipes"))
         made.write(PIPELINE)
-        steps = [
-            (ORDERS[0], PAYMENTS[0]),
-            (ORDERS[1], PAYMENTS[1]),
-            ([LATE_ORDER, *LAST[0]], [LATE_PAYMENT, *LAST[1]]),
-        ]
-        for number, (orders, payments) in enumerate(steps):
-            place.pack("orders", [(value, None) for value in orders])
-            place.pack("payments", [(value, None) for value in payments])
-            place.run(CHANGES[number])
-            made.once()
+        for values, topic in ((ORDERS, "orders"), (PAYMENTS, "payments")):
+            for step in values:
+                place.pack(topic, [(value, None) for value in step])
+        made.once()
+        place.pack("orders", [(value, None) for value in (LATE_ORDER, *LAST[0])])
+        place.pack("payments", [(value, None) for value in (LATE_PAYMENT, *LAST[1])])
+        made.once()
         yield made
     for name in ROCKSDB:
         spark.conf.unset(name)
-
-
-async def _begin(mill: Any) -> None:
-    people, addresses = await mill.table("people"), await mill.table("addresses")
-    for key in ("1", "2", "3", "4"):
-        await people.put(key, {"name": f"name {key}"})
-    for key in ("2", "3", "4", "5"):
-        await addresses.put(key, {"city": f"city {key}"})
-
-
-async def _change(mill: Any) -> None:
-    people, addresses = await mill.table("people"), await mill.table("addresses")
-    await addresses.put("1", {"city": "late city"})
-    await people.put("2", {"name": "new name"})
-    await people.delete("3")
-    await addresses.delete("4")
-
-
-async def _undo(mill: Any) -> None:
-    await (await mill.table("people")).put("3", {"name": "back again"})
-    await (await mill.table("addresses")).delete("5")
-
-
-CHANGES = (_begin, _change, _undo)
 
 
 def frames(kit: Kit, *, late: bool = False) -> tuple[DataFrame, DataFrame]:
@@ -210,7 +191,41 @@ def test_timers_tell_who_fell_silent_and_when(kit: Kit) -> None:
     assert stream_rows(kit, "silent") == sorted(str(_plain(row)) for row in quiet)
 
 
-def test_a_join_of_two_tables_follows_both_with_deletes(kit: Kit) -> None:
+async def _begin(mill: Any) -> None:
+    people, addresses = await mill.table("people"), await mill.table("addresses")
+    for key in ("1", "2", "3", "4"):
+        await people.put(key, {"name": f"name {key}"})
+    for key in ("2", "3", "4", "5"):
+        await addresses.put(key, {"city": f"city {key}"})
+
+
+async def _change(mill: Any) -> None:
+    people, addresses = await mill.table("people"), await mill.table("addresses")
+    await addresses.put("1", {"city": "late city"})
+    await people.put("2", {"name": "new name"})
+    await people.delete("3")
+    await addresses.delete("4")
+
+
+async def _undo(mill: Any) -> None:
+    await (await mill.table("people")).put("3", {"name": "back again"})
+    await (await mill.table("addresses")).delete("5")
+
+
+CHANGES = (_begin, _change, _undo)
+
+
+def test_a_join_of_two_tables_follows_both_with_deletes(
+    spark: SparkSession, place: Place, tmp_path: Path
+) -> None:
+    place.run(lambda mill: mill.create_table("people", schema=PERSON))
+    place.run(lambda mill: mill.create_table("addresses", schema=ADDRESS))
+    kit = Kit(spark, place, tmp_path)
+    kit.write(TABLES)
+    for change in CHANGES:
+        place.run(change)
+        kit.once()
+
     def table(name: str) -> DataFrame:
         reader = kit.spark.read.format("millstream").option("url", kit.place.url)
         frame = reader.option("table", name).load()

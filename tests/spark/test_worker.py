@@ -42,7 +42,7 @@ def settings(place: Place) -> ConnectionSettings:
 def store(settings: ConnectionSettings, subject: str, headers: dict[str, str], data: bytes) -> None:
     with BlockingConnection(settings) as connection:
         message = OutgoingMessage(subject.encode(), encode_headers(headers), data)
-        publish_one(connection, message, 10)
+        publish_one(connection, message, 120)
 
 
 # -- memory -----------------------------------------------------------------------------------
@@ -78,7 +78,7 @@ def test_a_range_of_many_windows_takes_no_more_memory_than_one_of_few(
             block = encode_headers(pack.headers)
             message = OutgoingMessage(b"many._pack.w", block, bytes(pack.payload))
             for _ in range(many):
-                publish_one(connection, message, 10)
+                publish_one(connection, message, 120)
     window = few // 6
     _, short, long = peaks(place.url, "many", window, few, few, many)  # the first loads modules
     each = 1 if kind == "plain" else 1000
@@ -144,7 +144,7 @@ def test_a_speculative_twin_that_overtakes_leaves_one_copy(
     def slow() -> Iterator[pa.RecordBatch]:
         yield whole.slice(0, 1500)
         halfway.set()
-        assert overtaken.wait(60)
+        assert overtaken.wait(240)
         yield whole.slice(1500)
 
     def first_attempt() -> None:
@@ -152,10 +152,10 @@ def test_a_speculative_twin_that_overtakes_leaves_one_copy(
 
     thread = Thread(target=first_attempt)
     thread.start()
-    assert halfway.wait(60)
+    assert halfway.wait(240)
     totals.append(write_chains(rows(), iter([whole]), "spark-q-0", 0))
     overtaken.set()
-    thread.join(60)
+    thread.join(240)
     assert totals == [3000, 3000]
     assert Counter(place.values("target")) == Counter(values)
 
