@@ -108,9 +108,9 @@ async def test_several_readers_of_one_member_share_its_events(topic: Topic, unti
 
     readers = [asyncio.create_task(read()) for _ in range(3)]
     wanted: list[bytes] = []
-    for _ in range(5):
+    for goal in range(20, 101, 20):
         wanted += await fill(topic, 20, first=len(wanted))
-        await until(lambda: len(seen) >= len(wanted))
+        await until(lambda goal=goal: len(seen) >= goal)
     await member.close()
     await asyncio.wait_for(asyncio.gather(*readers), 15)
     assert sorted(seen, key=int) == wanted
