@@ -156,8 +156,9 @@ def _java() -> str:
             f"Spark needs Java {JAVA_VERSION_MIN} or newer, and none was found. {advice}"
         )
     try:
+        # A machine that starts several JVMs at once needs half a minute for one.
         done = subprocess.run(
-            [program, "-version"], capture_output=True, text=True, timeout=30, check=True
+            [program, "-version"], capture_output=True, text=True, timeout=120, check=True
         )
     except (OSError, subprocess.SubprocessError) as error:
         raise ConfigError(f"Java does not start ({program}): {error}. {advice}") from error

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -15,12 +15,6 @@ from typing import Any
 
 ROOT = Path(__file__).parents[2]
 PATIENCE_SECONDS = 240  # a busy machine takes a minute to start three JVMs
-
-
-def free_port() -> int:
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        return int(found.getsockname()[1])
 
 
 @contextmanager
@@ -46,7 +40,6 @@ class Cluster:
 
         self._program = str(Path(pyspark.__file__).parent / "bin" / "spark-class")
         self._folder = folder
-        self._port = free_port()
         given = environment or {
             **os.environ,
             "PYSPARK_PYTHON": sys.executable,
@@ -58,32 +51,37 @@ class Cluster:
             "SPARK_DAEMON_MEMORY": "256m",
             "SPARK_DAEMON_JAVA_OPTS": "-XX:TieredStopAtLevel=1",
         }
-        self.url = f"spark://127.0.0.1:{self._port}"
+        self.url = ""
         self.processes: list[subprocess.Popen[bytes]] = []
 
-    def _start(self, *arguments: str) -> subprocess.Popen[bytes]:
-        process = subprocess.Popen(
-            [self._program, *arguments], cwd=self._folder, env=self._environment,
-            start_new_session=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
-        )  # fmt: skip
+    def _start(self, log: str, *arguments: str) -> subprocess.Popen[bytes]:
+        with (self._folder / f"{log}.log").open("wb") as output:
+            process = subprocess.Popen(
+                [self._program, *arguments], cwd=self._folder, env=self._environment,
+                start_new_session=True, stdout=output, stderr=output,
+            )  # fmt: skip
         self.processes.append(process)
         return process
 
     def __enter__(self) -> Cluster:
+        """The master listens when it has told its address: the port is one that it found free."""
         name = "org.apache.spark.deploy.master.Master"
-        self._start(name, "--host", "127.0.0.1", "--port", str(self._port), "--webui-port", "0")
+        self._start("master", name, "--host", "127.0.0.1", "--port", "0", "--webui-port", "0")
         limit = time.monotonic() + PATIENCE_SECONDS
         while time.monotonic() < limit:
-            with suppress(OSError), socket.create_connection(("127.0.0.1", self._port), 1):
+            told = (self._folder / "master.log").read_text(errors="replace")
+            found = re.search(r"Starting Spark master at (spark://\S+)\s", told)
+            if found is not None:
+                self.url = found[1]
                 return self
             time.sleep(0.1)
         self.__exit__()
-        raise AssertionError("the master does not listen")
+        raise AssertionError(f"the master does not listen: {told[-2000:]}")
 
     def worker(self, name: str, host: str = "127.0.0.1") -> subprocess.Popen[bytes]:
         """Start one; Spark runs a twin of a task only where the host has another name."""
         return self._start(
-            "org.apache.spark.deploy.worker.Worker", self.url, "--host", host,
+            name, "org.apache.spark.deploy.worker.Worker", self.url, "--host", host,
             "--webui-port", "0", "--cores", "1", "--memory", "700m",
             "-d", str(self._folder / name),
         )  # fmt: skip
@@ -92,4 +90,4 @@ class Cluster:
         for process in reversed(self.processes):
             with suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
-            process.wait(10)
+            process.wait(60)

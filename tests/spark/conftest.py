@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from pyspark.sql.streaming.query import StreamingQuery
 
 _numbers = itertools.count()
+PATIENCE_SECONDS = 60.0  # for a broker beside JVMs that start
 
 
 @pytest.fixture(scope="session")
@@ -45,7 +46,9 @@ class Place:
 
     def run(self, work: Callable[[millstream.Mill], Any]) -> Any:
         async def inside() -> Any:
-            async with millstream.connect(self.url) as mill:
+            async with millstream.connect(
+                self.url, connect_timeout=PATIENCE_SECONDS, request_timeout=PATIENCE_SECONDS
+            ) as mill:
                 return await work(mill)
 
         return asyncio.run(inside())
