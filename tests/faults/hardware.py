@@ -204,8 +204,8 @@ async def _serves_again(stage: Stage, replicas: int) -> bool:
     if await _serves(stage):
         return True
     stage.findings.counts["did not serve again by itself"] += 1
-    with contextlib.suppress(MillstreamError):
-        async with stage.mill() as mill:
+    with contextlib.suppress(MillstreamError, TimeoutError):
+        async with asyncio.timeout(SERVE_SECONDS), stage.mill() as mill:
             await mill.edit_topic("events", replicas=1)
             await mill.edit_topic("events", replicas=replicas)
     return await _serves(stage)
