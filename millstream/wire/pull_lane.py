@@ -13,13 +13,14 @@ import msgspec
 from millstream.deadline import Deadline
 from millstream.errors import (
     ApiError,
+    ConnectError,
     ConnectionClosed,
     MillstreamError,
     NoResponders,
     RequestTimeout,
     SubscriptionNotFound,
 )
-from millstream.wire.api import NANOSECONDS
+from millstream.wire.api import NANOSECONDS, RETRY
 from millstream.wire.connection import Connection
 from millstream.wire.jetstream import JetStream
 from millstream.wire.protocol import Frame, parse_headers, status_of, unique_token
@@ -300,11 +301,13 @@ class PullLane:
                     return
                 await asyncio.sleep(again.left(at_most=RETRY_SECONDS / 5))
                 continue
-            except (NoResponders, RequestTimeout, ConnectionClosed) as error:
+            except (NoResponders, RequestTimeout, ConnectError) as error:
                 _log.info("waiting for the leader of %s: %s", self._consumer, error)
             except ApiError as error:
-                self._fail(error)
-                return
+                if error.err_code not in RETRY:
+                    self._fail(error)
+                    return
+                _log.info("waiting for the leader of %s: %s", self._consumer, error)
             break
         self._loop.call_later(0 if gone else RETRY_SECONDS, self._ask)
 

@@ -17,12 +17,13 @@ from millstream.deadline import Deadline
 from millstream.errors import (
     ApiError,
     ConnectError,
+    MillstreamError,
     NoResponders,
     PermissionDenied,
     RequestTimeout,
     TopicNotFound,
 )
-from millstream.wire.api import NANOSECONDS, ConsumerConfig, parse_ack_address
+from millstream.wire.api import NANOSECONDS, RETRY, ConsumerConfig, parse_ack_address
 from millstream.wire.jetstream import JetStream
 from millstream.wire.protocol import unique_token
 from millstream.wire.pull_lane import Prefetch, PullLane, RawMessage, Signal
@@ -295,20 +296,24 @@ class RangeLane:
             try:
                 await self._connection.wait_connected(deadline)
                 await self._open_consumer()
-            except (NoResponders, RequestTimeout, TopicNotFound) as error:
-                gone = isinstance(error, TopicNotFound) and recovery.passed
-                if deadline.passed or gone:
+            except MillstreamError as error:
+                if deadline.passed or not self._passes(error, recovery):
                     self._error = error
                     self.signal.set()
                     return
                 await asyncio.sleep(REOPEN_PAUSE_SECONDS)
-            except (ApiError, ConnectError) as error:
-                self._error = error
-                self.signal.set()
-                return
             else:
                 self.signal.set()
                 return
+
+    def _passes(self, error: MillstreamError, recovery: Deadline) -> bool:
+        """Whether it may work the next time: an election, a restart, a lost connection."""
+        if isinstance(error, TopicNotFound):
+            return not recovery.passed
+        if isinstance(error, ApiError):
+            return error.err_code in RETRY
+        temporary = isinstance(error, ConnectError | NoResponders | RequestTimeout)
+        return temporary and not self._connection.closed
 
     def _continue_by_position(self) -> None:
         """Start at the next sequence, whatever the first start was.

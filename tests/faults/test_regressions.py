@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import gc
+from collections.abc import Awaitable, Callable
 from pathlib import Path
+from typing import Any, TypeVar
 
 import pytest
 
@@ -25,8 +27,13 @@ from millstream.messaging.pack import empty
 from millstream.settings import ConnectionSettings, Reconnect, Secret
 from millstream.testing import running_broker
 from millstream.wire import publish_lane
+from millstream.wire.api import ErrorCode, Refusal, error_from
+from millstream.wire.pull_lane import Prefetch, PullLane, Signal
 from tests.faults.proxy import Proxy
+from tests.faults.supervisor import until
 from tests.integration.messaging.topic_tools import eventually
+
+T = TypeVar("T")
 
 
 def test_a_claim_of_the_same_epoch_by_another_is_not_taken_for_ones_own() -> None:
@@ -254,6 +261,61 @@ async def test_a_write_that_never_arrived_is_refused_for_certain(millstream_url:
                 await writing
             assert refused.value.sent_again
         assert await value(table) == b"theirs"
+
+
+def _without_a_leader(real: Callable[..., Awaitable[T]]) -> Callable[..., Awaitable[T]]:
+    """The same call, which at first is told three times that there is no leader."""
+    refusals = [error_from(Refusal(503, ErrorCode.NO_LEADER, "unavailable")) for _ in range(3)]
+
+    async def call(*arguments: Any) -> T:
+        if refusals:
+            raise refusals.pop()
+        return await real(*arguments)
+
+    return call
+
+
+async def test_a_reader_waits_for_a_leader_longer_than_for_one_answer(
+    millstream_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A cluster without a majority: readers ended when they had to be served by another node."""
+    host, port = millstream_url.rpartition("@")[2].split(":")
+    async with Proxy(host, int(port)) as proxy, millstream.connect(millstream_url) as other:
+        topic = await other.create_topic("t")
+        url = millstream_url.replace(f":{port}", f":{proxy.port}")
+        async with millstream.connect(url, reconnect=Reconnect(wait=0.02)) as mill:
+            await topic.publish(b"1")
+            seen = []
+            async for event in (await mill.topic("t")).read(follow=True):
+                seen.append(event.value)
+                if len(seen) == 2:
+                    break
+                call = _without_a_leader(mill.jetstream.create_consumer)
+                monkeypatch.setattr(mill.jetstream, "create_consumer", call)
+                proxy.cut()
+                await topic.publish(b"2")
+            assert seen == [b"1", b"2"]
+
+
+async def test_a_subscription_waits_for_a_leader_longer_than_for_one_answer(
+    millstream_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The same of a durable subscription that looks whether it is still there."""
+    async with millstream.connect(millstream_url) as mill:
+        topic = await mill.create_topic("t")
+        async with await topic.subscribe("s"):
+            pass
+        lane = PullLane(mill.jetstream, "t", "s", Prefetch(), Signal())
+        call = _without_a_leader(mill.jetstream.consumer_info)
+        monkeypatch.setattr(mill.jetstream, "consumer_info", call)
+        lane._check_exists()
+        looking = lane._checking
+        assert looking is not None
+        await looking
+        assert lane.take_now(1) == []
+        await topic.publish(b"1")
+        assert await until(lambda: lane.buffered == 1)
+        assert [message.payload for message in lane.stop()] == [b"1"]
 
 
 async def test_a_publish_that_may_be_stored_is_not_said_to_have_found_nobody(

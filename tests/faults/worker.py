@@ -30,7 +30,6 @@ from millstream.messaging import (
     Topic,
 )
 from millstream.messaging.packing import Packing
-from millstream.messaging.process import ProcessSettings
 from millstream.settings import Reconnect
 from tests.faults.history import History, body_of, id_of
 
@@ -178,6 +177,9 @@ def outputs_of(name: str) -> list[str]:
 
 async def transform(worker: Worker) -> None:
     """Consume, transform, produce."""
+    # Here, because it loads Arrow: half of the time in which a worker starts, for this one role.
+    from millstream.messaging.process import ProcessSettings
+
     source = await worker.mill.topic(worker.plan["topic"])
     target = await worker.mill.topic(worker.plan["target"])
 
