@@ -12,7 +12,7 @@ ifneq ($(shell $(BIN)/python -c 'import pip' 2>/dev/null && cat $(STAMP) 2>/dev/
 STALE := stale
 endif
 
-.PHONY: setup demo test test-all lint bench faults fuzz lock clean stale
+.PHONY: setup demo test test-all test-stalled lint bench faults fuzz lock clean stale
 
 setup: $(STAMP)
 
@@ -38,6 +38,12 @@ test: $(STAMP)
 # Everything, the tests that take minutes included: killed clusters; and new random examples.
 test-all: $(STAMP)
 	$(TESTS) --hypothesis-profile new
+
+# The tests of everything but Spark while their processes are stopped at random: who waits for luck?
+STALL_SEED ?= 1
+test-stalled: $(STAMP)
+	$(BIN)/python -m tests.stalls --seed $(STALL_SEED) -- --numprocesses auto --maxprocesses 4 \
+	  -m "not long" tests/unit tests/contracts tests/integration
 
 lint: $(STAMP)
 	$(BIN)/ruff check .
