@@ -210,7 +210,7 @@ async def test_a_holder_keeps_its_id_over_a_restart_of_the_broker(
     connect: Connect, until: Until
 ) -> None:
     async with running_broker() as broker:
-        holder, claimant = await connect(broker.url), await connect(broker.url)
+        holder, claimant = [await connect(broker.url, request_timeout=30.0) for _ in range(2)]
         async with await claim_identity(holder, "steady", PATIENT) as identity:
             await asyncio.to_thread(broker.kill)
             await asyncio.to_thread(broker.start)
