@@ -13,8 +13,15 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+from millstream.spark import session
+
 ROOT = Path(__file__).parents[2]
 PATIENCE_SECONDS = 240  # a busy machine takes a minute to start three JVMs
+
+
+def spark_home() -> str:
+    """Spark without its zipped Python, as our sessions have it: workers start in half the time."""
+    return str(sys.modules[session.__module__]._spark_home())
 
 
 @contextmanager
@@ -47,6 +54,7 @@ class Cluster:
         }
         self._environment = {
             **given,
+            "SPARK_HOME": spark_home(),
             "SPARK_LOCAL_IP": "127.0.0.1",
             "SPARK_DAEMON_MEMORY": "256m",
             "SPARK_DAEMON_JAVA_OPTS": "-XX:TieredStopAtLevel=1",

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.spark.cluster_kit import Cluster
+from tests.spark.cluster_kit import Cluster, spark_home
 from tests.spark.project_kit import HEAD
 
 if TYPE_CHECKING:
@@ -83,7 +83,7 @@ def bare(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def environment(**values: str) -> dict[str, str]:
     left = ("SPARK_", "PYSPARK_", "PYTHONPATH")
     kept = {k: v for k, v in os.environ.items() if not k.startswith(left)}
-    return {**kept, "SPARK_LOCAL_IP": "127.0.0.1", **values}
+    return {**kept, "SPARK_HOME": spark_home(), "SPARK_LOCAL_IP": "127.0.0.1", **values}
 
 
 @pytest.fixture(scope="module")
@@ -114,7 +114,7 @@ def run(command: list[str], place: Place, bare: Path, cwd: Path) -> None:
         ),
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=500,
         check=False,
     )
     assert done.returncode == 0, (done.stdout + done.stderr)[-5000:]

@@ -13,6 +13,7 @@ import pytest
 from millstream.errors import ConfigError, PipelineInvalid
 from millstream.pipelines import open_project
 from millstream.pipelines.launch import declared
+from tests.spark.cluster_kit import spark_home
 from tests.spark.project_kit import Kit, wait_for
 
 if TYPE_CHECKING:
@@ -203,13 +204,14 @@ def test_a_topic_is_source_and_sink_inside_stock_spark_pipelines(
         env={
             **{k: v for k, v in os.environ.items() if not k.startswith(("SPARK_", "PYSPARK_"))},
             "PYSPARK_PYTHON": sys.executable,
+            "SPARK_HOME": spark_home(),
             "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
             "PYTHONPATH": str(Path(__file__).parents[2]),
             "JDK_JAVA_OPTIONS": "-XX:TieredStopAtLevel=1",
         },
         capture_output=True,
         text=True,
-        timeout=220,
+        timeout=500,
         check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr

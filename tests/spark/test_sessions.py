@@ -26,12 +26,14 @@ def test_the_format_is_found_without_registration(place: Place, tmp_path: Path, 
     place.topic("source")
     place.topic(f"copy-{kind}")
     place.publish("source", [b"a", b"b", b"c"])
+    # Spark Connect then listens on a free port, and not on the one that another test may use.
+    testing = {"SPARK_TESTING": "1"} if kind == "connect" else {}
     program = [str(SUBMIT), "--master", "local[1]"] if kind == "submit" else [sys.executable]
     done = subprocess.run(
         [*program, str(SCRIPT), place.url, kind, str(tmp_path / "checkpoint")],
         # What installing the package does: it is on the path of every Python that Spark starts.
         env={**os.environ, "PYTHONPATH": str(ROOT), "PYSPARK_PYTHON": sys.executable,
-             "SPARK_LOCAL_IP": "127.0.0.1"},
+             "SPARK_LOCAL_IP": "127.0.0.1", **testing},
         cwd=tmp_path, capture_output=True, text=True, timeout=500, check=False,
     )  # fmt: skip
     lines = [line for line in done.stdout.splitlines() if line.startswith("found ")]
