@@ -192,6 +192,9 @@ def _remove(bridge: str, nodes: list[NetworkNode]) -> None:
 
 
 def _clear(bridge: str, nodes: list[NetworkNode]) -> None:
-    for words in (*(("netns", "del", node.namespace) for node in nodes), ("link", "del", bridge)):
+    # A connection that ends in a partition keeps its namespace for minutes, but not its link.
+    links = [f"{bridge}v{number}" for number, _ in enumerate(nodes, 1)]
+    spaces = [("netns", "del", node.namespace) for node in nodes]
+    for words in (*spaces, *(("link", "del", link) for link in (*links, bridge))):
         with contextlib.suppress(subprocess.CalledProcessError):
             _ip(*words)
