@@ -93,7 +93,7 @@ class Member:
 
     async def run(self, stopping: asyncio.Event) -> None:
         """Work until told to stop; then finish what runs, write down, leave."""
-        await self._join()
+        await self._join(self._connection.settings.request_timeout)
         interest = self._store.listen(self._news.set)
         self._connection.on_connected.append(self._reconnected)
         loops: list[asyncio.Future[None]] = [
@@ -122,14 +122,15 @@ class Member:
 
     # -- being alive ----------------------------------------------------------------------
 
-    async def _join(self) -> None:
+    async def _join(self, seconds: float) -> None:
         """Begin as a new member: an id is never used again after its end."""
         self.id = f"{self.name}-{unique_token(8)}"
         self._revision = 0
-        deadline = Deadline(self._connection.settings.request_timeout)
+        deadline = Deadline(seconds)
         while not await self._renew():
             if deadline.passed:
                 raise MillstreamError(f"member '{self.name}' could not join the group in time")
+            await asyncio.sleep(PAUSE_SECONDS)
         self._joined = True
         self._store.nudge()
         self._news.set()
@@ -138,17 +139,9 @@ class Member:
         """Renew the lease; False when it is not known whether that worked, or it did not."""
         async with self._beating:
             sent = self._lease.clock()
-            timeout = self.context.settings.lease * OWN_SHARE / BEATS
             try:
-                self._revision = await self._store.put_member(
-                    self.id, self._record, self._revision, timeout
-                )
-            except WrongSequence:
-                # Either somebody ended this member, or a renewal worked without our knowing.
-                found = await self._store.member(self.id)
-                self._joined = self._joined and found is not None
-                self._revision = 0 if found is None else found.revision
-                return False
+                if not await self._write_down():
+                    return False
             except UNSURE as error:
                 self._connection.check_open()
                 _log.debug("member %s: lease not renewed yet: %s", self.id, error)
@@ -157,6 +150,21 @@ class Member:
             self._renewed.set()
             self.context.workers.resume()
             return True
+
+    async def _write_down(self) -> bool:
+        """Write this member's record again; False when another one is there, or none any more."""
+        timeout = self.context.settings.lease * OWN_SHARE / BEATS
+        try:
+            self._revision = await self._store.put_member(
+                self.id, self._record, self._revision, timeout
+            )
+        except WrongSequence:
+            # Either somebody ended this member, or a renewal worked without our knowing.
+            found = await self._store.member(self.id)
+            self._joined = self._joined and found is not None
+            self._revision = 0 if found is None else found.revision
+            return False
+        return True
 
     async def _beat(self) -> None:
         pause = self.context.settings.lease * OWN_SHARE / BEATS
@@ -186,7 +194,8 @@ class Member:
         # A handler in a thread cannot be stopped; nothing new is begun before it has ended.
         await self.context.workers.ended()
         if not self._record.leaving:
-            await self._join()
+            # A broker that is away now is waited for as it is everywhere else.
+            await self._join(self._connection.settings.reconnect.give_up_after)
 
     async def _guard(self) -> None:
         """Cancel handlers in time when the lease cannot be renewed."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from contextlib import AsyncExitStack
@@ -10,6 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from millstream.deadline import Deadline
+from millstream.errors import WrongSequence
 from millstream.messaging import Client
 from millstream.messaging.event import Event, NewEvent, Source
 from millstream.messaging.group import Group
@@ -165,6 +167,17 @@ def check_order(runs: Sequence[Run], keys: int, each: int, repeats: bool = False
 
 def numbered(keys: int, each: int) -> list[tuple[str | None, int]]:
     return [(f"k{key}", number) for number in range(each) for key in range(keys)]
+
+
+async def declare_dead(group: Group) -> None:
+    """End the record of a member, as another one does that misses its renewals."""
+    store, member, ended = group._store, group.member_id, False
+    while not ended:
+        found = await store.member(member)
+        assert found is not None
+        with contextlib.suppress(WrongSequence):  # it has renewed meanwhile
+            await store.end_member(member, found.revision, 5.0)
+            ended = True
 
 
 async def until_position(kit: Kit, position: tuple[int, int]) -> None:

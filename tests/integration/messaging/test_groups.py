@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import threading
 from collections.abc import AsyncIterator, Mapping
 from contextlib import AsyncExitStack
@@ -12,7 +11,7 @@ from dataclasses import replace
 import pyarrow as pa
 import pytest
 
-from millstream.errors import ConfigError, DataLoss, GroupBusy, GroupNotFound, WrongSequence
+from millstream.errors import ConfigError, DataLoss, GroupBusy, GroupNotFound
 from millstream.messaging import pack
 from millstream.messaging.event import Source
 from millstream.messaging.group import Group, GroupEvent
@@ -25,6 +24,7 @@ from tests.integration.messaging.group_kit import (
     Kit,
     Recorder,
     check_order,
+    declare_dead,
     numbered,
     until,
     until_position,
@@ -331,14 +331,8 @@ async def test_a_member_declared_dead_stops_and_joins_again(single: Kit) -> None
     group = await single.member(record, replace(QUICK, lease=6.0))  # it renews every second
     await single.publish([("a", 0)])
     await until(lambda: "a" in record.started)
-    before, store = group.member_id, group._store
-    ended = False
-    while not ended:
-        found = await store.member(before)
-        assert found is not None
-        with contextlib.suppress(WrongSequence):  # it has renewed meanwhile
-            await store.end_member(before, found.revision, 5.0)
-            ended = True
+    before = group.member_id
+    await declare_dead(group)
     await until(lambda: group.member_id != before)
     await until(lambda: bool(record.runs))
     assert (record.runs[0].epoch, record.runs[0].end) == (1, None), "its handler was cancelled"

@@ -8,6 +8,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections import defaultdict
 from collections.abc import AsyncIterator, Iterator
@@ -34,6 +35,7 @@ from tests.integration.messaging.group_kit import (
     Recorder,
     Run,
     check_order,
+    declare_dead,
     until,
     until_position,
     until_settled,
@@ -408,3 +410,34 @@ async def test_an_event_handled_alone_is_not_repeated_because_writing_it_down_wa
         os.kill(pid, signal.SIGCONT)
     await until_position(kit, (3, 0))
     assert handled == ["a", "b"]
+
+
+async def test_a_member_that_joins_again_waits_for_a_broker_that_is_away(
+    stack: AsyncExitStack,
+) -> None:
+    """Declared dead, and then the broker dies for longer than an answer may take."""
+    broker = await stack.enter_async_context(running_broker())
+    kit = await make_kit(broker.url, stack, partitions=1)
+    began, go_on, handled = threading.Event(), threading.Event(), list[int]()
+
+    def handler(event: GroupEvent) -> None:  # in a thread: it holds up the new beginning
+        began.set()
+        assert go_on.wait(60)
+        handled.append(event.epoch)
+
+    group = await kit.member(handler, replace(QUICK, lease=6.0))  # it renews every second
+    stack.callback(go_on.set)
+    await kit.publish([("a", 0)])
+    await until(began.is_set)
+    before, connection = group.member_id, kit.jetstream.connection
+    await declare_dead(group)
+    await until(lambda: group._member is not None and not group._member._joined)
+    await asyncio.to_thread(broker.kill)
+    connection.settings = replace(connection.settings, request_timeout=0.2)
+    go_on.set()
+    await until(lambda: group.member_id != before)
+    await asyncio.sleep(1.0)  # several times what a first join may take
+    connection.settings = replace(connection.settings, request_timeout=20.0)
+    await asyncio.to_thread(broker.start)
+    await kit.publish([("a", 1)])
+    await until(lambda: handled[-2:] == [2, 2], seconds=60)
