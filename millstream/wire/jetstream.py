@@ -169,7 +169,11 @@ class JetStream:
         return await self.call(f"CONSUMER.INFO.{stream}.{name}", None, ConsumerInfo)
 
     async def create_consumer(
-        self, stream: str, config: ConsumerConfig, action: str = ""
+        self,
+        stream: str,
+        config: ConsumerConfig,
+        action: str = "",
+        timeout: float | None = None,
     ) -> ConsumerInfo:
         """Create (`action` "create"), change ("update") or either ("") a consumer."""
         name = config.durable_name or config.name
@@ -177,7 +181,7 @@ class JetStream:
         if config.filter_subject:
             subject = f"{subject}.{config.filter_subject}"
         body = {"stream_name": stream, "config": config, "action": action}
-        return await self.call(subject, body, ConsumerInfo)
+        return await self.call(subject, body, ConsumerInfo, timeout)
 
     async def delete_consumer(self, stream: str, name: str) -> None:
         verb = f"CONSUMER.DELETE.{stream}.{name}"

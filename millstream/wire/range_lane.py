@@ -23,7 +23,13 @@ from millstream.errors import (
     RequestTimeout,
     TopicNotFound,
 )
-from millstream.wire.api import NANOSECONDS, RETRY, ConsumerConfig, parse_ack_address
+from millstream.wire.api import (
+    NANOSECONDS,
+    RETRY,
+    ConsumerConfig,
+    ConsumerInfo,
+    parse_ack_address,
+)
 from millstream.wire.jetstream import JetStream
 from millstream.wire.protocol import unique_token
 from millstream.wire.pull_lane import Prefetch, PullLane, RawMessage, Signal
@@ -32,6 +38,9 @@ __all__ = ["Range", "RangeLane"]
 
 # The server drops a reader that does not come back within this time.
 INACTIVE_SECONDS: Final = 60
+# In a cluster a consumer may be given to a server that has just died: nobody answers for that one,
+# however often it is asked for. After this long another one is.
+GIVEN_AWAY_SECONDS: Final = 3.0
 REOPEN_PAUSE_SECONDS: Final = 0.1
 REOPEN_SECONDS_MAX: Final = 120.0
 # A consumer on a copy that is behind gets so long to go on by itself, then another is tried.
@@ -223,8 +232,7 @@ class RangeLane:
     # -- the consumer behind it -----------------------------------------------------------
 
     async def _open_consumer(self) -> None:
-        config = self._config()
-        info = await self._jetstream.create_consumer(self._stream, config)
+        info = await self._new_consumer()
         self._consumer, self._expected = info.name, 1
         if self.closed:
             self._forget_consumer()
@@ -241,6 +249,19 @@ class RangeLane:
         )
         if info.num_pending == 0 and self.what.end is not None:
             self._end_of_copy()
+
+    async def _new_consumer(self) -> ConsumerInfo:
+        deadline = Deadline(self._connection.settings.request_timeout)
+        while True:
+            config = self._config()
+            patience = deadline.left(at_most=GIVEN_AWAY_SECONDS)
+            try:
+                return await self._jetstream.create_consumer(self._stream, config, timeout=patience)
+            except RequestTimeout as error:
+                self._consumer = config.name
+                self._forget_consumer()
+                if deadline.passed:
+                    raise RequestTimeout(error.subject, deadline.seconds) from error
 
     def _config(self) -> ConsumerConfig:
         what = self.what

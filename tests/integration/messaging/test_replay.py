@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import asyncio
 from datetime import UTC, datetime
+from typing import Any
 
 import pytest
 from nats.aio.client import Client as Peer
 
 import millstream
-from millstream.errors import ConfigError, TopicNotFound
+from millstream.errors import ConfigError, RequestTimeout, TopicNotFound
 from millstream.messaging import Delivery, Event, NewEvent, ReadPlan, Start, Topic
 from millstream.messaging.topic_admin import Purge
 from millstream.mill import Mill
+from millstream.wire.api import ConsumerConfig, ConsumerInfo
+from millstream.wire.jetstream import JetStream
 from tests.integration.messaging.sdk import read, take, until_reading, values
 from tests.integration.messaging.topic_tools import eventually, put
 
@@ -220,3 +223,23 @@ async def test_a_range_larger_than_any_window_is_complete(mill: Mill) -> None:
     await topic.publish_many([payload + b"%d" % n for n in range(200)])  # 40 MB
     found = [event.value[200_000:] async for event in topic.read()]
     assert found == numbers(*range(200))
+
+
+async def test_a_consumer_that_nobody_answers_for_is_asked_for_under_another_name(
+    topic: Topic, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As in a cluster that has given it to a server which has just died: it is never answered."""
+    await fill(topic, 10)
+    create, asked = JetStream.create_consumer, list[str]()
+
+    async def first_is_lost(
+        jetstream: JetStream, stream: str, config: ConsumerConfig, action: str = "", **rest: Any
+    ) -> ConsumerInfo:
+        asked.append(config.name or "")
+        if len(asked) == 1:
+            raise RequestTimeout(stream, 3.0)
+        return await create(jetstream, stream, config, action, **rest)
+
+    monkeypatch.setattr(JetStream, "create_consumer", first_is_lost)
+    assert await values(topic) == numbers(*range(10))
+    assert len(set(asked)) == 2
