@@ -36,6 +36,7 @@ ARCHIVES_MAX: Final = 4
 
 _claims: Final[dict[Path, IO[str]]] = {}  # locks by folder, held by staying open
 
+QUICK_COMPILER: Final = "-XX:TieredStopAtLevel=1"  # who asks for it runs for minutes
 STATE_STORE: Final = "spark.sql.streaming.stateStore.providerClass"
 
 _LOG4J: Final = """\
@@ -83,9 +84,8 @@ def session(
         # Its snapshots go through Hadoop's own local file system, and take no other.
         given.setdefault("spark.hadoop.fs.file.impl", "org.apache.hadoop.fs.LocalFileSystem")
     options = given.pop("spark.driver.extraJavaOptions", "")
-    builder = builder.config(
-        "spark.driver.extraJavaOptions", f"{_java_options(java, quick)} {options}".strip()
-    )
+    own = _java_options(java, quick or QUICK_COMPILER in options)
+    builder = builder.config("spark.driver.extraJavaOptions", f"{own} {options}".strip())
     for name, value in given.items():
         builder = builder.config(name, value)
     made = builder.getOrCreate()
@@ -175,7 +175,7 @@ def _java_options(java: str, quick: bool) -> str:
     # Making an archive lists hundreds of classes that do not go into it.
     options = ["-Xlog:disable", f"-Dlog4j2.configurationFile={_log_settings().as_uri()}"]
     if quick:
-        options.append("-XX:TieredStopAtLevel=1")
+        options.append(QUICK_COMPILER)
     archive = _class_archive(java, quick)
     if archive is not None:
         options.append(archive)
