@@ -267,10 +267,10 @@ def _without_a_leader(real: Callable[..., Awaitable[T]]) -> Callable[..., Awaita
     """The same call, which at first is told three times that there is no leader."""
     refusals = [error_from(Refusal(503, ErrorCode.NO_LEADER, "unavailable")) for _ in range(3)]
 
-    async def call(*arguments: Any) -> T:
+    async def call(*arguments: Any, **named: Any) -> T:
         if refusals:
             raise refusals.pop()
-        return await real(*arguments)
+        return await real(*arguments, **named)
 
     return call
 
