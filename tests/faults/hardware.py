@@ -38,6 +38,7 @@ UNCOUNTED: Final = "did not serve again at all, so nothing was counted"
 STORE: Final = "nodes/{}/store"
 SYNC_SECONDS: Final = 5.0  # the default of `periodic`
 SERVE_SECONDS: Final = 30.0  # for a cluster to elect its leaders after all nodes were gone
+SHORT_SERVE_SECONDS: Final = 15.0  # in a short run, which fails for neither answer
 SHORT_SYNC_SECONDS: Final = 1.0  # in a short run
 FILLED_SECONDS: Final = 1.0
 REST_SECONDS: Final = 6.0  # the keeper marks the ends of logs every five
@@ -214,7 +215,8 @@ async def _serves_again(stage: Stage, replicas: int) -> bool:
 async def _serves(stage: Stage) -> bool:
     progress = Progress(stage.orders.folder)
     enough = progress.count() + WORKED
-    return await until(lambda: progress.count() >= enough, SERVE_SECONDS)
+    limit = SHORT_SERVE_SECONDS if stage.orders.short else SERVE_SECONDS
+    return await until(lambda: progress.count() >= enough, limit)
 
 
 async def full_disk(orders: Orders) -> Findings:
