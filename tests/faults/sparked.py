@@ -26,8 +26,8 @@ __all__ = ["SPARKED", "can_spark"]
 KEYS: Final = 6
 KINDS: Final = ("kill Spark driver", "kill Spark worker", "kill server", "cut")
 AT_WORK: Final = 0.7  # part of the kills of a long run that wait until output is written
-START_SECONDS: Final = 120.0  # until the first output, on a busy machine
-FINISH_SECONDS: Final = 240.0
+START_SECONDS: Final = 240.0  # until the first output, on a busy machine
+FINISH_SECONDS: Final = 300.0
 LOOK_SECONDS: Final = 0.5  # between looks at the output, which cost Spark's own time
 
 
