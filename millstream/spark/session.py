@@ -14,7 +14,7 @@ import sys
 import sysconfig
 from importlib.util import find_spec
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final
 
 from millstream.deadline import now_ns
 from millstream.errors import ConfigError, MissingExtra
@@ -34,7 +34,7 @@ ARCHIVE_AGE_SECONDS: Final = 60
 # Every environment has one of some 170 MB, and nobody says when an environment is gone.
 ARCHIVES_MAX: Final = 4
 
-_claims: Final[dict[Path, IO[str]]] = {}  # locks by folder, held by staying open
+_claims: Final[dict[Path, int]] = {}  # locks by folder: descriptors that stay open
 
 QUICK_COMPILER: Final = "-XX:TieredStopAtLevel=1"  # who asks for it runs for minutes
 STATE_STORE: Final = "spark.sql.streaming.stateStore.providerClass"
@@ -207,13 +207,13 @@ def _class_archive(java: str, quick: bool = False) -> str | None:
 def _claim(folder: Path) -> bool:
     """Whether this process is the one that makes archives, until it ends, however it ends."""
     if folder not in _claims:
-        file = (folder / "making.lock").open("w")
+        lock = os.open(folder / "making.lock", os.O_WRONLY | os.O_CREAT, 0o600)
         try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
-            file.close()
+            os.close(lock)
             return False
-        _claims[folder] = file
+        _claims[folder] = lock
     return True
 
 

@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
-import os
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from contextlib import asynccontextmanager
+from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -140,6 +137,27 @@ async def test_a_mirror_becomes_a_topic_of_its_own_and_goes_on_under_the_same_su
     assert (await declare(js, "copy", wanted)).created == info.created
 
 
+async def test_a_mirror_that_is_behind_is_promoted_only_on_purpose(js: JetStream) -> None:
+    # Written to memory in a moment, and synced to the mirror's disk one by one for many seconds.
+    count = 50_000
+    await declare(js, "orders", TopicSettings(storage="memory"))
+    for _ in range(count):
+        js.connection.publish(b"orders.a", b"x")
+    await eventually(lambda: messages(js, "orders"), count)
+    await declare(js, "copy", TopicSettings(mirror="orders"))
+
+    async def behind() -> bool:
+        return ((await open_topic(js, "copy")).lag or 0) > 0
+
+    await eventually(behind, True)
+    await delete(js, "orders")
+    with pytest.raises(TopicConflict, match="messages behind its origin"):
+        await promote(js, "copy")
+    info = await promote(js, "copy", allow_lag=True)
+    assert (info.lag, info.prefix) == (None, "orders")
+    assert info.messages < count
+
+
 async def test_any_stream_can_be_mirrored_and_keeps_its_subjects(js: JetStream) -> None:
     await js.create_stream({"name": "OLD", "subjects": ["ev.*", "audit"]})
     await put(js.connection, "ev.a")
@@ -266,64 +284,6 @@ async def test_a_topic_of_another_domain_is_mirrored_and_collected(
     part = Origin("orders", domain="edge", filter="b")
     await declare(at_hub, "part", TopicSettings(partitions=2, mirror=part))
     await eventually(lambda: offsets(at_hub, "part-1"), [2])
-
-
-@asynccontextmanager
-async def narrow_way(port: int, most: int) -> AsyncIterator[int]:
-    """A port that leads to another one, until so many bytes have come from either side."""
-    passing: set[asyncio.Task[None]] = set()
-
-    async def pass_on(source: asyncio.StreamReader, target: asyncio.StreamWriter) -> None:
-        left = most
-        while left and (data := await source.read(left)):
-            left -= len(data)
-            target.write(data)
-            await target.drain()
-        await asyncio.Event().wait()  # open, and silent
-
-    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        there, back = await asyncio.open_connection("127.0.0.1", port)
-        for source, target in ((reader, back), (there, writer)):
-            passing.add(asyncio.create_task(pass_on(source, target)))
-            ends.callback(target.transport.abort)
-
-    with contextlib.ExitStack() as ends:
-        server = await asyncio.start_server(serve, "127.0.0.1", 0)
-        yield server.sockets[0].getsockname()[1]
-        server.close()
-        for task in passing:
-            task.cancel()
-        await asyncio.gather(*passing, return_exceptions=True)
-
-
-async def test_a_mirror_that_is_behind_is_promoted_only_on_purpose(
-    connect: Connect, tmp_path: Path
-) -> None:
-    hub_settings = BrokerSettings(data=tmp_path, domain="hub", leaf=LeafSettings(port=0))
-    async with (
-        running_broker(hub_settings) as hub,
-        narrow_way(leaf_port(tmp_path), 300_000) as port,
-        running_broker(domain="edge", leaf=leaf_of(tmp_path, port)) as edge,
-    ):
-        at_hub, at_edge = JetStream(await connect(hub.url)), JetStream(await connect(edge.url))
-        await declare(at_edge, "orders", TopicSettings(storage="memory"))
-        for _ in range(1000):
-            at_edge.connection.publish(b"orders.a", os.urandom(1000))  # leaf nodes compress
-        await eventually(lambda: messages(at_edge, "orders"), 1000)
-        across = JetStream(at_hub.connection, "edge")
-        await eventually(lambda: messages(across, "orders"), 1000)
-        there = Origin("orders", domain="edge")
-        await declare(at_hub, "copy", TopicSettings(mirror=there))
-
-        async def behind() -> bool:
-            return ((await open_topic(at_hub, "copy")).lag or 0) > 0
-
-        await eventually(behind, True)  # and stays it: a third of a megabyte was let through
-        with pytest.raises(TopicConflict, match="messages behind its origin"):
-            await promote(at_hub, "copy")
-        info = await promote(at_hub, "copy", allow_lag=True)
-        assert (info.lag, info.prefix) == (None, "orders")
-        assert 0 < info.messages < 1000
 
 
 async def test_a_server_beyond_a_leaf_node_does_not_speak_for_this_one(
