@@ -12,7 +12,7 @@ ifneq ($(shell $(BIN)/python -c 'import pip' 2>/dev/null && cat $(STAMP) 2>/dev/
 STALE := stale
 endif
 
-.PHONY: setup demo test test-all test-stalled lint bench faults fuzz lock clean stale
+.PHONY: setup demo test test-quick test-all test-stalled lint bench faults fuzz lock clean stale
 
 setup: $(STAMP)
 
@@ -31,9 +31,16 @@ $(STAMP): pyproject.toml requirements.lock $(STALE)
 
 # Test files run side by side, one process a core (four at most: each may start a JVM). What needs
 # minutes is begun first: see tests/conftest.py.
-TESTS := $(BIN)/python -m pytest --numprocesses auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder
+TEST_OPTIONS := --numprocesses auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder
+TESTS := $(BIN)/python -m pytest $(TEST_OPTIONS)
+# RERUN_FAILED=5: if at most five tests fail, run them once more, alone (continuous integration).
+RERUN_FAILED ?= 0
 test: $(STAMP)
-	$(TESTS) -m "not long"
+	$(BIN)/python -m tools.rerun_failed --at-most $(RERUN_FAILED) -- $(TEST_OPTIONS) -m "not long"
+
+# What needs no broker, and one suite that does: an answer within a minute.
+test-quick: $(STAMP)
+	$(TESTS) -m "not long" tests/unit tests/contracts
 
 # Everything, the tests that take minutes included: killed clusters; and new random examples.
 test-all: $(STAMP)

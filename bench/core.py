@@ -11,11 +11,11 @@ import time
 from dataclasses import replace
 
 from bench.harness import PeerAbsent
-from millstream.messaging.message import publish
-from millstream.messaging.overload import SubscriberSettings
-from millstream.messaging.subscriber import Subscriber
+from millstream.messaging.core.message import publish
+from millstream.messaging.core.overload import SubscriberSettings
+from millstream.messaging.core.subscriber import Subscriber
 from millstream.settings import ConnectionSettings
-from millstream.wire.connection import Connection
+from millstream.wire.aio.connection import Connection
 
 __all__ = ["nats_py_publish_subscribe", "publish_subscribe"]
 

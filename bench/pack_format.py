@@ -15,7 +15,7 @@ from typing import Any
 import pyarrow as pa
 
 from bench.harness import Result, Skipped, against
-from millstream.messaging import pack
+from millstream.events.packs import pack
 
 __all__ = ["measure", "orders"]
 

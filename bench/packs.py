@@ -13,11 +13,11 @@ import pyarrow as pa
 
 from bench.floor import RawSocket
 from bench.harness import Contestant, PeerAbsent, Result, Skipped, against
+from millstream.events.packs.pack import PackLimits, encode, envelope, split
+from millstream.events.packs.packing import Packing
+from millstream.events.row_buffer import Columns
 from millstream.messaging import Topic
-from millstream.messaging.fenced_lane import as_message
-from millstream.messaging.pack import PackLimits, encode, envelope, split
-from millstream.messaging.packing import Packing
-from millstream.messaging.row_buffer import Columns
+from millstream.messaging.publishing.fenced_lane import as_message
 from millstream.mill import Mill, connect
 from millstream.schemas import ColumnBuilder, declare
 from millstream.testing import running_broker

@@ -28,9 +28,9 @@ import millstream
 from bench.harness import OURS, Result, Skipped, interleave
 from bench.spark_floor import drain_rate
 from bench.spark_memory import forget_peaks, largest_peak
+from millstream.events.packs.packing import Packing
+from millstream.events.row_buffer import Columns
 from millstream.messaging import NewEvent
-from millstream.messaging.packing import Packing
-from millstream.messaging.row_buffer import Columns
 from millstream.spark.session import ARCHIVE_AGE_SECONDS
 from millstream.testing import running_broker
 

@@ -12,18 +12,18 @@ from typing import Any, Final, NamedTuple
 
 from millstream import settings
 from millstream.errors import MillstreamError
-from millstream.messaging.event import PlainEvent, Source
-from millstream.messaging.fence import read_state
-from millstream.messaging.group_records import MemberRecord, PartitionRecord, decode_record
-from millstream.messaging.pack_headers import read_headers
-from millstream.messaging.subject import key_of_token, key_token
+from millstream.events.event import PlainEvent, Source
+from millstream.events.fence import read_state
+from millstream.events.packs.headers import read_headers
+from millstream.events.subject import key_of_token, key_token
+from millstream.messaging.groups.records import MemberRecord, PartitionRecord, decode_record
 from millstream.schemas import Schema, declare, make_codec
-from millstream.schemas.records import read_record
-from millstream.spark.offsets import from_json
+from millstream.schemas.registry.records import read_record
+from millstream.spark.source.offsets import from_json
+from millstream.wire.aio.pull_lane import RawMessage
 from millstream.wire.api import parse_ack_address
 from millstream.wire.handshake import denied_subject, parse_address, parse_info
 from millstream.wire.protocol import Parser, parse_header_items, parse_headers, status_of
-from millstream.wire.pull_lane import RawMessage
 
 __all__ = ["TARGETS", "Target", "check"]
 

@@ -15,7 +15,7 @@ from pathlib import Path
 import pyarrow as pa
 
 from millstream.errors import PackError
-from millstream.messaging import pack
+from millstream.events.packs import pack
 
 __all__ = ["LIMITS", "MEMORY", "check", "join", "seeds", "sound_seeds"]
 

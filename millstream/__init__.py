@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from millstream.broker import Broker as Broker
     from millstream.broker import BrokerSettings as BrokerSettings
     from millstream.broker import Cluster as Cluster
+    from millstream.events.packs.packing import Packing as Packing
+    from millstream.events.row_buffer import Columns as Columns
     from millstream.messaging import Connecting as Connecting
     from millstream.messaging import Counters as Counters
     from millstream.messaging import DeadLetter as DeadLetter
@@ -50,16 +52,14 @@ if TYPE_CHECKING:
     from millstream.messaging import Topic as Topic
     from millstream.messaging import TopicInfo as TopicInfo
     from millstream.messaging import TopicSettings as TopicSettings
-    from millstream.messaging.packing import Packing as Packing
     from millstream.messaging.process import Process as Process
     from millstream.messaging.process import ProcessSettings as ProcessSettings
-    from millstream.messaging.row_buffer import Columns as Columns
     from millstream.mill import Mill as Mill
     from millstream.mill import connect as connect
-    from millstream.schemas.guard import Guard as Guard
-    from millstream.schemas.guard import GuardSettings as GuardSettings
-    from millstream.schemas.registry import Registry as Registry
-    from millstream.state import Table as Table
+    from millstream.schemas.registry.guard import Guard as Guard
+    from millstream.schemas.registry.guard import GuardSettings as GuardSettings
+    from millstream.schemas.registry.registry import Registry as Registry
+    from millstream.tables import Table as Table
 
     __version__: str
 
@@ -121,7 +121,7 @@ _HOMES = {
     "Broker": "millstream.broker",
     "BrokerSettings": "millstream.broker",
     "Cluster": "millstream.broker",
-    "Columns": "millstream.messaging.row_buffer",
+    "Columns": "millstream.events.row_buffer",
     "Connecting": "millstream.messaging",
     "Counters": "millstream.messaging",
     "DeadLetter": "millstream.messaging",
@@ -133,8 +133,8 @@ _HOMES = {
     "GroupEvent": "millstream.messaging",
     "GroupInfo": "millstream.messaging",
     "GroupSettings": "millstream.messaging",
-    "Guard": "millstream.schemas.guard",
-    "GuardSettings": "millstream.schemas.guard",
+    "Guard": "millstream.schemas.registry.guard",
+    "GuardSettings": "millstream.schemas.registry.guard",
     "HttpPush": "millstream.messaging",
     "HttpPushSettings": "millstream.messaging",
     "Identity": "millstream.messaging",
@@ -145,14 +145,14 @@ _HOMES = {
     "NewEvent": "millstream.messaging",
     "Origin": "millstream.messaging",
     "Overload": "millstream.messaging",
-    "Packing": "millstream.messaging.packing",
+    "Packing": "millstream.events.packs.packing",
     "Process": "millstream.messaging.process",
     "ProcessSettings": "millstream.messaging.process",
     "PublishOptions": "millstream.messaging",
     "ReadPlan": "millstream.messaging",
     "Receipt": "millstream.messaging",
     "RedriveReport": "millstream.messaging",
-    "Registry": "millstream.schemas.registry",
+    "Registry": "millstream.schemas.registry.registry",
     "Reject": "millstream.messaging",
     "Service": "millstream.messaging",
     "Start": "millstream.messaging",
@@ -161,7 +161,7 @@ _HOMES = {
     "Subscription": "millstream.messaging",
     "SubscriptionInfo": "millstream.messaging",
     "SubscriptionSettings": "millstream.messaging",
-    "Table": "millstream.state",
+    "Table": "millstream.tables",
     "Topic": "millstream.messaging",
     "TopicInfo": "millstream.messaging",
     "TopicSettings": "millstream.messaging",

@@ -6,18 +6,18 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from millstream.errors import ConfigError, SchemaError, SchemaNotFound, TopicNotFound
+from millstream.events.value_type import ValueType
 from millstream.messaging import Client, Connecting, Topic, TopicInfo, TopicSettings
-from millstream.messaging.topic_admin import declare
-from millstream.messaging.topic_lookup import open_topic
-from millstream.messaging.value_type import ValueType
+from millstream.messaging.topics.admin import declare
+from millstream.messaging.topics.lookup import open_topic
 from millstream.settings import ConnectionSettings
 
 if TYPE_CHECKING:
     from millstream.messaging.process import Process, ProcessSettings, Transform
-    from millstream.schemas.guard import Guard, GuardSettings
-    from millstream.schemas.records import TopicSchemas
-    from millstream.schemas.registry import Registry
-    from millstream.state import Table
+    from millstream.schemas.registry.guard import Guard, GuardSettings
+    from millstream.schemas.registry.records import TopicSchemas
+    from millstream.schemas.registry.registry import Registry
+    from millstream.tables import Table
 
 __all__ = ["Mill", "connect"]
 
@@ -47,7 +47,7 @@ class Mill(Client):
     @cached_property
     def schemas(self) -> Registry:
         """The schema registry of this broker."""
-        from millstream.schemas.registry import Registry
+        from millstream.schemas.registry.registry import Registry
 
         return Registry(self)
 
@@ -144,7 +144,7 @@ class Mill(Client):
                     f"create_topic(...)"
                 )
         if record is not None:
-            from millstream.schemas.binding import TypedValues
+            from millstream.schemas.registry.binding import TypedValues
 
             schemas = await self.schemas.schemas_of(record)
             return TypedValues(record, schemas, self.schemas.schema, cls)
@@ -158,7 +158,7 @@ class Mill(Client):
     async def _raw(self, info: TopicInfo) -> ValueType | None:
         if info.settings.wire_format is None:
             return None
-        from millstream.schemas.binding import RawValues
+        from millstream.schemas.registry.binding import RawValues
 
         return RawValues(info.name)
 
@@ -190,7 +190,7 @@ class Mill(Client):
         **values: Any,
     ) -> Table:
         """Declare a table: a topic that keeps the latest value of each key."""
-        from millstream.state import Table
+        from millstream.tables import Table
 
         if settings is None:
             values.setdefault("history", 1)
@@ -203,7 +203,7 @@ class Mill(Client):
 
     async def table(self, name: str, type: type | None = None) -> Table:
         """An existing table; see `topic` for `type`."""
-        from millstream.state import Table
+        from millstream.tables import Table
 
         return Table(await self.topic(name, type))
 
@@ -229,6 +229,6 @@ class Mill(Client):
         While it is open, clients of any language publish plain messages to `ingress.orders.KEY`:
         what fits the schema is stored and acknowledged, the rest is refused with the reason.
         """
-        from millstream.schemas.guard import Guard
+        from millstream.schemas.registry.guard import Guard
 
         return Guard(self, topic, settings)

@@ -20,7 +20,7 @@ BLOCKING_ROOMS = [
 # a module and a time zone once for a process.
 MAY_BLOCK = [
     ("millstream/settings.py", {"load", "data_folder", "read_project_file"}),
-    ("millstream/messaging/pack_types.py", {"time_zone"}),
+    ("millstream/events/packs/types.py", {"time_zone"}),
     ("<frozen importlib._bootstrap>", {"_find_and_load"}),
 ]
 

@@ -11,7 +11,7 @@ class ClassPlan:
 
     home: str  # module of the asynchronous class
     name: str
-    file: str  # module of the twin in millstream/blocking
+    file: str  # module of the twin in millstream/blocking/generated
     base: str = "Twin"  # a hand-written base that does what a rule cannot
     base_home: str = "twin"
     also: tuple[str, ...] = ()  # asynchronous base classes that the twin has too
@@ -32,14 +32,14 @@ MESSAGING = "millstream.messaging"
 # files only when a call needs them.
 PLANS = [
     ClassPlan(
-        f"{MESSAGING}.message",
+        f"{MESSAGING}.core.message",
         "Message",
         "message",
         pure=True,
         fixed={"data": "bytes"},
     ),
     ClassPlan(
-        f"{MESSAGING}.delivery",
+        f"{MESSAGING}.subscriptions.delivery",
         "Delivery",
         "delivery",
         also=("Event",),
@@ -48,7 +48,7 @@ PLANS = [
         skip=frozenset({"buried", "timestamp", "position"}),
     ),
     ClassPlan(
-        f"{MESSAGING}.subscriber",
+        f"{MESSAGING}.core.subscriber",
         "Subscriber",
         "subjects",
         base="MessageReading",
@@ -59,7 +59,7 @@ PLANS = [
         ),
     ),
     ClassPlan(
-        f"{MESSAGING}.pacing",
+        f"{MESSAGING}.core.paced_publisher",
         "PacedPublisher",
         "subjects",
         base="Sending",
@@ -71,7 +71,7 @@ PLANS = [
         skip=frozenset({"__aexit__"}),
     ),
     ClassPlan(
-        f"{MESSAGING}.service",
+        f"{MESSAGING}.core.service",
         "Service",
         "subjects",
         base="Endpoints",
@@ -86,7 +86,7 @@ PLANS = [
         skip=frozenset({"endpoint", "group", "endpoints", "prefix", "queue"}),
     ),
     ClassPlan(
-        f"{MESSAGING}.identity",
+        f"{MESSAGING}.core.identity",
         "Identity",
         "subjects",
         fixed={"client_id": "str"},
@@ -94,7 +94,7 @@ PLANS = [
         skip=frozenset({"claim"}),  # done when the connection gives it
     ),
     ClassPlan(
-        f"{MESSAGING}.subscription",
+        f"{MESSAGING}.subscriptions.subscription",
         "Subscription",
         "subscription",
         base="DeliveryReading",
@@ -103,7 +103,7 @@ PLANS = [
         skip=frozenset({"ready", "refill", "in_hand", "prefetch", "fetch_at_most", "__aiter__"}),
     ),
     ClassPlan(
-        f"{MESSAGING}.group",
+        f"{MESSAGING}.groups.group",
         "Group",
         "subscription",
         base="GroupLeaving",
@@ -112,21 +112,21 @@ PLANS = [
         skip=frozenset({"stop"}),
     ),
     ClassPlan(
-        f"{MESSAGING}.dead_letter_queue",
+        f"{MESSAGING}.dead_letters.queue",
         "DeadLetterQueue",
         "subscription",
         fixed={"name": "str"},
         ahead={"letters": 64, "redriving": 64},
     ),
     ClassPlan(
-        f"{MESSAGING}.http_push",
+        f"{MESSAGING}.subscriptions.http_push",
         "HttpPush",
         "subscription",
         fixed={"settings": "HttpPushSettings"},
         live={"delivered": "int", "retried": "int", "rejected": "int"},
     ),
     ClassPlan(
-        f"{MESSAGING}.producer",
+        f"{MESSAGING}.publishing.event_producer",
         "EventProducer",
         "producing",
         base="Sending",
@@ -136,7 +136,7 @@ PLANS = [
         skip=frozenset({"stored", "failed", "__aexit__"}),
     ),
     ClassPlan(
-        f"{MESSAGING}.pack_producer",
+        f"{MESSAGING}.publishing.pack_producer",
         "PackProducer",
         "producing",
         base="Sending",
@@ -147,7 +147,7 @@ PLANS = [
         skip=frozenset({"__aexit__"}),
     ),
     ClassPlan(
-        f"{MESSAGING}.writer",
+        f"{MESSAGING}.publishing.writer",
         "Writer",
         "producing",
         base="Sending",
@@ -176,12 +176,12 @@ PLANS = [
         ahead={"batches": 2},
         skip=frozenset({"read", "read_messages", "refresh_durability", "value_type"}),
     ),
-    ClassPlan("millstream.state.table", "Table", "state", fixed={"topic": "Topic"}),
-    ClassPlan("millstream.schemas.registry", "Registry", "state"),
+    ClassPlan("millstream.tables", "Table", "tables", fixed={"topic": "Topic"}),
+    ClassPlan("millstream.schemas.registry.registry", "Registry", "tables"),
     ClassPlan(
-        "millstream.schemas.guard",
+        "millstream.schemas.registry.guard",
         "Guard",
-        "state",
+        "tables",
         fixed={"topic": "str", "settings": "GuardSettings", "subject": "str"},
         live={"stored": "int", "refused": "int", "streams": "list[str]"},
     ),
@@ -205,7 +205,7 @@ FILES = {
     "subscription": "Subscriptions, ordered groups, dead letters and pushes.",
     "producing": "Producers, exactly-once writers and processes.",
     "topic": "Topics: durable, replayable, partitioned logs of events.",
-    "state": "Tables and schemas.",
+    "tables": "Tables and schemas.",
     "mill": "The connection that scripts and notebooks hold.",
 }
 

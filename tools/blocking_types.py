@@ -59,7 +59,7 @@ class Imports:
     def twin(self, name: str, used_at_once: bool) -> str:
         """Make a twin class known; the import statement that a call needs first, if any."""
         plan = EXISTING[name]
-        home = f"millstream.blocking.{plan.file}"
+        home = f"millstream.blocking.generated.{plan.file}"
         if plan.file == self.file:
             return ""
         if ORDER[plan.file] < ORDER[self.file]:
@@ -140,8 +140,8 @@ class Types:
             if used in EXISTING:
                 self._imports.twin(used, used_at_once=False)
             elif used in {"Event", "GroupEvent"}:
-                home = {"Event": "event", "GroupEvent": "group_event"}[used]
-                self._imports.add(f"millstream.messaging.{home}", used)
+                home = {"Event": "events.event", "GroupEvent": "messaging.groups.event"}[used]
+                self._imports.add(f"millstream.{home}", used)
             elif used == "Any":
                 self._imports.add("typing", "Any")
         return plain

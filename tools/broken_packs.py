@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import pyarrow as pa
 
-from millstream.messaging import pack
+from millstream.events.packs import pack
 from tools.pack_samples import FULL, ORDER, orders
 
 __all__ = ["Broken", "broken"]

@@ -1,4 +1,4 @@
-"""Writes the typed classes of millstream/blocking from the asynchronous ones.
+"""Writes the typed classes of millstream/blocking/generated from the asynchronous ones.
 
     python -m tools.generate_blocking            # writes the files
     python -m tools.generate_blocking --check    # says which of them are stale
@@ -34,7 +34,7 @@ from tools.blocking_types import (
 )
 
 ROOT = Path(__file__).parents[1]
-TARGET = ROOT / "millstream" / "blocking"
+TARGET = ROOT / "millstream" / "blocking" / "generated"
 CONTEXT = ("__aenter__", "__aexit__")
 PLAIN_DEFAULTS = (type(None), bool, int, float, str, bytes)
 # Said because a file that does not exist yet has no neighbours to tell it by.

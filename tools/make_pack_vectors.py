@@ -13,7 +13,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from millstream.messaging import pack
+from millstream.events.packs import pack
 from tools.broken_packs import broken, sign, stream
 from tools.pack_samples import Sample, in_json, sound
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from millstream.messaging import pack
+from millstream.events.packs import pack
 
 __all__ = ["FULL", "Sample", "in_json", "sound"]
 

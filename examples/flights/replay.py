@@ -11,7 +11,7 @@ import pyarrow.compute as pc
 
 from examples.flights import data
 from millstream import Mill
-from millstream.messaging.row_buffer import Columns
+from millstream.events.row_buffer import Columns
 
 TICK = 0.25  # seconds between two packs of each topic
 WRITER = "replay"

@@ -4,17 +4,22 @@ Every class here is the plain face of the asynchronous one of the same name, mad
 its work in an event loop on a thread of its own.
 """
 
-from millstream.blocking.delivery import Delivery
-from millstream.blocking.door import connect
+from millstream.blocking.connecting import connect
 from millstream.blocking.endpoints import EndpointGroup
-from millstream.blocking.message import Message
-from millstream.blocking.mill import Mill
-from millstream.blocking.producing import EventProducer, PackProducer, Process, Writer
+from millstream.blocking.generated.delivery import Delivery
+from millstream.blocking.generated.message import Message
+from millstream.blocking.generated.mill import Mill
+from millstream.blocking.generated.producing import EventProducer, PackProducer, Process, Writer
+from millstream.blocking.generated.subjects import Identity, PacedPublisher, Service, Subscriber
+from millstream.blocking.generated.subscription import (
+    DeadLetterQueue,
+    Group,
+    HttpPush,
+    Subscription,
+)
+from millstream.blocking.generated.tables import Guard, Registry, Table
+from millstream.blocking.generated.topic import Topic
 from millstream.blocking.sending import Pending
-from millstream.blocking.state import Guard, Registry, Table
-from millstream.blocking.subjects import Identity, PacedPublisher, Service, Subscriber
-from millstream.blocking.subscription import DeadLetterQueue, Group, HttpPush, Subscription
-from millstream.blocking.topic import Topic
 
 __all__ = [
     "DeadLetterQueue",

@@ -6,10 +6,10 @@ from collections.abc import Callable
 from functools import partial
 from typing import TypeVar
 
-from millstream.blocking.message import Message
+from millstream.blocking.generated.message import Message
 from millstream.blocking.twin import Twin, in_thread
-from millstream.messaging import service as async_service
-from millstream.messaging.service import EndpointSettings
+from millstream.messaging.core import service as async_service
+from millstream.messaging.core.service import EndpointSettings
 
 __all__ = ["EndpointGroup", "Endpoints"]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 from millstream.blocking.twin import Twin, handling
-from millstream.messaging import group as async_group
+from millstream.messaging.groups import group as async_group
 
 __all__ = ["GroupLeaving"]
 

@@ -11,20 +11,20 @@ from itertools import chain
 from types import TracebackType
 from typing import Any, Final
 
-from millstream.blocking.delivery import Delivery
+from millstream.blocking.generated.delivery import Delivery
+from millstream.blocking.generated.message import Message
 from millstream.blocking.loop import LoopThread
-from millstream.blocking.message import Message
 from millstream.blocking.twin import Twin
 from millstream.errors import ConnectionClosed
-from millstream.messaging import message as async_message
-from millstream.messaging import subscriber as async_subscriber
-from millstream.messaging import subscription as async_subscription
+from millstream.events.event import Event, Source
+from millstream.events.unpack import events_of
 from millstream.messaging import topic as async_topic
-from millstream.messaging.event import Event, Source
-from millstream.messaging.overload import Counters
-from millstream.messaging.reading import ReadPlan, plan_of
-from millstream.messaging.unpack import events_of
-from millstream.wire.pull_lane import RawMessage
+from millstream.messaging.core import message as async_message
+from millstream.messaging.core import subscriber as async_subscriber
+from millstream.messaging.core.overload import Counters
+from millstream.messaging.reading.replay import ReadPlan, plan_of
+from millstream.messaging.subscriptions import subscription as async_subscription
+from millstream.wire.aio.pull_lane import RawMessage
 
 __all__ = ["DeliveryReading", "MessageReading", "TopicReading"]
 

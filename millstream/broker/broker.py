@@ -11,8 +11,8 @@ from millstream.broker.credentials import Credentials, read_credentials
 from millstream.broker.folder import read_json
 from millstream.broker.health import Health, NodeAddress, broker_health
 from millstream.broker.launch import Start, node_names, start_nodes
-from millstream.broker.process import Node
 from millstream.broker.reload import reload_nodes
+from millstream.broker.server_process import Node
 from millstream.errors import NotRunning
 
 __all__ = ["Broker"]

@@ -19,8 +19,8 @@ from millstream.broker.launch import (
     start_again,
     start_nodes,
 )
-from millstream.broker.process import Node
 from millstream.broker.reload import reload_nodes
+from millstream.broker.server_process import Node
 from millstream.errors import ConfigError, NotRunning
 
 __all__ = ["Cluster"]

@@ -36,8 +36,8 @@ from millstream.broker.folder import (
 )
 from millstream.broker.keeper import write_private
 from millstream.broker.keys import StoreKey, check_key, new_record, resolve_key
-from millstream.broker.process import Launch, Node
 from millstream.broker.render import ClusterPlan, NodePlan, Ports, config_text
+from millstream.broker.server_process import Launch, Node
 from millstream.deadline import Deadline
 from millstream.errors import ConfigError, FolderLocked, PortTaken, WrongKey
 from millstream.settings import Secret

@@ -65,7 +65,7 @@ class _OnDemand(TyperGroup):
 
 def _load(name: str) -> Any:
     """The command of that name: one of its module's, or the module's commands as a group."""
-    module = import_module(f"millstream.cli.{COMMANDS[name]}")
+    module = import_module(f"millstream.cli.commands.{COMMANDS[name]}")
     holder = typer.Typer()
     holder.add_typer(module.app)
     found = typer.main.get_group(holder).commands
@@ -107,6 +107,6 @@ def _settings(
     What is set where: an option, then the environment, then the nearest millstream.toml.
     """
     if ctx.invoked_subcommand == "up":
-        from millstream.cli.up import project_defaults
+        from millstream.cli.commands.up import project_defaults
 
         ctx.default_map = {"up": project_defaults()}

@@ -11,34 +11,34 @@ from typing import Any, Final, Generic, Self, TypeVar
 
 from millstream.deadline import Deadline
 from millstream.errors import MillstreamError, RequestTimeout
-from millstream.messaging import topic_admin
-from millstream.messaging.encoding import IdSource
-from millstream.messaging.event import ID_HEADER, Receipt
-from millstream.messaging.identity import Identity, IdentitySettings, claim_identity
-from millstream.messaging.message import (
+from millstream.events.encoding import IdSource
+from millstream.events.event import ID_HEADER, Receipt
+from millstream.events.value_type import ValueType
+from millstream.messaging.core.identity import Identity, IdentitySettings, claim_identity
+from millstream.messaging.core.message import (
     HeaderItems,
     Message,
     payload_bytes,
     publish,
     subject_bytes,
 )
-from millstream.messaging.overload import SubscriberSettings
-from millstream.messaging.pacing import PacedPublisher
-from millstream.messaging.publishing import PUBLISH_SECONDS
-from millstream.messaging.request import ANSWERS_MAX, QUIET_SECONDS, gather, request
-from millstream.messaging.service import Service
-from millstream.messaging.subscriber import MessageHandler, Subscriber
+from millstream.messaging.core.overload import SubscriberSettings
+from millstream.messaging.core.paced_publisher import PacedPublisher
+from millstream.messaging.core.request import ANSWERS_MAX, QUIET_SECONDS, gather, request
+from millstream.messaging.core.service import Service
+from millstream.messaging.core.subscriber import MessageHandler, Subscriber
+from millstream.messaging.publishing.event_publisher import PUBLISH_SECONDS
 from millstream.messaging.topic import Topic, durabilities_of
-from millstream.messaging.topic_info import TopicInfo
-from millstream.messaging.topic_lookup import list_topics, open_topic
-from millstream.messaging.topic_settings import TopicSettings
-from millstream.messaging.value_type import ValueType
+from millstream.messaging.topics import admin as topic_admin
+from millstream.messaging.topics.info import TopicInfo
+from millstream.messaging.topics.lookup import list_topics, open_topic
+from millstream.messaging.topics.settings import TopicSettings
 from millstream.settings import ConnectionSettings, Reconnect
-from millstream.wire.connection import Connection, Outlet
-from millstream.wire.jetstream import JetStream
+from millstream.wire.aio.connection import Connection, Outlet
+from millstream.wire.aio.jetstream import JetStream
+from millstream.wire.aio.publish_lane import PublishLane
 from millstream.wire.message import OutgoingMessage
 from millstream.wire.protocol import encode_headers
-from millstream.wire.publish_lane import PublishLane
 
 __all__ = ["Client", "Connecting", "connect"]
 

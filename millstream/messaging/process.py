@@ -29,8 +29,7 @@ from millstream.errors import (
     ProcessFailed,
     Unfit,
 )
-from millstream.messaging.dead_letters import DeadLetterStore, default_dead_letter_topic
-from millstream.messaging.event import (
+from millstream.events.event import (
     Event,
     NewEvent,
     PlainEvent,
@@ -38,19 +37,20 @@ from millstream.messaging.event import (
     is_for_another,
     stored_ns_of,
 )
-from millstream.messaging.fence import fence_subject
-from millstream.messaging.fenced_lane import FencedLane
-from millstream.messaging.pack import EncodedPack, split
-from millstream.messaging.packing import Packing
-from millstream.messaging.reading import ReadPlan, read_messages
-from millstream.messaging.row_buffer import RowBuffer
-from millstream.messaging.start import Start
-from millstream.messaging.subject import check_name
-from millstream.messaging.unpack import events_in
-from millstream.messaging.writer import WriterTarget
+from millstream.events.fence import fence_subject
+from millstream.events.packs.pack import EncodedPack, split
+from millstream.events.packs.packing import Packing
+from millstream.events.row_buffer import RowBuffer
+from millstream.events.start import Start
+from millstream.events.subject import check_name
+from millstream.events.unpack import events_in
+from millstream.messaging.dead_letters.store import DeadLetterStore, default_dead_letter_topic
+from millstream.messaging.publishing.fenced_lane import FencedLane
+from millstream.messaging.publishing.writer import WriterTarget
+from millstream.messaging.reading.replay import ReadPlan, read_messages
+from millstream.wire.aio.atomic import BATCH_BYTES_MAX
+from millstream.wire.aio.pull_lane import RawMessage
 from millstream.wire.api import parse_ack_address
-from millstream.wire.atomic import BATCH_BYTES_MAX
-from millstream.wire.pull_lane import RawMessage
 
 __all__ = ["Process", "ProcessSettings", "Transform"]
 

@@ -18,11 +18,8 @@ from millstream.errors import (
     Unconfirmed,
     WrongSequence,
 )
-from millstream.messaging import topic_admin
-from millstream.messaging.dead_letter_queue import DeadLetterQueue
-from millstream.messaging.dead_letters import DeadLetterStore, default_dead_letter_topic
-from millstream.messaging.encoding import TopicShape
-from millstream.messaging.event import (
+from millstream.events.encoding import TopicShape
+from millstream.events.event import (
     ID_HEADER,
     Durability,
     Event,
@@ -31,38 +28,41 @@ from millstream.messaging.event import (
     Receipt,
     Source,
 )
-from millstream.messaging.fence import EXPECTED_HEADER
-from millstream.messaging.latest import last_on, read_latest
-from millstream.messaging.packing import Packing
-from millstream.messaging.producer import EventProducer
-from millstream.messaging.publishing import PUBLISH_SECONDS, EventPublisher
-from millstream.messaging.reading import ReadPlan, plan_of, read_events, read_messages
-from millstream.messaging.server import durability_of
-from millstream.messaging.start import Start
-from millstream.messaging.subject import check_name, key_token, partition_of
-from millstream.messaging.subscription import Subscription
-from millstream.messaging.subscription_admin import Lag, SubscriptionAdmin, SubscriptionInfo
-from millstream.messaging.subscription_settings import SubscriptionSettings
-from millstream.messaging.topic_admin import Purge
-from millstream.messaging.topic_info import TopicInfo
-from millstream.messaging.topic_lookup import open_topic
-from millstream.messaging.unpack import events_in, raw_of
-from millstream.messaging.value_type import ValueType
-from millstream.wire.atomic import publish_batch
-from millstream.wire.jetstream import JetStream, StoredMessage
+from millstream.events.fence import EXPECTED_HEADER
+from millstream.events.packs.packing import Packing
+from millstream.events.start import Start
+from millstream.events.subject import check_name, key_token, partition_of
+from millstream.events.unpack import events_in, raw_of
+from millstream.events.value_type import ValueType
+from millstream.messaging.dead_letters.queue import DeadLetterQueue
+from millstream.messaging.dead_letters.store import DeadLetterStore, default_dead_letter_topic
+from millstream.messaging.publishing.event_producer import EventProducer
+from millstream.messaging.publishing.event_publisher import PUBLISH_SECONDS, EventPublisher
+from millstream.messaging.reading.latest import last_on, read_latest
+from millstream.messaging.reading.replay import ReadPlan, plan_of, read_events, read_messages
+from millstream.messaging.subscriptions.admin import Lag, SubscriptionAdmin, SubscriptionInfo
+from millstream.messaging.subscriptions.settings import SubscriptionSettings
+from millstream.messaging.subscriptions.subscription import Subscription
+from millstream.messaging.topics import admin as topic_admin
+from millstream.messaging.topics.admin import Purge
+from millstream.messaging.topics.durability import durability_of
+from millstream.messaging.topics.info import TopicInfo
+from millstream.messaging.topics.lookup import open_topic
+from millstream.wire.aio.atomic import publish_batch
+from millstream.wire.aio.jetstream import JetStream, StoredMessage
+from millstream.wire.aio.publish_lane import PublishLane
+from millstream.wire.aio.pull_lane import RawMessage
 from millstream.wire.protocol import parse_headers, unique_token
-from millstream.wire.publish_lane import PublishLane
-from millstream.wire.pull_lane import RawMessage
 
 if TYPE_CHECKING:
     from pyarrow import RecordBatch
 
-    from millstream.messaging.group import Group, GroupSettings
-    from millstream.messaging.http_push import HttpPush, HttpPushSettings
-    from millstream.messaging.pack_producer import PackProducer
+    from millstream.messaging.groups.group import Group, GroupSettings
     from millstream.messaging.process import Process, ProcessSettings, Transform
-    from millstream.messaging.verify import Verification
-    from millstream.messaging.writer import Writer, WriterTarget
+    from millstream.messaging.publishing.pack_producer import PackProducer
+    from millstream.messaging.publishing.writer import Writer, WriterTarget
+    from millstream.messaging.reading.verify import Verification
+    from millstream.messaging.subscriptions.http_push import HttpPush, HttpPushSettings
 
 __all__ = ["Topic", "durabilities_of"]
 
@@ -261,7 +261,7 @@ class Topic:
 
     def producer(self, packs: Packing | None = None) -> PackProducer:
         """A producer that sends many events in one message: the fast way to store many."""
-        from millstream.messaging.pack_producer import PackProducer
+        from millstream.messaging.publishing.pack_producer import PackProducer
 
         self._check_packs()
         return PackProducer(self._target(), packs or Packing(), self.durability)
@@ -273,7 +273,7 @@ class Topic:
 
     def writer(self, name: str, packs: Packing | None = None, lanes: int = 1) -> Writer:
         """A named writer that stores each event exactly once: `async with topic.writer("w")`."""
-        from millstream.messaging.writer import Writer
+        from millstream.messaging.publishing.writer import Writer
 
         self._check_packs()
         return Writer(self._target(), name, packs or Packing(), lanes)
@@ -289,7 +289,7 @@ class Topic:
         return Process(self._sources, target._target(), function, chosen)
 
     def _target(self) -> WriterTarget:
-        from millstream.messaging.writer import WriterTarget
+        from millstream.messaging.publishing.writer import WriterTarget
 
         return WriterTarget(
             self._jetstream, self._lane, self._shape, self._sources, self._value_type
@@ -325,7 +325,7 @@ class Topic:
         partition, offset and index. The columns of packs are not copied. A value that cannot be
         decoded raises SchemaError with its offset.
         """
-        from millstream.messaging.batches import read_batches
+        from millstream.messaging.reading.batches import read_batches
 
         wanted = plan_of(plan, choices)
         return read_batches(self._jetstream, self._sources, wanted, self._value_type)
@@ -384,7 +384,7 @@ class Topic:
 
         Members share the partitions; each key is handled by one member at a time, in order.
         """
-        from millstream.messaging.group import Group
+        from millstream.messaging.groups.group import Group
 
         return Group(
             self._jetstream,
@@ -403,7 +403,7 @@ class Topic:
         settings: SubscriptionSettings | None = None,
     ) -> HttpPush:
         """Post the events of a subscription to an HTTP endpoint: then `await push.run()`."""
-        from millstream.messaging.http_push import HttpPush
+        from millstream.messaging.subscriptions.http_push import HttpPush
 
         return HttpPush(await self.subscribe(name, settings), push)
 
@@ -458,7 +458,7 @@ class Topic:
 
     async def verify(self) -> AsyncIterator[Verification]:
         """Walk the log and name every hole; the report so far, until it is whole."""
-        from millstream.messaging.verify import verify_log
+        from millstream.messaging.reading.verify import verify_log
 
         async for report in verify_log(self._jetstream, self.name, self._sources):
             yield report

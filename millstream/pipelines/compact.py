@@ -29,8 +29,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from millstream.errors import ConfigError, PipelineBusy
-from millstream.pipelines.place import Place
 from millstream.pipelines.project import open_project
+from millstream.pipelines.state_folder import Place
 from millstream.settings import find_project_file
 
 __all__ = ["Compacted", "compact_folder"]

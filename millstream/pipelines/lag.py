@@ -11,9 +11,9 @@ from typing import Final, Self
 from millstream.errors import MillstreamError
 from millstream.pipelines.watch import Watch
 from millstream.settings import ConnectionSettings
-from millstream.spark.logs import find_logs
 from millstream.spark.options import SourceOptions
-from millstream.wire.blocking import BlockingConnection, BlockingJetStream
+from millstream.spark.source.partitions import find_logs
+from millstream.wire.sync.connection import BlockingConnection, BlockingJetStream
 
 __all__ = ["LagMeter"]
 

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING
 from millstream.errors import PipelineInvalid
 from millstream.pipelines.declare import Pipeline
 from millstream.pipelines.graph import Graph
+from millstream.pipelines.outputs import Broker
 from millstream.pipelines.project import Project, load
 from millstream.pipelines.resolve import resolve
 from millstream.pipelines.runner import Runner, RunSettings
 from millstream.pipelines.shipping import ship
-from millstream.pipelines.targets import Broker
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 from typing import Any, Final
 
 from millstream.errors import ConfigError
-from millstream.spark.offsets import Where, from_json, lag
+from millstream.spark.source.offsets import Where, from_json, lag
 
 __all__ = ["OUTPUT_METRIC", "Numbers", "note_checkpoint", "note_latest", "note_progress"]
 

@@ -8,9 +8,9 @@ from pathlib import Path
 
 from millstream.errors import ConfigError, TopicNotFound
 from millstream.pipelines.declare import Output, Pipeline
-from millstream.pipelines.place import Place
+from millstream.pipelines.outputs import Broker
 from millstream.pipelines.project import Project
-from millstream.pipelines.targets import Broker
+from millstream.pipelines.state_folder import Place
 
 __all__ = ["begin_anew", "chosen_flows"]
 

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any, Final
 from millstream.errors import ConfigError, MillstreamError, PipelineInvalid, TopicNotFound
 from millstream.pipelines.declare import Flow, Output, Pipeline, reading
 from millstream.pipelines.graph import Graph, Node
+from millstream.pipelines.outputs import Broker, shaped
 from millstream.pipelines.queries import SNAPSHOT
-from millstream.pipelines.reasons import reason_of
-from millstream.pipelines.targets import Broker, shaped
+from millstream.pipelines.spark_errors import reason_of
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

@@ -15,13 +15,13 @@ from millstream.deadline import Deadline
 from millstream.errors import FlowsFailed, MillstreamError, PipelineInvalid
 from millstream.pipelines.declare import Flow, Pipeline
 from millstream.pipelines.lag import LagMeter
-from millstream.pipelines.place import Place
+from millstream.pipelines.outputs import Broker
 from millstream.pipelines.project import Project
 from millstream.pipelines.queries import QueryPlan, start_query
-from millstream.pipelines.reasons import reason_of
 from millstream.pipelines.resolve import Resolved, resolve
 from millstream.pipelines.restarts import Restarts
-from millstream.pipelines.targets import Broker
+from millstream.pipelines.spark_errors import reason_of
+from millstream.pipelines.state_folder import Place
 from millstream.pipelines.watch import Watch
 from millstream.spark.options import connection_settings
 

@@ -3,22 +3,22 @@
 Importing this room is light: Arrow, Avro, Protobuf and Pydantic are loaded when first used.
 """
 
-from millstream.schemas.arrow import arrow_type, from_arrow, to_arrow
-from millstream.schemas.avro import from_avro, to_avro
 from millstream.schemas.codecs import WIRE_FORMATS, Codec, WireFormat, make_codec
-from millstream.schemas.columns import ColumnBuilder
 from millstream.schemas.compatibility import Mode, Problem, check, parse_mode
-from millstream.schemas.conform import Conformer
 from millstream.schemas.declare import declare
-from millstream.schemas.jsonschema import from_json_schema, to_json_schema
-from millstream.schemas.proto_reading import from_descriptor
-from millstream.schemas.proto_text import parse_proto, to_proto
-from millstream.schemas.protobuf import pin_numbers, to_descriptor
-from millstream.schemas.python import Aliases, Doc, from_python
+from millstream.schemas.formats.arrow import arrow_type, from_arrow, to_arrow
+from millstream.schemas.formats.avro import from_avro, to_avro
+from millstream.schemas.formats.jsonschema import from_json_schema, to_json_schema
+from millstream.schemas.formats.proto_reading import from_descriptor
+from millstream.schemas.formats.proto_text import parse_proto, to_proto
+from millstream.schemas.formats.protobuf import pin_numbers, to_descriptor
+from millstream.schemas.formats.python import Aliases, Doc, from_python
+from millstream.schemas.formats.spark import spark_arrow_type, spark_type, to_spark
 from millstream.schemas.resolution import Mismatch, Resolution, mismatches
-from millstream.schemas.rows import RowReader, object_maker
 from millstream.schemas.schema import Origin, Schema
-from millstream.schemas.spark import spark_arrow_type, spark_type, to_spark
+from millstream.schemas.values.columns import ColumnBuilder
+from millstream.schemas.values.conform import Conformer
+from millstream.schemas.values.rows import RowReader, object_maker
 
 __all__ = [
     "WIRE_FORMATS",

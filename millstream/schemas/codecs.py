@@ -16,7 +16,7 @@ from millstream import errors
 from millstream.schemas import types as t
 from millstream.schemas.resolution import Resolution
 from millstream.schemas.schema import Schema
-from millstream.schemas.values import compile_fit, found
+from millstream.schemas.values.fit import compile_fit, found
 
 __all__ = ["WIRE_FORMATS", "Codec", "Wire", "WireFormat", "make_codec"]
 
@@ -96,10 +96,10 @@ def _make_wire(schema: Schema, format_: WireFormat) -> Wire:
     if format_ == "json":
         return _JsonWire(schema)
     if format_ == "avro":
-        from millstream.schemas.avro_wire import AvroWire
+        from millstream.schemas.formats.avro_wire import AvroWire
 
         return AvroWire(schema)
-    from millstream.schemas.protobuf_wire import ProtobufWire
+    from millstream.schemas.formats.protobuf_wire import ProtobufWire
 
     return ProtobufWire(schema)
 
@@ -108,7 +108,7 @@ class _JsonWire:
     """JSON by msgspec: ISO 8601 times, base64 bytes, decimals and UUIDs as text."""
 
     def __init__(self, schema: Schema) -> None:
-        from millstream.schemas.jsonschema import to_json_schema
+        from millstream.schemas.formats.jsonschema import to_json_schema
 
         # Refuses unions whose options look alike in JSON.
         to_json_schema(schema.record)

@@ -39,7 +39,7 @@ def declare(
 def _read(
     source: object, format_: str | None, name: str | None, message: str | None, drop: bool
 ) -> tuple[t.Record, Origin | None]:
-    from millstream.schemas.python import from_python, is_schema_class
+    from millstream.schemas.formats.python import from_python, is_schema_class
 
     if isinstance(source, Schema):
         return source.record, source.origin
@@ -54,7 +54,7 @@ def _read(
     if kind == "google" or hasattr(source, "DESCRIPTOR"):
         return _descriptor(source, message)
     if isinstance(source, (bytes, bytearray)) and format_ in (None, "descriptor", "protobuf"):
-        from millstream.schemas.proto_reading import load_set
+        from millstream.schemas.formats.proto_reading import load_set
 
         return _descriptor(load_set(bytes(source)), message)
     if isinstance(source, (str, dict)):
@@ -88,16 +88,20 @@ def _text(
 ) -> tuple[t.Record, Origin]:
     text = source if isinstance(source, str) else json.dumps(source, ensure_ascii=False)
     if format_ == "avro":
-        from millstream.schemas.avro import from_avro
+        from millstream.schemas.formats.avro import from_avro
 
         return from_avro(source), Origin("avro", text)
     if format_ == "json":
-        from millstream.schemas.jsonschema import from_json_schema
+        from millstream.schemas.formats.jsonschema import from_json_schema
 
         record = from_json_schema(source, name=name, drop_constraints=drop)
         return record, Origin("json", text)
     if format_ == "protobuf" and isinstance(source, str):
-        from millstream.schemas.proto_reading import find_message, from_descriptor, load_text
+        from millstream.schemas.formats.proto_reading import (
+            find_message,
+            from_descriptor,
+            load_text,
+        )
 
         files = load_text(text)
         full = find_message(list(files.file), message)
@@ -110,7 +114,7 @@ def _text(
 def _arrow(source: Any, name: str | None) -> tuple[t.Record, Origin]:
     import pyarrow as pa
 
-    from millstream.schemas.arrow import from_arrow
+    from millstream.schemas.formats.arrow import from_arrow
 
     if isinstance(source, pa.StructType):
         source = pa.schema(list(source))
@@ -123,7 +127,7 @@ def _arrow(source: Any, name: str | None) -> tuple[t.Record, Origin]:
 def _descriptor(source: Any, message: str | None) -> tuple[t.Record, Origin]:
     from google.protobuf import descriptor, descriptor_pb2
 
-    from millstream.schemas.proto_reading import find_message, from_descriptor
+    from millstream.schemas.formats.proto_reading import find_message, from_descriptor
 
     if isinstance(source, descriptor_pb2.FileDescriptorProto):
         source = descriptor_pb2.FileDescriptorSet(file=[source])

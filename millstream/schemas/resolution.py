@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from millstream import errors
 from millstream.schemas import types as t
-from millstream.schemas.columns import builder_for
-from millstream.schemas.rows import reader_for
-from millstream.schemas.values import fresh
+from millstream.schemas.values.columns import builder_for
+from millstream.schemas.values.fit import fresh
+from millstream.schemas.values.rows import reader_for
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -248,7 +248,7 @@ def _record_turn(writer: t.Record, reader: t.Record) -> _Turn | None:
 
 
 def _union_turn(writer: t.Union, reader: t.Type) -> _Turn | None:
-    from millstream.schemas.avro_values import option_of
+    from millstream.schemas.formats.avro_values import option_of
 
     turns = [_value_turn(option, reader) for option in writer.options]
     if not any(turns):
@@ -263,7 +263,7 @@ def _union_turn(writer: t.Union, reader: t.Type) -> _Turn | None:
 
 def _column_turn(writer: t.Type, reader: t.Type) -> _Turn | None:
     """A function on Arrow arrays, or None where they stay as they are."""
-    from millstream.schemas.arrow import arrow_type
+    from millstream.schemas.formats.arrow import arrow_type
 
     writer, _ = t.strip(writer)
     reader, _ = t.strip(reader)
@@ -315,7 +315,7 @@ def _mask(array: Any) -> Any:
 def _struct_turn(writer: t.Record, reader: t.Record) -> _Turn | None:
     import pyarrow as pa
 
-    from millstream.schemas.arrow import arrow_type
+    from millstream.schemas.formats.arrow import arrow_type
 
     if arrow_type(writer) == arrow_type(reader) and _value_turn(writer, reader) is None:
         return None
@@ -345,7 +345,7 @@ def _struct_turn(writer: t.Record, reader: t.Record) -> _Turn | None:
 def _nested_turn(writer: t.Type, reader: t.Type) -> _Turn | None:
     import pyarrow as pa
 
-    from millstream.schemas.arrow import arrow_type
+    from millstream.schemas.formats.arrow import arrow_type
 
     target = arrow_type(reader)
     is_map = isinstance(writer, t.Map) and isinstance(reader, t.Map)

@@ -10,7 +10,7 @@ from typing import Any, Final, Literal, TypeAlias
 from millstream import errors
 from millstream.schemas import canonical
 from millstream.schemas import types as t
-from millstream.schemas.values import compile_fit, jsonable
+from millstream.schemas.values.fit import compile_fit, jsonable
 
 __all__ = ["Format", "Origin", "Schema", "checked"]
 

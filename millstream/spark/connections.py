@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 
 from millstream.settings import ConnectionSettings
-from millstream.wire.blocking import BlockingConnection, BlockingJetStream
+from millstream.wire.sync.connection import BlockingConnection, BlockingJetStream
 
 __all__ = ["PATIENCE_SECONDS", "connection_to", "jetstream_to"]
 

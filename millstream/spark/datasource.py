@@ -19,9 +19,7 @@ from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructType
 
 from millstream.errors import ConfigError
-from millstream.spark.batch_reader import BatchReader, FilteringBatchReader
 from millstream.spark.connections import jetstream_to
-from millstream.spark.logs import find_logs
 from millstream.spark.options import (
     SourceOptions,
     check_names,
@@ -29,16 +27,24 @@ from millstream.spark.options import (
     sink_options,
     source_options,
 )
-from millstream.spark.reader import RangeReader
-from millstream.spark.row_schema import BYTES, ValueShape, check_schema, column_ddl, source_ddl
-from millstream.spark.sink_rows import check_columns
-from millstream.spark.staging import ensure_staging
-from millstream.spark.stream_reader import StreamReader
-from millstream.spark.table_reader import TableReader
-from millstream.spark.targets import find_target
-from millstream.spark.task_sink import TaskRows
-from millstream.spark.typed import TopicType, common_shape, find_type
-from millstream.spark.writer import BatchWriter, Job, StreamWriter
+from millstream.spark.sink.sink_rows import check_columns
+from millstream.spark.sink.staging import ensure_staging
+from millstream.spark.sink.targets import find_target
+from millstream.spark.sink.task_sink import TaskRows
+from millstream.spark.sink.writer import BatchWriter, Job, StreamWriter
+from millstream.spark.source.batch_reader import BatchReader, FilteringBatchReader
+from millstream.spark.source.partitions import find_logs
+from millstream.spark.source.range_reader import RangeReader
+from millstream.spark.source.row_schema import (
+    BYTES,
+    ValueShape,
+    check_schema,
+    column_ddl,
+    source_ddl,
+)
+from millstream.spark.source.stream_reader import StreamReader
+from millstream.spark.source.table_reader import TableReader
+from millstream.spark.source.typed import TopicType, common_shape, find_type
 
 __all__ = ["MillstreamDataSource"]
 

@@ -14,9 +14,9 @@ from dataclasses import dataclass, field
 from typing import Any, Final, Literal, TypeVar
 
 from millstream.errors import ConfigError
-from millstream.messaging.subject import check_name, check_subject
+from millstream.events.subject import check_name, check_subject
 from millstream.settings import ConnectionSettings, Secret, Tls, parse_size
-from millstream.spark.starting import Bound, parse_bound, parse_times, parse_timestamp
+from millstream.spark.source.starting import Bound, parse_bound, parse_times, parse_timestamp
 
 __all__ = [
     "COLUMNS",

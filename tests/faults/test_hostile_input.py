@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 import millstream
 from millstream import Mill, NewEvent
 from millstream.errors import ConfigError, MillstreamError, PayloadTooLarge
-from millstream.messaging.topic_admin import Purge
+from millstream.messaging.topics.admin import Purge
 from tests.faults.supervisor import REPOSITORY
 
 SECONDS = 30.0  # for an answer

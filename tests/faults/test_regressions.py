@@ -19,19 +19,19 @@ from millstream.errors import (
     Unconfirmed,
     WrongSequence,
 )
-from millstream.messaging import reading
-from millstream.messaging.event import PlainEvent, PublishOptions
-from millstream.messaging.fence import FenceState, judge_refusal, read_state, state_headers
-from millstream.messaging.fenced_lane import FencedLane
-from millstream.messaging.pack import empty
+from millstream.events.event import PlainEvent, PublishOptions
+from millstream.events.fence import FenceState, judge_refusal, read_state, state_headers
+from millstream.events.packs.pack import empty
+from millstream.messaging.publishing.fenced_lane import FencedLane
+from millstream.messaging.reading import replay as reading
 from millstream.settings import ConnectionSettings, Reconnect, Secret
 from millstream.testing import running_broker
-from millstream.wire import publish_lane
+from millstream.wire.aio import publish_lane
+from millstream.wire.aio.pull_lane import Prefetch, PullLane, Signal
 from millstream.wire.api import ErrorCode, Refusal, error_from
-from millstream.wire.pull_lane import Prefetch, PullLane, Signal
 from tests.faults.proxy import Proxy
 from tests.faults.supervisor import until
-from tests.integration.messaging.topic_tools import eventually
+from tests.integration.messaging.topic_kit import eventually
 
 T = TypeVar("T")
 

@@ -20,6 +20,7 @@ from typing import Any, Final
 
 import millstream
 from millstream.errors import ApiError, FencedOut, MillstreamError, NoResponders, WrongSequence
+from millstream.events.packs.packing import Packing
 from millstream.messaging import (
     Delivery,
     Event,
@@ -29,7 +30,6 @@ from millstream.messaging import (
     SubscriptionSettings,
     Topic,
 )
-from millstream.messaging.packing import Packing
 from millstream.settings import Reconnect
 from tests.faults.history import History, body_of, id_of
 

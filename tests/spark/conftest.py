@@ -67,7 +67,7 @@ class Place:
         self, topic: str, events: Sequence[tuple[Any, str | None]], max_events: int = 5000
     ) -> None:
         """Write (value, key) pairs as packs."""
-        from millstream.messaging.packing import Packing
+        from millstream.events.packs.packing import Packing
 
         async def work(mill: millstream.Mill) -> None:
             opened = await mill.topic(topic)

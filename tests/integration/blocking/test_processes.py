@@ -17,7 +17,7 @@ import pytest
 
 from millstream import GroupSettings, NewEvent, SubscriptionSettings, blocking
 from millstream.blocking import Mill
-from millstream.blocking.message import Message
+from millstream.blocking.generated.message import Message
 from millstream.deadline import Deadline
 from millstream.testing import running_broker
 from millstream.wire.api import parse_ack_address
@@ -109,7 +109,7 @@ def test_events_given_to_a_producer_are_stored_at_the_end_of_the_script(
     run(
         millstream_url,
         """
-        from millstream.messaging.packing import Packing
+        from millstream.events.packs.packing import Packing
         producer = mill.topic("orders").producer(Packing(linger=60))
         for number in range(1000):
             producer.send(b"%d" % number)

@@ -8,7 +8,7 @@ import contextlib
 import pytest
 
 import millstream
-from millstream.cli.top_view import look, rates
+from millstream.cli.views.top import look, rates
 from millstream.errors import SubscriptionNotFound
 from millstream.testing import running_cluster
 from tests.integration.cli.messaging_commands import Commands

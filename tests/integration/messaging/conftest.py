@@ -17,7 +17,7 @@ from millstream.deadline import Deadline
 from millstream.messaging import Topic
 from millstream.mill import Mill
 from millstream.settings import ConnectionSettings, Reconnect
-from millstream.wire.connection import Connection
+from millstream.wire.aio.connection import Connection
 
 Connect = Callable[..., Awaitable[Connection]]
 Until = Callable[..., Awaitable[None]]

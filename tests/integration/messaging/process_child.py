@@ -10,7 +10,7 @@ import sys
 
 import millstream
 from millstream import Event, NewEvent
-from millstream.messaging.packing import Packing
+from millstream.events.packs.packing import Packing
 from millstream.messaging.process import ProcessSettings
 
 SETTINGS = ProcessSettings(

@@ -16,8 +16,8 @@ from millstream.messaging import Delivery, Event, Lag, NewEvent, SubscriptionSet
 from millstream.mill import Mill
 from millstream.settings import Reconnect
 from millstream.testing import running_cluster
-from tests.integration.messaging.sdk import values
-from tests.integration.messaging.topic_tools import eventually
+from tests.integration.messaging.event_kit import values
+from tests.integration.messaging.topic_kit import eventually
 
 NODES = ("n1", "n2", "n3")
 QUICK = Reconnect(wait=0.02, wait_max=0.1, give_up_after=60)

@@ -16,7 +16,7 @@ from millstream import Event, Mill, NewEvent, Topic
 from millstream.broker import Broker
 from millstream.deadline import Deadline
 from millstream.errors import ConfigError, DataLoss, FencedOut, LimitReached, ProcessFailed
-from millstream.messaging.packing import Packing
+from millstream.events.packs.packing import Packing
 from millstream.messaging.process import ProcessSettings
 from millstream.settings import Reconnect
 from millstream.testing import running_broker

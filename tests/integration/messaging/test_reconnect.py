@@ -27,9 +27,9 @@ from millstream.mill import Mill
 from millstream.settings import Reconnect
 from millstream.testing import running_broker
 from tests.integration.messaging.conftest import Until
-from tests.integration.messaging.cuts import proxy
-from tests.integration.messaging.sdk import read, until_reading, values
-from tests.integration.messaging.topic_tools import eventually
+from tests.integration.messaging.cut_proxy import proxy
+from tests.integration.messaging.event_kit import read, until_reading, values
+from tests.integration.messaging.topic_kit import eventually
 
 QUICK = Reconnect(wait=0.02, wait_max=0.1, give_up_after=60)
 PATIENT = 60.0  # seconds for an answer: it takes as long as the broker needs to come back

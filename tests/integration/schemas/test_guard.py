@@ -16,7 +16,7 @@ from nats.js.errors import APIError, BadRequestError
 from millstream import Mill, Topic
 from millstream.deadline import Deadline
 from millstream.errors import ConfigError, SchemaNotFound
-from millstream.schemas.guard import ERR_BUSY, ERR_HEADER, ERR_UNFIT, GuardSettings
+from millstream.schemas.registry.guard import ERR_BUSY, ERR_HEADER, ERR_UNFIT, GuardSettings
 from tests.integration.schemas.orders import PLACED, Order, OrderWithNote, order, version
 
 BODY = b'{"id": 1, "customer": "ada", "price": "9.90", "placed": "2026-05-06T07:08:09.00001Z"}'

@@ -21,10 +21,7 @@ from millstream.errors import (
     Unmappable,
 )
 from millstream.schemas import Mode, declare, parse_proto, types
-from millstream.schemas.blocking_registry import BlockingRegistry
-from millstream.schemas.records import TABLE, TopicSchemas, Version
-from millstream.settings import ConnectionSettings
-from millstream.wire.blocking import BlockingConnection, BlockingJetStream
+from millstream.schemas.registry.records import TABLE, TopicSchemas, Version
 from tests.integration.schemas.orders import Order, OrderWithNote, OrderWithWeight, version
 
 
@@ -247,28 +244,3 @@ async def test_in_a_cluster_the_registry_is_kept_by_three_nodes(
         await mill.create_topic("orders", schema=Order)
         assert (await mill.topic(TABLE)).settings.replicas == 3
         await mill.delete_topic("orders")
-
-
-# -- the blocking twin --------------------------------------------------------------------
-
-
-async def test_the_blocking_registry_sees_what_the_other_one_wrote(
-    mill: Mill, millstream_url: str
-) -> None:
-    await mill.create_topic("orders", schema=Order, wire_format="avro")
-    second = await mill.schemas.evolve("orders", version(OrderWithNote))
-
-    def look() -> None:
-        settings = ConnectionSettings(urls=(millstream_url,))
-        with BlockingConnection(settings) as connection:
-            registry = BlockingRegistry(BlockingJetStream(connection))
-            record = registry.topic("orders")
-            assert (record.format, len(record.versions), record.latest) == ("avro", 2, second)
-            assert registry.schema(second.id) == registry.schemas_of(record)[-1]
-            assert registry.find("nothing") is None
-            with pytest.raises(SchemaNotFound):
-                registry.topic("nothing")
-            with pytest.raises(SchemaNotFound):
-                registry.schema(99)
-
-    await asyncio.to_thread(look)

@@ -15,8 +15,8 @@ from nats.js import JetStreamContext
 
 from millstream import GroupSettings, Mill, NewEvent, SubscriptionSettings, Topic, messaging
 from millstream.errors import PartlyStored, ProcessFailed, SchemaError, SchemaNotFound, Unfit
+from millstream.events.row_buffer import Columns
 from millstream.messaging.process import ProcessSettings
-from millstream.messaging.row_buffer import Columns
 from millstream.schemas import WIRE_FORMATS, declare
 from tests.integration.schemas.orders import PLACED, Order, OrderWithNote, order, version
 

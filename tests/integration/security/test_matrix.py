@@ -18,7 +18,7 @@ from millstream.errors import (
     MillstreamError,
     PermissionDenied,
 )
-from millstream.messaging.topic_admin import Purge
+from millstream.messaging.topics.admin import Purge
 from millstream.testing import running_broker
 
 SCHEMA: dict[str, Any] = {

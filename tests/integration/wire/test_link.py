@@ -11,8 +11,8 @@ import pytest
 
 from millstream.errors import ConnectionClosed
 from millstream.settings import ConnectionSettings, Reconnect
-from millstream.wire.connection import Connection
-from millstream.wire.link import READ_BYTES_MAX, WRITE_BUFFER_BYTES_MAX
+from millstream.wire.aio.connection import Connection
+from millstream.wire.aio.link import READ_BYTES_MAX, WRITE_BUFFER_BYTES_MAX
 
 INFO = b'INFO {"server_id":"A","version":"2.15.1","max_payload":67108864,"headers":true}\r\n'
 

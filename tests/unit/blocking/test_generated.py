@@ -21,7 +21,7 @@ def test_the_files_are_up_to_date() -> None:
 @pytest.mark.parametrize("plan", EXISTING.values(), ids=lambda plan: plan.name)
 def test_every_call_has_the_parameters_of_the_asynchronous_one(plan: ClassPlan) -> None:
     original = getattr(importlib.import_module(plan.home), plan.name)
-    twin = getattr(importlib.import_module(f"millstream.blocking.{plan.file}"), plan.name)
+    twin = getattr(importlib.import_module(f"millstream.blocking.generated.{plan.file}"), plan.name)
     compared = 0
     for name, value in inspect.getmembers(original, inspect.isfunction):
         if name.startswith("_") or (name in plan.skip and not hasattr(twin, name)):
@@ -36,7 +36,7 @@ def test_every_call_has_the_parameters_of_the_asynchronous_one(plan: ClassPlan) 
 @pytest.mark.parametrize("plan", EXISTING.values(), ids=lambda plan: plan.name)
 def test_contexts_and_iterators_have_their_plain_form(plan: ClassPlan) -> None:
     original = getattr(importlib.import_module(plan.home), plan.name)
-    twin = getattr(importlib.import_module(f"millstream.blocking.{plan.file}"), plan.name)
+    twin = getattr(importlib.import_module(f"millstream.blocking.generated.{plan.file}"), plan.name)
     plain = {"__aenter__": "__enter__", "__aexit__": "__exit__", "__aiter__": "__iter__"}
     for asynchronous, name in plain.items():
         assert hasattr(original, asynchronous) == hasattr(twin, name), name
@@ -91,5 +91,5 @@ def test_a_twin_inside_an_unknown_type_is_a_question() -> None:
     ],
 )
 def test_types_become_their_plain_form(annotation: str, plain: str) -> None:
-    types = Types("millstream.messaging.producer", Imports("producing"), set())
+    types = Types("millstream.messaging.publishing.event_producer", Imports("producing"), set())
     assert types.text(annotation) == plain

@@ -20,7 +20,7 @@ from millstream.broker.folder import NodeFolder, check_layout, free_port, store_
 from millstream.broker.health import Health, NodeAddress, _problem, _uptime, read_node
 from millstream.broker.keeper import Log
 from millstream.broker.keys import StoreKey, check_key, new_record
-from millstream.broker.process import explain
+from millstream.broker.server_process import explain
 from millstream.errors import (
     ConfigError,
     FolderLocked,

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from millstream.cli import doctor
-from millstream.cli.doctor import Check
+from millstream.cli.commands import doctor
+from millstream.cli.commands.doctor import Check
 
 
 def checks(folder: Path, port: int = 0) -> dict[str, Check]:
@@ -55,7 +55,7 @@ def test_a_java_that_does_not_answer_is_only_a_warning(
     fake.write_text("#!/bin/sh\nexec sleep 600\n")
     fake.chmod(fake.stat().st_mode | stat.S_IXUSR)
     monkeypatch.setenv("JAVA_HOME", str(tmp_path))
-    monkeypatch.setattr("millstream.cli.doctor.JAVA_SECONDS", 0.1)
+    monkeypatch.setattr("millstream.cli.commands.doctor.JAVA_SECONDS", 0.1)
     java = checks(tmp_path)["java"]
     assert java.state == "warning"
     assert "does not tell its version" in java.found

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from millstream.cli.logs import Tail, last_lines, parse_line
+from millstream.cli.commands.logs import Tail, last_lines, parse_line
 
 Follow = Callable[[Path], Tail]
 

@@ -105,7 +105,7 @@ def test_ctrl_c_is_exit_code_130(monkeypatch: pytest.MonkeyPatch) -> None:
     def interrupt(folder: Path, port: int) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("millstream.cli.doctor.run_checks", interrupt)
+    monkeypatch.setattr("millstream.cli.commands.doctor.run_checks", interrupt)
     result = CliRunner().invoke(app, ["doctor"])
     assert result.exit_code == Exit.INTERRUPTED
     assert "Traceback" not in result.output
@@ -153,7 +153,7 @@ def test_a_table_in_a_pipe_is_not_cut_and_takes_text_as_it_is(
 
 def test_a_command_runs_without_the_heavy_libraries_and_rooms(tmp_path: Path) -> None:
     heavy = [
-        "millstream.cli.up",
+        "millstream.cli.commands.up",
         "rich",
         "pydantic",
         "asyncio",

@@ -13,16 +13,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from millstream.cli import bodies, places, session, topic_options
-from millstream.cli.event_text import event_record, formatter, json_line, shown, value_field
-from millstream.cli.file_formats import Progress, file_format
-from millstream.cli.import_events import Columns
-from millstream.cli.lines import Lines
-from millstream.cli.trace_tree import draw
+from millstream.cli import session
+from millstream.cli.files.events import Columns
+from millstream.cli.files.formats import Progress, file_format
+from millstream.cli.options import bodies
+from millstream.cli.options import positions as places
+from millstream.cli.options import topic as topic_options
+from millstream.cli.views.event_text import event_record, formatter, json_line, shown, value_field
+from millstream.cli.views.lines import Lines
+from millstream.cli.views.trace import draw
 from millstream.errors import ConfigError
+from millstream.events.event import PlainEvent, Source
 from millstream.messaging import NewEvent, Start, TopicSettings
-from millstream.messaging.event import PlainEvent, Source
-from millstream.wire.pull_lane import RawMessage
+from millstream.wire.aio.pull_lane import RawMessage
 
 INT64 = 2**63 - 1
 

@@ -221,8 +221,8 @@ def test_a_secret_file_must_hold_something(up: Up, tmp_path: Path) -> None:
 def test_the_page_for_operators_lists_every_setting() -> None:
     import re
 
-    from millstream.cli.options import TABLES
-    from millstream.cli.up import settable_options
+    from millstream.cli.commands.up import settable_options
+    from millstream.cli.options.broker import TABLES
 
     page = (Path(__file__).parents[3] / "docs" / "OPERATIONS.md").read_text()
     section = page.partition("## Settings")[2].partition("## When")[0]

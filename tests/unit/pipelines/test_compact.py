@@ -13,7 +13,7 @@ from millstream.errors import PipelineBusy
 from millstream.pipelines import compact as module
 from millstream.pipelines import open_project
 from millstream.pipelines.compact import compact_folder
-from millstream.pipelines.place import Place
+from millstream.pipelines.state_folder import Place
 
 LARGE = 1 << 30
 

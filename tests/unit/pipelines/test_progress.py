@@ -15,8 +15,8 @@ from millstream.pipelines.progress import (
     note_latest,
     note_progress,
 )
-from millstream.pipelines.reasons import reason_of
 from millstream.pipelines.restarts import Restarts
+from millstream.pipelines.spark_errors import reason_of
 
 NOW = datetime(2026, 1, 1, 12, 0, 10, tzinfo=UTC)
 

@@ -19,12 +19,18 @@ from millstream.errors import (
     SchemaNotFound,
     Unfit,
 )
-from millstream.messaging.event import Unreadable
-from millstream.messaging.pack import decode, encode, envelope
+from millstream.events.event import Unreadable
+from millstream.events.packs.pack import decode, encode, envelope
 from millstream.schemas import Mode, Schema, declare, types
-from millstream.schemas.binding import RawValues, TypedValues
-from millstream.schemas.guard import ERR_HEADER, ERR_NOT_STORED, ERR_UNFIT, _key, refusal_of
-from millstream.schemas.records import (
+from millstream.schemas.registry.binding import RawValues, TypedValues
+from millstream.schemas.registry.guard import (
+    ERR_HEADER,
+    ERR_NOT_STORED,
+    ERR_UNFIT,
+    _key,
+    refusal_of,
+)
+from millstream.schemas.registry.records import (
     TABLE,
     VERSIONS_MAX,
     TopicSchemas,
@@ -39,8 +45,8 @@ from millstream.schemas.records import (
     record_key,
     schema_key,
 )
+from millstream.wire.aio.pull_lane import RawMessage
 from millstream.wire.protocol import encode_headers
-from millstream.wire.pull_lane import RawMessage
 
 INT, TEXT = types.Int(64), types.String()
 

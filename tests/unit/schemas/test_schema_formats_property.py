@@ -34,7 +34,7 @@ from millstream.schemas import (
 )
 from millstream.schemas import types as t
 from millstream.schemas.canonical import dump, load
-from millstream.schemas.proto_reading import load_set, load_text
+from millstream.schemas.formats.proto_reading import load_set, load_text
 from millstream.schemas.schema import checked
 from tests.unit.schemas.schema_strategies import LEAVES, quick, records, records_and_values, values
 

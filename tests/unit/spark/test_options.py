@@ -9,7 +9,7 @@ import pytest
 
 from millstream.errors import ConfigError
 from millstream.spark.options import OPTIONS, sink_options, source_options
-from millstream.spark.starting import Bound
+from millstream.spark.source.starting import Bound
 
 
 def test_defaults_are_those_of_the_kafka_source() -> None:

@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from millstream.errors import ConfigError, DataLoss
-from millstream.spark.offsets import Offsets, Position, from_json, to_json
-from millstream.spark.planning import (
+from millstream.spark.source.offsets import Offsets, Position, from_json, to_json
+from millstream.spark.source.planning import (
     Cut,
     Log,
     Piece,

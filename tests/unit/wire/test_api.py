@@ -12,7 +12,7 @@ from millstream.errors import (
     TopicNotFound,
     WrongSequence,
 )
-from millstream.messaging.event import stored_ns_of
+from millstream.events.event import stored_ns_of
 from millstream.wire.api import (
     AckAddress,
     ConsumerConfig,

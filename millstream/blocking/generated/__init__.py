@@ -1,0 +1,1 @@
+"""The blocking classes that tools/generate_blocking.py writes."""

@@ -1,0 +1,113 @@
+"""`millstream up --foreground`: a broker for a service manager, stopped by a signal."""
+
+from __future__ import annotations
+
+import signal
+import socket
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from types import FrameType
+from typing import TYPE_CHECKING
+
+import typer
+
+from millstream.cli.output import print_json, say
+from millstream.errors import BrokerError, ConfigError, NotRunning
+from millstream.settings import environment
+
+if TYPE_CHECKING:
+    from millstream.broker import Broker, BrokerSettings, Cluster
+
+__all__ = ["run"]
+
+TAKEOVER_WAIT = 60.0  # seconds for one wait; waiting itself has no end, that is its purpose
+GONE_POLL = 0.5  # seconds between looks at the nodes of a cluster
+
+
+class _Stop(BaseException):
+    """SIGTERM came: not an error, and nothing on the way up may swallow it."""
+
+
+def run(
+    settings: BrokerSettings, *, nodes: int, standby: bool, timeout: float, as_json: bool
+) -> None:
+    """Serve until SIGTERM (exit 0) or Ctrl-C (exit 130); a server that dies is an error.
+
+    Prints one line when ready and tells systemd (`Type=notify`).
+    """
+    from millstream.broker import Broker, Cluster, read_state
+    from millstream.cli.commands.up import describe
+
+    if nodes > 1 and standby:
+        raise ConfigError("--standby is for one node; a cluster survives the loss of a node itself")
+    with _stop_on_sigterm():
+        held = Cluster(settings, nodes=nodes) if nodes > 1 else Broker(settings)
+        try:
+            if isinstance(held, Cluster):
+                held.start(timeout=timeout)
+            else:
+                held.start(timeout=timeout, standby=standby)
+                _stand_by(held)
+            state = read_state(settings.data)
+            if as_json:
+                print_json(state, line=True)
+            else:
+                say(describe(state))
+            _notify("READY=1\nSTATUS=serving")
+            _wait_until_gone(held, settings.data)
+            raise BrokerError(
+                f"the server is gone: it crashed or was stopped from elsewhere. "
+                f"Its last words are in {state.nodes[0].log}"
+            )
+        except _Stop:
+            _notify("STOPPING=1")
+        finally:
+            held.stop()
+
+
+def _stand_by(held: Broker) -> None:
+    """Return when the broker owns the folder; a service manager counts waiting as ready."""
+    if not held.standing_by:
+        return
+    typer.echo(f"{held.data} has another owner; standing by", err=True)
+    _notify("READY=1\nSTATUS=standing by")
+    while not held.await_takeover(TAKEOVER_WAIT):
+        continue
+
+
+def _wait_until_gone(held: Broker | Cluster, data: Path) -> None:
+    """Block until no server of it runs any more."""
+    from millstream.broker import Broker, read_state
+
+    if isinstance(held, Broker):
+        held.wait()
+        return
+    with suppress(NotRunning):
+        while read_state(data).nodes:
+            time.sleep(GONE_POLL)
+
+
+@contextmanager
+def _stop_on_sigterm() -> Iterator[None]:
+    def stop(_number: int, _frame: FrameType | None) -> None:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # once is enough; the stop must finish
+        raise _Stop
+
+    before = signal.signal(signal.SIGTERM, stop)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def _notify(message: str) -> None:
+    """Tell systemd, when it is there to listen (sd_notify)."""
+    address = environment("NOTIFY_SOCKET")
+    if address is None:
+        return
+    if address.startswith("@"):
+        address = "\0" + address[1:]
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as channel:
+        channel.sendto(message.encode(), address)

@@ -1,0 +1,78 @@
+"""`millstream guard`: keep a topic's guarded entrance open."""
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from millstream.cli.output import JsonOption, print_json, say
+from millstream.cli.session import ServerOption, run
+
+if TYPE_CHECKING:
+    from millstream.mill import Mill
+    from millstream.schemas.registry.guard import Guard
+
+__all__ = ["app"]
+
+app = typer.Typer()
+
+
+@app.command()
+def guard(
+    topic: Annotated[
+        str, typer.Argument(metavar="TOPIC", help="A topic declared with a guarded entrance.")
+    ],
+    subject: Annotated[
+        str | None,
+        typer.Option(metavar="SUBJECT", help="Where to listen. (default: ingress.TOPIC)"),
+    ] = None,
+    declare: Annotated[
+        bool, typer.Option("--declare", help="Declare the topic as guarded if it is not.")
+    ] = False,
+    server: ServerOption = None,
+    json_: JsonOption = False,
+) -> None:
+    """Check and store what other NATS clients publish to a topic's entrance, until it is stopped.
+
+    They publish to ingress.TOPIC.KEY with any JetStream client and get its ack, or the reason why
+    not. Run several for one topic to share the work. SIGTERM ends it with exit code 0 when all
+    that was taken is answered.
+    """
+
+    async def work(mill: "Mill") -> "Guard":
+        from millstream.schemas.registry.guard import GuardSettings
+
+        if declare:
+            await mill.edit_topic(topic, guarded=True)
+        async with mill.guard(topic, GuardSettings(subject=subject)) as door:
+            if json_:
+                print_json({"topic": topic, "subject": door.subject}, line=True)
+            else:
+                say(f"Guarding topic '{topic}': publish to {door.subject}.KEY or {door.subject}")
+            await _until_stopped(door)
+        return door
+
+    door = run(work, server)
+    if json_:
+        print_json({"stored": door.stored, "refused": door.refused}, line=True)
+    else:
+        say(f"Stored {door.stored:,} and refused {door.refused:,} messages")
+
+
+async def _until_stopped(door: "Guard") -> None:
+    """Return when SIGTERM comes; a fault of the guard is raised."""
+    import asyncio
+    import signal
+
+    stopped = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    loop.add_signal_handler(signal.SIGTERM, stopped.set)
+    ends = [asyncio.ensure_future(stopped.wait()), asyncio.ensure_future(door.run())]
+    try:
+        done, _ = await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
+        for task in done:
+            task.result()
+    finally:
+        loop.remove_signal_handler(signal.SIGTERM)
+        for task in ends:
+            task.cancel()
+        await asyncio.gather(*ends, return_exceptions=True)

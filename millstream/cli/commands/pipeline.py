@@ -1,0 +1,322 @@
+"""`millstream pipeline`: make, run, watch and reset pipelines of Spark queries."""
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from millstream.cli.exits import Exit
+from millstream.cli.output import JsonOption, print_json, say
+from millstream.cli.session import ServerOption, YesOption, confirm
+from millstream.errors import ConfigError, PipelineBusy
+from millstream.settings import parse_duration, parse_size
+
+if TYPE_CHECKING:
+    from millstream.pipelines import Project
+
+__all__ = ["app"]
+
+app = typer.Typer(
+    no_args_is_help=True,
+    help="Run folders of Spark code continuously: topics and tables in, topics, tables, files out.",
+)
+
+# What `ls` tells of a flow that ran; `status` has the rest.
+LISTED = (
+    "rows_in",
+    "rows_out",
+    "rows_in_per_second",
+    "rows_out_per_second",
+    "lag_events",
+    "lag_seconds",
+    "last_error",
+)
+
+FolderArgument = Annotated[
+    Path | None,
+    typer.Argument(
+        metavar="[FOLDER]", help="The project. (default: the nearest millstream.toml from here)"
+    ),
+]
+MasterOption = Annotated[
+    str | None,
+    typer.Option(
+        help="Spark master: local[N] or spark://host:port. (default: [pipeline] master, or all "
+        "cores of this machine)"
+    ),
+]
+
+
+def _open(folder: Path | None) -> "Project":
+    """The project; from here on its folder is where we are, so that its settings are found."""
+    from millstream.pipelines import open_project
+
+    project = open_project(folder)
+    os.chdir(project.folder)
+    return project
+
+
+@app.command()
+def init(
+    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="The new project.")],
+    json_: JsonOption = False,
+) -> None:
+    """Make a project: millstream.toml and a file with a first pipeline to change."""
+    from millstream.pipelines.template import write_template
+
+    written = write_template(folder)
+    if json_:
+        print_json({"folder": folder.resolve(), "files": written})
+        return
+    say(f"Wrote {', '.join(path.name for path in written)} in {folder}.")
+    say(f"Run it with: millstream pipeline run {folder}")
+
+
+@app.command()
+def run(
+    folder: FolderArgument = None,
+    once: Annotated[
+        bool, typer.Option("--once", help="Catch up with what is there now, then end.")
+    ] = False,
+    master: MasterOption = None,
+    server: ServerOption = None,
+    stop_within: Annotated[
+        str, typer.Option(help="At the end, how long the batches in flight may take.")
+    ] = "60s",
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Show nothing while it runs.")] = (
+        False
+    ),
+    json_: JsonOption = False,
+) -> None:
+    """Run a pipeline until Ctrl-C or SIGTERM, which end it between two batches.
+
+    A flow that fails is started again after a growing pause while the others go on. Exit code 1
+    when a flow was given up. With --json the status is printed as one line a second.
+    """
+    from millstream.cli.views.pipeline import shown_live
+    from millstream.pipelines.launch import make_runner
+    from millstream.pipelines.runner import RunSettings, stopped_by_signals
+    from millstream.pipelines.state_folder import Place
+
+    project = _open(folder)
+    pid = Place(project).pid()
+    if pid is not None:  # before a session is started for nothing
+        raise PipelineBusy(project.name, f"process {pid}")
+    options = {"url": server} if server else {}
+    settings = RunSettings(once=once, stop_seconds=parse_duration(stop_within), options=options)
+    runner = make_runner(project, settings, master)
+    with shown_live(quiet=quiet, as_json=json_) as shown, stopped_by_signals(runner):
+        runner.run(shown)
+
+
+@app.command()
+def ls(folder: FolderArgument = None, json_: JsonOption = False) -> None:
+    """List the flows of a project: what they write, and how they are doing.
+
+    Unlike `status` it also names flows that never ran.
+    """
+    from millstream.cli.views.pipeline import print_flows
+    from millstream.pipelines.launch import declared
+    from millstream.pipelines.state_folder import Place
+
+    project = _open(folder)
+    pipeline = declared(project)
+    place = Place(project)
+    status = place.read_status() or {"flows": []}
+    known = {flow["name"]: flow for flow in status["flows"]}
+    running = place.pid() is not None
+    rows = [
+        {
+            "flow": flow.name,
+            "to": flow.target,
+            "kind": pipeline.outputs[flow.target].kind,
+            "mode": flow.mode,
+            "declared": flow.where,
+            **{name: known.get(flow.name, {}).get(name) for name in LISTED},
+            "state": _state(known.get(flow.name), running),
+        }
+        for flow in pipeline.flows.values()
+    ]
+    if json_:
+        print_json({"pipeline": project.name, "running": running, "flows": rows})
+    else:
+        print_flows(project.name, running, rows)
+
+
+def _state(flow: dict[str, Any] | None, running: bool) -> str:
+    """The state of a flow; while nothing runs, what was running was cut off."""
+    state = "new" if flow is None else str(flow["state"])
+    return "stopped" if not running and state in ("running", "waiting", "restarting") else state
+
+
+@app.command()
+def status(folder: FolderArgument = None, json_: JsonOption = False) -> None:
+    """Show rates, lag, watermark, state and last error of every flow.
+
+    Exit code 4 when a flow was given up or is being restarted, or when the process that ran the
+    pipeline is gone without having stopped it.
+    """
+    from millstream.cli.views.pipeline import print_status
+    from millstream.pipelines.state_folder import Place
+
+    project = _open(folder)
+    place = Place(project)
+    never: dict[str, Any] = {"state": "never run", "flows": []}
+    found = place.read_status() or never
+    pid = place.pid()
+    if pid is None and found["state"] == "running":
+        found = place.read_status() or never  # it may just have stopped, and said so
+        if found["state"] == "running":
+            found["state"] = "gone"
+    found = {"pipeline": project.name, **found, "pid": pid}
+    if json_:
+        print_json(found)
+    else:
+        print_status(found)
+    troubled = any(flow["state"] in ("failed", "restarting") for flow in found["flows"])
+    if troubled or found["state"] == "gone":
+        raise typer.Exit(Exit.UNHEALTHY)
+
+
+@app.command()
+def stop(
+    folder: FolderArgument = None,
+    timeout: Annotated[str, typer.Option(help="How long to wait for the end.")] = "90s",
+    json_: JsonOption = False,
+) -> None:
+    """Stop a running pipeline between two batches, and wait until it has."""
+    from millstream.pipelines.state_folder import Place
+
+    project = _open(folder)
+    ended = Place(project).stop(parse_duration(timeout))
+    if json_:
+        print_json({"pipeline": project.name, "stopped": ended})
+    elif ended:
+        say(f"The pipeline '{project.name}' has stopped.")
+    if not ended:
+        if not json_:
+            say(f"It was told to stop and has not ended within {timeout}; see its status.")
+        raise typer.Exit(Exit.ERROR)
+
+
+@app.command()
+def reset(
+    folder: FolderArgument = None,
+    flow: Annotated[
+        list[str] | None, typer.Option("--flow", metavar="NAME", help="Only this flow; repeatable.")
+    ] = None,
+    empty_outputs: Annotated[
+        bool,
+        typer.Option(
+            "--empty-outputs", help="Also remove what the flows wrote to topics, tables and files."
+        ),
+    ] = False,
+    server: ServerOption = None,
+    yes: YesOption = False,
+    json_: JsonOption = False,
+) -> None:
+    """Forget how far flows have read: at the next run they begin anew and write all results again.
+
+    Nothing is reset while the pipeline runs. Old checkpoints are kept beside the new ones.
+    """
+    from millstream.pipelines.launch import declared
+    from millstream.pipelines.outputs import Broker
+    from millstream.pipelines.reset import begin_anew, chosen_flows
+
+    project = _open(folder)
+    pipeline = declared(project)
+    names = chosen_flows(pipeline, flow or [])
+    outputs = sorted({pipeline.outputs[pipeline.flows[name].target].name for name in names})
+    text = f"Reset {', '.join(names)} of '{project.name}': they will read everything again. "
+    text += (
+        f"What is in {', '.join(outputs)} is removed."
+        if empty_outputs
+        else f"Their results come a second time to {', '.join(outputs)}."
+    )
+    confirm(text, yes)
+    with Broker(server) as broker:
+        chosen = broker if empty_outputs else None
+        moved, emptied = begin_anew(project, pipeline, names, broker=chosen)
+    if json_:
+        print_json({"flows": names, "checkpoints": moved, "emptied": emptied})
+        return
+    kept = f"; old checkpoints are in {moved[0].parent}" if moved else "; there were no checkpoints"
+    say(f"Reset {', '.join(names)}{kept}.")
+    if emptied:
+        say(f"Emptied {', '.join(emptied)}.")
+
+
+@app.command()
+def graph(
+    folder: FolderArgument = None,
+    svg: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Draw it into an SVG file.")
+    ] = None,
+    server: ServerOption = None,
+    json_: JsonOption = False,
+) -> None:
+    """Show what reads what. The functions are called; nothing is written."""
+    from millstream.pipelines.graph import to_svg, to_text
+    from millstream.pipelines.launch import graph_of
+
+    target = None if svg is None else svg.absolute()
+    project = _open(folder)
+    found = graph_of(project, server)
+    if target is not None:
+        target.write_text(to_svg(found, project.name), encoding="utf-8")
+    if json_:
+        print_json(found.as_dict())
+    else:
+        say(to_text(found))
+        if target is not None:
+            say(f"Drawn into {target}.")
+
+
+@app.command()
+def package(
+    folder: FolderArgument = None,
+    output: Annotated[
+        Path, typer.Option("--output", "-o", metavar="DIR", help="Where to write it.")
+    ] = Path("dist"),
+    json_: JsonOption = False,
+) -> None:
+    """Pack a project for spark-submit: main.py, and a zip with the project and Millstream."""
+    from millstream.pipelines.launch import declared
+    from millstream.pipelines.shipping import package as pack
+
+    target = output.absolute()
+    project = _open(folder)
+    declared(project)  # what does not load here would not load there
+    main, archive = pack(project, target)
+    command = f"spark-submit --py-files {archive} {main}"
+    if json_:
+        print_json({"files": [main, archive], "command": command})
+    else:
+        say(f"Wrote {main} and {archive}.")
+        say(f"Run it with: {command}")
+
+
+@app.command()
+def compact(
+    files: Annotated[Path, typer.Argument(metavar="FILES", help="A folder of Parquet files.")],
+    size: Annotated[str, typer.Option(help="Size of the files that it makes, about.")] = "128MiB",
+    json_: JsonOption = False,
+) -> None:
+    """Join the small Parquet files that a pipeline wrote into files of a sensible size.
+
+    Rows stay the same, and so does the pipeline's log of which rows it wrote. Not while the
+    pipeline that writes the folder runs.
+    """
+    from millstream.pipelines.compact import compact_folder
+
+    if not files.is_dir():
+        raise ConfigError(f"there is no folder {files}")
+    done = compact_folder(files, parse_size(size))
+    if json_:
+        print_json(done)
+    else:
+        say(
+            f"{files}: {done.files_before:,} files became {done.files_after:,}, "
+            f"{done.rows:,} rows, {done.bytes_before:,} bytes became {done.bytes_after:,}."
+        )

@@ -1,0 +1,208 @@
+"""Events into files: JSON lines, CSV, Parquet. Blocking; whole or not at all."""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import io
+import os
+import sys
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from pathlib import Path
+from typing import IO, Any, Final, cast
+
+import msgspec
+
+from millstream.cli.options.reading import VALUE_FORMS
+from millstream.cli.views.event_text import event_record, json_line, value_bytes
+from millstream.errors import ConfigError
+from millstream.messaging import Event
+
+__all__ = ["EventFile", "open_file"]
+
+# What Parquet readers hold in memory at once; fewer rows make larger files, more make slow ones.
+GROUP_EVENTS: Final = 50_000
+GROUP_BYTES: Final = 64 * 1024 * 1024
+CSV_COLUMNS: Final = ("partition", "offset", "index", "timestamp", "key", "key_base64", "id",
+                      "headers", "value", "value_base64", "value_null")  # fmt: skip
+
+
+class EventFile(ABC):
+    """A file that appears under its name when it is complete; `-` is stdout."""
+
+    def __init__(self, file: str, *, force: bool) -> None:
+        self.path = None if file == "-" else Path(file)
+        self._draft: Path | None = None
+        if self.path is not None:
+            if self.path.exists() and not force:
+                raise ConfigError(f"{file} exists. Choose another name, or replace it with --force")
+            self._draft = self.path.with_name(f".{self.path.name}.{os.getpid()}.part")
+
+    @abstractmethod
+    def write(self, events: Sequence[Event]) -> None:
+        """Add events."""
+
+    @abstractmethod
+    def _finish(self) -> None:
+        """Write what is left."""
+
+    @abstractmethod
+    def _close(self) -> None:
+        """Let go of the file; harmless when it is done twice."""
+
+    def complete(self) -> None:
+        """All events are in: give the file its name."""
+        self._finish()
+        if self._draft is not None and self.path is not None:
+            self._close()
+            self._draft.replace(self.path)
+            self._draft = None
+
+    def abandon(self) -> None:
+        """Leave nothing behind; harmless after `complete`."""
+        if self._draft is not None:
+            self._close()
+            self._draft.unlink(missing_ok=True)
+
+    def _open(self, file: str) -> IO[bytes]:
+        if self._draft is None:
+            return sys.stdout.buffer
+        if file.endswith(".gz"):
+            return cast(IO[bytes], gzip.open(self._draft, "wb"))
+        return self._draft.open("wb")
+
+
+class _JsonLines(EventFile):
+    def __init__(self, file: str, value: str, *, force: bool) -> None:
+        super().__init__(file, force=force)
+        self._value = value
+        self._bytes = self._open(file)
+
+    def write(self, events: Sequence[Event]) -> None:
+        self._bytes.write(b"".join(json_line(event_record(e, self._value)) for e in events))
+
+    def _finish(self) -> None:
+        self._bytes.flush()
+
+    def _close(self) -> None:
+        self._bytes.close()
+
+
+class _Csv(EventFile):
+    def __init__(self, file: str, value: str, delimiter: str, *, force: bool) -> None:
+        super().__init__(file, force=force)
+        self._value = value
+        self._bytes = self._open(file)
+        self._text = io.TextIOWrapper(self._bytes, encoding="utf-8", newline="")
+        self._rows = csv.DictWriter(self._text, CSV_COLUMNS, restval="", delimiter=delimiter,
+                                    extrasaction="ignore")  # fmt: skip
+        self._rows.writeheader()
+
+    def write(self, events: Sequence[Event]) -> None:
+        self._rows.writerows(self._row(event) for event in events)
+
+    def _row(self, event: Event) -> dict[str, Any]:
+        if event.key == "":
+            raise ConfigError(
+                f"the event at partition {event.partition}, offset {event.offset} has an empty "
+                f"key, which CSV cannot tell from none. Export it as jsonl or parquet"
+            )
+        record = event_record(event, self._value)
+        if "headers" in record:
+            record["headers"] = msgspec.json.encode(record["headers"]).decode()
+        if event.value is None:
+            record |= {"value": "", "value_null": "true"}  # CSV itself has no null
+        elif "value" in record and not isinstance(record["value"], str):
+            record["value"] = msgspec.json.encode(record["value"]).decode()
+        return record
+
+    def _finish(self) -> None:
+        self._text.flush()
+        if self._draft is None:
+            self._text.detach()  # stdout is not ours to close
+
+    def _close(self) -> None:
+        self._text.close()
+
+
+class _Parquet(EventFile):
+    def __init__(self, file: str, value: str, *, force: bool) -> None:
+        super().__init__(file, force=force)
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+
+        headers = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
+        self._as_text = value == "text"
+        self._schema = pa.schema(
+            [
+                ("partition", pa.int32()),
+                ("offset", pa.int64()),
+                ("index", pa.int32()),
+                ("timestamp", pa.timestamp("ns", tz="UTC")),
+                ("key", pa.binary()),
+                ("id", pa.string()),
+                ("headers", headers),
+                ("value", pa.string() if self._as_text else pa.binary()),
+            ]
+        )
+        self._writer = pq.ParquetWriter(self._draft, self._schema, compression="zstd")
+        self._waiting: list[dict[str, Any]] = []
+        self._size = 0
+
+    def write(self, events: Sequence[Event]) -> None:
+        for event in events:
+            value = value_bytes(event.value)
+            self._size += len(value)
+            self._waiting.append(self._row(event, value))
+        if len(self._waiting) >= GROUP_EVENTS or self._size >= GROUP_BYTES:
+            self._put()
+
+    def _row(self, event: Event, value: bytes) -> dict[str, Any]:
+        key = event.key
+        return {
+            "partition": event.partition,
+            "offset": event.offset,
+            "index": event.index,
+            "timestamp": event.timestamp_ns,
+            "key": None if key is None else key.encode("utf-8", "surrogateescape"),
+            "id": event.id,
+            "headers": [
+                {"key": name, "value": text.encode("utf-8", "surrogateescape")}
+                for name, text in event.headers.items()
+            ],
+            "value": None if event.value is None else value,
+        }
+
+    def _put(self) -> None:
+        import pyarrow as pa
+
+        if not self._waiting:
+            return
+        binary = self._schema.set(7, pa.field("value", pa.binary()))
+        table = pa.Table.from_pylist(self._waiting, schema=binary)
+        try:
+            self._writer.write_table(table.cast(self._schema))
+        except pa.ArrowInvalid as error:
+            raise ConfigError(f"a value is not UTF-8: {error}. Take --value auto") from error
+        self._waiting.clear()
+        self._size = 0
+
+    def _finish(self) -> None:
+        self._put()
+
+    def _close(self) -> None:
+        self._writer.close()
+
+
+def open_file(file: str, form: str, value: str, *, force: bool) -> EventFile:
+    """A new file of that format."""
+    if value not in VALUE_FORMS:
+        raise ConfigError(f"--value is one of {', '.join(VALUE_FORMS)}, not {value!r}")
+    if form == "parquet":
+        if value not in ("auto", "text"):
+            raise ConfigError(f"--value {value} is of text formats; Parquet has auto and text")
+        return _Parquet(file, value, force=force)
+    if form in ("csv", "tsv"):
+        return _Csv(file, value, "\t" if form == "tsv" else ",", force=force)
+    return _JsonLines(file, value, force=force)

@@ -1,0 +1,74 @@
+"""Rows of a file to values of a topic's type. Pure but for the topic that is asked for it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, Final
+
+from millstream.errors import ConfigError
+
+if TYPE_CHECKING:
+    from millstream.messaging import Topic
+
+__all__ = ["typed_values"]
+
+_TRUE: Final = frozenset({"true", "t", "yes", "1"})
+_FALSE: Final = frozenset({"false", "f", "no", "0"})
+
+
+def typed_values(topic: Topic) -> Callable[[Any], Any] | None:
+    """What makes a value of a row, in the topic's type; None for a topic without a schema.
+
+    Fields that are text (as all of CSV) become numbers and truth values where the schema has
+    those; the rest is read as JSON has it: times as ISO 8601, bytes as base64.
+    """
+    from millstream.schemas.registry.binding import TypedValues
+    from millstream.schemas.values.fit import compile_fit
+
+    values = topic.value_type
+    if not isinstance(values, TypedValues):
+        return None
+    record = values.schema.record
+    fit = compile_fit(record, text=True)
+    plans = {field.name: _plan(field.type) for field in record.fields}
+
+    def make(row: Any) -> Any:
+        if not isinstance(row, Mapping):
+            raise ConfigError(f"a row with columns is needed, found {type(row).__name__}")
+        plain = {
+            name: _from_text(value, *plans[name]) if isinstance(value, str) else value
+            for name, value in row.items()
+            if name in plans
+        }
+        return fit(plain)
+
+    return make
+
+
+def _plan(type_: Any) -> tuple[str, bool]:
+    """What text becomes: "int", "float", "bool" or "text"; and whether empty text is null."""
+    from millstream.schemas import types as t
+
+    nullable = isinstance(type_, t.Nullable)
+    inner = type_.of if isinstance(type_, t.Nullable) else type_
+    for kind, name in ((t.Bool, "bool"), (t.Int, "int"), (t.Float, "float")):
+        if isinstance(inner, kind):
+            return name, nullable
+    return "text", nullable and not isinstance(inner, t.String)
+
+
+def _from_text(text: str, kind: str, empty_is_null: bool) -> Any:
+    """The value a text stands for; text that stands for none is left, and refused by the type."""
+    if not text and empty_is_null:
+        return None
+    try:
+        if kind == "int":
+            return int(text)
+        if kind == "float":
+            return float(text)
+    except ValueError:
+        return text
+    if kind == "bool":
+        lower = text.lower()
+        return True if lower in _TRUE else False if lower in _FALSE else text
+    return text

@@ -1,0 +1,110 @@
+"""Where imported rows go: a fenced writer that stores each once, or a table."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from hashlib import blake2b
+from types import TracebackType
+from typing import TYPE_CHECKING, Protocol, Self
+
+from millstream.messaging import NewEvent, Topic
+from millstream.wire.protocol import unique_token
+
+if TYPE_CHECKING:
+    from millstream.messaging.publishing.writer import Writer
+
+__all__ = ["RowWriter", "open_writer", "writer_name"]
+
+Rows = Sequence[tuple[int, NewEvent]]  # the row's number, from 1, and its event
+
+
+class RowWriter(Protocol):
+    """Stores groups of rows in the order in which they are given."""
+
+    first: int  # the first row that is not stored yet
+
+    async def __aenter__(self) -> Self: ...
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None: ...
+
+    async def write(self, rows: Rows) -> int:
+        """Return when all are stored; how many of them were there before."""
+        ...
+
+
+def writer_name(name: str | None) -> str:
+    """The writer of an import; without a name it is one that nobody can go on with."""
+    if name is None:
+        return f"import-{unique_token(16)}"
+    return f"import-{blake2b(name.encode(), digest_size=8).hexdigest()}"
+
+
+def open_writer(topic: Topic, name: str | None) -> RowWriter:
+    """Exactly once wherever packs can be stored; a table takes single events, the last counts."""
+    if topic.settings.takes_packs:
+        return FencedRows(topic, writer_name(name))
+    return TableRows(topic)
+
+
+class FencedRows:
+    """Exactly once: the row's number is the position under the writer's fence."""
+
+    def __init__(self, topic: Topic, name: str) -> None:
+        self._writer: Writer = topic.writer(name)
+        self.first = 1
+
+    async def __aenter__(self) -> Self:
+        await self._writer.open()
+        self.first = self._writer.position + 1
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        await self._writer.abandon()  # every group was flushed
+
+    async def write(self, rows: Rows) -> int:
+        writer, before = self._writer, self._writer.skipped
+        for number, event in rows:
+            await writer.write(
+                event.value,
+                event.key,
+                position=number,
+                headers=event.headers,
+                timestamp=event.timestamp,
+                id=event.id,
+            )
+        await writer.flush()
+        return writer.skipped - before
+
+
+class TableRows:
+    """A table keeps the last value of each key, so rows given again change nothing."""
+
+    first = 1
+
+    def __init__(self, topic: Topic) -> None:
+        self._topic = topic
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        return None
+
+    async def write(self, rows: Rows) -> int:
+        await self._topic.publish_many(event for _, event in rows)
+        return 0

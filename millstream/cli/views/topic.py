@@ -1,0 +1,163 @@
+"""Topics and subscriptions as tables for people and objects for programs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import fields
+from datetime import datetime, timedelta
+from enum import StrEnum
+from typing import TYPE_CHECKING, Any
+
+from millstream.cli.options.positions import time_text
+from millstream.cli.output import print_table, say, size
+from millstream.deadline import now_ns
+from millstream.events.event import nanoseconds_of
+from millstream.messaging.topics.setting_forms import duration_text
+
+if TYPE_CHECKING:
+    from millstream.messaging import TopicInfo, TopicSettings
+
+__all__ = ["age", "settings_record", "show", "show_list", "simple", "span", "topic_record"]
+
+
+def simple(value: Any) -> Any:
+    """A setting as JSON knows it: durations and times as texts, the rest as it is."""
+    if isinstance(value, timedelta):
+        return duration_text(value)
+    if isinstance(value, datetime):
+        return time_text(nanoseconds_of(value))
+    if isinstance(value, StrEnum):
+        return value.value
+    if isinstance(value, tuple | list):
+        return [simple(item) for item in value]
+    if hasattr(value, "__dataclass_fields__"):
+        return settings_record(value)
+    return dict(value) if hasattr(value, "items") else value
+
+
+def settings_record(settings: Any) -> dict[str, Any]:
+    """The settings that differ from the defaults."""
+    return {
+        field.name: simple(getattr(settings, field.name))
+        for field in fields(settings)
+        if getattr(settings, field.name) != field.default
+    }
+
+
+def topic_record(info: TopicInfo) -> dict[str, Any]:
+    """A topic as an object."""
+    return {
+        "name": info.name,
+        "managed": info.managed,
+        "created": simple(info.created),
+        "settings": _settings(info.settings),
+        "messages": info.messages,
+        "bytes": info.bytes,
+        "subscriptions": info.subscriptions,
+        "lag": info.lag,
+        "missing": list(info.missing),
+        "uneven": info.uneven,
+        "partitions": [
+            {
+                field.name: simple(getattr(part, field.name))
+                for field in fields(part)
+                if field.name != "config"
+            }
+            for part in info.partitions
+        ],
+    }
+
+
+def _settings(settings: TopicSettings) -> dict[str, Any]:
+    return {field.name: simple(getattr(settings, field.name)) for field in fields(settings)}
+
+
+def show_list(infos: Sequence[TopicInfo]) -> None:
+    """The topics as a table."""
+    if not infos:
+        say("There is no topic yet. Make one with 'millstream topic create NAME'")
+        return
+    print_table(
+        "Topics",
+        ["topic", "#partitions", "#messages", "#size", "#subscriptions", "last event", "state"],
+        [
+            (
+                info.name,
+                len(info.partitions),
+                f"{info.messages:,}",
+                size(info.bytes),
+                info.subscriptions,
+                age(max((p.last_time for p in info.partitions if p.last_time), default=None)),
+                _state(info),
+            )
+            for info in infos
+        ],
+    )
+
+
+def _state(info: TopicInfo) -> str:
+    if info.missing:
+        return f"partitions {', '.join(map(str, info.missing))} are missing"
+    if info.uneven:
+        return "partitions differ"
+    if not info.managed:
+        return "foreign stream"
+    return "ok" if info.lag is None else f"copy, {info.lag:,} behind"
+
+
+def show(info: TopicInfo) -> None:
+    """One topic: settings, then partitions."""
+    say(f"Topic {info.name}, created {simple(info.created)}, {_state(info)}")
+    for name, value in settings_record(info.settings).items():
+        say(f"  {name.replace('_', ' ')}: {value}")
+    print_table(
+        "",
+        ["#partition", "stream", "#first", "#last", "#messages", "#size", "#keys", "last event",
+         "#subscriptions", "leader"],
+        [
+            (
+                part.number,
+                part.stream,
+                part.first_offset,
+                part.last_offset,
+                f"{part.messages:,}",
+                size(part.bytes),
+                f"{part.keys:,}",
+                age(part.last_time),
+                part.subscriptions,
+                part.leader or "-",
+            )
+            for part in info.partitions
+        ],
+    )  # fmt: skip
+    for part in info.partitions:
+        for copy in part.copies:
+            problem = f": {copy.problem}" if copy.problem else ""
+            heard = "never heard of" if copy.heard is None else f"heard {span(copy.heard)} ago"
+            say(f"  copies {copy.stream}: {copy.lag:,} behind, {heard}{problem}")
+        for replica in part.replicas:
+            state = "offline" if replica.offline else "current" if replica.current else "behind"
+            say(f"  partition {part.number} on {replica.node}: {state}, lag {replica.lag}")
+
+
+def age(moment: datetime | None) -> str:
+    """How long ago it was, in the unit that fits."""
+    if moment is None:
+        return "-"
+    past = max(0, now_ns() - nanoseconds_of(moment))
+    return f"{span(timedelta(microseconds=past // 1000))} ago"
+
+
+def span(time: timedelta) -> str:
+    """A duration in its largest unit.
+
+    >>> span(timedelta(seconds=90)), span(timedelta(milliseconds=250)), span(timedelta(days=3))
+    ('1m', '0.2s', '3d')
+    """
+    seconds = time.total_seconds()
+    if seconds < 10:
+        return f"{seconds:.1f}s"
+    for unit, length in (("d", 86_400), ("h", 3_600), ("m", 60)):
+        if seconds >= length:
+            return f"{seconds // length:.0f}{unit}"
+    return f"{seconds:.0f}s"

@@ -1,0 +1,163 @@
+"""New events to subjects and header blocks: pure, shared by every way of publishing."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from itertools import count
+from typing import Any, Final
+
+from millstream.errors import ConfigError
+from millstream.events.event import (
+    ID_HEADER,
+    NULL_HEADER,
+    RESERVED_PREFIXES,
+    SCHEMA_HEADER,
+    TIME_HEADER,
+    NewEvent,
+    PublishOptions,
+    nanoseconds_of,
+)
+from millstream.events.fence import EXPECTED_HEADER
+from millstream.events.subject import key_token, partition_of
+from millstream.wire.protocol import encode_headers, unique_token
+
+__all__ = ["Encoded", "IdSource", "TopicShape", "check_headers", "value_bytes"]
+
+SCHEDULE_TOKEN: Final = "_schedule"
+# The server's limit for the header block of one message.
+HEADER_BYTES_MAX: Final = 64 * 1024
+
+# Placing a key costs more than looking it up; this many keys take a few megabytes.
+KEYS_REMEMBERED_MAX: Final = 10_000
+
+Encoded = tuple[int, bytes, bytes]  # partition, subject, header block
+
+
+class IdSource:
+    """Ids for events that were given none: a random word and a counter."""
+
+    __slots__ = ("_count", "_word")
+
+    def __init__(self) -> None:
+        self._word = unique_token(16)
+        self._count = count(1)
+
+    def next(self) -> str:
+        return f"{self._word}{next(self._count):x}"
+
+
+def value_bytes(value: Any) -> bytes:
+    """The payload of an event in a topic without a schema: bytes, or text as UTF-8."""
+    if isinstance(value, bytes):
+        return value
+    if isinstance(value, str):
+        return value.encode()
+    if isinstance(value, bytearray | memoryview):
+        return bytes(value)
+    raise ConfigError(
+        f"a topic without a schema takes bytes or text, found {type(value).__name__}. "
+        f"Encode it, or declare the topic with a schema"
+    )
+
+
+def check_headers(headers: Mapping[str, str]) -> None:
+    """Refuse names that belong to the server or to Millstream."""
+    for name in headers:
+        if isinstance(name, str) and name.startswith(RESERVED_PREFIXES):
+            raise ConfigError(f"header {name!r}: names beginning with Nats- or Mill- are reserved")
+
+
+class TopicShape:
+    """How a topic's events are laid out over subjects and partitions."""
+
+    __slots__ = ("_known", "_turn", "partitions", "prefixes", "topic")
+
+    def __init__(self, topic: str, prefixes: Sequence[str]) -> None:
+        self.topic = topic
+        self.partitions = len(prefixes)
+        self.prefixes = list(prefixes)  # what the subjects of each partition begin with
+        self._turn = 0
+        self._known: dict[str | bytes, tuple[int, bytes]] = {}
+
+    def place(self, key: str | bytes | None) -> tuple[int, bytes]:
+        """Partition and subject of an event; events without a key take turns."""
+        if key is not None:
+            known = self._known.get(key)
+            if known is not None:
+                return known
+            if len(self._known) >= KEYS_REMEMBERED_MAX:
+                self._known.clear()
+            found = self._known[key] = self._place(key)
+            return found
+        return self._place(None)
+
+    def _place(self, key: str | bytes | None) -> tuple[int, bytes]:
+        if self.partitions == 1:
+            partition = 0
+        elif key is None:
+            partition = self._turn
+            self._turn = (partition + 1) % self.partitions
+        else:
+            partition = partition_of(key, self.partitions)
+        return partition, f"{self.prefixes[partition]}.{key_token(key)}".encode()
+
+    def encode(self, event: NewEvent, event_id: str, schema_id: str | None) -> Encoded:
+        """Partition, subject and header block of an event."""
+        partition, subject = self.place(event.key)
+        if (
+            event.headers is None
+            and event.timestamp is None
+            and schema_id is None
+            and event.options is None
+            and event.value is not None
+            and event_id.isalnum()
+        ):
+            return partition, subject, f"NATS/1.0\r\n{ID_HEADER}: {event_id}\r\n\r\n".encode()
+        pairs = [(ID_HEADER, event_id)]
+        if event.timestamp is not None:
+            pairs.append((TIME_HEADER, str(nanoseconds_of(event.timestamp))))
+        if schema_id is not None:
+            pairs.append((SCHEMA_HEADER, schema_id))
+        if event.value is None:
+            pairs.append((NULL_HEADER, "1"))
+        if event.headers is not None:
+            check_headers(event.headers)
+            pairs.extend(event.headers.items())
+        if event.options is not None:
+            subject = self._apply(event.options, partition, subject, event_id, pairs)
+        block = encode_headers(pairs)
+        if len(block) > HEADER_BYTES_MAX:
+            raise ConfigError(
+                f"headers of {len(block):,} bytes: the server takes {HEADER_BYTES_MAX:,}. "
+                f"Put large data into the value"
+            )
+        return partition, subject, block
+
+    def _apply(
+        self,
+        options: PublishOptions,
+        partition: int,
+        subject: bytes,
+        event_id: str,
+        pairs: list[tuple[str, str]],
+    ) -> bytes:
+        if options.ttl is not None:
+            if options.ttl < 1:
+                raise ConfigError(f"ttl {options.ttl!r}: the shortest is 1 second")
+            pairs.append(("Nats-TTL", f"{int(options.ttl)}s"))
+        if options.expected_last is not None:
+            pairs.append((EXPECTED_HEADER, str(options.expected_last)))
+        if options.deliver_at is None:
+            return subject
+        if options.expected_last is not None:
+            raise ConfigError("deliver_at and expected_last cannot be combined")
+        moment = options.deliver_at
+        nanoseconds_of(moment)  # refuses a time without a zone
+        pairs.append(("Nats-Schedule", f"@at {_rfc3339(moment)}"))
+        pairs.append(("Nats-Schedule-Target", subject.decode()))
+        return f"{self.prefixes[partition]}.{SCHEDULE_TOKEN}.{key_token(event_id)}".encode()
+
+
+def _rfc3339(moment: datetime) -> str:
+    return moment.astimezone(UTC).isoformat().replace("+00:00", "Z")

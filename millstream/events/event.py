@@ -1,0 +1,381 @@
+"""Events: what is written, what is read, and the receipt in between."""
+
+from __future__ import annotations
+
+import re
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+from millstream.errors import ConfigError
+from millstream.events.subject import key_bytes, key_of_token
+from millstream.events.value_type import ValueType
+from millstream.wire.api import AckAddress, parse_ack_address
+from millstream.wire.protocol import parse_header_items, parse_headers
+
+if TYPE_CHECKING:
+    from millstream.wire.aio.pull_lane import RawMessage
+
+__all__ = [
+    "FOR_HEADER",
+    "FOR_MARK",
+    "ID_HEADER",
+    "KEY_HEADER",
+    "NOT_DECODED",
+    "NULL_HEADER",
+    "OWN_ID_HEADER",
+    "OWN_MARK",
+    "RESERVED_PREFIXES",
+    "SCHEMA_HEADER",
+    "TIME_HEADER",
+    "Durability",
+    "Event",
+    "NewEvent",
+    "PlainEvent",
+    "PublishOptions",
+    "Receipt",
+    "Source",
+    "Unreadable",
+    "datetime_of",
+    "event_ns",
+    "is_event_subject",
+    "is_for_another",
+    "is_for_one",
+    "nanoseconds_of",
+    "stored_ns_of",
+]
+
+KEY_HEADER: Final = "Mill-Key"
+TIME_HEADER: Final = "Mill-Time"
+SCHEMA_HEADER: Final = "Mill-Schema"
+ID_HEADER: Final = "Nats-Msg-Id"
+# The producer's id where the message needs another one for the server: a redriven event.
+OWN_ID_HEADER: Final = "Mill-Id"
+# The one subscription that an event is for; everybody else has had it before it was redriven.
+FOR_HEADER: Final = "Mill-For"
+NULL_HEADER: Final = "Mill-Null"  # the event has no value: in a table, its key is deleted
+# What the server and Millstream keep in headers; `Event.headers` shows the user's own only.
+RESERVED_PREFIXES: Final = ("Nats-", "Mill-")
+
+OWN_MARK: Final = b"\r\nMill-"  # a header of Millstream's is in the block
+_TIME_MARK: Final = b"\r\nMill-Time: "
+_KEY_MARK: Final = b"\r\nMill-Key: "
+_NULL_MARK: Final = b"\r\nMill-Null: "
+_MARKER_MARK: Final = b"\r\nNats-Marker-Reason: "  # the server's: the key's last event expired
+# The event was redriven for one subscription: no other reader takes it.
+FOR_MARK: Final = b"\r\nMill-For: "
+NOT_DECODED: Final = object()  # stands for a value that nobody has asked for
+_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+_TIME: Final = re.compile(r"-?[0-9]{1,21}")
+# What a datetime can say: the years 1 to 9999.
+_EARLIEST_NS: Final = -62_135_596_800 * 10**9
+_LATEST_NS: Final = 253_402_300_800 * 10**9 - 1
+
+Durability = str  # "fsync", "replicated", "periodic", "memory" or "unknown"
+
+
+class Receipt(NamedTuple):
+    """The broker's word that an event is stored."""
+
+    topic: str
+    partition: int
+    offset: int  # the stream sequence
+    duplicate: bool  # an event of this id was stored before; offset is that one's
+    durability: Durability  # what held when the ack was given
+
+
+@dataclass(frozen=True, slots=True)
+class PublishOptions:
+    """What is rarely needed when publishing one event."""
+
+    ttl: float | None = None  # seconds the event is kept; at most the topic's max_age
+    deliver_at: datetime | None = None  # the event appears in the topic at this time
+    expected_last: int | None = None  # only if this is the offset of the key's last event (0: none)
+    timeout: float | None = None  # seconds to wait for the ack, retries included
+
+
+@dataclass(frozen=True, slots=True)
+class NewEvent:
+    """An event to be written; everything but the value may be left out."""
+
+    value: Any
+    key: str | bytes | None = None
+    headers: Mapping[str, str] | None = None
+    timestamp: datetime | int | None = None  # event time (int: ns since 1970); None: when stored
+    id: str | None = None  # a second event of this id within the duplicate window is not stored
+    options: PublishOptions | None = None
+
+
+def nanoseconds_of(timestamp: datetime | int) -> int:
+    """Nanoseconds since 1970 of an event time; a time without a zone is refused."""
+    if isinstance(timestamp, int):
+        if not _EARLIEST_NS <= timestamp <= _LATEST_NS:
+            raise ConfigError(
+                f"timestamp {str(timestamp)[:40]}: give nanoseconds since 1970 of the years 1 to "
+                f"9999"
+            )
+        return timestamp
+    if timestamp.tzinfo is None:
+        raise ConfigError(
+            f"timestamp {timestamp!r} has no time zone: say which moment it is, "
+            f"for example with tzinfo=datetime.UTC"
+        )
+    past = timestamp - _EPOCH
+    return (past.days * 86_400 + past.seconds) * 1_000_000_000 + past.microseconds * 1_000
+
+
+def stored_ns_of(time: str) -> int:
+    """Nanoseconds since 1970 of a time as the server writes it; a datetime would cut them.
+
+    >>> stored_ns_of("1970-01-01T00:00:01.000000007Z"), stored_ns_of("1970-01-01T01:00:00+01:00")
+    (1000000007, 0)
+    """
+    whole, dot, rest = time.partition(".")
+    digits = len(rest) - len(rest.lstrip("0123456789"))
+    seconds = nanoseconds_of(datetime.fromisoformat(whole + rest[digits:]))
+    return seconds + (int(rest[:digits][:9].ljust(9, "0")) if dot else 0)
+
+
+def event_ns(said: str | None, stored: int) -> int:
+    """Nanoseconds since 1970 of an event: what its header said, or when it was stored.
+
+    Any client can write the header; what is no time of the years 1 to 9999 counts as not said.
+
+    >>> event_ns("5", 9), event_ns(None, 9), event_ns("soon", 9), event_ns("9" * 5000, 9)
+    (5, 9, 9, 9)
+    """
+    if said is None or _TIME.fullmatch(said) is None:
+        return stored
+    time = int(said)
+    return time if _EARLIEST_NS <= time <= _LATEST_NS else stored
+
+
+def datetime_of(nanoseconds: int) -> datetime:
+    """The moment as a datetime in UTC, cut to microseconds."""
+    return _EPOCH + timedelta(microseconds=nanoseconds // 1_000)
+
+
+class Event(ABC):
+    """One event as read from a topic. Immutable; its position is (partition, offset, index)."""
+
+    __slots__ = ()
+
+    @property
+    @abstractmethod
+    def value(self) -> Any:
+        """The value: bytes, or what the topic's schema makes of them; None when there is none."""
+
+    @property
+    @abstractmethod
+    def key(self) -> str | None:
+        """The key; events of one key keep their order."""
+
+    @property
+    @abstractmethod
+    def headers(self) -> Mapping[str, str]:
+        """The producer's own headers."""
+
+    @property
+    @abstractmethod
+    def timestamp_ns(self) -> int:
+        """Event time in nanoseconds since 1970; when none was given, the time it was stored."""
+
+    @property
+    @abstractmethod
+    def id(self) -> str | None:
+        """The id given by the producer, by which duplicates are recognised."""
+
+    @property
+    @abstractmethod
+    def topic(self) -> str:
+        """The topic's name."""
+
+    @property
+    @abstractmethod
+    def partition(self) -> int:
+        """The partition's number, from 0."""
+
+    @property
+    @abstractmethod
+    def offset(self) -> int:
+        """The stream sequence of the message that holds the event."""
+
+    @property
+    @abstractmethod
+    def index(self) -> int:
+        """The place in its pack; 0 for a plain message."""
+
+    @property
+    @abstractmethod
+    def subject(self) -> str:
+        """The NATS subject it was stored under."""
+
+    @property
+    def timestamp(self) -> datetime:
+        """Event time as a datetime in UTC."""
+        return datetime_of(self.timestamp_ns)
+
+    @property
+    def position(self) -> tuple[int, int, int]:
+        """(partition, offset, index): unique in the topic and growing along a partition."""
+        return self.partition, self.offset, self.index
+
+    def __repr__(self) -> str:
+        where = f"{self.topic}/{self.partition}@{self.offset}.{self.index}"
+        return f"<{type(self).__name__} {where} key={self.key!r}>"
+
+
+class Source:
+    """Where a reader's messages come from: shared by all events of one partition."""
+
+    __slots__ = ("decode", "learn", "partition", "prefix", "prefix_size", "rows", "topic")
+
+    def __init__(
+        self,
+        topic: str,
+        partition: int,
+        prefix: str | None,
+        values: ValueType | None = None,
+    ) -> None:
+        self.topic = topic
+        self.partition = partition
+        self.prefix = prefix  # None: a foreign stream, whose subjects carry no keys
+        self.prefix_size = len(prefix.encode()) + 1 if prefix is not None else 0
+        # Payload and schema id to value; None: the value is the payload.
+        self.decode = None if values is None else values.decode
+        # A pack to its rows, values resolved; None: as the pack has them.
+        self.rows = None if values is None else values.rows
+        # Awaited before the events of messages are made: has what decoding them needs.
+        self.learn = None if values is None else values.learn
+
+
+class Unreadable:
+    """Stands for the value of a packed event that cannot be decoded: asking for it raises."""
+
+    __slots__ = ("error",)
+
+    def __init__(self, error: Exception) -> None:
+        self.error = error
+
+
+def is_event_subject(subject: bytes, source: Source) -> bool:
+    """Whether a message is an event; words that begin with `_` are Millstream's own messages."""
+    at = source.prefix_size
+    return not at or len(subject) <= at or subject[at] != 95 or len(subject) == at + 1
+
+
+def is_for_one(block: bytes) -> bool:
+    """Whether a message was redriven for one subscription, so that no other reader takes it."""
+    return FOR_MARK in block
+
+
+def is_for_another(block: bytes, subscription: str) -> bool:
+    """Whether a message was redriven for another subscription than this one."""
+    return FOR_MARK in block and b"%b%b\r\n" % (FOR_MARK, subscription.encode()) not in block
+
+
+class PlainEvent(Event):
+    """An event that is one message. Nothing is parsed before it is asked for."""
+
+    __slots__ = ("_address", "_source", "_value", "raw")
+
+    def __init__(self, source: Source, raw: RawMessage) -> None:
+        self._address: AckAddress | None = None
+        self._source = source
+        self._value: Any = NOT_DECODED
+        self.raw = raw  # the message as it came
+
+    @property
+    def data(self) -> bytes:
+        """The payload as stored."""
+        return self.raw.payload
+
+    @property
+    def value(self) -> Any:
+        if self.is_deletion:
+            return None
+        decode = self._source.decode
+        if decode is None:
+            return self.raw.payload
+        if self._value is NOT_DECODED:
+            self._value = decode(self.raw.payload, self.header(SCHEMA_HEADER))
+        return self._value
+
+    @property
+    def is_deletion(self) -> bool:
+        """Whether it has no value: in a table, its key is deleted."""
+        block = self.raw.headers
+        return bool(block) and (_NULL_MARK in block or _MARKER_MARK in block)
+
+    @property
+    def key(self) -> str | None:
+        if _KEY_MARK in self.raw.headers:
+            return key_of_token(key_bytes(self.header(KEY_HEADER) or ""))
+        size = self._source.prefix_size
+        return key_of_token(self.raw.subject[size:]) if size else None
+
+    @property
+    def headers(self) -> Mapping[str, str]:
+        if not self.raw.headers:
+            return {}
+        own: dict[str, str] = {}
+        for name, value in parse_header_items(self.raw.headers):
+            if not name.startswith(RESERVED_PREFIXES):
+                own.setdefault(name, value)
+        return own
+
+    @property
+    def all_headers(self) -> list[tuple[str, str]]:
+        """Every header of the message, the server's and repeated ones included."""
+        return parse_header_items(self.raw.headers)
+
+    @property
+    def timestamp_ns(self) -> int:
+        if _TIME_MARK in self.raw.headers:
+            return event_ns(self.header(TIME_HEADER), self.address.timestamp_ns)
+        return self.address.timestamp_ns
+
+    @property
+    def stored_ns(self) -> int:
+        """When the broker stored it, in nanoseconds since 1970."""
+        return self.address.timestamp_ns
+
+    @property
+    def id(self) -> str | None:
+        if not self.raw.headers:
+            return None
+        headers = parse_headers(self.raw.headers)
+        return headers.get(OWN_ID_HEADER) or headers.get(ID_HEADER)
+
+    @property
+    def topic(self) -> str:
+        return self._source.topic
+
+    @property
+    def partition(self) -> int:
+        return self._source.partition
+
+    @property
+    def offset(self) -> int:
+        return self.address.sequence
+
+    @property
+    def index(self) -> int:
+        return 0
+
+    @property
+    def subject(self) -> str:
+        return self.raw.subject.decode("utf-8", "replace")
+
+    @property
+    def address(self) -> AckAddress:
+        """What the delivery says about the message."""
+        if self._address is None:
+            self._address = parse_ack_address(self.raw.reply)
+        return self._address
+
+    def header(self, name: str) -> str | None:
+        """A header of the message by its name, the server's and Millstream's included."""
+        return parse_headers(self.raw.headers).get(name) if self.raw.headers else None

@@ -1,0 +1,170 @@
+"""The fence: why a writer cannot write twice. Pure; shared by asynchronous and Spark writers.
+
+A writer owns one subject. Each pack on it says which one it follows (`Mill-Previous`), and the
+server stores it only if that is still the last one. So of two copies of a pack, however far apart,
+the second is refused; and the last pack tells a restarted writer where it was.
+
+1. Read the last pack on the subject.
+2. Claim it: store an empty pack that follows it, with the next epoch. Older writers now fail.
+3. Store each pack as the one that follows the last; its headers say how far the input is done.
+4. Refused? Read the last pack again: if it is ours, it was stored before and only its ack was
+   lost; if another owner made it with our epoch or a higher one, we were taken over; if it is
+   older than ours, the log lost data.
+
+Every claim has an owner, a random word that all its packs carry: two claims made at the same moment
+ask for the same epoch and number, and nothing else tells whose was stored.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Final
+
+from millstream.errors import ConfigError, DataLoss, FencedOut
+from millstream.events.subject import PACK_TOKEN, check_name
+
+__all__ = [
+    "EPOCH_HEADER",
+    "EXPECTED_HEADER",
+    "NOTE_BYTES_MAX",
+    "NUMBER_HEADER",
+    "PARTS_HEADER",
+    "PART_HEADER",
+    "PREVIOUS_HEADER",
+    "WRITER_HEADER",
+    "FenceState",
+    "check_note",
+    "data_subject",
+    "fence_subject",
+    "judge_refusal",
+    "part_headers",
+    "read_state",
+    "state_headers",
+]
+
+EXPECTED_HEADER: Final = "Nats-Expected-Last-Subject-Sequence"
+WRITER_HEADER: Final = "Mill-Writer"
+EPOCH_HEADER: Final = "Mill-Epoch"
+OWNER_HEADER: Final = "Mill-Owner"
+NUMBER_HEADER: Final = "Mill-Number"
+PREVIOUS_HEADER: Final = "Mill-Previous"
+POSITION_HEADER: Final = "Mill-Position"
+NOTE_HEADER: Final = "Mill-Note"
+PART_HEADER: Final = "Mill-Part"
+PARTS_HEADER: Final = "Mill-Parts"
+NOTE_BYTES_MAX: Final = 1024
+
+
+@dataclass(frozen=True, slots=True)
+class FenceState:
+    """What the last pack of a writer says."""
+
+    sequence: int = 0  # of that pack in the stream; 0: there is none
+    epoch: int = 0  # grows with each claim
+    number: int = 0  # grows with each stored unit, over all epochs
+    position: int = 0  # how far the writer's input is stored; its own count
+    note: str = ""  # the writer's own words about it
+    owner: str = ""  # who claimed the epoch
+
+    def next(self, position: int | None = None, note: str | None = None) -> FenceState:
+        """The state after one more unit; its sequence is known when it is stored."""
+        return FenceState(
+            self.sequence,
+            self.epoch,
+            self.number + 1,
+            self.position if position is None else position,
+            self.note if note is None else note,
+            self.owner,
+        )
+
+    def claimed(self, owner: str) -> FenceState:
+        """The state after `owner`, a word nobody else uses, has taken the writer's name over."""
+        return replace(self, epoch=self.epoch + 1, number=self.number + 1, owner=owner)
+
+    def stored_at(self, sequence: int) -> FenceState:
+        return replace(self, sequence=sequence)
+
+
+def fence_subject(prefix: str, writer: str, lane: int = 0) -> str:
+    """The subject that a writer's lane owns in a partition."""
+    check_name("writer", writer)
+    base = f"{prefix}.{PACK_TOKEN}.{writer}"
+    return base if lane == 0 else f"{base}.lane{lane}"
+
+
+def data_subject(fence: str) -> str:
+    """Where the packs of an atomic unit go that come before its last one."""
+    return f"{fence}.part"
+
+
+def check_note(note: str) -> str:
+    """The note if a header can hold it; else a ConfigError."""
+    if len(note.encode()) > NOTE_BYTES_MAX or "\r" in note or "\n" in note:
+        raise ConfigError(
+            f"a writer's note has at most {NOTE_BYTES_MAX:,} bytes and one line, "
+            f"found {len(note.encode()):,} bytes"
+        )
+    return note
+
+
+def state_headers(writer: str, state: FenceState, parts: int = 1) -> list[tuple[str, str]]:
+    """The headers of the pack that brings a writer to `state`; it follows `state.sequence`."""
+    pairs = [
+        (EXPECTED_HEADER, str(state.sequence)),
+        (WRITER_HEADER, writer),
+        (EPOCH_HEADER, str(state.epoch)),
+        (NUMBER_HEADER, str(state.number)),
+        (PREVIOUS_HEADER, str(state.sequence)),
+        (POSITION_HEADER, str(state.position)),
+    ]
+    if state.owner:
+        pairs.append((OWNER_HEADER, state.owner))
+    if state.note:
+        pairs.append((NOTE_HEADER, check_note(state.note)))
+    if parts > 1:
+        pairs.append((PARTS_HEADER, str(parts)))
+    return pairs
+
+
+def part_headers(writer: str, state: FenceState, part: int) -> list[tuple[str, str]]:
+    """The headers of an earlier pack of an atomic unit; `part` counts from 1."""
+    return [
+        (WRITER_HEADER, writer),
+        (EPOCH_HEADER, str(state.epoch)),
+        (NUMBER_HEADER, str(state.number)),
+        (PART_HEADER, str(part)),
+    ]
+
+
+def read_state(sequence: int, headers: Mapping[str, str]) -> FenceState:
+    """The state that a stored pack's headers say; DataLoss when they are not a writer's."""
+    try:
+        return FenceState(
+            sequence,
+            int(headers[EPOCH_HEADER]),
+            int(headers[NUMBER_HEADER]),
+            int(headers[POSITION_HEADER]),
+            headers.get(NOTE_HEADER, ""),
+            headers.get(OWNER_HEADER, ""),
+        )
+    except (KeyError, ValueError) as error:
+        raise DataLoss(
+            f"the message at offset {sequence} is on a writer's subject but has no sound fence "
+            f"({error}): somebody else published there"
+        ) from error
+
+
+def judge_refusal(writer: str, wanted: FenceState, found: FenceState) -> FenceState:
+    """What a refused pack means: the state if it was stored before, or the error to raise."""
+    ours = (found.epoch, found.owner) == (wanted.epoch, wanted.owner)
+    if ours and found.number == wanted.number:
+        return found
+    if found.epoch >= wanted.epoch and not ours:
+        raise FencedOut(writer, wanted.epoch, found.epoch)
+    raise DataLoss(
+        f"writer '{writer}' had stored unit {wanted.number - 1} (epoch {wanted.epoch}, offset "
+        f"{wanted.sequence}), but the topic's last is unit {found.number} (epoch {found.epoch}, "
+        f"offset {found.sequence}): the log lost what was acknowledged. Check the disk, then open "
+        f"the writer anew to go on from position {found.position}"
+    )

@@ -1,0 +1,262 @@
+"""Write packs: from record batches to the headers and payload of one message."""
+
+from __future__ import annotations
+
+import zlib
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from threading import Lock
+from typing import Literal
+
+import pyarrow as pa
+
+from millstream.errors import ConfigError, PackError, PayloadTooLarge, Unfit
+from millstream.events.packs.envelope import ENVELOPE, cast_column, complete, plain_schema
+from millstream.events.packs.headers import PackHeaders, is_schema_id, message_size, write_headers
+from millstream.events.packs.ipc import END_OF_STREAM, ReadLimits, has_clean_offsets, layout_of
+
+__all__ = ["Compression", "EncodedPack", "PackLimits", "empty", "encode", "split"]
+
+Compression = Literal["none", "lz4", "zstd"]
+
+_DEFAULTS = ReadLimits()
+
+
+@dataclass(frozen=True, slots=True)
+class PackLimits:
+    """How large one pack may become; whichever is reached first."""
+
+    max_count: int = 5_000  # events: beyond this a larger pack no longer gains speed
+    max_bytes: int = 1024 * 1024  # payload and headers; the server's max_payload unless changed
+    header_bytes: int = 4096  # kept free for headers: the pack's, the fence's, 1 KiB of position
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.max_count <= _DEFAULTS.max_rows:
+            raise ConfigError(
+                f"max_count must be 1 to {_DEFAULTS.max_rows:,} events, not {self.max_count!r}"
+            )
+        if not 0 < self.header_bytes < self.max_bytes <= _DEFAULTS.max_decoded_bytes:
+            raise ConfigError(
+                f"max_bytes must be above header_bytes ({self.header_bytes!r}) and at most "
+                f"{_DEFAULTS.max_decoded_bytes:,}, not {self.max_bytes!r}"
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class EncodedPack:
+    """One message ready to be sent. `headers` is the caller's to add to before it is."""
+
+    headers: dict[str, str]
+    payload: pa.Buffer
+    count: int
+
+    @property
+    def size(self) -> int:
+        """Bytes of the whole message, as the server's max_payload counts them."""
+        return message_size(self.headers, self.payload.size)
+
+
+def encode(
+    batches: pa.RecordBatch | Sequence[pa.RecordBatch],
+    *,
+    schema_id: str | None = None,
+    compression: Compression = "none",
+) -> EncodedPack:
+    """One pack with the rows of `batches`, which have envelope columns (see `envelope`).
+
+    Several batches stay several record batches, nothing is joined. Compression that would not make
+    the payload smaller is left out. Raises `Unfit` for columns that packs do not hold.
+    """
+    if compression not in ("none", "lz4", "zstd"):
+        raise ConfigError(f"compression must be 'none', 'lz4' or 'zstd', not {compression!r}")
+    given = [batches] if isinstance(batches, pa.RecordBatch) else list(batches)
+    if not given:
+        return empty(schema_id)
+    count = sum(batch.num_rows for batch in given)
+    form, plain = _uniform(given)
+    payload = _write(form, plain, compression)
+    if _needs_check(form, plain, payload) and not _readable(payload, count):
+        payload = _write(form, [_fresh(batch) for batch in plain], compression)
+    return EncodedPack(_headers(count, schema_id, payload), payload, count)
+
+
+def empty(schema_id: str | None = None) -> EncodedPack:
+    """A pack without events and without payload: what a writer stores to claim its subject."""
+    payload = pa.py_buffer(b"")
+    return EncodedPack(_headers(0, schema_id, payload), payload, 0)
+
+
+def _headers(count: int, schema_id: str | None, payload: pa.Buffer) -> dict[str, str]:
+    if schema_id is not None and not is_schema_id(schema_id):
+        raise ConfigError(f"a schema id is 1 to 128 visible ASCII characters, not {schema_id!r}")
+    return write_headers(PackHeaders(count, zlib.crc32(payload), schema_id))
+
+
+# Below this size not even one-bit values reach ReadLimits.max_values.
+_UNCHECKED_BYTES = _DEFAULTS.max_values // 8
+
+
+def _needs_check(form: _Form, batches: list[pa.RecordBatch], payload: pa.Buffer) -> bool:
+    """Whether readers might refuse what was written: not for one batch of flat columns."""
+    return (
+        payload.size > _UNCHECKED_BYTES
+        or len(batches) > 1
+        or batches[0].num_rows == 0
+        or form.lists_of_lists
+    )
+
+
+def _readable(payload: pa.Buffer, count: int) -> bool:
+    """Whether readers with default limits take the payload; False: its empty columns are odd."""
+    try:
+        if count > _DEFAULTS.max_rows:
+            raise PackError(f"{count:,} events; readers take {_DEFAULTS.max_rows:,}", "limit")
+        return has_clean_offsets(payload, _DEFAULTS, count)
+    except PackError as error:
+        raise ConfigError(f"{error.text}. Split the events over several packs") from error
+
+
+def _fresh(batch: pa.RecordBatch) -> pa.RecordBatch:
+    """The batch in new memory. Frames of other libraries may have lists that are empty and yet do
+    not begin at 0, which Arrow writes as they are and cannot read back safely."""
+    rows = pa.array(range(batch.num_rows), pa.int32())
+    return pa.RecordBatch.from_arrays(
+        [column.take(rows) for column in batch.columns], schema=batch.schema
+    )
+
+
+# -- columns ----------------------------------------------------------------------------------
+
+# Serialized schema -> form. Producers repeat few schemas; 64 of at most 16 KiB: 1 MiB of keys.
+_CACHED_SCHEMAS = 64
+_CACHED_SCHEMA_BYTES = 16 * 1024
+_forms: OrderedDict[bytes, _Form] = OrderedDict()
+_forms_lock = Lock()
+
+
+@dataclass(frozen=True, slots=True)
+class _Form:
+    """How batches of one schema are written."""
+
+    schema: pa.Schema  # plain types, no metadata
+    size: int  # bytes of the stream without record batches
+    lists_of_lists: bool
+
+
+def _form(schema: pa.Schema) -> _Form:
+    token = schema.serialize().to_pybytes()
+    known = _forms.get(token)
+    if known is not None:
+        return known
+    plain = plain_schema(schema)
+    message = plain.serialize().to_pybytes()
+    try:
+        layout = layout_of(message)
+    except PackError as error:
+        raise Unfit("value", "a schema that packs can hold", error.text) from error
+    form = _Form(plain, len(message) + len(END_OF_STREAM), layout.lists_of_lists)
+    if len(token) <= _CACHED_SCHEMA_BYTES:
+        with _forms_lock:
+            _forms[token] = form
+            while len(_forms) > _CACHED_SCHEMAS:
+                _forms.popitem(last=False)
+    return form
+
+
+def _uniform(batches: list[pa.RecordBatch]) -> tuple[_Form, list[pa.RecordBatch]]:
+    """The batches in plain types and under one schema."""
+    plain = [_plain(batch) for batch in batches]
+    form = plain[0][0]
+    if all(other.schema.equals(form.schema) for other, _ in plain[1:]):
+        return form, [batch for _, batch in plain]
+    present = {name for other, _ in plain for name in other.schema.names}
+    names = [name for name in ENVELOPE if name in present]
+    same = [complete(batch).select(names) for _, batch in plain]
+    for batch in same[1:]:
+        if not batch.schema.equals(same[0].schema):
+            expected, found = same[0].schema.field("value").type, batch.schema.field("value").type
+            raise Unfit("value", f"the same type in all batches, {expected}", str(found))
+    return _form(same[0].schema), same
+
+
+def _plain(batch: pa.RecordBatch) -> tuple[_Form, pa.RecordBatch]:
+    form = _form(batch.schema)
+    if batch.schema.equals(form.schema):
+        return form, batch
+    columns = [
+        cast_column(name, column)
+        for name, column in zip(batch.schema.names, batch.columns, strict=True)
+    ]
+    return form, pa.RecordBatch.from_arrays(columns, schema=form.schema)
+
+
+# -- bytes --------------------------------------------------------------------------------------
+
+
+def _raw_size(form: _Form, batches: Sequence[pa.RecordBatch]) -> int:
+    """Exact size of the uncompressed stream."""
+    size = form.size
+    for batch in batches:
+        size += pa.ipc.get_record_batch_size(batch)
+    return size
+
+
+def _write(form: _Form, batches: Sequence[pa.RecordBatch], compression: Compression) -> pa.Buffer:
+    size = _raw_size(form, batches)
+    if compression != "none":
+        # Packs are too small for Arrow's thread pool: one thread takes half the time.
+        options = pa.ipc.IpcWriteOptions(compression=compression, use_threads=False)
+        grown = pa.BufferOutputStream()
+        _write_stream(grown, form.schema, batches, options)
+        compressed = grown.getvalue()
+        if compressed.size < size:
+            return compressed
+    payload = pa.allocate_buffer(size)
+    with pa.FixedSizeBufferWriter(payload) as sink:
+        _write_stream(sink, form.schema, batches, pa.ipc.IpcWriteOptions(use_threads=False))
+    return payload
+
+
+def _write_stream(
+    sink: pa.NativeFile,
+    schema: pa.Schema,
+    batches: Sequence[pa.RecordBatch],
+    options: pa.ipc.IpcWriteOptions,
+) -> None:
+    with pa.ipc.new_stream(sink, schema, options=options) as writer:
+        for batch in batches:
+            writer.write_batch(batch)
+
+
+def split(batch: pa.RecordBatch, limits: PackLimits) -> list[pa.RecordBatch]:
+    """The batch as slices (views, nothing is copied) that each fit one pack, in order.
+
+    Sizes are those without compression, so a compressed pack fits as well. Raises
+    `PayloadTooLarge` when a single event does not fit, before anything was sent.
+    """
+    form, plain = _plain(batch)
+    room = limits.max_bytes - limits.header_bytes
+    slices: list[pa.RecordBatch] = []
+    start = 0
+    guess = limits.max_count
+    while start < plain.num_rows:
+        most = min(limits.max_count, plain.num_rows - start)
+        rows = _rows_that_fit(form, plain.slice(start, most), room, min(guess, most))
+        slices.append(plain.slice(start, rows))
+        start += rows
+        # Neighbours are alike: begin near what fitted last, so that each slice costs a few looks.
+        guess = 2 * rows
+    return slices
+
+
+def _rows_that_fit(form: _Form, batch: pa.RecordBatch, room: int, guess: int) -> int:
+    rows = guess
+    while True:
+        size = _raw_size(form, [batch.slice(0, rows)])
+        if size <= room:
+            return rows
+        if rows == 1:
+            raise PayloadTooLarge(size, room)
+        # At least a halving every second step, so at most 2 log2(rows) looks.
+        rows = max(1, min(rows - 1, rows * room // size, rows // 2 + rows // 4))

@@ -1,0 +1,230 @@
+"""Events on their way into packs: collected by column, cut to size. Pure."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any, Final
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from millstream.errors import ConfigError, Unfit
+from millstream.events.encoding import check_headers, value_bytes
+from millstream.events.event import nanoseconds_of
+from millstream.events.packs.pack import envelope
+from millstream.events.subject import KEY_BYTES_MAX, key_bytes
+from millstream.events.value_type import ValueType
+
+__all__ = ["Columns", "RowBuffer", "Rows", "batches_of", "by_partition", "enveloped"]
+
+_TIME: Final = pa.timestamp("us", "UTC")
+_HEADERS: Final = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
+
+
+class RowBuffer:
+    """Events one by one, to a batch of columns. Nothing is converted before `build`."""
+
+    __slots__ = ("_headers", "_ids", "_keys", "_plain", "_times", "_value_type", "_values", "bytes")
+
+    def __init__(self, value_type: ValueType | None) -> None:
+        self._value_type = value_type
+        self._clear()
+
+    def _clear(self) -> None:
+        self._values: list[Any] = []
+        self._keys: list[bytes | None] = []
+        self._times: list[int | None] = []
+        self._headers: list[list[tuple[str, bytes]] | None] = []
+        self._ids: list[str | None] = []
+        self._plain = True  # no event so far has a time, headers or an id
+        self.bytes = 0  # of payloads that are bytes; typed values are measured when built
+
+    def __len__(self) -> int:
+        return len(self._values)
+
+    def add(self, value: Any, key: str | bytes | None) -> None:
+        """An event that is only value and key: the short way."""
+        if key is not None:
+            key = key_bytes(key)
+            if len(key) > KEY_BYTES_MAX:
+                raise ConfigError(
+                    f"a key of {len(key):,} bytes: keys have at most {KEY_BYTES_MAX:,}"
+                )
+        if self._value_type is None and value is not None:
+            value = value if type(value) is bytes else value_bytes(value)
+            self.bytes += len(value)
+        self._values.append(value)  # from here on nothing may fail: columns are of one length
+        self._keys.append(key)
+        if not self._plain:
+            self._times.append(None)
+            self._headers.append(None)
+            self._ids.append(None)
+
+    def add_event(
+        self,
+        value: Any,
+        key: str | bytes | None,
+        headers: Mapping[str, str] | None,
+        timestamp: datetime | int | None,
+        id: str | None,
+    ) -> None:
+        """An event with everything it may have."""
+        time = None if timestamp is None else nanoseconds_of(timestamp) // 1000
+        pairs = None
+        if headers is not None:
+            check_headers(headers)
+            pairs = [(name, text.encode()) for name, text in headers.items()]
+        if self._plain:
+            count = len(self._values)
+            self._plain = False
+            self._times, self._headers, self._ids = [None] * count, [None] * count, [None] * count
+        self.add(value, key)
+        self._times[-1], self._headers[-1], self._ids[-1] = time, pairs, id
+
+    def drain(self) -> Rows:
+        """The events so far; the buffer is empty afterwards."""
+        rows = Rows(self._values, self._keys, self._times, self._headers, self._ids)
+        self._clear()
+        return rows
+
+    def build(self, rows: Rows) -> pa.RecordBatch:
+        """Events as one batch with envelope columns; Unfit names the event's place and field."""
+        if self._value_type is None:
+            column = pa.array(rows.values, pa.binary())
+        else:
+            column = self._value_type.column(rows.values)
+        return envelope(
+            column,
+            key=pa.array(rows.keys, pa.binary()),
+            timestamp=pa.array(rows.times, pa.int64()).cast(_TIME) if rows.times else None,
+            headers=pa.array(rows.headers, _HEADERS) if rows.headers else None,
+            id=pa.array(rows.ids, pa.string()) if rows.ids else None,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """Events by column; times, headers and ids are empty lists when no event has one."""
+
+    values: list[Any]
+    keys: list[bytes | None]
+    times: list[int | None]
+    headers: list[list[tuple[str, bytes]] | None]
+    ids: list[str | None]
+
+    @property
+    def count(self) -> int:
+        return len(self.values)
+
+    def halves(self) -> tuple[Rows, Rows]:
+        """The first and the second half."""
+        middle = self.count // 2
+        lists = (self.values, self.keys, self.times, self.headers, self.ids)
+        first, second = [part[:middle] for part in lists], [part[middle:] for part in lists]
+        return Rows(*first), Rows(*second)  # type: ignore[arg-type]
+
+
+class Columns:
+    """Which columns of a frame are the event's key, time and id; the others are its value."""
+
+    __slots__ = ("id", "key", "timestamp", "value")
+
+    def __init__(
+        self,
+        key: str | None = None,
+        timestamp: str | None = None,
+        id: str | None = None,
+        value: str | None = None,
+    ) -> None:
+        self.key = key  # stays in the value too
+        self.timestamp = timestamp  # stays in the value too
+        self.id = id  # stays in the value too
+        self.value = value  # a binary column that is the whole value; None: all columns are
+
+
+def batches_of(data: Any) -> Iterator[pa.RecordBatch]:
+    """Record batches of a frame: Arrow, pandas, Polars or anything that speaks Arrow."""
+    if isinstance(data, pa.RecordBatch):
+        yield data
+        return
+    if isinstance(data, pa.Table):
+        yield from data.combine_chunks().to_batches()
+        return
+    if hasattr(data, "__arrow_c_stream__"):
+        yield from pa.table(data).to_batches()
+        return
+    if type(data).__module__.startswith("pandas"):
+        yield from pa.Table.from_pandas(data, preserve_index=False).to_batches()
+        return
+    raise ConfigError(
+        f"not a frame: {type(data).__name__}. Give an Arrow batch or table, or a pandas or "
+        f"Polars frame; single values go through send()"
+    )
+
+
+def enveloped(
+    batch: pa.RecordBatch, columns: Columns, value_type: ValueType | None
+) -> pa.RecordBatch:
+    """A frame's batch as one with envelope columns, its values in the topic's type."""
+    if columns.value is not None:
+        value = _column(batch, columns.value)
+    elif value_type is None:
+        raise ConfigError(
+            "a topic without a schema takes bytes: say which column is the value "
+            "(Columns(value=...)), or declare the topic with a schema"
+        )
+    else:
+        value = value_type.conform(batch.to_struct_array())
+    return envelope(
+        value,
+        key=_text_or_bytes(batch, columns.key),
+        timestamp=None if columns.timestamp is None else _column(batch, columns.timestamp),
+        id=None if columns.id is None else _column(batch, columns.id).cast(pa.string()),
+    )
+
+
+def _column(batch: pa.RecordBatch, name: str) -> pa.Array:
+    if name not in batch.schema.names:
+        raise ConfigError(f"no column {name!r}; there are {', '.join(batch.schema.names)}")
+    return batch.column(name)
+
+
+def _text_or_bytes(batch: pa.RecordBatch, name: str | None) -> pa.Array | None:
+    """A key column: text and bytes as they are, whole numbers as their decimal text."""
+    if name is None:
+        return None
+    column = _column(batch, name)
+    if pa.types.is_dictionary(column.type):
+        column = column.dictionary_decode()
+    if pa.types.is_integer(column.type):
+        column = column.cast(pa.string())
+    try:
+        return column.cast(pa.binary())
+    except pa.ArrowInvalid as error:
+        raise Unfit(
+            name, "a key column of text, bytes or whole numbers", str(column.type)
+        ) from error
+
+
+def by_partition(
+    batch: pa.RecordBatch, partitions: int, turn: int
+) -> list[tuple[int, pa.RecordBatch]]:
+    """The rows of each partition, in their order; rows without a key go to partition `turn`."""
+    if partitions == 1:
+        return [(0, batch)]
+    if "key" not in batch.schema.names:
+        return [(turn, batch)]
+    encoded = batch.column("key").dictionary_encode()
+    places = [zlib.crc32(key) % partitions for key in encoded.dictionary.to_pylist()]
+    place = pc.take(pa.array(places, pa.int32()), encoded.indices).fill_null(turn)
+    parts: list[tuple[int, pa.RecordBatch]] = []
+    for partition in _unique(place):
+        parts.append((partition, batch.filter(pc.equal(place, partition))))
+    return parts
+
+
+def _unique(place: pa.Array) -> Sequence[int]:
+    return sorted(place.unique().to_pylist())

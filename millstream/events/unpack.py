@@ -1,0 +1,178 @@
+"""Messages to events: a plain message is one event, a pack is many; every reader takes both."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, Final
+
+from millstream.events.event import (
+    FOR_MARK,
+    OWN_MARK,
+    Event,
+    PlainEvent,
+    Source,
+    Unreadable,
+    is_event_subject,
+    is_for_one,
+    stored_ns_of,
+)
+from millstream.wire.aio.jetstream import StoredMessage
+from millstream.wire.aio.pull_lane import RawMessage
+from millstream.wire.api import AckAddress, parse_ack_address
+from millstream.wire.protocol import parse_headers
+
+if TYPE_CHECKING:
+    from millstream.events.packs.pack import Pack
+
+__all__ = [
+    "PackEvent",
+    "PackMessage",
+    "events_in",
+    "events_of",
+    "holds_pack",
+    "open_pack",
+    "raw_of",
+]
+
+_PACK_MARK: Final = b"\r\nMill-Pack: "
+
+
+def holds_pack(block: bytes) -> bool:
+    """Whether a message's header block says that its payload is a pack."""
+    return _PACK_MARK in block
+
+
+class PackMessage:
+    """What the events of one pack share: the message that holds them."""
+
+    __slots__ = ("address", "pack", "source", "subject")
+
+    def __init__(self, source: Source, raw: RawMessage, pack: Pack) -> None:
+        self.source = source
+        self.subject = raw.subject
+        self.address: AckAddress = parse_ack_address(raw.reply)
+        self.pack = pack
+
+
+class PackEvent(Event):
+    """One event of a pack."""
+
+    __slots__ = ("_headers", "_id", "_index", "_key", "_message", "_time_ns", "_value")
+
+    def __init__(self, message: PackMessage, index: int, row: tuple[Any, ...]) -> None:
+        self._message = message
+        self._index = index
+        self._key, self._time_ns, self._headers, self._id, self._value = row
+
+    @property
+    def message(self) -> PackMessage:
+        """The message that holds its pack."""
+        return self._message
+
+    @property
+    def value(self) -> Any:
+        value = self._value
+        if type(value) is Unreadable:
+            raise value.error.with_traceback(None)
+        return value
+
+    @property
+    def key(self) -> str | None:
+        key: str | None = self._key
+        return key
+
+    @property
+    def headers(self) -> Mapping[str, str]:
+        return {
+            name: value.decode("utf-8", "surrogateescape") for name, value in self._headers or ()
+        }
+
+    @property
+    def timestamp_ns(self) -> int:
+        if self._time_ns is None:
+            return self._message.address.timestamp_ns
+        return int(self._time_ns)
+
+    @property
+    def stored_ns(self) -> int:
+        """When the broker stored its pack, in nanoseconds since 1970."""
+        return self._message.address.timestamp_ns
+
+    @property
+    def id(self) -> str | None:
+        event_id: str | None = self._id
+        return event_id
+
+    @property
+    def topic(self) -> str:
+        return self._message.source.topic
+
+    @property
+    def partition(self) -> int:
+        return self._message.source.partition
+
+    @property
+    def offset(self) -> int:
+        return self._message.address.sequence
+
+    @property
+    def index(self) -> int:
+        return self._index
+
+    @property
+    def subject(self) -> str:
+        return self._message.subject.decode("utf-8", "replace")
+
+
+def raw_of(stream: str, stored: StoredMessage) -> RawMessage:
+    """A message that was looked up, in the form in which delivered ones come."""
+    stored_ns = stored_ns_of(stored.time)
+    reply = f"$JS.ACK.{stream}.get.1.{stored.sequence}.0.{stored_ns}.0".encode()
+    return RawMessage(stored.subject.encode(), reply, stored.headers, stored.payload)
+
+
+def open_pack(source: Source, raw: RawMessage) -> PackMessage:
+    """Decode a message that holds a pack; PackError when it is not sound."""
+    from millstream.events.packs.pack import (
+        decode,  # brings pyarrow, which plain messages don't need
+    )
+
+    pack = decode(parse_headers(raw.headers), raw.payload)
+    return PackMessage(source, raw, pack)
+
+
+def events_of(source: Source, messages: list[RawMessage]) -> list[Event]:
+    """The events of some messages, in order, for who reads a topic under no name.
+
+    Millstream's own messages are left out, and so is what was redriven for one subscription: it has
+    been read here before.
+    """
+    events: list[Event] = []
+    at = source.prefix_size
+    for raw in messages:
+        subject, _, headers, _ = raw
+        # `find`, because `in` takes its left side for a number first: two to three times as long.
+        if headers and headers.find(OWN_MARK) >= 0:
+            if headers.find(FOR_MARK) >= 0:
+                continue
+            if headers.find(_PACK_MARK) >= 0:
+                events.extend(_packed(source, raw))
+                continue
+        if subject[at : at + 1] != b"_" or is_event_subject(subject, source):
+            events.append(PlainEvent(source, raw))
+    return events
+
+
+def events_in(source: Source, raw: RawMessage) -> list[Event]:
+    """The events of one message, whomever they are for; none when it is one of Millstream's own."""
+    if holds_pack(raw.headers):
+        return _packed(source, raw)
+    if is_event_subject(raw.subject, source) or is_for_one(raw.headers):
+        return [PlainEvent(source, raw)]
+    return []
+
+
+def _packed(source: Source, raw: RawMessage) -> list[Event]:
+    message = open_pack(source, raw)
+    rows = source.rows(message.pack) if source.rows else message.pack.events()
+    return [PackEvent(message, index, row) for index, row in enumerate(rows)]

@@ -1,0 +1,50 @@
+"""What messaging asks of a topic's schema; the schemas room provides it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any, Protocol
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from millstream.events.packs.pack import Pack
+    from millstream.wire.aio.pull_lane import RawMessage
+
+__all__ = ["ValueType"]
+
+
+class ValueType(Protocol):
+    """The type of a topic's values, by which they are checked, encoded and decoded."""
+
+    @property
+    def schema_id(self) -> str:
+        """The registry's id of the version that is written."""
+
+    def encode(self, value: object) -> bytes:
+        """One value in the topic's wire format; Unfit when it does not fit."""
+
+    def parse(self, text: bytes) -> Any:
+        """A value that people wrote as JSON, to be published; Unfit when it does not fit."""
+
+    def decode(self, data: bytes, schema_id: str | None) -> Any:
+        """One value as written with the given version, resolved to this one."""
+
+    async def learn(self, messages: Iterable[RawMessage]) -> None:
+        """Have every version that these messages were written with, so that `decode` and `rows`
+        need not wait; one that does not exist is an error only when its value is asked for."""
+
+    def column(self, values: Sequence[object]) -> pa.StructArray:
+        """Many values as a column of a pack; Unfit names row and field."""
+
+    def conform(self, values: pa.StructArray) -> pa.StructArray:
+        """A column that came as Arrow data, in the topic's type; Unfit when it does not fit."""
+
+    def read_column(self, payloads: Sequence[tuple[bytes | None, str | None]]) -> pa.StructArray:
+        """Single values (payload, schema id) as a column, resolved to this version."""
+
+    def rows(self, pack: Pack) -> Iterable[tuple[Any, ...]]:
+        """The events of a pack, values resolved to this version."""
+
+    def resolve(self, values: pa.StructArray, schema_id: str | None) -> pa.StructArray:
+        """A column as written with the given version, resolved to this one without copying."""

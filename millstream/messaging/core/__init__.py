@@ -1,0 +1,1 @@
+"""Core NATS: publish, subscribe, request, services, client identities. At most once."""

@@ -1,0 +1,165 @@
+"""One message of a core subject: how it is sent, and what arrives. At most once."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Iterable
+from functools import lru_cache
+from types import MappingProxyType
+from typing import Final
+
+from millstream.errors import ConfigError, ServiceError
+from millstream.events.subject import check_subject
+from millstream.wire.aio.connection import Connection
+from millstream.wire.protocol import (
+    EMPTY_HEADERS,
+    Headers,
+    encode_headers,
+    parse_header_items,
+    parse_headers,
+)
+
+__all__ = ["HeaderItems", "Message", "header_block", "payload_bytes", "publish", "subject_bytes"]
+
+ERROR_HEADER: Final = "Nats-Service-Error"
+ERROR_CODE_HEADER: Final = "Nats-Service-Error-Code"
+_ERROR_MARK: Final = b"\r\nNats-Service-Error"
+
+HeaderItems = Headers | Iterable[tuple[str, str]]
+
+# Words without anything that could be a wildcard or break the line; the rest is looked at closely.
+_PLAIN_SUBJECT = re.compile(r"[^\s.*>\0\ud800-\udfff]+(?:\.[^\s.*>\0\ud800-\udfff]+)*")
+# Programs publish to few subjects again and again; the bound is for those that make them up.
+_SUBJECTS_REMEMBERED: Final = 4096
+
+
+@lru_cache(maxsize=_SUBJECTS_REMEMBERED)
+def subject_bytes(subject: str) -> bytes:
+    """A subject to publish to, as bytes; wildcards and malformed ones are refused."""
+    if not isinstance(subject, str) or not _PLAIN_SUBJECT.fullmatch(subject):
+        check_subject(subject, wildcards=False)
+    return subject.encode()
+
+
+def payload_bytes(data: object) -> bytes:
+    """The payload of a message: bytes as they are, text as UTF-8, nothing else."""
+    if isinstance(data, bytes):
+        return data
+    if isinstance(data, str):
+        return data.encode()
+    if isinstance(data, bytearray | memoryview):
+        return bytes(data)
+    raise ConfigError(f"a message holds bytes or text, found {type(data).__name__}. Encode it")
+
+
+def header_block(headers: HeaderItems | None) -> bytes:
+    """Headers as they go on the wire; a repeated name is given as two pairs."""
+    return encode_headers(headers) if headers else EMPTY_HEADERS
+
+
+async def publish(
+    connection: Connection,
+    subject: str,
+    data: bytes | str = b"",
+    headers: HeaderItems | None = None,
+    reply: str | None = None,
+) -> None:
+    """Send a message to whoever listens now: at most once, in order for each connection.
+
+    Returns when the message is handed to the connection, not when anybody has it; `flush` waits
+    for the server. Waits while the socket is behind. While disconnected, messages are kept in the
+    connection's bounded buffer; when that is full, ConnectError is raised.
+    """
+    connection.publish(
+        subject_bytes(subject),
+        payload_bytes(data),
+        subject_bytes(reply) if reply else b"",
+        header_block(headers),
+    )
+    if connection.congested:
+        await connection.writable()
+    elif not connection.buffered_bytes:
+        # A full buffer has just left: a loop that only publishes must let others run.
+        await asyncio.sleep(0)
+
+
+class Message:
+    """A message that arrived on a subject; nobody will send it again."""
+
+    __slots__ = ("_block", "_connection", "_headers", "_reply", "_subject", "data")
+
+    def __init__(
+        self, connection: Connection, subject: bytes, reply: bytes, headers: bytes, data: bytes
+    ) -> None:
+        self._connection = connection
+        self._subject = subject
+        self._reply = reply
+        self._block = headers
+        self._headers: dict[str, str] | None = None
+        self.data = data
+
+    @property
+    def subject(self) -> str:
+        """What it was published to; for an answer, what the request was sent to."""
+        return self._subject.decode("utf-8", "surrogateescape")
+
+    @property
+    def reply(self) -> str | None:
+        """Where an answer is awaited, if one is."""
+        return self._reply.decode("utf-8", "surrogateescape") if self._reply else None
+
+    @property
+    def headers(self) -> MappingProxyType[str, str]:
+        """Headers by name; of a repeated one the first."""
+        if self._headers is None:
+            self._headers = parse_headers(self._block) if self._block else {}
+        return MappingProxyType(self._headers)
+
+    @property
+    def header_items(self) -> list[tuple[str, str]]:
+        """All headers in their order, repeated ones included."""
+        return parse_header_items(self._block) if self._block else []
+
+    @property
+    def text(self) -> str:
+        """The payload as text; bytes that are not UTF-8 raise UnicodeDecodeError."""
+        return self.data.decode()
+
+    @property
+    def size(self) -> int:
+        """Bytes of payload and headers."""
+        return len(self.data) + len(self._block)
+
+    @property
+    def service_error(self) -> ServiceError | None:
+        """The error a service answered with, or None when this is no such answer."""
+        if _ERROR_MARK not in self._block:
+            return None
+        headers = self.headers
+        code = headers.get(ERROR_CODE_HEADER)
+        description = headers.get(ERROR_HEADER)
+        if code is None and description is None:
+            return None
+        return ServiceError(self.subject, code or "", description or "")
+
+    def respond(self, data: bytes | str = b"", headers: HeaderItems | None = None) -> None:
+        """Answer the sender, at most once; a message that awaits no answer raises ConfigError."""
+        if not self._reply:
+            raise ConfigError(
+                f"the message on '{self.subject}' awaits no answer: it was published, "
+                f"not requested. Check `message.reply` first"
+            )
+        self._connection.publish(self._reply, payload_bytes(data), headers=header_block(headers))
+
+    def respond_error(self, code: int, description: str, data: bytes | str = b"") -> None:
+        """Answer with an error that `request` raises as ServiceError, in any NATS client's words.
+
+        `code` is a number such as 400; `description` is one line for people.
+        """
+        line = " ".join(description.split())
+        self.respond(data, {ERROR_HEADER: line, ERROR_CODE_HEADER: str(int(code))})
+
+    def __repr__(self) -> str:
+        awaits = f", reply={self.reply!r}" if self._reply else ""
+        return f"Message({self.subject!r}, {len(self.data):,} bytes{awaits})"

@@ -1,0 +1,93 @@
+"""What a subscriber does when messages come faster than they are read, and the books it keeps.
+
+For every subscriber, at every moment: received = delivered + dropped + pending (`Counters`). What
+was published and not received is still under way: in the server, the network or the socket. After
+`flush` of the publisher and then of the subscriber nothing is (between servers of a cluster, once
+the route has passed it on), unless the connection was cut in between. `interruptions` counts those
+cuts, because a core message under way at one is lost for good and nobody can count it. So with no
+interruptions: published = delivered + dropped + pending.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Final
+
+from millstream.errors import ConfigError
+from millstream.messaging.core.message import Message
+
+__all__ = ["Counters", "Overload", "SubscriberSettings"]
+
+# The server cuts a client that takes nothing for 10 s (its write_deadline), and what was under way
+# is then lost uncounted; blocking has to end before.
+BLOCK_SECONDS_MAX: Final = 9.0
+CONCURRENCY_MAX: Final = 10_000  # each is a task; more is a mistake in a unit
+
+
+class Overload(StrEnum):
+    """What a subscriber does with a message for which it has no room.
+
+    `drop_new`: the message is dropped. `drop_old`: the oldest pending ones make room for it.
+    `block`: the subscriber, on a connection of its own, stops reading until it is half empty. A
+    `PacedPublisher` then waits, end to end. Any other sender is held only as far as TCP and the
+    server go: the server keeps 64 MB for the subscriber, slows the sender down from three
+    quarters of that on, and cuts the subscriber off beyond it. After `block_seconds` without room
+    messages are dropped and counted, until the subscriber is half empty again.
+    """
+
+    DROP_NEW = "drop_new"
+    DROP_OLD = "drop_old"
+    BLOCK = "block"
+
+
+@dataclass(frozen=True, slots=True)
+class SubscriberSettings:
+    """How messages are shared, buffered and handled."""
+
+    queue: str = ""  # members of one queue group share the messages; "": each gets all
+    overload: Overload = Overload.DROP_NEW
+    messages_max: int = 65_536  # pending messages
+    bytes_max: int = 64 * 1024 * 1024  # pending bytes, payload and headers; one message always fits
+    block_seconds: float = 5.0  # how long `block` holds the senders before it drops
+    concurrency: int = 1  # handlers that run at the same time; 1 keeps the order
+    on_drop: Callable[[Message], None] | None = None  # told of each dropped message; must be quick
+
+    def __post_init__(self) -> None:
+        if self.overload not in list(Overload):
+            known = ", ".join(Overload)
+            raise ConfigError(f"overload {self.overload!r}: choose one of {known}")
+        if self.messages_max < 1 or self.bytes_max < 1:
+            raise ConfigError(
+                f"a subscriber needs room for a message: messages_max {self.messages_max}, "
+                f"bytes_max {self.bytes_max} must be 1 or more"
+            )
+        if not 0 < self.block_seconds <= BLOCK_SECONDS_MAX:
+            raise ConfigError(
+                f"block_seconds {self.block_seconds!r}: use more than 0 and at most "
+                f"{BLOCK_SECONDS_MAX:g}, because the server cuts off who blocks for 10 s"
+            )
+        if not 1 <= self.concurrency <= CONCURRENCY_MAX:
+            raise ConfigError(f"concurrency {self.concurrency}: use 1 to {CONCURRENCY_MAX:,}")
+        if self.queue and any(ch.isspace() or ch in "\0*>" for ch in self.queue):
+            raise ConfigError(f"queue {self.queue!r}: no spaces and no wildcards")
+
+
+@dataclass(frozen=True, slots=True)
+class Counters:
+    """What became of the messages of one subscriber, up to now."""
+
+    received: int  # read from the connection
+    delivered: int  # handed to the application
+    dropped: int  # for want of room, or pending when the subscriber was closed
+    pending: int  # waiting to be delivered
+    pending_bytes: int
+    failed: int  # delivered, and the handler raised
+    interruptions: int  # cuts of the connection; messages under way were lost uncounted
+    blocked_seconds: float  # how long senders were held (`block`)
+
+    @property
+    def balanced(self) -> bool:
+        """Whether every message is accounted for."""
+        return self.received == self.delivered + self.dropped + self.pending

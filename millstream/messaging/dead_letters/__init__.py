@@ -1,0 +1,1 @@
+"""Dead letters: stored, listed, edited, redriven."""

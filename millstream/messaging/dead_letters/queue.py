@@ -1,0 +1,290 @@
+"""The dead letters of a subscription: look at them, change them, bring them back."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator
+from dataclasses import dataclass
+from typing import Any, Final
+
+from millstream.errors import (
+    ApiError,
+    ConfigError,
+    DeadLetterNotFound,
+    TopicNotFound,
+    WrongSequence,
+)
+from millstream.events.event import Source, is_event_subject
+from millstream.events.fence import EXPECTED_HEADER
+from millstream.events.unpack import raw_of
+from millstream.events.value_type import ValueType
+from millstream.messaging.dead_letters.letter import (
+    ORDER_HEADER,
+    DeadLetter,
+    DeadLetterFilter,
+    edited_message,
+    read_letter,
+)
+from millstream.messaging.dead_letters.redrive import Redrive, was_redriven
+from millstream.messaging.dead_letters.store import dead_letter_prefix
+from millstream.messaging.reading.replay import ReadPlan, read_messages
+from millstream.messaging.topics.lookup import open_topic
+from millstream.wire.aio.jetstream import JetStream
+from millstream.wire.aio.publish_lane import PublishLane
+from millstream.wire.aio.pull_lane import RawMessage
+from millstream.wire.aio.range_lane import Range, RangeLane
+from millstream.wire.api import ErrorCode, parse_ack_address
+from millstream.wire.message import OutgoingMessage
+
+__all__ = ["DeadLetterQueue", "RedriveReport"]
+
+STORE_SECONDS: Final = 10.0
+TAKE_MESSAGES: Final = 1000
+# Letters that are looked at before any of them is stored: each group costs one synced write.
+WINDOW_LETTERS: Final = 500
+WINDOW_BYTES: Final = 16 * 1024 * 1024
+_KEEP: Final = object()
+_ORDER_MARK: Final = f"\r\n{ORDER_HEADER}: ".encode()
+_EVERYTHING: Final = DeadLetterFilter()
+
+
+@dataclass(frozen=True, slots=True)
+class RedriveReport:
+    """What a redrive did."""
+
+    redriven: int  # events stored in their topics again
+    recovered: int  # letters that an earlier, interrupted redrive had stored but not removed
+
+
+class DeadLetterQueue:
+    """The dead letters in one dead-letter topic, in the order in which they died.
+
+    Looking changes nothing. A redriven event is stored in its topic exactly once, also when the
+    redrive is killed in the middle and run again; see `redrive` for what that needs.
+    """
+
+    def __init__(
+        self,
+        jetstream: JetStream,
+        lane: PublishLane,
+        dead_topic: str,
+        value_type: ValueType | None = None,
+    ) -> None:
+        self.name = dead_topic
+        self._jetstream = jetstream
+        self._lane = lane
+        self._value_type = value_type
+
+    def __repr__(self) -> str:
+        return f"<DeadLetterQueue {self.name}>"
+
+    # -- looking --------------------------------------------------------------------------
+
+    async def letters(
+        self, which: DeadLetterFilter = _EVERYTHING
+    ) -> AsyncGenerator[DeadLetter, None]:
+        """The dead letters in order, the oldest first; none when the topic does not exist."""
+        place = await self._place()
+        if place is None:
+            return
+        stream, source = place
+        edited = await self._edited(stream)
+        given = 0
+        async for raw in self._in_order(stream, source, edited):
+            letter = read_letter(raw, self._value_type)
+            if which.takes(letter):
+                yield letter
+                given += 1
+                if which.limit is not None and given >= which.limit:
+                    return
+
+    async def list(self, which: DeadLetterFilter = _EVERYTHING) -> list[DeadLetter]:
+        """The dead letters as a list; give a limit when there may be very many."""
+        return [letter async for letter in self.letters(which)]
+
+    async def show(self, offset: int) -> DeadLetter:
+        """The dead letter at an offset; DeadLetterNotFound when there is none."""
+        place = await self._place()
+        if offset < 1 or place is None:
+            raise DeadLetterNotFound(self.name, offset)
+        stream, source = place
+        raw = await self._version(stream, source, offset)
+        if raw is None:
+            raise DeadLetterNotFound(self.name, offset)
+        return read_letter(raw, self._value_type)
+
+    # -- changing -------------------------------------------------------------------------
+
+    async def edit(self, offset: int, *, value: Any = _KEEP, headers: Any = _KEEP) -> DeadLetter:
+        """Replace the value or the producer's headers; the letter as it is now stored.
+
+        Key, cause, origin and place in the order are kept; the offset is new. When somebody else
+        changed, removed or redrove the letter first, nothing happens: DeadLetterNotFound.
+        """
+        given = {"value": value, "headers": headers}
+        changes = {name: what for name, what in given.items() if what is not _KEEP}
+        if not changes:
+            raise ConfigError("edit needs a new value or new headers")
+        letter = await self.show(offset)
+        stream = await self._stream()
+        if await was_redriven(self._jetstream, self.name, letter):
+            raise DeadLetterNotFound(self.name, offset, ": it was redriven")
+        subject, block, payload = edited_message(letter, changes, self._value_type)
+        expected = f"NATS/1.0\r\n{EXPECTED_HEADER}: {offset}\r\n".encode()
+        message = OutgoingMessage(subject, expected + block.partition(b"\r\n")[2], payload)
+        try:
+            ack = await self._lane.publish(message, STORE_SECONDS, lambda ack: ack)
+        except WrongSequence as error:
+            raise DeadLetterNotFound(self.name, offset, ": it was changed meanwhile") from error
+        await self._remove(stream, offset)
+        return await self.show(ack.seq)
+
+    async def delete(self, offset: int) -> None:
+        """Remove one dead letter for good; DeadLetterNotFound when there is none."""
+        await self.show(offset)
+        await self._remove(await self._stream(), offset)
+
+    async def purge(self, which: DeadLetterFilter = _EVERYTHING) -> int:
+        """Remove the letters meant for good; how many that were."""
+        removed = 0
+        stream = await self._stream()
+        for letter in await self.list(which):
+            await self._remove(stream, letter.offset)
+            removed += 1
+        return removed
+
+    # -- bringing back --------------------------------------------------------------------
+
+    async def redrive(
+        self,
+        which: DeadLetterFilter = _EVERYTHING,
+        *,
+        to_all: bool = False,
+        dry_run: bool = False,
+    ) -> RedriveReport:
+        """Store the events of dead letters in their topics again, in order, and remove the letters.
+
+        Only the subscription that gave an event up gets it again, and no other reader of the topic,
+        unless `to_all`. A dry run only counts. See `redriving` for what is promised.
+        """
+        if dry_run:
+            return RedriveReport(len([letter async for letter in self.letters(which)]), 0)
+        run = self._run(to_all)
+        redriven = 0
+        async for _ in self._redrive(run, which):
+            redriven += 1
+        return RedriveReport(redriven, run.recovered)
+
+    async def redriving(
+        self, which: DeadLetterFilter = _EVERYTHING, *, to_all: bool = False
+    ) -> AsyncGenerator[DeadLetter, None]:
+        """Like `redrive`, giving each letter when its event is stored and it is removed.
+
+        Exactly once, whatever is killed when: the events of a partition and a note of what they
+        were are stored in one atomic step; the next redrive finds the note and only removes those
+        letters. That rests on the note: on a topic whose retention or purge removes it meanwhile
+        (a work queue whose members run), on one without atomic batches and on a foreign stream an
+        interrupted redrive is repeated at least once, and exactly once within the duplicate window.
+        Of two redrives at the same time the older one ends with RedriveTaken.
+        """
+        async for letter in self._redrive(self._run(to_all), which):
+            yield letter
+
+    def _run(self, to_all: bool) -> Redrive:
+        return Redrive(self._jetstream, self._lane, self.name, to_all)
+
+    async def _redrive(
+        self, run: Redrive, which: DeadLetterFilter
+    ) -> AsyncGenerator[DeadLetter, None]:
+        place = await self._place()
+        if place is None:
+            return
+        await run.open(place[0])
+        async for letter in self.letters(which):
+            await run.need(letter)
+        try:
+            # Letters that were read before the claims may have been redriven by another run.
+            await run.claim()
+            window: list[DeadLetter] = []
+            size = 0
+            async for letter in self.letters(which):
+                window.append(letter)
+                size += letter.size
+                if len(window) >= WINDOW_LETTERS or size >= WINDOW_BYTES:
+                    async for done in run.bring_back(window):
+                        yield done
+                    window, size = [], 0
+            async for done in run.bring_back(window):
+                yield done
+        finally:
+            await run.close()
+
+    # -- inside ---------------------------------------------------------------------------
+
+    async def _place(self) -> tuple[str, Source] | None:
+        """The queue's stream, or None while nothing has died."""
+        try:
+            info = await open_topic(self._jetstream, self.name)
+        except TopicNotFound:
+            return None
+        prefix = dead_letter_prefix(info)
+        return info.partitions[0].stream, Source(self.name, 0, prefix, self._value_type)
+
+    async def _stream(self) -> str:
+        place = await self._place()
+        if place is None:
+            raise ConfigError(f"there is no dead-letter topic '{self.name}': nothing has died yet")
+        return place[0]
+
+    async def _remove(self, stream: str, offset: int) -> None:
+        try:
+            await self._jetstream.delete_message(stream, offset)
+        except ApiError as error:
+            if error.err_code not in (ErrorCode.MESSAGE_NOT_FOUND, ErrorCode.DELETE_FAILED):
+                raise
+
+    async def _edited(self, stream: str) -> dict[int, int]:
+        """Order to offset of the edited letters, which are stored behind the others."""
+        last = (await self._jetstream.stream_info(stream)).state.last_seq
+        lane = RangeLane(self._jetstream, stream, Range(1, last + 1, headers_only=True))
+        await lane.open()
+        found: dict[int, int] = {}
+        try:
+            while not lane.done:
+                for raw in lane.take_now(TAKE_MESSAGES):
+                    if _ORDER_MARK in raw.headers:
+                        rest = raw.headers.partition(_ORDER_MARK)[2]
+                        order = int(rest.partition(b"\r\n")[0])
+                        found[order] = parse_ack_address(raw.reply).sequence
+                if not lane.done:
+                    await lane.signal.wait()
+        finally:
+            lane.close()
+        return dict(sorted(found.items()))
+
+    async def _in_order(
+        self, stream: str, source: Source, edited: dict[int, int]
+    ) -> AsyncGenerator[RawMessage, None]:
+        """The letters' messages, of each only the newest version, at the place of its first."""
+        waiting = iter(edited.items())
+        ahead = next(waiting, None)
+        async for _, messages in read_messages(self._jetstream, [(stream, source)], ReadPlan()):
+            for raw in messages:
+                offset = parse_ack_address(raw.reply).sequence
+                while ahead is not None and ahead[0] <= offset:
+                    version = await self._version(stream, source, ahead[1])
+                    ahead = next(waiting, None)
+                    if version is not None:
+                        yield version
+                older = offset in edited or _ORDER_MARK in raw.headers
+                if not older and is_event_subject(raw.subject, source):
+                    yield raw
+
+    async def _version(self, stream: str, source: Source, offset: int) -> RawMessage | None:
+        """The message at an offset, ready to be decoded; None when it is gone."""
+        stored = await self._jetstream.get_message(stream, {"seq": offset})
+        if stored is None or not is_event_subject(stored.subject.encode(), source):
+            return None
+        raw = raw_of(stream, stored)
+        if source.learn is not None:
+            await source.learn([raw])
+        return raw

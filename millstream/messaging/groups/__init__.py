@@ -1,0 +1,1 @@
+"""Ordered groups: members, partitions, records, workers."""

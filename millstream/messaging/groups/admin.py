@@ -1,0 +1,253 @@
+"""Ordered groups from outside: who has what, how far it is, what is parked; and moving them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from functools import partial
+from typing import Final
+
+import msgspec
+
+from millstream.deadline import Deadline, now_ns
+from millstream.errors import ConfigError, GroupBusy, GroupNotFound, WrongSequence
+from millstream.events.event import Source, datetime_of, nanoseconds_of
+from millstream.events.start import Start
+from millstream.events.subject import key_of_token
+from millstream.messaging.groups.holding import order_token
+from millstream.messaging.groups.member import start_position
+from millstream.messaging.groups.records import MemberRecord, PartitionRecord, Position
+from millstream.messaging.groups.store import GroupStore, Stored, groups_of
+from millstream.messaging.subscriptions.admin import Lag
+from millstream.wire.aio.jetstream import JetStream
+from millstream.wire.aio.publish_lane import PublishLane
+
+__all__ = ["GroupAdmin", "GroupInfo", "GroupMember", "GroupPartition", "ParkedKey"]
+
+# A busy owner writes its record about once a second; a change from outside fits in between.
+TRIES: Final = 20
+WRITE_SECONDS: Final = 5.0
+LOOK_SECONDS: Final = 0.1
+
+
+@dataclass(frozen=True, slots=True)
+class ParkedKey:
+    """A key whose events go to the dead letters, and the event it was parked for."""
+
+    key: str
+    partition: int
+    offset: int
+    index: int
+    since: datetime
+
+
+@dataclass(frozen=True, slots=True)
+class GroupMember:
+    """A member that runs, or ended so lately that nobody has noticed yet."""
+
+    id: str
+    name: str
+    since: datetime
+    leaving: bool
+    partitions: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class GroupPartition:
+    """Where a group stands in one partition."""
+
+    partition: int
+    owner: str | None  # the member's id
+    epoch: int
+    position: Position  # offset and index: everything before is done
+    lag: Lag  # messages not done yet, and the age of the oldest of them
+    parked: tuple[ParkedKey, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class GroupInfo:
+    """A group as it is now."""
+
+    topic: str
+    name: str
+    members: tuple[GroupMember, ...]
+    partitions: tuple[GroupPartition, ...]
+
+    @property
+    def lag(self) -> Lag:
+        """Of the whole group."""
+        lags = [partition.lag for partition in self.partitions]
+        return Lag(sum(x.messages for x in lags), max((x.seconds for x in lags), default=0.0))
+
+    @property
+    def parked(self) -> tuple[ParkedKey, ...]:
+        return tuple(key for partition in self.partitions for key in partition.parked)
+
+
+class GroupAdmin:
+    """The groups of one topic."""
+
+    def __init__(
+        self,
+        jetstream: JetStream,
+        lane: PublishLane,
+        topic: str,
+        sources: Sequence[tuple[str, Source]],
+    ) -> None:
+        self._jetstream = jetstream
+        self._lane = lane
+        self._topic = topic
+        self._sources = sources
+
+    async def names(self) -> list[str]:
+        """The groups of the topic, running or not."""
+        return await groups_of(self._jetstream, self._topic)
+
+    async def info(self, name: str) -> GroupInfo:
+        """Members, owners, positions, lag and parked keys."""
+        store = self._store(name)
+        records = await self._records(store)
+        members = await store.members()
+        partitions = await asyncio.gather(
+            *(
+                self._partition(stream, source.partition, records[source.partition].record)
+                for stream, source in self._sources
+                if source.partition in records
+            )
+        )
+        return GroupInfo(self._topic, name, _members(members, records), tuple(partitions))
+
+    async def parked(self, name: str) -> list[ParkedKey]:
+        """The keys of a group whose events go to the dead letters."""
+        records = await self._records(self._store(name))
+        return [key for n, stored in sorted(records.items()) for key in _parked(n, stored.record)]
+
+    async def unpark(self, name: str, key: str) -> bool:
+        """Hand out the key's next events again; False when it is not parked.
+
+        Those that went to the dead letters stay there: redrive them first when order matters.
+        """
+        store, token, found = self._store(name), order_token(key), False
+        for number, stored in (await self._records(store)).items():
+            if token in stored.record.parked:
+                await self._change(store, number, partial(_without, token=token))
+                found = True
+        store.nudge()
+        return found
+
+    async def seek(self, name: str, to: Start) -> None:
+        """Go on from another place; GroupBusy while members run. Parked keys stay parked."""
+        store = self._store(name)
+        await self._check_idle(store)
+        for stream, source in self._sources:
+            offset = await start_position(self._jetstream, stream, to)
+            await self._change(store, source.partition, partial(_moved, offset=offset))
+
+    async def delete(self, name: str) -> None:
+        """Forget the group; GroupBusy while members run."""
+        store = self._store(name)
+        await self._records(store)
+        await self._check_idle(store)
+        await store.forget()
+
+    # -- inside ---------------------------------------------------------------------------
+
+    def _store(self, name: str) -> GroupStore:
+        return GroupStore(self._jetstream, self._lane, self._topic, name)
+
+    async def _records(self, store: GroupStore) -> dict[int, Stored[PartitionRecord]]:
+        if store.group not in await self.names():
+            raise GroupNotFound(self._topic, store.group)
+        return await store.partitions()
+
+    async def _check_idle(self, store: GroupStore) -> None:
+        """Return when no member lives; one that died is waited for as long as its lease."""
+        first = await store.members()
+        longest = max((stored.record.lease for stored in first.values()), default=0.0)
+        over, now = Deadline(longest), first
+        while now:
+            renewed = [m for m, stored in now.items() if stored != first.get(m)]
+            if renewed:
+                raise GroupBusy(self._topic, store.group, sorted(renewed))
+            if over.passed:
+                for member, stored in now.items():
+                    await store.end_member(member, stored.revision, WRITE_SECONDS)
+                return
+            await asyncio.sleep(LOOK_SECONDS)
+            now = await store.members()
+
+    async def _change(
+        self, store: GroupStore, number: int, change: Callable[[PartitionRecord], PartitionRecord]
+    ) -> None:
+        for _ in range(TRIES):
+            stored = await store.partition(number)
+            if stored is None:
+                stored = Stored(0, PartitionRecord(position=(1, 0)))
+            record = change(stored.record)
+            try:
+                await store.put_partition(number, record, stored.revision, WRITE_SECONDS)
+                return
+            except WrongSequence:
+                continue
+        raise ConfigError(f"partition {number} of group '{store.group}' changed all the time")
+
+    async def _partition(self, stream: str, number: int, record: PartitionRecord) -> GroupPartition:
+        state = (await self._jetstream.stream_info(stream)).state
+        high = max(record.high, record.position)[0]
+        beyond = min(max(0, state.last_seq + 1 - high), state.messages)
+        messages = beyond + len({offset for offset, _ in record.open if offset < high})
+        seconds = 0.0
+        if messages:
+            ask = {"seq": record.position[0], "next_by_subj": ">"}
+            first = await self._jetstream.get_message(stream, ask)
+            if first is not None:
+                stored_ns = nanoseconds_of(datetime.fromisoformat(first.time))
+                seconds = max(0.0, (now_ns() - stored_ns) / 1e9)
+        return GroupPartition(
+            number,
+            record.owner or None,
+            record.epoch,
+            record.position,
+            Lag(messages, seconds),
+            tuple(_parked(number, record)),
+        )
+
+
+def _members(
+    members: dict[str, Stored[MemberRecord]], records: dict[int, Stored[PartitionRecord]]
+) -> tuple[GroupMember, ...]:
+    return tuple(
+        GroupMember(
+            member,
+            stored.record.name,
+            datetime_of(stored.record.since_ns),
+            stored.record.leaving,
+            tuple(sorted(n for n, r in records.items() if r.record.owner == member)),
+        )
+        for member, stored in sorted(members.items())
+    )
+
+
+def _parked(number: int, record: PartitionRecord) -> list[ParkedKey]:
+    return [
+        ParkedKey(
+            key_of_token(token.encode()) or "",
+            number,
+            at.offset,
+            at.index,
+            datetime_of(at.since_ns),
+        )
+        for token, at in record.parked.items()
+    ]
+
+
+def _without(record: PartitionRecord, token: str) -> PartitionRecord:
+    parked = {name: at for name, at in record.parked.items() if name != token}
+    return msgspec.structs.replace(record, parked=parked)
+
+
+def _moved(record: PartitionRecord, offset: int) -> PartitionRecord:
+    """Everything about progress anew; the epoch goes on, so that old owners stay fenced."""
+    return PartitionRecord(position=(offset, 0), epoch=record.epoch + 1, parked=record.parked)

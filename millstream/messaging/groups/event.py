@@ -1,0 +1,134 @@
+"""Events as a group hands them out: with the epoch of the partition's owner, a fencing token."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Iterator
+from typing import Any, Protocol
+
+from millstream.errors import PackError, SchemaError
+from millstream.events.event import Event, PlainEvent, Source, is_event_subject, is_for_one
+from millstream.events.unpack import PackEvent, PackMessage, holds_pack, open_pack
+from millstream.wire.aio.pull_lane import RawMessage
+
+__all__ = ["BrokenPack", "GroupEvent", "Tenure", "group_events"]
+
+
+class Tenure(Protocol):
+    """The time for which a member owns a partition."""
+
+    @property
+    def epoch(self) -> int: ...
+
+    @property
+    def valid(self) -> bool: ...
+
+
+class GroupEvent(Event):
+    """An event handed out by a group to the one member that owns its partition."""
+
+    __slots__ = ()
+
+    @property
+    @abstractmethod
+    def tenure(self) -> Tenure:
+        """Under which it was handed out."""
+
+    @property
+    @abstractmethod
+    def attempt(self) -> int:
+        """Which try this is, from 1; counted by each owner anew."""
+
+    @property
+    def epoch(self) -> int:
+        """Grows with each owner of the partition.
+
+        Store it with what the handler changes and refuse smaller ones there: then not even a
+        process that was frozen in a handler and wakes up later can undo its successor's work.
+        """
+        return self.tenure.epoch
+
+    @property
+    def owned(self) -> bool:
+        """Whether this member still owns the partition; a long plain function should look."""
+        return self.tenure.valid
+
+
+class PlainGroupEvent(PlainEvent, GroupEvent):
+    """A group's event that is one message."""
+
+    __slots__ = ("_attempt", "_tenure")
+
+    def __init__(self, tenure: Tenure, source: Source, raw: RawMessage) -> None:
+        PlainEvent.__init__(self, source, raw)
+        self._tenure = tenure
+        self._attempt = 1
+
+    @property
+    def tenure(self) -> Tenure:
+        return self._tenure
+
+    @property
+    def attempt(self) -> int:
+        return self._attempt
+
+    @attempt.setter
+    def attempt(self, number: int) -> None:
+        self._attempt = number
+
+
+class BrokenPack(PlainGroupEvent):
+    """A message that says it is a pack and is not a sound one: it becomes a dead letter whole."""
+
+    __slots__ = ("reason",)
+
+    def __init__(self, tenure: Tenure, source: Source, raw: RawMessage, reason: str) -> None:
+        super().__init__(tenure, source, raw)
+        self.reason = reason
+
+    @property
+    def key(self) -> str | None:
+        return None
+
+
+class PackGroupEvent(PackEvent, GroupEvent):
+    """A group's event of a pack."""
+
+    __slots__ = ("_attempt", "_tenure")
+
+    def __init__(
+        self, tenure: Tenure, message: PackMessage, index: int, row: tuple[Any, ...]
+    ) -> None:
+        PackEvent.__init__(self, message, index, row)
+        self._tenure = tenure
+        self._attempt = 1
+
+    @property
+    def tenure(self) -> Tenure:
+        return self._tenure
+
+    @property
+    def attempt(self) -> int:
+        return self._attempt
+
+    @attempt.setter
+    def attempt(self, number: int) -> None:
+        self._attempt = number
+
+
+AnyGroupEvent = PlainGroupEvent | PackGroupEvent
+
+
+def group_events(tenure: Tenure, source: Source, raw: RawMessage) -> Iterator[AnyGroupEvent]:
+    """The events of one message, in order; none when it is one of Millstream's own."""
+    if raw.headers and holds_pack(raw.headers):
+        try:
+            message = open_pack(source, raw)
+            rows = source.rows(message.pack) if source.rows else message.pack.events()
+            events = [PackGroupEvent(tenure, message, n, row) for n, row in enumerate(rows)]
+        except (PackError, SchemaError) as error:
+            yield BrokenPack(tenure, source, raw, f"not a sound pack: {error}")
+        else:
+            yield from events
+    elif is_event_subject(raw.subject, source) or is_for_one(raw.headers):
+        yield PlainGroupEvent(tenure, source, raw)

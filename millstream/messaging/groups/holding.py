@@ -1,0 +1,482 @@
+"""One partition while this member owns it: read, handed out by key, parked, written down."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import logging
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import datetime
+from enum import Enum
+from typing import Final
+
+import msgspec
+
+from millstream.deadline import now_ns
+from millstream.errors import ConfigError, DataLoss, MillstreamError, WrongSequence
+from millstream.events.event import Source, is_for_another, nanoseconds_of
+from millstream.events.subject import key_token
+from millstream.messaging.dead_letters.store import DeadLetterStore
+from millstream.messaging.groups.assignment import Lease
+from millstream.messaging.groups.event import (
+    AnyGroupEvent,
+    BrokenPack,
+    PackGroupEvent,
+    group_events,
+)
+from millstream.messaging.groups.records import ParkedAt, PartitionRecord, Position, Progress
+from millstream.messaging.groups.settings import GroupSettings
+from millstream.messaging.groups.store import GroupStore, Stored
+from millstream.messaging.groups.workers import GroupCall, KeyLane, Workers
+from millstream.messaging.subscriptions.subscription import Reject
+from millstream.wire.aio.jetstream import JetStream
+from millstream.wire.aio.pull_lane import Prefetch, RawMessage, Signal
+from millstream.wire.aio.range_lane import Range, RangeLane
+from millstream.wire.api import parse_ack_address
+
+__all__ = ["Holding", "HoldingState", "MemberContext", "order_token"]
+
+_log = logging.getLogger("millstream.messaging")
+
+TAKE_MESSAGES: Final = 256
+# For each owned partition; two missed heartbeats mean that the node which served it is gone.
+READ_AHEAD: Final = Prefetch(messages=1000, bytes=4 * 1024 * 1024, heartbeat=1.0)
+COMMIT_SECONDS: Final = 5.0
+# A record is contended only by its owner and, rarely, by someone who unparks a key.
+COMMIT_TRIES: Final = 20
+# Owners that died in a row without getting anywhere, until events are handed out one by one to
+# find the one that kills.
+DEATHS_CAREFUL: Final = 2
+STRIKES_MAX: Final = 2
+# So many are handed out one by one, then things are as usual again.
+CAREFUL_EVENTS: Final = 200
+# Names of parked keys in one record, which is written with every commit.
+PARKED_BYTES_MAX: Final = 256 * 1024
+BURY_AGAIN_SECONDS: Final = 1.0
+
+
+@dataclass(slots=True)
+class MemberContext:
+    """What the partitions of one member share."""
+
+    jetstream: JetStream
+    store: GroupStore
+    dead_letters: DeadLetterStore
+    settings: GroupSettings
+    lease: Lease
+    workers: Workers
+    signal: Signal  # set when there may be something to read
+    call: GroupCall
+    careful: asyncio.Lock  # held while an event is handed out alone
+    handled: int = 0
+
+
+class HoldingState(Enum):
+    """Whether events are handed out, only finished, or neither."""
+
+    OPEN = "open"
+    DRAINING = "draining"
+    CLOSED = "closed"
+
+
+def order_token(key: str) -> str:
+    """The name of a key in a record; one too long for a subject word is named by its hash."""
+    try:
+        return key_token(key)
+    except ConfigError:
+        return "#" + hashlib.sha256(key.encode("utf-8", "surrogateescape")).hexdigest()
+
+
+class Holding:
+    """One owned partition. Its epoch is the fencing token of everything handed out under it."""
+
+    def __init__(
+        self,
+        member: MemberContext,
+        stream: str,
+        source: Source,
+        stored: Stored[PartitionRecord],
+    ) -> None:
+        self.partition = source.partition
+        self.state = HoldingState.OPEN
+        self._member = member
+        self._stream, self._source = stream, source
+        self._stored = stored
+        self._taken = stored.record
+        self._progress = Progress(stored.record)
+        self._parked = dict(stored.record.parked)
+        self._mark = stored.record.mark
+        self._trying: Position | None = None
+        self._careful = 0  # events still to be handed out one by one
+        self._lanes: dict[str, KeyLane] = {}
+        self._incoming: Iterator[AnyGroupEvent] = iter(())
+        self._reader: RangeLane | None = None
+        self._hungry = False  # stopped reading for lack of room
+        self._writing = asyncio.Lock()
+        self._running = 0
+        self._idle: asyncio.Future[None] | None = None
+
+    # -- for the events and the workers ---------------------------------------------------
+
+    @property
+    def epoch(self) -> int:
+        return self._taken.epoch
+
+    @property
+    def valid(self) -> bool:
+        return self.state is not HoldingState.CLOSED and self._member.lease.valid
+
+    @property
+    def handing_out(self) -> bool:
+        return self.state is HoldingState.OPEN
+
+    def started(self) -> None:
+        self._running += 1
+
+    def ended(self) -> None:
+        self._running -= 1
+        if not self._running and self._idle is not None:
+            self._idle.set_result(None)
+            self._idle = None
+
+    # -- life -----------------------------------------------------------------------------
+
+    async def open(self) -> None:
+        """Begin to read where the last owner was; DataLoss when the log is not the same now."""
+        await self.check_log()
+        start = self._taken.position[0]
+        state = (await self._member.jetstream.stream_info(self._stream)).state
+        if state.first_seq > start:
+            _log.warning(
+                "group %s: offsets %d to %d of %s were removed before they were handled",
+                *(self._member.store.group, start, state.first_seq - 1, self._stream),
+            )
+        if self._taken.trying is not None or (
+            self._taken.deaths >= DEATHS_CAREFUL and state.last_seq >= start
+        ):
+            self._careful = CAREFUL_EVENTS
+        member = self._member
+        what = Range(start)
+        reader = RangeLane(member.jetstream, self._stream, what, member.signal, READ_AHEAD)
+        try:
+            await reader.open()
+        except BaseException:
+            reader.close()
+            raise
+        if self.handing_out:
+            self._reader = reader
+            member.signal.set()
+        else:
+            reader.close()
+
+    async def check_log(self) -> None:
+        """Compare the log with the fingerprint of what was read of it.
+
+        After a disk fault a single node can come back with fewer messages and use their numbers
+        again; going on by position would then skip events silently.
+        """
+        offset, time_ns = self._mark
+        if not offset:
+            return
+        jetstream = self._member.jetstream
+        found = await jetstream.get_message(self._stream, {"seq": offset})
+        if found is None:
+            lost = (await jetstream.stream_info(self._stream)).state.last_seq < offset
+        else:
+            stored_ns = nanoseconds_of(datetime.fromisoformat(found.time))
+            lost = stored_ns // 1000 != time_ns // 1000
+        if lost:
+            raise DataLoss(
+                f"stream '{self._stream}' no longer has the message {offset} that group "
+                f"'{self._member.store.group}' read: the log was cut or replaced. Move the group "
+                f"with seek to where it shall go on"
+            )
+
+    def hold(self) -> None:
+        """Hand out nothing more; what runs may end."""
+        if self.state is HoldingState.OPEN:
+            self.state = HoldingState.DRAINING
+            self._stop_timers()
+
+    async def drain(self) -> None:
+        """Hand out nothing more, and return when the handlers that run have ended."""
+        self.hold()
+        while self._running:
+            if self._idle is None:
+                self._idle = asyncio.get_running_loop().create_future()
+            await asyncio.shield(self._idle)
+
+    def close(self) -> None:
+        """Stop at once: released, or lost to another member."""
+        if self.state is HoldingState.CLOSED:
+            return
+        self.state = HoldingState.CLOSED
+        self._stop_timers()
+        if self._reader is not None:
+            self._reader.close()
+        self._member.workers.cancel(self)
+
+    def _stop_timers(self) -> None:
+        for lane in self._lanes.values():
+            lane.stop_waiting()
+
+    # -- reading --------------------------------------------------------------------------
+
+    async def learn(self) -> None:
+        """Have the schemas of what has arrived, before it is taken."""
+        if self._source.learn is not None and self._reader is not None:
+            await self._source.learn(self._reader.peek())
+
+    def fill(self) -> None:
+        """Take what has arrived, as far as there is room."""
+        if self.state is not HoldingState.OPEN or self._reader is None:
+            return
+        limit = 1 if self._careful else self._member.settings.buffer
+        while len(self._progress) < limit:
+            event = next(self._incoming, None)
+            if event is None:
+                taken = self._reader.take_now(TAKE_MESSAGES)
+                if not taken:
+                    self._hungry = False
+                    return
+                self._incoming = self._events(taken)
+                continue
+            offset, index = event.offset, event.index
+            if self._progress.wants((offset, index)):
+                self._progress.add((offset, index))
+                self._offer(event)
+            if isinstance(event, PackGroupEvent) and index + 1 < event.message.pack.count:
+                self._progress.read_up_to((offset, index + 1))
+            else:
+                self._progress.read_up_to((offset + 1, 0))
+        self._hungry = True
+        if not self._careful:
+            self._make_room()
+
+    def _events(self, messages: list[RawMessage]) -> Iterator[AnyGroupEvent]:
+        for raw in messages:
+            address = parse_ack_address(raw.reply)
+            self._mark = (address.sequence, address.timestamp_ns)
+            if not is_for_another(raw.headers, self._member.store.group):
+                yield from group_events(self, self._source, raw)
+            self._progress.read_up_to((address.sequence + 1, 0))
+
+    def _offer(self, event: AnyGroupEvent) -> None:
+        # In a foreign stream the subject is what is nearest to a key.
+        key = event.subject if self._source.prefix is None else event.key
+        if isinstance(event, BrokenPack):
+            lane = KeyLane(self, None)
+            lane.bury = event.reason
+        elif key is None:
+            lane = KeyLane(self, None)
+        else:
+            lane = self._lanes.get(key) or self._new_lane(key)
+        lane.queue.append(event)
+        if self._taken.strikes >= STRIKES_MAX and (event.offset, event.index) == self._taken.trying:
+            lane.error = "its handler ended the process, more than once"
+            lane.park_due = True
+        if lane.failures and len(lane.queue) > self._member.settings.key_buffer:
+            self._park_early(lane)
+        self._member.workers.add(lane)
+
+    def _new_lane(self, key: str) -> KeyLane:
+        lane = self._lanes[key] = KeyLane(self, key)
+        if self._parked and (at := self._parked.get(order_token(key))) is not None:
+            lane.bury = f"its key is parked since offset {at.offset}.{at.index}"
+        return lane
+
+    def _make_room(self) -> None:
+        """When failing keys hold most of the buffer, the largest of them is parked early."""
+        failing = [lane for lane in self._lanes.values() if lane.failures and lane.bury is None]
+        held = sum(len(lane.queue) for lane in failing)
+        if held * 2 > self._member.settings.buffer:
+            self._park_early(max(failing, key=lambda lane: len(lane.queue)))
+
+    def _park_early(self, lane: KeyLane) -> None:
+        if not lane.park_due and lane.bury is None and self._may_park():
+            lane.park_due = True
+            lane.stop_waiting()
+            self._member.workers.add(lane)
+
+    # -- handling -------------------------------------------------------------------------
+
+    async def process(self, lane: KeyLane) -> None:
+        """One try of the first event of a lane."""
+        event = lane.queue[0]
+        if lane.park_due and lane.bury is None:
+            settled = await self._park(lane, event)
+        elif lane.bury is not None:
+            settled = await self._bury(lane, event, lane.error or lane.bury)
+        else:
+            settled = await self._handle(lane, event)
+        if not settled or self.state is HoldingState.CLOSED:
+            return
+        lane.queue.popleft()
+        lane.failures, lane.error, lane.park_due = 0, "", False
+        if lane.key is not None and not lane.queue:
+            self._lanes.pop(lane.key, None)
+        self._progress.done((event.offset, event.index))
+        self._member.handled += 1
+        self._careful = max(0, self._careful - 1)
+        if self._hungry:
+            self._member.signal.set()
+
+    async def _handle(self, lane: KeyLane, event: AnyGroupEvent) -> bool:
+        settings = self._member.settings
+        event.attempt = lane.failures + 1
+        try:
+            if self._careful:
+                if not await self._call_alone(lane, event):
+                    return False
+            else:
+                await self._member.call(event)
+        except Reject as rejected:
+            lane.failures += 1
+            return await self._bury(lane, event, str(rejected) or "rejected")
+        except asyncio.CancelledError as error:
+            task = asyncio.current_task()
+            if task is None or task.cancelling():
+                raise
+            lane.error = f"the handler was cancelled from inside: {error!r}"
+        except Exception as error:
+            lane.error = f"{type(error).__name__}: {error}"
+        else:
+            return True
+        lane.failures += 1
+        crowded = len(lane.queue) > settings.key_buffer and self._may_park()
+        if lane.failures >= settings.max_attempts or lane.park_due or crowded:
+            return await self._park(lane, event)
+        self._again(lane, settings.delay_after(lane.failures))
+        if self._hungry and not self._careful:
+            self._make_room()
+        return False
+
+    async def _call_alone(self, lane: KeyLane, event: AnyGroupEvent) -> bool:
+        """Write down what is tried, so that a successor knows what ended this process."""
+        async with self._member.careful:
+            self._trying = (event.offset, event.index)
+            try:
+                if not await self._commit_or_wait(lane):
+                    return False
+                await self._member.call(event)
+            finally:
+                self._trying = None
+            try:
+                await self.commit()
+            except MillstreamError as error:
+                _log.info("group %s: not written down yet: %s", self._name, error)
+            except asyncio.CancelledError:
+                # Handlers are to be stopped, and this one has ended: it must not be called again.
+                if task := asyncio.current_task():
+                    task.uncancel()
+            return True
+
+    async def _commit_or_wait(self, lane: KeyLane) -> bool:
+        try:
+            return await self.commit()
+        except MillstreamError as error:
+            _log.info("group %s: not written down, trying again: %s", self._name, error)
+            self._again(lane, BURY_AGAIN_SECONDS)
+            return False
+
+    def _again(self, lane: KeyLane, seconds: float) -> None:
+        if self.state is HoldingState.OPEN:
+            self._member.workers.add_later(lane, seconds)
+
+    async def _park(self, lane: KeyLane, event: AnyGroupEvent) -> bool:
+        """Give the key up: first the record says so, then its events become dead letters."""
+        if lane.key is not None:
+            token = order_token(lane.key)
+            if token not in self._parked and not self._may_park():
+                _log.warning(
+                    "group %s: %r is tried for ever, because %d keys are parked in partition %d",
+                    *(self._name, event, len(self._parked), self.partition),
+                )
+                lane.park_due = False
+                self._again(lane, self._member.settings.backoff[-1])
+                return False
+            lane.park_due = True
+            self._parked.setdefault(token, ParkedAt(event.offset, event.index, now_ns()))
+            if not await self._commit_or_wait(lane):
+                return False
+            _log.warning("group %s: parked the key of %r: %s", self._name, event, lane.error)
+            lane.bury = f"its key is parked since offset {event.offset}.{event.index}"
+            lane.park_due = False
+        return await self._bury(lane, event, lane.error)
+
+    def _may_park(self) -> bool:
+        return (
+            len(self._parked) < self._member.settings.max_parked
+            and sum(map(len, self._parked)) < PARKED_BYTES_MAX
+        )
+
+    async def _bury(self, lane: KeyLane, event: AnyGroupEvent, reason: str) -> bool:
+        try:
+            await self._member.dead_letters.store_event(event, reason, lane.failures)
+        except MillstreamError as error:
+            _log.warning("group %s: dead letter not stored, trying again: %s", self._name, error)
+            self._again(lane, BURY_AGAIN_SECONDS)
+            return False
+        return True
+
+    @property
+    def _name(self) -> str:
+        return self._member.store.group
+
+    # -- writing down ---------------------------------------------------------------------
+
+    async def commit(self, release: bool = False) -> bool:
+        """Write down what is done; False when the partition belongs to somebody else by now."""
+        store = self._member.store
+        async with self._writing:
+            for _ in range(COMMIT_TRIES):
+                if self.state is HoldingState.CLOSED:
+                    return False
+                record = self._next_record(release)
+                if record == self._stored.record:
+                    return True
+                try:
+                    revision = await store.put_partition(
+                        self.partition, record, self._stored.revision, COMMIT_SECONDS
+                    )
+                except WrongSequence:
+                    if not self.adopt(await store.partition(self.partition)):
+                        return False
+                else:
+                    self._stored = Stored(revision, record)
+                    return True
+        return False
+
+    def _next_record(self, release: bool) -> PartitionRecord:
+        position, high, unfinished = self._progress.state()
+        return msgspec.structs.replace(
+            self._stored.record,
+            owner="" if release else self._taken.owner,
+            position=position,
+            high=high,
+            open=unfinished,
+            parked=dict(self._parked),
+            mark=self._mark,
+            trying=self._trying,
+            strikes=self._taken.strikes if self._trying == self._taken.trying else 0,
+            deaths=self._taken.deaths if position == self._taken.position or self._careful else 0,
+        )
+
+    def adopt(self, found: Stored[PartitionRecord] | None) -> bool:
+        """Take over what others changed in the record (unparked keys); False when we lost it."""
+        if found is not None and found.revision <= self._stored.revision:
+            return True  # an old view
+        mine = (self._taken.owner, self._taken.epoch)
+        if found is None or (found.record.owner, found.record.epoch) != mine:
+            if self.state is not HoldingState.CLOSED:
+                _log.warning("group %s: lost partition %d", self._name, self.partition)
+            self.close()
+            return False
+        for token in self._stored.record.parked.keys() - found.record.parked.keys():
+            self._parked.pop(token, None)
+            for key, lane in self._lanes.items():
+                if order_token(key) == token:
+                    lane.bury, lane.failures, lane.park_due = None, 0, False
+        self._stored = found
+        return True

@@ -1,0 +1,443 @@
+"""A running member: shows that it is alive, takes its share of partitions, gives back the rest.
+
+Why at most one member hands out a partition's events:
+1. A member's record is renewed by compare-and-set. Others may end it, by compare-and-set as well,
+   when they saw no change for the whole lease on their own clock.
+2. A member whose renewals are not confirmed stops by itself after two thirds of the lease, counted
+   from when the last confirmed one was sent: always before 1 can happen.
+3. A partition is taken only when its record names nobody, or a member whose record is ended.
+4. Taking raises the epoch; whoever writes with an old view is refused and stops.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Sequence
+from typing import Final
+
+import msgspec
+
+from millstream.deadline import Deadline, now_ns
+from millstream.errors import DataLoss, MillstreamError, TopicNotFound, WrongSequence
+from millstream.events.event import Source
+from millstream.events.start import Start
+from millstream.messaging.groups.assignment import OWN_SHARE, Liveness, assign
+from millstream.messaging.groups.holding import Holding, HoldingState, MemberContext
+from millstream.messaging.groups.records import MemberRecord, PartitionRecord
+from millstream.messaging.groups.settings import LEASE_SECONDS_MIN
+from millstream.messaging.groups.store import RECORDS, UNSURE, Stored
+from millstream.wire.aio.jetstream import JetStream
+from millstream.wire.aio.pull_lane import Signal
+from millstream.wire.protocol import unique_token
+
+__all__ = ["Member", "start_position"]
+
+_log = logging.getLogger("millstream.messaging")
+
+BEATS: Final = 4  # renewals within the time for which one lasts: three may be lost
+LOOKS: Final = 5  # looks at the records in the shortest lease of the group
+PAUSE_SECONDS: Final = 0.05
+# For the last writes of a member that ends in a hurry; what they miss is done again by others.
+LAST_SECONDS: Final = 2.0
+# Replicas answer a snapshot a moment late, so after a nudge there is a second look.
+SECOND_LOOK_SECONDS: Final = 0.2
+# A restarting server answers "not found" until it has read its streams; after this it is true.
+RECOVERY_SECONDS: Final = 10.0
+
+
+async def start_position(jetstream: JetStream, stream: str, start: Start) -> int:
+    """The offset at which a new group begins to read a stream."""
+    if start.policy == "by_start_sequence":
+        return start.offset
+    if start.policy == "by_start_time":
+        return await jetstream.sequence_at(stream, start.rfc3339 or "")
+    state = (await jetstream.stream_info(stream)).state
+    if start.policy == "new":
+        return state.last_seq + 1
+    return max(1, state.last_seq if start.policy == "last" else state.first_seq)
+
+
+async def _wait(event: asyncio.Event) -> None:
+    await event.wait()
+
+
+class Member:
+    """One member from joining to leaving."""
+
+    def __init__(
+        self, context: MemberContext, sources: Sequence[tuple[str, Source]], name: str
+    ) -> None:
+        self.context = context
+        self.name = name
+        self.id = ""
+        self.holdings: dict[int, Holding] = {}
+        self._sources = {source.partition: (stream, source) for stream, source in sources}
+        self._store = context.store
+        self._lease = context.lease
+        self._connection = context.jetstream.connection
+        self._record = MemberRecord(name=name, lease=context.settings.lease, since_ns=now_ns())
+        self._revision = 0
+        self._joined = False
+        self._beating = asyncio.Lock()
+        self._balancing = asyncio.Lock()
+        self._renewed = asyncio.Event()
+        self._liveness = Liveness()
+        self._alive: frozenset[str] = frozenset()
+        self._news = Signal()
+        self._shortest = context.settings.lease  # of all members: their deaths shall be seen
+        self._look_all = Deadline(0)  # when it has passed, the partitions are looked at as well
+        self._check_logs = False
+        self._releases: dict[asyncio.Task[None], Holding] = {}
+
+    async def run(self, stopping: asyncio.Event) -> None:
+        """Work until told to stop; then finish what runs, write down, leave."""
+        await self._join(self._connection.settings.request_timeout)
+        interest = self._store.listen(self._news.set)
+        self._connection.on_connected.append(self._reconnected)
+        loops: list[asyncio.Future[None]] = [
+            asyncio.create_task(loop())
+            for loop in (self._beat, self._guard, self._look, self._read, self._commit)
+        ]
+        told = asyncio.create_task(_wait(stopping))
+        failed = self.context.workers.failed
+        try:
+            await asyncio.wait([*loops, told, failed], return_when=asyncio.FIRST_COMPLETED)
+            if told.done():
+                leaving = asyncio.create_task(self._leave_gently())
+                loops.append(leaving)
+                await asyncio.wait([*loops, failed], return_when=asyncio.FIRST_COMPLETED)
+            for task in (*loops, failed):
+                if task.done():
+                    task.result()
+        finally:
+            self._connection.on_connected.remove(self._reconnected)
+            self._store.stop_listening(interest)
+            for task in (*loops, told):
+                task.cancel()
+            await asyncio.gather(*loops, told, return_exceptions=True)
+            await self._leave_now()
+            failed.cancel()
+
+    # -- being alive ----------------------------------------------------------------------
+
+    async def _join(self, seconds: float) -> None:
+        """Begin as a new member: an id is never used again after its end."""
+        self.id = f"{self.name}-{unique_token(8)}"
+        self._revision = 0
+        deadline = Deadline(seconds)
+        while not await self._renew():
+            if deadline.passed:
+                raise MillstreamError(f"member '{self.name}' could not join the group in time")
+            await asyncio.sleep(PAUSE_SECONDS)
+        self._joined = True
+        self._store.nudge()
+        self._news.set()
+
+    async def _renew(self) -> bool:
+        """Renew the lease; False when it is not known whether that worked, or it did not."""
+        async with self._beating:
+            sent = self._lease.clock()
+            try:
+                if not await self._write_down():
+                    return False
+            except UNSURE as error:
+                self._connection.check_open()
+                _log.debug("member %s: lease not renewed yet: %s", self.id, error)
+                return False
+            self._lease.renewed(sent)
+            self._renewed.set()
+            self.context.workers.resume()
+            return True
+
+    async def _write_down(self) -> bool:
+        """Write this member's record again; False when another one is there, or none any more."""
+        timeout = self.context.settings.lease * OWN_SHARE / BEATS
+        try:
+            self._revision = await self._store.put_member(
+                self.id, self._record, self._revision, timeout
+            )
+        except WrongSequence:
+            # Either somebody ended this member, or a renewal worked without our knowing.
+            found = await self._store.member(self.id)
+            self._joined = self._joined and found is not None
+            self._revision = 0 if found is None else found.revision
+            return False
+        return True
+
+    async def _beat(self) -> None:
+        pause = self.context.settings.lease * OWN_SHARE / BEATS
+        patience = Deadline(RECOVERY_SECONDS)
+        while True:
+            try:
+                if patience.passed:  # raises when somebody has deleted the records
+                    patience = Deadline(RECOVERY_SECONDS)
+                    await self.context.jetstream.stream_info(RECORDS)
+                renewed = await self._renew()
+            except UNSURE as error:
+                self._connection.check_open()
+                _log.debug("member %s: not known whether it is alive: %s", self.id, error)
+                renewed = False
+            if renewed:
+                patience = Deadline(RECOVERY_SECONDS)
+            if not self._joined:
+                await self._join_again()
+            await asyncio.sleep(pause if renewed else PAUSE_SECONDS)
+
+    async def _join_again(self) -> None:
+        """Others declared this member dead: drop everything, then begin as a new one."""
+        _log.warning("member %s was declared dead; it joins again", self.id)
+        for holding in list(self.holdings.values()):
+            holding.close()
+        self.holdings.clear()
+        # A handler in a thread cannot be stopped; nothing new is begun before it has ended.
+        await self.context.workers.ended()
+        if not self._record.leaving:
+            # A broker that is away now is waited for as it is everywhere else.
+            await self._join(self._connection.settings.reconnect.give_up_after)
+
+    async def _guard(self) -> None:
+        """Cancel handlers in time when the lease cannot be renewed."""
+        while True:
+            if self._lease.valid:
+                await asyncio.sleep(self._lease.left())
+                continue
+            self._renewed.clear()
+            _log.warning("member %s: lease not renewed in time, handlers are cancelled", self.id)
+            self.context.workers.cancel()
+            await self._renewed.wait()
+
+    # -- sharing --------------------------------------------------------------------------
+
+    async def _look(self) -> None:
+        wait, nudged, patience = 0.0, False, Deadline(RECOVERY_SECONDS)
+        while True:
+            second = nudged
+            nudged = await self._news.wait(wait)
+            if nudged or second:
+                self._look_all = Deadline(0)
+            try:
+                if self._joined:
+                    async with self._balancing:
+                        await self._look_once()
+                    patience = Deadline(RECOVERY_SECONDS)
+            except TopicNotFound:
+                if patience.passed:
+                    raise
+            except UNSURE as error:
+                self._connection.check_open()
+                self._look_all = Deadline(0)  # what was to be taken may not be ours yet
+                _log.debug("member %s: could not look at the group: %s", self.id, error)
+            except WrongSequence:
+                self._look_all = Deadline(0)  # somebody was quicker: look again
+            wait = self._shortest / LOOKS
+            if nudged:
+                wait = min(SECOND_LOOK_SECONDS, wait)
+
+    async def _look_once(self) -> None:
+        if self._check_logs:
+            for holding in list(self.holdings.values()):
+                await holding.check_log()
+            self._check_logs = False
+        members = await self._living()
+        alive = frozenset(members)
+        if alive == self._alive and not self._look_all.passed:
+            return
+        # Owners are read before members: an owner that is then no member has surely ended.
+        partitions = await self._store.partitions()
+        members = await self._living()
+        self._alive = frozenset(members)
+        self._look_all = Deadline(self.context.settings.lease)
+        await self._balance(partitions, members)
+
+    async def _living(self) -> dict[str, Stored[MemberRecord]]:
+        """The members that are alive; those that are not are ended."""
+        members = await self._store.members()
+        leases = [stored.record.lease for stored in members.values()]
+        self._shortest = max(LEASE_SECONDS_MIN, min(leases, default=self._record.lease))
+        others = {
+            member: (stored.revision, stored.record.lease)
+            for member, stored in members.items()
+            if member != self.id
+        }
+        if not self._lease.valid:
+            self._liveness = Liveness()  # who cannot renew now cannot blame others for the same
+            return members
+        self._liveness.look(others, self._lease.clock())
+        for member, revision in self._liveness.dead():
+            timeout = self.context.settings.lease
+            try:
+                await self._store.end_member(member, revision, timeout)
+            except WrongSequence:
+                continue  # it lives, or somebody else has ended it
+            _log.warning("member %s gave no sign of life; its partitions are taken over", member)
+            del members[member]
+            self._store.nudge()
+        return members
+
+    async def _balance(
+        self,
+        partitions: dict[int, Stored[PartitionRecord]],
+        members: dict[str, Stored[MemberRecord]],
+    ) -> None:
+        owners = {number: stored.record.owner for number, stored in partitions.items()}
+        staying = sorted({m for m, s in members.items() if not s.record.leaving} | {self.id})
+        if self._record.leaving:
+            staying.remove(self.id)
+        wanted = assign(list(self._sources), staying, owners)
+        for number, holding in list(self.holdings.items()):
+            if number in partitions and not holding.adopt(partitions[number]):
+                self._drop(holding)
+            elif wanted.get(number) != self.id and holding.state is HoldingState.OPEN:
+                self._release_later(holding)
+        mine = [n for n, m in wanted.items() if m == self.id and n not in self.holdings]
+        free = [n for n in mine if owners.get(n, "") not in members or owners[n] == self.id]
+        takes = [self._take(number, partitions.get(number)) for number in free]
+        # All of them end before one fails: a take that went on meanwhile could be made twice.
+        errors = [e for e in await asyncio.gather(*takes, return_exceptions=True) if e is not None]
+        if errors:  # one that the next look cannot mend goes first
+            raise min(errors, key=lambda error: isinstance(error, (*UNSURE, TopicNotFound)))
+
+    async def _take(self, number: int, stored: Stored[PartitionRecord] | None) -> None:
+        """Become the owner of a partition that has none, and go on where the last one was."""
+        stream, source = self._sources[number]
+        if stored is None:
+            offset = await start_position(
+                self.context.jetstream, stream, self.context.settings.start
+            )
+            stored = Stored(0, PartitionRecord(position=(offset, 0)))
+        before = stored.record
+        died = before.owner not in ("", self.id)
+        if died and await self._store.member(before.owner) is not None:
+            return  # the snapshot was old: it lives
+        # An owner that is ourselves: a take that worked without our knowing. It counted the death.
+        trying = before.trying if before.owner else None
+        record = msgspec.structs.replace(
+            before,
+            owner=self.id,
+            epoch=before.epoch + 1,
+            deaths=before.deaths + died,
+            trying=trying,
+            strikes=before.strikes + died if trying else 0,
+        )
+        timeout = self.context.settings.lease
+        try:
+            revision = await self._store.put_partition(number, record, stored.revision, timeout)
+        except WrongSequence:
+            self._look_all = Deadline(0)
+            return  # somebody was quicker, or it was us unawares: the next look will show
+        if not self._joined or self.id != record.owner:
+            return  # declared dead in the meantime
+        holding = Holding(self.context, stream, source, Stored(revision, record))
+        self.holdings[number] = holding
+        try:
+            await holding.open()
+        except (*UNSURE, TopicNotFound):
+            self._drop(holding)
+            raise
+
+    def _drop(self, holding: Holding) -> None:
+        holding.close()
+        if self.holdings.get(holding.partition) is holding:
+            del self.holdings[holding.partition]
+
+    def _release_later(self, holding: Holding) -> None:
+        task = asyncio.create_task(self._release(holding))
+        self._releases[task] = holding
+        task.add_done_callback(self._released)
+
+    def _released(self, task: asyncio.Task[None]) -> None:
+        self._releases.pop(task, None)
+        failed = self.context.workers.failed
+        if not task.cancelled() and (error := task.exception()) and not failed.done():
+            failed.set_exception(error)
+
+    async def _release(self, holding: Holding) -> None:
+        """Let the handlers of a partition end, write down, and let others take it."""
+        await holding.drain()
+        while holding.state is HoldingState.DRAINING:
+            try:
+                await holding.commit(release=True)
+                break
+            except MillstreamError as error:
+                if self._connection.closed:
+                    break
+                _log.info("partition %d not released yet: %s", holding.partition, error)
+                await asyncio.sleep(PAUSE_SECONDS)
+        self._drop(holding)
+        self._store.nudge()
+
+    # -- working --------------------------------------------------------------------------
+
+    async def _read(self) -> None:
+        while True:
+            for holding in list(self.holdings.values()):
+                await holding.learn()
+                holding.fill()
+            await self.context.signal.wait()
+
+    async def _commit(self) -> None:
+        while True:
+            await asyncio.sleep(self.context.settings.commit_every)
+            await asyncio.gather(*(self._commit_one(h) for h in list(self.holdings.values())))
+
+    async def _commit_one(self, holding: Holding) -> None:
+        try:
+            if not await holding.commit():
+                self._drop(holding)
+                self._news.set()
+        except DataLoss:
+            raise
+        except MillstreamError as error:
+            self._connection.check_open()
+            _log.info("position of partition %d not written: %s", holding.partition, error)
+
+    def _reconnected(self) -> None:
+        self._check_logs = True
+        self._news.set()
+
+    # -- leaving --------------------------------------------------------------------------
+
+    def hold(self) -> None:
+        """Hand out nothing more; what runs may end."""
+        for holding in self.holdings.values():
+            holding.hold()
+
+    async def _leave_gently(self) -> None:
+        """Tell the others first, so that what is released goes to them at once."""
+        self._record = msgspec.structs.replace(self._record, leaving=True)
+        await self._renew()
+        self._store.nudge()
+        async with self._balancing:  # what is being taken just now is released as well
+            for holding in list(self.holdings.values()):
+                if holding not in self._releases.values():
+                    self._release_later(holding)
+        while self._releases:
+            await asyncio.wait(list(self._releases))
+
+    async def _leave_now(self) -> None:
+        """Cancel what runs, write down what can be written in a short time, and go."""
+        for task in self._releases:
+            task.cancel()
+        await asyncio.gather(*self._releases, return_exceptions=True)
+        self.hold()
+        self.context.workers.cancel()
+        with contextlib.suppress(TimeoutError, MillstreamError):
+            async with asyncio.timeout(LAST_SECONDS):
+                await self.context.workers.ended()
+                await asyncio.gather(*(h.commit(release=True) for h in self.holdings.values()))
+                await self._end()
+        for holding in list(self.holdings.values()):
+            self._drop(holding)
+
+    async def _end(self) -> None:
+        if not self._joined:
+            return
+        try:
+            await self._store.end_member(self.id, self._revision, LAST_SECONDS)
+        except WrongSequence:  # a renewal was under way when it was cancelled
+            found = await self._store.member(self.id)
+            if found is not None:
+                await self._store.end_member(self.id, found.revision, LAST_SECONDS)
+        self._store.nudge()

@@ -1,0 +1,63 @@
+"""How a member of an ordered group behaves: one frozen value, checked when it is made. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+from millstream.errors import ConfigError
+from millstream.events.start import Start
+from millstream.events.subject import check_name
+
+__all__ = ["GroupSettings"]
+
+# Below this a busy machine's ordinary pauses would look like deaths.
+LEASE_SECONDS_MIN: Final = 0.5
+CONCURRENCY_MAX: Final = 10_000
+# An open event costs about 20 bytes in the partition's record; see group_records.OPEN_MAX.
+BUFFER_MAX: Final = 100_000
+
+
+@dataclass(frozen=True, slots=True)
+class GroupSettings:
+    """Settings of one member of an ordered group; members of a group may differ, except `start`."""
+
+    start: Start = Start.ALL  # where the group begins when it is first used
+    lease: float = 10.0  # seconds without a sign of life until others take over
+    concurrency: int = 16  # handlers of this member that may run at the same time
+    max_attempts: int = 5  # tries of one event by one owner; then its key is parked
+    backoff: tuple[float, ...] = (0.5, 1.0, 2.0, 5.0, 10.0)  # seconds before the 2nd, 3rd... try
+    commit_every: float = 1.0  # seconds of work that a crash repeats at most
+    buffer: int = 1000  # events of one partition in memory; then reading waits
+    key_buffer: int = 100  # events that may wait behind a failing one; then the key is parked early
+    max_parked: int = 1000  # keys parked in one partition; then failing events are tried for ever
+    dead_letter: str | None = None  # topic of parked events; None: <topic>-<group>-dead
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "backoff", tuple(self.backoff))
+        if self.start.policy == "last_per_subject":
+            raise ConfigError("a group begins at ALL, NEW, LAST, an offset or a time")
+        if not self.lease >= LEASE_SECONDS_MIN:
+            raise ConfigError(f"lease {self.lease!r}: the shortest is {LEASE_SECONDS_MIN} seconds")
+        if not self.commit_every > 0:
+            raise ConfigError(f"commit_every {self.commit_every!r}: must be greater than zero")
+        if not self.backoff or any(not delay >= 0 for delay in self.backoff):
+            raise ConfigError(f"backoff {self.backoff}: give at least one delay, none below zero")
+        _check_count("concurrency", self.concurrency, CONCURRENCY_MAX)
+        _check_count("max_attempts", self.max_attempts)
+        _check_count("buffer", self.buffer, BUFFER_MAX)
+        _check_count("key_buffer", self.key_buffer, self.buffer)
+        _check_count("max_parked", self.max_parked, BUFFER_MAX)
+        if self.dead_letter is not None:
+            check_name("dead-letter topic", self.dead_letter)
+
+    def delay_after(self, failures: int) -> float:
+        """Seconds until the next try when `failures` tries have failed."""
+        return self.backoff[min(failures, len(self.backoff)) - 1]
+
+
+def _check_count(name: str, value: int, most: int | None = None) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise ConfigError(f"{name} {value!r}: must be a number of 1 or more")
+    if most is not None and value > most:
+        raise ConfigError(f"{name} {value:,}: at most {most:,}")

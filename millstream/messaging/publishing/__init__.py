@@ -1,0 +1,1 @@
+"""Ways to store events: one by one, in packs, exactly once."""

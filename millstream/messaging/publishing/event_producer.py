@@ -1,0 +1,120 @@
+"""A producer: many events in flight, back-pressure, and an end at which everything is stored."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from datetime import datetime
+from types import TracebackType
+from typing import Any, Final, Self
+
+from millstream.errors import ConfigError, ConnectionClosed, MillstreamError, PartlyStored
+from millstream.events.event import NewEvent, PublishOptions, Receipt
+from millstream.messaging.publishing.event_publisher import EventPublisher
+
+__all__ = ["EventProducer"]
+
+# Failures that are kept for the error at the end; the count goes on beyond it.
+FAILURES_KEPT: Final = 1000
+
+
+class EventProducer:
+    """Publishes single events with many in flight. At least once; with ids, each stored once.
+
+    `send` waits only while the window is full. Leaving `async with` waits for every ack; when an
+    event was refused and its future was not looked at, PartlyStored says which.
+    """
+
+    def __init__(self, publisher: EventPublisher, max_in_flight: int) -> None:
+        if max_in_flight < 1:
+            raise ConfigError(f"max_in_flight {max_in_flight!r}: must be 1 or more")
+        self._publisher = publisher
+        self._lane = publisher.lane
+        self._max = max_in_flight
+        self._in_flight = 0
+        self._room: asyncio.Future[None] | None = None
+        self._wake_at = 0
+        self._sent = 0
+        self._failed: dict[int, MillstreamError] = {}
+        self._failures = 0
+        self._closed = False
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        try:
+            await self.close()
+        except PartlyStored:
+            if kind is None:  # an error of the block itself is not hidden
+                raise
+
+    @property
+    def sent(self) -> int:
+        return self._sent
+
+    async def send(
+        self,
+        value: Any,
+        key: str | bytes | None = None,
+        *,
+        headers: Mapping[str, str] | None = None,
+        timestamp: datetime | int | None = None,
+        id: str | None = None,
+        options: PublishOptions | None = None,
+    ) -> asyncio.Future[Receipt]:
+        """Hand over an event; the future gives its receipt. Waits while the window is full."""
+        if self._closed:
+            raise ConnectionClosed("the producer is closed")
+        while self._in_flight >= self._max or self._lane.full:
+            await self._wait()
+        if headers is None and timestamp is None and id is None and options is None:
+            future = self._publisher.send_plain(value, key, self, self._sent)
+        else:
+            event = NewEvent(value, key, headers, timestamp, id, options)
+            future = self._publisher.send(event, self, self._sent)
+        self._sent += 1
+        self._in_flight += 1
+        return future
+
+    async def flush(self) -> None:
+        """Return when every event sent so far is stored; PartlyStored when some are not."""
+        while self._in_flight:
+            await self._wait(all_of_them=True)
+        if self._failures:
+            failed, total, count = self._failed, self._sent, self._failures
+            self._failed, self._failures = {}, 0
+            raise PartlyStored(total, failed, count)
+
+    async def close(self) -> None:
+        """Flush, then take no more."""
+        self._closed = True
+        await self.flush()
+
+    async def _wait(self, all_of_them: bool = False) -> None:
+        if self._in_flight < self._max and not all_of_them:
+            await self._lane.room()
+            return
+        if self._room is None:
+            self._room = asyncio.get_running_loop().create_future()
+        self._wake_at = 0 if all_of_them else self._max - max(1, self._max // 4)
+        await asyncio.shield(self._room)
+
+    def stored(self, count: int) -> None:
+        """Called by the lane when events are answered."""
+        self._in_flight -= count
+        if self._room is not None and self._in_flight <= self._wake_at:
+            self._room.set_result(None)
+            self._room = None
+
+    def failed(self, place: int, error: Exception) -> None:
+        """Called by the lane when an event is not stored."""
+        self._failures += 1
+        if len(self._failed) < FAILURES_KEPT and isinstance(error, MillstreamError):
+            self._failed[place] = error
+        self.stored(1)

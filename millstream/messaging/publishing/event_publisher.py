@@ -1,0 +1,90 @@
+"""Acknowledged publishing of single events: what a topic and its plain producer share."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from typing import Any, Final
+
+from millstream.events.encoding import IdSource, TopicShape, value_bytes
+from millstream.events.event import Durability, NewEvent, Receipt
+from millstream.events.value_type import ValueType
+from millstream.wire.aio.publish_lane import PublishLane, Watcher
+from millstream.wire.api import PubAck
+from millstream.wire.message import OutgoingMessage
+
+__all__ = ["PUBLISH_SECONDS", "EventPublisher"]
+
+# A publish is retried within this time; the duplicate window of a topic must be longer.
+PUBLISH_SECONDS: Final = 15.0
+
+_new: Final = tuple.__new__
+
+
+class EventPublisher:
+    """Sends events of one topic over a lane; each send is a future of its receipt."""
+
+    def __init__(
+        self,
+        lane: PublishLane,
+        shape: TopicShape,
+        durabilities: Sequence[Durability],
+        encoder: ValueType | None = None,
+    ) -> None:
+        self.lane = lane
+        self._shape = shape
+        self._encoder = encoder
+        self._ids = IdSource()
+        self.set_durabilities(durabilities)
+
+    def set_durabilities(self, durabilities: Sequence[Durability]) -> None:
+        """What the receipts of each partition say from now on."""
+        self._receipts = [
+            _receipt_maker(self._shape.topic, partition, durability)
+            for partition, durability in enumerate(durabilities)
+        ]
+
+    def send(
+        self, event: NewEvent, watcher: Watcher | None = None, place: int = 0
+    ) -> asyncio.Future[Receipt]:
+        """Start publishing; the event is checked and encoded before this returns."""
+        partition, message = self.encode(event)
+        options = event.options
+        timeout = PUBLISH_SECONDS
+        if options is not None and options.timeout is not None:
+            timeout = options.timeout
+        make = self._receipts[partition]
+        return self.lane.publish(message, timeout, make, watcher, place)
+
+    def send_plain(
+        self, value: Any, key: str | bytes | None, watcher: Watcher | None = None, place: int = 0
+    ) -> asyncio.Future[Receipt]:
+        """Like `send` for an event that is only value and key: the short way."""
+        if self._encoder is not None or value is None:
+            return self.send(NewEvent(value, key), watcher, place)
+        data = value if type(value) is bytes else value_bytes(value)
+        partition, subject = self._shape.place(key)
+        make = self._receipts[partition]
+        return self.lane.publish_once(subject, data, PUBLISH_SECONDS, make, watcher, place)
+
+    def encode(self, event: NewEvent) -> tuple[int, OutgoingMessage]:
+        """The partition of an event, and its message."""
+        if event.value is None:
+            schema_id, data = None, b""
+        elif self._encoder is None:
+            schema_id, data = None, value_bytes(event.value)
+        else:
+            schema_id, data = self._encoder.schema_id, self._encoder.encode(event.value)
+        event_id = self._ids.next() if event.id is None else event.id
+        partition, subject, block = self._shape.encode(event, event_id, schema_id)
+        return partition, OutgoingMessage(subject, block, data)
+
+
+def _receipt_maker(
+    topic: str, partition: int, durability: Durability
+) -> Callable[[PubAck], Receipt]:
+    def make(ack: PubAck) -> Receipt:
+        # What the class does when it is called, without the call: this runs for every event.
+        return _new(Receipt, (topic, partition, ack.seq, ack.duplicate, durability))
+
+    return make

@@ -1,0 +1,241 @@
+"""The producer of packs: many events in one message, at full speed."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from datetime import datetime
+from functools import partial
+from types import TracebackType
+from typing import Any, Final, Self
+
+import pyarrow as pa
+
+from millstream.errors import ConnectionClosed, MillstreamError, PartlyStored, Unfit
+from millstream.events.event import ID_HEADER, Receipt
+from millstream.events.packs.pack import split
+from millstream.events.packs.packing import Packing
+from millstream.events.row_buffer import (
+    Columns,
+    RowBuffer,
+    Rows,
+    batches_of,
+    by_partition,
+    enveloped,
+)
+from millstream.events.subject import PACK_TOKEN
+from millstream.messaging.publishing.fenced_lane import as_message
+from millstream.messaging.publishing.writer import WriterTarget
+from millstream.wire.api import PubAck
+from millstream.wire.protocol import unique_token
+
+__all__ = ["PackProducer"]
+
+PUBLISH_SECONDS: Final = 30.0
+# Refused packs that are kept for the error at the end; the count goes on beyond it.
+FAILURES_KEPT: Final = 1000
+
+
+def _same(ack: PubAck) -> PubAck:
+    return ack
+
+
+class PackProducer:
+    """Collects events into packs and stores them, several packs in flight. At least once.
+
+    Events wait `linger` seconds at most for others. Events of a key are stored in order, unless a
+    pack had to be sent again. Leaving `async with` returns when all is stored; what is not (an
+    event that does not fit its schema, a pack the broker refused) is named by PartlyStored, and
+    everything else is stored. For exactly once use a writer.
+    """
+
+    def __init__(self, target: WriterTarget, packing: Packing, durability: str) -> None:
+        self._target = target
+        self._packing = packing
+        self._durability = durability
+        self._limits = packing.limits(target.jetstream.connection.info.max_payload)
+        self._schema_id = target.value_type.schema_id if target.value_type else None
+        self._name = f"p{unique_token(12)}"
+        count = target.shape.partitions
+        self._buffers = [RowBuffer(target.value_type) for _ in range(count)]
+        self._subjects = [f"{p}.{PACK_TOKEN}.{self._name}" for p in target.shape.prefixes]
+        self._places: list[list[int]] = [[] for _ in range(count)]  # of events in the buffers
+        self._order = [asyncio.Lock() for _ in range(count)]  # packs leave in their order
+        self._turn = 0
+        self._packs = 0
+        self._in_flight = 0
+        self._room: asyncio.Future[None] | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self._lingering: asyncio.Task[None] | None = None
+        self._taken = 0
+        self._refused = 0
+        self._failed: dict[int, MillstreamError] = {}
+        self._closed = False
+        self.last: Receipt | None = None  # of the pack that was acknowledged last
+        target.jetstream.connection.outlets.add(self)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        try:
+            await self.close()
+        except PartlyStored:
+            if kind is None:
+                raise
+
+    # -- taking events --------------------------------------------------------------------
+
+    async def send(
+        self,
+        value: Any,
+        key: str | bytes | None = None,
+        *,
+        headers: Mapping[str, str] | None = None,
+        timestamp: datetime | int | None = None,
+        id: str | None = None,
+    ) -> None:
+        """Take an event; waits only while too many packs are in flight."""
+        if self._closed:
+            raise ConnectionClosed("the producer is closed")
+        partition = 0 if len(self._buffers) == 1 else self._partition(key)
+        buffer = self._buffers[partition]
+        if headers is None and timestamp is None and id is None:
+            buffer.add(value, key)
+        else:
+            buffer.add_event(value, key, headers, timestamp, id)
+        self._places[partition].append(self._taken)
+        self._taken += 1
+        if len(buffer) >= self._packing.max_events or buffer.bytes >= self._packing.max_bytes:
+            await self._seal(partition)
+        elif self._timer is None:
+            loop = asyncio.get_running_loop()
+            self._timer = loop.call_later(self._packing.linger, self._linger)
+
+    async def send_batch(self, frame: Any, columns: Columns | None = None) -> None:
+        """Take the rows of an Arrow batch or table, or of a pandas or Polars frame."""
+        if self._closed:
+            raise ConnectionClosed("the producer is closed")
+        for batch in batches_of(frame):
+            if not batch.num_rows:
+                continue
+            rows = enveloped(batch, columns or Columns(), self._target.value_type)
+            first, self._taken = self._taken, self._taken + batch.num_rows
+            self._turn = (self._turn + 1) % len(self._buffers)
+            for partition, part in by_partition(rows, len(self._buffers), self._turn):
+                await self._seal(partition)
+                async with self._order[partition]:
+                    await self._send(partition, part, first)
+
+    def _partition(self, key: str | bytes | None) -> int:
+        return self._target.shape.place(key)[0]
+
+    # -- sending packs --------------------------------------------------------------------
+
+    async def flush(self) -> None:
+        """Return when everything taken so far is stored; PartlyStored says what is not."""
+        for partition in range(len(self._buffers)):
+            await self._seal(partition)
+        while self._in_flight:
+            await self._wait()
+        if self._refused:
+            count, failed = self._refused, self._failed
+            self._refused, self._failed = 0, {}
+            raise PartlyStored(self._taken, failed, count)
+
+    async def close(self) -> None:
+        """Flush, then take no more."""
+        if self._closed:
+            return
+        self._closed = True
+        if self._timer is not None:
+            self._timer.cancel()
+        if self._lingering is not None:
+            await asyncio.gather(self._lingering, return_exceptions=True)
+        await self.flush()
+
+    async def _seal(self, partition: int) -> None:
+        """Make packs of what is buffered for a partition and send them."""
+        async with self._order[partition]:
+            buffer = self._buffers[partition]
+            if not len(buffer):
+                return
+            rows, places = buffer.drain(), self._places[partition]
+            self._places[partition] = []
+            try:
+                parts = [(buffer.build(rows), places[0])]
+            except Unfit:
+                parts = self._fit_parts(buffer, rows, places)
+            for batch, place in parts:
+                await self._send(partition, batch, place)
+
+    def _fit_parts(
+        self, buffer: RowBuffer, rows: Rows, places: list[int]
+    ) -> list[tuple[pa.RecordBatch, int]]:
+        """The rows that fit, found by halving; each that does not is noted as refused."""
+        try:
+            return [(buffer.build(rows), places[0])]
+        except Unfit as unfit:
+            if rows.count == 1:
+                self._refuse(places[0], 1, unfit)
+                return []
+        left, right = rows.halves()
+        return [
+            *self._fit_parts(buffer, left, places[: left.count]),
+            *self._fit_parts(buffer, right, places[left.count :]),
+        ]
+
+    async def _send(self, partition: int, batch: pa.RecordBatch, place: int) -> None:
+        lane = self._target.lane
+        for piece in split(batch, self._limits):
+            pack = self._packing.pack(piece, self._schema_id)
+            while self._in_flight >= self._packing.max_in_flight:
+                await self._wait()
+            if lane.full:
+                await lane.room()
+            self._packs += 1
+            pairs = [(ID_HEADER, f"{self._name}-{self._packs}")]
+            message = as_message(self._subjects[partition], pairs, pack)
+            self._in_flight += 1
+            future = lane.publish(message, PUBLISH_SECONDS, _same)
+            future.add_done_callback(partial(self._settled, place, piece.num_rows, partition))
+            place += piece.num_rows
+
+    def _settled(
+        self, place: int, count: int, partition: int, done: asyncio.Future[PubAck]
+    ) -> None:
+        self._in_flight -= 1
+        error = done.exception()
+        if error is None:
+            ack = done.result()
+            topic = self._target.shape.topic
+            self.last = Receipt(topic, partition, ack.seq, ack.duplicate, self._durability)
+        elif isinstance(error, MillstreamError):
+            self._refuse(place, count, error)
+        if self._room is not None:
+            self._room.set_result(None)
+            self._room = None
+
+    def _refuse(self, first: int, count: int, error: MillstreamError) -> None:
+        self._refused += count
+        if len(self._failed) < FAILURES_KEPT:
+            self._failed[first] = error
+
+    async def _wait(self) -> None:
+        if self._room is None:
+            self._room = asyncio.get_running_loop().create_future()
+        await asyncio.shield(self._room)
+
+    def _linger(self) -> None:
+        self._timer = None
+        if self._lingering is None or self._lingering.done():
+            self._lingering = asyncio.get_running_loop().create_task(self._seal_all())
+
+    async def _seal_all(self) -> None:
+        for partition in range(len(self._buffers)):
+            await self._seal(partition)

@@ -1,0 +1,1 @@
+"""Ways to read a topic without a subscription: replay, latest, Arrow batches, verify."""

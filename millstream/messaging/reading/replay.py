@@ -1,0 +1,171 @@
+"""Replay: reading any range of a topic again, without touching subscriptions."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any, Final
+
+from millstream.errors import ConfigError, DataLoss, PermissionDenied
+from millstream.events.event import Event, Source
+from millstream.events.start import Start
+from millstream.events.subject import PACK_TOKEN, key_token, matches
+from millstream.events.unpack import events_of
+from millstream.wire.aio.direct_lane import DirectLane
+from millstream.wire.aio.jetstream import JetStream
+from millstream.wire.aio.pull_lane import RawMessage, Signal
+from millstream.wire.aio.range_lane import Range, RangeLane
+
+__all__ = ["ReadPlan", "plan_of", "read_events", "read_messages"]
+
+TAKE_MESSAGES: Final = 1000
+# Without a message for so long, a reader asks whether the rest of its range can be read at all.
+QUIET_SECONDS: Final = 2.0
+
+
+@dataclass(frozen=True, slots=True)
+class ReadPlan:
+    """Which events to read, from where to where."""
+
+    start: Start = Start.ALL
+    end: int | datetime | None = None  # offset or time, exclusive; None: what is stored now
+    follow: bool = False  # go on with events stored later, for ever
+    partitions: Sequence[int] | None = None  # None: all
+    keys: Sequence[str] = ()  # only events of these keys; none given: all
+    subjects: Sequence[str] = ()  # only messages on these subjects; instead of keys
+
+    def __post_init__(self) -> None:
+        if self.follow and self.end is not None:
+            raise ConfigError("follow=True reads for ever; it cannot have an end")
+        if self.keys and self.subjects:
+            raise ConfigError("choose by keys or by subjects, not by both")
+        if isinstance(self.end, datetime) and self.end.tzinfo is None:
+            raise ConfigError(f"end {self.end!r} has no time zone")
+
+
+def plan_of(plan: ReadPlan | None, choices: dict[str, Any]) -> ReadPlan:
+    """A plan that was given whole, or by its single values."""
+    if plan is not None and choices:
+        raise ConfigError("give a ReadPlan, or its single values, not both")
+    try:
+        return plan or ReadPlan(**choices)
+    except TypeError as error:
+        raise ConfigError(f"unknown choice for read: {error}") from error
+
+
+async def read_events(
+    jetstream: JetStream, sources: Sequence[tuple[str, Source]], plan: ReadPlan
+) -> AsyncGenerator[Event, None]:
+    """The events of a plan, in order within each partition; each exactly once."""
+    wanted = set(plan.keys)
+    async for source, messages in read_messages(jetstream, sources, plan):
+        events = events_of(source, messages)
+        for event in [e for e in events if e.key in wanted] if wanted else events:
+            yield event
+
+
+async def read_messages(
+    jetstream: JetStream,
+    sources: Sequence[tuple[str, Source]],
+    plan: ReadPlan,
+    *,
+    over_damage: bool = False,
+) -> AsyncGenerator[tuple[Source, list[RawMessage]], None]:
+    """The messages of a plan in groups, each group of one partition and in its order.
+
+    DataLoss when the broker counts messages at the end of the range that it cannot read; with
+    `over_damage` the range ends before them.
+    """
+    signal = Signal()
+    lanes: list[tuple[Source, RangeLane | DirectLane]] = []
+    try:
+        for stream, source in sources:
+            if plan.partitions is None or source.partition in plan.partitions:
+                what = await _range(jetstream, stream, source, plan)
+                lanes.append((source, await _open(jetstream, stream, what, signal)))
+        while lanes:
+            idle = True
+            for source, lane in lanes:
+                taken = lane.take_now(TAKE_MESSAGES)
+                if taken:
+                    idle = False
+                    if source.learn is not None:
+                        await source.learn(taken)
+                    yield source, taken
+            lanes = [(source, lane) for source, lane in lanes if not lane.done]
+            if idle and lanes and not await signal.wait(QUIET_SECONDS):
+                for source, lane in lanes:
+                    if isinstance(lane, RangeLane) and await lane.ends_unreadable():
+                        _end(source, lane, over_damage)
+    finally:
+        for _, lane in lanes:
+            lane.close()
+
+
+def _end(source: Source, lane: RangeLane, over_damage: bool) -> None:
+    """End a range whose rest cannot be read."""
+    if not over_damage:
+        raise DataLoss(
+            f"'{source.topic}', partition {source.partition}: the broker counts messages from "
+            f"offset {lane.next_sequence} up to {(lane.what.end or 0) - 1} and cannot read one of "
+            f"them: its file is damaged. 'millstream verify {source.topic}' says what is missing"
+        )
+    lane.done = True
+    lane.close()
+
+
+async def _open(
+    jetstream: JetStream, stream: str, what: Range, signal: Signal
+) -> RangeLane | DirectLane:
+    """A consumer of our own, or direct questions for users who may not make one."""
+    lane = RangeLane(jetstream, stream, what, signal)
+    try:
+        await lane.open()
+        return lane
+    except PermissionDenied:
+        lane.close()
+    direct = DirectLane(jetstream, stream, what, signal)
+    await direct.open()
+    return direct
+
+
+def _chosen(lane: RangeLane | DirectLane, taken: list[RawMessage]) -> list[RawMessage]:
+    patterns = lane.what.subjects
+    if isinstance(lane, RangeLane) or len(patterns) < 2:
+        return taken
+    return [m for m in taken if any(matches(p, m.subject.decode()) for p in patterns)]
+
+
+async def _range(jetstream: JetStream, stream: str, source: Source, plan: ReadPlan) -> Range:
+    subjects = tuple(plan.subjects) or _subjects_of_keys(source, plan.keys)
+    end: int | None = None
+    if isinstance(plan.end, datetime):
+        end = await jetstream.sequence_at(stream, Start.at_time(plan.end).rfc3339 or "")
+    elif plan.end is not None:
+        end = plan.end
+    start = plan.start
+    if not plan.follow or start == Start.NEW:
+        last = (await jetstream.stream_info(stream)).state.last_seq + 1
+        if not plan.follow:
+            end = last if end is None else min(end, last)
+        if start == Start.NEW:
+            # A position, so that nothing is missed when the connection is lost before the first.
+            start = Start.at_offset(last)
+    if start.policy == "by_start_sequence":
+        return Range(start.offset, end, subjects=subjects)
+    if start.policy == "by_start_time":
+        return Range(1, end, start_time=start.rfc3339, subjects=subjects)
+    if start.policy == "all":
+        return Range(1, end, subjects=subjects)
+    return Range(1, end, deliver=start.policy, subjects=subjects)
+
+
+def _subjects_of_keys(source: Source, keys: Sequence[str]) -> tuple[str, ...]:
+    """What the server has to deliver for these keys: their own subjects, and every pack."""
+    if not keys:
+        return ()
+    if source.prefix is None:
+        raise ConfigError("a foreign stream has no keys; choose by subjects instead")
+    tokens = sorted({key_token(key) for key in keys})
+    return (*(f"{source.prefix}.{t}" for t in tokens), f"{source.prefix}.{PACK_TOKEN}.>")

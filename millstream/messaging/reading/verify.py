@@ -1,0 +1,193 @@
+"""Walking a log: checksums, writer chains, sequences; every hole gets a name."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+from millstream.errors import PackError
+from millstream.events.event import Source, is_event_subject, is_for_one
+from millstream.events.fence import (
+    EPOCH_HEADER,
+    NUMBER_HEADER,
+    PART_HEADER,
+    PARTS_HEADER,
+    PREVIOUS_HEADER,
+    WRITER_HEADER,
+)
+from millstream.events.packs.pack import decode
+from millstream.events.unpack import holds_pack
+from millstream.messaging.reading.replay import ReadPlan, read_messages
+from millstream.wire.aio.jetstream import JetStream
+from millstream.wire.aio.pull_lane import RawMessage
+from millstream.wire.api import parse_ack_address
+from millstream.wire.protocol import parse_headers
+
+__all__ = ["Flaw", "Verification", "verify_log"]
+
+# Flaws that are kept; a log with more is beyond listing, and the count goes on.
+FLAWS_KEPT: Final = 10_000
+# Set by the server where a message was copied from another topic: its chain is the origin's.
+SOURCE_HEADER: Final = "Nats-Stream-Source"
+
+
+@dataclass(frozen=True, slots=True)
+class Flaw:
+    """Something that should not be: where, what kind, and in words."""
+
+    partition: int
+    offset: int
+    kind: str  # "checksum", "chain", "hole" or "parts"; the command line adds "end"
+    text: str
+
+
+@dataclass(slots=True)
+class Verification:
+    """What a walk over a topic found."""
+
+    topic: str
+    messages: int = 0
+    events: int = 0  # that a reader of the whole topic is given
+    packs: int = 0
+    writers: int = 0
+    deleted: int = 0  # sequences inside the log that hold nothing
+    flaw_count: int = 0
+    flaws: list[Flaw] = field(default_factory=list)
+
+    @property
+    def sound(self) -> bool:
+        return self.flaw_count == 0
+
+    def add(self, flaw: Flaw) -> None:
+        self.flaw_count += 1
+        if len(self.flaws) < FLAWS_KEPT:
+            self.flaws.append(flaw)
+
+
+@dataclass(slots=True)
+class _Chain:
+    """The last unit of one writer's lane that was seen."""
+
+    offset: int
+    epoch: int
+    number: int
+
+
+class _Walk:
+    """The state of walking one partition."""
+
+    def __init__(self, report: Verification, partition: int, first: int) -> None:
+        self._report = report
+        self._partition = partition
+        self._first = first  # chains may begin before it: their start has expired
+        self._next = first
+        self._chains: dict[bytes, _Chain] = {}
+        self._parts: dict[bytes, tuple[str, int]] = {}  # writer subject: number, parts seen
+
+    @property
+    def writers(self) -> int:
+        return len(self._chains)
+
+    def message(self, source: Source, raw: RawMessage) -> None:
+        report = self._report
+        offset = parse_ack_address(raw.reply).sequence
+        report.messages += 1
+        report.deleted += offset - self._next
+        self._next = offset + 1
+        # What was redriven for one subscription is no event more: readers leave it out.
+        again = is_for_one(raw.headers)
+        if not raw.headers or not holds_pack(raw.headers):
+            report.events += is_event_subject(raw.subject, source) and not again
+            return
+        report.packs += 1
+        headers = parse_headers(raw.headers)
+        try:
+            count = decode(headers, raw.payload).count
+            report.events += 0 if again else count
+        except PackError as error:
+            self._flaw(offset, "checksum", f"the pack cannot be read: {error}")
+        if WRITER_HEADER in headers and SOURCE_HEADER not in headers:
+            self._unit(offset, raw.subject, headers)
+
+    def _unit(self, offset: int, subject: bytes, headers: dict[str, str]) -> None:
+        writer = headers[WRITER_HEADER]
+        try:
+            epoch, number = int(headers[EPOCH_HEADER]), int(headers[NUMBER_HEADER])
+            if PART_HEADER in headers:
+                self._part(subject, headers[NUMBER_HEADER])
+                return
+            previous = int(headers[PREVIOUS_HEADER])
+        except (KeyError, ValueError) as error:
+            self._flaw(offset, "chain", f"writer '{writer}': its headers are not sound ({error})")
+            return
+        self._check_parts(offset, subject, headers)
+        chain = self._chains.get(subject)
+        if chain is None:
+            if previous >= self._first:
+                self._missing(offset, writer, previous)
+        elif previous != chain.offset:
+            self._missing(offset, writer, previous)
+        elif number != chain.number + 1 or epoch < chain.epoch:
+            self._flaw(
+                offset,
+                "chain",
+                f"writer '{writer}': unit {number} (epoch {epoch}) follows unit {chain.number} "
+                f"(epoch {chain.epoch})",
+            )
+        self._chains[subject] = _Chain(offset, epoch, number)
+
+    def _part(self, subject: bytes, number: str) -> None:
+        fence = subject.removesuffix(b".part")
+        before, count = self._parts.get(fence, ("", 0))
+        self._parts[fence] = (number, count + 1 if before == number else 1)
+
+    def _check_parts(self, offset: int, subject: bytes, headers: dict[str, str]) -> None:
+        wanted = int(headers.get(PARTS_HEADER, "1")) - 1
+        number, seen = self._parts.pop(subject, ("", 0))
+        found = seen if number == headers[NUMBER_HEADER] else 0
+        if found != wanted and offset - wanted >= self._first:
+            self._flaw(
+                offset, "parts", f"a unit of {wanted + 1} packs, of which {found + 1} are there"
+            )
+
+    def _missing(self, offset: int, writer: str, previous: int) -> None:
+        self._flaw(
+            offset,
+            "chain",
+            f"writer '{writer}' stored its unit before this one at offset {previous}; it is not "
+            f"there: it was deleted, or the log lost it",
+        )
+
+    def _flaw(self, offset: int, kind: str, text: str) -> None:
+        self._report.add(Flaw(self._partition, offset, kind, text))
+
+
+async def verify_log(
+    jetstream: JetStream, topic: str, sources: Sequence[tuple[str, Source]]
+) -> AsyncGenerator[Verification, None]:
+    """Walk every partition; the report so far after each group of messages, at last the whole."""
+    report = Verification(topic)
+    plan = ReadPlan()
+    for stream, source in sources:
+        state = (await jetstream.stream_info(stream)).state
+        walk = _Walk(report, source.partition, max(1, state.first_seq))
+        held = report.messages
+        place = [(stream, source)]
+        async for _, messages in read_messages(jetstream, place, plan, over_damage=True):
+            for raw in messages:
+                walk.message(source, raw)
+            yield report
+        report.writers += walk.writers
+        walked = report.messages - held
+        if walked < state.messages:
+            report.add(
+                Flaw(
+                    source.partition,
+                    state.last_seq,
+                    "hole",
+                    f"the broker counts {state.messages:,} messages but only {walked:,} can be "
+                    f"read: a block of its file is damaged",
+                )
+            )
+    yield report

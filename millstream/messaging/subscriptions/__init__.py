@@ -1,0 +1,1 @@
+"""Durable subscriptions: deliveries, leases, administration, HTTP push."""

@@ -1,0 +1,270 @@
+"""Subscriptions as objects of the broker: made, changed, looked at, paused, moved, removed."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime, timedelta
+from typing import Final
+
+from millstream.deadline import now_ns
+from millstream.errors import ApiError, ConfigError, SubscriptionConflict, SubscriptionNotFound
+from millstream.events.event import Source, datetime_of, stored_ns_of
+from millstream.events.start import Start
+from millstream.messaging.subscriptions.settings import (
+    SubscriptionSettings,
+    config_of,
+    differences,
+    settings_of,
+)
+from millstream.messaging.topics.lookup import side_by_side
+from millstream.wire.aio.jetstream import JetStream
+from millstream.wire.api import ConsumerInfo, ErrorCode
+from millstream.wire.protocol import unique_token
+
+__all__ = ["Lag", "SubscriptionAdmin", "SubscriptionInfo", "SubscriptionPlace"]
+
+# The server looks for one pattern at a time; with more the age of any message is a good estimate.
+PATTERNS_ASKED_MAX: Final = 64
+PAUSE_FOREVER = timedelta(days=36_500)  # the server needs a date
+
+
+@dataclass(frozen=True, slots=True)
+class SubscriptionPlace:
+    """Where a subscription stands in one partition."""
+
+    partition: int
+    next_offset: int  # everything before is settled
+    pending: int  # messages not delivered yet
+    in_flight: int  # delivered and not settled
+    redelivered: int
+
+
+@dataclass(frozen=True, slots=True)
+class SubscriptionInfo:
+    """A subscription's settings and state."""
+
+    topic: str
+    name: str
+    settings: SubscriptionSettings
+    places: tuple[SubscriptionPlace, ...]
+    paused: bool
+    waiting_members: int  # pull requests that wait for events
+
+    @property
+    def pending(self) -> int:
+        return sum(place.pending for place in self.places)
+
+    @property
+    def in_flight(self) -> int:
+        return sum(place.in_flight for place in self.places)
+
+
+@dataclass(frozen=True, slots=True)
+class Lag:
+    """How far a subscription is behind: messages not settled, and the age of the oldest of them."""
+
+    messages: int
+    seconds: float
+
+
+class SubscriptionAdmin:
+    """The subscriptions of one topic."""
+
+    def __init__(
+        self, jetstream: JetStream, topic: str, sources: Sequence[tuple[str, Source]]
+    ) -> None:
+        self._jetstream = jetstream
+        self._topic = topic
+        self._sources = sources
+
+    async def declare(
+        self, name: str, settings: SubscriptionSettings | None
+    ) -> SubscriptionSettings:
+        """Make the subscription, or check that it exists with these settings.
+
+        Without settings an existing one is taken as it is.
+        """
+        if settings is None:
+            try:
+                return (await self.info(name)).settings
+            except SubscriptionNotFound:
+                settings = SubscriptionSettings()
+        for stream, source in self._sources:
+            config = config_of(name, settings, source)
+            try:
+                await self._jetstream.create_consumer(stream, config, "create")
+            except SubscriptionConflict as conflict:
+                found = settings_of((await self._jetstream.consumer_info(stream, name)).config)
+                differing = differences(settings, found)
+                if differing:
+                    raise SubscriptionConflict(
+                        conflict.code,
+                        conflict.err_code,
+                        f"subscription '{name}' of '{self._topic}' exists with other settings: "
+                        + "; ".join(differing),
+                        "Open it without settings to use it as it is, change it with "
+                        "edit_subscription, or delete it first",
+                    ) from conflict
+        return settings
+
+    async def edit(self, name: str, **changes: object) -> SubscriptionSettings:
+        """Change settings of an existing subscription; where it stands is kept."""
+        found = (await self.info(name)).settings
+        try:
+            settings = replace(found, **changes)  # type: ignore[arg-type]
+        except TypeError as error:
+            raise ConfigError(f"unknown subscription setting: {error}") from error
+        for stream, source in self._sources:
+            await self._jetstream.create_consumer(
+                stream, config_of(name, settings, source), "update"
+            )
+        return settings
+
+    async def delete(self, name: str) -> None:
+        """Remove the subscription on every partition."""
+        found = False
+        missing: SubscriptionNotFound | None = None
+        for stream, _ in self._sources:
+            try:
+                await self._jetstream.delete_consumer(stream, name)
+                found = True
+            except SubscriptionNotFound as error:
+                missing = error
+        if missing is not None and not found:
+            raise missing
+
+    async def names(self) -> list[str]:
+        return sorted({info.name async for _, info in self._all() if info.config.durable_name})
+
+    async def info(self, name: str) -> SubscriptionInfo:
+        """Settings and state of one subscription."""
+        infos = [
+            (source, await self._jetstream.consumer_info(stream, name))
+            for stream, source in self._sources
+        ]
+        return self._summary(name, infos)
+
+    async def infos(self) -> list[SubscriptionInfo]:
+        """All subscriptions of the topic by name."""
+        found: dict[str, list[tuple[Source, ConsumerInfo]]] = {}
+        async for source, info in self._all():
+            if info.config.durable_name:
+                found.setdefault(info.name, []).append((source, info))
+        return [self._summary(name, infos) for name, infos in sorted(found.items())]
+
+    async def lag(self, name: str) -> Lag:
+        """Messages that are not settled yet, and for how long the oldest has been waiting.
+
+        On a cluster as the subscription's leader knows it, which may be a moment behind the log.
+        """
+        messages, oldest = 0, None
+        for stream, _ in self._sources:
+            info = await self._jetstream.consumer_info(stream, name)
+            behind = info.num_pending + info.num_ack_pending
+            messages += behind
+            if behind:
+                stored = await self._first_unsettled(stream, info)
+                if stored is not None:
+                    oldest = stored if oldest is None else min(oldest, stored)
+        seconds = 0.0 if oldest is None else max(0.0, (now_ns() - oldest) / 1e9)
+        return Lag(messages, seconds)
+
+    async def pause(self, name: str, seconds: float | None = None) -> datetime:
+        """Deliver nothing until then (None: until `resume`); what is in flight may be settled."""
+        span = PAUSE_FOREVER if seconds is None else timedelta(seconds=seconds)
+        until = datetime_of(now_ns()) + span
+        text = until.astimezone(UTC).isoformat().replace("+00:00", "Z")
+        for stream, _ in self._sources:
+            await self._jetstream.ask(f"CONSUMER.PAUSE.{stream}.{name}", {"pause_until": text})
+        return until
+
+    async def resume(self, name: str) -> None:
+        """End a pause now."""
+        connection = self._jetstream.connection
+        for stream, _ in self._sources:
+            await self._jetstream.ask(f"CONSUMER.PAUSE.{stream}.{name}", {})
+            # The server goes on at its next heartbeat only, or when somebody asks for messages:
+            # this does, for an inbox to which nobody listens, so that none is sent there.
+            subject = f"{self._jetstream.prefix}.CONSUMER.MSG.NEXT.{stream}.{name}"
+            inbox = f"{connection.settings.inbox_prefix}.{unique_token()}"
+            connection.publish(subject.encode(), b'{"batch":1,"expires":1000000}', inbox.encode())
+
+    async def seek(self, name: str, to: Start) -> None:
+        """Go on from another place; what was settled after it is delivered again."""
+        for stream, source in self._sources:
+            sequence = await self._sequence(stream, to)
+            try:
+                body = {"seq": sequence}
+                await self._jetstream.ask(f"CONSUMER.RESET.{stream}.{name}", body)
+            except ApiError as error:
+                if error.err_code != ErrorCode.RESET_BELOW_START:
+                    raise
+                await self._make_again(stream, source, name, sequence)
+
+    # -- inside ---------------------------------------------------------------------------
+
+    async def _make_again(self, stream: str, source: Source, name: str, sequence: int) -> None:
+        """A consumer cannot go before its first start: make it anew, beginning there.
+
+        Members that run look for it for a second before they take it for deleted.
+        """
+        found = settings_of((await self._jetstream.consumer_info(stream, name)).config)
+        moved = replace(found, start=Start.at_offset(sequence))
+        await self._jetstream.delete_consumer(stream, name)
+        await self._jetstream.create_consumer(stream, config_of(name, moved, source), "create")
+
+    async def _sequence(self, stream: str, to: Start) -> int:
+        if to.policy == "by_start_sequence":
+            return to.offset
+        if to.policy == "by_start_time":
+            return await self._jetstream.sequence_at(stream, to.rfc3339 or "")
+        state = (await self._jetstream.stream_info(stream)).state
+        if to.policy == "all":
+            return max(1, state.first_seq)
+        if to.policy == "new":
+            return state.last_seq + 1
+        if to.policy == "last":
+            return max(1, state.last_seq)
+        raise ConfigError("seek to ALL, NEW, LAST, an offset or a time")
+
+    async def _first_unsettled(self, stream: str, info: ConsumerInfo) -> int | None:
+        """When the oldest message behind the ack floor that the subscription wants was stored."""
+        config = info.config
+        patterns = config.filter_subjects or [config.filter_subject or ">"]
+        if len(patterns) > PATTERNS_ASKED_MAX:
+            patterns = [">"]
+
+        async def first(pattern: str) -> int | None:
+            ask = {"seq": info.ack_floor.stream_seq + 1, "next_by_subj": pattern}
+            message = await self._jetstream.get_message(stream, ask)
+            return None if message is None else stored_ns_of(message.time)
+
+        found = await side_by_side(first, patterns)
+        return min((time for time in found if time is not None), default=None)
+
+    async def _all(self) -> AsyncIterator[tuple[Source, ConsumerInfo]]:
+        for stream, source in self._sources:
+            async for info in self._jetstream.consumers(stream):
+                yield source, info
+
+    def _summary(self, name: str, infos: list[tuple[Source, ConsumerInfo]]) -> SubscriptionInfo:
+        places = tuple(
+            SubscriptionPlace(
+                source.partition,
+                info.ack_floor.stream_seq + 1,
+                info.num_pending,
+                info.num_ack_pending,
+                info.num_redelivered,
+            )
+            for source, info in infos
+        )
+        first = infos[0][1]
+        return SubscriptionInfo(
+            self._topic,
+            name,
+            settings_of(first.config),
+            places,
+            any(info.paused for _, info in infos),
+            sum(info.num_waiting for _, info in infos),
+        )

@@ -1,0 +1,1 @@
+"""Topics: settings, stream configuration, create, look up, edit, delete."""

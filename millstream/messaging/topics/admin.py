@@ -1,0 +1,415 @@
+"""Declare, open, change, empty and delete topics over the JetStream API.
+
+A topic of several partitions is several streams, and no request spans them. Each call therefore
+goes in an order that another run of the same call can pick up after a crash: partition 0 is made
+first and deleted last, so it exists exactly when anything of the topic does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from millstream.errors import (
+    ApiError,
+    ConfigError,
+    NoResponders,
+    RequestTimeout,
+    TopicConflict,
+    TopicNotFound,
+)
+from millstream.events.subject import (
+    COPIES_TOKEN,
+    check_name,
+    check_subject,
+    key_token,
+    partition_of,
+)
+from millstream.messaging.topics.differences import conflict, differences
+from millstream.messaging.topics.durability import check_health
+from millstream.messaging.topics.info import TopicInfo, topic_info
+from millstream.messaging.topics.lookup import (
+    find_stream,
+    find_streams,
+    list_topics,
+    open_topic,
+    side_by_side,
+    streams_of,
+)
+from millstream.messaging.topics.settings import Origin, TopicSettings
+from millstream.messaging.topics.stream_config import (
+    VERSION,
+    Identity,
+    changed_config,
+    identity_of,
+    resolved,
+    to_stream_configs,
+)
+from millstream.wire.aio.jetstream import JetStream
+from millstream.wire.api import ErrorCode, StreamInfo
+
+__all__ = [
+    "Purge",
+    "declare",
+    "delete",
+    "edit",
+    "list_topics",
+    "open_topic",
+    "promote",
+    "purge",
+]
+
+# An origin beyond a leaf node that is not connected answers nothing; that is soon clear.
+ORIGIN_SECONDS: Final = 2.0
+_SUBJECTS_OVERLAP: Final = 10065
+
+# -- declaring ----------------------------------------------------------------------------
+
+
+async def declare(js: JetStream, name: str, settings: TopicSettings | None = None) -> TopicInfo:
+    """Make sure that a topic with these settings exists; may be repeated and run side by side.
+
+    1. Look what is there. 2. The same settings: nothing is done; others: TopicConflict.
+    3. Look up the origins of a copy. 4. Create the partitions that are missing, 0 first.
+
+    Before a topic is created, the server is asked for its health where this user may ask (it then
+    raises Unhealthy). On other people's servers that question has to be granted, see
+    `check_health`; without it, do not declare topics on a server that may run with a wrong key.
+    """
+    check_name("topic", name)
+    settings = settings or TopicSettings()
+    found = await find_streams(js, name)
+    if found:
+        _check_same(name, settings, found)
+        info = topic_info(name, found)
+        if not info.missing:
+            return info
+        settings = info.settings
+    else:
+        settings = await _with_origins(js, settings)
+    configs = to_stream_configs(name, settings)
+    await _check_free(js, name, configs, found)
+    await check_health(js)
+    there = {info.config["name"]: info for info in found}
+    for config in configs[:1]:
+        if config["name"] not in there:
+            there[config["name"]] = await _create(js, name, config, settings)
+    rest = [config for config in configs if config["name"] not in there]
+    created = await side_by_side(lambda config: _create(js, name, config, settings), rest)
+    return topic_info(name, [*there.values(), *created])
+
+
+def _check_same(name: str, wanted: TopicSettings, found: Sequence[StreamInfo]) -> None:
+    _check_ours(name, found[0], "declare")
+    for info in found:
+        others = differences(wanted, topic_info(name, [info]).settings)
+        if others:
+            raise conflict(name, others, "exists with other settings")
+
+
+def _check_ours(name: str, info: StreamInfo, doing: str) -> Identity:
+    identity = identity_of(info.config)
+    if identity.topic != name:
+        raise _part_of(name, identity)
+    if not identity.managed:
+        raise TopicConflict(
+            0,
+            ErrorCode.STREAM_NAME_IN_USE,
+            f"cannot {doing} topic '{name}': there is a JetStream stream of this name that "
+            f"Millstream did not declare, with subjects {_subjects(info)}",
+            "Open it as it is, or choose another name",
+        )
+    if identity.version > VERSION:
+        raise TopicConflict(
+            0,
+            ErrorCode.STREAM_NAME_IN_USE,
+            f"cannot {doing} topic '{name}': it has the layout {identity.version} of a newer "
+            f"Millstream, this one knows {VERSION}",
+            "Upgrade Millstream",
+        )
+    return identity
+
+
+async def _check_free(
+    js: JetStream, name: str, configs: Sequence[Mapping[str, Any]], found: Sequence[StreamInfo]
+) -> None:
+    """Refuse before anything is made if a stream of another topic has one of the names."""
+    known = {info.config["name"] for info in found}
+    names = [config["name"] for config in configs if config["name"] not in known]
+    for info in await side_by_side(lambda stream: find_stream(js, stream), names):
+        if info is not None and identity_of(info.config).topic != name:
+            raise _name_taken(name, info)
+
+
+def _name_taken(name: str, info: StreamInfo) -> TopicConflict:
+    identity, stream = identity_of(info.config), info.config["name"]
+    owner = f"belongs to the topic '{identity.topic}'"
+    if not identity.managed:
+        owner = f"is another JetStream stream, with subjects {_subjects(info)}"
+    return TopicConflict(
+        0,
+        ErrorCode.STREAM_NAME_IN_USE,
+        f"topic '{name}' needs the stream '{stream}', which {owner}",
+        "Choose another name or another number of partitions",
+    )
+
+
+async def _create(
+    js: JetStream, name: str, config: dict[str, Any], settings: TopicSettings
+) -> StreamInfo:
+    try:
+        return await js.create_stream(config)
+    except ApiError as error:
+        if error.err_code == ErrorCode.MAX_CONSUMERS and settings.max_subscriptions is None:
+            return await js.create_stream({**config, "max_consumers": -1})
+        if error.err_code == _SUBJECTS_OVERLAP:
+            raise await _overlap(js, name, config["subjects"][0], error) from error
+        if error.err_code == ErrorCode.STREAM_NAME_IN_USE:
+            info = await find_stream(js, config["name"])
+            if info is not None and identity_of(info.config).topic != name:
+                raise _name_taken(name, info) from error
+            if info is not None:  # somebody else declares the same topic right now
+                _check_same(name, settings, [info])
+                return info
+        raise
+
+
+async def _overlap(js: JetStream, name: str, subjects: str, error: ApiError) -> TopicConflict:
+    taken = [info async for info in js.streams(subject=subjects) if info.config["name"] != name]
+    owners = ", ".join(f"'{info.config['name']}' ({_subjects(info)})" for info in taken[:3])
+    return TopicConflict(
+        0,
+        error.err_code,
+        f"topic '{name}' needs the subjects {subjects}, which are taken by the stream "
+        f"{owners or 'of another topic'}",
+        "Choose another name or prefix, or delete that stream first",
+    )
+
+
+def _subjects(info: StreamInfo) -> str:
+    return ", ".join(info.config.get("subjects") or ()) or "of its origin"
+
+
+async def _with_origins(js: JetStream, settings: TopicSettings) -> TopicSettings:
+    """The settings with everything known about the topics that are copied."""
+    changes: dict[str, Any] = {}
+    if settings.mirror is not None:
+        changes["mirror"] = await _origin(js, settings.mirror)
+    if settings.sources:
+        changes["sources"] = [await _origin(js, origin) for origin in settings.sources]
+    return settings.changed(changes)
+
+
+async def _origin(js: JetStream, origin: Origin) -> Origin:
+    if origin.partitions is not None:
+        return origin
+    there = JetStream(js.connection, origin.domain) if origin.domain else js
+    where = f" in the domain '{origin.domain}'" if origin.domain else ""
+    advice = "Create it first, or say what it will be with Origin(..., partitions=N)"
+    try:
+        found = await find_streams(there, origin.topic, ORIGIN_SECONDS)
+    except (RequestTimeout, NoResponders) as error:
+        raise TopicNotFound(
+            0,
+            ErrorCode.STREAM_NOT_FOUND,
+            f"the origin '{origin.topic}'{where} cannot be asked: {error}",
+            advice,
+        ) from error
+    if not found:
+        text = f"there is no topic '{origin.topic}'{where} to copy from"
+        raise TopicNotFound(0, ErrorCode.STREAM_NOT_FOUND, text, advice)
+    return resolved(origin, found[0].config)
+
+
+# -- changing -----------------------------------------------------------------------------
+
+
+async def edit(js: JetStream, name: str, changes: Mapping[str, Any]) -> TopicInfo:
+    """Change some settings; what was not named stays, also what Millstream does not know of.
+
+    Everything is checked first; a change that the server cannot make raises TopicConflict and
+    nothing is changed. Repeating it after a crash changes the partitions that were left.
+    """
+    found = await _whole(js, name)
+    wanted = {}
+    for info in found:
+        settings = topic_info(name, [info]).settings
+        wanted[info.config["name"]] = settings.changed(changes)
+        fixed = [
+            difference
+            for difference in differences(wanted[info.config["name"]], settings)
+            if not difference.changeable
+        ]
+        if fixed:
+            raise conflict(name, fixed, "cannot be changed like that")
+    resolved_once = {s: await _with_origins(js, s) for s in set(wanted.values())}
+    updates = []
+    for info in found:
+        after = resolved_once[wanted[info.config["name"]]]
+        updates.append(_updated(name, info, after))
+    changed = await side_by_side(lambda pair: _update(js, name, *pair), updates)
+    return topic_info(name, changed)
+
+
+async def promote(js: JetStream, name: str, *, allow_lag: bool = False) -> TopicInfo:
+    """Make a mirror a topic of its own, which goes on at the next offset under the same subjects.
+
+    For when the origin is gone: while it is there, in the same domain, its subjects are taken. In
+    another domain it must not come back as it was, or both would store what is published. Events
+    that were not copied yet are lost, so a mirror that is known to be behind is refused unless
+    `allow_lag`. Partitions that were promoted before are left alone, so it may be repeated.
+    """
+    found = await _whole(js, name)
+    _check_ours(name, found[0], "promote")
+    info = topic_info(name, found)
+    mirrors = [stream for stream in found if stream.config.get("mirror")]
+    if not mirrors:
+        raise ConfigError(f"topic '{name}' is not a mirror, so there is nothing to promote")
+    if any(topic_info(name, [stream]).prefix is None for stream in mirrors):
+        raise ConfigError(
+            f"topic '{name}' mirrors a stream that is not a topic, so its subjects are not known. "
+            f"Make it one with STREAM.UPDATE: remove the mirror and name the subjects"
+        )
+    if info.lag and not allow_lag:
+        raise TopicConflict(
+            0,
+            ErrorCode.STREAM_NAME_IN_USE,
+            f"the mirror '{name}' is {info.lag:,} messages behind its origin",
+            "Wait until it has caught up, or promote it with allow_lag=True and lose those",
+        )
+    for stream in mirrors:
+        settings = topic_info(name, [stream]).settings
+        after = settings.changed({"mirror": None, "prefix": settings.subject_prefix(name)})
+        await _update(js, name, *_updated(name, stream, after))
+    return await open_topic(js, name)
+
+
+async def _whole(js: JetStream, name: str) -> list[StreamInfo]:
+    """The streams of a topic that is complete and may be changed under this name."""
+    found = await streams_of(js, name)
+    identity = identity_of(found[0].config)
+    if identity.topic != name:
+        raise _part_of(name, identity)
+    if len(found) != identity.partitions:
+        await open_topic(js, name)  # says which partitions are missing
+    if identity.managed:
+        _check_ours(name, found[0], "change")
+    return found
+
+
+def _part_of(name: str, identity: Identity) -> TopicConflict:
+    return TopicConflict(
+        0,
+        ErrorCode.STREAM_NAME_IN_USE,
+        f"'{name}' is partition {identity.partition} of the topic '{identity.topic}'",
+        f"Use the topic '{identity.topic}' instead",
+    )
+
+
+def _updated(
+    name: str, info: StreamInfo, after: TopicSettings
+) -> tuple[Mapping[str, Any], dict[str, Any]]:
+    """A stream's configuration and what it has to become."""
+    before = topic_info(name, [info]).settings
+    number = identity_of(info.config).partition
+    # A stream of others has a name that a topic may not have; only the difference counts.
+    shown = name if identity_of(info.config).managed else "stream"
+    rendered = [to_stream_configs(shown, settings)[number] for settings in (before, after)]
+    return info.config, changed_config(info.config, *rendered)
+
+
+async def _update(
+    js: JetStream, name: str, before: Mapping[str, Any], after: dict[str, Any]
+) -> StreamInfo:
+    if before == after:
+        return await js.stream_info(after["name"])
+    try:
+        return await js.update_stream(after)
+    except ApiError as error:
+        if error.err_code == _SUBJECTS_OVERLAP:
+            raise await _overlap(js, name, after["subjects"][0], error) from error
+        raise
+
+
+# -- emptying and deleting ----------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Purge:
+    """Which events to remove; nothing given means all of them."""
+
+    key: str | bytes | None = None  # only those of this key, also redriven; not those in packs
+    subject: str | None = None  # only those under this pattern of whole subjects
+    before: int | None = None  # only those before this offset, of one partition
+    keep: int | None = None  # all but the newest so many, of each partition
+    partition: int | None = None  # only in this one
+
+    def __post_init__(self) -> None:
+        if self.key is not None and self.subject is not None:
+            raise ConfigError("purge: give a key or a subject pattern, not both")
+        if self.before is not None and self.keep is not None:
+            raise ConfigError("purge: give `before` or `keep`, not both")
+        if self.before is not None and self.before < 1:
+            raise ConfigError(f"purge: offsets begin at 1, so before cannot be {self.before}")
+        if self.keep is not None and self.keep < 0:
+            raise ConfigError(f"purge: keep cannot be {self.keep}")
+        if self.subject is not None:
+            check_subject(self.subject, wildcards=True)
+
+
+async def purge(js: JetStream, name: str, what: Purge | None = None) -> int:
+    """Remove events; how many messages that were (a repeated request counts what was left)."""
+    what = what or Purge()
+    info = topic_info(name, await streams_of(js, name))
+    parts = info.partitions
+    if what.partition is not None:
+        parts = tuple(part for part in parts if part.number == what.partition)
+        if not parts:
+            raise ConfigError(f"topic '{name}' has no partition {what.partition}")
+    if what.key is not None:
+        if info.prefix is None:
+            raise ConfigError(f"the stream '{name}' has no keys. Give a subject pattern")
+        home = partition_of(what.key, info.settings.partitions)
+        parts = tuple(part for part in parts if part.number == home)
+    if what.before is not None and len(parts) > 1:
+        raise ConfigError(
+            f"purge: an offset is one of a partition, and '{name}' has {len(parts)}. "
+            f"Give the partition as well"
+        )
+    request: dict[str, Any] = {}
+    if what.before is not None:
+        request["seq"] = what.before
+    if what.keep:
+        request["keep"] = what.keep
+    if what.keep == 0:
+        request = {}
+    counts = []
+    for part in parts:
+        for pattern in _purged(what, part.prefix):
+            ask = {**request, "filter": pattern} if pattern is not None else request
+            counts.append(await js.purge_stream(part.stream, ask))
+    return sum(counts)
+
+
+def _purged(what: Purge, prefix: str | None) -> list[str | None]:
+    """The subjects to purge, one request each; None: all of them."""
+    if what.key is None:
+        return [what.subject]
+    token = key_token(what.key)
+    return [f"{prefix}.{token}", f"{prefix}.{COPIES_TOKEN}.*.{token}"]
+
+
+async def delete(js: JetStream, name: str, *, missing_ok: bool = False) -> None:
+    """Delete a topic with all its events and subscriptions; partition 0 goes last."""
+    found = await find_streams(js, name)
+    if not found and not missing_ok:
+        await streams_of(js, name)
+    for info in reversed(found):
+        identity = identity_of(info.config)
+        if identity.topic != name:
+            raise _part_of(name, identity)
+        try:
+            await js.delete_stream(info.config["name"])
+        except TopicNotFound:
+            continue  # somebody else deletes it as well

@@ -1,0 +1,147 @@
+"""What a client can learn about the server behind a topic: its health, how durable an ack is."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping
+from typing import Any, Final
+
+import msgspec
+
+from millstream.errors import NoResponders, PermissionDenied, RequestTimeout, Unhealthy
+from millstream.events.event import Durability
+from millstream.settings import DURABILITY_METADATA
+from millstream.wire.aio.connection import Connection
+from millstream.wire.aio.jetstream import JetStream
+from millstream.wire.protocol import status_of, unique_token
+
+__all__ = ["check_health", "durability_of"]
+
+ASK_SECONDS: Final = 1.0  # these questions are answered by the server itself, or never
+# In a cluster that has just come together a server may not hear the first one.
+ASK_TRIES: Final = 4
+_HEALTH_SUBJECT: Final = "$SYS.REQ.SERVER.PING.HEALTHZ"
+_OWN_SERVER_SUBJECT: Final = "$SYS.REQ.USER.INFO"
+_ALL_SERVERS_SUBJECT: Final = "$SYS.REQ.ACCOUNT.PING.STATZ"
+_PUBLISHED: Final = frozenset({"fsync", "periodic", "memory"})
+
+
+class _Health(msgspec.Struct):
+    status_code: int = 200
+    error: str = ""
+
+
+class _Server(msgspec.Struct):
+    id: str = ""
+    name: str = ""
+    domain: str = ""
+    metadata: dict[str, str] = {}
+
+
+class _Answer(msgspec.Struct):
+    server: _Server = msgspec.field(default_factory=_Server)
+    data: _Health = msgspec.field(default_factory=_Health)  # the rest of it is not looked at
+
+
+async def check_health(js: JetStream) -> None:
+    """Raise Unhealthy if the server says that it could not read what it has stored.
+
+    A server with a wrong encryption key looks empty, and creating a stream there deletes the old
+    files. An embedded broker refuses to start like that. Elsewhere an account's users may ask only
+    if the operator exports the service `$SYS.REQ.SERVER.PING.HEALTHZ` from $SYS and the account
+    imports it; where nobody answers, nothing is known and nothing is raised. In a cluster another
+    node's copy would be used, and a node that is catching up is unhealthy for a while: no check.
+    """
+    connection = js.connection
+    if _clustered(connection) or js.domain:
+        return
+    try:
+        answer = await _ask(connection, _HEALTH_SUBJECT, _is_own(connection))
+    except (NoResponders, PermissionDenied, RequestTimeout):
+        return
+    health = answer.data
+    if health.status_code != 200:
+        raise Unhealthy(connection.url, health.error or f"status {health.status_code}")
+
+
+async def durability_of(
+    js: JetStream, config: Mapping[str, Any], leader: str | None = None
+) -> Durability:
+    """What holds for an event when its ack arrives, of a stream that `leader` leads.
+
+    `replicated`: a majority of nodes has it. `memory`: it is gone when the broker stops. `fsync`
+    and `periodic` depend on the server's own settings, which no user can ask for; a Millstream
+    broker publishes them as server metadata. Where it is not published, it is `unknown`. A server
+    can change it only by a restart, so an answer holds until the connection is lost.
+    """
+    if config.get("num_replicas", 1) > 1:
+        return "replicated"
+    if config.get("storage") == "memory" or config.get("persist_mode") == "async":
+        return "memory"
+    try:
+        server = await _server(js, leader)
+    except (NoResponders, PermissionDenied, RequestTimeout):
+        return "unknown"
+    published = server.metadata.get(DURABILITY_METADATA, "")
+    return published if published in _PUBLISHED else "unknown"
+
+
+async def _server(js: JetStream, leader: str | None) -> _Server:
+    """The server that keeps a stream; an empty value when it is not known which one that is."""
+    connection = js.connection
+    own = (await _ask(connection, _OWN_SERVER_SUBJECT, _is_own(connection))).server
+    domain = js.domain or own.domain
+    if leader is None:
+        alone = domain == own.domain and not _clustered(connection)
+        return own if alone else _Server()
+    if (leader, domain) == (own.name, own.domain):
+        return own
+
+    def leads(server: _Server) -> bool:
+        return (server.name, server.domain) == (leader, domain)
+
+    return (await _ask(connection, _ALL_SERVERS_SUBJECT, leads)).server
+
+
+def _clustered(connection: Connection) -> bool:
+    """Whether the server is one of several; a leaf node calls itself a cluster of its own name."""
+    return connection.info.cluster not in (None, "", connection.info.server_name)
+
+
+def _is_own(connection: Connection) -> Callable[[_Server], bool]:
+    return lambda server: server.id == connection.info.server_id
+
+
+async def _ask(connection: Connection, subject: str, wanted: Callable[[_Server], bool]) -> _Answer:
+    """The first answer of a wanted server; those beyond leaf nodes hear these questions too."""
+    found: asyncio.Future[_Answer] = asyncio.get_running_loop().create_future()
+
+    def answered(_subject: bytes, _reply: bytes, headers: bytes, payload: bytes) -> None:
+        if found.done():
+            return
+        try:
+            answer = msgspec.json.decode(payload, type=_Answer)
+        except msgspec.DecodeError:
+            if status_of(headers)[0] == 503:
+                found.set_exception(NoResponders(subject))
+            return
+        if wanted(answer.server):
+            found.set_result(answer)
+
+    def denied(error: PermissionDenied) -> None:
+        if error.subject == subject and not found.done():
+            found.set_exception(error)
+
+    inbox = f"{connection.settings.inbox_prefix}.{unique_token()}"
+    interest = connection.subscribe(inbox, answered)
+    connection.on_denied.append(denied)
+    try:
+        for _ in range(ASK_TRIES):
+            connection.publish(subject.encode(), b"", inbox.encode())
+            await asyncio.wait([found], timeout=ASK_SECONDS)
+            if found.done():
+                return found.result()
+        raise RequestTimeout(subject, ASK_TRIES * ASK_SECONDS)
+    finally:
+        connection.on_denied.remove(denied)
+        connection.unsubscribe(interest)

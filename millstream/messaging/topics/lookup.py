@@ -1,0 +1,106 @@
+"""Find topics and the streams they are made of, over the JetStream API."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine, Iterable
+from typing import Any, Final, TypeVar
+
+from millstream.errors import ConfigError, TopicNotFound
+from millstream.events.subject import stream_name
+from millstream.messaging.topics.info import TopicInfo, topic_info
+from millstream.messaging.topics.stream_config import identity_of
+from millstream.wire.aio.jetstream import JetStream
+from millstream.wire.api import ErrorCode, StreamInfo
+
+__all__ = ["list_topics", "open_topic", "side_by_side"]
+
+# Partitions are asked for side by side, but not so many that the server's API queue fills up.
+AT_ONCE: Final = 16
+
+T = TypeVar("T")
+R = TypeVar("R")
+
+
+async def open_topic(js: JetStream, name: str) -> TopicInfo:
+    """A topic by name, or any JetStream stream as it is; with its state right now."""
+    info = topic_info(name, await streams_of(js, name))
+    if info.missing:
+        raise TopicNotFound(
+            0,
+            ErrorCode.STREAM_NOT_FOUND,
+            f"topic '{name}' is there only in part: of {info.settings.partitions} partitions "
+            f"{', '.join(map(str, info.missing))} are missing",
+            "Declare it again to complete it, or delete it",
+        )
+    return info
+
+
+async def list_topics(js: JetStream) -> list[TopicInfo]:
+    """Every topic and every other stream of the account, by name; half-made ones included."""
+    groups: dict[str, list[StreamInfo]] = {}
+    async for info in js.streams():
+        groups.setdefault(identity_of(info.config).topic, []).append(info)
+    return [topic_info(name, groups[name]) for name in sorted(groups)]
+
+
+async def streams_of(js: JetStream, name: str) -> list[StreamInfo]:
+    """The streams of a topic that must be there."""
+    found = await find_streams(js, name)
+    if not found:
+        text = f"there is no topic or stream '{name}'"
+        raise TopicNotFound(0, ErrorCode.STREAM_NOT_FOUND, text, "Create it, or check the name")
+    return found
+
+
+async def find_streams(js: JetStream, name: str, timeout: float | None = None) -> list[StreamInfo]:
+    """The streams of a topic, in the order of partitions; empty when there is no topic."""
+    alone, first = await asyncio.gather(
+        find_stream(js, name, timeout), find_stream(js, stream_name(name, 0, 2), timeout)
+    )
+    if alone is not None:
+        return [alone]
+    if first is None:
+        return []
+    identity = identity_of(first.config)
+    if identity.topic != name:
+        return []
+    names = [
+        stream_name(name, number, identity.partitions) for number in range(1, identity.partitions)
+    ]
+    others = await side_by_side(lambda stream: find_stream(js, stream, timeout), names)
+    mine = [info for info in others if info is not None and identity_of(info.config).topic == name]
+    return [first, *mine]
+
+
+async def find_stream(js: JetStream, name: str, timeout: float | None = None) -> StreamInfo | None:
+    """A stream, or None if there is none of that name."""
+    check_stream_name(name)
+    try:
+        return await js.stream_info(name, timeout)
+    except TopicNotFound:
+        return None
+
+
+def check_stream_name(name: str) -> None:
+    """Refuse what cannot be the name of any stream, before it becomes part of a subject."""
+    bad = not isinstance(name, str) or not name or len(name) > 255
+    if bad or any(letter.isspace() or letter in ".*>/\\" for letter in name):
+        raise ConfigError(f"{name!r} cannot be the name of a topic or stream")
+
+
+async def side_by_side(work: Callable[[T], Coroutine[Any, Any, R]], items: Iterable[T]) -> list[R]:
+    """The results of all, in order, a bounded number at a time; the first error ends the rest."""
+    gate = asyncio.Semaphore(AT_ONCE)
+
+    async def one(item: T) -> R:
+        async with gate:
+            return await work(item)
+
+    tasks = [asyncio.ensure_future(one(item)) for item in items]
+    try:
+        return await asyncio.gather(*tasks)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)

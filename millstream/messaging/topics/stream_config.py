@@ -1,0 +1,376 @@
+"""From topic settings to JetStream stream configurations and back. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime, timedelta
+from typing import Any, Final
+
+import msgspec
+
+from millstream.errors import ConfigError
+from millstream.events.subject import (
+    check_name,
+    partition_prefix,
+    stream_name,
+    stream_subjects,
+)
+from millstream.messaging.topics.settings import RESERVED_METADATA, Origin, TopicSettings
+from millstream.wire.api import api_prefix
+
+__all__ = [
+    "MAX_SUBSCRIPTIONS",
+    "Identity",
+    "changed_config",
+    "from_stream_config",
+    "identity_of",
+    "resolved",
+    "to_stream_configs",
+]
+
+VERSION: Final = 1  # of the layout of streams, subjects and metadata
+# The server stops at 1,000 when nothing is said, which a busy topic's readers soon use up.
+MAX_SUBSCRIPTIONS: Final = 100_000
+_UNLIMITED: Final = -1
+_MICROSECOND: Final = timedelta(microseconds=1)
+
+_VERSION_KEY: Final = "millstream.version"
+_TOPIC_KEY: Final = "millstream.topic"
+_PARTITION_KEY: Final = "millstream.partition"
+_PARTITIONS_KEY: Final = "millstream.partitions"
+_PREFIX_KEY: Final = "millstream.prefix"
+_ORIGINS_KEY: Final = "millstream.origins"
+_FORMAT_KEY: Final = "millstream.format"
+_GUARDED_KEY: Final = "millstream.guarded"
+
+# Setting -> the key of a stream configuration that holds it, where one value is one value.
+_LIMITS: Final = {
+    "max_bytes": "max_bytes",
+    "max_messages": "max_msgs",
+    "history": "max_msgs_per_subject",
+    "max_message_size": "max_msg_size",
+}
+_WORDS: Final = ("retention", "discard", "storage", "compression")
+_SWITCHES: Final = {
+    "discard_new_per_key": "discard_new_per_subject",
+    "deny_delete": "deny_delete",
+    "deny_purge": "deny_purge",
+}
+FEATURES: Final = {
+    "message_ttl": "allow_msg_ttl",
+    "atomic": "allow_atomic",
+    "direct": "allow_direct",
+    "rollup": "allow_rollup_hdrs",
+    "schedules": "allow_msg_schedules",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """Which part of which topic a stream is."""
+
+    topic: str
+    partition: int
+    partitions: int
+    prefix: str | None  # of this partition's subjects; None: not laid out by Millstream
+    managed: bool  # declared by Millstream, under this name
+    version: int = VERSION
+
+
+def to_stream_configs(name: str, settings: TopicSettings) -> list[dict[str, Any]]:
+    """One stream configuration for each partition of a topic."""
+    check_name("topic", name)
+    for origin in (settings.mirror, *settings.sources):
+        if origin is not None and origin.topic == name and origin.domain is None:
+            raise ConfigError(f"topic '{name}' cannot be a copy of itself")
+    return [_config(name, settings, number) for number in range(settings.partitions)]
+
+
+def _config(name: str, settings: TopicSettings, number: int) -> dict[str, Any]:
+    partitions = settings.partitions
+    config: dict[str, Any] = {
+        "name": stream_name(name, number, partitions),
+        "max_age": _nanoseconds(settings.max_age),
+        "duplicate_window": _nanoseconds(settings.window),
+        "subject_delete_marker_ttl": _nanoseconds(settings.marker_ttl),
+        "max_consumers": settings.max_subscriptions or MAX_SUBSCRIPTIONS,
+        "num_replicas": settings.replicas,
+        "mirror_direct": False,
+        "description": settings.description,
+        "metadata": _metadata(name, settings, number),
+    }
+    config |= {key: getattr(settings, field) or _UNLIMITED for field, key in _LIMITS.items()}
+    config |= {field: getattr(settings, field).value for field in _WORDS}
+    config |= {key: getattr(settings, field) for field, key in _SWITCHES.items()}
+    config |= {key: settings.allows(feature) for feature, key in FEATURES.items()}
+    if settings.early_ack:
+        config["persist_mode"] = "async"
+    if settings.mirror is not None:
+        config["mirror"] = _mirror(settings.mirror, number)
+    elif settings.sources:
+        config["sources"] = [
+            source
+            for origin in settings.sources
+            for source in _sources(origin, settings.prefix or name, number, partitions)
+        ]
+    else:
+        config["subjects"] = [stream_subjects(settings.prefix or name, number, partitions)]
+    return config
+
+
+def _metadata(name: str, settings: TopicSettings, number: int) -> dict[str, str]:
+    metadata = {
+        **settings.metadata,
+        _VERSION_KEY: str(VERSION),
+        _TOPIC_KEY: name,
+        _PARTITION_KEY: str(number),
+        _PARTITIONS_KEY: str(settings.partitions),
+    }
+    prefix = settings.subject_prefix(name)
+    if prefix is not None and prefix != name:
+        metadata[_PREFIX_KEY] = prefix
+    if settings.wire_format is not None:
+        metadata[_FORMAT_KEY] = settings.wire_format
+    if settings.guarded:
+        metadata[_GUARDED_KEY] = "1"
+    origins = [settings.mirror] if settings.mirror is not None else settings.sources
+    if origins:
+        metadata[_ORIGINS_KEY] = msgspec.json.encode(origins).decode()
+    return metadata
+
+
+# -- origins ------------------------------------------------------------------------------
+
+
+def _mirror(origin: Origin, number: int) -> dict[str, Any]:
+    """A mirror keeps the subjects of its origin, because the server lets it answer for it."""
+    partitions = origin.partitions or 1
+    entry = _origin_entry(origin, stream_name(origin.topic, number, partitions))
+    if origin.filter is not None:
+        entry["filter_subject"] = _within(origin, number, partitions)
+    return entry
+
+
+def _sources(origin: Origin, prefix: str, number: int, partitions: int) -> list[dict[str, Any]]:
+    """What one partition takes from an origin: the same partition, or all if it is the only one."""
+    theirs = origin.partitions or 1
+    taken = range(theirs) if partitions == 1 else (number,)
+    entries = []
+    for other in taken:
+        entry = _origin_entry(origin, stream_name(origin.topic, other, theirs))
+        source = _within(origin, other, theirs)
+        if not origin.foreign:
+            own = partition_prefix(prefix, number, partitions)
+            target = f"{own}.{_target(origin.filter or '>')}"
+            entry["subject_transforms"] = [{"src": source, "dest": target}]
+        elif origin.filter is not None:
+            entry["filter_subject"] = source
+        entries.append(entry)
+    return entries
+
+
+def _origin_entry(origin: Origin, stream: str) -> dict[str, Any]:
+    entry: dict[str, Any] = {"name": stream}
+    if origin.domain is not None:
+        entry["external"] = {"api": api_prefix(origin.domain)}
+    if isinstance(origin.start, datetime):
+        entry["opt_start_time"] = _time_text(origin.start)
+    elif origin.start is not None:
+        entry["opt_start_seq"] = origin.start
+    return entry
+
+
+def _within(origin: Origin, number: int, partitions: int) -> str:
+    """The subjects of one partition of the origin that are copied."""
+    if origin.foreign:
+        return origin.filter or ">"
+    prefix = partition_prefix(origin.prefix or origin.topic, number, partitions)
+    return f"{prefix}.{origin.filter or '>'}"
+
+
+def _target(pattern: str) -> str:
+    """The destination of a transform that keeps what a pattern matches.
+
+    >>> _target("eu.*.>"), _target("*.x.*")
+    ('eu.{{wildcard(1)}}.>', '{{wildcard(1)}}.x.{{wildcard(2)}}')
+    """
+    words, seen = [], 0
+    for word in pattern.split("."):
+        if word == "*":
+            seen += 1
+            word = f"{{{{wildcard({seen})}}}}"
+        words.append(word)
+    return ".".join(words)
+
+
+# -- the way back -------------------------------------------------------------------------
+
+
+def identity_of(config: Mapping[str, Any]) -> Identity:
+    """Which topic a stream belongs to; any stream of others is a topic of its own name."""
+    name, metadata = config["name"], config.get("metadata") or {}
+    try:
+        version = int(metadata[_VERSION_KEY])
+        topic = metadata[_TOPIC_KEY]
+        number, partitions = int(metadata[_PARTITION_KEY]), int(metadata[_PARTITIONS_KEY])
+    except (KeyError, ValueError):
+        return Identity(name, 0, 1, None, managed=False)
+    if not 0 <= number < partitions or stream_name(topic, number, partitions) != name:
+        return Identity(name, 0, 1, None, managed=False)
+    prefix: str | None = partition_prefix(metadata.get(_PREFIX_KEY, topic), number, partitions)
+    origins = _origins_of(metadata)
+    if origins and config.get("mirror") and origins[0].foreign:
+        prefix = None
+    return Identity(topic, number, partitions, prefix, managed=True, version=version)
+
+
+def from_stream_config(config: Mapping[str, Any]) -> TopicSettings:
+    """The settings that a stream was made with, or that describe it best."""
+    metadata = config.get("metadata") or {}
+    identity = identity_of(config)
+    values: dict[str, Any] = {
+        "partitions": identity.partitions,
+        "replicas": config.get("num_replicas", 1),
+        "max_age": _duration(config.get("max_age")),
+        "marker_ttl": _duration(config.get("subject_delete_marker_ttl")),
+        "duplicate_window": _duration(config.get("duplicate_window")),
+        "early_ack": config.get("persist_mode") == "async",
+        "description": config.get("description", ""),
+        "wire_format": metadata.get(_FORMAT_KEY),
+        "guarded": _GUARDED_KEY in metadata,
+        "metadata": {
+            key: text
+            for key, text in metadata.items()
+            if key not in RESERVED_METADATA and not key.startswith("_nats.")
+        },
+    }
+    for field, key in _LIMITS.items():
+        limit = config.get(key, _UNLIMITED)
+        values[field] = limit if limit > 0 else None
+    values |= {field: config[field] for field in _WORDS if field in config}
+    values |= {field: bool(config.get(key, False)) for field, key in _SWITCHES.items()}
+    values |= _copied_from(config, identity)
+    if identity.managed and "mirror" not in values:
+        values["prefix"] = metadata.get(_PREFIX_KEY)
+    consumers = config.get("max_consumers", _UNLIMITED)
+    if consumers > 0 and consumers != MAX_SUBSCRIPTIONS:
+        values["max_subscriptions"] = consumers
+    settings = TopicSettings.unchecked(values)
+    # What is as it would be by itself counts as not given.
+    given: dict[str, Any] = {"duplicate_window": None}
+    if settings.duplicate_window != TopicSettings.unchecked({**values, **given}).window:
+        given = {}
+    for feature, key in FEATURES.items():
+        on = bool(config.get(key, False))
+        given[feature] = None if on == settings.allows(feature) else on
+    return TopicSettings.unchecked({**values, **given})
+
+
+def _copied_from(config: Mapping[str, Any], identity: Identity) -> dict[str, Any]:
+    """`mirror` and `sources`: as declared if the stream still has them so, else as found."""
+    mirror, sources = config.get("mirror"), config.get("sources") or []
+    if not mirror and not sources:
+        return {}
+    metadata = config.get("metadata") or {}
+    declared = _origins_of(metadata) if identity.managed else ()
+    if mirror:
+        if len(declared) == 1 and _mirror(declared[0], identity.partition) == _bare(mirror):
+            return {"mirror": declared[0]}
+        return {"mirror": _found(mirror)}
+    prefix = metadata.get(_PREFIX_KEY, identity.topic)
+    entries = [
+        entry
+        for origin in declared
+        for entry in _sources(origin, prefix, identity.partition, identity.partitions)
+    ]
+    if _sorted(entries) == _sorted([_bare(source) for source in sources]):
+        return {"sources": declared}
+    return {"sources": [_found(source) for source in sources]}
+
+
+def _sorted(entries: list[dict[str, Any]]) -> list[bytes]:
+    return sorted(msgspec.json.encode(entry, order="deterministic") for entry in entries)
+
+
+def _bare(entry: Mapping[str, Any]) -> dict[str, Any]:
+    """An origin as the server tells it, without what is empty."""
+    bare = {key: value for key, value in entry.items() if value}
+    if "external" in bare:
+        bare["external"] = {key: value for key, value in bare["external"].items() if value}
+    return bare
+
+
+def _found(entry: Mapping[str, Any]) -> Origin:
+    """An origin that Millstream did not declare."""
+    api = str((entry.get("external") or {}).get("api", ""))
+    words = api.split(".")
+    start = entry.get("opt_start_seq") or None
+    if entry.get("opt_start_time"):
+        start = datetime.fromisoformat(entry["opt_start_time"])
+    return Origin(
+        entry["name"],
+        domain=words[1] if len(words) == 3 and words[::2] == ["$JS", "API"] else None,
+        start=start,
+        filter=entry.get("filter_subject") or None,
+        partitions=1,
+        foreign=True,
+    )
+
+
+def _origins_of(metadata: Mapping[str, str]) -> tuple[Origin, ...]:
+    try:
+        return msgspec.json.decode(metadata.get(_ORIGINS_KEY, "[]"), type=tuple[Origin, ...])
+    except (msgspec.DecodeError, ConfigError):
+        return ()  # written by somebody else; the stream's own configuration is what counts
+
+
+def resolved(origin: Origin, config: Mapping[str, Any]) -> Origin:
+    """The origin with what the configuration of its first stream says about it."""
+    identity = identity_of(config)
+    if identity.topic != origin.topic or identity.prefix is None:
+        return replace(origin, partitions=1, prefix=None, foreign=True)
+    prefix = (config.get("metadata") or {}).get(_PREFIX_KEY)
+    return replace(origin, partitions=identity.partitions, prefix=prefix, foreign=False)
+
+
+# -- changes ------------------------------------------------------------------------------
+
+
+def changed_config(
+    config: Mapping[str, Any], before: Mapping[str, Any], after: Mapping[str, Any]
+) -> dict[str, Any]:
+    """A stream's configuration with the difference between two renderings applied to it.
+
+    What Millstream does not know about (placement, republishing, ...) stays as it is.
+    """
+    result = dict(config)
+    for key in before.keys() | after.keys():
+        if before.get(key) == after.get(key):
+            continue
+        if key == "metadata":
+            found = config.get("metadata") or {}
+            result[key] = changed_config(found, before[key], after[key])
+        elif key in after:
+            result[key] = after[key]
+        else:
+            result.pop(key, None)
+    return result
+
+
+# -- units --------------------------------------------------------------------------------
+
+
+def _nanoseconds(time: timedelta | None) -> int:
+    return 0 if time is None else time // _MICROSECOND * 1000
+
+
+def _duration(nanoseconds: int | None) -> timedelta | None:
+    return timedelta(microseconds=nanoseconds / 1000) if nanoseconds else None
+
+
+def _time_text(moment: datetime) -> str:
+    """RFC 3339 as the server writes it: UTC, no trailing zeros."""
+    moment = moment.astimezone(UTC)
+    fraction = f".{moment.microsecond:06d}".rstrip("0").rstrip(".")
+    return f"{moment:%Y-%m-%dT%H:%M:%S}{fraction}Z"

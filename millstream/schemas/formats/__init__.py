@@ -1,0 +1,1 @@
+"""One file for each schema format, to and from the type model."""

@@ -1,0 +1,195 @@
+"""Single events in Avro's binary encoding, by fastavro."""
+
+from __future__ import annotations
+
+import copy
+import datetime as dt
+import io
+from typing import Any, Final
+
+from millstream import errors
+from millstream.schemas import types as t
+from millstream.schemas.extras import needed
+from millstream.schemas.formats.avro import parse_avro, to_avro
+from millstream.schemas.schema import Schema
+from millstream.schemas.values.fit import Fit, compile_fit
+
+__all__ = ["AvroWire"]
+
+_MICROSECOND: Final = dt.timedelta(microseconds=1)
+
+
+class AvroWire:
+    """A schema declared in Avro is written as declared, any other as `to_avro` gives it."""
+
+    def __init__(self, schema: Schema) -> None:
+        fastavro = needed("fastavro")
+        record, origin = schema.record, schema.origin
+        if origin is not None and origin.format == "avro":
+            form = parse_avro(origin.text)
+        else:
+            form = to_avro(record)
+        try:
+            self._parsed = fastavro.parse_schema(copy.deepcopy(form), named_schemas={})
+        except Exception as error:  # fastavro has several bases for what is wrong with a schema
+            raise errors.SchemaError(f"fastavro refuses the Avro schema: {error}") from error
+        names: dict[str, Any] = {}
+        _gather_names(self._parsed, names)
+        self._kind = t.kind(record)
+        self._to = _to_wire(record, self._parsed, names)
+        self._from = _from_wire(record)
+        self._fit = compile_fit(record)
+        self._write = fastavro.schemaless_writer
+        self._read = fastavro.schemaless_reader
+
+    def dump(self, plain: dict[str, Any]) -> bytes:
+        """The bytes of a plain value."""
+        out = io.BytesIO()
+        self._write(out, self._parsed, plain if self._to is None else self._to(plain))
+        return out.getvalue()
+
+    def load(self, data: bytes) -> dict[str, Any]:
+        """The plain value of the bytes, checked; bytes left over are refused too."""
+        source = io.BytesIO(data)
+        try:
+            value = self._read(source, self._parsed, None)
+        except Exception as error:  # fastavro raises whatever a wrong byte leads to
+            reason = f"{type(error).__name__} {error}"
+            raise errors.Unfit("", f"{self._kind} in Avro", f"other bytes: {reason}") from None
+        if source.tell() != len(data):
+            left = len(data) - source.tell()
+            raise errors.Unfit("", f"{self._kind} in Avro", f"{left} more bytes after it")
+        plain: dict[str, Any] = self._fit(value if self._from is None else self._from(value))
+        return plain
+
+
+def _gather_names(form: Any, names: dict[str, Any]) -> None:
+    """Named types of a parsed schema by full name."""
+    if isinstance(form, list):
+        for option in form:
+            _gather_names(option, names)
+    elif isinstance(form, dict):
+        if "name" in form and form.get("type") in ("record", "error", "enum", "fixed"):
+            names[form["name"]] = form
+        for key in ("items", "values", "type"):
+            if isinstance(form.get(key), (list, dict)):
+                _gather_names(form[key], names)
+        for field in form.get("fields", ()):
+            _gather_names(field["type"], names)
+
+
+def _tag(form: Any) -> str:
+    """The name by which fastavro knows an option of a union."""
+    while isinstance(form, dict):
+        if form.get("type") in ("record", "error", "enum", "fixed"):
+            return str(form["name"])
+        form = form["type"]
+    return str(form)
+
+
+def _to_wire(type_: t.Type, form: Any, names: dict[str, Any]) -> Fit | None:
+    """From plain values to what fastavro takes, or None where they are the same."""
+    if isinstance(form, str):
+        form = names.get(form, form)
+    if isinstance(form, dict) and isinstance(form.get("type"), (list, dict)):
+        return _to_wire(type_, form["type"], names)
+    inner, nullable = t.strip(type_)
+    if isinstance(form, list):
+        options = [option for option in form if option != "null"]
+        if isinstance(inner, t.Union):
+            turn: Fit | None = _union_to_wire(inner, options, names)
+        else:
+            turn = _to_wire(inner, options[0], names)
+        if turn is None or not nullable:
+            return turn
+        return lambda value: None if value is None else turn(value)
+    match inner:
+        case t.Duration():
+            return lambda value: value // _MICROSECOND
+        case t.List():
+            item = _to_wire(inner.item, form["items"], names)
+            return item and (lambda value: [item(e) for e in value])
+        case t.Map():
+            element = _to_wire(inner.value, form["values"], names)
+            return element and (lambda value: {k: element(v) for k, v in value.items()})
+        case t.Record():
+            forms = {field["name"]: field["type"] for field in form["fields"]}
+            turns = {f.name: _to_wire(f.type, forms[f.name], names) for f in inner.fields}
+            return _on_fields({name: turn for name, turn in turns.items() if turn is not None})
+        case _:
+            return None
+
+
+def _on_fields(turns: dict[str, Fit]) -> Fit | None:
+    if not turns:
+        return None
+    pairs = list(turns.items())
+
+    def turn(value: dict[str, Any]) -> dict[str, Any]:
+        out = dict(value)
+        for name, one in pairs:
+            out[name] = one(out[name])
+        return out
+
+    return turn
+
+
+def _union_to_wire(union: t.Union, forms: list[Any], names: dict[str, Any]) -> Fit:
+    # fastavro would guess the option by trying; a number for a date among them, it guesses wrong.
+    plan = [
+        (compile_fit(option), _tag(form), _to_wire(option, form, names))
+        for option, form in zip(union.options, forms, strict=True)
+    ]
+
+    def turn(value: Any) -> Any:
+        for fit, tag, inner in plan:
+            try:
+                fit(value)
+            except errors.Unfit:
+                continue
+            return (tag, value if inner is None else inner(value))
+        raise errors.Unfit("", t.kind(union), repr(value))
+
+    return turn
+
+
+def _from_wire(type_: t.Type) -> Fit | None:
+    """From what fastavro gives to plain values, or None where they are the same."""
+    match type_:
+        case t.Nullable():
+            inner = _from_wire(type_.of)
+            return inner and (lambda value: None if value is None else inner(value))
+        case t.Duration():
+            return lambda value: value * _MICROSECOND
+        case t.List():
+            item = _from_wire(type_.item)
+            return item and (lambda value: [item(e) for e in value])
+        case t.Map():
+            element = _from_wire(type_.value)
+            return element and (lambda value: {k: element(v) for k, v in value.items()})
+        case t.Record():
+            turns = {f.name: _from_wire(f.type) for f in type_.fields}
+            return _on_fields({name: turn for name, turn in turns.items() if turn is not None})
+        case t.Union():
+            return _union_from_wire(type_)
+        case _:
+            return None
+
+
+def _union_from_wire(union: t.Union) -> Fit | None:
+    turns = [_from_wire(option) for option in union.options]
+    if not any(turns):
+        return None
+    plan = [(compile_fit(option), turn) for option, turn in zip(union.options, turns, strict=True)]
+
+    def turn_option(value: Any) -> Any:
+        for fit, turn in plan:
+            try:
+                turned = value if turn is None else turn(value)
+                fit(turned)
+            except (errors.Unfit, TypeError, KeyError, AttributeError, OverflowError):
+                continue
+            return turned
+        return value
+
+    return turn_option

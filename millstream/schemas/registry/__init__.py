@@ -1,0 +1,1 @@
+"""Schemas stored in the broker, and topics bound to them. Does I/O."""

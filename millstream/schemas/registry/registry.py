@@ -1,0 +1,315 @@
+"""The schema registry: versions of every topic's schema, kept in the broker itself."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import random
+from typing import Any, Final
+
+from millstream.errors import (
+    ApiError,
+    ConfigError,
+    SchemaError,
+    SchemaNotFound,
+    TopicNotFound,
+    WrongSequence,
+)
+from millstream.events.event import NULL_HEADER
+from millstream.messaging import Client, Topic, TopicSettings
+from millstream.messaging.topics.admin import edit
+from millstream.messaging.topics.lookup import open_topic
+from millstream.schemas.compatibility import Mode, Problem, parse_mode
+from millstream.schemas.declare import declare
+from millstream.schemas.registry.records import (
+    TABLE,
+    TopicSchemas,
+    Version,
+    message_subject,
+    new_record,
+    next_version,
+    problems_of,
+    read_record,
+    read_schema,
+    record_key,
+    schema_key,
+)
+from millstream.schemas.schema import Schema
+from millstream.tables import Table
+from millstream.wire.api import ErrorCode
+from millstream.wire.protocol import parse_headers
+
+__all__ = ["Registry"]
+
+# Schemas kept decoded. They never change; a process meets a few dozen.
+SCHEMAS_KEPT: Final = 1000
+# Each lost race means that another process registered something: this many at once is a mistake.
+TRIES_MAX: Final = 50
+PAUSE_SECONDS: Final = 0.02
+
+_SETTINGS: Final = TopicSettings(
+    history=1, description="Schemas and their versions", deny_delete=True, max_message_size="2MiB"
+)
+
+
+class Registry:
+    """Versions of topics' schemas. Ids are stable; a breaking change is refused.
+
+    Several processes may register at once: every version gets one number, and the same schema is
+    the same version for all of them.
+    """
+
+    def __init__(self, client: Client) -> None:
+        self._client = client
+        self._table: Table | None = None
+        self._schemas: dict[int, Schema] = {}
+
+    # -- looking --------------------------------------------------------------------------
+
+    async def topic(self, name: str) -> TopicSchemas:
+        """The versions of a topic's schema; SchemaNotFound when it has none."""
+        record, _ = await self._record(name)
+        if record is None:
+            raise SchemaNotFound(
+                f"topic '{name}' has no schema. Declare it with create_topic(..., schema=...), or "
+                f"'millstream schema register {name} FILE'"
+            )
+        return record
+
+    async def find(self, name: str) -> TopicSchemas | None:
+        """Like `topic`, but None when it has no schema."""
+        return (await self._record(name))[0]
+
+    async def topics(self) -> list[TopicSchemas]:
+        """The records of all topics that have a schema, by name."""
+        try:
+            table = Table(await self._client.topic(TABLE))
+        except TopicNotFound:
+            return []
+        found = [
+            read_record(entry.value)
+            async for entry in table.entries()
+            if entry.key.startswith(record_key(""))
+        ]
+        return sorted(found, key=lambda record: record.topic)
+
+    async def schema(self, id_: int) -> Schema:
+        """The schema with that id; SchemaNotFound when there is none."""
+        return await self._load(id_, None)
+
+    async def version(self, topic: str, number: int | None = None) -> tuple[Version, Schema]:
+        """One version of a topic's schema; None: the latest."""
+        version = (await self.topic(topic)).version(number)
+        return version, await self._load(version.id, version.fingerprint)
+
+    async def schemas_of(self, record: TopicSchemas) -> list[Schema]:
+        """Every version's schema, oldest first."""
+        return [await self._load(v.id, v.fingerprint) for v in record.versions]
+
+    async def check(
+        self, topic: str, source: object, mode: Mode | str | None = None, **how: Any
+    ) -> list[Problem]:
+        """Why a schema may not become the topic's next version; nothing is written.
+
+        `mode` asks what would be under another promise. `how` is passed to `declare`.
+        """
+        schema = declare(source, **how)
+        record = await self.find(topic)
+        if record is None:
+            problems_of(new_record(topic, None, mode), (), schema)
+            return []
+        return problems_of(record, await self.schemas_of(record), schema, mode)
+
+    async def check_first(
+        self, topic: str, source: object, wire_format: str | None, mode: Mode | str | None = None
+    ) -> None:
+        """Refuse what could not be a topic's first schema, before anything is made for it."""
+        if await self.find(topic) is None:
+            next_version(new_record(topic, wire_format, mode), (), declare(source))
+
+    # -- changing -------------------------------------------------------------------------
+
+    async def register(
+        self,
+        topic: str,
+        source: object,
+        mode: Mode | str | None = None,
+        wire_format: str | None = None,
+        **how: Any,
+    ) -> Version:
+        """Give an existing topic a schema, or its next version; the version it has now.
+
+        A schema that is registered already is left as it is. Incompatible names the field and the
+        rule that a new one breaks. `how` is passed to `declare`.
+
+        1. Mark the topic as one with a schema, so that nothing untyped is written from now on.
+        2. Store the schema under its fingerprint; its offset is its id.
+        3. Add the version to the topic's record, if that is still as it was read; else again.
+        """
+        schema = declare(source, **how)
+        await self.check_first(topic, schema, wire_format, mode)
+        await self._mark(topic, wire_format)
+        for _ in range(TRIES_MAX):
+            record, revision = await self._record(topic)
+            if record is None:
+                record = new_record(topic, await self._format(topic), mode)
+            elif mode is not None and parse_mode(mode) is not record.mode:
+                raise SchemaError(
+                    f"topic '{topic}' promises {record.mode}, wanted {parse_mode(mode)}: "
+                    f"change the promise first (set_mode, or 'millstream schema evolve --mode')"
+                )
+            following = next_version(record, await self.schemas_of(record), schema)
+            known = record.of(following.fingerprint)
+            if known is not None:
+                return known
+            try:
+                id_ = await self._store(following)
+                changed = record.followed_by(id_, following.fingerprint)
+                await self._put(record_key(topic), changed.to_json(), revision)
+            except WrongSequence:
+                await _pause()
+                continue
+            return changed.latest
+        raise _too_busy(topic)
+
+    async def evolve(
+        self, topic: str, source: object, mode: Mode | str | None = None, **how: Any
+    ) -> Version:
+        """Register the next version of a topic that has a schema.
+
+        With `mode` its promise is changed first, so that the new version is checked under it.
+        """
+        await self.topic(topic)
+        if mode is not None:
+            await self.set_mode(topic, mode)
+        return await self.register(topic, source, **how)
+
+    async def set_mode(self, topic: str, mode: Mode | str) -> TopicSchemas:
+        """Change what a topic promises about its next versions."""
+        wanted = parse_mode(mode)
+        for _ in range(TRIES_MAX):
+            record, revision = await self._record(topic)
+            if record is None:
+                return await self.topic(topic)  # says that there is none
+            if record.mode is wanted:
+                return record
+            changed = dataclasses.replace(record, mode=wanted)
+            try:
+                await self._put(record_key(topic), changed.to_json(), revision)
+            except WrongSequence:
+                await _pause()
+                continue
+            return changed
+        raise _too_busy(topic)
+
+    async def adopt(self, topic: str, record: TopicSchemas) -> TopicSchemas:
+        """Give a topic that has no schema all versions of another one, under the same ids."""
+        await self._mark(topic, record.format)
+        found, revision = await self._record(topic)
+        if found is not None:
+            return found
+        adopted = dataclasses.replace(record, topic=topic)
+        await self._put(record_key(topic), adopted.to_json(), revision)
+        return adopted
+
+    async def forget(self, topic: str) -> None:
+        """Remove a topic's record, because the topic is gone; its schemas keep their ids."""
+        record, _ = await self._record(topic)
+        if record is not None:
+            await (await self._writable()).delete(record_key(topic))
+
+    # -- the table ------------------------------------------------------------------------
+
+    async def _record(self, topic: str) -> tuple[TopicSchemas | None, int]:
+        """A topic's record and its revision; the revision counts also when it was deleted."""
+        subject = message_subject(record_key(topic))
+        try:
+            found = await self._client.jetstream.get_message(TABLE, {"last_by_subj": subject})
+        except TopicNotFound:
+            return None, 0
+        if found is None:
+            return None, 0
+        if NULL_HEADER in parse_headers(found.headers):
+            return None, found.sequence
+        return read_record(found.payload), found.sequence
+
+    async def _load(self, id_: int, fingerprint: str | None) -> Schema:
+        known = self._schemas.get(id_)
+        if known is not None:
+            return known
+        try:
+            found = await self._client.jetstream.get_message(TABLE, {"seq": id_})
+        except TopicNotFound:
+            found = None
+        if found is None:
+            raise SchemaNotFound(f"there is no schema with id {id_} in the registry ('{TABLE}')")
+        if len(self._schemas) >= SCHEMAS_KEPT:
+            self._schemas.pop(next(iter(self._schemas)))
+        schema = read_schema(id_, found.subject, found.payload, fingerprint)
+        self._schemas[id_] = schema
+        return schema
+
+    async def _store(self, schema: Schema) -> int:
+        key = schema_key(schema.fingerprint)
+        try:
+            return await self._put(key, schema.to_json(), 0)
+        except WrongSequence:  # somebody stored it before
+            return await (await self._writable()).revision(key)
+
+    async def _put(self, key: str, text: str, revision: int) -> int:
+        return await (await self._writable()).put(key, text, revision=revision)
+
+    async def _writable(self) -> Table:
+        if self._table is None:
+            try:
+                self._table = Table(await self._client.topic(TABLE))
+            except TopicNotFound:
+                self._table = Table(await self._create())
+        return self._table
+
+    async def _create(self) -> Topic:
+        """On three nodes where there are: losing the ids would be losing every typed topic."""
+        if self._client.connection.info.cluster:
+            try:
+                return await self._client.create_topic(TABLE, _SETTINGS.changed({"replicas": 3}))
+            except ApiError as error:
+                if error.err_code not in (
+                    ErrorCode.NO_SUITABLE_PEERS,
+                    ErrorCode.REPLICAS_NOT_CLUSTERED,
+                ):
+                    raise
+        return await self._client.create_topic(TABLE, _SETTINGS)
+
+    # -- the topic ------------------------------------------------------------------------
+
+    async def _format(self, topic: str) -> str | None:
+        return (await open_topic(self._client.jetstream, topic)).settings.wire_format
+
+    async def _mark(self, topic: str, wire_format: str | None) -> None:
+        info = await open_topic(self._client.jetstream, topic)
+        found = info.settings.wire_format
+        if not info.managed or info.settings.is_copy:
+            raise ConfigError(
+                f"'{topic}' takes no events of its own here (a copy, or a stream that Millstream "
+                f"did not make), so it cannot have a schema of its own"
+            )
+        if found is None:
+            changes = {"wire_format": wire_format or "json"}
+            await edit(self._client.jetstream, topic, changes)
+        elif wire_format not in (None, found):
+            raise SchemaError(
+                f"the events of '{topic}' are encoded as {found}, not as {wire_format}; this "
+                f"cannot be changed. Declare a topic of another name"
+            )
+
+
+async def _pause() -> None:
+    """A moment, never the same for two that race."""
+    await asyncio.sleep(PAUSE_SECONDS * random.random())
+
+
+def _too_busy(topic: str) -> SchemaError:
+    return SchemaError(
+        f"the schema record of '{topic}' was changed by others {TRIES_MAX} times in a row; "
+        f"something registers in a loop"
+    )

@@ -1,0 +1,1 @@
+"""Values checked against a type: one by one, as columns, as rows."""

@@ -1,0 +1,359 @@
+"""Many Python objects to Arrow columns, fast and strict.
+
+`pa.array` alone would take 1.5 for an int64, bytes for text, a number for a date, a datetime
+without a zone for one with (each tried), and rows as dicts cost 32 µs each. So values are gathered
+column by column, the set of their exact Python types is compared with what the column takes (one
+pass in C), and only then is Arrow asked. Whatever does not pass takes the slow way: every row
+through `compile_fit`, which either names the misfit or gives plain values that do pass. The slow
+way is the definition; the fast way may only ever be a shortcut to the same result.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import decimal
+import operator
+import uuid
+import zoneinfo
+from collections.abc import Callable, Sequence
+from itertools import accumulate, chain
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
+
+from millstream import errors
+from millstream.schemas import types as t
+from millstream.schemas.formats.arrow import arrow_type
+from millstream.schemas.values.fit import MAX_FLOAT32 as _MAX_FLOAT32
+from millstream.schemas.values.fit import compile_fit, field_names, fresh
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+__all__ = ["ColumnBuilder", "builder_for"]
+
+# Values of one column (no nulls among them) to an Arrow array.
+_Build: TypeAlias = Callable[[list[Any]], Any]
+_None: Final = type(None)
+
+_EXACT: Final[dict[type, frozenset[type]]] = {
+    t.Bool: frozenset({bool}),
+    t.Int: frozenset({int}),
+    t.Float: frozenset({float, int}),
+    t.String: frozenset({str}),
+    t.Binary: frozenset({bytes, bytearray, memoryview}),
+    t.Decimal: frozenset({decimal.Decimal}),
+    t.Date: frozenset({dt.date}),
+    t.Time: frozenset({dt.time}),
+    t.Timestamp: frozenset({dt.datetime}),
+    t.Duration: frozenset({dt.timedelta}),
+    t.Uuid: frozenset({uuid.UUID}),
+}
+_zone_of: Final = operator.attrgetter("tzinfo")
+_micro_of: Final = operator.attrgetter("microsecond")
+_INFINITY: Final = float("inf")
+# Zones known to give an offset for every time, so that no value need be asked on its own.
+_SOUND_ZONES: Final = (dt.timezone, zoneinfo.ZoneInfo)
+
+
+class _NotFast(Exception):
+    """The column holds something the fast way does not vouch for."""
+
+
+class ColumnBuilder:
+    """Turns many values of one record into a struct array; compiled once, used for every batch."""
+
+    def __init__(self, record: t.Record) -> None:
+        import pyarrow as pa
+
+        self.record = record
+        self.type: pa.StructType = arrow_type(record)
+        self._fit = compile_fit(record)
+        self._build = _record_builder(record)
+        # Everything the fast way may stumble over; the slow way then says what it was.
+        self._stumbles = (
+            _NotFast, pa.ArrowException, OverflowError, ValueError, TypeError, LookupError,
+            AttributeError,
+        )  # fmt: skip
+
+    def build(self, values: Sequence[object]) -> pa.StructArray:
+        """The values as one struct array; the first misfit is an `Unfit` with its row."""
+        rows = values if isinstance(values, list) else list(values)
+        try:
+            return self._build(rows)
+        except self._stumbles:
+            return self._build(self._plain(rows))
+
+    def batch(self, values: Sequence[object]) -> pa.RecordBatch:
+        """The values as a record batch of the record's columns."""
+        import pyarrow as pa
+
+        return pa.RecordBatch.from_struct_array(self.build(values))
+
+    def _plain(self, rows: Sequence[object]) -> list[Any]:
+        fit, out = self._fit, []
+        for index, row in enumerate(rows):
+            try:
+                out.append(fit(row))
+            except errors.Unfit as error:
+                raise errors.Unfit(error.field, error.expected, error.found, index) from None
+        return out
+
+
+# -- gathering ----------------------------------------------------------------------------
+
+
+def _record_builder(record: t.Record) -> _Build:
+    import pyarrow as pa
+
+    struct = arrow_type(record)
+    fields = list(struct)
+    names = tuple(field.name for field in record.fields)
+    builders = [builder_for(field.type) for field in record.fields]
+    items = [operator.itemgetter(name) for name in names]
+    defaults = [field.default for field in record.fields]
+    count = len(names)
+
+    def gather(rows: list[Any]) -> list[list[Any]]:
+        kinds = set(map(type, rows))
+        if len(kinds) > 1:
+            raise _NotFast
+        kind = kinds.pop() if kinds else dict
+        if kind is dict:
+            if set(map(len, rows)) <= {count}:
+                return [list(map(item, rows)) for item in items]
+            return _gather_some(rows, names, defaults)
+        return _gather_attributes(rows, kind, names, defaults)
+
+    def build(rows: list[Any]) -> Any:
+        columns = gather(rows)
+        arrays = [make(column) for make, column in zip(builders, columns, strict=True)]
+        return pa.StructArray.from_arrays(arrays, fields=fields)
+
+    return build
+
+
+def _gather_some(
+    rows: list[dict[str, Any]], names: tuple[str, ...], defaults: list[object]
+) -> list[list[Any]]:
+    """Columns of dicts that leave out fields with a default."""
+    columns, held = [], 0
+    for name, default in zip(names, defaults, strict=True):
+        column = [row.get(name, t.MISSING) for row in rows]
+        missing = column.count(t.MISSING)
+        held += len(column) - missing
+        if missing:
+            if default is t.MISSING:
+                raise _NotFast
+            column = [fresh(default) if value is t.MISSING else value for value in column]
+        columns.append(column)
+    # More keys than those taken: some row has a field the record does not know.
+    if sum(map(len, rows)) != held:
+        raise _NotFast
+    return columns
+
+
+def _gather_attributes(
+    rows: list[Any], kind: type, names: tuple[str, ...], defaults: list[object]
+) -> list[list[Any]]:
+    known = field_names(kind)
+    if known is None or not set(known) <= set(names):
+        raise _NotFast
+    columns = []
+    for name, default in zip(names, defaults, strict=True):
+        if name in known:
+            columns.append(list(map(operator.attrgetter(name), rows)))
+        elif default is t.MISSING:
+            raise _NotFast
+        else:
+            columns.append([default] * len(rows))
+    return columns
+
+
+# -- building -----------------------------------------------------------------------------
+
+
+def builder_for(type_: t.Type) -> _Build:
+    """The builder of a field's column, which may hold None only if its type is nullable."""
+    if not isinstance(type_, t.Nullable):
+        return _solid_builder(type_)
+    inner = type_.of
+    if type(inner) in _EXACT:
+        # Arrow takes None in a flat column by itself.
+        return _leaf_builder(inner, nullable=True)
+    solid = _solid_builder(inner)
+
+    def build(values: list[Any]) -> Any:
+        if None not in values:
+            return solid(values)
+        return _spread(solid([v for v in values if v is not None]), [v is not None for v in values])
+
+    return build
+
+
+def _spread(compact: Any, present: list[bool]) -> Any:
+    """The compact array with nulls put in where values are not present."""
+    import pyarrow as pa
+
+    places = accumulate(present, initial=-1)
+    next(places)
+    indices = [place if here else None for place, here in zip(places, present, strict=True)]
+    return compact.take(pa.array(indices, pa.int64()))
+
+
+def _solid_builder(type_: t.Type) -> _Build:
+    match type_:
+        case t.Record():
+            return _record_builder(type_)
+        case t.List():
+            return _list_builder(type_)
+        case t.Map():
+            return _map_builder(type_)
+        case t.Union():
+            return _union_builder(type_)
+        case t.Enum():
+            return _enum_builder(type_)
+        case _:
+            return _leaf_builder(type_, nullable=False)
+
+
+def _leaf_builder(type_: t.Type, *, nullable: bool) -> _Build:
+    import pyarrow as pa
+
+    arrow = arrow_type(type_)
+    taken = _EXACT[type(type_)] | ({_None} if nullable else frozenset())
+    check = _further_check(type_)
+    array = pa.array
+    if isinstance(type_, t.Uuid):
+
+        def build_text(values: list[Any]) -> Any:
+            if not set(map(type, values)) <= taken:
+                raise _NotFast
+            return array([None if v is None else str(v) for v in values], arrow)
+
+        return build_text
+
+    def build(values: list[Any]) -> Any:
+        if not set(map(type, values)) <= taken:
+            raise _NotFast
+        if check is not None:
+            check(values)
+        return array(values, arrow)
+
+    return build
+
+
+def _further_check(type_: t.Type) -> Callable[[list[Any]], None] | None:
+    """What exact Python types alone do not say; raises where the slow way must decide."""
+    match type_:
+        case t.Timestamp(utc, unit):
+            return lambda values: _check_times(values, utc, unit == "ms")
+        case t.Time(unit):
+            return lambda values: _check_times(values, False, unit == "ms")
+        case t.Float(32):
+            return _check_singles
+        case _:
+            return None
+
+
+def _check_times(values: list[Any], utc: bool, whole_ms: bool) -> None:
+    solid = [value for value in values if value is not None] if None in values else values
+    zones = set(map(_zone_of, solid))
+    if utc:
+        # Other zones than UTC may leave the years 1 to 9999 on the way to UTC: seen by the slow way
+        # only at the edges, so the edges are asked here.
+        if not all(isinstance(zone, _SOUND_ZONES) for zone in zones):
+            raise _NotFast
+        if zones - {dt.UTC} and any(value.year in (1, 9999) for value in solid):
+            raise _NotFast
+    elif zones - {None}:
+        raise _NotFast
+    if whole_ms and any(micro % 1000 for micro in set(map(_micro_of, solid))):
+        raise _NotFast
+
+
+def _check_singles(values: list[Any]) -> None:
+    """Arrow rounds what is too large for 32 bits to infinity."""
+    solid = [value for value in values if value is not None] if None in values else values
+    if any(_MAX_FLOAT32 < abs(value) < _INFINITY for value in solid):
+        raise _NotFast
+
+
+def _enum_builder(type_: t.Enum) -> _Build:
+    import pyarrow as pa
+
+    fit, symbols = compile_fit(type_), frozenset(type_.symbols)
+
+    def build(values: list[Any]) -> Any:
+        distinct = set(values)
+        if set(map(type, distinct)) <= {str}:
+            if not distinct <= symbols:
+                raise _NotFast
+        else:
+            symbol_of = {value: fit(value) for value in distinct}
+            values = [symbol_of[value] for value in values]
+        return pa.array(values, pa.string())
+
+    return build
+
+
+def _list_builder(type_: t.List) -> _Build:
+    import pyarrow as pa
+
+    arrow, item = arrow_type(type_), builder_for(type_.item)
+
+    def build(values: list[Any]) -> Any:
+        if not set(map(type, values)) <= {list, tuple}:
+            raise _NotFast
+        offsets = pa.array(list(accumulate(map(len, values), initial=0)), pa.int32())
+        flat = item(list(chain.from_iterable(values)))
+        return pa.ListArray.from_arrays(offsets, flat, type=arrow)
+
+    return build
+
+
+def _map_builder(type_: t.Map) -> _Build:
+    import pyarrow as pa
+
+    arrow, key, value = arrow_type(type_), builder_for(type_.key), builder_for(type_.value)
+
+    def build(values: list[Any]) -> Any:
+        if not set(map(type, values)) <= {dict}:
+            raise _NotFast
+        offsets = pa.array(list(accumulate(map(len, values), initial=0)), pa.int32())
+        keys = key(list(chain.from_iterable(values)))
+        items = value(list(chain.from_iterable(entry.values() for entry in values)))
+        return pa.MapArray.from_arrays(offsets, keys, items, type=arrow)
+
+    return build
+
+
+def _union_builder(type_: t.Union) -> _Build:
+    import pyarrow as pa
+
+    fields = list(arrow_type(type_))
+    fits = [compile_fit(option) for option in type_.options]
+    builders = [_solid_builder(option) for option in type_.options]
+
+    def build(values: list[Any]) -> Any:
+        chosen: list[int] = []
+        plain: list[Any] = []
+        for value in values:
+            index, fitted = _choose(fits, value)
+            chosen.append(index)
+            plain.append(fitted)
+        arrays = []
+        for index, make in enumerate(builders):
+            present = [place == index for place in chosen]
+            compact = make([v for v, here in zip(plain, present, strict=True) if here])
+            arrays.append(_spread(compact, present))
+        return pa.StructArray.from_arrays(arrays, fields=fields)
+
+    return build
+
+
+def _choose(fits: list[Callable[[Any], Any]], value: Any) -> tuple[int, Any]:
+    for index, fit in enumerate(fits):
+        try:
+            return index, fit(value)
+        except errors.Unfit:
+            continue
+    raise _NotFast

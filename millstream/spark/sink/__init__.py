@@ -1,0 +1,1 @@
+"""Writing topics from Spark: driver and worker side."""

@@ -1,0 +1,239 @@
+"""Exactly once from a Spark task: its rows for one partition as a chain of units under one fence.
+
+A task of a streaming query writes under a name made of the query's id and the task's number, so a
+partition has one fence for each task of a query, however many batches there are. The fence's
+position is the number of batches that are complete. No task claims the fence: two attempts of the
+same task (a retry, a speculative twin, an older driver) race for the same next place, one of them
+is refused, looks, and finds its work done.
+
+1. Read the last pack on the fence. Its position is beyond this batch: it was stored, by an earlier
+   attempt. Count the rows and store nothing.
+2. There is none: store an empty pack first, so that no data is ever sent with expectation 0.
+3. Store the rows: one unit if it fits (one pack, or several in one atomic batch whose last message
+   is the fence), else a chain of them. Only the last one's position says that the batch is done.
+4. Found in the middle of a chain, by an earlier attempt: make the units up to there again without
+   storing them, compare count and checksum with what the fence says, and go on behind it.
+"""
+
+from __future__ import annotations
+
+import re
+import zlib
+from dataclasses import dataclass
+from typing import Final
+
+from millstream.errors import FencedOut, RowsMoved, WrongSequence
+from millstream.events.fence import (
+    FenceState,
+    data_subject,
+    part_headers,
+    read_state,
+    state_headers,
+)
+from millstream.events.packs.pack import EncodedPack, empty
+from millstream.spark.connections import PATIENCE_SECONDS
+from millstream.wire.aio.atomic import BATCH_MESSAGES_MAX
+from millstream.wire.message import OutgoingMessage
+from millstream.wire.protocol import encode_headers, parse_headers
+from millstream.wire.sync.connection import BlockingConnection, BlockingJetStream
+from millstream.wire.sync.publish import publish_fenced_batch, publish_one
+from millstream.wire.sync.streams import get_message
+
+__all__ = ["Chain", "Fence", "Note", "UnitLimits"]
+
+# Refusals in a row before we say that something else writes on the fence.
+RACES_MAX: Final = 20
+_NOTE = re.compile(r"batch=(\d+) unit=(\d+) rows=(\d+) crc=([0-9a-f]{8})")
+
+
+@dataclass(frozen=True, slots=True)
+class UnitLimits:
+    """How much is stored together."""
+
+    messages: int = BATCH_MESSAGES_MAX - 1
+    bytes: int = 32 * 1024 * 1024  # kept in memory until it is stored; the server takes 64 MiB
+
+
+@dataclass(frozen=True, slots=True)
+class Note:
+    """What a fence says about the batch that is being written."""
+
+    batch: int
+    unit: int = 0  # units of this batch that are stored
+    rows: int = 0  # events in them
+    crc: int = 0  # over their packs, in order
+
+    def __str__(self) -> str:
+        return f"batch={self.batch} unit={self.unit} rows={self.rows} crc={self.crc:08x}"
+
+    @classmethod
+    def read(cls, text: str) -> Note | None:
+        found = _NOTE.fullmatch(text)
+        if found is None:
+            return None
+        return cls(int(found[1]), int(found[2]), int(found[3]), int(found[4], 16))
+
+
+class Fence:
+    """The subject that one task of a query owns in a partition."""
+
+    def __init__(
+        self, connection: BlockingConnection, stream: str, subject: str, writer: str
+    ) -> None:
+        self.connection = connection
+        self.stream = stream
+        self.subject = subject
+        self.writer = writer
+
+    def last(self) -> FenceState:
+        """What the last pack on it says, as the partition's leader has it."""
+        jetstream = BlockingJetStream(self.connection)
+        ask = {"last_by_subj": self.subject}
+        found = get_message(jetstream, self.stream, ask, PATIENCE_SECONDS)
+        if found is None:
+            return FenceState()
+        return read_state(found.sequence, parse_headers(found.headers))
+
+    def begin(self) -> FenceState:
+        """The state to go on from; a fence that is new gets its first, empty pack."""
+        for _ in range(RACES_MAX):
+            last = self.last()
+            if last.sequence:
+                return last
+            first = last.next(0)
+            try:
+                message = self.message(self.subject, state_headers(self.writer, first), empty())
+                ack = publish_one(self.connection, message, PATIENCE_SECONDS)
+            except WrongSequence:
+                continue  # a twin was faster
+            return first.stored_at(ack.seq)
+        raise FencedOut(self.writer, 0, 0)
+
+    def message(
+        self, subject: str, pairs: list[tuple[str, str]], pack: EncodedPack
+    ) -> OutgoingMessage:
+        block = encode_headers([*pairs, *pack.headers.items()])
+        return OutgoingMessage(subject.encode(), block, memoryview(pack.payload).tobytes())
+
+    def store(
+        self,
+        wanted: FenceState,
+        packs: list[EncodedPack],
+        beside: list[OutgoingMessage] | None = None,
+    ) -> FenceState:
+        """Store packs, all or none, as what follows `wanted.sequence`; WrongSequence: refused.
+
+        `beside` are plain messages that are stored together with them, before them.
+        """
+        packs = packs or [empty()]
+        total = len(beside or []) + len(packs)
+        messages = list(beside or [])
+        for number, pack in enumerate(packs[:-1], 1):
+            pairs = part_headers(self.writer, wanted, number)
+            messages.append(self.message(data_subject(self.subject), pairs, pack))
+        pairs = state_headers(self.writer, wanted, total)
+        messages.append(self.message(self.subject, pairs, packs[-1]))
+        if len(messages) == 1:
+            ack = publish_one(self.connection, messages[0], PATIENCE_SECONDS)
+        else:
+            ack = publish_fenced_batch(self.connection, messages, PATIENCE_SECONDS)
+        return wanted.stored_at(ack.seq)
+
+
+class Chain:
+    """The rows of one task and batch for one partition, stored once."""
+
+    def __init__(self, fence: Fence, batch: int, limits: UnitLimits) -> None:
+        self._fence = fence
+        self._batch = batch
+        self._limits = limits
+        self._state: FenceState | None = None
+        self._packs: list[EncodedPack] = []
+        self._bytes = 0
+        self._made = Note(batch)  # what was made so far in this attempt
+        self._found: Note | None = None  # what an earlier attempt stored of this batch
+        self._complete = False  # an earlier attempt stored all of it
+        self.stored_rows = 0  # by this attempt, as far as their acks arrived
+        self.known_rows = 0  # of the batch, that were seen to be stored, by whichever attempt
+
+    def add(self, pack: EncodedPack) -> None:
+        """Take the next pack; what is full is stored."""
+        limits = self._limits
+        if self._packs and (
+            len(self._packs) >= limits.messages or self._bytes + pack.size > limits.bytes
+        ):
+            self._seal(final=False)
+        self._packs.append(pack)
+        self._bytes += pack.size
+
+    def is_complete(self) -> bool:
+        """Whether an earlier attempt stored all of this batch."""
+        if self._state is None:
+            self._look()
+        return self._complete
+
+    @property
+    def report(self) -> str:
+        """What is stored of the batch, in words."""
+        state = self._state or FenceState()
+        return f"{self.known_rows:,} rows, the last at offset {state.sequence}"
+
+    def finish(self) -> None:
+        """Store the rest; from now on the batch is complete for this task and partition."""
+        self._seal(final=True)
+        note = self._found
+        if self._complete and note is not None and self._made.rows != note.rows:
+            raise self._moved(note)
+
+    def _look(self) -> None:
+        state = self._fence.begin()
+        self._state = state
+        self._complete = state.position > self._batch
+        note = Note.read(state.note)
+        self._found = note if note is not None and note.batch == self._batch else None
+        if self._found is not None:
+            self.known_rows = self._found.rows
+
+    def _seal(self, final: bool) -> None:
+        if self._state is None:
+            self._look()
+        packs, self._packs, self._bytes = self._packs, [], 0
+        made = self._made
+        crc = made.crc
+        for pack in packs:
+            crc = zlib.crc32(memoryview(pack.payload), crc)
+        rows = sum(pack.count for pack in packs)
+        self._made = made = Note(self._batch, made.unit + 1, made.rows + rows, crc)
+        for _ in range(RACES_MAX):
+            if self._complete or self._stored_before(final):
+                return
+            if self._try(packs, final):
+                self.stored_rows += rows
+                self.known_rows = made.rows
+                return
+            self._look()
+        raise FencedOut(self._fence.writer, 0, 0)
+
+    def _stored_before(self, final: bool) -> bool:
+        """Whether the unit that was just made is in the chain of an earlier attempt."""
+        found, made = self._found, self._made
+        if found is None or made.unit > found.unit:
+            return False
+        same = (made.rows, made.crc) == (found.rows, found.crc)
+        # The last unit of a batch cannot be in a chain that is not complete.
+        if final or (made.unit == found.unit and not same):
+            raise self._moved(found)
+        return True
+
+    def _try(self, packs: list[EncodedPack], final: bool) -> bool:
+        state = self._state or FenceState()
+        position = self._batch + 1 if final else self._batch
+        wanted = state.next(position, str(self._made))
+        try:
+            self._state = self._fence.store(wanted, packs)
+        except WrongSequence:
+            return False
+        return True
+
+    def _moved(self, found: Note) -> RowsMoved:
+        return RowsMoved(self._fence.writer, self._batch, found.rows, self._made.rows)

@@ -1,0 +1,91 @@
+"""Writers for `foreachBatch`: output mode `update`, and several outputs of one query, exactly once.
+
+Spark refuses output mode `update` for sinks written in Python. Inside `foreachBatch` the same sink
+writes with the same guarantee:
+
+    totals.writeStream.outputMode("update").foreachBatch(table_writer("totals", key="customer"))
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+from millstream.errors import ConfigError
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame
+
+__all__ = ["as_events", "table_writer", "topic_writer"]
+
+BatchFunction = Callable[["DataFrame", int], None]
+FORMAT = "millstream"
+
+
+def topic_writer(
+    topic: str, *, key: str | Sequence[str] | None = None, name: str | None = None, **options: str
+) -> BatchFunction:
+    """A function for `foreachBatch` that appends each batch to a topic, once.
+
+    Rows with a column `value` are written as they are; otherwise all columns become the value, and
+    `key` names those that make the key. `name` tells several writers to one topic in the same query
+    apart. `options` are those of the sink (url, commitMode, ...).
+    """
+    return _writer({"topic": topic, **options}, topic, key, name)
+
+
+def table_writer(
+    table: str, *, key: str | Sequence[str] | None = None, name: str | None = None, **options: str
+) -> BatchFunction:
+    """A function for `foreachBatch` that puts each batch's rows into a table; see `topic_writer`.
+
+    A row whose column `value` is null deletes its key.
+    """
+    return _writer({"table": table, **options}, table, key, name)
+
+
+def _writer(
+    options: dict[str, str], topic: str, key: str | Sequence[str] | None, name: str | None
+) -> BatchFunction:
+    def write(batch: DataFrame, _: int) -> None:
+        rows = batch if key is None else as_events(batch, topic, key, **_connection(options))
+        if key is None and "value" not in rows.columns:
+            raise ConfigError(
+                f"the rows have no column 'value' but {', '.join(rows.columns)}: say which make "
+                f"the key (key=...), and all of them become the value"
+            )
+        chosen = {**options, "writerName": name or topic}
+        rows.write.format(FORMAT).options(**chosen).mode("append").save()
+
+    return write
+
+
+def _connection(options: dict[str, str]) -> dict[str, str]:
+    sink = ("topic", "table", "commitmode", "writername", "compression")
+    return {name: text for name, text in options.items() if name.lower() not in sink}
+
+
+def as_events(
+    rows: DataFrame, topic: str, key: str | Sequence[str], **connection: str
+) -> DataFrame:
+    """Any rows as the columns `key` and `value` of a sink.
+
+    The key is the text of the columns named (several are joined by `/`). The value has all columns:
+    as a struct when the topic has a schema, else as JSON text.
+    """
+    from pyspark.sql import functions as f
+
+    from millstream.spark.options import connection_settings
+    from millstream.spark.sink.targets import find_target
+
+    names = [key] if isinstance(key, str) else list(key)
+    unknown = [name for name in names if name not in rows.columns]
+    if unknown or not names:
+        raise ConfigError(f"no column {unknown or names}; there are {', '.join(rows.columns)}")
+    typed = find_target(connection_settings(connection), topic).type is not None
+    whole: Column = f.struct(*[f.col(f"`{name}`") for name in rows.columns])
+    texts = [f.col(f"`{name}`").cast("string") for name in names]
+    return rows.select(
+        (texts[0] if len(texts) == 1 else f.concat_ws("/", *texts)).alias("key"),
+        (whole if typed else f.to_json(whole)).alias("value"),
+    )

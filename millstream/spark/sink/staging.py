@@ -1,0 +1,247 @@
+"""Staged writes: tasks put packs aside, the driver makes them visible once.
+
+For batches of which all or nothing shall be seen, and for queries whose rows may move between tasks
+when a batch is run again.
+
+1. Each attempt of each task stores its packs in a staging stream, which no reader of a topic sees.
+2. The driver, told by Spark which attempts count, stores the list of their packs: the manifest. The
+   first manifest of a batch is the one that holds, whoever runs the batch again.
+3. It copies the packs into the topics, in the order of the manifest, each partition under a fence
+   (see chain.py). What is copied is fixed, so a copy that was interrupted goes on where it was.
+4. It removes what was staged for the batch, the packs of attempts that did not count included.
+"""
+
+from __future__ import annotations
+
+import json
+import zlib
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import pyarrow as pa
+
+from millstream.errors import (
+    ApiError,
+    ConnectError,
+    DataLoss,
+    PartlyWritten,
+    RequestTimeout,
+    TopicConflict,
+    WrongSequence,
+)
+from millstream.events.fence import FenceState, read_state, state_headers
+from millstream.events.packs.pack import EncodedPack
+from millstream.settings import ConnectionSettings
+from millstream.spark.connections import PATIENCE_SECONDS, connection_to, jetstream_to
+from millstream.spark.sink.chain import Chain
+from millstream.spark.sink.targets import Target, find_target
+from millstream.spark.sink.task_sink import Packer, TaskRows, chain_of
+from millstream.wire.api import parse_ack_address
+from millstream.wire.message import OutgoingMessage
+from millstream.wire.protocol import encode_headers, parse_headers, unique_token
+from millstream.wire.sync.publish import publish_one, publish_pipelined
+from millstream.wire.sync.range import read_range
+from millstream.wire.sync.streams import find_stream, get_message
+
+__all__ = ["STREAM", "StagedPack", "Staging", "ensure_staging"]
+
+STREAM: Final = "mill-staging"
+# What a broken query left behind goes away by itself; a query must be restarted within this time.
+MAX_AGE_DAYS: Final = 7
+_DAY_NS: Final = 86_400_000_000_000
+_RACES_MAX: Final = 20
+
+
+@dataclass(frozen=True, slots=True)
+class StagedPack:
+    """A pack in the staging stream, and where it belongs."""
+
+    topic: str
+    partition: int
+    sequence: int
+
+
+def ensure_staging(settings: ConnectionSettings, replicas: int) -> None:
+    """Make the staging stream if it is not there."""
+    jetstream = jetstream_to(settings)
+    if find_stream(jetstream, STREAM, PATIENCE_SECONDS) is not None:
+        return
+    config = {
+        "name": STREAM,
+        "subjects": [f"{STREAM}.>"],
+        "description": "Packs that Spark queries have written and not yet committed",
+        "max_age": MAX_AGE_DAYS * _DAY_NS,
+        "num_replicas": replicas,
+        "storage": "file",
+        "max_consumers": 100_000,
+        "allow_rollup_hdrs": True,
+    }
+    try:
+        jetstream.ask(f"STREAM.CREATE.{STREAM}", config, PATIENCE_SECONDS)
+    except TopicConflict:
+        return  # made by another query meanwhile
+
+
+class Staging:
+    """The staged packs of one writer and batch."""
+
+    def __init__(self, settings: ConnectionSettings, writer: str, batch: int) -> None:
+        self._settings = settings
+        self._writer = writer
+        self._batch = batch
+        self._manifests = f"{STREAM}.{writer}.manifest"
+
+    # -- tasks ----------------------------------------------------------------------------
+
+    def stage(
+        self, rows: TaskRows, batches: Iterable[pa.RecordBatch]
+    ) -> tuple[int, tuple[StagedPack, ...]]:
+        """Store a task's packs aside; how many rows, and where the packs are."""
+        if self._last_manifest().position > self._batch:
+            return sum(batch.num_rows for batch in batches), ()
+        subject = f"{STREAM}.{self._writer}.{self._batch}.{rows.task}.{unique_token(8)}".encode()
+        places: list[tuple[str, int]] = []
+        waiting: list[OutgoingMessage] = []
+        sequences: list[int] = []
+
+        def packer_for(target: Target, number: int) -> Packer:
+            def give(pack: EncodedPack) -> None:
+                places.append((target.topic, number))
+                pairs = [("Nats-Msg-Id", unique_token()), *pack.headers.items()]
+                payload = memoryview(pack.payload).tobytes()
+                waiting.append(OutgoingMessage(subject, encode_headers(pairs), payload))
+                if len(waiting) >= 16:
+                    self._send(waiting, sequences)
+
+            return Packer(target, rows.options, give)
+
+        total = rows.distribute(batches, packer_for)
+        self._send(waiting, sequences)
+        packs = tuple(
+            StagedPack(topic, number, sequence)
+            for (topic, number), sequence in zip(places, sequences, strict=True)
+        )
+        return total, packs
+
+    def _send(self, waiting: list[OutgoingMessage], sequences: list[int]) -> None:
+        connection = connection_to(self._settings)
+        acks = publish_pipelined(connection, waiting, PATIENCE_SECONDS)
+        sequences.extend(ack.seq for ack in acks)
+        waiting.clear()
+
+    # -- driver ---------------------------------------------------------------------------
+
+    def commit(self, packs: Sequence[StagedPack]) -> None:
+        """Make the batch visible: exactly once, also when this is called again."""
+        manifest = self._agree(sorted(packs, key=lambda pack: pack.sequence))
+        if manifest:
+            self._copy(manifest)
+            self.discard()
+
+    def discard(self, unless_listed: bool = False) -> None:
+        """Remove what was staged for the batch; what cannot be removed now goes with time.
+
+        With `unless_listed` a batch that has its manifest keeps its packs: when it is run again,
+        the manifest holds, and they are what is copied.
+        """
+        subject = f"{STREAM}.{self._writer}.{self._batch}.>"
+        try:
+            if unless_listed and self._last_manifest().position > self._batch:
+                return
+            jetstream_to(self._settings).ask(f"STREAM.PURGE.{STREAM}", {"filter": subject})
+        except (ApiError, ConnectError, RequestTimeout):
+            return
+
+    def _last_manifest(self) -> FenceState:
+        return self._read_manifest()[0]
+
+    def _read_manifest(self) -> tuple[FenceState, bytes]:
+        ask = {"last_by_subj": self._manifests}
+        found = get_message(jetstream_to(self._settings), STREAM, ask, PATIENCE_SECONDS)
+        if found is None:
+            return FenceState(), b""
+        return read_state(found.sequence, parse_headers(found.headers)), found.payload
+
+    def _agree(self, packs: list[StagedPack]) -> list[StagedPack]:
+        """The manifest of the batch: ours, or the one that was stored before."""
+        for _ in range(_RACES_MAX):
+            state, payload = self._read_manifest()
+            if state.position == self._batch + 1:
+                return _parse(payload)
+            if state.position > self._batch or not packs:
+                return []  # a later batch is under way, so this one is complete; or no rows
+            wanted = state.next(self._batch + 1)
+            pairs = [*state_headers(self._writer, wanted), ("Nats-Rollup", "sub")]
+            block = encode_headers(pairs)
+            message = OutgoingMessage(self._manifests.encode(), block, _text(packs))
+            try:
+                publish_one(connection_to(self._settings), message, PATIENCE_SECONDS)
+            except WrongSequence:
+                continue
+            return packs
+        raise DataLoss(f"the manifest of writer '{self._writer}' keeps changing: two drivers?")
+
+    def _copy(self, packs: list[StagedPack]) -> None:
+        chains = self._open_chains({(pack.topic, pack.partition) for pack in packs})
+        try:
+            left = {place: chain for place, chain in chains.items() if not chain.is_complete()}
+            wanted = {
+                pack.sequence: left[pack.topic, pack.partition]
+                for pack in packs
+                if (pack.topic, pack.partition) in left
+            }
+            if wanted:
+                self._fill(wanted)
+            for chain in left.values():
+                chain.finish()
+        except Exception as error:
+            written = [
+                f"{topic}/{number}: {chain.report}"
+                for (topic, number), chain in chains.items()
+                if chain.known_rows
+            ]
+            if written:
+                raise PartlyWritten(self._writer, written, str(error)) from error
+            raise
+
+    def _fill(self, wanted: dict[int, Chain]) -> None:
+        seen = 0
+        first, end = min(wanted), max(wanted) + 1
+        subjects = (f"{STREAM}.{self._writer}.{self._batch}.>",)
+        for messages in read_range(connection_to(self._settings), STREAM, first, end, subjects):
+            for message in messages:
+                chain = wanted.get(parse_ack_address(message.reply).sequence)
+                if chain is not None:
+                    seen += 1
+                    chain.add(_pack(message))
+        if seen < len(wanted):
+            raise DataLoss(
+                f"{len(wanted) - seen} of {len(wanted)} packs that writer '{self._writer}' staged "
+                f"for batch {self._batch} are gone from '{STREAM}', which keeps them for "
+                f"{MAX_AGE_DAYS} days"
+            )
+
+    def _open_chains(self, places: set[tuple[str, int]]) -> dict[tuple[str, int], Chain]:
+        """A chain for each partition, in their order."""
+        targets = {topic: find_target(self._settings, topic) for topic in {t for t, _ in places}}
+        writer = f"{self._writer}-staged"
+        return {
+            (topic, number): chain_of(self._settings, targets[topic], number, writer, self._batch)
+            for topic, number in sorted(places)
+        }
+
+
+def _pack(message: Any) -> EncodedPack:
+    headers = parse_headers(message.headers)
+    own = {name: text for name, text in headers.items() if not name.startswith("Nats-")}
+    return EncodedPack(own, pa.py_buffer(message.payload), int(own["Mill-Count"]))
+
+
+def _text(packs: Sequence[StagedPack]) -> bytes:
+    rows = [[pack.topic, pack.partition, pack.sequence] for pack in packs]
+    return zlib.compress(json.dumps(rows).encode())
+
+
+def _parse(payload: bytes) -> list[StagedPack]:
+    return [StagedPack(*row) for row in json.loads(zlib.decompress(payload))]

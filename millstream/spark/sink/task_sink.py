@@ -1,0 +1,187 @@
+"""The worker's side of a sink: record batches to packs, by topic and partition, to their fences."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+
+from millstream.errors import ConfigError
+from millstream.events.fence import fence_subject
+from millstream.events.packs.pack import EncodedPack, PackLimits, encode, split
+from millstream.settings import ConnectionSettings
+from millstream.spark.connections import connection_to
+from millstream.spark.options import SinkOptions
+from millstream.spark.sink.chain import Chain, Fence, UnitLimits
+from millstream.spark.sink.sink_rows import by_topic, enveloped, placed
+from millstream.spark.sink.targets import Target, find_target
+
+if TYPE_CHECKING:
+    from millstream.schemas import Conformer
+
+__all__ = ["Packer", "TaskRows", "chain_of", "write_chains"]
+
+UNIT_BYTES_TOTAL = 64 * 1024 * 1024  # of all partitions of a topic, kept by one worker
+UNIT_BYTES_MIN = 4 * 1024 * 1024
+
+
+class Packer:
+    """Rows of one partition, collected until they fill a pack."""
+
+    def __init__(
+        self, target: Target, options: SinkOptions, give: Callable[[EncodedPack], None]
+    ) -> None:
+        most = min(options.pack_bytes, target.max_payload)
+        self._limits = PackLimits(options.pack_rows, most)
+        self._options = options
+        self._schema_id = target.type.latest if target.type is not None else None
+        self._give = give
+        self._waiting: list[pa.RecordBatch] = []
+        self._rows = 0
+        self.count = 0
+
+    def add(self, rows: pa.RecordBatch) -> None:
+        """Take rows; full packs are given on."""
+        self.count += rows.num_rows
+        start = 0
+        while start < rows.num_rows:
+            taken = min(rows.num_rows - start, self._limits.max_count - self._rows)
+            self._waiting.append(rows.slice(start, taken))
+            self._rows += taken
+            start += taken
+            if self._rows >= self._limits.max_count:
+                self.flush()
+
+    def flush(self) -> None:
+        """Give the rest on."""
+        if not self._waiting:
+            return
+        waiting, self._waiting, self._rows = self._waiting, [], 0
+        for piece in split(_one(waiting), self._limits):
+            pack = encode(piece, schema_id=self._schema_id, compression=self._options.compression)
+            self._give(pack)
+
+
+def _one(batches: list[pa.RecordBatch]) -> pa.RecordBatch:
+    if len(batches) == 1:
+        return batches[0]
+    table = pa.Table.from_batches(_alike(batches)).combine_chunks()
+    return table.to_batches()[0]
+
+
+def _alike(batches: list[pa.RecordBatch]) -> list[pa.RecordBatch]:
+    """Batches of one schema: an envelope column that is all null was left out of some."""
+    names = batches[0].schema.names
+    if all(batch.schema.names == names for batch in batches):
+        return batches
+    from millstream.events.packs.envelope import complete
+
+    return [complete(batch) for batch in batches]
+
+
+@dataclass
+class TaskRows:
+    """Sorts the rows of a task by topic and partition and hands them to packers."""
+
+    settings: ConnectionSettings
+    options: SinkOptions
+    target: Target | None  # the topic of the option; None: each row names its own
+    task: int  # its number, by which rows without a key are placed
+
+    def __post_init__(self) -> None:
+        self._targets: dict[str, Target] = {}
+        self._conformers: dict[str, Conformer] = {}
+
+    def target_of(self, topic: str) -> Target:
+        if self.target is not None:
+            return self.target
+        known = self._targets.get(topic)
+        if known is None:
+            known = self._targets[topic] = find_target(self.settings, topic)
+        return known
+
+    def check(self, schema: pa.Schema) -> None:
+        """Refuse rows whose values cannot be those of the topic, by their types alone."""
+        if self.target is not None and not self.options.is_table:
+            self._checked(self.target, pa.RecordBatch.from_pylist([], schema=schema))
+
+    def distribute(
+        self,
+        batches: Iterable[pa.RecordBatch],
+        packer_for: Callable[[Target, int], Packer],
+    ) -> int:
+        """Give every row to its packer; how many there were."""
+        packers: dict[tuple[str, int], Packer] = {}
+        total = 0
+        for batch in batches:
+            total += batch.num_rows
+            for topic, part in by_topic(batch, self.options.topic):
+                target = self.target_of(topic)
+                chosen = part.column("partition") if "partition" in part.schema.names else None
+                rows = enveloped(self._checked(target, part))
+                for number, some in placed(rows, chosen, target.partitions, self.task):
+                    place = (target.topic, number)
+                    if place not in packers:
+                        packers[place] = packer_for(target, number)
+                    packers[place].add(some)
+        for place in sorted(packers):
+            packers[place].flush()
+        return total
+
+    def _checked(self, target: Target, batch: pa.RecordBatch) -> pa.RecordBatch:
+        """The batch with values in the topic's type."""
+        place = batch.schema.get_field_index("value")
+        value = batch.column(place)
+        typed = pa.types.is_struct(value.type)
+        if target.is_table:
+            raise ConfigError(
+                f"'{target.topic}' is a table: write to it with the option 'table' instead of "
+                f"'topic'"
+            )
+        if target.type is None:
+            if typed:
+                raise ConfigError(
+                    f"topic '{target.topic}' has no schema, so its values are bytes or text: "
+                    f"write to_json(value) AS value, or declare the topic with a schema"
+                )
+            return batch
+        if not typed:
+            raise ConfigError(
+                f"topic '{target.topic}' has a schema: give the value as a struct of its fields, "
+                f"struct(...) AS value, not as {value.type}"
+            )
+        conformer = self._conformers.get(target.topic)
+        if conformer is None:
+            from millstream.schemas import Conformer
+
+            conformer = Conformer(target.type.schema.record)
+            self._conformers[target.topic] = conformer
+        return batch.set_column(place, "value", conformer.conform(value))
+
+
+def chain_of(
+    settings: ConnectionSettings, target: Target, number: int, writer: str, batch: int
+) -> Chain:
+    """The chain of a writer and batch in one partition."""
+    subject = fence_subject(target.prefixes[number], writer)
+    fence = Fence(connection_to(settings), target.streams[number], subject, writer)
+    share = max(UNIT_BYTES_MIN, UNIT_BYTES_TOTAL // target.partitions // 2)
+    limits = UnitLimits(bytes=share) if target.atomic else UnitLimits(1, share)
+    return Chain(fence, batch, limits)
+
+
+def write_chains(rows: TaskRows, batches: Iterable[pa.RecordBatch], writer: str, batch: int) -> int:
+    """Store a task's rows, each partition's as a chain of its own; how many rows there were."""
+    chains: list[Chain] = []
+
+    def packer_for(target: Target, number: int) -> Packer:
+        chain = chain_of(rows.settings, target, number, writer, batch)
+        chains.append(chain)
+        return Packer(target, rows.options, chain.add)
+
+    total = rows.distribute(batches, packer_for)
+    for chain in chains:
+        chain.finish()
+    return total

@@ -1,0 +1,1 @@
+"""Reading topics in Spark: driver and worker side."""

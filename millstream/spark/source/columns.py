@@ -1,0 +1,316 @@
+"""Messages to record batches, in exactly the columns and types that Spark expects."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from millstream.errors import PackError, Undecodable
+from millstream.events.event import (
+    FOR_MARK,
+    KEY_HEADER,
+    NULL_HEADER,
+    OWN_MARK,
+    RESERVED_PREFIXES,
+    SCHEMA_HEADER,
+    TIME_HEADER,
+    event_ns,
+)
+from millstream.events.packs.pack import Pack, decode
+from millstream.events.subject import KEYLESS_TOKEN, key_bytes, key_of_token
+from millstream.spark.source.frames import Frames
+from millstream.spark.source.values import Decoded, Values, fitted
+from millstream.wire.aio.pull_lane import RawMessage
+from millstream.wire.protocol import parse_header_items, parse_headers
+
+__all__ = ["Batches", "Origin"]
+
+_PACK_MARK: Final = b"\r\nMill-Pack: "
+_UNDERSCORE: Final = 95
+_KEYLESS: Final = KEYLESS_TOKEN.encode()
+_TIME: Final = pa.timestamp("us", "UTC")
+_HEADERS: Final = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """The partition that messages come from."""
+
+    topic: str
+    partition: int
+    prefix: str | None  # of its subjects; None: they carry no keys
+
+
+class Batches:
+    """Turns the messages of one partition into record batches of one schema."""
+
+    def __init__(self, schema: pa.Schema, origin: Origin, values: Values, undecodable: str) -> None:
+        self.schema = schema
+        self.dropped = 0
+        self.first_dropped = ""
+        self._origin = origin
+        self._values = values
+        self._policy = undecodable
+        self._at = 0 if origin.prefix is None else len(origin.prefix.encode()) + 1
+        self._wanted = set(schema.names)
+
+    def of(self, frames: Frames) -> Iterator[pa.RecordBatch]:
+        """The rows of some messages, in order; Millstream's own messages are left out.
+
+        Packs are opened one by one as their rows are asked for: a window of them may be many times
+        as large as it was on its way.
+        """
+        count = len(frames)
+        keep = np.ones(count, bool)
+        if self._at:
+            place = frames.subject + self._at
+            own = (frames.byte(place) == _UNDERSCORE) & (frames.subject_end > place + 1)
+            keep &= ~own
+        marked = self._marked(frames)
+        begin = 0
+        for number in marked:
+            block = frames.headers_of(number)
+            # An event that was redriven for one subscription has been read here before.
+            if FOR_MARK in block:
+                keep[number] = False
+            elif _PACK_MARK in block:
+                yield from self._plain(frames, keep, marked, begin, number)
+                yield from self._pack(frames.message(number))
+                begin = number + 1
+        yield from self._plain(frames, keep, marked, begin, count)
+
+    def _marked(self, frames: Frames) -> list[int]:
+        """The numbers of messages that have headers of ours."""
+        with_headers = np.flatnonzero(frames.body > frames.head)
+        if not len(with_headers):
+            return []
+        blocks = frames.cut(frames.head[with_headers], frames.body[with_headers])
+        found = pc.match_substring(blocks, OWN_MARK).to_numpy(zero_copy_only=False)
+        numbers: list[int] = with_headers[found].tolist()
+        return numbers
+
+    # -- plain messages -------------------------------------------------------------------
+
+    def _plain(
+        self, frames: Frames, keep: Any, marked: list[int], begin: int, end: int
+    ) -> Iterator[pa.RecordBatch]:
+        """The rows of the messages from `begin` to `end`, as far as they are to be kept."""
+        order = begin + np.flatnonzero(keep[begin:end])
+        if not len(order):
+            return
+        some = marked[bisect_left(marked, begin) : bisect_left(marked, end)]
+        own = [number for number in some if keep[number]]
+        places = np.searchsorted(order, own)
+        headers = {
+            int(place): parse_headers(frames.headers_of(number))
+            for place, number in zip(places, own, strict=True)
+        }
+        whole = len(order) == len(frames)
+        rows = _PlainRows(frames if whole else frames.some(order), self._at, headers)
+        decoded = None
+        if self._wanted & {"value", "reason"}:
+            decoded = self._values.plain(rows.payloads(), rows.schema_ids())
+        make: dict[str, Callable[[], Any]] = {
+            "key": rows.keys,
+            "offset": lambda: pa.array(rows.offsets()),
+            "timestamp": lambda: pa.array(rows.micros()).cast(_TIME),
+            "subject": rows.subjects,
+            "index": lambda: pa.repeat(pa.scalar(0, pa.int32()), rows.count),
+            "headers": lambda: pa.array(rows.headers(), _HEADERS),
+        }
+        place = lambda n: (int(rows.offsets()[n]), 0)  # noqa: E731
+        yield self._assembled(rows.count, make, decoded, place)
+
+    # -- packs ----------------------------------------------------------------------------
+
+    def _pack(self, message: RawMessage) -> Iterator[pa.RecordBatch]:
+        parts = message.reply.split(b".")
+        sequence = int(parts[-4])
+        try:
+            pack = decode(parse_headers(message.headers), message.payload)
+        except PackError as error:
+            yield from self._unsound(message, sequence, error)
+            return
+        count = pack.count
+        if not count:
+            return
+        decoded = None
+        if self._wanted & {"value", "reason"}:
+            decoded = self._values.packed(pack.column("value"), pack.schema_id)
+        make: dict[str, Callable[[], Any]] = {
+            "key": lambda: pack.column("key"),
+            "offset": lambda: pa.repeat(pa.scalar(sequence, pa.int64()), count),
+            "timestamp": lambda: _times(pack, int(parts[-2]) // 1000),
+            "subject": lambda: pa.repeat(pa.scalar(message.subject, pa.binary()), count),
+            "index": lambda: pa.array(range(count), pa.int32()),
+            "headers": lambda: pack.column("headers"),
+        }
+        yield self._assembled(count, make, decoded, lambda n: (sequence, n))
+
+    def _unsound(
+        self, message: RawMessage, sequence: int, error: PackError
+    ) -> Iterator[pa.RecordBatch]:
+        """One row for a pack that cannot be opened, if rows are wanted for such."""
+        reason = f"unsound pack: {error}"
+        if self._policy == "fail":
+            raise self._error(sequence, 0, reason) from error
+        if self._policy == "drop":
+            self._drop(1, sequence, reason)
+            return
+        time = int(message.reply.split(b".")[-2]) // 1000
+        make: dict[str, Callable[[], Any]] = {
+            "key": lambda: pa.nulls(1, pa.binary()),
+            "offset": lambda: pa.array([sequence], pa.int64()),
+            "timestamp": lambda: pa.array([time], pa.int64()).cast(_TIME),
+            "subject": lambda: pa.array([message.subject], pa.binary()),
+            "index": lambda: pa.array([0], pa.int32()),
+            "headers": lambda: pa.nulls(1, _HEADERS),
+        }
+        value = None
+        if "value" in self._wanted:
+            value = pa.nulls(1, self.schema.field("value").type)
+        yield self._assembled(1, make, Decoded(value, [reason]), lambda _: (sequence, 0))
+
+    # -- both -----------------------------------------------------------------------------
+
+    def _assembled(
+        self,
+        count: int,
+        make: dict[str, Callable[[], Any]],
+        decoded: Decoded | None,
+        place: Callable[[int], tuple[int, int]],
+    ) -> pa.RecordBatch:
+        if decoded is not None and decoded.reasons is not None and self._policy == "fail":
+            number = next(n for n, reason in enumerate(decoded.reasons) if reason)
+            raise self._error(*place(number), decoded.reasons[number] or "")
+        arrays = []
+        for field in self.schema:
+            if field.name == "value":
+                array = decoded.array if decoded is not None else None
+            elif field.name == "reason":
+                reasons = decoded.reasons if decoded is not None else None
+                array = pa.array(reasons or [None] * count, pa.string())
+            elif field.name == "topic":
+                array = pa.repeat(pa.scalar(self._origin.topic, pa.string()), count)
+            elif field.name == "partition":
+                array = pa.repeat(pa.scalar(self._origin.partition, pa.int32()), count)
+            else:
+                array = make[field.name]()
+            arrays.append(fitted(array, field.type))
+        batch = (
+            pa.RecordBatch.from_arrays(arrays, schema=self.schema)
+            if arrays
+            else pa.RecordBatch.from_struct_array(pa.array([{}] * count, pa.struct([])))
+        )
+        return self._without_dropped(batch, decoded, place)
+
+    def _without_dropped(
+        self, batch: pa.RecordBatch, decoded: Decoded | None, place: Callable[[int], Any]
+    ) -> pa.RecordBatch:
+        if decoded is None or decoded.reasons is None or self._policy != "drop":
+            return batch
+        keep = [reason is None for reason in decoded.reasons]
+        number = keep.index(False)
+        self._drop(keep.count(False), place(number)[0], decoded.reasons[number] or "")
+        return batch.filter(pa.array(keep))
+
+    def _drop(self, count: int, sequence: int, reason: str) -> None:
+        self.dropped += count
+        self.first_dropped = self.first_dropped or f"offset {sequence}: {reason}"
+
+    def _error(self, sequence: int, index: int, reason: str) -> Undecodable:
+        return Undecodable(self._origin.topic, self._origin.partition, sequence, index, reason)
+
+
+def _times(pack: Pack, stored_micros: int) -> pa.Array:
+    """The events' own times; those without one have the time at which the pack was stored."""
+    stored = pa.scalar(stored_micros, pa.int64()).cast(_TIME)
+    if "timestamp" not in pack.schema.names:
+        return pa.repeat(stored, pack.count)
+    times = pack.column("timestamp")
+    return pc.fill_null(times, stored) if times.null_count else times
+
+
+class _PlainRows:
+    """The columns of plain messages. Headers are looked into only where there are some of ours."""
+
+    def __init__(self, frames: Frames, at: int, own: dict[int, dict[str, str]]) -> None:
+        self._frames = frames
+        self._at = at
+        self._own = own
+        self.count = len(frames)
+
+    def payloads(self) -> pa.Array:
+        values = self._frames.cut(self._frames.body, self._frames.end)
+        return self._without(values, [n for n, own in self._own.items() if NULL_HEADER in own])
+
+    def schema_ids(self) -> list[str | None] | None:
+        ids: list[str | None] | None = None
+        for number, headers in self._own.items():
+            if SCHEMA_HEADER in headers:
+                ids = ids or [None] * self.count
+                ids[number] = headers[SCHEMA_HEADER]
+        return ids
+
+    def keys(self) -> pa.Array:
+        """The last word of each subject, as the key it stands for."""
+        if self._at:
+            frames = self._frames
+            tokens = frames.cut(frames.subject + self._at, frames.subject_end)
+        else:
+            tokens = pa.nulls(self.count, pa.binary())
+        named = {n: own[KEY_HEADER] for n, own in self._own.items() if KEY_HEADER in own}
+        escaped = self._at and pc.any(pc.match_substring(tokens, b"=")).as_py()
+        if not escaped and not named:
+            none = pc.equal(tokens, pa.scalar(_KEYLESS, pa.binary()))
+            return pc.if_else(none, pa.scalar(None, pa.binary()), tokens)
+        keys = [None if token is None else _key(token) for token in tokens.to_pylist()]
+        for number, text in named.items():
+            keys[number] = _key(key_bytes(text))
+        return pa.array(keys, pa.binary())
+
+    def offsets(self) -> Any:
+        return self._frames.sequences()
+
+    def micros(self) -> Any:
+        times = self._frames.nanoseconds()
+        for number, headers in self._own.items():
+            times[number] = event_ns(headers.get(TIME_HEADER), int(times[number]))
+        return times // 1000
+
+    def subjects(self) -> pa.Array:
+        return self._frames.cut(self._frames.subject, self._frames.subject_end)
+
+    def headers(self) -> list[list[tuple[str, bytes]] | None]:
+        return [_own_headers(self._frames.headers_of(n)) for n in range(self.count)]
+
+    def _without(self, values: pa.Array, numbers: list[int]) -> pa.Array:
+        if not numbers:
+            return values
+        none = np.zeros(self.count, bool)
+        none[numbers] = True
+        return pc.if_else(pa.array(none), pa.scalar(None, pa.binary()), values)
+
+
+def _key(token: bytes) -> bytes | None:
+    if b"=" in token or token == b"_":
+        key = key_of_token(token)
+        return None if key is None else key_bytes(key)
+    return token
+
+
+def _own_headers(block: bytes) -> list[tuple[str, bytes]] | None:
+    if not block:
+        return None
+    pairs = [
+        (name, value.encode("utf-8", "surrogateescape"))
+        for name, value in parse_header_items(block)
+        if not name.startswith(RESERVED_PREFIXES)
+    ]
+    return pairs or None

@@ -1,0 +1,119 @@
+"""The worker's side of a source: a range of sequences to record batches, in bounded memory."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Final
+
+import pyarrow as pa
+from pyspark.sql.datasource import InputPartition
+
+from millstream.settings import ConnectionSettings
+from millstream.spark.connections import PATIENCE_SECONDS, connection_to
+from millstream.spark.source.columns import Batches, Origin
+from millstream.spark.source.frames import read_frames
+from millstream.spark.source.planning import Log, Piece, report_loss
+from millstream.spark.source.pushdown import RowFilter
+from millstream.spark.source.typed import TopicType, values_of
+from millstream.wire.sync.range import Window
+
+__all__ = ["RangeReader", "RangeTask", "task_of"]
+
+_log = logging.getLogger("millstream.spark")
+
+# Small packs and windows are joined up to this size, because each batch costs the JVM a round.
+BATCH_ROWS: Final = 10_000
+WINDOW: Final = Window(give_up_after=PATIENCE_SECONDS)
+
+
+class RangeTask(InputPartition):
+    """What one task reads: the sequences start <= s < end of one stream."""
+
+    def __init__(self, log: Log, start: int, end: int, row_filter: RowFilter | None = None) -> None:
+        super().__init__((log.stream, start, end))
+        self.log = log
+        self.start = start
+        self.end = end
+        self.row_filter = row_filter
+
+
+def task_of(piece: Piece, logs: Mapping[tuple[str, int], Log]) -> RangeTask:
+    """The task of a piece of a batch."""
+    return RangeTask(logs[piece.topic, piece.partition], piece.start, piece.end)
+
+
+@dataclass(frozen=True)
+class RangeReader:
+    """Reads ranges as rows of one schema; travels to the workers, so it holds no connection."""
+
+    settings: ConnectionSettings
+    schema: pa.Schema
+    subjects: tuple[str, ...] = ()  # only messages on these
+    undecodable: str = "fail"
+    fail_on_data_loss: bool = True
+    types: Mapping[str, TopicType] = field(default_factory=dict)  # of topics with a schema
+
+    def read(self, task: RangeTask) -> Iterator[pa.RecordBatch]:
+        """The rows of a task, in the order of the log."""
+        log = task.log
+        batches = self.batches_of(log)
+        connection = connection_to(self.settings)
+        subjects = self.subjects
+        if task.row_filter is not None and not subjects:
+            subjects = task.row_filter.subjects(log.prefix)
+        seen = 0
+
+        def found() -> Iterator[pa.RecordBatch]:
+            nonlocal seen
+            for frames in read_frames(
+                connection, log.stream, task.start, task.end, subjects, WINDOW
+            ):
+                seen += len(frames)
+                for batch in batches.of(frames):
+                    yield batch if task.row_filter is None else task.row_filter.rows(batch)
+
+        yield from joined(found())
+        missing = task.end - task.start - seen
+        if missing > 0 and not subjects and not log.gaps:
+            report_loss(
+                f"{missing} of the offsets {task.start} to {task.end - 1} of "
+                f"'{log.topic}/{log.partition}' expired or were deleted before they were read",
+                self.fail_on_data_loss,
+            )
+        if batches.dropped:
+            _log.warning(
+                "'%s/%s': %d event(s) could not be decoded and were dropped; the first at %s",
+                log.topic,
+                log.partition,
+                batches.dropped,
+                batches.first_dropped,
+            )
+
+    def batches_of(self, log: Log) -> Batches:
+        """What makes rows of a partition's messages."""
+        origin = Origin(log.topic, log.partition, log.prefix)
+        wanted = self.schema.field("value").type if "value" in self.schema.names else pa.binary()
+        values = values_of(self.types.get(log.topic), wanted, self.settings)
+        return Batches(self.schema, origin, values, self.undecodable)
+
+
+def joined(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """The same rows in fewer batches; large ones pass as they are."""
+    waiting: list[pa.RecordBatch] = []
+    rows = 0
+    for batch in batches:
+        if batch.num_rows == 0:
+            continue
+        if rows and rows + batch.num_rows > BATCH_ROWS:
+            yield _one(waiting)
+            waiting, rows = [], 0
+        waiting.append(batch)
+        rows += batch.num_rows
+    if waiting:
+        yield _one(waiting)
+
+
+def _one(batches: list[pa.RecordBatch]) -> pa.RecordBatch:
+    return batches[0] if len(batches) == 1 else pa.concat_batches(batches)

@@ -1,0 +1,1 @@
+"""The asyncio client: one connection for one event loop."""

@@ -1,0 +1,150 @@
+"""Atomic batches: several messages of one stream, all stored or none."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from datetime import UTC, datetime, timedelta
+from typing import Final
+
+import msgspec
+
+from millstream.deadline import Deadline, now_ns
+from millstream.errors import (
+    ApiError,
+    ConfigError,
+    ConnectError,
+    NoResponders,
+    RequestTimeout,
+    Unconfirmed,
+)
+from millstream.wire.aio.jetstream import JetStream
+from millstream.wire.aio.pull_lane import Signal
+from millstream.wire.aio.range_lane import Range, RangeLane
+from millstream.wire.api import RETRY, ErrorCode, PubAck, error_from, parse_ack_address
+from millstream.wire.message import OutgoingMessage
+from millstream.wire.protocol import hpub, parse_headers, unique_token
+
+__all__ = ["BATCH_BYTES_MAX", "BATCH_MESSAGES_MAX", "publish_batch", "with_batch_headers"]
+
+# The server's own limit of messages in a batch.
+BATCH_MESSAGES_MAX: Final = 1000
+# The server queues a batch's bytes and drops what exceeds 128 MB in silence; half of that is safe.
+BATCH_BYTES_MAX: Final = 64 * 1024 * 1024
+ATTEMPT_SECONDS: Final = 5.0
+PAUSE_SECONDS: Final = 0.1
+# How far the clocks of client and server may differ when a batch is looked for in the log.
+CLOCK_SECONDS: Final = 60
+_AGAIN: Final = RETRY | {ErrorCode.BATCH_INCOMPLETE, ErrorCode.BATCH_TOO_MANY}
+_HEADER_END: Final = b"\r\n\r\n"
+
+
+async def publish_batch(
+    jetstream: JetStream, stream: str, messages: Sequence[OutgoingMessage], timeout: float
+) -> PubAck:
+    """Store all messages, one after the other without anything in between, or none.
+
+    The ack has the sequence of the last one and their count. A batch without an answer is looked
+    for in the log before it is sent again, so it is stored once.
+    """
+    _check(jetstream, messages)
+    deadline = Deadline(timeout)
+    began = now_ns()
+    sent: list[str] = []
+    while True:
+        batch_id = unique_token()
+        sent.append(batch_id)
+        try:
+            ack = await _attempt(jetstream, messages, batch_id, deadline)
+        except (RequestTimeout, NoResponders, ConnectError) as error:
+            problem: Exception = error
+        else:
+            if ack.error is None:
+                return ack
+            problem = error_from(ack.error)
+            repeated = len(sent) > 1 and ack.error.err_code == ErrorCode.BATCH_DUPLICATE
+            if ack.error.err_code not in _AGAIN and not repeated:
+                raise problem
+        found = await _find(jetstream, stream, sent, began, len(messages))
+        if found is not None:
+            return found
+        if deadline.passed:
+            if isinstance(problem, ApiError | NoResponders):
+                raise problem
+            raise Unconfirmed(
+                f"no answer for a batch of {len(messages)} messages within {timeout:g} s, "
+                f"and it is not in '{stream}'"
+            ) from problem
+        await asyncio.sleep(deadline.left(at_most=PAUSE_SECONDS))
+
+
+def _check(jetstream: JetStream, messages: Sequence[OutgoingMessage]) -> None:
+    if not 1 <= len(messages) <= BATCH_MESSAGES_MAX:
+        raise ConfigError(
+            f"an atomic batch of {len(messages):,} messages: it takes 1 to {BATCH_MESSAGES_MAX:,}"
+        )
+    total = 0
+    for message in messages:
+        size = len(message.headers) + len(message.payload)
+        jetstream.connection.check_size(size + 128)  # with the batch's own headers
+        total += size
+    if total > BATCH_BYTES_MAX:
+        raise ConfigError(
+            f"an atomic batch of {total:,} bytes: it takes at most {BATCH_BYTES_MAX:,}"
+        )
+
+
+async def _attempt(
+    jetstream: JetStream, messages: Sequence[OutgoingMessage], batch_id: str, deadline: Deadline
+) -> PubAck:
+    connection = jetstream.connection
+    await connection.wait_connected(deadline)
+    last = len(messages)
+    for number, message in enumerate(messages[:-1], 1):
+        block = with_batch_headers(message.headers, batch_id, number, commit=False)
+        connection.send(hpub(message.subject, b"", block, message.payload))
+        if connection.congested:
+            await connection.writable()
+    final = messages[-1]
+    block = with_batch_headers(final.headers, batch_id, last, commit=True)
+    attempt = max(0.1, deadline.left(at_most=ATTEMPT_SECONDS))
+    _, answer = await connection.request(
+        final.subject.decode(), bytes(final.payload), block, attempt, asks_again=True
+    )
+    return msgspec.json.decode(answer, type=PubAck)
+
+
+def with_batch_headers(block: bytes, batch_id: str, number: int, commit: bool) -> bytes:
+    """The header block with the headers of a batch added."""
+    own = f"\r\nNats-Batch-Id: {batch_id}\r\nNats-Batch-Sequence: {number}".encode()
+    if commit:
+        own += b"\r\nNats-Batch-Commit: 1"
+    head = block.removesuffix(_HEADER_END) if block else b"NATS/1.0"
+    return head + own + _HEADER_END
+
+
+async def _find(
+    jetstream: JetStream, stream: str, batch_ids: Sequence[str], began_ns: int, count: int
+) -> PubAck | None:
+    """The ack of a batch that was stored although its answer was lost; None when it was not."""
+    since = datetime.fromtimestamp(began_ns / 1e9, UTC) - timedelta(seconds=CLOCK_SECONDS)
+    try:
+        last = (await jetstream.stream_info(stream)).state.last_seq
+        start = await jetstream.sequence_at(stream, since.isoformat().replace("+00:00", "Z"))
+        lane = RangeLane(jetstream, stream, Range(start, last + 1, headers_only=True), Signal())
+        await lane.open()
+    except (RequestTimeout, NoResponders, ConnectError):
+        return None
+    try:
+        while not lane.done:
+            for message in lane.take_now(1000):
+                headers = parse_headers(message.headers)
+                known = headers.get("Nats-Batch-Id") in batch_ids
+                if known and "Nats-Batch-Commit" in headers:
+                    sequence = parse_ack_address(message.reply).sequence
+                    return PubAck(stream=stream, seq=sequence, count=count)
+            if not lane.done:
+                await lane.signal.wait()
+    finally:
+        lane.close()
+    return None

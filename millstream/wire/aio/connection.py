@@ -1,0 +1,499 @@
+"""A connection that lasts: reconnects by itself, keeps its subscriptions, answers requests.
+
+Own code and not a client library because of what was measured (bench/messaging.py prints it): the
+lanes on top need whole chunks of frames at once and a write that does not pass through a queue.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass
+from functools import partial
+from typing import Final, Protocol
+from weakref import WeakSet
+
+from millstream.deadline import Deadline
+from millstream.errors import (
+    AuthenticationFailed,
+    ConfigError,
+    ConnectError,
+    ConnectFailed,
+    ConnectionClosed,
+    NoResponders,
+    PayloadTooLarge,
+    PermissionDenied,
+    RequestTimeout,
+)
+from millstream.settings import ConnectionSettings
+from millstream.wire.aio.link import Link, open_link
+from millstream.wire.handshake import ServerAddress, ServerInfo, denied_subject, parse_address
+from millstream.wire.protocol import (
+    EMPTY_HEADERS,
+    Handler,
+    RunHandler,
+    hpub,
+    pub,
+    status_of,
+    sub,
+    unique_token,
+    unsub,
+)
+
+__all__ = ["Connection", "Drainable", "Interest", "Outlet", "check_token_safe"]
+
+_log = logging.getLogger("millstream.wire")
+
+# Small writes of one turn of the event loop are joined; from here on they go out at once.
+COALESCE_BYTES_MAX: Final = 256 * 1024
+# Each connection attempt gets this share of time, so that one dead server does not eat it all.
+ATTEMPT_SECONDS_MAX: Final = 2.0
+
+
+@dataclass(slots=True)
+class Interest:
+    """One SUB on the server, sent again after every reconnect."""
+
+    sid: bytes
+    subject: bytes
+    queue: bytes
+
+
+class Drainable(Protocol):
+    """What ends gently: takes nothing new, finishes what it has, within the seconds given."""
+
+    async def drain(self, timeout: float | None = None) -> None: ...
+
+
+class Outlet(Protocol):
+    """What collects messages to send, and has sent them all when it is closed."""
+
+    async def close(self) -> None: ...
+
+
+class Connection:
+    """A NATS connection of one event loop; what it sends itself is at most once, see the lanes."""
+
+    def __init__(self, settings: ConnectionSettings) -> None:
+        self.settings = settings
+        self._seeds = [parse_address(url) for url in settings.urls]
+        self._discovered: list[ServerAddress] = []
+        self._handlers: dict[bytes, Handler] = {}
+        self._runs: dict[bytes, RunHandler] = {}
+        self._interests: dict[bytes, Interest] = {}
+        self._link: Link | None = None
+        self._address: ServerAddress | None = None
+        self.info = ServerInfo()  # what the server (the last one) said about itself
+        self._out: list[bytes] = []
+        self._out_bytes = 0
+        self._flush_planned = False
+        self._closed: ConnectError | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._connected = asyncio.Event()
+        self._sid = 0
+        self._token = 0
+        self.inbox = f"{settings.inbox_prefix}.{unique_token()}"
+        self._reply_prefix = f"{self.inbox}.".encode()
+        self._replies: dict[bytes, tuple[asyncio.Future[tuple[bytes, bytes]], str]] = {}
+        self._impatient: set[asyncio.Future[tuple[bytes, bytes]]] = set()  # who asks again
+        self.on_connected: list[Callable[[], None]] = []  # again, and subscriptions are back
+        self.on_disconnected: list[Callable[[], None]] = []
+        self.on_denied: list[Callable[[PermissionDenied], None]] = []
+        self.on_closed: list[Callable[[], None]] = []
+        # What drains before the connection closes: first those that take messages, then those that
+        # collect some to send.
+        self.intakes: WeakSet[Drainable] = WeakSet()
+        self.outlets: WeakSet[Outlet] = WeakSet()
+        self.reconnects = 0
+        self.congested = False  # the socket is behind: `await writable()` before sending more
+        self._reading = True
+
+    # -- life -----------------------------------------------------------------------------
+
+    async def open(self) -> None:
+        """Connect to the first server that answers, within the connect timeout."""
+        self._loop = asyncio.get_running_loop()
+        deadline = Deadline(self.settings.connect_timeout)
+        self.subscribe(f"{self.inbox}.*", self._reply)
+        if not self._adopt(*await self._any_server(deadline)):
+            self._spawn(self._reconnect())
+        self._spawn(self._watch())
+
+    async def close(self) -> None:
+        """Send what is buffered, then close. Afterwards every call raises ConnectionClosed."""
+        if self._closed is not None:
+            return
+        link = self._link
+        self._flush()
+        self._end(ConnectionClosed("the connection was closed"))
+        if link is not None and not link.lost:
+            link.close()
+        for task in list(self._tasks):
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    @property
+    def connected(self) -> bool:
+        return self._link is not None
+
+    @property
+    def closed(self) -> bool:
+        return self._closed is not None
+
+    @property
+    def url(self) -> str:
+        return str(self._address) if self._address else self.settings.urls[0]
+
+    async def wait_connected(self, deadline: Deadline) -> None:
+        """Return when there is a connection; raise when it is closed or the time is up."""
+        self.check_open()
+        if self._link is not None:
+            return
+        try:
+            async with asyncio.timeout(deadline.left()):
+                await self._connected.wait()
+        except TimeoutError as error:
+            raise RequestTimeout(self.url, deadline.seconds, ": not connected") from error
+        self.check_open()
+
+    def check_open(self) -> None:
+        if self._closed is not None:
+            raise ConnectionClosed(str(self._closed)) from self._closed
+
+    # -- sending --------------------------------------------------------------------------
+
+    def publish(
+        self, subject: bytes, payload: bytes, reply: bytes = b"", headers: bytes = EMPTY_HEADERS
+    ) -> None:
+        """Send a core message, at most once; kept in a bounded buffer while disconnected."""
+        self.check_size(len(headers) + len(payload))
+        if headers:
+            self.send(hpub(subject, reply, headers, payload))
+        else:
+            self.send(pub(subject, reply, payload))
+
+    def check_size(self, size: int) -> None:
+        if size > self.info.max_payload:
+            raise PayloadTooLarge(size, self.info.max_payload)
+
+    def send(self, frame: bytes) -> None:
+        """Queue a frame; the frames of one turn of the event loop leave in one write."""
+        if self._link is None:
+            self._check_buffer(len(frame))  # it is sent when the connection is back
+        self._out.append(frame)
+        self._out_bytes += len(frame)
+        if self._out_bytes >= COALESCE_BYTES_MAX:
+            self._flush()
+        elif not self._flush_planned:
+            self._flush_planned = True
+            self._loop.call_soon(self._flush)
+
+    def _check_buffer(self, size: int) -> None:
+        self.check_open()
+        limit = self.settings.reconnect.buffer_bytes
+        if self._out_bytes + size > limit:
+            raise ConnectError(
+                f"disconnected from {self.url} and the buffer of {limit:,} bytes is full"
+            )
+
+    def send_now(self, frame: bytes) -> None:
+        """Send a frame without waiting for others to join it: for a lone awaited message."""
+        if self._link is not None and not self._out:
+            self._link.write(frame)
+        else:
+            self.send(frame)
+            self._flush()
+
+    async def writable(self) -> None:
+        """Return when the socket takes more bytes, or is lost."""
+        if self._link is not None:
+            await self._link.writable()
+
+    @property
+    def buffered_bytes(self) -> int:
+        """Bytes sent in this turn of the event loop that have not gone to the socket yet."""
+        return self._out_bytes
+
+    def pause_reading(self) -> None:
+        """Leave what arrives in the socket, so that the server feels it; PONGs wait there too."""
+        self._reading = False
+        if self._link is not None:
+            self._link.read(False)
+
+    def resume_reading(self) -> None:
+        """Read again."""
+        self._reading = True
+        if self._link is not None:
+            self._link.read(True)
+
+    async def flush(self, timeout: float | None = None) -> None:
+        """Return when the server has handled everything sent so far."""
+        deadline = Deadline(self.settings.request_timeout if timeout is None else timeout)
+        await self.wait_connected(deadline)
+        self._flush()
+        link = self._link
+        if link is None:
+            raise ConnectError(f"the connection to {self.url} was lost while flushing")
+        try:
+            async with asyncio.timeout(deadline.left()):
+                await link.ping()
+        except TimeoutError as error:
+            raise RequestTimeout(self.url, deadline.seconds, ": the flush is not done") from error
+
+    def _flush(self) -> None:
+        self._flush_planned = False
+        link = self._link
+        if link is None or not self._out:
+            return
+        out = self._out
+        data = out[0] if len(out) == 1 else b"".join(out)
+        out.clear()
+        self._out_bytes = 0
+        link.write(data)
+
+    # -- subscribing and requests ---------------------------------------------------------
+
+    def subscribe(self, subject: str, handler: Handler, queue: str = "") -> Interest:
+        """Have `handler` called for every message; it must not raise and must not block."""
+        interest = self._interest(subject, queue)
+        self._handlers[interest.sid] = handler
+        return interest
+
+    def subscribe_runs(self, subject: str, handler: RunHandler) -> Interest:
+        """Like `subscribe`, for who takes the messages that are here at once."""
+        interest = self._interest(subject, "")
+        self._runs[interest.sid] = handler
+        return interest
+
+    def _interest(self, subject: str, queue: str) -> Interest:
+        self.check_open()
+        self._sid += 1
+        interest = Interest(b"%d" % self._sid, check_token_safe(subject), check_token_safe(queue))
+        self._interests[interest.sid] = interest
+        if self._link is not None:
+            self.send(sub(interest.subject, interest.queue, interest.sid))
+        return interest
+
+    def stop_interest(self, interest: Interest) -> None:
+        """Tell the server to send no more; messages under way are still handled."""
+        if self._interests.pop(interest.sid, None) is not None and self._link is not None:
+            self.send(unsub(interest.sid))
+
+    def unsubscribe(self, interest: Interest) -> None:
+        """End a subscription at once."""
+        self._handlers.pop(interest.sid, None)
+        self._runs.pop(interest.sid, None)
+        if self._closed is None:
+            self.stop_interest(interest)
+
+    async def request(
+        self,
+        subject: str,
+        payload: bytes = b"",
+        headers: bytes = EMPTY_HEADERS,
+        timeout: float | None = None,
+        *,
+        asks_again: bool = False,
+    ) -> tuple[bytes, bytes]:
+        """Send a request; header block and payload of the first answer. Later ones are dropped.
+
+        Who asks again does not wait for an answer that was lost with the connection: ConnectError.
+        """
+        deadline = Deadline(self.settings.request_timeout if timeout is None else timeout)
+        await self.wait_connected(deadline)
+        future = self.ask(subject, payload, headers, asks_again=asks_again)
+        timer = self._loop.call_later(deadline.left(), self._request_timeout, future)
+        try:
+            return await future
+        except TimeoutError as error:
+            raise RequestTimeout(subject, deadline.seconds) from error
+        finally:
+            timer.cancel()
+
+    def ask(
+        self, subject: str, payload: bytes, headers: bytes = EMPTY_HEADERS, *, asks_again: bool
+    ) -> asyncio.Future[tuple[bytes, bytes]]:
+        """Send a request and give the future of its answer; cancel it to wait no longer."""
+        self.check_size(len(headers) + len(payload))
+        to = check_token_safe(subject)
+        self._token += 1
+        token = b"%d" % self._token
+        reply = self._reply_prefix + token
+        self.send_now(hpub(to, reply, headers, payload) if headers else pub(to, reply, payload))
+        future: asyncio.Future[tuple[bytes, bytes]] = self._loop.create_future()
+        future.add_done_callback(partial(self._asked, token))
+        self._replies[token] = (future, subject)
+        if asks_again:
+            self._impatient.add(future)
+        return future
+
+    def _asked(self, token: bytes, future: asyncio.Future[tuple[bytes, bytes]]) -> None:
+        self._replies.pop(token, None)
+        self._impatient.discard(future)
+
+    @staticmethod
+    def _request_timeout(future: asyncio.Future[tuple[bytes, bytes]]) -> None:
+        if not future.done():
+            future.set_exception(TimeoutError())
+
+    def _reply(self, subject: bytes, _reply: bytes, headers: bytes, payload: bytes) -> None:
+        future, asked = self._replies.get(subject[len(self._reply_prefix) :], (None, ""))
+        if future is None or future.done():
+            return
+        if not payload and status_of(headers)[0] == 503:
+            future.set_exception(NoResponders(asked))
+        else:
+            future.set_result((headers, payload))
+
+    # -- what a link tells us -------------------------------------------------------------
+
+    def link_info(self, info: ServerInfo) -> None:
+        self.info = info
+        self._discover(info)
+
+    def link_error(self, text: str) -> None:
+        denied = denied_subject(text)
+        if denied is None:
+            _log.warning("the server says: %s", text)
+            return
+        for future, subject in list(self._replies.values()):
+            if subject == denied.subject and not future.done():
+                future.set_exception(denied)
+        for tell in list(self.on_denied):
+            tell(denied)
+
+    def link_congested(self, link: Link, congested: bool) -> None:
+        if link is self._link:
+            self.congested = congested
+
+    def link_lost(self, link: Link, error: Exception | None) -> None:
+        if link is not self._link:
+            return
+        self._link = None
+        self._connected.clear()
+        if self._closed is not None:
+            return
+        _log.info("the connection to %s was lost%s", self.url, f": {error}" if error else "")
+        for future in self._impatient:
+            if not future.done():
+                future.set_exception(ConnectError(f"the connection to {self.url} was lost"))
+        for tell in list(self.on_disconnected):
+            tell()
+        self._spawn(self._reconnect())
+
+    # -- connecting -----------------------------------------------------------------------
+
+    def _adopt(self, link: Link, address: ServerAddress) -> bool:
+        """Go on over this link; False when it was lost again in the meantime."""
+        if link.lost:
+            return False
+        self._link, self._address, self.info = link, address, link.info
+        self._discover(link.info)
+        frames = [sub(i.subject, i.queue, i.sid) for i in self._interests.values()]
+        link.write(b"".join(frames))
+        if not self._reading:
+            link.read(False)
+        self._flush()
+        self._connected.set()
+        return True
+
+    def _discover(self, info: ServerInfo) -> None:
+        known = {(a.host, a.port) for a in self._seeds}
+        found = [parse_address(url) for url in info.connect_urls]
+        self._discovered = [a for a in found if (a.host, a.port) not in known]
+
+    async def _any_server(self, deadline: Deadline) -> tuple[Link, ServerAddress]:
+        """One round over all known servers, the seeds first, each with a share of the time."""
+        seeds, others = list(self._seeds), list(self._discovered)
+        random.shuffle(others)
+        errors: list[ConnectError] = []
+        for address in [*seeds, *others]:
+            share = Deadline(deadline.left(at_most=ATTEMPT_SECONDS_MAX if len(seeds) > 1 else None))
+            try:
+                link = await open_link(
+                    address, self.settings, lambda: Link(self._handlers, self._runs, self), share
+                )
+                return link, address
+            except ConnectError as error:
+                errors.append(error)
+        refused = [e for e in errors if isinstance(e, AuthenticationFailed)]
+        if refused:
+            raise refused[0]
+        if len(errors) == 1:
+            raise errors[0]
+        raise ConnectFailed("no server could be reached: " + "; ".join(map(str, errors)))
+
+    async def _reconnect(self) -> None:
+        rules = self.settings.reconnect
+        give_up = Deadline(rules.give_up_after)
+        wait = rules.wait
+        while True:
+            try:
+                link, address = await self._any_server(
+                    Deadline(give_up.left(at_most=self.settings.connect_timeout))
+                )
+            except ConnectError as error:
+                if give_up.passed:
+                    self._end(
+                        ConnectionClosed(
+                            f"gave up reconnecting after {rules.give_up_after:g} s: {error}"
+                        )
+                    )
+                    return
+                # Jitter, so that a thousand clients do not come back in the same moment.
+                await asyncio.sleep(give_up.left(at_most=wait * (0.5 + random.random() / 2)))
+                wait = min(wait * 2, rules.wait_max)
+                continue
+            if not self._adopt(link, address):
+                continue
+            self.reconnects += 1
+            for tell in list(self.on_connected):
+                tell()
+            return
+
+    async def _watch(self) -> None:
+        """Ping an idle server; one that does not answer twice counts as lost."""
+        while True:
+            await asyncio.sleep(self.settings.ping_interval)
+            link = self._link
+            if link is not None:
+                if link.unresponsive:
+                    link.abort()
+                else:
+                    link.ping()
+
+    def _end(self, error: ConnectError) -> None:
+        self._closed = error
+        self._link, self.congested = None, False
+        self._connected.set()  # wakes those who wait; they see that it is closed
+        for future, _ in list(self._replies.values()):
+            if not future.done():
+                future.set_exception(ConnectionClosed(str(error)))
+        for tell in list(self.on_closed):
+            tell()
+
+    def _spawn(self, work: Coroutine[None, None, None]) -> None:
+        task = self._loop.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._task_done)
+
+    def _task_done(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and task.exception() is not None:
+            error = task.exception()
+            _log.error("the connection ends: %s", error, exc_info=error)
+            if self._closed is None:
+                self._end(ConnectionClosed(f"the connection failed: {error}"))
+
+
+def check_token_safe(subject: str) -> bytes:
+    """The subject as bytes; one that would break the protocol line is refused."""
+    try:
+        data = subject.encode("utf-8")
+    except UnicodeEncodeError as error:
+        raise ConfigError(f"subject {subject!r} is not text that UTF-8 can say") from error
+    if data and (b" " in data or b"\r" in data or b"\n" in data or b"\t" in data or b"\0" in data):
+        raise ConfigError(f"subject {subject!r} contains a space or a control character")
+    return data

@@ -1,0 +1,187 @@
+"""Reading a range without a consumer: for users who may look but not make anything.
+
+Slower than a consumer (the server answers batch by batch), but it needs no right except to ask.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from datetime import datetime
+from typing import Any, Final
+
+import msgspec
+
+from millstream.deadline import Deadline
+from millstream.errors import (
+    ConfigError,
+    ConnectError,
+    MillstreamError,
+    PermissionDenied,
+    RequestTimeout,
+)
+from millstream.wire.aio.jetstream import JetStream
+from millstream.wire.aio.pull_lane import RawMessage, Signal
+from millstream.wire.aio.range_lane import Range
+from millstream.wire.protocol import parse_headers, status_of, unique_token
+
+__all__ = ["DirectLane"]
+
+BATCH_MESSAGES: Final = 1000
+BATCH_BYTES: Final = 8 * 1024 * 1024
+ANSWER_SECONDS: Final = 5.0
+# How often a reader that follows looks for new messages.
+POLL_SECONDS: Final = 0.2
+ATTEMPTS_MAX: Final = 10  # of one batch, before its error is raised
+NANOSECONDS: Final = 1_000_000_000
+
+
+class DirectLane:
+    """Delivers the messages of a range in order, each once; reads like a RangeLane.
+
+    The server takes one subject to choose by; with several, everything is delivered.
+    """
+
+    def __init__(self, jetstream: JetStream, stream: str, what: Range, signal: Signal) -> None:
+        if what.deliver not in (None, "new", "last_per_subject"):
+            raise ConfigError(
+                f"without the right to make subscriptions, reading cannot begin at '{what.deliver}'"
+            )
+        self._jetstream = jetstream
+        self._connection = jetstream.connection
+        self._stream = stream
+        self.what = what
+        self.signal = signal
+        self._next = what.start
+        self._number = 0
+        self._ready: list[RawMessage] = []
+        self._task: asyncio.Task[None] | None = None
+        self._error: MillstreamError | None = None
+        self._batch: list[tuple[bytes, bytes]] = []
+        self._room = asyncio.Event()
+        self._room.set()
+        self._finished = what.end is not None and what.end <= what.start
+        self.closed = False
+
+    @property
+    def done(self) -> bool:
+        return self._finished and not self._ready and self._error is None
+
+    async def open(self) -> None:
+        """Begin to read; raises when the stream cannot be read like this."""
+        state = (await self._jetstream.stream_info(self._stream)).state
+        if self.what.deliver == "new":
+            self._next = state.last_seq + 1
+        elif self.what.start_time is not None:
+            self._next = await self._jetstream.sequence_at(self._stream, self.what.start_time)
+        self._task = asyncio.get_running_loop().create_task(self._run())
+
+    def take_now(self, at_most: int) -> list[RawMessage]:
+        """Up to `at_most` messages that are here; empty means wait for the signal, or done."""
+        taken, self._ready = self._ready[:at_most], self._ready[at_most:]
+        if len(self._ready) <= BATCH_MESSAGES:
+            self._room.set()
+        if not taken and self._error is not None:
+            raise self._error
+        return taken
+
+    def close(self) -> None:
+        """Stop; safe to call twice."""
+        self.closed = True
+        if self._task is not None:
+            self._task.cancel()
+
+    async def _run(self) -> None:
+        attempts = 0
+        try:
+            while not self._finished:
+                try:
+                    await self._one_batch()
+                    attempts = 0
+                except (ConnectError, RequestTimeout):
+                    attempts += 1
+                    if attempts == ATTEMPTS_MAX:
+                        raise
+                    await asyncio.sleep(POLL_SECONDS)
+                await self._room.wait()
+        except MillstreamError as error:
+            self._error = error
+        self.signal.set()
+
+    async def _one_batch(self) -> None:
+        """Ask for what comes next, wait for all of it, and go on behind it."""
+        self._batch = []
+        arrived = asyncio.Event()
+
+        def handler(_subject: bytes, _reply: bytes, headers: bytes, payload: bytes) -> None:
+            code, _ = status_of(headers)
+            if code:
+                arrived.set()
+            else:
+                self._batch.append((headers, payload))
+
+        inbox = f"{self._connection.settings.inbox_prefix}.{unique_token()}"
+        deadline = Deadline(ANSWER_SECONDS)
+        await self._connection.wait_connected(deadline)
+        interest = self._connection.subscribe(inbox, handler)
+        try:
+            subject = f"{self._jetstream.prefix}.DIRECT.GET.{self._stream}"
+            body = msgspec.json.encode(self._question())
+            self._connection.publish(subject.encode(), body, inbox.encode())
+            async with asyncio.timeout(deadline.left()):
+                await arrived.wait()
+        except TimeoutError as error:
+            raise RequestTimeout(subject, ANSWER_SECONDS) from error
+        finally:
+            self._connection.unsubscribe(interest)
+        await self._deliver()
+
+    def _question(self) -> dict[str, Any]:
+        ask: dict[str, Any] = {
+            "seq": self._next,
+            "batch": BATCH_MESSAGES,
+            "max_bytes": max(BATCH_BYTES, self._connection.info.max_payload * 2),
+        }
+        if len(self.what.subjects) == 1:
+            ask["next_by_subj"] = self.what.subjects[0]
+        return ask
+
+    async def _deliver(self) -> None:
+        before, end = self._next, self.what.end
+        for headers, payload in self._batch:
+            known = parse_headers(headers)
+            if known.get("Nats-Stream") != self._stream:
+                return  # a mirror answered in its origin's name: ask again
+            sequence = int(known["Nats-Sequence"])
+            if end is not None and sequence >= end:
+                self._finished = True
+                break
+            self._next = sequence + 1
+            self._ready.append(self._message(known, sequence, headers, payload))
+        if self._ready:
+            self.signal.set()
+        if len(self._ready) > BATCH_MESSAGES:
+            self._room.clear()  # the reader is slower than the server
+        if end is not None and (self._next >= end or (not self._batch and await self._is_end(end))):
+            self._finished = True
+        elif self._next == before:
+            await asyncio.sleep(POLL_SECONDS)
+
+    async def _is_end(self, end: int) -> bool:
+        """Whether the leader has nothing more either; any copy answers, also one that is behind."""
+        subject = self.what.subjects[0] if len(self.what.subjects) == 1 else ">"
+        ask = {"seq": self._next, "next_by_subj": subject}
+        try:
+            found = await self._jetstream.get_message(self._stream, ask)
+        except PermissionDenied:
+            return True  # who may not ask the leader has to believe the copy
+        return found is None or found.sequence >= end
+
+    def _message(
+        self, known: dict[str, str], sequence: int, headers: bytes, payload: bytes
+    ) -> RawMessage:
+        self._number += 1
+        stored = datetime.fromisoformat(known["Nats-Time-Stamp"])
+        stored_ns = int(stored.timestamp()) * NANOSECONDS + stored.microsecond * 1000
+        pending = known.get("Nats-Num-Pending", "0")
+        reply = f"$JS.ACK.{self._stream}.direct.1.{sequence}.{self._number}.{stored_ns}.{pending}"
+        return RawMessage(known["Nats-Subject"].encode(), reply.encode(), headers, payload)

@@ -1,0 +1,241 @@
+"""Calls of the JetStream API over a connection, with short attempts and bounded retries."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+from collections.abc import AsyncIterator, Mapping
+from typing import Any, Final, TypeVar
+
+import msgspec
+
+from millstream.deadline import Deadline
+from millstream.errors import ApiError, ConnectError, NoResponders, RequestTimeout
+from millstream.wire.aio.connection import Connection
+from millstream.wire.api import (
+    RETRY,
+    ConsumerConfig,
+    ConsumerInfo,
+    ErrorCode,
+    Refusal,
+    StreamInfo,
+    api_prefix,
+    error_from,
+)
+from millstream.wire.protocol import parse_headers, status_of
+
+__all__ = ["JetStream", "StoredMessage"]
+
+T = TypeVar("T")
+
+# A request during an election is dropped in silence, so an attempt waits only this long.
+ATTEMPT_SECONDS: Final = 1.0
+PAUSE_SECONDS: Final = 0.1
+# The server answers lists in pages of this size at most.
+PAGES_MAX: Final = 10_000
+
+
+class _Page(msgspec.Struct):
+    total: int = 0
+    offset: int = 0
+    limit: int = 0
+    streams: list[Any] | None = None
+    consumers: list[Any] | None = None
+
+
+class _Purged(msgspec.Struct):
+    purged: int = 0
+
+
+class _Got(msgspec.Struct):
+    message: dict[str, Any]
+
+
+class _Answer(msgspec.Struct):
+    error: Refusal | None = None
+
+
+class StoredMessage(msgspec.Struct, frozen=True):
+    """One message as the stream holds it."""
+
+    subject: str
+    sequence: int
+    headers: bytes
+    payload: bytes
+    time: str
+
+
+class JetStream:
+    """The JetStream API; every call is safe to repeat and is repeated until it is answered."""
+
+    def __init__(self, connection: Connection, domain: str | None = None) -> None:
+        self.connection = connection
+        self.domain = domain or connection.settings.domain
+        self.prefix = api_prefix(self.domain)
+
+    async def call(self, verb: str, body: object, into: type[T], timeout: float | None = None) -> T:
+        """Ask and give the typed answer; a refusal is raised as an ApiError."""
+        return msgspec.json.decode(await self.ask(verb, body, timeout), type=into)
+
+    async def ask(
+        self,
+        verb: str,
+        body: object = None,
+        timeout: float | None = None,
+        gone: int | None = None,
+    ) -> bytes:
+        """Ask and give the raw answer; of several attempts the first that is answered counts.
+
+        `gone` is the error that a repeated delete gets when the first one worked unanswered.
+        """
+        connection = self.connection
+        subject = f"{self.prefix}.{verb}"
+        payload = b"" if body is None else msgspec.json.encode(body)
+        deadline = Deadline(connection.settings.request_timeout if timeout is None else timeout)
+        waiting: list[asyncio.Future[tuple[bytes, bytes]]] = []  # attempts without an answer
+        first: asyncio.Future[tuple[bytes, bytes]] | None = None
+        try:
+            while True:
+                await connection.wait_connected(deadline)
+                waiting.append(connection.ask(subject, payload, asks_again=True))
+                first = first or waiting[0]
+                patience = deadline.left(at_most=ATTEMPT_SECONDS)
+                await asyncio.wait(waiting, timeout=patience, return_when=asyncio.FIRST_COMPLETED)
+                error: Exception = RequestTimeout(subject, deadline.seconds)
+                answered = [attempt for attempt in waiting if attempt.done()]
+                for done in answered:
+                    waiting.remove(done)
+                    try:
+                        _, answer = done.result()
+                    except (NoResponders, ConnectError) as failed:
+                        connection.check_open()
+                        error = failed
+                        continue
+                    refusal = msgspec.json.decode(answer, type=_Answer).error
+                    if refusal is None or (refusal.err_code == gone and done is not first):
+                        return answer
+                    if refusal.err_code not in RETRY:
+                        raise error_from(refusal)
+                    error = error_from(refusal)
+                if deadline.passed:
+                    raise error
+                if answered:
+                    await asyncio.sleep(deadline.left(at_most=PAUSE_SECONDS))
+        finally:
+            for attempt in waiting:
+                attempt.cancel()
+
+    # -- streams --------------------------------------------------------------------------
+
+    async def stream_info(self, name: str, timeout: float | None = None) -> StreamInfo:
+        return await self.call(f"STREAM.INFO.{name}", None, StreamInfo, timeout)
+
+    async def create_stream(self, config: Mapping[str, Any]) -> StreamInfo:
+        return await self.call(f"STREAM.CREATE.{config['name']}", config, StreamInfo)
+
+    async def update_stream(self, config: Mapping[str, Any]) -> StreamInfo:
+        return await self.call(f"STREAM.UPDATE.{config['name']}", config, StreamInfo)
+
+    async def delete_stream(self, name: str) -> None:
+        await self.ask(f"STREAM.DELETE.{name}", gone=ErrorCode.STREAM_NOT_FOUND)
+
+    async def purge_stream(self, name: str, request: Mapping[str, Any] | None = None) -> int:
+        """Remove messages (all, or by `filter`, `seq`, `keep`); how many that were."""
+        answer = await self.call(f"STREAM.PURGE.{name}", request or {}, _Purged)
+        return answer.purged
+
+    async def streams(self, subject: str | None = None) -> AsyncIterator[StreamInfo]:
+        """All streams of the account, or those that take the given subject."""
+        offset = 0
+        for _ in range(PAGES_MAX):
+            ask: dict[str, Any] = {"offset": offset}
+            if subject is not None:
+                ask["subject"] = subject
+            page = await self.call("STREAM.LIST", ask, _Page)
+            rows = page.streams or []
+            for row in rows:
+                yield msgspec.convert(row, StreamInfo)
+            offset += len(rows)
+            if not rows or offset >= page.total:
+                return
+
+    async def delete_message(self, stream: str, sequence: int, erase: bool = False) -> None:
+        body = {"seq": sequence, "no_erase": not erase}
+        await self.ask(f"STREAM.MSG.DELETE.{stream}", body, gone=ErrorCode.DELETE_FAILED)
+
+    # -- consumers ------------------------------------------------------------------------
+
+    async def consumer_info(self, stream: str, name: str) -> ConsumerInfo:
+        return await self.call(f"CONSUMER.INFO.{stream}.{name}", None, ConsumerInfo)
+
+    async def create_consumer(
+        self,
+        stream: str,
+        config: ConsumerConfig,
+        action: str = "",
+        timeout: float | None = None,
+    ) -> ConsumerInfo:
+        """Create (`action` "create"), change ("update") or either ("") a consumer."""
+        name = config.durable_name or config.name
+        subject = f"CONSUMER.CREATE.{stream}.{name}"
+        if config.filter_subject:
+            subject = f"{subject}.{config.filter_subject}"
+        body = {"stream_name": stream, "config": config, "action": action}
+        return await self.call(subject, body, ConsumerInfo, timeout)
+
+    async def delete_consumer(self, stream: str, name: str) -> None:
+        verb = f"CONSUMER.DELETE.{stream}.{name}"
+        await self.ask(verb, gone=ErrorCode.CONSUMER_NOT_FOUND)
+
+    async def consumers(self, stream: str) -> AsyncIterator[ConsumerInfo]:
+        offset = 0
+        for _ in range(PAGES_MAX):
+            page = await self.call(f"CONSUMER.LIST.{stream}", {"offset": offset}, _Page)
+            rows = page.consumers or []
+            for row in rows:
+                yield msgspec.convert(row, ConsumerInfo)
+            offset += len(rows)
+            if not rows or offset >= page.total:
+                return
+
+    # -- single messages ------------------------------------------------------------------
+
+    async def get_message(self, stream: str, ask: Mapping[str, Any]) -> StoredMessage | None:
+        """One message by `seq`, `last_by_subj` or `seq` + `next_by_subj`; None: there is none."""
+        try:
+            answer = await self.call(f"STREAM.MSG.GET.{stream}", ask, _Got)
+        except ApiError as error:
+            if error.err_code == ErrorCode.MESSAGE_NOT_FOUND:
+                return None
+            raise
+        found = answer.message
+        return StoredMessage(
+            found["subject"],
+            found["seq"],
+            base64.b64decode(found.get("hdrs", "")),
+            base64.b64decode(found.get("data", "")),
+            found["time"],
+        )
+
+    async def sequence_at(self, stream: str, time: str) -> int:
+        """The first sequence stored at or after a time (RFC 3339), or the one to come."""
+        state = (await self.stream_info(stream)).state
+        found = await self.get_message(stream, {"start_time": time, "next_by_subj": ">"})
+        return state.last_seq + 1 if found is None else found.sequence
+
+    async def get_direct(self, stream: str, ask: Mapping[str, Any]) -> StoredMessage | None:
+        """Like `get_message`, but from any replica and without JSON (needs allow_direct)."""
+        payload = msgspec.json.encode(ask)
+        subject = f"{self.prefix}.DIRECT.GET.{stream}"
+        headers, body = await self.connection.request(subject, payload)
+        known = parse_headers(headers) if status_of(headers)[0] != 404 else {}
+        # The server lets a mirror answer for its origin, also one that keeps less or more of it.
+        if known.get("Nats-Stream") != stream:
+            return await self.get_message(stream, ask)
+        return StoredMessage(
+            known["Nats-Subject"],
+            int(known["Nats-Sequence"]),
+            headers,
+            body,
+            known["Nats-Time-Stamp"],
+        )

@@ -1,0 +1,351 @@
+"""Acknowledged publishing with many messages in flight: bounded, resent, in order unless resent."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from typing import Any, Final, Protocol, TypeVar
+
+import msgspec
+
+from millstream.errors import (
+    ConnectionClosed,
+    MillstreamError,
+    NoResponders,
+    PayloadTooLarge,
+    PermissionDenied,
+    Unconfirmed,
+    WrongSequence,
+)
+from millstream.wire.aio.connection import Connection
+from millstream.wire.api import RETRY, PubAck, Refusal, error_from
+from millstream.wire.message import OutgoingMessage
+from millstream.wire.protocol import Frame, hpub, pub, status_of, unique_token
+
+__all__ = ["PublishLane", "Watcher"]
+
+T = TypeVar("T")
+
+# The server drops in silence when it is overloaded; a message without an answer is sent again
+# after this long, the same bytes, so that its id makes the second copy a duplicate.
+RESEND_SECONDS: Final = 2.0
+# While a stream has no leader every try is refused at once; this keeps the tries apart.
+REFUSED_PAUSE_SECONDS: Final = 0.1
+_TICK_SECONDS: Final = 0.1
+
+# What `publish_once` writes; the size of its header block, without the number that ends the id.
+_ONCE: Final = b"HPUB %b %b%b %d %d\r\nNATS/1.0\r\nNats-Msg-Id: %b%b\r\n\r\n%b\r\n"
+_ID_BLOCK_BYTES: Final = len(b"NATS/1.0\r\nNats-Msg-Id: \r\n\r\n") + 16
+
+_decode_ack = msgspec.json.Decoder(PubAck).decode
+_now = time.monotonic  # not the loop's clock: this is asked for every message
+
+
+class Watcher(Protocol):
+    """Told how its messages are answered, without a turn of the event loop."""
+
+    def stored(self, count: int) -> None:
+        """So many more are stored (or nobody waits for them any more)."""
+
+    def failed(self, place: int, error: Exception) -> None:
+        """The message of this place is not stored, or it is not known whether it is."""
+
+
+class _InFlight(asyncio.Future[Any]):
+    """A message sent and not yet answered; the future of what is made of its ack."""
+
+    __slots__ = (
+        "again",  # sent more than once: an earlier copy may have been stored
+        "due",  # time at which it is sent again
+        "frame",
+        "give_up",  # time at which it counts as unconfirmed
+        "make",  # what the future gives, from the ack
+        "place",
+        "refused",  # the last try found nobody listening
+        "unsure",  # an earlier try did not: it may be stored all the same
+        "watcher",
+    )
+    frame: bytes
+    make: Callable[[PubAck], Any]
+    watcher: Watcher | None
+    place: int
+    due: float
+    give_up: float
+    refused: bool
+    unsure: bool
+    again: bool
+
+    def repeat(self, due: float) -> None:
+        """It is sent again now, and is due once more at that time."""
+        self.due = due
+        self.unsure = self.unsure or not self.refused
+        self.refused, self.again = False, True
+
+    @property
+    def subject(self) -> str:
+        """What it was sent to, for the few that are not stored."""
+        return self.frame.split(b" ", 2)[1].decode("utf-8", "replace")
+
+
+class PublishLane:
+    """Publishes and matches acks. A message is sent again until it is answered or its time is up.
+
+    Give every message a `Nats-Msg-Id` header: a resent copy is then recognised by the server
+    (within the stream's duplicate window) and its ack says `duplicate`.
+    """
+
+    def __init__(self, connection: Connection, window: int = 1024) -> None:
+        self._connection = connection
+        self._loop = asyncio.get_running_loop()
+        self._window = window
+        self._low = window - max(1, window // 4)  # wake a waiting sender for several at once
+        prefix = f"{connection.settings.inbox_prefix}.{unique_token()}"
+        self._prefix = f"{prefix}.".encode()
+        self._prefix_size = len(self._prefix)
+        self._word = unique_token(16).encode()  # what the ids of `publish_once` begin with
+        self._in_flight: dict[bytes, _InFlight] = {}
+        self._counter = 0
+        self._room: asyncio.Future[None] | None = None
+        self._idle: asyncio.Future[None] | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self.resent = 0
+        self._interest = connection.subscribe_runs(f"{prefix}.*", self._answers)
+        connection.on_connected.append(self._resend_all)
+        connection.on_denied.append(self._denied)
+        connection.on_closed.append(self._closed)
+
+    def close(self) -> None:
+        """Stop; what is still in flight fails as unconfirmed."""
+        connection = self._connection
+        connection.unsubscribe(self._interest)
+        connection.on_connected.remove(self._resend_all)
+        connection.on_denied.remove(self._denied)
+        connection.on_closed.remove(self._closed)
+        self._fail_all(Unconfirmed("the publisher was closed before the ack arrived"))
+
+    @property
+    def in_flight(self) -> int:
+        return len(self._in_flight)
+
+    @property
+    def full(self) -> bool:
+        """Whether the window is used up; then `await room()` before publishing more."""
+        return len(self._in_flight) >= self._window or self._connection.congested
+
+    async def room(self) -> None:
+        """Return when the window has room."""
+        while len(self._in_flight) >= self._window:
+            if self._room is None:
+                self._room = self._loop.create_future()
+            await asyncio.shield(self._room)
+        if self._connection.congested:
+            await self._connection.writable()
+
+    async def settled(self) -> None:
+        """Return when nothing is in flight any more."""
+        while self._in_flight:
+            if self._idle is None:
+                self._idle = self._loop.create_future()
+            await asyncio.shield(self._idle)
+
+    def publish(
+        self,
+        message: OutgoingMessage,
+        timeout: float,
+        make: Callable[[PubAck], T],
+        watcher: Watcher | None = None,
+        place: int = 0,
+    ) -> asyncio.Future[T]:
+        """Send a message; the future gives `make(ack)`, or why it is not stored.
+
+        `watcher` is told as well, without a turn of the event loop, with the `place` given here.
+        """
+        subject, headers, payload = message
+        self._connection.check_size(len(headers) + len(payload))
+        self._counter += 1
+        token = b"%x" % self._counter
+        reply = self._prefix + token
+        frame = hpub(subject, reply, headers, payload) if headers else pub(subject, reply, payload)
+        return self._send(token, frame, timeout, make, watcher, place)
+
+    def publish_once(
+        self,
+        subject: bytes,
+        payload: bytes,
+        timeout: float,
+        make: Callable[[PubAck], T],
+        watcher: Watcher | None = None,
+        place: int = 0,
+    ) -> asyncio.Future[T]:
+        """Like `publish` for a message without headers, to which the lane gives an id."""
+        self._counter = count = self._counter + 1
+        token = b"%x" % count
+        size = _ID_BLOCK_BYTES + len(token)
+        total = size + len(payload)
+        if total > self._connection.info.max_payload:
+            raise PayloadTooLarge(total, self._connection.info.max_payload)
+        reply, word = self._prefix, self._word
+        frame = _ONCE % (subject, reply, token, size, total, word, token, payload)
+        return self._send(token, frame, timeout, make, watcher, place)
+
+    def _send(
+        self,
+        token: bytes,
+        frame: bytes,
+        timeout: float,
+        make: Callable[[PubAck], T],
+        watcher: Watcher | None,
+        place: int,
+    ) -> asyncio.Future[T]:
+        connection, in_flight = self._connection, self._in_flight
+        if not connection.connected:
+            connection.check_open()  # it is sent when the connection is back
+        elif in_flight:
+            connection.send(frame)
+        else:
+            connection.send_now(frame)  # first of all: the rest is done while it is under way
+        in_flight[token] = entry = _InFlight(loop=self._loop)
+        now = _now()
+        entry.due = now + RESEND_SECONDS
+        entry.give_up = now + timeout
+        entry.refused = entry.unsure = entry.again = False
+        entry.frame = frame
+        entry.make = make
+        entry.watcher = watcher
+        entry.place = place
+        if self._timer is None:
+            self._timer = self._loop.call_later(_TICK_SECONDS, self._tick)
+        return entry
+
+    # -- answers --------------------------------------------------------------------------
+
+    def _answers(self, run: list[Frame]) -> None:
+        """Settle what is stored, here because there are many; everything else one by one."""
+        in_flight, at = self._in_flight, self._prefix_size
+        watcher: Watcher | None = None  # whose stored messages are counted
+        count = 0
+        for subject, _, headers, payload in run:
+            token = subject[at:]
+            message = in_flight.get(token)
+            if message is None:
+                continue
+            try:
+                ack = _decode_ack(payload)
+            except msgspec.DecodeError as error:
+                self._no_ack(token, message, headers, error if payload else None)
+                continue
+            if ack.error is not None:
+                self._refused(token, message, ack.error)
+                continue
+            del in_flight[token]
+            message.frame = b""  # the future may be kept for long
+            if not message.done():
+                message.set_result(message.make(ack))
+            if message.watcher is not watcher:
+                if watcher is not None:
+                    watcher.stored(count)
+                watcher, count = message.watcher, 0
+            count += 1
+        if watcher is not None and count:
+            watcher.stored(count)
+        if self._room is not None or self._idle is not None:
+            self._wake()
+
+    def _no_ack(
+        self, token: bytes, message: _InFlight, headers: bytes, error: Exception | None
+    ) -> None:
+        if error is not None:
+            self._fail(token, message, MillstreamError(f"not an ack: {error}"))
+        elif status_of(headers)[0] == 503:
+            message.refused = True
+            self._try_later(message)
+
+    def _refused(self, token: bytes, message: _InFlight, refusal: Refusal) -> None:
+        if refusal.err_code in RETRY:
+            self._try_later(message)
+        else:
+            error = error_from(refusal)
+            if isinstance(error, WrongSequence):
+                error.sent_again = message.again
+            self._fail(token, message, error)
+
+    def _fail(self, token: bytes, message: _InFlight, error: Exception) -> None:
+        del self._in_flight[token]
+        message.frame = b""
+        if not message.done():
+            message.set_exception(error)
+            if message.watcher is not None:
+                message.exception()  # the watcher knows; a future nobody awaits is no mistake
+        if message.watcher is not None:
+            message.watcher.failed(message.place, error)
+        self._wake()
+
+    def _forget(self, token: bytes, message: _InFlight) -> None:
+        """Nobody waits for this one any more."""
+        del self._in_flight[token]
+        if message.watcher is not None:
+            message.watcher.stored(1)
+        self._wake()
+
+    def _wake(self) -> None:
+        left = len(self._in_flight)
+        if self._room is not None and left <= self._low:
+            self._room.set_result(None)
+            self._room = None
+        if self._idle is not None and not left:
+            self._idle.set_result(None)
+            self._idle = None
+
+    def _try_later(self, message: _InFlight) -> None:
+        message.due = min(message.due, _now() + REFUSED_PAUSE_SECONDS)
+
+    # -- no answers -----------------------------------------------------------------------
+
+    def _tick(self) -> None:
+        """Send again what is due, give up what is over, and come back while anything is left."""
+        self._timer = None
+        connected = self._connection.connected
+        now = _now()
+        for token, message in list(self._in_flight.items()):
+            if message.cancelled():
+                self._forget(token, message)
+            elif now >= message.give_up:
+                self._fail(token, message, self._given_up(message))
+            elif connected and now >= message.due:
+                message.repeat(now + RESEND_SECONDS)
+                self.resent += 1
+                self._connection.send(message.frame)
+        if self._in_flight:
+            self._timer = self._loop.call_later(_TICK_SECONDS, self._tick)
+
+    def _given_up(self, message: _InFlight) -> Exception:
+        subject = message.subject
+        if message.refused and not message.unsure:
+            return NoResponders(subject)
+        return Unconfirmed(
+            f"no ack for '{subject}' in time: it may or may not be stored. "
+            f"Publishing it again with the same id is safe"
+        )
+
+    def _resend_all(self) -> None:
+        due = _now() + RESEND_SECONDS
+        for message in self._in_flight.values():
+            message.repeat(due)
+            self._connection.send(message.frame)
+        self.resent += len(self._in_flight)
+
+    def _denied(self, denied: PermissionDenied) -> None:
+        for token, message in list(self._in_flight.items()):
+            if message.subject == denied.subject:
+                self._fail(token, message, denied)
+
+    def _closed(self) -> None:
+        self._fail_all(ConnectionClosed("the connection was closed before the ack arrived"))
+
+    def _fail_all(self, error: MillstreamError) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        for token, message in list(self._in_flight.items()):
+            self._fail(token, message, error)

@@ -1,0 +1,1 @@
+"""The blocking client: one socket and plain calls, for Spark workers."""

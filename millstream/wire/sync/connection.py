@@ -1,0 +1,344 @@
+"""The blocking lane: one socket, plain calls; for Spark workers, scripts and threads.
+
+It never has more bytes under way than it reads at once, so the server cannot find it slow; nothing
+needs a goodbye, because a worker may be killed at any line.
+"""
+
+from __future__ import annotations
+
+import socket
+import ssl
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, Final, TypeVar
+
+import msgspec
+
+from millstream.deadline import Deadline
+from millstream.errors import (
+    AuthenticationFailed,
+    ConnectError,
+    ConnectFailed,
+    ConnectionClosed,
+    NoResponders,
+    PayloadTooLarge,
+    PermissionDenied,
+    RequestTimeout,
+)
+from millstream.settings import ConnectionSettings
+from millstream.wire.aio.connection import check_token_safe
+from millstream.wire.api import RETRY, Refusal, api_prefix, error_from
+from millstream.wire.handshake import (
+    ServerAddress,
+    ServerInfo,
+    connect_line,
+    denied_subject,
+    is_authentication_error,
+    parse_address,
+    parse_info,
+    tls_context,
+)
+from millstream.wire.protocol import (
+    PING,
+    PONG,
+    Handler,
+    Parser,
+    hpub,
+    pub,
+    status_of,
+    sub,
+    unique_token,
+    unsub,
+)
+
+__all__ = ["BlockingConnection", "BlockingJetStream"]
+
+T = TypeVar("T")
+# Called with bytes that arrived, and with what parses those that it has no use for.
+Divert = Callable[[bytes, Callable[[bytes], None]], None]
+
+RECEIVE_BYTES: Final = 1024 * 1024
+ATTEMPT_SECONDS: Final = 2.0
+PAUSE_SECONDS: Final = 0.1
+
+
+class _Lost(ConnectError):
+    """The socket is gone; whoever sees it opens another."""
+
+
+class BlockingConnection:
+    """A NATS connection of one thread; when it is lost, the next call opens it again."""
+
+    def __init__(self, settings: ConnectionSettings) -> None:
+        self.settings = settings
+        self._addresses = [parse_address(url) for url in settings.urls]
+        self._socket: socket.socket | None = None
+        self._handlers: dict[bytes, Handler] = {}
+        self._parser = Parser(self._handlers, self._control)
+        self._sid = 0
+        self._token = 0
+        self._pongs = 0
+        self._error: Exception | None = None
+        self._denied: PermissionDenied | None = None
+        self._closed = False
+        self._divert: Divert | None = None
+        self.info = ServerInfo()
+        self.url = settings.urls[0]
+        self.generation = 0  # grows with every new socket: subscriptions of an older one are gone
+
+    def __enter__(self) -> BlockingConnection:
+        self.open(Deadline(self.settings.connect_timeout))
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    # -- life -----------------------------------------------------------------------------
+
+    @property
+    def is_open(self) -> bool:
+        return self._socket is not None
+
+    def open(self, deadline: Deadline) -> None:
+        """Connect to the first server that answers; nothing happens when connected."""
+        if self._closed:
+            raise ConnectionClosed("the connection was closed")
+        if self._socket is not None:
+            return
+        errors: list[ConnectError] = []
+        for address in self._addresses:
+            left = deadline.left()
+            last = address is self._addresses[-1]
+            try:
+                self._open_one(address, Deadline(left if last else min(left, max(0.5, left / 2))))
+                return
+            except AuthenticationFailed:
+                self._drop()
+                raise
+            except ssl.SSLCertVerificationError as error:
+                self._drop()  # trying again would not make it trusted
+                raise AuthenticationFailed(
+                    f"the certificate of {address} is not trusted: {error.verify_message}. Give "
+                    f"the authority that signed it (Tls.ca, in Spark the option tlsCa)"
+                ) from error
+            except ConnectError as error:
+                self._drop()
+                errors.append(error)
+            except OSError as error:
+                self._drop()
+                why = error.strerror or str(error) or type(error).__name__
+                errors.append(ConnectFailed(f"cannot connect to {address}: {why}"))
+        if len(errors) == 1:
+            raise errors[0]
+        raise ConnectFailed("no server could be reached: " + "; ".join(map(str, errors)))
+
+    def close(self) -> None:
+        self._closed = True
+        self._drop()
+
+    def lose(self) -> None:
+        """Give the socket up, so that the next call opens another."""
+        self._drop()
+
+    def _drop(self) -> None:
+        if self._socket is not None:
+            self._socket.close()
+            self._socket = None
+
+    def _open_one(self, address: ServerAddress, deadline: Deadline) -> None:
+        self._handlers.clear()
+        self._parser = Parser(self._handlers, self._control)
+        self._error, self._denied, self._pongs = None, None, 0
+        self.generation += 1
+        plain = socket.create_connection((address.host, address.port), deadline.left() or 0.001)
+        plain.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self._socket = plain
+        tls = self.settings.tls
+        wants_tls = address.tls or tls is not None
+        if tls is not None and tls.handshake_first:
+            self._socket = self._secure(plain, address.host, deadline)
+        self.info = ServerInfo()
+        # Without the greeting it is not known how to say who we are.
+        if not self.wait(lambda: bool(self.info.server_id), deadline):
+            raise ConnectFailed(f"{address} does not greet within {deadline.seconds:.3g} s")
+        if not isinstance(self._socket, ssl.SSLSocket) and (wants_tls or self.info.tls_required):
+            self._socket = self._secure(plain, address.host, deadline)
+        self.send(connect_line(self.info, self.settings, address) + PING)
+        if not self.wait(lambda: self._pongs > 0, deadline):
+            raise ConnectFailed(f"{address} does not answer within {deadline.seconds:.3g} s")
+        self.url = str(address)
+
+    def _secure(self, plain: socket.socket, host: str, deadline: Deadline) -> ssl.SSLSocket:
+        plain.settimeout(deadline.left() or 0.001)
+        return tls_context(self.settings.tls).wrap_socket(plain, server_hostname=host)
+
+    # -- bytes ----------------------------------------------------------------------------
+
+    def send(self, data: bytes | memoryview) -> None:
+        """Write bytes; raises ConnectError when the socket is gone."""
+        if self._socket is None:
+            raise _Lost(f"not connected to {self.url}")
+        try:
+            self._socket.settimeout(self.settings.request_timeout)
+            self._socket.sendall(data)
+        except OSError as error:
+            self._drop()
+            raise _Lost(f"the connection to {self.url} was lost: {error}") from error
+
+    def wait(self, until: Callable[[], bool], deadline: Deadline) -> bool:
+        """Handle what arrives until the condition holds (True) or the time is up (False)."""
+        while not until():
+            if deadline.passed:
+                return False
+            self.receive(deadline)
+        return True
+
+    def receive(self, deadline: Deadline) -> bool:
+        """Handle the next bytes that arrive; False when the time is up first."""
+        if self._socket is None:
+            raise _Lost(f"not connected to {self.url}")
+        try:
+            self._socket.settimeout(max(0.001, deadline.left()))
+            data = self._socket.recv(RECEIVE_BYTES)
+        except TimeoutError:
+            return False
+        except OSError as error:
+            self._drop()
+            raise _Lost(f"the connection to {self.url} was lost: {error}") from error
+        if not data:
+            self._drop()
+            raise self._error or _Lost(f"{self.url} closed the connection")
+        if self._divert is None:
+            self._parser.feed(data)
+        else:
+            self._divert(data, self._parser.feed)
+        if self._error is not None:
+            self._drop()
+            raise self._error
+        return True
+
+    @contextmanager
+    def diverted(self, divert: Divert) -> Iterator[Callable[[bytes], None]]:
+        """Inside, bytes that arrive go to `divert` first, and what it passes on is parsed.
+
+        Gives what takes back the bytes of a frame that is not complete.
+        """
+        rest = self._parser.take()
+        self._divert = divert
+        try:
+            if rest:
+                divert(rest, self._parser.feed)
+            yield self._parser.feed
+        finally:
+            self._divert = None
+
+    def _control(self, op: bytes, rest: bytes) -> None:
+        if op == b"PING":
+            self.send(PONG)
+        elif op == b"PONG":
+            self._pongs += 1
+        elif op == b"INFO":
+            self.info = parse_info(rest)
+        elif op == b"-ERR":
+            text = rest.decode("utf-8", "replace").strip().strip("'")
+            self._denied = denied_subject(text)
+            if is_authentication_error(text):
+                self._error = AuthenticationFailed(f"the server refused the credentials: {text}")
+            elif self._denied is None:
+                self._error = _Lost(f"{self.url} says: {text}")
+
+    # -- subscriptions and requests -------------------------------------------------------
+
+    def subscribe(self, subject: str, handler: Handler) -> bytes:
+        """Subscribe on the present socket; the id to unsubscribe with."""
+        self._sid += 1
+        sid = b"%d" % self._sid
+        self._handlers[sid] = handler
+        self.send(sub(check_token_safe(subject), b"", sid))
+        return sid
+
+    def unsubscribe(self, sid: bytes) -> None:
+        if self._handlers.pop(sid, None) is not None and self._socket is not None:
+            self.send(unsub(sid))
+
+    def new_inbox(self) -> str:
+        return f"{self.settings.inbox_prefix}.{unique_token()}"
+
+    def check_size(self, size: int) -> None:
+        if size > self.info.max_payload:
+            raise PayloadTooLarge(size, self.info.max_payload)
+
+    def request(
+        self, subject: str, payload: bytes = b"", headers: bytes = b"", timeout: float | None = None
+    ) -> tuple[bytes, bytes]:
+        """Header block and payload of the first answer."""
+        deadline = Deadline(self.settings.request_timeout if timeout is None else timeout)
+        self.open(deadline)
+        self.check_size(len(headers) + len(payload))
+        answers: list[tuple[bytes, bytes]] = []
+        inbox = self.new_inbox()
+        sid = self.subscribe(inbox, lambda _s, _r, h, p: answers.append((h, p)))
+        try:
+            to, reply = check_token_safe(subject), inbox.encode()
+            self.send(hpub(to, reply, headers, payload) if headers else pub(to, reply, payload))
+            self._denied = None
+            if not self.wait(lambda: bool(answers) or self._denied is not None, deadline):
+                raise RequestTimeout(subject, deadline.seconds)
+        finally:
+            if self._socket is not None:
+                self.unsubscribe(sid)
+        if not answers:
+            raise self._denied or RequestTimeout(subject, deadline.seconds)
+        block, body = answers[0]
+        if not body and status_of(block)[0] == 503:
+            raise NoResponders(subject)
+        return block, body
+
+
+class _Answer(msgspec.Struct):
+    error: Refusal | None = None
+
+
+class BlockingJetStream:
+    """The JetStream API over a blocking connection; every call is repeated until it is answered."""
+
+    def __init__(self, connection: BlockingConnection, domain: str | None = None) -> None:
+        self.connection = connection
+        self.prefix = api_prefix(domain or connection.settings.domain)
+
+    def call(self, verb: str, body: object, into: type[T], timeout: float | None = None) -> T:
+        """Ask and give the typed answer; a refusal is raised as an ApiError."""
+        return msgspec.json.decode(self.ask(verb, body, timeout), type=into)
+
+    def ask(self, verb: str, body: object = None, timeout: float | None = None) -> bytes:
+        connection = self.connection
+        seconds = connection.settings.request_timeout if timeout is None else timeout
+        deadline = Deadline(seconds)
+        payload = b"" if body is None else msgspec.json.encode(body)
+        subject = f"{self.prefix}.{verb}"
+        while True:
+            error: Exception
+            try:
+                attempt = max(0.05, deadline.left(at_most=ATTEMPT_SECONDS))
+                _, answer = connection.request(subject, payload, b"", attempt)
+            except AuthenticationFailed:
+                raise
+            except (RequestTimeout, NoResponders, ConnectError) as failed:
+                error = failed
+            else:
+                refusal = msgspec.json.decode(answer, type=_Answer).error
+                if refusal is None:
+                    return answer
+                if refusal.err_code not in RETRY:
+                    raise error_from(refusal)
+                error = error_from(refusal)
+            if deadline.passed:
+                raise error
+            time.sleep(deadline.left(at_most=PAUSE_SECONDS))
+
+    def get_direct(self, stream: str, ask: Mapping[str, Any]) -> tuple[bytes, bytes] | None:
+        """Header block and payload of one stored message (needs allow_direct); None: none."""
+        subject = f"{self.prefix}.DIRECT.GET.{stream}"
+        block, payload = self.connection.request(subject, msgspec.json.encode(ask))
+        return None if status_of(block)[0] == 404 else (block, payload)

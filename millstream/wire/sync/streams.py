@@ -1,0 +1,90 @@
+"""Asking about streams and single messages with the blocking lane."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Iterator, Mapping
+from typing import Any, Final
+
+import msgspec
+
+from millstream.errors import ApiError, TopicNotFound
+from millstream.wire.aio.jetstream import StoredMessage
+from millstream.wire.api import ErrorCode, StreamInfo
+from millstream.wire.sync.connection import BlockingJetStream
+
+__all__ = ["find_stream", "get_message", "list_streams", "sequence_at", "stream_info"]
+
+# The server gives 256 streams a page; this many pages are more streams than it can hold.
+PAGES_MAX: Final = 10_000
+
+
+class _Page(msgspec.Struct):
+    total: int = 0
+    streams: list[StreamInfo] | None = None
+
+
+class _Got(msgspec.Struct):
+    message: dict[str, Any]
+
+
+def stream_info(
+    jetstream: BlockingJetStream, name: str, timeout: float | None = None
+) -> StreamInfo:
+    """A stream's configuration and state; TopicNotFound when there is none."""
+    return jetstream.call(f"STREAM.INFO.{name}", None, StreamInfo, timeout)
+
+
+def find_stream(
+    jetstream: BlockingJetStream, name: str, timeout: float | None = None
+) -> StreamInfo | None:
+    """A stream, or None if there is none of that name."""
+    try:
+        return stream_info(jetstream, name, timeout)
+    except TopicNotFound:
+        return None
+
+
+def list_streams(
+    jetstream: BlockingJetStream, timeout: float | None = None
+) -> Iterator[StreamInfo]:
+    """All streams of the account."""
+    offset = 0
+    for _ in range(PAGES_MAX):
+        page = jetstream.call("STREAM.LIST", {"offset": offset}, _Page, timeout)
+        rows = page.streams or []
+        yield from rows
+        offset += len(rows)
+        if not rows or offset >= page.total:
+            return
+
+
+def get_message(
+    jetstream: BlockingJetStream,
+    stream: str,
+    ask: Mapping[str, Any],
+    timeout: float | None = None,
+) -> StoredMessage | None:
+    """One message by `seq`, `last_by_subj` or `next_by_subj`, as its leader has it; None: none."""
+    try:
+        found = jetstream.call(f"STREAM.MSG.GET.{stream}", ask, _Got, timeout).message
+    except ApiError as error:
+        if error.err_code == ErrorCode.MESSAGE_NOT_FOUND:
+            return None
+        raise
+    return StoredMessage(
+        found["subject"],
+        found["seq"],
+        base64.b64decode(found.get("hdrs", "")),
+        base64.b64decode(found.get("data", "")),
+        found["time"],
+    )
+
+
+def sequence_at(
+    jetstream: BlockingJetStream, stream: str, time: str, timeout: float | None = None
+) -> int | None:
+    """The first sequence stored at or after a time (RFC 3339); None when none is there yet."""
+    ask = {"start_time": time, "next_by_subj": ">"}
+    found = get_message(jetstream, stream, ask, timeout)
+    return None if found is None else found.sequence

@@ -1,0 +1,75 @@
+"""What tests of topics need beside the calls they are about."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping
+
+import msgspec
+
+from millstream.deadline import Deadline
+from millstream.errors import NoResponders
+from millstream.messaging import Lag, Subscription, Topic
+from millstream.wire.aio.connection import Connection
+from millstream.wire.aio.jetstream import JetStream
+from millstream.wire.api import PubAck, error_from
+from millstream.wire.protocol import encode_headers
+from tests.integration.messaging.event_kit import nothing
+
+
+async def put(
+    connection: Connection,
+    subject: str,
+    value: bytes = b"x",
+    headers: Mapping[str, str] | None = None,
+) -> int:
+    """Store one message and return its offset; a refusal is raised."""
+    block = encode_headers(headers) if headers else b""
+    _, answer = await connection.request(subject, value, block)
+    ack = msgspec.json.decode(answer, type=PubAck)
+    if ack.error is not None:
+        raise error_from(ack.error)
+    return ack.seq
+
+
+async def offsets(js: JetStream, stream: str) -> list[int]:
+    """The offsets that a stream still has."""
+    state = (await js.stream_info(stream)).state
+    wanted = range(max(state.first_seq, 1), state.last_seq + 1)
+    found = [await js.get_message(stream, {"seq": number}) for number in wanted]
+    return [message.sequence for message in found if message is not None]
+
+
+async def eventually(
+    look: Callable[[], Awaitable[object]], expected: object, seconds: float = 60.0
+) -> None:
+    """Look again until what is seen is as expected."""
+    deadline = Deadline(seconds)
+    while True:
+        try:
+            seen = await look()
+        except NoResponders as error:
+            seen = error
+        if seen == expected:
+            return
+        assert not deadline.passed, f"{seen!r} is not {expected!r} after {seconds:g} s"
+        await asyncio.sleep(0.02)
+
+
+async def done_with(topic: Topic, member: Subscription, seconds: float) -> None:
+    """A subscription settles everything, and for a while nothing of it comes again."""
+    await eventually(lambda: topic.lag(member.name), Lag(0, 0.0))
+    # A lease that ran out while somebody stood still sent copies before the last word arrived.
+    while await member.pull(1000, 0.05):
+        pass
+    await nothing(member, seconds)
+
+
+async def given_up(topic: Topic, member: Subscription) -> None:
+    """A subscription settles everything, and its member is given nothing meanwhile."""
+
+    async def lag() -> Lag:
+        await nothing(member, 0.1)  # it has to look for events, also for those it gives up
+        return await topic.lag(member.name)
+
+    await eventually(lag, Lag(0, 0.0))

@@ -1,0 +1,120 @@
+"""A pipeline project for tests, on their session and broker."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from millstream.errors import FlowsFailed
+from millstream.messaging import NewEvent
+from millstream.pipelines import open_project
+from millstream.pipelines.launch import declared
+from millstream.pipelines.outputs import Broker
+from millstream.pipelines.resolve import resolve
+from millstream.pipelines.runner import Runner, RunSettings
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from tests.spark.conftest import Place
+
+HEAD = """
+from pyspark.sql import functions as f
+from millstream import pipelines as mp
+"""
+
+# The limit of a wait for something that comes for certain, on a machine that may stand still.
+PATIENCE_SECONDS = 240.0
+# For processes that run for seconds: the compiler that is quick to start.
+QUICK = '[pipeline.spark]\n"spark.driver.extraJavaOptions" = "-XX:TieredStopAtLevel=1"\n'
+
+
+class Kit:
+    """A project in a folder of its own, on the tests' session and broker."""
+
+    def __init__(self, spark: SparkSession, place: Place, folder: Path) -> None:
+        self.spark, self.place, self.folder = spark, place, folder
+        self.failed: FlowsFailed | None = None  # how the last continuous run ended
+
+    def write(self, code: str, toml: str = "") -> None:
+        (self.folder / "millstream.toml").write_text(f'[pipeline]\nname = "words"\n{toml}')
+        (self.folder / "pipeline.py").write_text(code)
+
+    def runner(self, *, once: bool = True) -> Runner:
+        project = open_project(self.folder)
+        settings = RunSettings(
+            once=once, stop_seconds=PATIENCE_SECONDS, options={"url": self.place.url}
+        )
+        return Runner(project, declared(project), self.spark, settings)
+
+    def once(self) -> dict[str, dict[str, Any]]:
+        """Run until all is read; the flows' status."""
+        runner = self.runner()
+        runner.run()
+        return {flow["name"]: flow for flow in runner.status("stopped")["flows"]}
+
+    @contextmanager
+    def running(self) -> Iterator[Runner]:
+        runner = self.runner(once=False)
+        self.failed = None
+
+        def work() -> None:
+            # Spark looks for sources in the session that is active in the thread.
+            kind = type(self.spark)
+            kind._get_j_spark_session_class(self.spark._jvm).setActiveSession(
+                self.spark._jsparkSession
+            )
+            try:
+                runner.run()
+            except FlowsFailed as error:
+                self.failed = error
+
+        thread = threading.Thread(target=work)
+        thread.start()
+        try:
+            yield runner
+        finally:
+            runner.stop()
+            thread.join(PATIENCE_SECONDS + 60)
+            assert not thread.is_alive()
+
+    def table(self, name: str) -> dict[str, Any]:
+        async def work(mill: Any) -> Any:
+            return await (await mill.table(name)).as_dict()
+
+        found: dict[str, Any] = self.place.run(work)
+        return found
+
+    def lines(self, *texts: str) -> None:
+        self.place.publish("lines", [NewEvent(text.encode()) for text in texts])
+
+    def graph(self) -> Any:
+        project = open_project(self.folder)
+        with Broker(self.place.url, dry=True) as broker:
+            options = {"url": self.place.url}
+            return resolve(declared(project), self.spark, broker, self.folder, options).graph
+
+
+def wait_for(condition: Callable[[], bool], seconds: float = PATIENCE_SECONDS) -> None:
+    begun = time.monotonic()
+    while not condition():
+        passed = time.monotonic() - begun
+        assert passed < seconds, "it did not come"
+        time.sleep(min(0.5, 0.05 + passed / 10))  # looking takes time from what is waited for
+
+
+def alive_in(session: int) -> list[int]:
+    """The processes of a session that have not ended; Spark's workers have groups of their own."""
+    found = []
+    for folder in Path("/proc").iterdir():
+        try:
+            state, _, _, number = (folder / "stat").read_text().rpartition(")")[2].split()[:4]
+        except (OSError, ValueError):
+            continue
+        if int(number) == session and state != "Z":
+            found.append(int(folder.name))
+    return found

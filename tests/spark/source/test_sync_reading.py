@@ -1,0 +1,128 @@
+"""What workers use: acknowledged publishing and ranges that outlast a broker's restart."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Iterator
+from threading import Thread
+from typing import Any
+
+import pytest
+
+from millstream.broker import Broker
+from millstream.deadline import Deadline
+from millstream.errors import ConnectFailed, TopicNotFound, WrongSequence
+from millstream.settings import ConnectionSettings
+from millstream.wire.message import OutgoingMessage
+from millstream.wire.protocol import encode_headers
+from millstream.wire.sync.connection import BlockingConnection, BlockingJetStream
+from millstream.wire.sync.publish import publish_one, publish_pipelined
+from millstream.wire.sync.range import Window, read_range
+from millstream.wire.sync.streams import get_message, list_streams, sequence_at, stream_info
+from tests.spark.conftest import Place
+
+PATIENCE = 120  # seconds; nothing here waits for so long
+
+
+def message(number: int, **headers: str) -> OutgoingMessage:
+    block = encode_headers({"Nats-Msg-Id": str(number), **headers})
+    return OutgoingMessage(b"orders._", block, b"%d" % number)
+
+
+@pytest.mark.parametrize("greeting", [b"", b'INFO {"server_id": "X", "max_payload": 1024}\r\n'])
+def test_a_server_that_stands_still_is_not_taken_for_a_connection(greeting: bytes) -> None:
+    """What is sent before its greeting could be refused for good: it names the way to log in."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        url = f"nats://127.0.0.1:{server.getsockname()[1]}"
+        links: list[socket.socket] = []
+        answering = Thread(target=lambda: links.append(_greet(server, greeting)))
+        answering.start()
+        with pytest.raises(ConnectFailed):
+            BlockingConnection(ConnectionSettings(urls=(url,))).open(Deadline(0.5))
+        answering.join(PATIENCE)
+        links.pop().close()
+
+
+def _greet(server: socket.socket, greeting: bytes) -> socket.socket:
+    link, _ = server.accept()
+    link.sendall(greeting)
+    return link
+
+
+def test_pipelined_messages_are_stored_once_and_in_order_over_a_restart(
+    millstream_broker: Broker,
+) -> None:
+    place = Place(millstream_broker.url)
+    place.topic("orders")
+    settings = ConnectionSettings(urls=(millstream_broker.url,))
+    restarting = Thread(target=millstream_broker.restart)
+
+    def messages() -> Iterator[OutgoingMessage]:
+        for number in range(2000):
+            if number == 700:
+                restarting.start()
+            yield message(number)
+
+    with BlockingConnection(settings) as connection:
+        acks = list(publish_pipelined(connection, messages(), PATIENCE))
+    restarting.join()
+    assert len(acks) == 2000
+    assert sorted(int(value) for value in place.values("orders")) == list(range(2000))
+
+
+def test_a_range_is_read_whole_over_a_restart(millstream_broker: Broker) -> None:
+    place = Place(millstream_broker.url)
+    place.topic("orders")
+    place.publish("orders", [b"%d" % n for n in range(3000)])
+    settings = ConnectionSettings(urls=(millstream_broker.url,))
+    found: list[bytes] = []
+    with BlockingConnection(settings) as connection:
+        for messages in read_range(connection, "orders", 1, 3001, (), Window(messages=500)):
+            found += [one.payload for one in messages]
+            if len(found) == 1000:
+                millstream_broker.restart()
+    assert found == [b"%d" % n for n in range(3000)]
+
+
+def test_readers_leave_no_consumer_and_no_subscription_behind(place: Place) -> None:
+    place.topic("orders")
+    place.publish("orders", [b"x"] * 10)
+    with BlockingConnection(ConnectionSettings(urls=(place.url,))) as connection:
+        for _ in range(5):
+            list(read_range(connection, "orders", 1, 11))
+            stopped = iter(read_range(connection, "orders", 1, 11, (), Window(messages=2)))
+            next(stopped)
+            del stopped
+        assert not connection._handlers
+        jetstream = BlockingJetStream(connection)
+        limit = Deadline(PATIENCE)  # consumers are removed without waiting for an answer
+        while stream_info(jetstream, "orders").state.consumer_count and not limit.passed:
+            continue
+        assert stream_info(jetstream, "orders").state.consumer_count == 0
+
+
+def test_single_messages_and_streams_can_be_asked_for(place: Place) -> None:
+    place.topic("orders")
+    place.publish("orders", [b"1", b"2"])
+    with BlockingConnection(ConnectionSettings(urls=(place.url,))) as connection:
+        jetstream = BlockingJetStream(connection)
+        last = get_message(jetstream, "orders", {"last_by_subj": "orders.>"})
+        assert last is not None
+        assert (last.sequence, last.payload) == (2, b"2")
+        assert get_message(jetstream, "orders", {"seq": 9}) is None
+        assert sequence_at(jetstream, "orders", "2001-01-01T00:00:00Z") == 1
+        assert sequence_at(jetstream, "orders", "2200-01-01T00:00:00Z") is None
+        assert [info.config["name"] for info in list_streams(jetstream)] == ["orders"]
+        with pytest.raises(TopicNotFound):
+            stream_info(jetstream, "none")
+
+
+def test_a_refusal_is_raised_and_the_connection_goes_on(place: Place) -> None:
+    place.topic("orders")
+    with BlockingConnection(ConnectionSettings(urls=(place.url,))) as connection:
+        wrong: dict[str, Any] = {"Nats-Expected-Last-Subject-Sequence": "7"}
+        with pytest.raises(WrongSequence):
+            publish_one(connection, message(1, **wrong), PATIENCE)
+        with pytest.raises(WrongSequence):
+            list(publish_pipelined(connection, [message(2), message(3, **wrong)], PATIENCE))
+        assert publish_one(connection, message(4), PATIENCE).seq >= 1
