@@ -10,6 +10,7 @@ import inspect
 import re
 from dataclasses import dataclass, field
 from functools import cache
+from pathlib import Path
 
 from tools.blocking_plan import FILES, HANDLERS, PLANS
 
@@ -30,7 +31,9 @@ class Undecided(Exception):
 @cache
 def names_of(module: str) -> dict[str, tuple[str, str]]:
     """Name in a module -> (home, name there); also what it imports for type checkers only."""
-    tree = ast.parse(inspect.getsource(importlib.import_module(module)))
+    file = Path(inspect.getfile(importlib.import_module(module)))
+    stub = file.with_suffix(".pyi")  # a room whose names are loaded when they are used
+    tree = ast.parse((stub if stub.is_file() else file).read_text())
     found: dict[str, tuple[str, str]] = {}
     for node in ast.walk(tree):
         if isinstance(node, ast.ImportFrom) and node.module:

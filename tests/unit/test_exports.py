@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import importlib
+import tomllib
 from functools import cache
 from pathlib import Path
 from types import ModuleType
@@ -45,7 +46,9 @@ def reexported(tree: ast.Module) -> set[str]:
 
 @cache
 def parsed(file: Path) -> ast.Module:
-    return ast.parse(file.read_text())
+    """The file, or the stub of a room whose names are loaded when they are used."""
+    stub = file.with_suffix(".pyi")
+    return ast.parse((stub if stub.is_file() else file).read_text())
 
 
 def load(name: str) -> ModuleType:
@@ -109,11 +112,22 @@ def test_the_front_door_knows_the_home_of_every_name() -> None:
     assert set(millstream.__all__) <= set(dir(millstream))
 
 
-def test_an_unknown_name_is_an_attribute_error() -> None:
-    import millstream
-
+@pytest.mark.parametrize("name", ["millstream", "millstream.messaging", "millstream.broker"])
+def test_an_unknown_name_is_an_attribute_error(name: str) -> None:
     with pytest.raises(AttributeError, match="nonsense"):
-        _ = millstream.nonsense
+        _ = importlib.import_module(name).nonsense
+
+
+@pytest.mark.parametrize("name", ["messaging", "broker"])
+def test_a_lazy_room_has_the_names_of_its_stub_and_nothing_else_to_run(name: str) -> None:
+    file = ROOT / "millstream" / name / "__init__.py"
+    room = importlib.import_module(f"millstream.{name}")
+    assert sorted(room.__all__) == sorted(listed(parsed(file)) or [])
+    assert set(room.__all__) <= set(dir(room))
+    assert len(ast.parse(file.read_text()).body) == 3  # docstring, import, assignment
+    with (ROOT / "pyproject.toml").open("rb") as text:
+        packaged = tomllib.load(text)["tool"]["setuptools"]["package-data"]
+    assert "__init__.pyi" in packaged[f"millstream.{name}"]
 
 
 def test_the_error_tree_is_drawn_as_it_is() -> None:

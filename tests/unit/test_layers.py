@@ -13,7 +13,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "millstream"
 
-FOUNDATION = {"errors", "settings", "deadline"}
+FOUNDATION = {"errors", "settings", "deadline", "lazy"}
 EDGES = {"cli"}
 INNER = {"broker", "wire", "events", "messaging", "schemas", "tables", "spark", "pipelines"}
 
@@ -22,6 +22,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "errors": set(),
     "settings": set(),
     "deadline": set(),
+    "lazy": set(),
     "broker": set(),
     "wire": set(),
     "events": {"wire"},
@@ -101,7 +102,7 @@ def fault_of(room: str, module: str) -> str | None:
     return None if room in LIBRARIES[top] else f"'{room}' may not import the library '{top}'"
 
 
-FILES = sorted(PACKAGE.rglob("*.py"))
+FILES = sorted([*PACKAGE.rglob("*.py"), *PACKAGE.rglob("*.pyi")])
 
 
 @pytest.mark.parametrize("file", FILES, ids=lambda file: str(file.relative_to(ROOT)))
