@@ -12,7 +12,7 @@ from typing import Any, Final, NamedTuple
 
 from millstream import settings
 from millstream.errors import MillstreamError
-from millstream.events.event import PlainEvent, Source
+from millstream.events.event import Partition, PlainEvent
 from millstream.events.fence import read_state
 from millstream.events.packs.headers import read_headers
 from millstream.events.subject import key_of_token, key_token
@@ -20,7 +20,7 @@ from millstream.messaging.groups.records import MemberRecord, PartitionRecord, d
 from millstream.schemas import Schema, declare, make_codec
 from millstream.schemas.registry.records import read_record
 from millstream.spark.source.offsets import from_json
-from millstream.wire.aio.pull_lane import RawMessage
+from millstream.wire.aio.pull_consumer import RawMessage
 from millstream.wire.api import parse_ack_address
 from millstream.wire.handshake import denied_subject, parse_address, parse_info
 from millstream.wire.protocol import Parser, parse_header_items, parse_headers, status_of
@@ -96,9 +96,9 @@ def _event(data: bytes) -> object:
     """A plain event whose subject, headers and value a stranger chose."""
     subject, _, rest = data.partition(b"\0")
     block, _, value = rest.partition(b"\0")
-    source = Source("orders", 0, "orders")
+    partition = Partition("orders", "orders", 0, "orders")
     raw = RawMessage(b"orders." + subject, _REPLY, b"NATS/1.0\r\n" + block, value)
-    event = PlainEvent(source, raw)
+    event = PlainEvent(partition, raw)
     return event.key, event.value, event.headers, event.id, event.timestamp, repr(event)
 
 

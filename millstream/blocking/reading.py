@@ -16,7 +16,7 @@ from millstream.blocking.generated.message import Message
 from millstream.blocking.loop import LoopThread
 from millstream.blocking.twin import Twin
 from millstream.errors import ConnectionClosed
-from millstream.events.event import Event, Source
+from millstream.events.event import Event, Partition
 from millstream.events.unpack import events_of
 from millstream.messaging import topic as async_topic
 from millstream.messaging.core import message as async_message
@@ -24,7 +24,7 @@ from millstream.messaging.core import subscriber as async_subscriber
 from millstream.messaging.core.overload import Counters
 from millstream.messaging.reading.replay import ReadPlan, plan_of
 from millstream.messaging.subscriptions import subscription as async_subscription
-from millstream.wire.aio.pull_lane import RawMessage
+from millstream.wire.aio.pull_consumer import RawMessage
 
 __all__ = ["DeliveryReading", "MessageReading", "TopicReading"]
 
@@ -61,11 +61,11 @@ class TopicReading(Twin):
 
 
 def _events(
-    groups: Iterator[tuple[Source, list[RawMessage]]], keys: frozenset[str]
+    groups: Iterator[tuple[Partition, list[RawMessage]]], keys: frozenset[str]
 ) -> Iterator[list[Event]]:
-    for source, messages in groups:
+    for partition, messages in groups:
         for first in range(0, len(messages), TURN_MESSAGES):
-            events = events_of(source, messages[first : first + TURN_MESSAGES])
+            events = events_of(partition, messages[first : first + TURN_MESSAGES])
             yield [event for event in events if event.key in keys] if keys else events
 
 

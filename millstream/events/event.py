@@ -16,7 +16,7 @@ from millstream.wire.api import AckAddress, parse_ack_address
 from millstream.wire.protocol import parse_header_items, parse_headers
 
 if TYPE_CHECKING:
-    from millstream.wire.aio.pull_lane import RawMessage
+    from millstream.wire.aio.pull_consumer import RawMessage
 
 __all__ = [
     "FOR_HEADER",
@@ -33,10 +33,10 @@ __all__ = [
     "Durability",
     "Event",
     "NewEvent",
+    "Partition",
     "PlainEvent",
     "PublishOptions",
     "Receipt",
-    "Source",
     "Unreadable",
     "datetime_of",
     "event_ns",
@@ -227,20 +227,22 @@ class Event(ABC):
         return f"<{type(self).__name__} {where} key={self.key!r}>"
 
 
-class Source:
-    """Where a reader's messages come from: shared by all events of one partition."""
+class Partition:
+    """One partition of a topic: its stream, and how its messages are read. Shared by its events."""
 
-    __slots__ = ("decode", "learn", "partition", "prefix", "prefix_size", "rows", "topic")
+    __slots__ = ("decode", "learn", "number", "prefix", "prefix_size", "rows", "stream", "topic")
 
     def __init__(
         self,
+        stream: str,
         topic: str,
-        partition: int,
+        number: int,
         prefix: str | None,
         values: ValueType | None = None,
     ) -> None:
+        self.stream = stream
         self.topic = topic
-        self.partition = partition
+        self.number = number  # from 0
         self.prefix = prefix  # None: a foreign stream, whose subjects carry no keys
         self.prefix_size = len(prefix.encode()) + 1 if prefix is not None else 0
         # Payload and schema id to value; None: the value is the payload.
@@ -260,9 +262,9 @@ class Unreadable:
         self.error = error
 
 
-def is_event_subject(subject: bytes, source: Source) -> bool:
+def is_event_subject(subject: bytes, partition: Partition) -> bool:
     """Whether a message is an event; words that begin with `_` are Millstream's own messages."""
-    at = source.prefix_size
+    at = partition.prefix_size
     return not at or len(subject) <= at or subject[at] != 95 or len(subject) == at + 1
 
 
@@ -279,11 +281,11 @@ def is_for_another(block: bytes, subscription: str) -> bool:
 class PlainEvent(Event):
     """An event that is one message. Nothing is parsed before it is asked for."""
 
-    __slots__ = ("_address", "_source", "_value", "raw")
+    __slots__ = ("_address", "_partition", "_value", "raw")
 
-    def __init__(self, source: Source, raw: RawMessage) -> None:
+    def __init__(self, partition: Partition, raw: RawMessage) -> None:
         self._address: AckAddress | None = None
-        self._source = source
+        self._partition = partition
         self._value: Any = NOT_DECODED
         self.raw = raw  # the message as it came
 
@@ -296,7 +298,7 @@ class PlainEvent(Event):
     def value(self) -> Any:
         if self.is_deletion:
             return None
-        decode = self._source.decode
+        decode = self._partition.decode
         if decode is None:
             return self.raw.payload
         if self._value is NOT_DECODED:
@@ -313,7 +315,7 @@ class PlainEvent(Event):
     def key(self) -> str | None:
         if _KEY_MARK in self.raw.headers:
             return key_of_token(key_bytes(self.header(KEY_HEADER) or ""))
-        size = self._source.prefix_size
+        size = self._partition.prefix_size
         return key_of_token(self.raw.subject[size:]) if size else None
 
     @property
@@ -351,11 +353,11 @@ class PlainEvent(Event):
 
     @property
     def topic(self) -> str:
-        return self._source.topic
+        return self._partition.topic
 
     @property
     def partition(self) -> int:
-        return self._source.partition
+        return self._partition.number
 
     @property
     def offset(self) -> int:

@@ -9,15 +9,15 @@ from millstream.events.event import (
     FOR_MARK,
     OWN_MARK,
     Event,
+    Partition,
     PlainEvent,
-    Source,
     Unreadable,
     is_event_subject,
     is_for_one,
     stored_ns_of,
 )
 from millstream.wire.aio.jetstream import StoredMessage
-from millstream.wire.aio.pull_lane import RawMessage
+from millstream.wire.aio.pull_consumer import RawMessage
 from millstream.wire.api import AckAddress, parse_ack_address
 from millstream.wire.protocol import parse_headers
 
@@ -45,10 +45,10 @@ def holds_pack(block: bytes) -> bool:
 class PackMessage:
     """What the events of one pack share: the message that holds them."""
 
-    __slots__ = ("address", "pack", "source", "subject")
+    __slots__ = ("address", "pack", "partition", "subject")
 
-    def __init__(self, source: Source, raw: RawMessage, pack: Pack) -> None:
-        self.source = source
+    def __init__(self, partition: Partition, raw: RawMessage, pack: Pack) -> None:
+        self.partition = partition
         self.subject = raw.subject
         self.address: AckAddress = parse_ack_address(raw.reply)
         self.pack = pack
@@ -105,11 +105,11 @@ class PackEvent(Event):
 
     @property
     def topic(self) -> str:
-        return self._message.source.topic
+        return self._message.partition.topic
 
     @property
     def partition(self) -> int:
-        return self._message.source.partition
+        return self._message.partition.number
 
     @property
     def offset(self) -> int:
@@ -131,24 +131,24 @@ def raw_of(stream: str, stored: StoredMessage) -> RawMessage:
     return RawMessage(stored.subject.encode(), reply, stored.headers, stored.payload)
 
 
-def open_pack(source: Source, raw: RawMessage) -> PackMessage:
+def open_pack(partition: Partition, raw: RawMessage) -> PackMessage:
     """Decode a message that holds a pack; PackError when it is not sound."""
     from millstream.events.packs.pack import (
         decode,  # brings pyarrow, which plain messages don't need
     )
 
     pack = decode(parse_headers(raw.headers), raw.payload)
-    return PackMessage(source, raw, pack)
+    return PackMessage(partition, raw, pack)
 
 
-def events_of(source: Source, messages: list[RawMessage]) -> list[Event]:
-    """The events of some messages, in order, for who reads a topic under no name.
+def events_of(partition: Partition, messages: list[RawMessage]) -> list[Event]:
+    """The events of some messages, in order, for readers without a subscription.
 
     Millstream's own messages are left out, and so is what was redriven for one subscription: it has
     been read here before.
     """
     events: list[Event] = []
-    at = source.prefix_size
+    at = partition.prefix_size
     for raw in messages:
         subject, _, headers, _ = raw
         # `find`, because `in` takes its left side for a number first: two to three times as long.
@@ -156,23 +156,23 @@ def events_of(source: Source, messages: list[RawMessage]) -> list[Event]:
             if headers.find(FOR_MARK) >= 0:
                 continue
             if headers.find(_PACK_MARK) >= 0:
-                events.extend(_packed(source, raw))
+                events.extend(_packed(partition, raw))
                 continue
-        if subject[at : at + 1] != b"_" or is_event_subject(subject, source):
-            events.append(PlainEvent(source, raw))
+        if subject[at : at + 1] != b"_" or is_event_subject(subject, partition):
+            events.append(PlainEvent(partition, raw))
     return events
 
 
-def events_in(source: Source, raw: RawMessage) -> list[Event]:
+def events_in(partition: Partition, raw: RawMessage) -> list[Event]:
     """The events of one message, whomever they are for; none when it is one of Millstream's own."""
     if holds_pack(raw.headers):
-        return _packed(source, raw)
-    if is_event_subject(raw.subject, source) or is_for_one(raw.headers):
-        return [PlainEvent(source, raw)]
+        return _packed(partition, raw)
+    if is_event_subject(raw.subject, partition) or is_for_one(raw.headers):
+        return [PlainEvent(partition, raw)]
     return []
 
 
-def _packed(source: Source, raw: RawMessage) -> list[Event]:
-    message = open_pack(source, raw)
-    rows = source.rows(message.pack) if source.rows else message.pack.events()
+def _packed(partition: Partition, raw: RawMessage) -> list[Event]:
+    message = open_pack(partition, raw)
+    rows = partition.rows(message.pack) if partition.rows else message.pack.events()
     return [PackEvent(message, index, row) for index, row in enumerate(rows)]

@@ -36,7 +36,7 @@ from millstream.messaging.topics.settings import TopicSettings
 from millstream.settings import ConnectionSettings, Reconnect
 from millstream.wire.aio.connection import Connection, Outlet
 from millstream.wire.aio.jetstream import JetStream
-from millstream.wire.aio.publish_lane import PublishLane
+from millstream.wire.aio.publisher import StreamPublisher
 from millstream.wire.message import OutgoingMessage
 from millstream.wire.protocol import encode_headers
 
@@ -115,7 +115,7 @@ class Client:
         self.connection = connection
         self.jetstream = JetStream(connection)
         self.identity: Identity | None = None
-        self._lane = PublishLane(connection, IN_FLIGHT_MAX)
+        self._publisher = StreamPublisher(connection, IN_FLIGHT_MAX)
         self._ids = IdSource()
         self._topics: weakref.WeakSet[Topic] = weakref.WeakSet()
         self._refreshing: asyncio.Task[None] | None = None
@@ -176,9 +176,9 @@ class Client:
             return
         try:
             async with asyncio.timeout(deadline.left()):
-                await self._lane.settled()
+                await self._publisher.settled()
         except TimeoutError:
-            _log.warning("closing with %d events not acknowledged", self._lane.in_flight)
+            _log.warning("closing with %d events not acknowledged", self._publisher.in_flight)
         if self.identity is not None and self.connected:
             try:
                 async with asyncio.timeout(RELEASE_SECONDS):
@@ -289,12 +289,12 @@ class Client:
     ) -> Receipt:
         """Publish to a subject that a foreign stream stores, and return when it has."""
         pairs = [(ID_HEADER, id or self._ids.next()), *(headers or {}).items()]
-        if self._lane.full:
-            await self._lane.room()
+        if self._publisher.full:
+            await self._publisher.room()
         message = OutgoingMessage(
             subject_bytes(subject), encode_headers(pairs), payload_bytes(data)
         )
-        return await self._lane.publish(
+        return await self._publisher.publish(
             message,
             PUBLISH_SECONDS,
             lambda ack: Receipt(ack.stream, 0, ack.seq, ack.duplicate, "unknown"),
@@ -307,7 +307,7 @@ class Client:
     async def open_as(self, info: TopicInfo, value_type: ValueType | None = None) -> Topic:
         """A topic whose values are of a type; what is above messaging builds on this."""
         durabilities = await durabilities_of(self.jetstream, info)
-        topic = Topic(self.jetstream, self._lane, info, durabilities, value_type)
+        topic = Topic(self.jetstream, self._publisher, info, durabilities, value_type)
         self._topics.add(topic)
         return topic
 

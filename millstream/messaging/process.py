@@ -32,8 +32,8 @@ from millstream.errors import (
 from millstream.events.event import (
     Event,
     NewEvent,
+    Partition,
     PlainEvent,
-    Source,
     is_for_another,
     stored_ns_of,
 )
@@ -49,7 +49,7 @@ from millstream.messaging.publishing.fenced_lane import FencedLane
 from millstream.messaging.publishing.writer import WriterTarget
 from millstream.messaging.reading.replay import ReadPlan, read_messages
 from millstream.wire.aio.atomic import BATCH_BYTES_MAX
-from millstream.wire.aio.pull_lane import RawMessage
+from millstream.wire.aio.pull_consumer import RawMessage
 from millstream.wire.api import parse_ack_address
 
 __all__ = ["Process", "ProcessSettings", "Transform"]
@@ -154,7 +154,7 @@ class Process:
 
     def __init__(
         self,
-        inputs: Sequence[tuple[str, Source]],
+        inputs: Sequence[Partition],
         output: WriterTarget,
         function: Transform,
         settings: ProcessSettings,
@@ -167,9 +167,7 @@ class Process:
         self.handled = 0  # events the function was called for
         self.produced = 0  # outputs stored
         self._inputs = [
-            (stream, source)
-            for stream, source in inputs
-            if chosen is None or source.partition in chosen
+            partition for partition in inputs if chosen is None or partition.number in chosen
         ]
 
     def stop(self) -> None:
@@ -181,7 +179,7 @@ class Process:
 
         When one input partition fails the others commit what they have; then its error is raised.
         """
-        workers = [_PartitionWorker(self, stream, source) for stream, source in self._inputs]
+        workers = [_PartitionWorker(self, partition) for partition in self._inputs]
         results = await asyncio.gather(*(w.run(once) for w in workers), return_exceptions=True)
         for error in results:
             if isinstance(error, BaseException):
@@ -191,12 +189,12 @@ class Process:
 class _PartitionWorker:
     """Follows one input partition."""
 
-    def __init__(self, process: Process, stream: str, source: Source) -> None:
+    def __init__(self, process: Process, partition: Partition) -> None:
         self._process = process
         self._settings = process.settings
         self._target = process.output
-        self._stream = stream
-        self._source = source
+        self._stream = partition.stream
+        self._partition = partition
         self._fences: list[_Fence] = []
         self._position = 0  # offset of the last input message whose outputs are collected
         self._committed = 0
@@ -217,10 +215,10 @@ class _PartitionWorker:
 
     async def _claim(self) -> None:
         target, settings = self._target, self._settings
-        name = f"{settings.name}-{self._source.partition}"
-        for (stream, _), prefix in zip(target.sources, target.shape.prefixes, strict=True):
+        name = f"{settings.name}-{self._partition.number}"
+        for output, prefix in zip(target.partitions, target.shape.prefixes, strict=True):
             subject = fence_subject(prefix, name)
-            lane = FencedLane(target.jetstream, target.lane, stream, subject, name)
+            lane = FencedLane(target.jetstream, target.lane, output.stream, subject, name)
             self._fences.append(_Fence(lane, target, settings.packing))
         await asyncio.gather(*(fence.lane.claim() for fence in self._fences))
         for fence in self._fences:
@@ -273,7 +271,7 @@ class _PartitionWorker:
     async def _messages(self, once: bool) -> AsyncGenerator[list[RawMessage], None]:
         """Input messages from the position on; an empty list when it is time to commit."""
         plan = ReadPlan(start=Start.at_offset(self._position + 1), follow=not once)
-        stream = read_messages(self._target.jetstream, [(self._stream, self._source)], plan)
+        stream = read_messages(self._target.jetstream, [self._partition], plan)
         pending: asyncio.Task[Any] | None = None
         stopping = asyncio.create_task(self._process.stopping.wait())
         try:
@@ -319,9 +317,9 @@ class _PartitionWorker:
         if is_for_another(raw.headers, self._settings.name):
             return []
         try:
-            return events_in(self._source, raw)
+            return events_in(self._partition, raw)
         except PackError as error:
-            await self._failed(PlainEvent(self._source, raw), error)
+            await self._failed(PlainEvent(self._partition, raw), error)
             return []
 
     async def _call(self, event: Event) -> list[NewEvent]:

@@ -24,9 +24,9 @@ from millstream.events.event import (
     Durability,
     Event,
     NewEvent,
+    Partition,
     PublishOptions,
     Receipt,
-    Source,
 )
 from millstream.events.fence import EXPECTED_HEADER
 from millstream.events.packs.packing import Packing
@@ -50,8 +50,8 @@ from millstream.messaging.topics.info import TopicInfo
 from millstream.messaging.topics.lookup import open_topic
 from millstream.wire.aio.atomic import publish_batch
 from millstream.wire.aio.jetstream import JetStream, StoredMessage
-from millstream.wire.aio.publish_lane import PublishLane
-from millstream.wire.aio.pull_lane import RawMessage
+from millstream.wire.aio.publisher import StreamPublisher
+from millstream.wire.aio.pull_consumer import RawMessage
 from millstream.wire.protocol import parse_headers, unique_token
 
 if TYPE_CHECKING:
@@ -87,11 +87,11 @@ def _obstacle(info: TopicInfo, value_type: ValueType | None) -> MillstreamError 
     return None
 
 
-async def _looked_up(source: Source, stream: str, found: StoredMessage) -> list[Event]:
-    raw = raw_of(stream, found)
-    if source.learn is not None:
-        await source.learn([raw])
-    return events_in(source, raw)
+async def _looked_up(partition: Partition, found: StoredMessage) -> list[Event]:
+    raw = raw_of(partition.stream, found)
+    if partition.learn is not None:
+        await partition.learn([raw])
+    return events_in(partition, raw)
 
 
 class Topic:
@@ -104,7 +104,7 @@ class Topic:
     def __init__(
         self,
         jetstream: JetStream,
-        lane: PublishLane,
+        stream_publisher: StreamPublisher,
         info: TopicInfo,
         durabilities: Sequence[Durability],
         value_type: ValueType | None = None,
@@ -114,16 +114,16 @@ class Topic:
         self.partitions = len(info.partitions)
         self._durabilities = list(durabilities)
         self._jetstream = jetstream
-        self._lane = lane
+        self._stream_publisher = stream_publisher
         self._obstacle = _obstacle(info, value_type)
         self._value_type = value_type
         self._shape = TopicShape(info.name, [part.prefix or info.name for part in info.partitions])
-        self._publisher = EventPublisher(lane, self._shape, durabilities, value_type)
-        self._sources = [
-            (part.stream, Source(info.name, part.number, part.prefix, value_type))
+        self._publisher = EventPublisher(stream_publisher, self._shape, durabilities, value_type)
+        self._partitions = [
+            Partition(part.stream, info.name, part.number, part.prefix, value_type)
             for part in info.partitions
         ]
-        self._subscriptions = SubscriptionAdmin(jetstream, info.name, self._sources)
+        self._subscriptions = SubscriptionAdmin(jetstream, info.name, self._partitions)
 
     @property
     def value_type(self) -> ValueType | None:
@@ -165,8 +165,8 @@ class Topic:
         self._check_writable()
         if options is not None and options.ttl is not None:
             self.settings.ttl_text(options.ttl)  # refuses what the broker would cut short
-        if self._lane.full:
-            await self._lane.room()
+        if self._stream_publisher.full:
+            await self._stream_publisher.room()
         if headers is None and timestamp is None and id is None and options is None:
             return await self._publisher.send_plain(value, key)
         event = NewEvent(value, key, headers, timestamp, id, options)
@@ -189,7 +189,7 @@ class Topic:
             partition, message = self._publisher.encode(event)
             subject = message.subject.decode()
             ask = {"seq": last + 1, "next_by_subj": subject}
-            found = await self._jetstream.get_message(self._sources[partition][0], ask)
+            found = await self._jetstream.get_message(self._partitions[partition].stream, ask)
             headers = {} if found is None else parse_headers(found.headers)
             if found is not None and headers.get(ID_HEADER) == event.id:
                 durability = self._durabilities[partition]
@@ -209,8 +209,8 @@ class Topic:
         self._check_writable()
         futures: list[asyncio.Future[Receipt]] = []
         for event in events:
-            if self._lane.full:
-                await self._lane.room()
+            if self._stream_publisher.full:
+                await self._stream_publisher.room()
             new = event if isinstance(event, NewEvent) else NewEvent(event)
             try:
                 futures.append(self._publisher.send(new))
@@ -251,7 +251,7 @@ class Topic:
         if not messages:
             return []
         partition = partitions.pop()
-        stream = self._sources[partition][0]
+        stream = self._partitions[partition].stream
         ack = await publish_batch(self._jetstream, stream, messages, timeout)
         first = ack.seq - len(messages) + 1
         return [
@@ -286,13 +286,13 @@ class Topic:
 
         target._check_packs()
         chosen = settings or ProcessSettings(f"{self.name}-to-{target.name}")
-        return Process(self._sources, target._target(), function, chosen)
+        return Process(self._partitions, target._target(), function, chosen)
 
     def _target(self) -> WriterTarget:
         from millstream.messaging.publishing.writer import WriterTarget
 
         return WriterTarget(
-            self._jetstream, self._lane, self._shape, self._sources, self._value_type
+            self._jetstream, self._stream_publisher, self._shape, self._partitions, self._value_type
         )
 
     def _check_writable(self) -> None:
@@ -316,7 +316,7 @@ class Topic:
         `read(follow=True)`, `read(keys=["a"])`: see ReadPlan. What was redriven for one
         subscription is left out, here and in all that reads like this: it was read before.
         """
-        return read_events(self._jetstream, self._sources, plan_of(plan, choices))
+        return read_events(self._jetstream, self._partitions, plan_of(plan, choices))
 
     def batches(self, plan: ReadPlan | None = None, **choices: Any) -> AsyncIterator[RecordBatch]:
         """Like `read`, but as Arrow record batches: the quick way to many events.
@@ -328,38 +328,38 @@ class Topic:
         from millstream.messaging.reading.batches import read_batches
 
         wanted = plan_of(plan, choices)
-        return read_batches(self._jetstream, self._sources, wanted, self._value_type)
+        return read_batches(self._jetstream, self._partitions, wanted, self._value_type)
 
-    def read_messages(self, plan: ReadPlan) -> AsyncIterator[tuple[Source, list[RawMessage]]]:
+    def read_messages(self, plan: ReadPlan) -> AsyncIterator[tuple[Partition, list[RawMessage]]]:
         """Like `read`, but the messages as they came: for who makes events of them elsewhere."""
-        return read_messages(self._jetstream, self._sources, plan)
+        return read_messages(self._jetstream, self._partitions, plan)
 
     async def get(self, offset: int, partition: int = 0) -> list[Event]:
         """The events of the message at an offset (several for a pack); empty when it is gone.
 
         Also one that was redriven for one subscription, which `read` leaves out.
         """
-        stream, source = self._sources[partition]
-        found = await self._jetstream.get_message(stream, {"seq": offset})
-        return [] if found is None else await _looked_up(source, stream, found)
+        chosen = self._partitions[partition]
+        found = await self._jetstream.get_message(chosen.stream, {"seq": offset})
+        return [] if found is None else await _looked_up(chosen, found)
 
     async def last(self, key: str) -> Event | None:
         """The last event of a key that was written as a plain message; None when there is none.
 
         An event redriven for one subscription does not become it; one redriven for all does.
         """
-        stream, source = self._sources[partition_of(key, self.partitions)]
-        if source.prefix is None:
+        partition = self._partitions[partition_of(key, self.partitions)]
+        if partition.prefix is None:
             raise ConfigError(f"'{self.name}' is a foreign stream: its subjects carry no keys")
-        subject = f"{source.prefix}.{key_token(key)}"
-        return await last_on(self._jetstream, stream, source, subject)
+        subject = f"{partition.prefix}.{key_token(key)}"
+        return await last_on(self._jetstream, partition, subject)
 
     def latest(self, keys: Sequence[str] = ()) -> AsyncIterator[Event]:
         """The last plain event of each key (or of these keys), each key once.
 
         A key that had an event when this began is there, with that one or a later one.
         """
-        return read_latest(self._jetstream, self._sources, keys)
+        return read_latest(self._jetstream, self._partitions, keys)
 
     # -- subscriptions --------------------------------------------------------------------
 
@@ -374,8 +374,8 @@ class Topic:
         check_name("subscription", name)
         agreed = await self._subscriptions.declare(name, settings)
         dead = agreed.dead_letter or default_dead_letter_topic(self.name, name)
-        store = DeadLetterStore(self._jetstream, self._lane, dead, name)
-        return Subscription(self._jetstream, name, agreed, self._sources, store)
+        store = DeadLetterStore(self._jetstream, self._stream_publisher, dead, name)
+        return Subscription(self._jetstream, name, agreed, self._partitions, store)
 
     def group(
         self, name: str, settings: GroupSettings | None = None, *, member_id: str | None = None
@@ -388,9 +388,9 @@ class Topic:
 
         return Group(
             self._jetstream,
-            self._lane,
+            self._stream_publisher,
             self.name,
-            self._sources,
+            self._partitions,
             name,
             settings,
             member_id=member_id,
@@ -419,7 +419,7 @@ class Topic:
                 await open_topic(self._jetstream, dead)
             except TopicNotFound:
                 raise missing from None
-        return DeadLetterQueue(self._jetstream, self._lane, dead, self._value_type)
+        return DeadLetterQueue(self._jetstream, self._stream_publisher, dead, self._value_type)
 
     async def subscriptions(self) -> list[SubscriptionInfo]:
         """All subscriptions of the topic."""
@@ -460,7 +460,7 @@ class Topic:
         """Walk the log and name every hole; the report so far, until it is whole."""
         from millstream.messaging.reading.verify import verify_log
 
-        async for report in verify_log(self._jetstream, self.name, self._sources):
+        async for report in verify_log(self._jetstream, self.name, self._partitions):
             yield report
 
     async def purge(self, what: Purge | None = None) -> int:

@@ -26,8 +26,8 @@ from millstream.messaging.publishing.fenced_lane import FencedLane
 from millstream.messaging.reading import replay as reading
 from millstream.settings import ConnectionSettings, Reconnect, Secret
 from millstream.testing import running_broker
-from millstream.wire.aio import publish_lane
-from millstream.wire.aio.pull_lane import Prefetch, PullLane, Signal
+from millstream.wire.aio import publisher
+from millstream.wire.aio.pull_consumer import Prefetch, PullConsumer, Signal
 from millstream.wire.api import ErrorCode, Refusal, error_from
 from tests.faults.proxy import Proxy
 from tests.faults.supervisor import until
@@ -305,7 +305,7 @@ async def test_a_subscription_waits_for_a_leader_longer_than_for_one_answer(
         topic = await mill.create_topic("t")
         async with await topic.subscribe("s"):
             pass
-        lane = PullLane(mill.jetstream, "t", "s", Prefetch(), Signal())
+        lane = PullConsumer(mill.jetstream, "t", "s", Prefetch(), Signal())
         call = _without_a_leader(mill.jetstream.consumer_info)
         monkeypatch.setattr(mill.jetstream, "consumer_info", call)
         lane._check_exists()
@@ -322,7 +322,7 @@ async def test_a_publish_that_may_be_stored_is_not_said_to_have_found_nobody(
     millstream_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its first ack was lost; then the topic had no leader, or was gone, and refused the rest."""
-    monkeypatch.setattr(publish_lane, "RESEND_SECONDS", 0.2)
+    monkeypatch.setattr(publisher, "RESEND_SECONDS", 0.2)
     host, port = millstream_url.rpartition("@")[2].split(":")
     async with _Deaf(host, int(port)) as proxy, millstream.connect(millstream_url) as other:
         await other.create_topic("t")

@@ -19,7 +19,7 @@ from millstream.events.event import (
     RESERVED_PREFIXES,
     SCHEMA_HEADER,
     TIME_HEADER,
-    Source,
+    Partition,
     Unreadable,
     datetime_of,
 )
@@ -39,7 +39,7 @@ from millstream.messaging.dead_letters.store import (
     TOPIC_HEADER,
     WHEN_HEADER,
 )
-from millstream.wire.aio.pull_lane import RawMessage
+from millstream.wire.aio.pull_consumer import RawMessage
 from millstream.wire.api import parse_ack_address
 from millstream.wire.message import OutgoingMessage
 from millstream.wire.protocol import encode_headers, parse_header_items
@@ -200,7 +200,7 @@ def _content(
     own = {name: text for name, text in found.items() if not name.startswith(RESERVED_PREFIXES)}
     try:
         if holds_pack(raw.headers):
-            message = open_pack(Source("", 0, None), raw)
+            message = open_pack(Partition("", "", 0, None), raw)
             rows = value_type.rows(message.pack) if value_type else message.pack.events()
             _, _, headers, _, value = next(iter(rows))
             if isinstance(value, Unreadable):
@@ -268,7 +268,7 @@ def _edited_pack(
 
     from millstream.events.packs.pack import encode, envelope
 
-    pack = open_pack(Source("", 0, None), letter.raw).pack
+    pack = open_pack(Partition("", "", 0, None), letter.raw).pack
     columns = {name: pack.column(name) for name in ("key", "timestamp", "headers", "id", "value")}
     if "value" in changes:
         value = changes["value"]

@@ -13,7 +13,7 @@ from millstream.errors import (
     TopicNotFound,
     WrongSequence,
 )
-from millstream.events.event import Source, is_event_subject
+from millstream.events.event import Partition, is_event_subject
 from millstream.events.fence import EXPECTED_HEADER
 from millstream.events.unpack import raw_of
 from millstream.events.value_type import ValueType
@@ -29,9 +29,9 @@ from millstream.messaging.dead_letters.store import dead_letter_prefix
 from millstream.messaging.reading.replay import ReadPlan, read_messages
 from millstream.messaging.topics.lookup import open_topic
 from millstream.wire.aio.jetstream import JetStream
-from millstream.wire.aio.publish_lane import PublishLane
-from millstream.wire.aio.pull_lane import RawMessage
-from millstream.wire.aio.range_lane import Range, RangeLane
+from millstream.wire.aio.ordered_consumer import OrderedConsumer, Range
+from millstream.wire.aio.publisher import StreamPublisher
+from millstream.wire.aio.pull_consumer import RawMessage
 from millstream.wire.api import ErrorCode, parse_ack_address
 from millstream.wire.message import OutgoingMessage
 
@@ -65,13 +65,13 @@ class DeadLetterQueue:
     def __init__(
         self,
         jetstream: JetStream,
-        lane: PublishLane,
+        publisher: StreamPublisher,
         dead_topic: str,
         value_type: ValueType | None = None,
     ) -> None:
         self.name = dead_topic
         self._jetstream = jetstream
-        self._lane = lane
+        self._publisher = publisher
         self._value_type = value_type
 
     def __repr__(self) -> str:
@@ -83,13 +83,12 @@ class DeadLetterQueue:
         self, which: DeadLetterFilter = _EVERYTHING
     ) -> AsyncGenerator[DeadLetter, None]:
         """The dead letters in order, the oldest first; none when the topic does not exist."""
-        place = await self._place()
-        if place is None:
+        partition = await self._partition()
+        if partition is None:
             return
-        stream, source = place
-        edited = await self._edited(stream)
+        edited = await self._edited(partition.stream)
         given = 0
-        async for raw in self._in_order(stream, source, edited):
+        async for raw in self._in_order(partition, edited):
             letter = read_letter(raw, self._value_type)
             if which.takes(letter):
                 yield letter
@@ -103,11 +102,10 @@ class DeadLetterQueue:
 
     async def show(self, offset: int) -> DeadLetter:
         """The dead letter at an offset; DeadLetterNotFound when there is none."""
-        place = await self._place()
-        if offset < 1 or place is None:
+        partition = await self._partition()
+        if offset < 1 or partition is None:
             raise DeadLetterNotFound(self.name, offset)
-        stream, source = place
-        raw = await self._version(stream, source, offset)
+        raw = await self._version(partition, offset)
         if raw is None:
             raise DeadLetterNotFound(self.name, offset)
         return read_letter(raw, self._value_type)
@@ -132,7 +130,7 @@ class DeadLetterQueue:
         expected = f"NATS/1.0\r\n{EXPECTED_HEADER}: {offset}\r\n".encode()
         message = OutgoingMessage(subject, expected + block.partition(b"\r\n")[2], payload)
         try:
-            ack = await self._lane.publish(message, STORE_SECONDS, lambda ack: ack)
+            ack = await self._publisher.publish(message, STORE_SECONDS, lambda ack: ack)
         except WrongSequence as error:
             raise DeadLetterNotFound(self.name, offset, ": it was changed meanwhile") from error
         await self._remove(stream, offset)
@@ -190,15 +188,15 @@ class DeadLetterQueue:
             yield letter
 
     def _run(self, to_all: bool) -> Redrive:
-        return Redrive(self._jetstream, self._lane, self.name, to_all)
+        return Redrive(self._jetstream, self._publisher, self.name, to_all)
 
     async def _redrive(
         self, run: Redrive, which: DeadLetterFilter
     ) -> AsyncGenerator[DeadLetter, None]:
-        place = await self._place()
-        if place is None:
+        partition = await self._partition()
+        if partition is None:
             return
-        await run.open(place[0])
+        await run.open(partition.stream)
         async for letter in self.letters(which):
             await run.need(letter)
         try:
@@ -220,20 +218,21 @@ class DeadLetterQueue:
 
     # -- inside ---------------------------------------------------------------------------
 
-    async def _place(self) -> tuple[str, Source] | None:
-        """The queue's stream, or None while nothing has died."""
+    async def _partition(self) -> Partition | None:
+        """The queue's only partition; None until something is dead-lettered."""
         try:
             info = await open_topic(self._jetstream, self.name)
         except TopicNotFound:
             return None
         prefix = dead_letter_prefix(info)
-        return info.partitions[0].stream, Source(self.name, 0, prefix, self._value_type)
+        stream = info.partitions[0].stream
+        return Partition(stream, self.name, 0, prefix, self._value_type)
 
     async def _stream(self) -> str:
-        place = await self._place()
-        if place is None:
+        partition = await self._partition()
+        if partition is None:
             raise ConfigError(f"there is no dead-letter topic '{self.name}': nothing has died yet")
-        return place[0]
+        return partition.stream
 
     async def _remove(self, stream: str, offset: int) -> None:
         try:
@@ -245,46 +244,46 @@ class DeadLetterQueue:
     async def _edited(self, stream: str) -> dict[int, int]:
         """Order to offset of the edited letters, which are stored behind the others."""
         last = (await self._jetstream.stream_info(stream)).state.last_seq
-        lane = RangeLane(self._jetstream, stream, Range(1, last + 1, headers_only=True))
-        await lane.open()
+        reader = OrderedConsumer(self._jetstream, stream, Range(1, last + 1, headers_only=True))
+        await reader.open()
         found: dict[int, int] = {}
         try:
-            while not lane.done:
-                for raw in lane.take_now(TAKE_MESSAGES):
+            while not reader.done:
+                for raw in reader.take_now(TAKE_MESSAGES):
                     if _ORDER_MARK in raw.headers:
                         rest = raw.headers.partition(_ORDER_MARK)[2]
                         order = int(rest.partition(b"\r\n")[0])
                         found[order] = parse_ack_address(raw.reply).sequence
-                if not lane.done:
-                    await lane.signal.wait()
+                if not reader.done:
+                    await reader.signal.wait()
         finally:
-            lane.close()
+            reader.close()
         return dict(sorted(found.items()))
 
     async def _in_order(
-        self, stream: str, source: Source, edited: dict[int, int]
+        self, partition: Partition, edited: dict[int, int]
     ) -> AsyncGenerator[RawMessage, None]:
         """The letters' messages, of each only the newest version, at the place of its first."""
         waiting = iter(edited.items())
         ahead = next(waiting, None)
-        async for _, messages in read_messages(self._jetstream, [(stream, source)], ReadPlan()):
+        async for _, messages in read_messages(self._jetstream, [partition], ReadPlan()):
             for raw in messages:
                 offset = parse_ack_address(raw.reply).sequence
                 while ahead is not None and ahead[0] <= offset:
-                    version = await self._version(stream, source, ahead[1])
+                    version = await self._version(partition, ahead[1])
                     ahead = next(waiting, None)
                     if version is not None:
                         yield version
                 older = offset in edited or _ORDER_MARK in raw.headers
-                if not older and is_event_subject(raw.subject, source):
+                if not older and is_event_subject(raw.subject, partition):
                     yield raw
 
-    async def _version(self, stream: str, source: Source, offset: int) -> RawMessage | None:
+    async def _version(self, partition: Partition, offset: int) -> RawMessage | None:
         """The message at an offset, ready to be decoded; None when it is gone."""
-        stored = await self._jetstream.get_message(stream, {"seq": offset})
-        if stored is None or not is_event_subject(stored.subject.encode(), source):
+        stored = await self._jetstream.get_message(partition.stream, {"seq": offset})
+        if stored is None or not is_event_subject(stored.subject.encode(), partition):
             return None
-        raw = raw_of(stream, stored)
-        if source.learn is not None:
-            await source.learn([raw])
+        raw = raw_of(partition.stream, stored)
+        if partition.learn is not None:
+            await partition.learn([raw])
         return raw

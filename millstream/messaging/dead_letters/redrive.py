@@ -43,7 +43,7 @@ from millstream.messaging.topics.lookup import open_topic, side_by_side
 from millstream.messaging.topics.settings import Retention
 from millstream.wire.aio.atomic import publish_batch
 from millstream.wire.aio.jetstream import JetStream
-from millstream.wire.aio.publish_lane import PublishLane
+from millstream.wire.aio.publisher import StreamPublisher
 from millstream.wire.api import ErrorCode
 from millstream.wire.message import OutgoingMessage
 from millstream.wire.protocol import encode_headers, unique_token
@@ -84,9 +84,11 @@ class _Target:
 class Redrive:
     """One run; `need` every letter, then `claim`, then `bring_back`, then `close`."""
 
-    def __init__(self, jetstream: JetStream, lane: PublishLane, queue: str, to_all: bool) -> None:
+    def __init__(
+        self, jetstream: JetStream, publisher: StreamPublisher, queue: str, to_all: bool
+    ) -> None:
         self._jetstream = jetstream
-        self._lane = lane
+        self._publisher = publisher
         self._queue = queue
         self._to_all = to_all
         self._run = unique_token()
@@ -160,7 +162,7 @@ class Redrive:
             self.recovered += await self._finish(found)
             note = self._note_message(target, sequence, [])
             try:
-                ack = await self._lane.publish(note, STORE_SECONDS, lambda ack: ack)
+                ack = await self._publisher.publish(note, STORE_SECONDS, lambda ack: ack)
             except WrongSequence:
                 continue  # another run was faster, or this is our own second copy
             target.sequence = ack.seq
@@ -199,7 +201,7 @@ class Redrive:
         if not target.fenced:
             for letter in group:
                 message = self._message(target, letter)
-                await self._lane.publish(message, STORE_SECONDS, lambda ack: ack)
+                await self._publisher.publish(message, STORE_SECONDS, lambda ack: ack)
                 await self._remove(letter.offset)
             return group
         try:

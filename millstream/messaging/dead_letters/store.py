@@ -26,7 +26,7 @@ from millstream.messaging.topics.info import TopicInfo
 from millstream.messaging.topics.lookup import open_topic
 from millstream.messaging.topics.settings import TopicSettings
 from millstream.wire.aio.jetstream import JetStream
-from millstream.wire.aio.publish_lane import PublishLane
+from millstream.wire.aio.publisher import StreamPublisher
 from millstream.wire.message import OutgoingMessage
 from millstream.wire.protocol import encode_headers
 
@@ -75,10 +75,10 @@ class DeadLetterStore:
     """
 
     def __init__(
-        self, jetstream: JetStream, lane: PublishLane, dead_topic: str, subscription: str
+        self, jetstream: JetStream, publisher: StreamPublisher, dead_topic: str, subscription: str
     ) -> None:
         self._jetstream = jetstream
-        self._lane = lane
+        self._publisher = publisher
         self._topic = dead_topic
         self._subscription = subscription
         self._prefix: str | None = None
@@ -98,7 +98,7 @@ class DeadLetterStore:
             if self._prefix is None:
                 self._prefix = await self._declare(event.topic)
             message = OutgoingMessage(f"{self._prefix}.{origin}".encode(), block, payload)
-            stored = self._lane.publish(message, STORE_SECONDS, lambda ack: ack)
+            stored = self._publisher.publish(message, STORE_SECONDS, lambda ack: ack)
         try:
             await stored
         except WrongSequence:

@@ -13,7 +13,7 @@ import msgspec
 
 from millstream.deadline import Deadline, now_ns
 from millstream.errors import ConfigError, GroupBusy, GroupNotFound, WrongSequence
-from millstream.events.event import Source, datetime_of, nanoseconds_of
+from millstream.events.event import Partition, datetime_of, nanoseconds_of
 from millstream.events.start import Start
 from millstream.events.subject import key_of_token
 from millstream.messaging.groups.holding import order_token
@@ -22,7 +22,7 @@ from millstream.messaging.groups.records import MemberRecord, PartitionRecord, P
 from millstream.messaging.groups.store import GroupStore, Stored, groups_of
 from millstream.messaging.subscriptions.admin import Lag
 from millstream.wire.aio.jetstream import JetStream
-from millstream.wire.aio.publish_lane import PublishLane
+from millstream.wire.aio.publisher import StreamPublisher
 
 __all__ = ["GroupAdmin", "GroupInfo", "GroupMember", "GroupPartition", "ParkedKey"]
 
@@ -92,14 +92,14 @@ class GroupAdmin:
     def __init__(
         self,
         jetstream: JetStream,
-        lane: PublishLane,
+        publisher: StreamPublisher,
         topic: str,
-        sources: Sequence[tuple[str, Source]],
+        partitions: Sequence[Partition],
     ) -> None:
         self._jetstream = jetstream
-        self._lane = lane
+        self._publisher = publisher
         self._topic = topic
-        self._sources = sources
+        self._partitions = partitions
 
     async def names(self) -> list[str]:
         """The groups of the topic, running or not."""
@@ -112,9 +112,9 @@ class GroupAdmin:
         members = await store.members()
         partitions = await asyncio.gather(
             *(
-                self._partition(stream, source.partition, records[source.partition].record)
-                for stream, source in self._sources
-                if source.partition in records
+                self._partition_info(partition, records[partition.number].record)
+                for partition in self._partitions
+                if partition.number in records
             )
         )
         return GroupInfo(self._topic, name, _members(members, records), tuple(partitions))
@@ -141,9 +141,9 @@ class GroupAdmin:
         """Go on from another place; GroupBusy while members run. Parked keys stay parked."""
         store = self._store(name)
         await self._check_idle(store)
-        for stream, source in self._sources:
-            offset = await start_position(self._jetstream, stream, to)
-            await self._change(store, source.partition, partial(_moved, offset=offset))
+        for partition in self._partitions:
+            offset = await start_position(self._jetstream, partition.stream, to)
+            await self._change(store, partition.number, partial(_moved, offset=offset))
 
     async def delete(self, name: str) -> None:
         """Forget the group; GroupBusy while members run."""
@@ -155,7 +155,7 @@ class GroupAdmin:
     # -- inside ---------------------------------------------------------------------------
 
     def _store(self, name: str) -> GroupStore:
-        return GroupStore(self._jetstream, self._lane, self._topic, name)
+        return GroupStore(self._jetstream, self._publisher, self._topic, name)
 
     async def _records(self, store: GroupStore) -> dict[int, Stored[PartitionRecord]]:
         if store.group not in await self.names():
@@ -193,25 +193,27 @@ class GroupAdmin:
                 continue
         raise ConfigError(f"partition {number} of group '{store.group}' changed all the time")
 
-    async def _partition(self, stream: str, number: int, record: PartitionRecord) -> GroupPartition:
-        state = (await self._jetstream.stream_info(stream)).state
+    async def _partition_info(
+        self, partition: Partition, record: PartitionRecord
+    ) -> GroupPartition:
+        state = (await self._jetstream.stream_info(partition.stream)).state
         high = max(record.high, record.position)[0]
         beyond = min(max(0, state.last_seq + 1 - high), state.messages)
         messages = beyond + len({offset for offset, _ in record.open if offset < high})
         seconds = 0.0
         if messages:
             ask = {"seq": record.position[0], "next_by_subj": ">"}
-            first = await self._jetstream.get_message(stream, ask)
+            first = await self._jetstream.get_message(partition.stream, ask)
             if first is not None:
                 stored_ns = nanoseconds_of(datetime.fromisoformat(first.time))
                 seconds = max(0.0, (now_ns() - stored_ns) / 1e9)
         return GroupPartition(
-            number,
+            partition.number,
             record.owner or None,
             record.epoch,
             record.position,
             Lag(messages, seconds),
-            tuple(_parked(number, record)),
+            tuple(_parked(partition.number, record)),
         )
 
 

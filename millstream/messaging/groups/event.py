@@ -7,9 +7,9 @@ from collections.abc import Iterator
 from typing import Any, Protocol
 
 from millstream.errors import PackError, SchemaError
-from millstream.events.event import Event, PlainEvent, Source, is_event_subject, is_for_one
+from millstream.events.event import Event, Partition, PlainEvent, is_event_subject, is_for_one
 from millstream.events.unpack import PackEvent, PackMessage, holds_pack, open_pack
-from millstream.wire.aio.pull_lane import RawMessage
+from millstream.wire.aio.pull_consumer import RawMessage
 
 __all__ = ["BrokenPack", "GroupEvent", "Tenure", "group_events"]
 
@@ -59,8 +59,8 @@ class PlainGroupEvent(PlainEvent, GroupEvent):
 
     __slots__ = ("_attempt", "_tenure")
 
-    def __init__(self, tenure: Tenure, source: Source, raw: RawMessage) -> None:
-        PlainEvent.__init__(self, source, raw)
+    def __init__(self, tenure: Tenure, partition: Partition, raw: RawMessage) -> None:
+        PlainEvent.__init__(self, partition, raw)
         self._tenure = tenure
         self._attempt = 1
 
@@ -82,8 +82,8 @@ class BrokenPack(PlainGroupEvent):
 
     __slots__ = ("reason",)
 
-    def __init__(self, tenure: Tenure, source: Source, raw: RawMessage, reason: str) -> None:
-        super().__init__(tenure, source, raw)
+    def __init__(self, tenure: Tenure, partition: Partition, raw: RawMessage, reason: str) -> None:
+        super().__init__(tenure, partition, raw)
         self.reason = reason
 
     @property
@@ -119,16 +119,16 @@ class PackGroupEvent(PackEvent, GroupEvent):
 AnyGroupEvent = PlainGroupEvent | PackGroupEvent
 
 
-def group_events(tenure: Tenure, source: Source, raw: RawMessage) -> Iterator[AnyGroupEvent]:
+def group_events(tenure: Tenure, partition: Partition, raw: RawMessage) -> Iterator[AnyGroupEvent]:
     """The events of one message, in order; none when it is one of Millstream's own."""
     if raw.headers and holds_pack(raw.headers):
         try:
-            message = open_pack(source, raw)
-            rows = source.rows(message.pack) if source.rows else message.pack.events()
+            message = open_pack(partition, raw)
+            rows = partition.rows(message.pack) if partition.rows else message.pack.events()
             events = [PackGroupEvent(tenure, message, n, row) for n, row in enumerate(rows)]
         except (PackError, SchemaError) as error:
-            yield BrokenPack(tenure, source, raw, f"not a sound pack: {error}")
+            yield BrokenPack(tenure, partition, raw, f"not a sound pack: {error}")
         else:
             yield from events
-    elif is_event_subject(raw.subject, source) or is_for_one(raw.headers):
-        yield PlainGroupEvent(tenure, source, raw)
+    elif is_event_subject(raw.subject, partition) or is_for_one(raw.headers):
+        yield PlainGroupEvent(tenure, partition, raw)

@@ -11,7 +11,7 @@ from types import TracebackType
 from typing import Self
 
 from millstream.errors import ConfigError, RequestTimeout, WrongSequence
-from millstream.events.event import Source
+from millstream.events.event import Partition
 from millstream.events.subject import check_name
 from millstream.messaging.dead_letters.store import DeadLetterStore, default_dead_letter_topic
 from millstream.messaging.groups.admin import GroupAdmin, GroupInfo, ParkedKey
@@ -24,8 +24,8 @@ from millstream.messaging.groups.settings import GroupSettings
 from millstream.messaging.groups.store import GroupStore
 from millstream.messaging.groups.workers import GroupCall, GroupHandler, Workers, caller
 from millstream.wire.aio.jetstream import JetStream
-from millstream.wire.aio.publish_lane import PublishLane
-from millstream.wire.aio.pull_lane import Signal
+from millstream.wire.aio.publisher import StreamPublisher
+from millstream.wire.aio.pull_consumer import Signal
 
 __all__ = ["Group", "GroupEvent", "GroupHandler", "GroupSettings"]
 
@@ -46,9 +46,9 @@ class Group:
     def __init__(
         self,
         jetstream: JetStream,
-        lane: PublishLane,
+        publisher: StreamPublisher,
         topic: str,
-        sources: Sequence[tuple[str, Source]],
+        partitions: Sequence[Partition],
         name: str,
         settings: GroupSettings | None = None,
         *,
@@ -58,13 +58,13 @@ class Group:
         self.topic = topic
         self.settings = settings or GroupSettings()
         self._jetstream = jetstream
-        self._lane = lane
-        self._sources = sources
+        self._publisher = publisher
+        self._partitions = partitions
         self._member_name = (
             _default_name() if member_id is None else check_name("member", member_id)
         )
-        self._store = GroupStore(jetstream, lane, topic, name)
-        self._admin = GroupAdmin(jetstream, lane, topic, sources)
+        self._store = GroupStore(jetstream, publisher, topic, name)
+        self._admin = GroupAdmin(jetstream, publisher, topic, partitions)
         self._stopping = asyncio.Event()
         self._ended = asyncio.Event()
         self._ended.set()
@@ -88,13 +88,13 @@ class Group:
 
     async def open(self) -> None:
         """Have the group, beginning where its settings say if it is new; nothing is read yet."""
-        info = await self._jetstream.stream_info(self._sources[0][0])
+        info = await self._jetstream.stream_info(self._partitions[0].stream)
         await self._store.declare(info.config.get("num_replicas", 1))
         known = await self._store.partitions()
         missing = [
-            (stream, source.partition)
-            for stream, source in self._sources
-            if source.partition not in known
+            (partition.stream, partition.number)
+            for partition in self._partitions
+            if partition.number not in known
         ]
         await asyncio.gather(*(self._begin(*place) for place in missing))
         self._opened = True
@@ -141,7 +141,7 @@ class Group:
         context = MemberContext(
             self._jetstream,
             self._store,
-            DeadLetterStore(self._jetstream, self._lane, dead, self.name),
+            DeadLetterStore(self._jetstream, self._publisher, dead, self.name),
             settings,
             lease,
             Workers(settings.concurrency, lease, cancellable),
@@ -149,7 +149,7 @@ class Group:
             call,
             asyncio.Lock(),
         )
-        return Member(context, self._sources, self._member_name)
+        return Member(context, self._partitions, self._member_name)
 
     async def stop(self) -> None:
         """Leave gently: handlers that run may end, positions are written, others take over.

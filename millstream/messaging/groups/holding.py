@@ -15,7 +15,7 @@ import msgspec
 
 from millstream.deadline import now_ns
 from millstream.errors import ConfigError, DataLoss, MillstreamError, WrongSequence
-from millstream.events.event import Source, is_for_another, nanoseconds_of
+from millstream.events.event import Partition, is_for_another, nanoseconds_of
 from millstream.events.subject import key_token
 from millstream.messaging.dead_letters.store import DeadLetterStore
 from millstream.messaging.groups.assignment import Lease
@@ -31,8 +31,8 @@ from millstream.messaging.groups.store import GroupStore, Stored
 from millstream.messaging.groups.workers import GroupCall, KeyLane, Workers
 from millstream.messaging.subscriptions.subscription import Reject
 from millstream.wire.aio.jetstream import JetStream
-from millstream.wire.aio.pull_lane import Prefetch, RawMessage, Signal
-from millstream.wire.aio.range_lane import Range, RangeLane
+from millstream.wire.aio.ordered_consumer import OrderedConsumer, Range
+from millstream.wire.aio.pull_consumer import Prefetch, RawMessage, Signal
 from millstream.wire.api import parse_ack_address
 
 __all__ = ["Holding", "HoldingState", "MemberContext", "order_token"]
@@ -94,14 +94,13 @@ class Holding:
     def __init__(
         self,
         member: MemberContext,
-        stream: str,
-        source: Source,
+        partition: Partition,
         stored: Stored[PartitionRecord],
     ) -> None:
-        self.partition = source.partition
+        self.partition = partition.number
         self.state = HoldingState.OPEN
         self._member = member
-        self._stream, self._source = stream, source
+        self._stream, self._partition = partition.stream, partition
         self._stored = stored
         self._taken = stored.record
         self._progress = Progress(stored.record)
@@ -111,7 +110,7 @@ class Holding:
         self._careful = 0  # events still to be handed out one by one
         self._lanes: dict[str, KeyLane] = {}
         self._incoming: Iterator[AnyGroupEvent] = iter(())
-        self._reader: RangeLane | None = None
+        self._reader: OrderedConsumer | None = None
         self._hungry = False  # stopped reading for lack of room
         self._writing = asyncio.Lock()
         self._running = 0
@@ -158,7 +157,7 @@ class Holding:
             self._careful = CAREFUL_EVENTS
         member = self._member
         what = Range(start)
-        reader = RangeLane(member.jetstream, self._stream, what, member.signal, READ_AHEAD)
+        reader = OrderedConsumer(member.jetstream, self._stream, what, member.signal, READ_AHEAD)
         try:
             await reader.open()
         except BaseException:
@@ -225,8 +224,8 @@ class Holding:
 
     async def learn(self) -> None:
         """Have the schemas of what has arrived, before it is taken."""
-        if self._source.learn is not None and self._reader is not None:
-            await self._source.learn(self._reader.peek())
+        if self._partition.learn is not None and self._reader is not None:
+            await self._partition.learn(self._reader.peek())
 
     def fill(self) -> None:
         """Take what has arrived, as far as there is room."""
@@ -259,12 +258,12 @@ class Holding:
             address = parse_ack_address(raw.reply)
             self._mark = (address.sequence, address.timestamp_ns)
             if not is_for_another(raw.headers, self._member.store.group):
-                yield from group_events(self, self._source, raw)
+                yield from group_events(self, self._partition, raw)
             self._progress.read_up_to((address.sequence + 1, 0))
 
     def _offer(self, event: AnyGroupEvent) -> None:
         # In a foreign stream the subject is what is nearest to a key.
-        key = event.subject if self._source.prefix is None else event.key
+        key = event.subject if self._partition.prefix is None else event.key
         if isinstance(event, BrokenPack):
             lane = KeyLane(self, None)
             lane.bury = event.reason

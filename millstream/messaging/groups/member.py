@@ -21,7 +21,7 @@ import msgspec
 
 from millstream.deadline import Deadline, now_ns
 from millstream.errors import DataLoss, MillstreamError, TopicNotFound, WrongSequence
-from millstream.events.event import Source
+from millstream.events.event import Partition
 from millstream.events.start import Start
 from millstream.messaging.groups.assignment import OWN_SHARE, Liveness, assign
 from millstream.messaging.groups.holding import Holding, HoldingState, MemberContext
@@ -29,7 +29,7 @@ from millstream.messaging.groups.records import MemberRecord, PartitionRecord
 from millstream.messaging.groups.settings import LEASE_SECONDS_MIN
 from millstream.messaging.groups.store import RECORDS, UNSURE, Stored
 from millstream.wire.aio.jetstream import JetStream
-from millstream.wire.aio.pull_lane import Signal
+from millstream.wire.aio.pull_consumer import Signal
 from millstream.wire.protocol import unique_token
 
 __all__ = ["Member", "start_position"]
@@ -66,14 +66,12 @@ async def _wait(event: asyncio.Event) -> None:
 class Member:
     """One member from joining to leaving."""
 
-    def __init__(
-        self, context: MemberContext, sources: Sequence[tuple[str, Source]], name: str
-    ) -> None:
+    def __init__(self, context: MemberContext, partitions: Sequence[Partition], name: str) -> None:
         self.context = context
         self.name = name
         self.id = ""
         self.holdings: dict[int, Holding] = {}
-        self._sources = {source.partition: (stream, source) for stream, source in sources}
+        self._partitions = {partition.number: partition for partition in partitions}
         self._store = context.store
         self._lease = context.lease
         self._connection = context.jetstream.connection
@@ -285,7 +283,7 @@ class Member:
         staying = sorted({m for m, s in members.items() if not s.record.leaving} | {self.id})
         if self._record.leaving:
             staying.remove(self.id)
-        wanted = assign(list(self._sources), staying, owners)
+        wanted = assign(list(self._partitions), staying, owners)
         for number, holding in list(self.holdings.items()):
             if number in partitions and not holding.adopt(partitions[number]):
                 self._drop(holding)
@@ -301,10 +299,10 @@ class Member:
 
     async def _take(self, number: int, stored: Stored[PartitionRecord] | None) -> None:
         """Become the owner of a partition that has none, and go on where the last one was."""
-        stream, source = self._sources[number]
+        partition = self._partitions[number]
         if stored is None:
             offset = await start_position(
-                self.context.jetstream, stream, self.context.settings.start
+                self.context.jetstream, partition.stream, self.context.settings.start
             )
             stored = Stored(0, PartitionRecord(position=(offset, 0)))
         before = stored.record
@@ -329,7 +327,7 @@ class Member:
             return  # somebody was quicker, or it was us unawares: the next look will show
         if not self._joined or self.id != record.owner:
             return  # declared dead in the meantime
-        holding = Holding(self.context, stream, source, Stored(revision, record))
+        holding = Holding(self.context, partition, Stored(revision, record))
         self.holdings[number] = holding
         try:
             await holding.open()

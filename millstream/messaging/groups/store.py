@@ -29,7 +29,7 @@ from millstream.messaging.groups.records import MemberRecord, PartitionRecord, d
 from millstream.messaging.topics.durability import check_health
 from millstream.wire.aio.connection import Interest
 from millstream.wire.aio.jetstream import JetStream
-from millstream.wire.aio.publish_lane import PublishLane
+from millstream.wire.aio.publisher import StreamPublisher
 from millstream.wire.message import OutgoingMessage
 from millstream.wire.protocol import encode_headers, parse_headers, status_of, unique_token
 
@@ -58,11 +58,13 @@ class Stored(NamedTuple, Generic[R]):
 class GroupStore:
     """The records of one group."""
 
-    def __init__(self, jetstream: JetStream, lane: PublishLane, topic: str, group: str) -> None:
+    def __init__(
+        self, jetstream: JetStream, publisher: StreamPublisher, topic: str, group: str
+    ) -> None:
         self.group = check_name("group", group)
         self._jetstream = jetstream
         self._connection = jetstream.connection
-        self._lane = lane
+        self._publisher = publisher
         self._prefix = f"{RECORDS}.{key_token(topic)}.{group}"
         self._news = f"{NEWS}.{key_token(topic)}.{group}"
 
@@ -154,7 +156,7 @@ class GroupStore:
         subject = f"{self._prefix}.{name}".encode()
         block = encode_headers([(EXPECTED_HEADER, str(expected)), *headers])
         message = OutgoingMessage(subject, block, payload)
-        return await self._lane.publish(message, timeout, lambda ack: ack.seq)
+        return await self._publisher.publish(message, timeout, lambda ack: ack.seq)
 
     async def forget(self) -> int:
         """Remove every record of the group; how many there were."""

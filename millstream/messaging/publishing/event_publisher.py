@@ -9,7 +9,7 @@ from typing import Any, Final
 from millstream.events.encoding import IdSource, TopicShape, value_bytes
 from millstream.events.event import Durability, NewEvent, Receipt
 from millstream.events.value_type import ValueType
-from millstream.wire.aio.publish_lane import PublishLane, Watcher
+from millstream.wire.aio.publisher import StreamPublisher, Watcher
 from millstream.wire.api import PubAck
 from millstream.wire.message import OutgoingMessage
 
@@ -26,7 +26,7 @@ class EventPublisher:
 
     def __init__(
         self,
-        lane: PublishLane,
+        lane: StreamPublisher,
         shape: TopicShape,
         durabilities: Sequence[Durability],
         encoder: ValueType | None = None,

@@ -18,7 +18,7 @@ from millstream.events.fence import (
 from millstream.events.packs.pack import EncodedPack, empty
 from millstream.wire.aio.atomic import BATCH_BYTES_MAX, BATCH_MESSAGES_MAX, publish_batch
 from millstream.wire.aio.jetstream import JetStream
-from millstream.wire.aio.publish_lane import PublishLane
+from millstream.wire.aio.publisher import StreamPublisher
 from millstream.wire.api import PubAck
 from millstream.wire.message import OutgoingMessage
 from millstream.wire.protocol import encode_headers, parse_headers
@@ -61,7 +61,7 @@ class FencedLane:
     """Stores units under one fence. A unit that is stored is never stored again, by anybody."""
 
     def __init__(
-        self, jetstream: JetStream, lane: PublishLane, stream: str, subject: str, writer: str
+        self, jetstream: JetStream, lane: StreamPublisher, stream: str, subject: str, writer: str
     ) -> None:
         self._jetstream = jetstream
         self._lane = lane

@@ -15,7 +15,7 @@ import pyarrow.compute as pc
 
 from millstream.errors import ConfigError, ConnectionClosed, MillstreamError
 from millstream.events.encoding import TopicShape
-from millstream.events.event import Source
+from millstream.events.event import Partition
 from millstream.events.fence import check_note, fence_subject
 from millstream.events.packs.pack import EncodedPack, split
 from millstream.events.packs.packing import Packing
@@ -24,7 +24,7 @@ from millstream.events.subject import check_name, key_bytes
 from millstream.events.value_type import ValueType
 from millstream.messaging.publishing.fenced_lane import FencedLane
 from millstream.wire.aio.jetstream import JetStream
-from millstream.wire.aio.publish_lane import PublishLane
+from millstream.wire.aio.publisher import StreamPublisher
 
 __all__ = ["Writer", "WriterTarget"]
 
@@ -36,9 +36,9 @@ class WriterTarget:
     """The topic that a writer writes to."""
 
     jetstream: JetStream
-    lane: PublishLane
+    lane: StreamPublisher
     shape: TopicShape
-    sources: Sequence[tuple[str, Source]]
+    partitions: Sequence[Partition]
     value_type: ValueType | None
 
 
@@ -116,10 +116,12 @@ class Writer:
         """Claim every lane: from now on no older writer of this name can store anything."""
         target = self._target
         target.jetstream.connection.outlets.add(self)
-        for (stream, _), prefix in zip(target.sources, target.shape.prefixes, strict=True):
+        for partition, prefix in zip(target.partitions, target.shape.prefixes, strict=True):
             for number in range(self._lanes_each):
                 subject = fence_subject(prefix, self.name, number)
-                fence = FencedLane(target.jetstream, target.lane, stream, subject, self.name)
+                fence = FencedLane(
+                    target.jetstream, target.lane, partition.stream, subject, self.name
+                )
                 self._lanes.append(_Lane(fence, target.value_type))
         await asyncio.gather(*(lane.fence.claim() for lane in self._lanes))
         for lane in self._lanes:

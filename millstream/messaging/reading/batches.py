@@ -16,8 +16,8 @@ import pyarrow.compute as pc
 from millstream.errors import SchemaError
 from millstream.events.event import (
     SCHEMA_HEADER,
+    Partition,
     PlainEvent,
-    Source,
     is_event_subject,
     is_for_one,
 )
@@ -27,7 +27,7 @@ from millstream.events.unpack import PackMessage, holds_pack, open_pack
 from millstream.events.value_type import ValueType
 from millstream.messaging.reading.replay import ReadPlan, read_messages
 from millstream.wire.aio.jetstream import JetStream
-from millstream.wire.aio.pull_lane import RawMessage
+from millstream.wire.aio.pull_consumer import RawMessage
 
 __all__ = ["COLUMNS", "batches_of_messages", "read_batches"]
 
@@ -39,14 +39,14 @@ _NUMBERS: Final = pa.array(range(_NUMBERED), pa.int32())
 
 async def read_batches(
     jetstream: JetStream,
-    sources: Sequence[tuple[str, Source]],
+    partitions: Sequence[Partition],
     plan: ReadPlan,
     value_type: ValueType | None,
 ) -> AsyncGenerator[pa.RecordBatch, None]:
     """The events of a plan as record batches, in order within each partition; each exactly once."""
     wanted = pa.array([key_bytes(key) for key in plan.keys], pa.binary())
-    async for source, messages in read_messages(jetstream, sources, plan):
-        for batch in batches_of_messages(source, messages, value_type):
+    async for partition, messages in read_messages(jetstream, partitions, plan):
+        for batch in batches_of_messages(partition, messages, value_type):
             if plan.keys:
                 chosen = batch.filter(pc.is_in(batch.column("key"), wanted))
                 if chosen.num_rows:
@@ -56,7 +56,7 @@ async def read_batches(
 
 
 def batches_of_messages(
-    source: Source, messages: Sequence[RawMessage], value_type: ValueType | None
+    partition: Partition, messages: Sequence[RawMessage], value_type: ValueType | None
 ) -> Iterator[pa.RecordBatch]:
     """The events of some messages as record batches, in order. Pure.
 
@@ -70,11 +70,11 @@ def batches_of_messages(
             if plain:
                 yield _gathered(plain, value_type)
                 plain = []
-            message = open_pack(source, raw)
+            message = open_pack(partition, raw)
             if message.pack.count:
                 yield _of_pack(message, value_type)
-        elif is_event_subject(raw.subject, source):
-            plain.append(PlainEvent(source, raw))
+        elif is_event_subject(raw.subject, partition):
+            plain.append(PlainEvent(partition, raw))
     if plain:
         yield _gathered(plain, value_type)
 
@@ -87,7 +87,7 @@ def _of_pack(message: PackMessage, value_type: ValueType | None) -> pa.RecordBat
     count = pack.count
     value = pack.column("value")
     if value_type is not None:
-        where = f"{message.source.topic}/{message.source.partition}@{address.sequence}"
+        where = f"{message.partition.topic}/{message.partition.number}@{address.sequence}"
         if pack.typed:
             value = _named(where, lambda: value_type.resolve(value, pack.schema_id))
         else:
@@ -108,7 +108,7 @@ def _of_pack(message: PackMessage, value_type: ValueType | None) -> pa.RecordBat
         headers,
         pack.column("id"),
         value,
-        pa.repeat(pa.scalar(message.source.partition, pa.int32()), count),
+        pa.repeat(pa.scalar(message.partition.number, pa.int32()), count),
         pa.repeat(pa.scalar(address.sequence, pa.int64()), count),
         _numbers(count),
     ]

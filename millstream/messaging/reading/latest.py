@@ -13,7 +13,7 @@ from typing import Final
 import msgspec
 
 from millstream.errors import ConfigError
-from millstream.events.event import Event, Source, is_event_subject
+from millstream.events.event import Event, Partition, is_event_subject
 from millstream.events.start import Start
 from millstream.events.subject import key_token, partition_of
 from millstream.events.unpack import events_in, raw_of
@@ -37,74 +37,66 @@ class _Info(msgspec.Struct):
     total: int = 0
 
 
-async def last_on(jetstream: JetStream, stream: str, source: Source, subject: str) -> Event | None:
+async def last_on(jetstream: JetStream, partition: Partition, subject: str) -> Event | None:
     """The last event of a subject, as of now."""
-    found = await jetstream.get_message(stream, {"last_by_subj": subject})
+    found = await jetstream.get_message(partition.stream, {"last_by_subj": subject})
     if found is None:
         return None
-    raw = raw_of(stream, found)
-    if source.learn is not None:
-        await source.learn([raw])
-    return events_in(source, raw)[0]
+    raw = raw_of(partition.stream, found)
+    if partition.learn is not None:
+        await partition.learn([raw])
+    return events_in(partition, raw)[0]
 
 
 async def read_latest(
-    jetstream: JetStream, sources: Sequence[tuple[str, Source]], keys: Sequence[str] = ()
+    jetstream: JetStream, partitions: Sequence[Partition], keys: Sequence[str] = ()
 ) -> AsyncGenerator[Event, None]:
     """The last event of each key (or of these keys), each key once.
 
     A key that had an event when this began is there, with that one or a later one.
     """
-    if any(source.prefix is None for _, source in sources):
+    if any(partition.prefix is None for partition in partitions):
         raise ConfigError("a foreign stream has no keys")
     if keys:
         for event in await side_by_side(
-            lambda key: _last_of(jetstream, sources, key), dict.fromkeys(keys)
+            lambda key: _last_of(jetstream, partitions, key), dict.fromkeys(keys)
         ):
             if event is not None:
                 yield event
         return
-    for stream, source in sources:
-        async for event in _latest_of(jetstream, stream, source):
+    for partition in partitions:
+        async for event in _latest_of(jetstream, partition):
             yield event
 
 
-async def _last_of(
-    jetstream: JetStream, sources: Sequence[tuple[str, Source]], key: str
-) -> Event | None:
-    stream, source = sources[partition_of(key, len(sources))]
-    return await last_on(jetstream, stream, source, f"{source.prefix}.{key_token(key)}")
+async def _last_of(jetstream: JetStream, partitions: Sequence[Partition], key: str) -> Event | None:
+    partition = partitions[partition_of(key, len(partitions))]
+    return await last_on(jetstream, partition, f"{partition.prefix}.{key_token(key)}")
 
 
-async def _latest_of(
-    jetstream: JetStream, stream: str, source: Source
-) -> AsyncGenerator[Event, None]:
-    before = (await jetstream.stream_info(stream)).state.last_seq
+async def _latest_of(jetstream: JetStream, partition: Partition) -> AsyncGenerator[Event, None]:
+    before = (await jetstream.stream_info(partition.stream)).state.last_seq
     seen: set[str] = set()
-    async for event in read_events(
-        jetstream, [(stream, source)], ReadPlan(start=Start.LAST_PER_KEY)
-    ):
+    async for event in read_events(jetstream, [partition], ReadPlan(start=Start.LAST_PER_KEY)):
         if event.subject not in seen:
             seen.add(event.subject)
             yield event
-    if (await jetstream.stream_info(stream)).state.last_seq == before:
+    if (await jetstream.stream_info(partition.stream)).state.last_seq == before:
         return
-    missed = [s for s in await _subjects(jetstream, stream, source) if s not in seen]
-    for found in await side_by_side(
-        lambda subject: last_on(jetstream, stream, source, subject), missed
-    ):
+    missed = [s for s in await _subjects(jetstream, partition) if s not in seen]
+    for found in await side_by_side(lambda subject: last_on(jetstream, partition, subject), missed):
         if found is not None:
             yield found
 
 
-async def _subjects(jetstream: JetStream, stream: str, source: Source) -> list[str]:
+async def _subjects(jetstream: JetStream, partition: Partition) -> list[str]:
     """The subjects that hold events."""
     found: list[str] = []
     for page in range(PAGES_MAX):
-        ask = {"subjects_filter": f"{source.prefix}.*", "offset": page * SUBJECTS_PAGE}
-        info = await jetstream.call(f"STREAM.INFO.{stream}", ask, _Info)
+        ask = {"subjects_filter": f"{partition.prefix}.*", "offset": page * SUBJECTS_PAGE}
+        info = await jetstream.call(f"STREAM.INFO.{partition.stream}", ask, _Info)
         subjects = info.state.subjects or {}
-        found.extend(s for s in subjects if is_event_subject(s.encode(), source))
+        found.extend(s for s in subjects if is_event_subject(s.encode(), partition))
         if not subjects or (page + 1) * SUBJECTS_PAGE >= info.total:
             break
     return found

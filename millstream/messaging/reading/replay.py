@@ -8,14 +8,14 @@ from datetime import datetime
 from typing import Any, Final
 
 from millstream.errors import ConfigError, DataLoss, PermissionDenied
-from millstream.events.event import Event, Source
+from millstream.events.event import Event, Partition
 from millstream.events.start import Start
 from millstream.events.subject import PACK_TOKEN, key_token, matches
 from millstream.events.unpack import events_of
-from millstream.wire.aio.direct_lane import DirectLane
+from millstream.wire.aio.direct_reader import DirectReader
 from millstream.wire.aio.jetstream import JetStream
-from millstream.wire.aio.pull_lane import RawMessage, Signal
-from millstream.wire.aio.range_lane import Range, RangeLane
+from millstream.wire.aio.ordered_consumer import OrderedConsumer, Range
+from millstream.wire.aio.pull_consumer import RawMessage, Signal
 
 __all__ = ["ReadPlan", "plan_of", "read_events", "read_messages"]
 
@@ -55,61 +55,61 @@ def plan_of(plan: ReadPlan | None, choices: dict[str, Any]) -> ReadPlan:
 
 
 async def read_events(
-    jetstream: JetStream, sources: Sequence[tuple[str, Source]], plan: ReadPlan
+    jetstream: JetStream, partitions: Sequence[Partition], plan: ReadPlan
 ) -> AsyncGenerator[Event, None]:
     """The events of a plan, in order within each partition; each exactly once."""
     wanted = set(plan.keys)
-    async for source, messages in read_messages(jetstream, sources, plan):
-        events = events_of(source, messages)
+    async for partition, messages in read_messages(jetstream, partitions, plan):
+        events = events_of(partition, messages)
         for event in [e for e in events if e.key in wanted] if wanted else events:
             yield event
 
 
 async def read_messages(
     jetstream: JetStream,
-    sources: Sequence[tuple[str, Source]],
+    partitions: Sequence[Partition],
     plan: ReadPlan,
     *,
     over_damage: bool = False,
-) -> AsyncGenerator[tuple[Source, list[RawMessage]], None]:
+) -> AsyncGenerator[tuple[Partition, list[RawMessage]], None]:
     """The messages of a plan in groups, each group of one partition and in its order.
 
     DataLoss when the broker counts messages at the end of the range that it cannot read; with
     `over_damage` the range ends before them.
     """
     signal = Signal()
-    lanes: list[tuple[Source, RangeLane | DirectLane]] = []
+    lanes: list[tuple[Partition, OrderedConsumer | DirectReader]] = []
     try:
-        for stream, source in sources:
-            if plan.partitions is None or source.partition in plan.partitions:
-                what = await _range(jetstream, stream, source, plan)
-                lanes.append((source, await _open(jetstream, stream, what, signal)))
+        for partition in partitions:
+            if plan.partitions is None or partition.number in plan.partitions:
+                what = await _range(jetstream, partition.stream, partition, plan)
+                lanes.append((partition, await _open(jetstream, partition.stream, what, signal)))
         while lanes:
             idle = True
-            for source, lane in lanes:
+            for partition, lane in lanes:
                 taken = lane.take_now(TAKE_MESSAGES)
                 if taken:
                     idle = False
-                    if source.learn is not None:
-                        await source.learn(taken)
-                    yield source, taken
-            lanes = [(source, lane) for source, lane in lanes if not lane.done]
+                    if partition.learn is not None:
+                        await partition.learn(taken)
+                    yield partition, taken
+            lanes = [(partition, lane) for partition, lane in lanes if not lane.done]
             if idle and lanes and not await signal.wait(QUIET_SECONDS):
-                for source, lane in lanes:
-                    if isinstance(lane, RangeLane) and await lane.ends_unreadable():
-                        _end(source, lane, over_damage)
+                for partition, lane in lanes:
+                    if isinstance(lane, OrderedConsumer) and await lane.ends_unreadable():
+                        _end(partition, lane, over_damage)
     finally:
         for _, lane in lanes:
             lane.close()
 
 
-def _end(source: Source, lane: RangeLane, over_damage: bool) -> None:
+def _end(partition: Partition, lane: OrderedConsumer, over_damage: bool) -> None:
     """End a range whose rest cannot be read."""
     if not over_damage:
         raise DataLoss(
-            f"'{source.topic}', partition {source.partition}: the broker counts messages from "
+            f"'{partition.topic}', partition {partition.number}: the broker counts messages from "
             f"offset {lane.next_sequence} up to {(lane.what.end or 0) - 1} and cannot read one of "
-            f"them: its file is damaged. 'millstream verify {source.topic}' says what is missing"
+            f"them: its file is damaged. 'millstream verify {partition.topic}' says what is missing"
         )
     lane.done = True
     lane.close()
@@ -117,28 +117,28 @@ def _end(source: Source, lane: RangeLane, over_damage: bool) -> None:
 
 async def _open(
     jetstream: JetStream, stream: str, what: Range, signal: Signal
-) -> RangeLane | DirectLane:
+) -> OrderedConsumer | DirectReader:
     """A consumer of our own, or direct questions for users who may not make one."""
-    lane = RangeLane(jetstream, stream, what, signal)
+    lane = OrderedConsumer(jetstream, stream, what, signal)
     try:
         await lane.open()
         return lane
     except PermissionDenied:
         lane.close()
-    direct = DirectLane(jetstream, stream, what, signal)
+    direct = DirectReader(jetstream, stream, what, signal)
     await direct.open()
     return direct
 
 
-def _chosen(lane: RangeLane | DirectLane, taken: list[RawMessage]) -> list[RawMessage]:
+def _chosen(lane: OrderedConsumer | DirectReader, taken: list[RawMessage]) -> list[RawMessage]:
     patterns = lane.what.subjects
-    if isinstance(lane, RangeLane) or len(patterns) < 2:
+    if isinstance(lane, OrderedConsumer) or len(patterns) < 2:
         return taken
     return [m for m in taken if any(matches(p, m.subject.decode()) for p in patterns)]
 
 
-async def _range(jetstream: JetStream, stream: str, source: Source, plan: ReadPlan) -> Range:
-    subjects = tuple(plan.subjects) or _subjects_of_keys(source, plan.keys)
+async def _range(jetstream: JetStream, stream: str, partition: Partition, plan: ReadPlan) -> Range:
+    subjects = tuple(plan.subjects) or _subjects_of_keys(partition, plan.keys)
     end: int | None = None
     if isinstance(plan.end, datetime):
         end = await jetstream.sequence_at(stream, Start.at_time(plan.end).rfc3339 or "")
@@ -161,11 +161,11 @@ async def _range(jetstream: JetStream, stream: str, source: Source, plan: ReadPl
     return Range(1, end, deliver=start.policy, subjects=subjects)
 
 
-def _subjects_of_keys(source: Source, keys: Sequence[str]) -> tuple[str, ...]:
+def _subjects_of_keys(partition: Partition, keys: Sequence[str]) -> tuple[str, ...]:
     """What the server has to deliver for these keys: their own subjects, and every pack."""
     if not keys:
         return ()
-    if source.prefix is None:
+    if partition.prefix is None:
         raise ConfigError("a foreign stream has no keys; choose by subjects instead")
     tokens = sorted({key_token(key) for key in keys})
-    return (*(f"{source.prefix}.{t}" for t in tokens), f"{source.prefix}.{PACK_TOKEN}.>")
+    return (*(f"{partition.prefix}.{t}" for t in tokens), f"{partition.prefix}.{PACK_TOKEN}.>")

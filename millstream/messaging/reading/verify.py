@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from millstream.errors import PackError
-from millstream.events.event import Source, is_event_subject, is_for_one
+from millstream.events.event import Partition, is_event_subject, is_for_one
 from millstream.events.fence import (
     EPOCH_HEADER,
     NUMBER_HEADER,
@@ -20,7 +20,7 @@ from millstream.events.packs.pack import decode
 from millstream.events.unpack import holds_pack
 from millstream.messaging.reading.replay import ReadPlan, read_messages
 from millstream.wire.aio.jetstream import JetStream
-from millstream.wire.aio.pull_lane import RawMessage
+from millstream.wire.aio.pull_consumer import RawMessage
 from millstream.wire.api import parse_ack_address
 from millstream.wire.protocol import parse_headers
 
@@ -89,7 +89,7 @@ class _Walk:
     def writers(self) -> int:
         return len(self._chains)
 
-    def message(self, source: Source, raw: RawMessage) -> None:
+    def message(self, partition: Partition, raw: RawMessage) -> None:
         report = self._report
         offset = parse_ack_address(raw.reply).sequence
         report.messages += 1
@@ -98,7 +98,7 @@ class _Walk:
         # What was redriven for one subscription is no event more: readers leave it out.
         again = is_for_one(raw.headers)
         if not raw.headers or not holds_pack(raw.headers):
-            report.events += is_event_subject(raw.subject, source) and not again
+            report.events += is_event_subject(raw.subject, partition) and not again
             return
         report.packs += 1
         headers = parse_headers(raw.headers)
@@ -164,26 +164,26 @@ class _Walk:
 
 
 async def verify_log(
-    jetstream: JetStream, topic: str, sources: Sequence[tuple[str, Source]]
+    jetstream: JetStream, topic: str, partitions: Sequence[Partition]
 ) -> AsyncGenerator[Verification, None]:
     """Walk every partition; the report so far after each group of messages, at last the whole."""
     report = Verification(topic)
     plan = ReadPlan()
-    for stream, source in sources:
-        state = (await jetstream.stream_info(stream)).state
-        walk = _Walk(report, source.partition, max(1, state.first_seq))
+    for partition in partitions:
+        state = (await jetstream.stream_info(partition.stream)).state
+        walk = _Walk(report, partition.number, max(1, state.first_seq))
         held = report.messages
-        place = [(stream, source)]
+        place = [partition]
         async for _, messages in read_messages(jetstream, place, plan, over_damage=True):
             for raw in messages:
-                walk.message(source, raw)
+                walk.message(partition, raw)
             yield report
         report.writers += walk.writers
         walked = report.messages - held
         if walked < state.messages:
             report.add(
                 Flaw(
-                    source.partition,
+                    partition.number,
                     state.last_seq,
                     "hole",
                     f"the broker counts {state.messages:,} messages but only {walked:,} can be "

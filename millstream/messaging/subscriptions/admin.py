@@ -9,7 +9,7 @@ from typing import Final
 
 from millstream.deadline import now_ns
 from millstream.errors import ApiError, ConfigError, SubscriptionConflict, SubscriptionNotFound
-from millstream.events.event import Source, datetime_of, stored_ns_of
+from millstream.events.event import Partition, datetime_of, stored_ns_of
 from millstream.events.start import Start
 from millstream.messaging.subscriptions.settings import (
     SubscriptionSettings,
@@ -71,12 +71,10 @@ class Lag:
 class SubscriptionAdmin:
     """The subscriptions of one topic."""
 
-    def __init__(
-        self, jetstream: JetStream, topic: str, sources: Sequence[tuple[str, Source]]
-    ) -> None:
+    def __init__(self, jetstream: JetStream, topic: str, partitions: Sequence[Partition]) -> None:
         self._jetstream = jetstream
         self._topic = topic
-        self._sources = sources
+        self._partitions = partitions
 
     async def declare(
         self, name: str, settings: SubscriptionSettings | None
@@ -90,12 +88,14 @@ class SubscriptionAdmin:
                 return (await self.info(name)).settings
             except SubscriptionNotFound:
                 settings = SubscriptionSettings()
-        for stream, source in self._sources:
-            config = config_of(name, settings, source)
+        for partition in self._partitions:
+            config = config_of(name, settings, partition)
             try:
-                await self._jetstream.create_consumer(stream, config, "create")
+                await self._jetstream.create_consumer(partition.stream, config, "create")
             except SubscriptionConflict as conflict:
-                found = settings_of((await self._jetstream.consumer_info(stream, name)).config)
+                found = settings_of(
+                    (await self._jetstream.consumer_info(partition.stream, name)).config
+                )
                 differing = differences(settings, found)
                 if differing:
                     raise SubscriptionConflict(
@@ -115,9 +115,9 @@ class SubscriptionAdmin:
             settings = replace(found, **changes)  # type: ignore[arg-type]
         except TypeError as error:
             raise ConfigError(f"unknown subscription setting: {error}") from error
-        for stream, source in self._sources:
+        for partition in self._partitions:
             await self._jetstream.create_consumer(
-                stream, config_of(name, settings, source), "update"
+                partition.stream, config_of(name, settings, partition), "update"
             )
         return settings
 
@@ -125,9 +125,9 @@ class SubscriptionAdmin:
         """Remove the subscription on every partition."""
         found = False
         missing: SubscriptionNotFound | None = None
-        for stream, _ in self._sources:
+        for partition in self._partitions:
             try:
-                await self._jetstream.delete_consumer(stream, name)
+                await self._jetstream.delete_consumer(partition.stream, name)
                 found = True
             except SubscriptionNotFound as error:
                 missing = error
@@ -140,17 +140,17 @@ class SubscriptionAdmin:
     async def info(self, name: str) -> SubscriptionInfo:
         """Settings and state of one subscription."""
         infos = [
-            (source, await self._jetstream.consumer_info(stream, name))
-            for stream, source in self._sources
+            (partition, await self._jetstream.consumer_info(partition.stream, name))
+            for partition in self._partitions
         ]
         return self._summary(name, infos)
 
     async def infos(self) -> list[SubscriptionInfo]:
         """All subscriptions of the topic by name."""
-        found: dict[str, list[tuple[Source, ConsumerInfo]]] = {}
-        async for source, info in self._all():
+        found: dict[str, list[tuple[Partition, ConsumerInfo]]] = {}
+        async for partition, info in self._all():
             if info.config.durable_name:
-                found.setdefault(info.name, []).append((source, info))
+                found.setdefault(info.name, []).append((partition, info))
         return [self._summary(name, infos) for name, infos in sorted(found.items())]
 
     async def lag(self, name: str) -> Lag:
@@ -159,12 +159,12 @@ class SubscriptionAdmin:
         On a cluster as the subscription's leader knows it, which may be a moment behind the log.
         """
         messages, oldest = 0, None
-        for stream, _ in self._sources:
-            info = await self._jetstream.consumer_info(stream, name)
+        for partition in self._partitions:
+            info = await self._jetstream.consumer_info(partition.stream, name)
             behind = info.num_pending + info.num_ack_pending
             messages += behind
             if behind:
-                stored = await self._first_unsettled(stream, info)
+                stored = await self._first_unsettled(partition.stream, info)
                 if stored is not None:
                     oldest = stored if oldest is None else min(oldest, stored)
         seconds = 0.0 if oldest is None else max(0.0, (now_ns() - oldest) / 1e9)
@@ -175,44 +175,48 @@ class SubscriptionAdmin:
         span = PAUSE_FOREVER if seconds is None else timedelta(seconds=seconds)
         until = datetime_of(now_ns()) + span
         text = until.astimezone(UTC).isoformat().replace("+00:00", "Z")
-        for stream, _ in self._sources:
-            await self._jetstream.ask(f"CONSUMER.PAUSE.{stream}.{name}", {"pause_until": text})
+        for partition in self._partitions:
+            await self._jetstream.ask(
+                f"CONSUMER.PAUSE.{partition.stream}.{name}", {"pause_until": text}
+            )
         return until
 
     async def resume(self, name: str) -> None:
         """End a pause now."""
         connection = self._jetstream.connection
-        for stream, _ in self._sources:
-            await self._jetstream.ask(f"CONSUMER.PAUSE.{stream}.{name}", {})
+        for partition in self._partitions:
+            await self._jetstream.ask(f"CONSUMER.PAUSE.{partition.stream}.{name}", {})
             # The server goes on at its next heartbeat only, or when somebody asks for messages:
             # this does, for an inbox to which nobody listens, so that none is sent there.
-            subject = f"{self._jetstream.prefix}.CONSUMER.MSG.NEXT.{stream}.{name}"
+            subject = f"{self._jetstream.prefix}.CONSUMER.MSG.NEXT.{partition.stream}.{name}"
             inbox = f"{connection.settings.inbox_prefix}.{unique_token()}"
             connection.publish(subject.encode(), b'{"batch":1,"expires":1000000}', inbox.encode())
 
     async def seek(self, name: str, to: Start) -> None:
         """Go on from another place; what was settled after it is delivered again."""
-        for stream, source in self._sources:
-            sequence = await self._sequence(stream, to)
+        for partition in self._partitions:
+            sequence = await self._sequence(partition.stream, to)
             try:
                 body = {"seq": sequence}
-                await self._jetstream.ask(f"CONSUMER.RESET.{stream}.{name}", body)
+                await self._jetstream.ask(f"CONSUMER.RESET.{partition.stream}.{name}", body)
             except ApiError as error:
                 if error.err_code != ErrorCode.RESET_BELOW_START:
                     raise
-                await self._make_again(stream, source, name, sequence)
+                await self._make_again(partition, name, sequence)
 
     # -- inside ---------------------------------------------------------------------------
 
-    async def _make_again(self, stream: str, source: Source, name: str, sequence: int) -> None:
+    async def _make_again(self, partition: Partition, name: str, sequence: int) -> None:
         """A consumer cannot go before its first start: make it anew, beginning there.
 
         Members that run look for it for a second before they take it for deleted.
         """
-        found = settings_of((await self._jetstream.consumer_info(stream, name)).config)
+        found = settings_of((await self._jetstream.consumer_info(partition.stream, name)).config)
         moved = replace(found, start=Start.at_offset(sequence))
-        await self._jetstream.delete_consumer(stream, name)
-        await self._jetstream.create_consumer(stream, config_of(name, moved, source), "create")
+        await self._jetstream.delete_consumer(partition.stream, name)
+        await self._jetstream.create_consumer(
+            partition.stream, config_of(name, moved, partition), "create"
+        )
 
     async def _sequence(self, stream: str, to: Start) -> int:
         if to.policy == "by_start_sequence":
@@ -243,21 +247,21 @@ class SubscriptionAdmin:
         found = await side_by_side(first, patterns)
         return min((time for time in found if time is not None), default=None)
 
-    async def _all(self) -> AsyncIterator[tuple[Source, ConsumerInfo]]:
-        for stream, source in self._sources:
-            async for info in self._jetstream.consumers(stream):
-                yield source, info
+    async def _all(self) -> AsyncIterator[tuple[Partition, ConsumerInfo]]:
+        for partition in self._partitions:
+            async for info in self._jetstream.consumers(partition.stream):
+                yield partition, info
 
-    def _summary(self, name: str, infos: list[tuple[Source, ConsumerInfo]]) -> SubscriptionInfo:
+    def _summary(self, name: str, infos: list[tuple[Partition, ConsumerInfo]]) -> SubscriptionInfo:
         places = tuple(
             SubscriptionPlace(
-                source.partition,
+                partition.number,
                 info.ack_floor.stream_seq + 1,
                 info.num_pending,
                 info.num_ack_pending,
                 info.num_redelivered,
             )
-            for source, info in infos
+            for partition, info in infos
         )
         first = infos[0][1]
         return SubscriptionInfo(

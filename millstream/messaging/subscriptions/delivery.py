@@ -5,9 +5,9 @@ from __future__ import annotations
 from abc import abstractmethod
 from typing import TYPE_CHECKING, Any, Final
 
-from millstream.events.event import NOT_DECODED, Event, PlainEvent, Source
+from millstream.events.event import NOT_DECODED, Event, Partition, PlainEvent
 from millstream.events.unpack import PackEvent, PackMessage
-from millstream.wire.aio.pull_lane import RawMessage
+from millstream.wire.aio.pull_consumer import RawMessage
 
 if TYPE_CHECKING:
     from millstream.messaging.subscriptions.leases import Leases
@@ -65,9 +65,9 @@ class PlainDelivery(PlainEvent, Delivery):
 
     __slots__ = ("_leases", "_settled")
 
-    def __init__(self, leases: Leases, source: Source, raw: RawMessage) -> None:
+    def __init__(self, leases: Leases, partition: Partition, raw: RawMessage) -> None:
         self._address = None  # as PlainEvent does, without another call: this is for every event
-        self._source = source
+        self._partition = partition
         self._value = NOT_DECODED
         self.raw = raw
         self._leases = leases

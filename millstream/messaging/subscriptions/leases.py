@@ -13,7 +13,7 @@ from millstream.errors import ConnectError, MillstreamError, NoResponders, Reque
 from millstream.messaging.subscriptions.delivery import ACK, Delivery, PackLease
 from millstream.messaging.subscriptions.settings import SubscriptionSettings
 from millstream.wire.aio.connection import Connection
-from millstream.wire.aio.pull_lane import Signal
+from millstream.wire.aio.pull_consumer import Signal
 from millstream.wire.protocol import pub
 
 __all__ = ["Leases"]

@@ -8,7 +8,7 @@ from datetime import datetime
 from typing import Final, Literal, cast
 
 from millstream.errors import ConfigError
-from millstream.events.event import Source
+from millstream.events.event import Partition
 from millstream.events.start import Start
 from millstream.events.subject import (
     COPIES_TOKEN,
@@ -88,7 +88,7 @@ def _positive(name: str, value: float) -> None:
         raise ConfigError(f"{name} {value!r}: must be greater than zero")
 
 
-def config_of(name: str, settings: SubscriptionSettings, source: Source) -> ConsumerConfig:
+def config_of(name: str, settings: SubscriptionSettings, partition: Partition) -> ConsumerConfig:
     """The consumer that serves a subscription on one partition.
 
     The server never counts deliveries out (max_deliver stays unlimited): it would drop the event
@@ -111,7 +111,7 @@ def config_of(name: str, settings: SubscriptionSettings, source: Source) -> Cons
         config.max_ack_pending = settings.max_in_flight
     if settings.inactive_after is not None:
         config.inactive_threshold = int(settings.inactive_after * NANOSECONDS)
-    patterns = _filters(name, settings, source)
+    patterns = _filters(name, settings, partition)
     if len(patterns) == 1:
         config.filter_subject = patterns[0]
     else:
@@ -119,26 +119,26 @@ def config_of(name: str, settings: SubscriptionSettings, source: Source) -> Cons
     return config
 
 
-def _filters(name: str, settings: SubscriptionSettings, source: Source) -> list[str]:
+def _filters(name: str, settings: SubscriptionSettings, partition: Partition) -> list[str]:
     """What the server has to deliver: what was chosen, and what is redriven for this one."""
-    chosen = _chosen(settings, source)
-    if not chosen or source.prefix is None:
+    chosen = _chosen(settings, partition)
+    if not chosen or partition.prefix is None:
         return chosen
-    copies = f"{copies_prefix(source.prefix, name)}.>"
+    copies = f"{copies_prefix(partition.prefix, name)}.>"
     if any(overlap(pattern, copies) for pattern in chosen):
         return chosen  # the server refuses filters that overlap
     return [*chosen, copies]
 
 
-def _chosen(settings: SubscriptionSettings, source: Source) -> list[str]:
+def _chosen(settings: SubscriptionSettings, partition: Partition) -> list[str]:
     if settings.subjects:
         return list(settings.subjects)
     if not settings.keys:
         return [ALL_SUBJECTS] if settings.start == Start.LAST_PER_KEY else []
-    if source.prefix is None:
+    if partition.prefix is None:
         raise ConfigError("a foreign stream has no keys; choose by subjects instead")
     tokens = sorted({key_token(key) for key in settings.keys})
-    return [*(f"{source.prefix}.{t}" for t in tokens), f"{source.prefix}.{PACK_TOKEN}.>"]
+    return [*(f"{partition.prefix}.{t}" for t in tokens), f"{partition.prefix}.{PACK_TOKEN}.>"]
 
 
 def _metadata(settings: SubscriptionSettings) -> dict[str, str]:

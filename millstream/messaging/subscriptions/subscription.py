@@ -22,7 +22,7 @@ from millstream.errors import (
 from millstream.events.event import (
     FOR_MARK,
     OWN_MARK,
-    Source,
+    Partition,
     is_event_subject,
     is_for_another,
 )
@@ -38,7 +38,7 @@ from millstream.messaging.subscriptions.leases import Leases
 from millstream.messaging.subscriptions.rate_limit import Pace
 from millstream.messaging.subscriptions.settings import SubscriptionSettings
 from millstream.wire.aio.jetstream import JetStream
-from millstream.wire.aio.pull_lane import Prefetch, PullLane, RawMessage, Signal
+from millstream.wire.aio.pull_consumer import Prefetch, PullConsumer, RawMessage, Signal
 
 __all__ = ["Handler", "Reject", "Subscription"]
 
@@ -75,17 +75,17 @@ class Subscription:
         jetstream: JetStream,
         name: str,
         settings: SubscriptionSettings,
-        sources: Sequence[tuple[str, Source]],
+        partitions: Sequence[Partition],
         dead_letters: DeadLetterStore,
     ) -> None:
         self.name = name
         self.settings = settings
         self._jetstream = jetstream
-        self._sources = sources
+        self._partitions = partitions
         self._dead_letters = dead_letters
         self._signal = Signal()
         self._leases = Leases(jetstream.connection, settings, dead_letters.store, self._signal)
-        self._lanes: list[tuple[Source, PullLane]] = []
+        self._lanes: list[tuple[Partition, PullConsumer]] = []
         self._ready: deque[Delivery] = deque()
         self._keys = frozenset(settings.keys)
         self._timer: asyncio.TimerHandle | None = None
@@ -266,9 +266,9 @@ class Subscription:
         deadline = None if timeout is None else Deadline(timeout)
         self._start()
         while not self._closed:
-            for source, lane in self._lanes:
-                if source.learn is not None:
-                    await source.learn(lane.peek())
+            for partition, lane in self._lanes:
+                if partition.learn is not None:
+                    await partition.learn(lane.peek())
             if not self._closed:  # it may be by now
                 self._collect()
             if self._ready:
@@ -282,9 +282,9 @@ class Subscription:
             return
         ahead = min(self.prefetch, self.settings.max_in_flight)
         rules = Prefetch(messages=ahead, total=self.fetch_at_most, made_again=MADE_AGAIN_SECONDS)
-        for stream, source in self._sources:
-            lane = PullLane(self._jetstream, stream, self.name, rules, self._signal)
-            self._lanes.append((source, lane))
+        for partition in self._partitions:
+            lane = PullConsumer(self._jetstream, partition.stream, self.name, rules, self._signal)
+            self._lanes.append((partition, lane))
         if self.settings.ack != "none":
             self._tick()
 
@@ -293,21 +293,21 @@ class Subscription:
         self._leases.retries.clear()
         leases = self._leases
         add = self._ready.append if self.settings.max_deliver is None else self._add
-        for source, lane in self._lanes:
-            at = source.prefix_size
+        for partition, lane in self._lanes:
+            at = partition.prefix_size
             for raw in lane.take_now(TAKE_MESSAGES):
                 subject, reply, headers, _ = raw
                 marked = OWN_MARK in headers
                 if marked and is_for_another(headers, self.name):
                     leases.ack(reply)
                 elif marked and holds_pack(headers):
-                    self._add_pack(source, raw)
+                    self._add_pack(partition, raw)
                 elif (
                     subject[at : at + 1] != b"_"
-                    or is_event_subject(subject, source)
+                    or is_event_subject(subject, partition)
                     or FOR_MARK in headers
                 ):
-                    add(PlainDelivery(leases, source, raw))
+                    add(PlainDelivery(leases, partition, raw))
                 else:
                     leases.ack(reply)
 
@@ -318,12 +318,12 @@ class Subscription:
         else:
             self._ready.append(delivery)
 
-    def _add_pack(self, source: Source, raw: RawMessage) -> None:
+    def _add_pack(self, partition: Partition, raw: RawMessage) -> None:
         try:
-            message = open_pack(source, raw)
-            rows = source.rows(message.pack) if source.rows else message.pack.events()
+            message = open_pack(partition, raw)
+            rows = partition.rows(message.pack) if partition.rows else message.pack.events()
         except (PackError, SchemaError) as error:
-            broken = PlainDelivery(self._leases, source, raw)
+            broken = PlainDelivery(self._leases, partition, raw)
             broken.terminate(f"not a sound pack: {error}")
             return
         lease = PackLease(message, raw.reply)

@@ -19,8 +19,8 @@ from millstream.errors import (
     Unconfirmed,
 )
 from millstream.wire.aio.jetstream import JetStream
-from millstream.wire.aio.pull_lane import Signal
-from millstream.wire.aio.range_lane import Range, RangeLane
+from millstream.wire.aio.ordered_consumer import OrderedConsumer, Range
+from millstream.wire.aio.pull_consumer import Signal
 from millstream.wire.api import RETRY, ErrorCode, PubAck, error_from, parse_ack_address
 from millstream.wire.message import OutgoingMessage
 from millstream.wire.protocol import hpub, parse_headers, unique_token
@@ -131,7 +131,9 @@ async def _find(
     try:
         last = (await jetstream.stream_info(stream)).state.last_seq
         start = await jetstream.sequence_at(stream, since.isoformat().replace("+00:00", "Z"))
-        lane = RangeLane(jetstream, stream, Range(start, last + 1, headers_only=True), Signal())
+        lane = OrderedConsumer(
+            jetstream, stream, Range(start, last + 1, headers_only=True), Signal()
+        )
         await lane.open()
     except (RequestTimeout, NoResponders, ConnectError):
         return None

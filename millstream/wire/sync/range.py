@@ -24,7 +24,7 @@ from millstream.errors import (
     RequestTimeout,
     TopicNotFound,
 )
-from millstream.wire.aio.pull_lane import HEADER_BYTES_MAX, RawMessage
+from millstream.wire.aio.pull_consumer import HEADER_BYTES_MAX, RawMessage
 from millstream.wire.api import (
     NANOSECONDS,
     ConsumerConfig,

@@ -23,9 +23,9 @@ from millstream.cli.views.event_text import event_record, formatter, json_line, 
 from millstream.cli.views.lines import Lines
 from millstream.cli.views.trace import draw
 from millstream.errors import ConfigError
-from millstream.events.event import PlainEvent, Source
+from millstream.events.event import Partition, PlainEvent
 from millstream.messaging import NewEvent, Start, TopicSettings
-from millstream.wire.aio.pull_lane import RawMessage
+from millstream.wire.aio.pull_consumer import RawMessage
 
 INT64 = 2**63 - 1
 
@@ -36,7 +36,8 @@ def event(
     reply = f"$JS.ACK.orders.c.1.17.1.{time}.0".encode()
     block = f"NATS/1.0\r\nNats-Msg-Id: one\r\n{headers}\r\n".encode()
     return PlainEvent(
-        Source("orders", 3, "orders.3"), RawMessage(b"orders.3." + key, reply, block, data)
+        Partition("orders-3", "orders", 3, "orders.3"),
+        RawMessage(b"orders.3." + key, reply, block, data),
     )
 
 

@@ -281,7 +281,7 @@ async def test_a_redrive_leaves_nothing_of_its_own_behind(mill: Mill, topic: Top
 
 
 REDRIVE = """
-from millstream.messaging.dead_letters.store import redrive
+from millstream.messaging.dead_letters import redrive
 from millstream.wire.aio.jetstream import JetStream
 
 async def main():

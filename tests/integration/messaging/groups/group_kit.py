@@ -12,7 +12,7 @@ from typing import Any
 
 from millstream.deadline import Deadline
 from millstream.errors import WrongSequence
-from millstream.events.event import Event, NewEvent, Source
+from millstream.events.event import Event, NewEvent, Partition
 from millstream.events.subject import partition_of
 from millstream.messaging import Client
 from millstream.messaging.groups.admin import GroupAdmin
@@ -23,7 +23,7 @@ from millstream.messaging.reading.replay import ReadPlan, read_events
 from millstream.messaging.topics.settings import TopicSettings
 from millstream.wire.aio.connection import Connection
 from millstream.wire.aio.jetstream import JetStream
-from millstream.wire.aio.publish_lane import PublishLane
+from millstream.wire.aio.publisher import StreamPublisher
 
 # The lease is for tests in which none runs out, however long a process stands still.
 QUICK = GroupSettings(lease=30.0, commit_every=0.05, backoff=(0.02,), max_attempts=3)
@@ -46,38 +46,38 @@ class Run:
 class Kit:
     """One topic and the members of its groups, over one connection."""
 
-    def __init__(self, connection: Connection, partitions: int, stack: AsyncExitStack) -> None:
+    def __init__(self, connection: Connection, count: int, stack: AsyncExitStack) -> None:
         self.jetstream = JetStream(connection)
-        self.lane = PublishLane(connection)
-        self.partitions = partitions
-        self.sources: list[tuple[str, Source]] = []
+        self.publisher = StreamPublisher(connection)
+        self._count = count
+        self.partitions: list[Partition] = []
         self._client = Client(connection)
         self._stack = stack
 
     async def declare(self, replicas: int = 1) -> None:
-        settings = TopicSettings(partitions=self.partitions, replicas=replicas)
+        settings = TopicSettings(partitions=self._count, replicas=replicas)
         self._topic = await self._client.create_topic("orders", settings)
         info = await self._topic.info()
-        self.sources = [
-            (part.stream, Source("orders", part.number, part.prefix)) for part in info.partitions
+        self.partitions = [
+            Partition(part.stream, "orders", part.number, part.prefix) for part in info.partitions
         ]
 
     @property
     def admin(self) -> GroupAdmin:
-        return GroupAdmin(self.jetstream, self.lane, "orders", self.sources)
+        return GroupAdmin(self.jetstream, self.publisher, "orders", self.partitions)
 
     async def publish(self, events: Iterable[tuple[str | None, int]]) -> None:
         """Store events: key and number."""
         await self._topic.publish_many(NewEvent(str(number), key) for key, number in events)
 
     def partition_of(self, key: str) -> int:
-        return partition_of(key, self.partitions)
+        return partition_of(key, len(self.partitions))
 
     async def member(
         self, handler: GroupHandler, settings: GroupSettings = QUICK, name: str = "billing"
     ) -> Group:
         """A member that runs until the end of the test."""
-        group = Group(self.jetstream, self.lane, "orders", self.sources, name, settings)
+        group = Group(self.jetstream, self.publisher, "orders", self.partitions, name, settings)
         await group.open()
         task = asyncio.create_task(group.run(handler))
 
@@ -92,8 +92,8 @@ class Kit:
         return group
 
     async def dead_letters(self, name: str = "orders-billing-dead") -> list[Event]:
-        sources = [(name, Source(name, 0, name))]
-        return [event async for event in read_events(self.jetstream, sources, ReadPlan())]
+        partitions = [Partition(name, name, 0, name)]
+        return [event async for event in read_events(self.jetstream, partitions, ReadPlan())]
 
 
 class Recorder:

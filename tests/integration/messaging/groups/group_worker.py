@@ -13,10 +13,10 @@ import os
 import sys
 import time
 
-from millstream.events.event import Source
+from millstream.events.event import Partition
 from millstream.messaging.client import connect
 from millstream.messaging.groups.group import Group, GroupEvent, GroupSettings
-from millstream.wire.aio.publish_lane import PublishLane
+from millstream.wire.aio.publisher import StreamPublisher
 
 
 async def main(url: str, file: str, lease: str, seconds: str, deadly: str) -> None:
@@ -36,12 +36,14 @@ async def main(url: str, file: str, lease: str, seconds: str, deadly: str) -> No
 
     async with connect(url) as client:
         info = await (await client.topic("orders")).info()
-        sources = [
-            (part.stream, Source("orders", part.number, part.prefix)) for part in info.partitions
+        partitions = [
+            Partition(part.stream, "orders", part.number, part.prefix) for part in info.partitions
         ]
         settings = GroupSettings(lease=float(lease), commit_every=0.2)
-        lane = PublishLane(client.connection)
-        async with Group(client.jetstream, lane, "orders", sources, "billing", settings) as group:
+        publisher = StreamPublisher(client.connection)
+        async with Group(
+            client.jetstream, publisher, "orders", partitions, "billing", settings
+        ) as group:
             await group.run(handler)
 
 

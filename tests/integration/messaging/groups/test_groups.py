@@ -12,7 +12,7 @@ import pyarrow as pa
 import pytest
 
 from millstream.errors import ConfigError, DataLoss, GroupBusy, GroupNotFound
-from millstream.events.event import Source
+from millstream.events.event import Partition
 from millstream.events.packs import pack
 from millstream.events.start import Start
 from millstream.messaging.groups.group import Group, GroupEvent
@@ -168,7 +168,7 @@ async def test_several_groups_each_get_every_event(single: Kit) -> None:
 async def put(kit: Kit, subject: bytes, payload: bytes, headers: Mapping[str, str]) -> None:
     """Store a message; it has an id because it is sent again when its ack is late."""
     block = encode_headers({**headers, "Nats-Msg-Id": unique_token()})
-    await kit.lane.publish(OutgoingMessage(subject, block, payload), 20.0, lambda ack: ack)
+    await kit.publisher.publish(OutgoingMessage(subject, block, payload), 20.0, lambda ack: ack)
 
 
 async def publish_pack(kit: Kit, keys: list[str], first: int) -> None:
@@ -225,7 +225,7 @@ async def test_a_stream_of_others_is_ordered_by_subject(
 ) -> None:
     kit = Kit(connection, 1, stack)
     await kit.jetstream.create_stream({"name": "FOREIGN", "subjects": ["sensor.*"]})
-    kit.sources = [("FOREIGN", Source("FOREIGN", 0, None))]
+    kit.partitions = [Partition("FOREIGN", "FOREIGN", 0, None)]
     for number in range(6):
         await put(kit, b"sensor.%d" % (number % 2), b"%d" % number, {})
     gate, seen = asyncio.Event(), []
@@ -279,7 +279,7 @@ async def test_a_group_begins_where_it_is_told_and_later_where_it_was(single: Ki
 
 async def test_a_handler_may_stop_its_own_member(single: Kit) -> None:
     seen: list[int] = []
-    group = Group(single.jetstream, single.lane, "orders", single.sources, "billing", QUICK)
+    group = Group(single.jetstream, single.publisher, "orders", single.partitions, "billing", QUICK)
 
     async def handler(event: GroupEvent) -> None:
         seen.append(int(event.value))
@@ -307,7 +307,7 @@ async def test_a_cancelled_member_gives_its_partitions_back_at_once(
     monkeypatch.setattr("millstream.messaging.groups.member.LAST_SECONDS", QUICK.lease)
     record = Recorder()
     record.gate = {"a": asyncio.Event()}
-    group = Group(single.jetstream, single.lane, "orders", single.sources, "billing", QUICK)
+    group = Group(single.jetstream, single.publisher, "orders", single.partitions, "billing", QUICK)
     await group.open()
     await single.publish([("a", 0), ("b", 0)])
     task = asyncio.create_task(group.run(record))
@@ -350,7 +350,7 @@ async def test_a_log_that_was_replaced_is_noticed(single: Kit) -> None:
     await single.jetstream.delete_stream("orders")
     await single.declare()
     await single.publish([("a", number) for number in range(9)])
-    again = Group(single.jetstream, single.lane, "orders", single.sources, "billing", QUICK)
+    again = Group(single.jetstream, single.publisher, "orders", single.partitions, "billing", QUICK)
     with pytest.raises(DataLoss, match="no longer has the message 3"):
         await asyncio.wait_for(again.run(record), 20)
     await single.admin.seek("billing", Start.ALL)

@@ -129,7 +129,7 @@ async def owned(kit: Kit) -> dict[str, list[int]]:
 async def until_owners(kit: Kit, count: int) -> None:
     """Wait until so many members share all partitions evenly."""
     deadline = Deadline(25)
-    each = [kit.partitions // count] * count
+    each = [len(kit.partitions) // count] * count
     while sorted(map(len, (found := await owned(kit)).values())) != each:
         assert not deadline.passed, f"there are not {count} owners: {dict(found)}"
         await asyncio.sleep(0.01)
@@ -189,7 +189,7 @@ async def test_a_killed_members_partitions_are_taken_over_and_no_others_pause(
 
 async def let_lease_run_out(kit: Kit, member: str) -> None:
     """As if the member had died with a short lease."""
-    store = GroupStore(kit.jetstream, kit.lane, "orders", "billing")
+    store = GroupStore(kit.jetstream, kit.publisher, "orders", "billing")
     found = await store.member(member)
     assert found is not None
     record = msgspec.structs.replace(found.record, lease=0.5)
@@ -200,7 +200,7 @@ async def let_lease_run_out(kit: Kit, member: str) -> None:
 async def test_the_lease_of_the_one_that_died_counts_not_that_of_the_one_that_looks(
     kit: Kit,
 ) -> None:
-    store = GroupStore(kit.jetstream, kit.lane, "orders", "billing")
+    store = GroupStore(kit.jetstream, kit.publisher, "orders", "billing")
     await store.declare(1)
     await store.put_member("short", MemberRecord(name="short", lease=0.5), 0, 20.0)
     owned_by_it = PartitionRecord(position=(1, 0), owner="short", epoch=1)
@@ -389,7 +389,7 @@ async def test_an_event_handled_alone_is_not_repeated_because_writing_it_down_wa
     """After deaths events are handed out one by one; the broker freezes when the first is done."""
     broker = await stack.enter_async_context(running_broker())
     kit = await make_kit(broker.url, stack, partitions=1)
-    store = GroupStore(kit.jetstream, kit.lane, "orders", "billing")
+    store = GroupStore(kit.jetstream, kit.publisher, "orders", "billing")
     await store.declare(1)
     await store.put_partition(0, PartitionRecord(position=(1, 0), deaths=2), 0, 20.0)
     await kit.publish([("a", 0), ("b", 0)])

@@ -211,7 +211,7 @@ async def test_a_take_whose_answer_was_lost_still_knows_which_event_kills(
     single: Kit, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The third owner in a row that dies in the same event is the last one."""
-    store = GroupStore(single.jetstream, single.lane, "orders", "billing")
+    store = GroupStore(single.jetstream, single.publisher, "orders", "billing")
     await store.declare(1)
     dead = PartitionRecord(
         position=(1, 0), owner="gone", epoch=4, deaths=3, trying=(1, 0), strikes=1

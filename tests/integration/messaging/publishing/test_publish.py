@@ -323,7 +323,7 @@ async def test_a_copy_and_a_foreign_stream_take_no_events(mill: Mill, topic: Top
     assert (receipt.offset, receipt.duplicate, again.duplicate) == (1, False, True)
 
 
-async def test_a_cancelled_publish_leaves_the_lane_in_order(
+async def test_a_cancelled_publish_leaves_the_publisher_in_order(
     mill: Mill, topic: Topic, until: Until
 ) -> None:
     task = asyncio.create_task(topic.publish(b"1"))
@@ -331,5 +331,5 @@ async def test_a_cancelled_publish_leaves_the_lane_in_order(
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)
     await topic.publish(b"2")
-    await until(lambda: not mill._lane.in_flight)
+    await until(lambda: not mill._publisher.in_flight)
     assert (await values(topic))[-1] == b"2"

@@ -14,9 +14,9 @@ from millstream.broker import BrokerSettings, Cluster, Durability
 from millstream.deadline import Deadline
 from millstream.errors import NoResponders, RequestTimeout
 from millstream.settings import ConnectionSettings
-from millstream.wire.aio.direct_lane import DirectLane
-from millstream.wire.aio.pull_lane import Signal
-from millstream.wire.aio.range_lane import Range
+from millstream.wire.aio.direct_reader import DirectReader
+from millstream.wire.aio.ordered_consumer import Range
+from millstream.wire.aio.pull_consumer import Signal
 from millstream.wire.sync.connection import BlockingConnection
 from millstream.wire.sync.range import read_range
 
@@ -51,7 +51,7 @@ async def read_by_spark(url: str, first: int) -> int:
 
 async def looked_at(mill: millstream.Mill, first: int) -> int:
     """As users read who may make no consumer."""
-    lane = DirectLane(mill.jetstream, "log", Range(first, first + COUNT), Signal())
+    lane = DirectReader(mill.jetstream, "log", Range(first, first + COUNT), Signal())
     await lane.open()
     found = 0
     try:

@@ -24,7 +24,7 @@ from millstream.errors import (
     TopicNotFound,
 )
 from millstream.wire.aio.jetstream import JetStream
-from millstream.wire.aio.pull_lane import Prefetch, PullLane, RawMessage, Signal
+from millstream.wire.aio.pull_consumer import Prefetch, PullConsumer, RawMessage, Signal
 from millstream.wire.api import (
     NANOSECONDS,
     RETRY,
@@ -34,7 +34,7 @@ from millstream.wire.api import (
 )
 from millstream.wire.protocol import unique_token
 
-__all__ = ["Range", "RangeLane"]
+__all__ = ["OrderedConsumer", "Range"]
 
 # The server drops a reader that does not come back within this time.
 INACTIVE_SECONDS: Final = 60
@@ -63,7 +63,7 @@ class Range:
     headers_only: bool = False
 
 
-class RangeLane:
+class OrderedConsumer:
     """Delivers the messages of a range, each once and in order, then says that it is done."""
 
     def __init__(
@@ -80,7 +80,7 @@ class RangeLane:
         self.what = what
         self._prefetch = prefetch
         self.signal = signal or Signal()
-        self._lane: PullLane | None = None
+        self._lane: PullConsumer | None = None
         self._salvaged: list[RawMessage] = []  # delivered before the connection was lost
         self._next = what.start  # the next sequence to deliver
         self._expected = 1  # the consumer's next delivery number
@@ -243,7 +243,7 @@ class RangeLane:
             self.close()
             return
         # An unreplicated consumer dies with its node and is not missed: its position is here.
-        self._lane = PullLane(
+        self._lane = PullConsumer(
             *(self._jetstream, self._stream, info.name, self._prefetch, self.signal),
             disposable=True,
         )

@@ -23,7 +23,7 @@ from millstream.wire.api import RETRY, PubAck, Refusal, error_from
 from millstream.wire.message import OutgoingMessage
 from millstream.wire.protocol import Frame, hpub, pub, status_of, unique_token
 
-__all__ = ["PublishLane", "Watcher"]
+__all__ = ["StreamPublisher", "Watcher"]
 
 T = TypeVar("T")
 
@@ -88,7 +88,7 @@ class _InFlight(asyncio.Future[Any]):
         return self.frame.split(b" ", 2)[1].decode("utf-8", "replace")
 
 
-class PublishLane:
+class StreamPublisher:
     """Publishes and matches acks. A message is sent again until it is answered or its time is up.
 
     Give every message a `Nats-Msg-Id` header: a resent copy is then recognised by the server

@@ -20,11 +20,11 @@ from millstream.errors import (
     RequestTimeout,
 )
 from millstream.wire.aio.jetstream import JetStream
-from millstream.wire.aio.pull_lane import RawMessage, Signal
-from millstream.wire.aio.range_lane import Range
+from millstream.wire.aio.ordered_consumer import Range
+from millstream.wire.aio.pull_consumer import RawMessage, Signal
 from millstream.wire.protocol import parse_headers, status_of, unique_token
 
-__all__ = ["DirectLane"]
+__all__ = ["DirectReader"]
 
 BATCH_MESSAGES: Final = 1000
 BATCH_BYTES: Final = 8 * 1024 * 1024
@@ -35,8 +35,8 @@ ATTEMPTS_MAX: Final = 10  # of one batch, before its error is raised
 NANOSECONDS: Final = 1_000_000_000
 
 
-class DirectLane:
-    """Delivers the messages of a range in order, each once; reads like a RangeLane.
+class DirectReader:
+    """Delivers the messages of a range in order, each once; reads like a OrderedConsumer.
 
     The server takes one subject to choose by; with several, everything is delivered.
     """

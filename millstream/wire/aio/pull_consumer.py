@@ -25,7 +25,7 @@ from millstream.wire.aio.jetstream import JetStream
 from millstream.wire.api import NANOSECONDS, RETRY
 from millstream.wire.protocol import Frame, parse_headers, status_of, unique_token
 
-__all__ = ["HEADER_BYTES_MAX", "Prefetch", "PullLane", "RawMessage", "Signal"]
+__all__ = ["HEADER_BYTES_MAX", "Prefetch", "PullConsumer", "RawMessage", "Signal"]
 
 _log = logging.getLogger("millstream.wire")
 
@@ -109,7 +109,7 @@ def _finish(waiter: asyncio.Future[bool], was_set: bool) -> None:
         waiter.set_result(was_set)
 
 
-class PullLane:
+class PullConsumer:
     """Delivers the messages of one consumer into a bounded buffer, across reconnects.
 
     A lost request, a lost connection or a new leader only mean that the lane asks again. It fails
