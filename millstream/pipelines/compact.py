@@ -30,7 +30,7 @@ import pyarrow.parquet as pq
 
 from millstream.errors import ConfigError, PipelineBusy
 from millstream.pipelines.project import open_project
-from millstream.pipelines.state_folder import Place
+from millstream.pipelines.state_folder import StateFolder
 from millstream.settings import find_project_file
 
 __all__ = ["Compacted", "compact_folder"]
@@ -93,7 +93,7 @@ def _check_idle(folder: Path) -> None:
     file = find_project_file(folder)
     if file is not None:
         project = open_project(file.parent)
-        pid = Place(project).pid()
+        pid = StateFolder(project).pid()
         if pid is not None:
             raise PipelineBusy(project.name, f"process {pid}")
         reader = _follower(folder, Path(project.checkpoints))

@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from millstream.errors import PipelineInvalid
 
-__all__ = ["Graph", "Node", "layers", "to_svg", "to_text"]
+__all__ = ["Graph", "GraphNode", "layers", "to_svg", "to_text"]
 
 _SHAPES: Final = {
     "topic": ("[", "]"),
@@ -28,7 +28,7 @@ _COLORS: Final = {
 
 
 @dataclass(frozen=True, slots=True)
-class Node:
+class GraphNode:
     """A topic, table, view, folder of files or sink."""
 
     name: str
@@ -40,10 +40,10 @@ class Node:
 class Graph:
     """Nodes by name, and edges from what is read to what is made."""
 
-    nodes: dict[str, Node] = field(default_factory=dict)
+    nodes: dict[str, GraphNode] = field(default_factory=dict)
     edges: set[tuple[str, str]] = field(default_factory=set)
 
-    def add(self, node: Node) -> None:
+    def add(self, node: GraphNode) -> None:
         """Add a node; one that the pipeline makes wins over one that it only reads."""
         known = self.nodes.get(node.name)
         if known is None or known.outside:
@@ -189,7 +189,7 @@ def _line(source: tuple[int, int], target: tuple[int, int]) -> str:
     )
 
 
-def _box(node: Node, place: tuple[int, int]) -> str:
+def _box(node: GraphNode, place: tuple[int, int]) -> str:
     x, y = place
     width, height = _BOX
     dash = ' stroke-dasharray="4 3"' if node.outside or node.kind == "view" else ""

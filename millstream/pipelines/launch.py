@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from millstream.errors import PipelineInvalid
 from millstream.pipelines.declare import Pipeline
 from millstream.pipelines.graph import Graph
-from millstream.pipelines.outputs import Broker
+from millstream.pipelines.outputs import PipelineTopics
 from millstream.pipelines.project import Project, load
 from millstream.pipelines.resolve import resolve
 from millstream.pipelines.runner import Runner, RunSettings
@@ -95,5 +95,5 @@ def graph_of(project: Project, url: str | None = None) -> Graph:
     spark = spark_for(project)
     ship(spark, project)
     options = {"url": url} if url else {}
-    with Broker(url, dry=True) as broker:
-        return resolve(pipeline, spark, broker, project.folder, options).graph
+    with PipelineTopics(url, dry=True) as topics:
+        return resolve(pipeline, spark, topics, project.folder, options).graph

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from millstream.blocking import Mill
 
-__all__ = ["Broker", "shaped"]
+__all__ = ["PipelineTopics", "shaped"]
 
 # The columns of an event that a sink takes.
 ENVELOPE: Final = frozenset({"key", "value", "headers", "timestamp", "topic", "partition"})
@@ -69,7 +69,7 @@ def _key(columns: tuple[str, ...]) -> Column:
     return sf.concat_ws(KEY_SEPARATOR, *(sf.coalesce(text, sf.lit("")) for text in texts))
 
 
-class Broker:
+class PipelineTopics:
     """Looks up and makes topics while a pipeline is built."""
 
     def __init__(self, url: str | None = None, *, dry: bool = False) -> None:

@@ -8,9 +8,9 @@ from pathlib import Path
 
 from millstream.errors import ConfigError, TopicNotFound
 from millstream.pipelines.declare import Output, Pipeline
-from millstream.pipelines.outputs import Broker
+from millstream.pipelines.outputs import PipelineTopics
 from millstream.pipelines.project import Project
-from millstream.pipelines.state_folder import Place
+from millstream.pipelines.state_folder import StateFolder
 
 __all__ = ["begin_anew", "chosen_flows"]
 
@@ -26,26 +26,26 @@ def chosen_flows(pipeline: Pipeline, names: Sequence[str]) -> list[str]:
 
 
 def begin_anew(
-    project: Project, pipeline: Pipeline, flows: Sequence[str], *, broker: Broker | None
+    project: Project, pipeline: Pipeline, flows: Sequence[str], *, topics: PipelineTopics | None
 ) -> tuple[list[Path], list[str]]:
-    """Take the flows' checkpoints away, and with a broker also what they wrote.
+    """Take the flows' checkpoints away, and with `topics` also what they wrote.
 
     Nothing is changed while the pipeline runs or the broker is away. Where the old checkpoints are
     now, and the names of the outputs that were emptied.
     """
-    place = Place(project)
-    with place.idle():
-        if broker is None:
-            return place.reset(flows), []
-        broker.check_reachable()
+    state = StateFolder(project)
+    with state.idle():
+        if topics is None:
+            return state.reset(flows), []
+        topics.check_reachable()
         # Cut off between the two, the same command does the rest; the other way round a run in
         # between would never make again what was removed.
-        moved = place.reset(flows)
+        moved = state.reset(flows)
         outputs = {pipeline.flows[name].target for name in flows}
-        return moved, _empty(project, [pipeline.outputs[name] for name in sorted(outputs)], broker)
+        return moved, _empty(project, [pipeline.outputs[name] for name in sorted(outputs)], topics)
 
 
-def _empty(project: Project, outputs: Sequence[Output], broker: Broker) -> list[str]:
+def _empty(project: Project, outputs: Sequence[Output], topics: PipelineTopics) -> list[str]:
     """Remove what is in topics, tables and folders of files; sinks of Spark's are left alone."""
     done = []
     for output in outputs:
@@ -56,7 +56,7 @@ def _empty(project: Project, outputs: Sequence[Output], broker: Broker) -> list[
                 done.append(output.name)
         elif output.kind in ("topic", "table"):
             try:
-                broker.mill.topic(output.name).purge()
+                topics.mill.topic(output.name).purge()
                 done.append(output.name)
             except TopicNotFound:
                 continue  # the flow never ran

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 from millstream.errors import ConfigError, MillstreamError, PipelineInvalid, TopicNotFound
 from millstream.pipelines.declare import Flow, Output, Pipeline, reading
-from millstream.pipelines.graph import Graph, Node
-from millstream.pipelines.outputs import Broker, shaped
+from millstream.pipelines.graph import Graph, GraphNode
+from millstream.pipelines.outputs import PipelineTopics, shaped
 from millstream.pipelines.queries import SNAPSHOT
 from millstream.pipelines.spark_errors import reason_of
 
@@ -39,13 +39,13 @@ class Resolver:
         self,
         pipeline: Pipeline,
         spark: SparkSession,
-        broker: Broker,
+        topics: PipelineTopics,
         folder: Path,
         options: Mapping[str, str] | None = None,
     ) -> None:
         self._pipeline = pipeline
         self._spark = spark
-        self._broker = broker
+        self._topics = topics
         self._folder = folder
         self._options = dict(options or {})  # of every source of ours
         self._views: dict[str, DataFrame] = {}
@@ -70,7 +70,7 @@ class Resolver:
             return
         self._enter(output.name)
         try:
-            self._done.graph.add(Node(output.name, output.kind))
+            self._done.graph.add(GraphNode(output.name, output.kind))
             for flow in self._pipeline.flows_to(output.name):
                 self._flow(flow, output)
         finally:
@@ -81,7 +81,7 @@ class Resolver:
         rows = shaped(frame, output)
         first = self._columns.get(output.name)
         if first is None:
-            self._broker.declare(output, rows)
+            self._topics.declare(output, rows)
             self._columns[output.name] = frame.schema
             self._rows[output.name] = rows.schema
         elif output.kind != "sink" and _names(first) != _names(frame.schema):
@@ -97,7 +97,7 @@ class Resolver:
             self._enter(name)
             try:
                 view = self._pipeline.views[name]
-                self._done.graph.add(Node(name, "view"))
+                self._done.graph.add(GraphNode(name, "view"))
                 self._views[name] = self._call(name, view.where, view.function, name)
             finally:
                 self._path.pop()
@@ -149,7 +149,7 @@ class Resolver:
                 raise PipelineInvalid(f"'{name}' is a sink: it is written to, not read")
         else:
             kind = "topic" if how == "stream" else "table"
-            self._done.graph.add(Node(name, kind, outside=True))
+            self._done.graph.add(GraphNode(name, kind, outside=True))
         return self._source(how, name, options)
 
     def _files(self, output: Output, how: str) -> DataFrame:
@@ -159,7 +159,7 @@ class Resolver:
                 f"change: read what it is made from"
             )
         columns = self._columns[output.name]
-        if self._broker.dry:
+        if self._topics.dry:
             return _nothing(self._spark, columns, batch=how == "table")
         reader = self._spark.readStream if how == "stream" else self._spark.read
         path = str(self._folder / output.options["path"])
@@ -175,10 +175,10 @@ class Resolver:
         if how == "stream" and not any(key.startswith("starting") for key in given):
             given["startingOffsets"] = "earliest"
         reader = reader.format(FORMAT).option(what, name).options(**self._options, **given)
-        if self._broker.dry and name in self._rows:
+        if self._topics.dry and name in self._rows:
             frame = _stand_in(self._spark, self._rows[name], batch=how == "table")
         else:
-            self._broker.check_exists(name, self._suggest)
+            self._topics.check_exists(name, self._suggest)
             frame = reader.load()
         if envelope:
             return frame
@@ -236,13 +236,13 @@ def _names(schema: Any) -> list[str]:
 def resolve(
     pipeline: Pipeline,
     spark: SparkSession,
-    broker: Broker,
+    topics: PipelineTopics,
     folder: Path,
     options: Mapping[str, str] | None = None,
 ) -> Resolved:
     """Call every function of a pipeline; an error names the function and says what is wrong."""
     try:
-        return Resolver(pipeline, spark, broker, folder, options).all()
+        return Resolver(pipeline, spark, topics, folder, options).all()
     except TopicNotFound as error:
         raise PipelineInvalid(str(error)) from error
     except RecursionError as error:

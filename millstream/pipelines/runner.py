@@ -15,13 +15,13 @@ from millstream.deadline import Deadline
 from millstream.errors import FlowsFailed, MillstreamError, PipelineInvalid
 from millstream.pipelines.declare import Flow, Pipeline
 from millstream.pipelines.lag import LagMeter
-from millstream.pipelines.outputs import Broker
+from millstream.pipelines.outputs import PipelineTopics
 from millstream.pipelines.project import Project
 from millstream.pipelines.queries import QueryPlan, start_query
 from millstream.pipelines.resolve import Resolved, resolve
 from millstream.pipelines.restarts import Restarts
 from millstream.pipelines.spark_errors import reason_of
-from millstream.pipelines.state_folder import Place
+from millstream.pipelines.state_folder import StateFolder
 from millstream.pipelines.watch import Watch
 from millstream.spark.options import connection_settings
 
@@ -87,7 +87,7 @@ class Runner:
         self.project = project
         self.pipeline = pipeline
         self.settings = settings or RunSettings()
-        self.place = Place(project)
+        self.state = StateFolder(project)
         self._spark = spark
         self._stopping = threading.Event()
         self._watch = Watch(project.name)
@@ -104,7 +104,7 @@ class Runner:
 
         `shown` is called with the status about once a second.
         """
-        with self.place.running():
+        with self.state.running():
             self._resolved = self._resolve()
             self._spark.streams.addListener(self._watch.listener)
             try:
@@ -142,9 +142,9 @@ class Runner:
             self._stopping.wait(POLL_SECONDS)
 
     def _resolve(self) -> Resolved:
-        sources = {**self.settings.options, "stopFile": str(self.place.stop_file)}
-        with Broker(self.settings.options.get("url")) as broker:
-            return resolve(self.pipeline, self._spark, broker, self.project.folder, sources)
+        sources = {**self.settings.options, "stopFile": str(self.state.stop_file)}
+        with PipelineTopics(self.settings.options.get("url")) as topics:
+            return resolve(self.pipeline, self._spark, topics, self.project.folder, sources)
 
     # -- one flow -------------------------------------------------------------------------
 
@@ -180,7 +180,7 @@ class Runner:
         plan = QueryPlan(
             name=self._watch.query_name(flow.name),
             folder=self.project.folder,
-            checkpoint=self.place.checkpoint(flow.name),
+            checkpoint=self.state.checkpoint(flow.name),
             trigger=self.project.trigger,
             once=self.settings.once,
             options=self.settings.options,
@@ -190,7 +190,7 @@ class Runner:
                 # Topics may have other columns by now, and files other contents.
                 self._resolved = self._resolve()
             rows = self._resolved.flows[flow.name]
-            self._watch.begin(flow.name, self.place.read_so_far(flow.name))
+            self._watch.begin(flow.name, self.state.read_so_far(flow.name))
             run.seen = self._watch.batch(flow.name)
             run.query = start_query(rows, flow, self.pipeline.outputs[flow.target], plan)
         except MillstreamError as error:
@@ -246,7 +246,7 @@ class Runner:
 
     def _end(self) -> None:
         """Stop every query between two batches: sources offer nothing new, batches end."""
-        self.place.stop_file.touch()
+        self.state.stop_file.touch()
         deadline = Deadline(self.settings.stop_seconds)
         drains = []
         for run in self._runs.values():
@@ -269,7 +269,7 @@ class Runner:
                 run.query.stop()
                 self._watch.catch_up(run.query)
             run.state = "stopped"
-        self.place.stop_file.unlink(missing_ok=True)
+        self.state.stop_file.unlink(missing_ok=True)
 
     # -- status ---------------------------------------------------------------------------
 
@@ -300,7 +300,7 @@ class Runner:
 
     def _tell(self, state: str, shown: Callable[[dict[str, Any]], None] | None) -> None:
         status = self.status(state)
-        self.place.write_status(status)
+        self.state.write_status(status)
         if shown is not None:
             shown(status)
 

@@ -26,14 +26,14 @@ from millstream.deadline import Deadline, now_ns
 from millstream.errors import ConfigError, PipelineBusy, PipelineNotRunning
 from millstream.pipelines.project import Project
 
-__all__ = ["Place"]
+__all__ = ["StateFolder"]
 
 POLL_SECONDS: Final = 0.1
 # How long those who only look whether a pipeline runs may be in the way; they need microseconds.
 LOOK_SECONDS: Final = 30.0
 
 
-class Place:
+class StateFolder:
     """The state folder of one pipeline."""
 
     def __init__(self, project: Project) -> None:
@@ -170,10 +170,6 @@ class Place:
         except (OSError, ValueError):
             return []
         return text.splitlines()[2:]  # behind the version and the settings of the batch
-
-    def has_checkpoint(self, flow: str) -> bool:
-        """Whether a flow ran before."""
-        return Path(self.checkpoint(flow)).exists()
 
 
 def _taken(file: IO[str]) -> bool:

@@ -97,10 +97,10 @@ def run(
     from millstream.cli.views.pipeline import shown_live
     from millstream.pipelines.launch import make_runner
     from millstream.pipelines.runner import RunSettings, stopped_by_signals
-    from millstream.pipelines.state_folder import Place
+    from millstream.pipelines.state_folder import StateFolder
 
     project = _open(folder)
-    pid = Place(project).pid()
+    pid = StateFolder(project).pid()
     if pid is not None:  # before a session is started for nothing
         raise PipelineBusy(project.name, f"process {pid}")
     options = {"url": server} if server else {}
@@ -118,14 +118,14 @@ def ls(folder: FolderArgument = None, json_: JsonOption = False) -> None:
     """
     from millstream.cli.views.pipeline import print_flows
     from millstream.pipelines.launch import declared
-    from millstream.pipelines.state_folder import Place
+    from millstream.pipelines.state_folder import StateFolder
 
     project = _open(folder)
     pipeline = declared(project)
-    place = Place(project)
-    status = place.read_status() or {"flows": []}
+    state = StateFolder(project)
+    status = state.read_status() or {"flows": []}
     known = {flow["name"]: flow for flow in status["flows"]}
-    running = place.pid() is not None
+    running = state.pid() is not None
     rows = [
         {
             "flow": flow.name,
@@ -158,15 +158,15 @@ def status(folder: FolderArgument = None, json_: JsonOption = False) -> None:
     pipeline is gone without having stopped it.
     """
     from millstream.cli.views.pipeline import print_status
-    from millstream.pipelines.state_folder import Place
+    from millstream.pipelines.state_folder import StateFolder
 
     project = _open(folder)
-    place = Place(project)
+    state = StateFolder(project)
     never: dict[str, Any] = {"state": "never run", "flows": []}
-    found = place.read_status() or never
-    pid = place.pid()
+    found = state.read_status() or never
+    pid = state.pid()
     if pid is None and found["state"] == "running":
-        found = place.read_status() or never  # it may just have stopped, and said so
+        found = state.read_status() or never  # it may just have stopped, and said so
         if found["state"] == "running":
             found["state"] = "gone"
     found = {"pipeline": project.name, **found, "pid": pid}
@@ -186,10 +186,10 @@ def stop(
     json_: JsonOption = False,
 ) -> None:
     """Stop a running pipeline between two batches, and wait until it has."""
-    from millstream.pipelines.state_folder import Place
+    from millstream.pipelines.state_folder import StateFolder
 
     project = _open(folder)
-    ended = Place(project).stop(parse_duration(timeout))
+    ended = StateFolder(project).stop(parse_duration(timeout))
     if json_:
         print_json({"pipeline": project.name, "stopped": ended})
     elif ended:
@@ -221,7 +221,7 @@ def reset(
     Nothing is reset while the pipeline runs. Old checkpoints are kept beside the new ones.
     """
     from millstream.pipelines.launch import declared
-    from millstream.pipelines.outputs import Broker
+    from millstream.pipelines.outputs import PipelineTopics
     from millstream.pipelines.reset import begin_anew, chosen_flows
 
     project = _open(folder)
@@ -235,9 +235,9 @@ def reset(
         else f"Their results come a second time to {', '.join(outputs)}."
     )
     confirm(text, yes)
-    with Broker(server) as broker:
-        chosen = broker if empty_outputs else None
-        moved, emptied = begin_anew(project, pipeline, names, broker=chosen)
+    with PipelineTopics(server) as topics:
+        chosen = topics if empty_outputs else None
+        moved, emptied = begin_anew(project, pipeline, names, topics=chosen)
     if json_:
         print_json({"flows": names, "checkpoints": moved, "emptied": emptied})
         return

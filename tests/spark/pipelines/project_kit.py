@@ -13,7 +13,7 @@ from millstream.errors import FlowsFailed
 from millstream.messaging import NewEvent
 from millstream.pipelines import open_project
 from millstream.pipelines.launch import declared
-from millstream.pipelines.outputs import Broker
+from millstream.pipelines.outputs import PipelineTopics
 from millstream.pipelines.resolve import resolve
 from millstream.pipelines.runner import Runner, RunSettings
 
@@ -94,9 +94,9 @@ class Kit:
 
     def graph(self) -> Any:
         project = open_project(self.folder)
-        with Broker(self.place.url, dry=True) as broker:
+        with PipelineTopics(self.place.url, dry=True) as topics:
             options = {"url": self.place.url}
-            return resolve(declared(project), self.spark, broker, self.folder, options).graph
+            return resolve(declared(project), self.spark, topics, self.folder, options).graph
 
 
 def wait_for(condition: Callable[[], bool], seconds: float = PATIENCE_SECONDS) -> None:

@@ -17,7 +17,7 @@ from millstream.cli.exits import Exit
 from millstream.cli.views.pipeline import live_table, shown_live
 from millstream.errors import ConfigError, PipelineBusy, PipelineInvalid, PipelineNotRunning
 from millstream.pipelines import open_project
-from millstream.pipelines.state_folder import Place
+from millstream.pipelines.state_folder import StateFolder
 
 STATUS: dict[str, Any] = {
     "state": "running",
@@ -80,9 +80,9 @@ def test_status_of_a_pipeline_that_never_ran(project: Path) -> None:
 
 
 def test_status_shows_rates_lag_watermark_state_and_error(project: Path) -> None:
-    place = Place(open_project(project))
-    with place.running():
-        place.write_status(STATUS)
+    state = StateFolder(open_project(project))
+    with state.running():
+        state.write_status(STATUS)
         done = call("status", str(project))
         assert done.exit_code == Exit.UNHEALTHY
         listed = call("ls", str(project)).stdout
@@ -121,7 +121,7 @@ def test_a_terminal_gets_a_table_with_every_number() -> None:
 def test_stop_and_run_say_who_runs_it(project: Path) -> None:
     with pytest.raises(PipelineNotRunning):
         _raise(call("stop", str(project)))
-    with Place(open_project(project)).running(), pytest.raises(PipelineBusy):
+    with StateFolder(open_project(project)).running(), pytest.raises(PipelineBusy):
         _raise(call("run", str(project)))
 
 

@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 from millstream.cli.app import app
 from millstream.errors import ConfigError, FlowsFailed, PipelineBusy, PipelineInvalid
 from millstream.pipelines import open_project
-from millstream.pipelines.state_folder import Place as State
+from millstream.pipelines.state_folder import StateFolder
 from tests.spark.pipelines.project_kit import HEAD, Kit
 
 if TYPE_CHECKING:
@@ -163,7 +163,7 @@ def good():
     done = CliRunner().invoke(app, ["pipeline", "status"])
     assert done.exit_code == 4
     assert "bad, at 2" in done.stdout
-    status = State(open_project(kit.folder)).read_status() or {}
+    status = StateFolder(open_project(kit.folder)).read_status() or {}
     flows = {flow["name"]: flow for flow in status["flows"]}
     assert [flows[name]["state"] for name in ("bad", "after", "good")] == [
         "failed",
@@ -218,7 +218,7 @@ def test_reset_begins_anew_and_with_empty_outputs_nothing_comes_twice(kit: Kit) 
 
 
 def test_reset_changes_nothing_while_the_pipeline_runs_or_the_broker_is_away(kit: Kit) -> None:
-    state = State(open_project(kit.folder))
+    state = StateFolder(open_project(kit.folder))
     checkpoint = Path(state.checkpoint("lake"))
     written = kit.folder / "lake" / "words" / "part-0.parquet"
     for path in (checkpoint / "metadata", written):

@@ -13,7 +13,7 @@ from millstream.errors import PipelineBusy
 from millstream.pipelines import compact as module
 from millstream.pipelines import open_project
 from millstream.pipelines.compact import compact_folder
-from millstream.pipelines.state_folder import Place
+from millstream.pipelines.state_folder import StateFolder
 
 LARGE = 1 << 30
 
@@ -110,5 +110,5 @@ def test_nothing_is_joined_while_the_pipeline_runs(tmp_path: Path) -> None:
     folder = tmp_path / "data"
     folder.mkdir()
     write(folder, 0)
-    with Place(open_project(tmp_path)).running(), pytest.raises(PipelineBusy):
+    with StateFolder(open_project(tmp_path)).running(), pytest.raises(PipelineBusy):
         compact_folder(folder, LARGE)

@@ -7,7 +7,7 @@ import xml.etree.ElementTree as ET
 import pytest
 
 from millstream.errors import PipelineInvalid
-from millstream.pipelines.graph import Graph, Node, layers, to_svg, to_text
+from millstream.pipelines.graph import Graph, GraphNode, layers, to_svg, to_text
 
 
 def graph() -> Graph:
@@ -19,7 +19,7 @@ def graph() -> Graph:
         ("totals", "table", False),
         ("lake", "files", False),
     ):
-        made.add(Node(name, kind, outside))
+        made.add(GraphNode(name, kind, outside))
     made.edges = {("orders", "paid"), ("paid", "totals"), ("people", "totals"), ("paid", "lake")}
     return made
 
@@ -41,7 +41,7 @@ def test_the_terminal_shows_a_tree_for_each_result() -> None:
 
 def test_the_picture_is_sound_and_shows_every_node_and_edge() -> None:
     made = graph()
-    made.add(Node("a<b", "sink"))
+    made.add(GraphNode("a<b", "sink"))
     picture = ET.fromstring(to_svg(made, "p & q"))
     texts = [item.text for item in picture.iter("{http://www.w3.org/2000/svg}text")]
     assert {"orders", "people", "paid", "totals", "lake", "a<b", "p & q"} <= set(texts)
@@ -58,7 +58,7 @@ def test_a_circle_is_named() -> None:
 
 def test_what_the_pipeline_makes_wins_over_what_it_only_reads() -> None:
     made = Graph()
-    made.add(Node("a", "topic", outside=True))
-    made.add(Node("a", "table"))
-    made.add(Node("a", "topic", outside=True))
-    assert made.nodes["a"] == Node("a", "table")
+    made.add(GraphNode("a", "topic", outside=True))
+    made.add(GraphNode("a", "table"))
+    made.add(GraphNode("a", "topic", outside=True))
+    assert made.nodes["a"] == GraphNode("a", "table")
