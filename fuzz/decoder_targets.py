@@ -20,9 +20,9 @@ from millstream.messaging.groups.records import MemberRecord, PartitionRecord, d
 from millstream.schemas import Schema, declare, make_codec
 from millstream.schemas.registry.records import read_record
 from millstream.spark.source.offsets import from_json
-from millstream.wire.aio.pull_consumer import RawMessage
 from millstream.wire.api import parse_ack_address
 from millstream.wire.handshake import denied_subject, parse_address, parse_info
+from millstream.wire.message import RawMessage
 from millstream.wire.protocol import Parser, parse_header_items, parse_headers, status_of
 
 __all__ = ["TARGETS", "Target", "check"]

@@ -24,7 +24,7 @@ from millstream.messaging.core import subscriber as async_subscriber
 from millstream.messaging.core.overload import Counters
 from millstream.messaging.reading.replay import ReadPlan, plan_of
 from millstream.messaging.subscriptions import subscription as async_subscription
-from millstream.wire.aio.pull_consumer import RawMessage
+from millstream.wire.message import RawMessage
 
 __all__ = ["DeliveryReading", "MessageReading", "TopicReading"]
 

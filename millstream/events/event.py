@@ -16,7 +16,7 @@ from millstream.wire.api import AckAddress, parse_ack_address
 from millstream.wire.protocol import parse_header_items, parse_headers
 
 if TYPE_CHECKING:
-    from millstream.wire.aio.pull_consumer import RawMessage
+    from millstream.wire.message import RawMessage
 
 __all__ = [
     "FOR_HEADER",

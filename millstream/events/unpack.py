@@ -16,9 +16,8 @@ from millstream.events.event import (
     is_for_one,
     stored_ns_of,
 )
-from millstream.wire.aio.jetstream import StoredMessage
-from millstream.wire.aio.pull_consumer import RawMessage
 from millstream.wire.api import AckAddress, parse_ack_address
+from millstream.wire.message import RawMessage, StoredMessage
 from millstream.wire.protocol import parse_headers
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from millstream.events.packs.pack import Pack
-    from millstream.wire.aio.pull_consumer import RawMessage
+    from millstream.wire.message import RawMessage
 
 __all__ = ["ValueType"]
 

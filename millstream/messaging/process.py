@@ -48,9 +48,9 @@ from millstream.messaging.dead_letters.store import DeadLetterStore, default_dea
 from millstream.messaging.publishing.fenced_lane import FencedLane
 from millstream.messaging.publishing.writer import WriterTarget
 from millstream.messaging.reading.replay import ReadPlan, read_messages
-from millstream.wire.aio.atomic import BATCH_BYTES_MAX
-from millstream.wire.aio.pull_consumer import RawMessage
 from millstream.wire.api import parse_ack_address
+from millstream.wire.batch import BATCH_BYTES_MAX
+from millstream.wire.message import RawMessage
 
 __all__ = ["Process", "ProcessSettings", "Transform"]
 

@@ -49,9 +49,9 @@ from millstream.messaging.topics.durability import durability_of
 from millstream.messaging.topics.info import TopicInfo
 from millstream.messaging.topics.lookup import open_topic
 from millstream.wire.aio.atomic import publish_batch
-from millstream.wire.aio.jetstream import JetStream, StoredMessage
+from millstream.wire.aio.jetstream import JetStream
 from millstream.wire.aio.publisher import StreamPublisher
-from millstream.wire.aio.pull_consumer import RawMessage
+from millstream.wire.message import RawMessage, StoredMessage
 from millstream.wire.protocol import parse_headers, unique_token
 
 if TYPE_CHECKING:

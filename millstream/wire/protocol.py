@@ -19,6 +19,7 @@ __all__ = [
     "ProtocolError",
     "RunHandler",
     "encode_headers",
+    "encode_subject",
     "hpub",
     "parse_header_items",
     "parse_headers",
@@ -99,6 +100,17 @@ def unsub(sid: bytes, after: int = 0) -> bytes:
     if after:
         return b"UNSUB %b %d\r\n" % (sid, after)
     return b"UNSUB %b\r\n" % sid
+
+
+def encode_subject(subject: str) -> bytes:
+    """The subject as bytes; one that would break the protocol line is refused."""
+    try:
+        data = subject.encode("utf-8")
+    except UnicodeEncodeError as error:
+        raise ConfigError(f"subject {subject!r} cannot be encoded as UTF-8") from error
+    if data and (b" " in data or b"\r" in data or b"\n" in data or b"\t" in data or b"\0" in data):
+        raise ConfigError(f"subject {subject!r} contains a space or a control character")
+    return data
 
 
 def encode_headers(items: Headers | Iterable[tuple[str, str]]) -> bytes:

@@ -39,9 +39,8 @@ from millstream.messaging.dead_letters.store import (
     TOPIC_HEADER,
     WHEN_HEADER,
 )
-from millstream.wire.aio.pull_consumer import RawMessage
 from millstream.wire.api import parse_ack_address
-from millstream.wire.message import OutgoingMessage
+from millstream.wire.message import OutgoingMessage, RawMessage
 from millstream.wire.protocol import encode_headers, parse_header_items
 
 __all__ = [

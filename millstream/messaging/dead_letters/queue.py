@@ -31,9 +31,8 @@ from millstream.messaging.topics.lookup import open_topic
 from millstream.wire.aio.jetstream import JetStream
 from millstream.wire.aio.ordered_consumer import OrderedConsumer, Range
 from millstream.wire.aio.publisher import StreamPublisher
-from millstream.wire.aio.pull_consumer import RawMessage
 from millstream.wire.api import ErrorCode, parse_ack_address
-from millstream.wire.message import OutgoingMessage
+from millstream.wire.message import OutgoingMessage, RawMessage
 
 __all__ = ["DeadLetterQueue", "RedriveReport"]
 

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 from millstream.errors import PackError, SchemaError
 from millstream.events.event import Event, Partition, PlainEvent, is_event_subject, is_for_one
 from millstream.events.unpack import PackEvent, PackMessage, holds_pack, open_pack
-from millstream.wire.aio.pull_consumer import RawMessage
+from millstream.wire.message import RawMessage
 
 __all__ = ["BrokenPack", "GroupEvent", "Tenure", "group_events"]
 

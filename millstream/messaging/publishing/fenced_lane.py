@@ -16,10 +16,11 @@ from millstream.events.fence import (
     state_headers,
 )
 from millstream.events.packs.pack import EncodedPack, empty
-from millstream.wire.aio.atomic import BATCH_BYTES_MAX, BATCH_MESSAGES_MAX, publish_batch
+from millstream.wire.aio.atomic import publish_batch
 from millstream.wire.aio.jetstream import JetStream
 from millstream.wire.aio.publisher import StreamPublisher
 from millstream.wire.api import PubAck
+from millstream.wire.batch import BATCH_BYTES_MAX, BATCH_MESSAGES_MAX
 from millstream.wire.message import OutgoingMessage
 from millstream.wire.protocol import encode_headers, parse_headers
 

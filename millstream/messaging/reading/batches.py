@@ -27,7 +27,7 @@ from millstream.events.unpack import PackMessage, holds_pack, open_pack
 from millstream.events.value_type import ValueType
 from millstream.messaging.reading.replay import ReadPlan, read_messages
 from millstream.wire.aio.jetstream import JetStream
-from millstream.wire.aio.pull_consumer import RawMessage
+from millstream.wire.message import RawMessage
 
 __all__ = ["COLUMNS", "batches_of_messages", "read_batches"]
 

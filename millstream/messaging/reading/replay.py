@@ -15,7 +15,8 @@ from millstream.events.unpack import events_of
 from millstream.wire.aio.direct_reader import DirectReader
 from millstream.wire.aio.jetstream import JetStream
 from millstream.wire.aio.ordered_consumer import OrderedConsumer, Range
-from millstream.wire.aio.pull_consumer import RawMessage, Signal
+from millstream.wire.aio.pull_consumer import Signal
+from millstream.wire.message import RawMessage
 
 __all__ = ["ReadPlan", "plan_of", "read_events", "read_messages"]
 

@@ -20,8 +20,8 @@ from millstream.events.packs.pack import decode
 from millstream.events.unpack import holds_pack
 from millstream.messaging.reading.replay import ReadPlan, read_messages
 from millstream.wire.aio.jetstream import JetStream
-from millstream.wire.aio.pull_consumer import RawMessage
 from millstream.wire.api import parse_ack_address
+from millstream.wire.message import RawMessage
 from millstream.wire.protocol import parse_headers
 
 __all__ = ["Flaw", "Verification", "verify_log"]

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from millstream.events.event import NOT_DECODED, Event, Partition, PlainEvent
 from millstream.events.unpack import PackEvent, PackMessage
-from millstream.wire.aio.pull_consumer import RawMessage
+from millstream.wire.message import RawMessage
 
 if TYPE_CHECKING:
     from millstream.messaging.subscriptions.leases import Leases

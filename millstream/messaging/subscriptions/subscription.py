@@ -38,7 +38,8 @@ from millstream.messaging.subscriptions.leases import Leases
 from millstream.messaging.subscriptions.rate_limit import Pace
 from millstream.messaging.subscriptions.settings import SubscriptionSettings
 from millstream.wire.aio.jetstream import JetStream
-from millstream.wire.aio.pull_consumer import Prefetch, PullConsumer, RawMessage, Signal
+from millstream.wire.aio.pull_consumer import Prefetch, PullConsumer, Signal
+from millstream.wire.message import RawMessage
 
 __all__ = ["Handler", "Reject", "Subscription"]
 

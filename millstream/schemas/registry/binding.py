@@ -18,7 +18,7 @@ from millstream.schemas.schema import Schema
 from millstream.schemas.values.columns import ColumnBuilder
 from millstream.schemas.values.conform import Conformer
 from millstream.schemas.values.rows import RowReader, object_maker
-from millstream.wire.aio.pull_consumer import RawMessage
+from millstream.wire.message import RawMessage
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -32,7 +32,7 @@ from millstream.events.fence import (
 )
 from millstream.events.packs.pack import EncodedPack, empty
 from millstream.spark.connections import PATIENCE_SECONDS
-from millstream.wire.aio.atomic import BATCH_MESSAGES_MAX
+from millstream.wire.batch import BATCH_MESSAGES_MAX
 from millstream.wire.message import OutgoingMessage
 from millstream.wire.protocol import encode_headers, parse_headers
 from millstream.wire.sync.connection import BlockingConnection, BlockingJetStream

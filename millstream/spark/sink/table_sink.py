@@ -22,7 +22,7 @@ from millstream.spark.sink.chain import RACES_MAX, Fence, Note
 from millstream.spark.sink.sink_rows import enveloped, placed
 from millstream.spark.sink.targets import Target
 from millstream.spark.sink.task_sink import TaskRows
-from millstream.wire.aio.atomic import BATCH_BYTES_MAX, BATCH_MESSAGES_MAX
+from millstream.wire.batch import BATCH_BYTES_MAX, BATCH_MESSAGES_MAX
 from millstream.wire.message import OutgoingMessage
 from millstream.wire.protocol import encode_headers
 

@@ -26,7 +26,7 @@ from millstream.events.packs.pack import Pack, decode
 from millstream.events.subject import KEYLESS_TOKEN, key_bytes, key_of_token
 from millstream.spark.source.frames import Frames
 from millstream.spark.source.values import Decoded, Values, fitted
-from millstream.wire.aio.pull_consumer import RawMessage
+from millstream.wire.message import RawMessage
 from millstream.wire.protocol import parse_header_items, parse_headers
 
 __all__ = ["Batches", "Origin"]

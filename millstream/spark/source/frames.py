@@ -12,7 +12,7 @@ from typing import Any, Final
 import numpy as np
 import pyarrow as pa
 
-from millstream.wire.aio.pull_consumer import RawMessage
+from millstream.wire.message import RawMessage
 from millstream.wire.sync.connection import BlockingConnection
 from millstream.wire.sync.range import Window, read_windows
 

@@ -22,21 +22,17 @@ from millstream.wire.aio.jetstream import JetStream
 from millstream.wire.aio.ordered_consumer import OrderedConsumer, Range
 from millstream.wire.aio.pull_consumer import Signal
 from millstream.wire.api import RETRY, ErrorCode, PubAck, error_from, parse_ack_address
+from millstream.wire.batch import BATCH_BYTES_MAX, BATCH_MESSAGES_MAX, with_batch_headers
 from millstream.wire.message import OutgoingMessage
 from millstream.wire.protocol import hpub, parse_headers, unique_token
 
-__all__ = ["BATCH_BYTES_MAX", "BATCH_MESSAGES_MAX", "publish_batch", "with_batch_headers"]
+__all__ = ["publish_batch"]
 
-# The server's own limit of messages in a batch.
-BATCH_MESSAGES_MAX: Final = 1000
-# The server queues a batch's bytes and drops what exceeds 128 MB in silence; half of that is safe.
-BATCH_BYTES_MAX: Final = 64 * 1024 * 1024
 ATTEMPT_SECONDS: Final = 5.0
 PAUSE_SECONDS: Final = 0.1
 # How far the clocks of client and server may differ when a batch is looked for in the log.
 CLOCK_SECONDS: Final = 60
 _AGAIN: Final = RETRY | {ErrorCode.BATCH_INCOMPLETE, ErrorCode.BATCH_TOO_MANY}
-_HEADER_END: Final = b"\r\n\r\n"
 
 
 async def publish_batch(
@@ -112,15 +108,6 @@ async def _attempt(
         final.subject.decode(), bytes(final.payload), block, attempt, asks_again=True
     )
     return msgspec.json.decode(answer, type=PubAck)
-
-
-def with_batch_headers(block: bytes, batch_id: str, number: int, commit: bool) -> bytes:
-    """The header block with the headers of a batch added."""
-    own = f"\r\nNats-Batch-Id: {batch_id}\r\nNats-Batch-Sequence: {number}".encode()
-    if commit:
-        own += b"\r\nNats-Batch-Commit: 1"
-    head = block.removesuffix(_HEADER_END) if block else b"NATS/1.0"
-    return head + own + _HEADER_END
 
 
 async def _find(

@@ -18,7 +18,6 @@ from weakref import WeakSet
 from millstream.deadline import Deadline
 from millstream.errors import (
     AuthenticationFailed,
-    ConfigError,
     ConnectError,
     ConnectFailed,
     ConnectionClosed,
@@ -34,6 +33,7 @@ from millstream.wire.protocol import (
     EMPTY_HEADERS,
     Handler,
     RunHandler,
+    encode_subject,
     hpub,
     pub,
     status_of,
@@ -42,7 +42,7 @@ from millstream.wire.protocol import (
     unsub,
 )
 
-__all__ = ["Connection", "Drainable", "Interest", "Outlet", "check_token_safe"]
+__all__ = ["Connection", "Drainable", "Interest", "Outlet"]
 
 _log = logging.getLogger("millstream.wire")
 
@@ -270,7 +270,7 @@ class Connection:
     def _interest(self, subject: str, queue: str) -> Interest:
         self.check_open()
         self._sid += 1
-        interest = Interest(b"%d" % self._sid, check_token_safe(subject), check_token_safe(queue))
+        interest = Interest(b"%d" % self._sid, encode_subject(subject), encode_subject(queue))
         self._interests[interest.sid] = interest
         if self._link is not None:
             self.send(sub(interest.subject, interest.queue, interest.sid))
@@ -317,7 +317,7 @@ class Connection:
     ) -> asyncio.Future[tuple[bytes, bytes]]:
         """Send a request and give the future of its answer; cancel it to wait no longer."""
         self.check_size(len(headers) + len(payload))
-        to = check_token_safe(subject)
+        to = encode_subject(subject)
         self._token += 1
         token = b"%d" % self._token
         reply = self._reply_prefix + token
@@ -486,14 +486,3 @@ class Connection:
             _log.error("the connection ends: %s", error, exc_info=error)
             if self._closed is None:
                 self._end(ConnectionClosed(f"the connection failed: {error}"))
-
-
-def check_token_safe(subject: str) -> bytes:
-    """The subject as bytes; one that would break the protocol line is refused."""
-    try:
-        data = subject.encode("utf-8")
-    except UnicodeEncodeError as error:
-        raise ConfigError(f"subject {subject!r} is not text that UTF-8 can say") from error
-    if data and (b" " in data or b"\r" in data or b"\n" in data or b"\t" in data or b"\0" in data):
-        raise ConfigError(f"subject {subject!r} contains a space or a control character")
-    return data

@@ -21,7 +21,8 @@ from millstream.errors import (
 )
 from millstream.wire.aio.jetstream import JetStream
 from millstream.wire.aio.ordered_consumer import Range
-from millstream.wire.aio.pull_consumer import RawMessage, Signal
+from millstream.wire.aio.pull_consumer import Signal
+from millstream.wire.message import RawMessage
 from millstream.wire.protocol import parse_headers, status_of, unique_token
 
 __all__ = ["DirectReader"]

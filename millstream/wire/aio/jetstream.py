@@ -22,9 +22,10 @@ from millstream.wire.api import (
     api_prefix,
     error_from,
 )
+from millstream.wire.message import StoredMessage
 from millstream.wire.protocol import parse_headers, status_of
 
-__all__ = ["JetStream", "StoredMessage"]
+__all__ = ["JetStream"]
 
 T = TypeVar("T")
 
@@ -53,16 +54,6 @@ class _Got(msgspec.Struct):
 
 class _Answer(msgspec.Struct):
     error: Refusal | None = None
-
-
-class StoredMessage(msgspec.Struct, frozen=True):
-    """One message as the stream holds it."""
-
-    subject: str
-    sequence: int
-    headers: bytes
-    payload: bytes
-    time: str
 
 
 class JetStream:

@@ -24,7 +24,7 @@ from millstream.errors import (
     TopicNotFound,
 )
 from millstream.wire.aio.jetstream import JetStream
-from millstream.wire.aio.pull_consumer import Prefetch, PullConsumer, RawMessage, Signal
+from millstream.wire.aio.pull_consumer import Prefetch, PullConsumer, Signal
 from millstream.wire.api import (
     NANOSECONDS,
     RETRY,
@@ -32,6 +32,7 @@ from millstream.wire.api import (
     ConsumerInfo,
     parse_ack_address,
 )
+from millstream.wire.message import RawMessage
 from millstream.wire.protocol import unique_token
 
 __all__ = ["OrderedConsumer", "Range"]

@@ -6,7 +6,7 @@ import asyncio
 import logging
 from collections import deque
 from dataclasses import dataclass
-from typing import Final, NamedTuple
+from typing import Final
 
 import msgspec
 
@@ -23,14 +23,13 @@ from millstream.errors import (
 from millstream.wire.aio.connection import Connection
 from millstream.wire.aio.jetstream import JetStream
 from millstream.wire.api import NANOSECONDS, RETRY
+from millstream.wire.message import HEADER_BYTES_MAX, RawMessage
 from millstream.wire.protocol import Frame, parse_headers, status_of, unique_token
 
-__all__ = ["HEADER_BYTES_MAX", "Prefetch", "PullConsumer", "RawMessage", "Signal"]
+__all__ = ["Prefetch", "PullConsumer", "Signal"]
 
 _log = logging.getLogger("millstream.wire")
 
-# A pull must leave room for one largest message, or the server answers it with nothing.
-HEADER_BYTES_MAX: Final = 64 * 1024 + 4 * 1024
 RETRY_SECONDS: Final = 0.25
 HEARTBEATS_MISSED_MAX: Final = 2
 # Meaning of the status texts of the server; it has one code (409) for all of them.
@@ -40,15 +39,6 @@ _AGAIN_SOON: Final = ("exceeded maxwaiting", "leadership change", "server shutdo
 _ACK_PREFIX: Final = b"$JS.ACK."
 # What a named tuple does when it is called, without the call: this runs for every message.
 _new: Final = tuple.__new__
-
-
-class RawMessage(NamedTuple):
-    """A delivered message, nothing parsed yet. `reply` is the address of its ack."""
-
-    subject: bytes
-    reply: bytes
-    headers: bytes
-    payload: bytes
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,7 +27,6 @@ from millstream.errors import (
     RequestTimeout,
 )
 from millstream.settings import ConnectionSettings
-from millstream.wire.aio.connection import check_token_safe
 from millstream.wire.api import RETRY, Refusal, api_prefix, error_from
 from millstream.wire.handshake import (
     ServerAddress,
@@ -44,6 +43,7 @@ from millstream.wire.protocol import (
     PONG,
     Handler,
     Parser,
+    encode_subject,
     hpub,
     pub,
     status_of,
@@ -255,7 +255,7 @@ class BlockingConnection:
         self._sid += 1
         sid = b"%d" % self._sid
         self._handlers[sid] = handler
-        self.send(sub(check_token_safe(subject), b"", sid))
+        self.send(sub(encode_subject(subject), b"", sid))
         return sid
 
     def unsubscribe(self, sid: bytes) -> None:
@@ -280,7 +280,7 @@ class BlockingConnection:
         inbox = self.new_inbox()
         sid = self.subscribe(inbox, lambda _s, _r, h, p: answers.append((h, p)))
         try:
-            to, reply = check_token_safe(subject), inbox.encode()
+            to, reply = encode_subject(subject), inbox.encode()
             self.send(hpub(to, reply, headers, payload) if headers else pub(to, reply, payload))
             self._denied = None
             if not self.wait(lambda: bool(answers) or self._denied is not None, deadline):

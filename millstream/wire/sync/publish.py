@@ -22,8 +22,8 @@ from millstream.errors import (
     RequestTimeout,
     Unconfirmed,
 )
-from millstream.wire.aio.atomic import with_batch_headers
 from millstream.wire.api import RETRY, ErrorCode, PubAck, error_from
+from millstream.wire.batch import with_batch_headers
 from millstream.wire.message import OutgoingMessage
 from millstream.wire.protocol import hpub, pub, status_of, unique_token
 from millstream.wire.sync.connection import BlockingConnection

@@ -24,7 +24,6 @@ from millstream.errors import (
     RequestTimeout,
     TopicNotFound,
 )
-from millstream.wire.aio.pull_consumer import HEADER_BYTES_MAX, RawMessage
 from millstream.wire.api import (
     NANOSECONDS,
     ConsumerConfig,
@@ -32,6 +31,7 @@ from millstream.wire.api import (
     ErrorCode,
     parse_ack_address,
 )
+from millstream.wire.message import HEADER_BYTES_MAX, RawMessage
 from millstream.wire.protocol import pub, status_of, unique_token
 from millstream.wire.sync.connection import BlockingConnection, BlockingJetStream
 

@@ -9,8 +9,8 @@ from typing import Any, Final
 import msgspec
 
 from millstream.errors import ApiError, TopicNotFound
-from millstream.wire.aio.jetstream import StoredMessage
 from millstream.wire.api import ErrorCode, StreamInfo
+from millstream.wire.message import StoredMessage
 from millstream.wire.sync.connection import BlockingJetStream
 
 __all__ = ["find_stream", "get_message", "list_streams", "sequence_at", "stream_info"]

@@ -12,8 +12,8 @@ from millstream.broker import Broker
 from millstream.messaging import NewEvent
 from millstream.settings import ConnectionSettings
 from millstream.spark.source.frames import FrameCollector, read_frames
-from millstream.wire.aio.pull_consumer import RawMessage
 from millstream.wire.api import parse_ack_address
+from millstream.wire.message import RawMessage
 from millstream.wire.protocol import Parser, encode_headers
 from millstream.wire.sync import range as blocking_range
 from millstream.wire.sync.connection import BlockingConnection, BlockingJetStream

@@ -25,7 +25,7 @@ from millstream.cli.views.trace import draw
 from millstream.errors import ConfigError
 from millstream.events.event import Partition, PlainEvent
 from millstream.messaging import NewEvent, Start, TopicSettings
-from millstream.wire.aio.pull_consumer import RawMessage
+from millstream.wire.message import RawMessage
 
 INT64 = 2**63 - 1
 

@@ -45,7 +45,7 @@ from millstream.schemas.registry.records import (
     record_key,
     schema_key,
 )
-from millstream.wire.aio.pull_consumer import RawMessage
+from millstream.wire.message import RawMessage
 from millstream.wire.protocol import encode_headers
 
 INT, TEXT = types.Int(64), types.String()
