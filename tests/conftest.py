@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Iterator
 
 import pytest
@@ -63,6 +64,13 @@ def no_blocking_calls_in_the_loop() -> Iterator[BlockBuster]:
     buster.activate()
     yield buster
     buster.deactivate()
+
+
+@pytest.fixture(scope="module", autouse=True)
+def nothing_left_open() -> Iterator[None]:
+    """A socket or file that a test left open fails a test of the same file, not a later one."""
+    yield
+    gc.collect()
 
 
 def _exists(module: str) -> bool:

@@ -154,10 +154,14 @@ class Client:
         deadline = Deadline(timeout)
         if self.connection.closed:
             return
-        intakes = [intake.drain(timeout) for intake in list(self.connection.intakes)]
-        ended = await asyncio.gather(*intakes, return_exceptions=True)
-        outlets = [_closed(outlet, deadline.left()) for outlet in list(self.connection.outlets)]
-        ended += await asyncio.gather(*outlets, return_exceptions=True)
+        try:
+            intakes = [intake.drain(timeout) for intake in list(self.connection.intakes)]
+            ended = await asyncio.gather(*intakes, return_exceptions=True)
+            outlets = [_closed(outlet, deadline.left()) for outlet in list(self.connection.outlets)]
+            ended += await asyncio.gather(*outlets, return_exceptions=True)
+        except BaseException:  # cancelled: whoever drains has no further use for the connection
+            await self.connection.close(timeout=0)
+            raise
         await self._close(deadline)
         for result in ended:
             if isinstance(result, BaseException):
@@ -175,6 +179,17 @@ class Client:
         if self.connection.closed:
             return
         try:
+            await self._settle(deadline)
+        except BaseException:  # cancelled: the socket must not stay open all the same
+            await self.connection.close(timeout=0)
+            raise
+        await self.connection.close(deadline.left())
+
+    async def _settle(self, deadline: Deadline) -> None:
+        """Wait for acks in flight and give the client id back."""
+        if self._refreshing is not None:
+            self._refreshing.cancel()
+        try:
             async with asyncio.timeout(deadline.left()):
                 await self._publisher.settled()
         except TimeoutError:
@@ -184,10 +199,7 @@ class Client:
                 async with asyncio.timeout(RELEASE_SECONDS):
                     await self.identity.release()
             except (MillstreamError, TimeoutError) as error:
-                _log.info("the client id is not given back, it ends by itself: %s", error)
-        if self._refreshing is not None:
-            self._refreshing.cancel()
-        await self.connection.close()
+                _log.info("the client id is not released, it expires on its own: %s", error)
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.url}{'' if self.connected else ', disconnected'}>"

@@ -54,6 +54,7 @@ class Proxy:
     async def __aexit__(self, *_: object) -> None:
         if self._listener is not None:
             self._listener.close()
+        self.refusing = True  # a connection that was accepted just now
         self.cut()
         for task in list(self._tasks):
             task.cancel()
@@ -100,7 +101,7 @@ class Proxy:
             return
         try:
             from_server, to_server = await asyncio.open_connection(*self.target)
-        except OSError:
+        except (OSError, asyncio.CancelledError):  # nobody answers, or the proxy ends
             writer.transport.abort()
             return
         pair = _Pair(writer, to_server)

@@ -50,6 +50,8 @@ _log = logging.getLogger("millstream.wire")
 COALESCE_BYTES_MAX: Final = 256 * 1024
 # Each connection attempt gets this share of time, so that one dead server does not eat it all.
 ATTEMPT_SECONDS_MAX: Final = 2.0
+# How long a connection that closes waits for its last bytes to leave and for TLS to end.
+CLOSE_SECONDS: Final = 5.0
 
 
 @dataclass(slots=True)
@@ -121,18 +123,25 @@ class Connection:
             self._spawn(self._reconnect())
         self._spawn(self._watch())
 
-    async def close(self) -> None:
+    async def close(self, timeout: float = CLOSE_SECONDS) -> None:
         """Send what is buffered, then close. Afterwards every call raises ConnectionClosed."""
         if self._closed is not None:
             return
-        link = self._link
         self._flush()
+        link, self._link = self._link, None
         self._end(ConnectionClosed("the connection was closed"))
-        if link is not None and not link.lost:
+        if link is not None:
             link.close()
         for task in list(self._tasks):
             task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        try:
+            await asyncio.gather(*self._tasks, return_exceptions=True)
+            if link is not None:
+                await link.wait_closed(timeout)
+        except BaseException:  # cancelled
+            if link is not None:
+                link.abort()
+            raise
 
     @property
     def connected(self) -> bool:
@@ -466,7 +475,9 @@ class Connection:
 
     def _end(self, error: ConnectError) -> None:
         self._closed = error
-        self._link, self.congested = None, False
+        link, self._link, self.congested = self._link, None, False
+        if link is not None:
+            link.abort()
         self._connected.set()  # wakes those who wait; they see that it is closed
         for future, _ in list(self._replies.values()):
             if not future.done():

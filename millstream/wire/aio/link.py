@@ -61,6 +61,7 @@ class Link(asyncio.BufferedProtocol):
         self._resume: asyncio.Future[None] | None = None
         self._handshake_error: Exception | None = None
         self.transport: asyncio.Transport | None = None
+        self._gone: asyncio.Future[None] = self._loop.create_future()  # done: the socket is closed
         self.info = ServerInfo()
         self.established = False
         self.lost = False
@@ -83,6 +84,7 @@ class Link(asyncio.BufferedProtocol):
 
     def connection_lost(self, error: Exception | None) -> None:
         self.lost = True
+        self._gone.set_result(None)
         reason = self._handshake_error or ConnectFailed(
             f"the server closed the connection{_because(error)}"
         )
@@ -146,9 +148,24 @@ class Link(asyncio.BufferedProtocol):
             self.transport.abort()
 
     def close(self) -> None:
-        """Close after the bytes written so far are sent."""
+        """Start to close: the bytes written so far are sent first, and TLS ends."""
         if self.transport is not None:
             self.transport.close()
+
+    async def wait_closed(self, timeout: float) -> None:
+        """Return when the socket is closed; what is not sent by then is dropped.
+
+        A program whose event loop ended earlier would lose the rest of the bytes and leave the
+        socket open.
+        """
+        if self.transport is None:
+            return
+        try:
+            async with asyncio.timeout(timeout):
+                await asyncio.shield(self._gone)
+        except TimeoutError:
+            self.abort()
+            await self._gone  # after an abort it takes a few turns of the event loop
 
     # -- control lines --------------------------------------------------------------------
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Coroutine
 from contextlib import asynccontextmanager
 from urllib.parse import urlsplit
 
@@ -21,6 +21,10 @@ class Proxy:
         self.refusing = False
         self.connections = 0
         self.port = 0
+
+    async def count_open(self) -> int:
+        """Sockets that are open now, on both sides."""
+        return len(self._writers)
 
     def cut(self) -> None:
         """Break every connection, as a network would."""
@@ -39,13 +43,19 @@ class Proxy:
             writer.transport.abort()
             return
         self.connections += 1
-        self._writers.add(writer)  # at once: a cut breaks it while it is being made as well
+        self._writers.add(writer)  # right away: a cut also breaks a connection that is being made
+        self._start(self._connect(reader, writer))
+
+    async def _connect(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         there, back = await asyncio.open_connection("127.0.0.1", self._behind)
         self._writers.add(back)
-        for source, target in ((reader, back), (there, writer)):
-            task = asyncio.create_task(self._pump(source, target))
-            self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
+        self._start(self._pump(reader, back))
+        self._start(self._pump(there, writer))
+
+    def _start(self, work: Coroutine[None, None, None]) -> None:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
 
     async def _pump(self, source: asyncio.StreamReader, target: asyncio.StreamWriter) -> None:
         with contextlib.suppress(OSError):
@@ -57,6 +67,7 @@ class Proxy:
         self._writers.discard(target)
 
     async def close(self) -> None:
+        self.refusing = True  # a connection that was accepted just now
         self.cut()
         for task in list(self._tasks):
             task.cancel()

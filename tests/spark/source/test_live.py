@@ -48,8 +48,6 @@ def guarded(certificate: Path) -> Iterator[Broker]:
         yield broker
 
 
-# The loop that makes the topics ends before the TLS connection said its goodbye.
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 def test_source_and_sink_take_tls_and_credentials(
     spark: SparkSession, guarded: Broker, certificate: Path, tmp_path: Path
 ) -> None:
