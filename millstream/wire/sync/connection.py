@@ -9,7 +9,7 @@ from __future__ import annotations
 import socket
 import ssl
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Final, TypeVar
 
@@ -17,6 +17,7 @@ import msgspec
 
 from millstream.deadline import Deadline
 from millstream.errors import (
+    ApiError,
     AuthenticationFailed,
     ConnectError,
     ConnectFailed,
@@ -61,6 +62,8 @@ Divert = Callable[[bytes, Callable[[bytes], None]], None]
 RECEIVE_BYTES: Final = 1024 * 1024
 ATTEMPT_SECONDS: Final = 2.0
 PAUSE_SECONDS: Final = 0.1
+# Questions that are sent together; with many more the server's API queue could fill up.
+TOGETHER_MAX: Final = 16
 
 
 class _Lost(ConnectError):
@@ -273,27 +276,47 @@ class BlockingConnection:
         self, subject: str, payload: bytes = b"", headers: bytes = b"", timeout: float | None = None
     ) -> tuple[bytes, bytes]:
         """Header block and payload of the first answer."""
+        return self.request_all([(subject, payload)], headers, timeout)[0]
+
+    def request_all(
+        self,
+        requests: Sequence[tuple[str, bytes]],
+        headers: bytes = b"",
+        timeout: float | None = None,
+    ) -> list[tuple[bytes, bytes]]:
+        """The first answer to each of several requests (subject, payload), sent together."""
         deadline = Deadline(self.settings.request_timeout if timeout is None else timeout)
         self.open(deadline)
-        self.check_size(len(headers) + len(payload))
-        answers: list[tuple[bytes, bytes]] = []
         inbox = self.new_inbox()
-        sid = self.subscribe(inbox, lambda _s, _r, h, p: answers.append((h, p)))
+        replies = [f"{inbox}.{number}".encode() for number in range(len(requests))]
+        frames = []
+        for (subject, payload), reply in zip(requests, replies, strict=True):
+            self.check_size(len(headers) + len(payload))
+            to = encode_subject(subject)
+            frames.append(hpub(to, reply, headers, payload) if headers else pub(to, reply, payload))
+        answers: dict[bytes, tuple[bytes, bytes]] = {}
+
+        def answered(reply: bytes, _: bytes, block: bytes, body: bytes) -> None:
+            answers.setdefault(reply, (block, body))
+
+        sid = self.subscribe(f"{inbox}.*", answered)
         try:
-            to, reply = encode_subject(subject), inbox.encode()
-            self.send(hpub(to, reply, headers, payload) if headers else pub(to, reply, payload))
+            self.send(b"".join(frames))
             self._denied = None
-            if not self.wait(lambda: bool(answers) or self._denied is not None, deadline):
-                raise RequestTimeout(subject, deadline.seconds)
+            complete = self.wait(
+                lambda: len(answers) == len(requests) or self._denied is not None, deadline
+            )
         finally:
             if self._socket is not None:
                 self.unsubscribe(sid)
-        if not answers:
-            raise self._denied or RequestTimeout(subject, deadline.seconds)
-        block, body = answers[0]
-        if not body and status_of(block)[0] == 503:
-            raise NoResponders(subject)
-        return block, body
+        for (subject, _), reply in zip(requests, replies, strict=True):
+            if reply not in answers:
+                denied = self._denied if complete else None
+                raise denied or RequestTimeout(subject, deadline.seconds)
+            block, body = answers[reply]
+            if not body and status_of(block)[0] == 503:
+                raise NoResponders(subject)
+        return [answers[reply] for reply in replies]
 
 
 class _Answer(msgspec.Struct):
@@ -312,28 +335,49 @@ class BlockingJetStream:
         return msgspec.json.decode(self.ask(verb, body, timeout), type=into)
 
     def ask(self, verb: str, body: object = None, timeout: float | None = None) -> bytes:
-        connection = self.connection
-        seconds = connection.settings.request_timeout if timeout is None else timeout
+        """The answer to one question; a refusal is raised as an ApiError."""
+        (answer,) = self.ask_all([(verb, body)], timeout)
+        if isinstance(answer, ApiError):
+            raise answer
+        return answer
+
+    def ask_all(
+        self, questions: Sequence[tuple[str, object]], timeout: float | None = None
+    ) -> list[bytes | ApiError]:
+        """The answers to several questions (verb, body); a refusal is returned as an ApiError.
+
+        They are sent together, so that all of them take one round trip. `timeout` is for all.
+        """
+        seconds = self.connection.settings.request_timeout if timeout is None else timeout
         deadline = Deadline(seconds)
-        payload = b"" if body is None else msgspec.json.encode(body)
-        subject = f"{self.prefix}.{verb}"
+        requests = [
+            (f"{self.prefix}.{verb}", b"" if body is None else msgspec.json.encode(body))
+            for verb, body in questions
+        ]
+        answers: list[bytes | ApiError] = []
+        for first in range(0, len(requests), TOGETHER_MAX):
+            answers += self._ask_together(requests[first : first + TOGETHER_MAX], deadline)
+        return answers
+
+    def _ask_together(
+        self, requests: list[tuple[str, bytes]], deadline: Deadline
+    ) -> list[bytes | ApiError]:
         while True:
-            error: Exception
+            error: Exception | None = None
+            answers: list[bytes | ApiError] = []
             try:
                 attempt = max(0.05, deadline.left(at_most=ATTEMPT_SECONDS))
-                _, answer = connection.request(subject, payload, b"", attempt)
+                for _, answer in self.connection.request_all(requests, b"", attempt):
+                    refusal = msgspec.json.decode(answer, type=_Answer).error
+                    answers.append(answer if refusal is None else error_from(refusal))
             except AuthenticationFailed:
                 raise
             except (RequestTimeout, NoResponders, ConnectError) as failed:
                 error = failed
-            else:
-                refusal = msgspec.json.decode(answer, type=_Answer).error
-                if refusal is None:
-                    return answer
-                if refusal.err_code not in RETRY:
-                    raise error_from(refusal)
-                error = error_from(refusal)
-            if deadline.passed:
+            retry = any(isinstance(a, ApiError) and a.err_code in RETRY for a in answers)
+            if error is None and (not retry or deadline.passed):
+                return answers
+            if error is not None and deadline.passed:
                 raise error
             time.sleep(deadline.left(at_most=PAUSE_SECONDS))
 

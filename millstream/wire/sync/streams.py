@@ -3,17 +3,25 @@
 from __future__ import annotations
 
 import base64
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
 import msgspec
 
-from millstream.errors import ApiError, TopicNotFound
+from millstream.errors import ApiError
 from millstream.wire.api import ErrorCode, StreamInfo
 from millstream.wire.message import StoredMessage
 from millstream.wire.sync.connection import BlockingJetStream
 
-__all__ = ["find_stream", "get_message", "list_streams", "sequence_at", "stream_info"]
+__all__ = [
+    "find_stream",
+    "find_streams",
+    "get_message",
+    "get_messages",
+    "list_streams",
+    "sequence_at",
+    "stream_info",
+]
 
 # The server gives 256 streams a page; this many pages are more streams than it can hold.
 PAGES_MAX: Final = 10_000
@@ -39,10 +47,36 @@ def find_stream(
     jetstream: BlockingJetStream, name: str, timeout: float | None = None
 ) -> StreamInfo | None:
     """A stream, or None if there is none of that name."""
-    try:
-        return stream_info(jetstream, name, timeout)
-    except TopicNotFound:
-        return None
+    return find_streams(jetstream, [name], timeout)[0]
+
+
+def find_streams(
+    jetstream: BlockingJetStream, names: Sequence[str], timeout: float | None = None
+) -> list[StreamInfo | None]:
+    """The streams of these names, asked for together; None for each that does not exist."""
+    questions = [(f"STREAM.INFO.{name}", None) for name in names]
+    return [
+        None if answer is None else msgspec.json.decode(answer, type=StreamInfo)
+        for answer in _answers(jetstream, questions, ErrorCode.STREAM_NOT_FOUND, timeout)
+    ]
+
+
+def _answers(
+    jetstream: BlockingJetStream,
+    questions: Sequence[tuple[str, object]],
+    missing: int,
+    timeout: float | None,
+) -> list[bytes | None]:
+    """The answers; None where the server refused with the error code `missing`."""
+    found: list[bytes | None] = []
+    for answer in jetstream.ask_all(questions, timeout):
+        if not isinstance(answer, ApiError):
+            found.append(answer)
+        elif answer.err_code == missing:
+            found.append(None)
+        else:
+            raise answer
+    return found
 
 
 def list_streams(
@@ -66,12 +100,25 @@ def get_message(
     timeout: float | None = None,
 ) -> StoredMessage | None:
     """One message by `seq`, `last_by_subj` or `next_by_subj`, as its leader has it; None: none."""
-    try:
-        found = jetstream.call(f"STREAM.MSG.GET.{stream}", ask, _Got, timeout).message
-    except ApiError as error:
-        if error.err_code == ErrorCode.MESSAGE_NOT_FOUND:
-            return None
-        raise
+    return get_messages(jetstream, stream, [ask], timeout)[0]
+
+
+def get_messages(
+    jetstream: BlockingJetStream,
+    stream: str,
+    asks: Sequence[Mapping[str, Any]],
+    timeout: float | None = None,
+) -> list[StoredMessage | None]:
+    """Several messages, asked for together; see `get_message`."""
+    questions = [(f"STREAM.MSG.GET.{stream}", ask) for ask in asks]
+    return [
+        None if answer is None else _stored(answer)
+        for answer in _answers(jetstream, questions, ErrorCode.MESSAGE_NOT_FOUND, timeout)
+    ]
+
+
+def _stored(answer: bytes) -> StoredMessage:
+    found = msgspec.json.decode(answer, type=_Got).message
     return StoredMessage(
         found["subject"],
         found["seq"],

@@ -18,7 +18,14 @@ from millstream.wire.protocol import encode_headers
 from millstream.wire.sync.connection import BlockingConnection, BlockingJetStream
 from millstream.wire.sync.publish import publish_one, publish_pipelined
 from millstream.wire.sync.range import Window, read_range
-from millstream.wire.sync.streams import get_message, list_streams, sequence_at, stream_info
+from millstream.wire.sync.streams import (
+    find_streams,
+    get_message,
+    get_messages,
+    list_streams,
+    sequence_at,
+    stream_info,
+)
 from tests.spark.conftest import Place
 
 PATIENCE = 120  # seconds; nothing here waits for so long
@@ -115,6 +122,44 @@ def test_single_messages_and_streams_can_be_asked_for(place: Place) -> None:
         assert [info.config["name"] for info in list_streams(jetstream)] == ["orders"]
         with pytest.raises(TopicNotFound):
             stream_info(jetstream, "none")
+
+
+def test_many_streams_are_found_in_two_round_trips(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place.topic("orders", partitions=4)
+    names = [f"orders-{number}" for number in range(20)]
+    with BlockingConnection(ConnectionSettings(urls=(place.url,))) as connection:
+        sent: list[int] = []
+        send = BlockingConnection.send
+
+        def counted(self: BlockingConnection, data: Any) -> None:
+            sent.append(bytes(data).count(b"PUB "))
+            send(self, data)
+
+        monkeypatch.setattr(BlockingConnection, "send", counted)
+        found = find_streams(BlockingJetStream(connection), names, PATIENCE)
+        assert [info and info.config["name"] for info in found] == names[:4] + [None] * 16
+        assert [count for count in sent if count] == [16, 4]
+        assert not connection._handlers
+
+
+def test_one_refusal_among_several_answers_is_raised(place: Place) -> None:
+    place.topic("orders")
+    place.publish("orders", [b"1"])
+    with BlockingConnection(ConnectionSettings(urls=(place.url,))) as connection:
+        jetstream = BlockingJetStream(connection)
+        questions: list[tuple[str, object]] = [
+            ("STREAM.INFO.orders", None),
+            ("STREAM.INFO.none", None),
+        ]
+        info, refusal = jetstream.ask_all(questions, PATIENCE)
+        assert isinstance(info, bytes)
+        assert isinstance(refusal, TopicNotFound)
+        found = get_messages(jetstream, "orders", [{"seq": 1}, {"seq": 2}], PATIENCE)
+        assert [message and message.payload for message in found] == [b"1", None]
+        with pytest.raises(TopicNotFound):
+            get_messages(jetstream, "none", [{"seq": 1}], PATIENCE)
 
 
 def test_a_refusal_is_raised_and_the_connection_goes_on(place: Place) -> None:
