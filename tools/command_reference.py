@@ -1,35 +1,72 @@
-"""Writes the reference of docs/CLI.md from the commands: python -m tools.command_reference."""
+"""Writes the generated parts of docs/CLI.md: python -m tools.command_reference.
+
+They come from the commands and from the declared settings, and a test fails when a page is stale.
+"""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import typer
 
 from millstream.cli.app import app
+from millstream.cli.options.topic import flag
+from millstream.cli.views.topic import simple
+from millstream.messaging.topics.setting_forms import OneWay, Setting
+from millstream.messaging.topics.settings import TOPIC_SETTINGS
 
-__all__ = ["PAGE", "main", "with_reference"]
+__all__ = ["PAGES", "main", "with_generated_parts"]
 
-PAGE = Path(__file__).parents[1] / "docs" / "CLI.md"
-BEGIN = "<!-- reference: written by python -m tools.command_reference -->\n"
-END = "<!-- end of reference -->\n"
+DOCS = Path(__file__).parents[1] / "docs"
 
 
 def main() -> None:
-    """Bring the page up to date."""
-    PAGE.write_text(with_reference(PAGE.read_text(encoding="utf-8")), encoding="utf-8")
+    """Bring the pages up to date."""
+    for page in PAGES:
+        page.write_text(with_generated_parts(page), encoding="utf-8")
 
 
-def with_reference(page: str) -> str:
-    """The page with its reference as the commands are now."""
-    before, _, rest = page.partition(BEGIN)
-    _, found, after = rest.partition(END)
-    if not found:
-        raise ValueError(f"{PAGE} has no lines {BEGIN!r} and {END!r}")
-    return before + BEGIN + "\n" + "\n".join(_reference()) + "\n" + END + after
+def with_generated_parts(page: Path) -> str:
+    """The text of the page, with its generated parts as they have to be now."""
+    text = page.read_text(encoding="utf-8")
+    for name, lines in PAGES[page].items():
+        start = f"<!-- {name}: written by python -m tools.command_reference -->\n"
+        end = f"<!-- end of {name} -->\n"
+        before, found, rest = text.partition(start)
+        _, closed, after = rest.partition(end)
+        if not found or not closed:
+            raise ValueError(f"{page} has no lines {start!r} and {end!r}")
+        text = before + start + "\n" + "\n".join(lines()) + "\n" + end + after
+    return text
+
+
+# -- topic settings -----------------------------------------------------------------------
+
+
+def _topic_settings() -> Iterator[str]:
+    yield "| setting | option | default | change later | |\n| --- | --- | --- | --- | --- |"
+    for name, item in TOPIC_SETTINGS.items():
+        option = f"`{item.set_by}`" if item.set_by else f"`{flag(item)}`"
+        cells = (f"`{name}`", option, _default(item), _change(item), _text(item.declaration.help))
+        yield f"| {' | '.join(cells)} |"
+
+
+def _default(item: Setting[Any, Any]) -> str:
+    if item.default in (None, "", ()) or item.default == {}:
+        return ""
+    return f"`{str(simple(item.default)).lower()}`"
+
+
+def _change(item: Setting[Any, Any]) -> str:
+    if item.is_fixed:
+        return "no"
+    return "on only" if isinstance(item.change, OneWay) else "yes"
+
+
+# -- commands -----------------------------------------------------------------------------
 
 
 def _reference() -> Iterator[str]:
@@ -75,6 +112,12 @@ def _line(command: Any) -> str:
 def _text(text: str | None) -> str:
     flat = re.sub(r"\s+", " ", text or "").strip()
     return flat.replace("|", "\\|").replace("<", "&lt;")
+
+
+Part = Callable[[], Iterator[str]]
+PAGES: dict[Path, Mapping[str, Part]] = {
+    DOCS / "CLI.md": {"topic settings": _topic_settings, "reference": _reference},
+}
 
 
 if __name__ == "__main__":

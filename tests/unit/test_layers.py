@@ -13,7 +13,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "millstream"
 
-FOUNDATION = {"errors", "settings", "deadline", "lazy"}
+FOUNDATION = {"errors", "settings", "deadline", "declared", "lazy"}
 EDGES = {"cli"}
 INNER = {"broker", "wire", "events", "messaging", "schemas", "tables", "spark", "pipelines"}
 
@@ -22,6 +22,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "errors": set(),
     "settings": set(),
     "deadline": set(),
+    "declared": set(),
     "lazy": set(),
     "broker": set(),
     "wire": set(),

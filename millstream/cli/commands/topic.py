@@ -1,12 +1,14 @@
-"""`millstream topic`: make, look at, change, empty and remove topics."""
+"""`millstream topic`: create, show, change, purge and remove topics."""
 
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from millstream.cli.commands import topic_read
-from millstream.cli.options import topic as options
+from millstream.cli.options.groups import grouped
 from millstream.cli.options.reading import TopicArgument
+from millstream.cli.options.topic import ChangedSettings, NewSettings
 from millstream.cli.output import JsonOption, print_json, say
 from millstream.cli.session import ServerOption, YesOption, confirm, run
 from millstream.errors import ConfigError
@@ -18,52 +20,26 @@ if TYPE_CHECKING:
 __all__ = ["app"]
 
 app = typer.Typer(
-    help="Topics: durable logs of events. Make, list, change, read and remove them.",
+    help="Topics: durable logs of events. Create, list, change, read and remove them.",
     no_args_is_help=True,
 )
 
 
 @app.command()
+@grouped
 def create(
-    ctx: typer.Context,
     name: TopicArgument,
-    partitions: Annotated[
-        int | None, typer.Option("--partitions", "-p", help="How many partitions. (default: 1)")
-    ] = None,
-    retention: options.RetentionOption = None,
-    replicas: options.ReplicasOption = None,
-    storage: options.StorageOption = None,
-    compression: options.CompressionOption = None,
-    description: options.DescriptionOption = None,
-    metadata: options.MetadataOption = None,
-    max_age: options.MaxAgeOption = None,
-    max_bytes: options.MaxBytesOption = None,
-    max_messages: options.MaxMessagesOption = None,
-    history: options.HistoryOption = None,
-    max_message_size: options.MaxMessageSizeOption = None,
-    max_subscriptions: options.MaxSubscriptionsOption = None,
-    discard: options.DiscardOption = None,
-    discard_new_per_key: options.DiscardNewPerKeyOption = None,
-    duplicate_window: options.DuplicateWindowOption = None,
-    marker_ttl: options.MarkerTtlOption = None,
-    message_ttl: options.MessageTtlOption = None,
-    deny_delete: options.DenyDeleteOption = None,
-    deny_purge: options.DenyPurgeOption = None,
-    early_ack: options.EarlyAckOption = None,
-    prefix: options.PrefixOption = None,
-    mirror: options.MirrorOption = None,
-    sources: options.SourceOption = None,
+    settings: NewSettings,
     server: ServerOption = None,
     json_: JsonOption = False,
 ) -> None:
-    """Create a topic; nothing happens when it is there with the same settings.
+    """Create a topic; a no-op if it already exists with the same settings.
 
-    With other settings it is an error that says which differ.
+    If it exists with other settings, the error names the differences.
     """
-    values = options.settings_from(ctx.params)
 
     async def work(mill: "Mill") -> "TopicInfo":
-        topic = await mill.create_topic(name, **values)
+        topic = await mill.create_topic(name, **settings)
         return await topic.info()
 
     info = run(work, server)
@@ -104,37 +80,19 @@ def info(name: TopicArgument, server: ServerOption = None, json_: JsonOption = F
 
 
 @app.command()
+@grouped
 def edit(
-    ctx: typer.Context,
     name: TopicArgument,
-    retention: options.RetentionOption = None,
-    replicas: options.ReplicasOption = None,
-    compression: options.CompressionOption = None,
-    description: options.DescriptionOption = None,
-    metadata: options.MetadataOption = None,
-    max_age: options.MaxAgeOption = None,
-    max_bytes: options.MaxBytesOption = None,
-    max_messages: options.MaxMessagesOption = None,
-    history: options.HistoryOption = None,
-    max_message_size: options.MaxMessageSizeOption = None,
-    discard: options.DiscardOption = None,
-    discard_new_per_key: options.DiscardNewPerKeyOption = None,
-    duplicate_window: options.DuplicateWindowOption = None,
-    marker_ttl: options.MarkerTtlOption = None,
-    message_ttl: options.MessageTtlOption = None,
-    deny_delete: options.DenyDeleteOption = None,
-    deny_purge: options.DenyPurgeOption = None,
-    sources: options.SourceOption = None,
+    changes: ChangedSettings,
     server: ServerOption = None,
     json_: JsonOption = False,
 ) -> None:
-    """Change settings of a topic; what is not named stays.
+    """Change settings of a topic; settings that are not given stay as they are.
 
-    What the broker cannot change is an error that says so, and nothing is changed.
+    If the broker cannot make one of the changes, the error says which, and nothing is changed.
     """
     from millstream.cli.views import topic as topic_view
 
-    changes = options.settings_from(ctx.params)
     if not changes:
         raise ConfigError(f"nothing to change in '{name}': give at least one setting")
     found = run(lambda mill: mill.edit_topic(name, **changes), server)
@@ -158,33 +116,42 @@ def remove(name: TopicArgument, yes: YesOption = False, server: ServerOption = N
     say(f"Removed topic '{name}'")
 
 
-@app.command()
-def purge(
-    name: TopicArgument,
+@dataclass(frozen=True, slots=True)
+class _Selection:
+    """The events to remove."""
+
     key: Annotated[
-        str | None, typer.Option("--key", "-k", help="Only plain events of this key.")
-    ] = None,
+        str | None, typer.Option("--key", "-k", help="Only plain events with this key.")
+    ] = None
     subject: Annotated[
         str | None, typer.Option("--subject", help="Only messages on this subject pattern.")
-    ] = None,
+    ] = None
     before: Annotated[
-        int | None, typer.Option("--before", min=1, help="Only those before this offset.")
-    ] = None,
+        int | None, typer.Option("--before", min=1, help="Only events before this offset.")
+    ] = None
     keep: Annotated[
-        int | None, typer.Option("--keep", min=0, help="All but the newest so many.")
-    ] = None,
+        int | None, typer.Option("--keep", min=0, help="All but the newest N of each partition.")
+    ] = None
     partition: Annotated[
         int | None, typer.Option("--partition", "-p", min=0, help="Only in this partition.")
-    ] = None,
+    ] = None
+
+
+@app.command()
+@grouped
+def purge(
+    name: TopicArgument,
+    selection: _Selection,
     yes: YesOption = False,
     server: ServerOption = None,
     json_: JsonOption = False,
 ) -> None:
-    """Remove events of a topic: all, or those that the options name. The topic stays."""
+    """Remove events of a topic: all of them, or those that the options select."""
     from millstream.messaging.topics.admin import Purge
 
-    what = Purge(key=key, subject=subject, before=before, keep=keep, partition=partition)
-    confirm(f"Remove {'' if what == Purge() else 'those '}events of topic '{name}'?", yes)
+    what = Purge(**asdict(selection))
+    which = "all" if what == Purge() else "the selected"
+    confirm(f"Remove {which} events of topic '{name}'?", yes)
 
     async def work(mill: "Mill") -> int:
         return await (await mill.topic(name)).purge(what)

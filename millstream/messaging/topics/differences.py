@@ -1,4 +1,4 @@
-"""How the settings that are wanted differ from those that a topic has. Pure."""
+"""How the settings that are wanted differ from those of an existing topic. Pure."""
 
 from __future__ import annotations
 
@@ -6,32 +6,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from datetime import timedelta
 from enum import StrEnum
-from typing import Any, Final
+from typing import Any
 
 from millstream.errors import TopicConflict
-from millstream.messaging.topics.setting_forms import duration_text
-from millstream.messaging.topics.settings import Origin, Retention, TopicSettings
-from millstream.messaging.topics.stream_config import FEATURES
+from millstream.messaging.topics.choices import Retention
+from millstream.messaging.topics.origin import Origin
+from millstream.messaging.topics.setting_forms import Fixed, OneWay, duration_text
+from millstream.messaging.topics.settings import TOPIC_SETTINGS, TopicSettings
 from millstream.wire.api import ErrorCode
 
 __all__ = ["Difference", "conflict", "differences"]
-
-# Settings that are on for good once they are on, and why.
-_ONE_WAY: Final = {
-    "deny_delete": "events were promised not to be deleted",
-    "deny_purge": "events were promised not to be purged",
-    "message_ttl": "stored events may have a time to live",
-    "schedules": "events may be scheduled",
-}
-_FIXED: Final = {
-    "partitions": (
-        "a key's partition depends on how many there are. Declare a topic of another name with "
-        "as many as needed and replay this one into it"
-    ),
-    "storage": "stored events do not move. Declare a topic of another name with a copy of this one",
-    "early_ack": "the server fixes it at the start. Declare a topic of another name",
-    "prefix": "stored events keep their subjects. Declare a topic of another name",
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +34,7 @@ class Difference:
 
 
 def differences(wanted: TopicSettings, found: TopicSettings) -> list[Difference]:
-    """Every setting of `found` that is not as `wanted`; what was left open is not compared."""
+    """Every setting of `found` that is not as `wanted`; what was not given is not compared."""
     result = []
     for field in fields(TopicSettings):
         name = field.name
@@ -60,7 +44,7 @@ def differences(wanted: TopicSettings, found: TopicSettings) -> list[Difference]
         obstacle = _obstacle(name, ours, theirs)
         how = f"cannot be changed: {obstacle}" if obstacle else f"edit_topic(..., {name}=...)"
         if ours is Retention.INTEREST and obstacle is None:
-            how += "; events that no subscription wants are dropped at once"
+            how += "; events that no subscription wants are dropped immediately"
         result.append(Difference(name, ours, theirs, obstacle is None, how))
     return result
 
@@ -74,7 +58,7 @@ def conflict(topic: str, found: Sequence[Difference], doing: str) -> TopicConfli
 
 
 def _value(settings: TopicSettings, name: str) -> Any:
-    if name in FEATURES:
+    if TOPIC_SETTINGS[name].is_feature:
         return settings.allows(name)
     return settings.window if name == "duplicate_window" else getattr(settings, name)
 
@@ -101,20 +85,19 @@ def _same_origin(wanted: Origin | None, found: Origin | None) -> bool:
 
 
 def _obstacle(name: str, wanted: Any, found: Any) -> str | None:
-    if name in _FIXED:
-        return _FIXED[name]
-    if name in _ONE_WAY and found and not wanted:
-        return _ONE_WAY[name]
+    if name == "mirror" and found is not None and wanted is None:
+        return "promote_topic(...) makes it a topic of its own"
+    match TOPIC_SETTINGS[name].change:
+        case Fixed(why):
+            return why
+        case OneWay(why) if found and not wanted:
+            return why
     if name == "wire_format" and found is not None:
         return "stored events are encoded in it. Give the schema, or declare another topic"
     if name == "retention" and Retention.WORK_QUEUE in (wanted, found):
-        return "a work queue cannot become another topic, nor the other way round"
+        return "a work queue cannot become another topic, and no other topic a work queue"
     if name == "sources" and not found:
-        return "it takes events of its own. Declare a topic of another name with these sources"
-    if name == "mirror":
-        if found is not None and wanted is None:
-            return "promote_topic(...) makes it a topic of its own"
-        return "it would mix the offsets of two origins. Declare a topic of another name"
+        return "events are published to it. Declare a topic of another name with these sources"
     return None
 
 

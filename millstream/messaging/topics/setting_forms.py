@@ -1,27 +1,37 @@
-"""How settings may be written, and the one form in which they are held. Pure."""
+"""How settings are written, converted and checked, and how one is declared. Pure."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import fields
+from dataclasses import dataclass, fields
 from datetime import timedelta
 from enum import StrEnum
-from typing import Any, TypeVar
+from typing import Any, Generic, TypeVar, overload
 
+from millstream.declared import Declaration, Form
 from millstream.errors import ConfigError
 from millstream.settings import parse_duration, parse_size
 
 __all__ = [
     "Duration",
+    "Fixed",
     "FrozenMetadata",
+    "Kind",
+    "OneWay",
+    "Setting",
     "Size",
     "choice",
+    "duration",
     "duration_text",
+    "number",
+    "number_fault",
     "read_duration",
     "read_metadata",
-    "read_size",
     "short_repr",
+    "size",
+    "switch",
+    "text",
 ]
 
 Duration = str | float | timedelta  # "7d", seconds, or a timedelta
@@ -29,7 +39,7 @@ Size = str | int  # "10GiB" or bytes
 
 
 class FrozenMetadata(Mapping[str, str]):
-    """A mapping of texts that cannot be changed and can be hashed."""
+    """An immutable, hashable mapping of strings."""
 
     __slots__ = ("_items",)
 
@@ -53,7 +63,7 @@ class FrozenMetadata(Mapping[str, str]):
 
 
 def read_duration(name: str, value: Duration | None) -> timedelta | None:
-    """The duration that a setting was given as."""
+    """A duration, however it was given."""
     if value is None:
         return None
     if isinstance(value, timedelta):
@@ -69,7 +79,7 @@ def read_duration(name: str, value: Duration | None) -> timedelta | None:
 
 
 def read_size(name: str, value: Size | None) -> int | None:
-    """The bytes that a setting was given as."""
+    """A number of bytes, however it was given."""
     if value is None:
         return None
     try:
@@ -80,30 +90,180 @@ def read_size(name: str, value: Size | None) -> int | None:
         ) from error
 
 
-Choice = TypeVar("Choice", bound=StrEnum)
+def read_metadata(name: str, value: Mapping[str, str]) -> FrozenMetadata:
+    """Metadata that cannot be changed any more."""
+    if not isinstance(value, Mapping):
+        raise ConfigError(f"{name}: give a mapping of strings, not {value!r}")
+    for key, text in value.items():
+        if not isinstance(key, str) or not isinstance(text, str) or not key:
+            raise ConfigError(f"{name}: {key!r}: {text!r} must both be strings")
+    return FrozenMetadata(value)
 
 
-def choice(kind: type[Choice]) -> Callable[[str, Choice | str], Choice]:
-    """A reader of one of an enumeration's values; case and the joints between words are free."""
+# -- kinds of settings --------------------------------------------------------------------
 
-    def read(name: str, value: Choice | str) -> Choice:
+
+def _unchanged(name: str, value: Any) -> Any:
+    return value
+
+
+def _no_fault(value: Any) -> str | None:
+    return None
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """Which values a setting takes: how they are written, converted and checked."""
+
+    form: Form
+    read: Callable[[str, Any], Any] = _unchanged  # name and value as given -> value as held
+    fault: Callable[[Any], str | None] = _no_fault  # what is wrong with a value, or None
+    choices: tuple[str, ...] = ()
+
+
+def number_fault(value: object, most: int | None = None) -> str | None:
+    """What is wrong with a number that must be 1 or more."""
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        return f"{value!r} is not a whole number of 1 or more"
+    if most is not None and value > most:
+        return f"{value:,} is more than the maximum of {most:,}"
+    return None
+
+
+def number(most: int | None = None) -> Kind:
+    """A whole number of 1 or more."""
+    return Kind(Form.NUMBER, fault=lambda value: number_fault(value, most))
+
+
+def size(most: int | None = None) -> Kind:
+    """A number of bytes, written as a number or as "10GiB"."""
+    return Kind(Form.SIZE, read_size, lambda value: number_fault(value, most))
+
+
+def duration(shortest: timedelta) -> Kind:
+    """A time span, written as "7d", in seconds or as a timedelta."""
+
+    def fault(value: timedelta) -> str | None:
+        if value >= shortest:
+            return None
+        return f"{duration_text(value)} is below the minimum of {duration_text(shortest)}"
+
+    return Kind(Form.DURATION, read_duration, fault)
+
+
+def choice(kind: type[StrEnum]) -> Kind:
+    """A member of an enumeration; upper case, spaces, "-" and "_" make no difference."""
+
+    def read(name: str, value: StrEnum | str) -> StrEnum:
         try:
             return kind(re.sub(r"[ _-]", "", str(value)).lower())
         except ValueError:
-            known = ", ".join(kind)
-            raise ConfigError(f"{name}: {value!r} is not one of {known}") from None
+            raise ConfigError(f"{name}: {value!r} is not one of {', '.join(kind)}") from None
 
-    return read
+    return Kind(Form.CHOICE, read, choices=tuple(kind))
 
 
-def read_metadata(name: str, value: Mapping[str, str]) -> FrozenMetadata:
-    """The mapping that a setting was given as."""
-    if not isinstance(value, Mapping):
-        raise ConfigError(f"{name}: give a mapping of texts, not {value!r}")
-    for key, text in value.items():
-        if not isinstance(key, str) or not isinstance(text, str) or not key:
-            raise ConfigError(f"{name}: {key!r}: {text!r} must both be texts")
-    return FrozenMetadata(value)
+def switch() -> Kind:
+    """True or False."""
+
+    def fault(value: object) -> str | None:
+        return None if isinstance(value, bool) else f"{value!r} is not True or False"
+
+    return Kind(Form.SWITCH, fault=fault)
+
+
+def text(check: Callable[[str], str | None] = _no_fault, choices: tuple[str, ...] = ()) -> Kind:
+    """A string that passes a check, or one of a few."""
+
+    def fault(value: object) -> str | None:
+        if not isinstance(value, str):
+            return f"{value!r} is not a string"
+        if choices and value not in choices:
+            return f"{value!r} is not one of {', '.join(choices)}"
+        return check(value)
+
+    return Kind(Form.CHOICE if choices else Form.TEXT, fault=fault, choices=choices)
+
+
+# -- the declaration of a setting ---------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Fixed:
+    """A setting that cannot be changed after the topic was created."""
+
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class OneWay:
+    """A switch that can be turned on later, but never off."""
+
+    why: str
+
+
+Given = TypeVar("Given")
+Held = TypeVar("Held")
+
+
+class Setting(Generic[Given, Held]):
+    """One setting, declared once: a field of a frozen dataclass with everything about it.
+
+    A value is converted when it is assigned. Options of commands, the stream configuration and
+    the documentation are derived from the declaration.
+    """
+
+    def __init__(
+        self,
+        default: Held,
+        kind: Kind,
+        help: str,
+        *,
+        group: str = "",
+        flags: tuple[str, ...] = (),
+        stream_key: str = "",
+        change: Fixed | OneWay | None = None,
+        set_by: str = "",
+    ) -> None:
+        self.default, self.kind = default, kind
+        metavar = "|".join(kind.choices)
+        self.declaration = Declaration(help, kind.form, group, flags, metavar)
+        self.stream_key = stream_key  # of the JetStream stream configuration, if it is one value
+        self.change = change
+        self.set_by = set_by  # the command that sets it, if `topic create` has no option for it
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self.name = name
+
+    @overload
+    def __get__(self, instance: None, owner: type) -> Held: ...
+    @overload
+    def __get__(self, instance: object, owner: type) -> Held: ...
+    def __get__(self, instance: object | None, owner: type) -> Held:
+        return self.default if instance is None else instance.__dict__[self.name]
+
+    def __set__(self, instance: object, value: Given) -> None:
+        instance.__dict__[self.name] = self.kind.read(self.name, value)
+
+    def fault(self, value: Held) -> str | None:
+        """What is wrong with a value, on its own, or None."""
+        if value is None and self.default is None:
+            return None
+        found = self.kind.fault(value)
+        return None if found is None else f"{self.name}: {found}"
+
+    @property
+    def is_feature(self) -> bool:
+        """Whether it is a switch that is on by default wherever the server allows it."""
+        return self.kind.form is Form.SWITCH and self.default is None
+
+    @property
+    def is_fixed(self) -> bool:
+        """Whether it cannot be changed after the topic was created."""
+        return isinstance(self.change, Fixed)
+
+
+# -- texts --------------------------------------------------------------------------------
 
 
 def duration_text(time: timedelta) -> str:
@@ -123,7 +283,7 @@ def duration_text(time: timedelta) -> str:
 
 
 def short_repr(value: Any) -> str:
-    """A dataclass written with only what differs from the defaults, in the form it is given in."""
+    """A dataclass with only the fields that differ from their defaults, as they may be given."""
     shown = [
         f"{field.name}={_plain(getattr(value, field.name))!r}"
         for field in fields(value)

@@ -1,37 +1,62 @@
-"""What a topic is told to be: frozen values, checked when they are made. Pure.
+"""Topic settings: frozen values, checked when they are created. Pure.
 
     TopicSettings(partitions=4, max_age="7d", max_bytes="10GiB")
     TopicSettings(retention="workqueue", discard="new", max_messages=100_000)
     TopicSettings(mirror=Origin("orders", domain="edge"))
 
-`topic_config.py` turns them into JetStream stream configurations and back.
+Each setting is declared once, as a field of `TopicSettings`. The options of `millstream topic
+create` and `edit` and the table in docs/CLI.md come from the declaration. `stream_config.py` turns
+settings into JetStream stream configurations and back: a setting that is one value there names its
+`stream_key` and needs nothing else.
 """
 
 from __future__ import annotations
 
 import math
-import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
-from datetime import datetime, timedelta
-from enum import StrEnum
-from typing import Any, Final, Generic, Self, TypeVar, overload
+from datetime import timedelta
+from typing import Any, Final, Self
 
+from millstream.declared import Form
 from millstream.errors import ConfigError
-from millstream.events.subject import check_subject
+from millstream.messaging.topics.choices import Compression, Discard, Retention, Storage
+from millstream.messaging.topics.origin import (
+    PARTITIONS_MAX,
+    Origin,
+    read_origin,
+    read_origins,
+)
 from millstream.messaging.topics.setting_forms import (
     Duration,
+    Fixed,
     FrozenMetadata,
+    Kind,
+    OneWay,
+    Setting,
     Size,
     choice,
+    duration,
     duration_text,
+    number,
     read_duration,
     read_metadata,
-    read_size,
     short_repr,
+    size,
+    switch,
+    text,
+)
+from millstream.messaging.topics.setting_rules import (
+    RESERVED_METADATA,
+    combination_faults,
+    description_fault,
+    metadata_fault,
+    prefix_fault,
 )
 
 __all__ = [
+    "RESERVED_METADATA",
+    "TOPIC_SETTINGS",
     "Compression",
     "Discard",
     "Origin",
@@ -40,186 +65,237 @@ __all__ = [
     "TopicSettings",
 ]
 
+# Headings of the options.
+LIMITS: Final = "Limits (of each partition; 'none' for no limit)"
+RULES: Final = "Rules"
+COPIES: Final = "Copies of other topics"
 
 DEFAULT_DUPLICATE_WINDOW: Final = timedelta(minutes=2)  # the server's own
-# A partition is a stream with its own files and threads; thousands of them make a start slow.
-PARTITIONS_MAX: Final = 1024
-SOURCES_MAX: Final = 256  # each is a consumer at its origin that this topic keeps running
-DESCRIPTION_BYTES_MAX: Final = 4096  # the server's own
-METADATA_BYTES_MAX: Final = 120 * 1024  # the server takes 128 KiB; the rest is for our own keys
-_COUNTS_MAX: Final = {
-    "partitions": PARTITIONS_MAX,
-    "replicas": 5,  # the server's own
-    "max_message_size": 2**31 - 1,  # the server keeps it in 32 bits
-}
 WIRE_FORMATS: Final = ("avro", "json", "protobuf")
 _SHORTEST: Final = timedelta(milliseconds=100)  # the server's own, for age and duplicate window
 _SHORTEST_TTL: Final = timedelta(seconds=1)
 
-# Metadata keys that say what the streams are to each other; only Millstream writes them.
-_OWN: Final = (
-    *("version", "topic", "partition", "partitions"),
-    *("prefix", "origins", "format", "guarded"),
-)
-RESERVED_METADATA: Final = frozenset(f"millstream.{key}" for key in _OWN)
-
-
-class Retention(StrEnum):
-    """How long an event is kept: to the limits, while a subscription wants it, or until taken."""
-
-    LIMITS = "limits"
-    INTEREST = "interest"
-    WORK_QUEUE = "workqueue"
-
-
-class Storage(StrEnum):
-    """Where events are kept."""
-
-    FILE = "file"
-    MEMORY = "memory"
-
-
-class Discard(StrEnum):
-    """What gives way at a limit: the oldest event, or the new one (LimitReached)."""
-
-    OLD = "old"
-    NEW = "new"
-
-
-class Compression(StrEnum):
-    """How files are compressed."""
-
-    NONE = "none"
-    S2 = "s2"
-
-
-@dataclass(frozen=True, slots=True)
-class Origin:
-    """A topic (or any JetStream stream) that another one copies from.
-
-    What is not known about it is looked up when the copy is declared; give `partitions` (and
-    `prefix` or `foreign` if they apply) to declare a copy of a topic that cannot be seen yet.
-    """
-
-    topic: str
-    domain: str | None = None  # JetStream domain beyond a leaf node; None: the same
-    start: int | datetime | None = None  # first offset or time to copy; None: everything
-    filter: str | None = None  # pattern of what follows the prefix, so a key's token
-    partitions: int | None = None  # None: looked up
-    prefix: str | None = None  # what the subjects begin with; None: the name
-    foreign: bool = False  # not a Millstream topic: subjects are kept, `filter` is a whole one
-
-    def __post_init__(self) -> None:
-        for what, name in (("topic", self.topic), ("domain", self.domain)):
-            if name is not None and not re.fullmatch(r"[^\s.*>/\\]{1,255}", name):
-                raise ConfigError(f"origin: {name!r} cannot be the name of a {what}")
-        if self.filter is not None:
-            check_subject(self.filter, wildcards=True)
-        if self.prefix is not None:
-            check_subject(self.prefix, wildcards=False)
-        if self.partitions is not None:
-            _check_count("origin: partitions", self.partitions, PARTITIONS_MAX)
-        if self.foreign and self.partitions not in (None, 1):
-            raise ConfigError("origin: a stream that is not a topic has one partition")
-        if isinstance(self.start, datetime):
-            if self.start.tzinfo is None:
-                raise ConfigError(f"origin: the start time {self.start} needs a time zone")
-        elif self.start is not None and (isinstance(self.start, bool) or self.start < 1):
-            raise ConfigError(f"origin: offsets begin at 1, so start cannot be {self.start!r}")
-
-    def __repr__(self) -> str:
-        return short_repr(self)
-
-
-Given = TypeVar("Given")
-Held = TypeVar("Held")
-
-
-class _Setting(Generic[Given, Held]):
-    """A field of a frozen dataclass that is given in one of several forms and held in one."""
-
-    def __init__(self, default: Held, read: Callable[[str, Given], Held]) -> None:
-        self.default, self.read = default, read
-
-    def __set_name__(self, owner: type, name: str) -> None:
-        self.name = name
-
-    @overload
-    def __get__(self, instance: None, owner: type) -> Held: ...
-    @overload
-    def __get__(self, instance: object, owner: type) -> Held: ...
-    def __get__(self, instance: object | None, owner: type) -> Held:
-        return self.default if instance is None else instance.__dict__[self.name]
-
-    def __set__(self, instance: object, value: Given) -> None:
-        instance.__dict__[self.name] = self.read(self.name, value)
-
-
-def _origin(name: str, value: Origin | str | None) -> Origin | None:
-    if value is None or isinstance(value, Origin):
-        return value
-    if isinstance(value, str):
-        return Origin(value)
-    raise ConfigError(f"{name}: give the name of a topic or an Origin, not {value!r}")
-
-
-def _origins(name: str, value: Sequence[Origin | str]) -> tuple[Origin, ...]:
-    if isinstance(value, str | Origin):
-        raise ConfigError(f"{name}: give a list of topics, not one")
-    origins = (_origin(name, item) for item in value)
-    return tuple(origin for origin in origins if origin is not None)
-
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class TopicSettings:
-    """How a topic keeps its events. Limits hold for each partition, as in other logs.
+    """How a topic stores its events. Limits apply to each partition.
 
     Durations are given as "7d", seconds or timedelta and held as timedelta; sizes as "10GiB" or
-    bytes and held as bytes. A combination that the broker would refuse, or accept and not keep,
+    bytes and held as bytes. A combination that the broker would reject, or accept and not honor,
     raises ConfigError here.
     """
 
-    partitions: int = 1
-    retention: _Setting[Retention | str, Retention] = _Setting(Retention.LIMITS, choice(Retention))
-    max_age: _Setting[Duration | None, timedelta | None] = _Setting(None, read_duration)
-    max_bytes: _Setting[Size | None, int | None] = _Setting(None, read_size)
-    max_messages: int | None = None  # an event is a message; a pack of many is one as well
-    # Newest events kept of each key. Only for plain events: a pack is no key's own, so a topic
-    # with a history takes no packs (`takes_packs`).
-    history: int | None = None
-    max_message_size: _Setting[Size | None, int | None] = _Setting(None, read_size)
-    discard: _Setting[Discard | str, Discard] = _Setting(Discard.OLD, choice(Discard))
-    discard_new_per_key: bool = False  # with `history`: a full key refuses its next event
-    storage: _Setting[Storage | str, Storage] = _Setting(Storage.FILE, choice(Storage))
-    compression: _Setting[Compression | str, Compression] = _Setting(
-        Compression.NONE, choice(Compression)
+    partitions: Setting[int, int] = Setting(
+        1,
+        number(PARTITIONS_MAX),
+        "Number of partitions.",
+        flags=("--partitions", "-p"),
+        change=Fixed(
+            "a key's partition depends on how many there are. Declare a topic of another name with "
+            "as many as needed and replay this one into it"
+        ),
     )
-    replicas: int = 1
-    # Within it a second event of the same id is not stored. None: two minutes, or max_age if that
-    # is shorter; for a topic with sources, none, because two origins may use the same id.
-    duplicate_window: _Setting[Duration | None, timedelta | None] = _Setting(None, read_duration)
-    # When a key's last event expires, a marker says so for this long; needs history=1.
-    marker_ttl: _Setting[Duration | None, timedelta | None] = _Setting(None, read_duration)
-    mirror: _Setting[Origin | str | None, Origin | None] = _Setting(None, _origin)
-    sources: _Setting[Sequence[Origin | str], tuple[Origin, ...]] = _Setting((), _origins)
-    deny_delete: bool = False  # no single event can be deleted; cannot be taken back
-    deny_purge: bool = False  # nothing can be purged; cannot be taken back
-    early_ack: bool = False  # ack before the event is written: a killed broker loses acked events
-    prefix: str | None = None  # what the subjects begin with; None: the topic's name
-    # Single events of a topic with a schema are in this format: avro, json or protobuf; None: the
-    # topic has no schema. Set by declaring a schema.
-    wire_format: str | None = None
-    guarded: bool = False  # clients of other languages publish through a guard that checks them
-    max_subscriptions: int | None = None  # None: 100,000, or what the account allows
-    # What the server may do with the topic's messages. None: whatever it can, given the rest.
-    message_ttl: bool | None = None  # an event may bring its own time to live
-    atomic: bool | None = None  # several events at once, all or nothing
-    direct: bool | None = None  # reads that need not pass through the leader
-    rollup: bool | None = None  # an event may replace all earlier ones of its key
-    schedules: bool | None = None  # events that appear later
-    description: str = ""
-    metadata: _Setting[Mapping[str, str], FrozenMetadata] = _Setting(
-        FrozenMetadata(), read_metadata
+    retention: Setting[Retention | str, Retention] = Setting(
+        Retention.LIMITS,
+        choice(Retention),
+        "How long events are kept: limits (until a limit is reached), interest (while a "
+        "subscription has not acked them) or workqueue (until one subscription has acked them).",
+        stream_key="retention",
+    )
+    max_age: Setting[Duration | None, timedelta | None] = Setting(
+        None,
+        duration(_SHORTEST),
+        "Maximum age of an event, such as 7d.",
+        group=LIMITS,
+        stream_key="max_age",
+    )
+    max_bytes: Setting[Size | None, int | None] = Setting(
+        None,
+        size(),
+        "Maximum size of the stored events, such as 10GiB.",
+        group=LIMITS,
+        stream_key="max_bytes",
+    )
+    max_messages: Setting[int | None, int | None] = Setting(
+        None,
+        number(),
+        "Maximum number of messages; a pack of many events is one message.",
+        group=LIMITS,
+        stream_key="max_msgs",
+    )
+    # Only for plain events: a pack belongs to no single key, so a topic with a history takes no
+    # packs (`takes_packs`).
+    history: Setting[int | None, int | None] = Setting(
+        None,
+        number(),
+        "Number of newest events to keep of each key.",
+        group=LIMITS,
+        stream_key="max_msgs_per_subject",
+    )
+    # The server keeps it in 32 bits.
+    max_message_size: Setting[Size | None, int | None] = Setting(
+        None,
+        size(2**31 - 1),
+        "Maximum size of one message.",
+        group=LIMITS,
+        stream_key="max_msg_size",
+    )
+    discard: Setting[Discard | str, Discard] = Setting(
+        Discard.OLD,
+        choice(Discard),
+        "At a limit: old drops the oldest event, new rejects the publish.",
+        group=LIMITS,
+        stream_key="discard",
+    )
+    discard_new_per_key: Setting[bool, bool] = Setting(
+        False,
+        switch(),
+        "Reject an event whose key has a full history (needs discard new and a history).",
+        group=LIMITS,
+        stream_key="discard_new_per_subject",
+    )
+    storage: Setting[Storage | str, Storage] = Setting(
+        Storage.FILE,
+        choice(Storage),
+        "Where events are stored.",
+        stream_key="storage",
+        change=Fixed(
+            "stored events do not move. Declare a topic of another name with a copy of this one"
+        ),
+    )
+    compression: Setting[Compression | str, Compression] = Setting(
+        Compression.NONE,
+        choice(Compression),
+        "Compression of the files.",
+        stream_key="compression",
+    )
+    replicas: Setting[int, int] = Setting(
+        1,
+        number(5),
+        "Number of nodes that store each partition, 1 to 5.",
+        stream_key="num_replicas",
+    )
+    # None: two minutes, or max_age if that is shorter; none for a topic with sources, because two
+    # origins may use the same id.
+    duplicate_window: Setting[Duration | None, timedelta | None] = Setting(
+        None,
+        duration(_SHORTEST),
+        "How long a second event with the same id is recognized and not stored. (default: 2m)",
+        group=RULES,
+    )
+    marker_ttl: Setting[Duration | None, timedelta | None] = Setting(
+        None,
+        duration(_SHORTEST_TTL),
+        "How long a marker reports that the last event of a key expired (needs history 1).",
+        group=RULES,
+        stream_key="subject_delete_marker_ttl",
+    )
+    mirror: Setting[Origin | str | None, Origin | None] = Setting(
+        None,
+        Kind(Form.ORIGIN, read_origin),
+        "Make an exact copy of this topic.",
+        group=COPIES,
+        change=Fixed("it would mix the offsets of two origins. Declare a topic of another name"),
+    )
+    sources: Setting[Sequence[Origin | str], tuple[Origin, ...]] = Setting(
+        (),
+        Kind(Form.ORIGINS, read_origins),
+        "Collect the events of this topic; repeat it for more.",
+        group=COPIES,
+        flags=("--source",),
+    )
+    deny_delete: Setting[bool, bool] = Setting(
+        False,
+        switch(),
+        "Permanently forbid deleting single events (cannot be undone).",
+        group=RULES,
+        stream_key="deny_delete",
+        change=OneWay("events were promised not to be deleted"),
+    )
+    deny_purge: Setting[bool, bool] = Setting(
+        False,
+        switch(),
+        "Permanently forbid purging events (cannot be undone).",
+        group=RULES,
+        stream_key="deny_purge",
+        change=OneWay("events were promised not to be purged"),
+    )
+    early_ack: Setting[bool, bool] = Setting(
+        False,
+        switch(),
+        "Ack before the event is written: faster, but a killed broker loses acked events.",
+        group=RULES,
+        change=Fixed("the server fixes it at the start. Declare a topic of another name"),
+    )
+    prefix: Setting[str | None, str | None] = Setting(
+        None,
+        text(prefix_fault),
+        "What the subjects start with. (default: the name of the topic)",
+        group=RULES,
+        change=Fixed("stored events keep their subjects. Declare a topic of another name"),
+    )
+    wire_format: Setting[str | None, str | None] = Setting(
+        None,
+        text(choices=WIRE_FORMATS),
+        "Format of the single events of a topic with a schema.",
+        set_by="millstream schema register",
+    )
+    guarded: Setting[bool, bool] = Setting(
+        False,
+        switch(),
+        "Whether clients of other languages publish through a guard that checks their events.",
+        set_by="millstream guard --declare",
+    )
+    max_subscriptions: Setting[int | None, int | None] = Setting(
+        None,
+        number(),
+        "Maximum number of subscriptions. (default: 100,000, or what the account allows)",
+        group=LIMITS,
+    )
+    message_ttl: Setting[bool | None, bool | None] = Setting(
+        None,
+        switch(),
+        "Allow events with their own time to live. (default: on)",
+        group=RULES,
+        stream_key="allow_msg_ttl",
+        change=OneWay("stored events may have a time to live"),
+    )
+    atomic: Setting[bool | None, bool | None] = Setting(
+        None,
+        switch(),
+        "Allow storing several events together, all or none. (default: on if possible)",
+        group=RULES,
+        stream_key="allow_atomic",
+    )
+    direct: Setting[bool | None, bool | None] = Setting(
+        None,
+        switch(),
+        "Allow reads from any replica, not only from the leader. (default: on)",
+        group=RULES,
+        stream_key="allow_direct",
+    )
+    rollup: Setting[bool | None, bool | None] = Setting(
+        None,
+        switch(),
+        "Allow an event to replace all earlier ones of its key. (default: on if possible)",
+        group=RULES,
+        stream_key="allow_rollup_hdrs",
+    )
+    schedules: Setting[bool | None, bool | None] = Setting(
+        None,
+        switch(),
+        "Allow events that are delivered at a later time. (default: on if possible)",
+        group=RULES,
+        stream_key="allow_msg_schedules",
+        change=OneWay("events may be scheduled"),
+    )
+    description: Setting[str, str] = Setting(
+        "", text(description_fault), "What the topic is for.", stream_key="description"
+    )
+    metadata: Setting[Mapping[str, str], FrozenMetadata] = Setting(
+        FrozenMetadata(),
+        Kind(Form.PAIRS, read_metadata, metadata_fault),
+        "A name and a text stored with the topic; repeat it for more.",
     )
 
     def __post_init__(self) -> None:
@@ -234,7 +310,7 @@ class TopicSettings:
 
     @classmethod
     def unchecked(cls, values: Mapping[str, Any]) -> Self:
-        """Settings that describe a stream as it is, whatever this class would say of them."""
+        """Settings that describe an existing stream, without checks."""
         settings = cls.__new__(cls)
         known = {field.name: field.default for field in fields(cls)}
         unknown = values.keys() - known.keys()
@@ -247,7 +323,7 @@ class TopicSettings:
         return settings
 
     def changed(self, changes: Mapping[str, Any], *, check: bool = True) -> Self:
-        """These settings with some of them changed; faults that were there before are let be."""
+        """These settings with some of them changed; faults that existed before are accepted."""
         current = {field.name: getattr(self, field.name) for field in fields(self)}
         settings = self.unchecked({**current, **changes})
         before = self.faults() if check else ()
@@ -260,7 +336,7 @@ class TopicSettings:
 
     @property
     def is_copy(self) -> bool:
-        """Whether events come from other topics; such a topic takes none of its own."""
+        """Whether events come from other topics; nothing can be published to such a topic."""
         return self.mirror is not None or bool(self.sources)
 
     @property
@@ -270,13 +346,13 @@ class TopicSettings:
 
     @property
     def window(self) -> timedelta | None:
-        """The duplicate window that holds; None: duplicates are not looked for."""
+        """The duplicate window in effect; None: duplicates are not detected."""
         if self.duplicate_window is not None or self.is_copy:
             return self.duplicate_window
         return min(self.max_age or DEFAULT_DUPLICATE_WINDOW, DEFAULT_DUPLICATE_WINDOW)
 
     def subject_prefix(self, name: str) -> str | None:
-        """What the subjects of this topic begin with; None: not laid out by Millstream."""
+        """What the subjects of this topic start with; None: not laid out by Millstream."""
         if self.mirror is None:
             return self.prefix or name
         return None if self.mirror.foreign else self.mirror.prefix or self.mirror.topic
@@ -292,12 +368,12 @@ class TopicSettings:
             "message_ttl": (),
             "direct": (),
             "atomic": (
-                (self.is_copy, "a copy takes no events of its own"),
+                (self.is_copy, "nothing can be published to a copy"),
                 (self.early_ack, "early_ack excludes it"),
             ),
             "rollup": ((self.deny_purge, "deny_purge excludes it"),),
             "schedules": (
-                (self.is_copy, "a copy takes no events of its own"),
+                (self.is_copy, "nothing can be published to a copy"),
                 (self.discard is Discard.NEW, "discard 'new' excludes it"),
                 (self.deny_purge, "deny_purge excludes it"),
                 (self.rollup is False, "it needs rollup"),
@@ -306,12 +382,12 @@ class TopicSettings:
         return next((why for holds, why in obstacles[feature] if holds), None)
 
     def ttl_text(self, ttl: Duration) -> str:
-        """The value of the header `Nats-TTL`; a time to live that would not be kept is refused."""
+        """The value of the header `Nats-TTL`; one that would not be honored is refused."""
         time = read_duration("ttl", ttl) or timedelta(0)
         if not self.allows("message_ttl"):
-            raise ConfigError("this topic does not let events bring a ttl: set message_ttl")
+            raise ConfigError("this topic does not allow events with a ttl: set message_ttl")
         if time < _SHORTEST_TTL:
-            raise ConfigError(f"ttl: {ttl!r} is below one second, the shortest there is")
+            raise ConfigError(f"ttl: {ttl!r} is below the minimum of one second")
         if self.max_age is not None and time > self.max_age:
             raise ConfigError(
                 f"ttl: {ttl!r} is longer than the topic's max_age, {duration_text(self.max_age)}, "
@@ -319,141 +395,22 @@ class TopicSettings:
             )
         return f"{math.ceil(time.total_seconds())}s"
 
-    # -- what cannot be -------------------------------------------------------------------
+    # -- checks --------------------------------------------------------------------------
 
     def faults(self) -> list[str]:
-        """Everything that is wrong with these settings, in words."""
-        found = list(_type_faults(self))
+        """Everything that is wrong with these settings, as sentences."""
+        alone = (setting.fault(getattr(self, name)) for name, setting in TOPIC_SETTINGS.items())
+        found = [fault for fault in alone if fault is not None]
         if found:
             return found
-        found = [*_limit_faults(self), *_copy_faults(self)]
-        for feature in ("message_ttl", "atomic", "direct", "rollup", "schedules"):
-            why = self.obstacle(feature)
-            if getattr(self, feature) and why is not None:
-                found.append(f"{feature}: {why}")
-        return [*found, *_text_faults(self)]
+        found = list(combination_faults(self))
+        for name, setting in TOPIC_SETTINGS.items():
+            why = self.obstacle(name) if setting.is_feature and getattr(self, name) else None
+            if why is not None:
+                found.append(f"{name}: {why}")
+        return found
 
 
-def _check_count(name: str, value: object, most: int | None = None) -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise ConfigError(f"{name}: {value!r} is not a number of 1 or more")
-    if most is not None and value > most:
-        raise ConfigError(f"{name}: {value:,} is more than the {most:,} there may be")
-
-
-def _type_faults(it: TopicSettings) -> Iterator[str]:
-    """Values that are not of their kind or out of their range, each looked at alone."""
-    for field in fields(it):
-        kind, value = str(field.type), getattr(it, field.name)
-        if value is None and field.default is None:
-            continue
-        if kind.startswith("bool") and not isinstance(value, bool):
-            yield f"{field.name}: {value!r} is not True or False"
-        if kind.startswith("str") and not isinstance(value, str):
-            yield f"{field.name}: {value!r} is not a text"
-        if kind.startswith(("int", "_Setting[Size")):
-            try:
-                _check_count(field.name, value, _COUNTS_MAX.get(field.name))
-            except ConfigError as error:
-                yield str(error)
-    for name, time in (("max_age", it.max_age), ("duplicate_window", it.duplicate_window)):
-        if time is not None and time < _SHORTEST:
-            yield f"{name}: {duration_text(time)} is below 100ms, the shortest there is"
-
-
-def _limit_faults(it: TopicSettings) -> Iterator[str]:
-    """Settings that exclude each other, or that would do nothing."""
-    if it.duplicate_window and it.max_age and it.duplicate_window > it.max_age:
-        yield (
-            f"duplicate_window: {duration_text(it.duplicate_window)} is longer than max_age, "
-            f"{duration_text(it.max_age)}; an id is forgotten with its event"
-        )
-    limited = it.max_messages or it.max_bytes or it.discard_new_per_key
-    if it.discard is Discard.NEW and not limited:
-        yield (
-            "discard: 'new' refuses events at a limit, and there is none. Give max_messages, "
-            "max_bytes, or history with discard_new_per_key"
-        )
-    if it.discard_new_per_key and (it.discard is not Discard.NEW or it.history is None):
-        yield "discard_new_per_key: needs discard='new' and a history"
-    if it.compression is not Compression.NONE and it.storage is Storage.MEMORY:
-        yield "compression: is of files, and storage is 'memory'"
-    if it.early_ack and it.storage is not Storage.FILE:
-        yield "early_ack: is about files, and storage is 'memory'"
-    if it.early_ack and it.replicas > 1:
-        yield "early_ack: excludes replicas, which acknowledge what a majority has"
-    if it.marker_ttl is not None:
-        yield from _marker_faults(it, it.marker_ttl)
-
-
-def _marker_faults(it: TopicSettings, ttl: timedelta) -> Iterator[str]:
-    if ttl < _SHORTEST_TTL:
-        yield f"marker_ttl: {duration_text(ttl)} is below one second, the shortest there is"
-    if it.history != 1:
-        yield (
-            "marker_ttl: needs history=1; with a longer history the server would raise every "
-            "shorter time to live to that of the markers"
-        )
-    if not it.allows("message_ttl") or not it.allows("rollup"):
-        yield "marker_ttl: needs message_ttl and rollup, which deny_purge excludes"
-    if it.mirror is not None:
-        yield "marker_ttl: a mirror has the offsets of its origin, so it cannot add markers"
-
-
-def _copy_faults(it: TopicSettings) -> Iterator[str]:
-    if it.mirror is not None and it.sources:
-        yield "mirror and sources: a topic is an exact copy of one or a collection of many"
-    if it.is_copy and it.discard is Discard.NEW:
-        yield (
-            "discard: 'new' would let a full copy stop in silence; the server goes on to report "
-            "that nothing is missing"
-        )
-    if it.mirror is not None:
-        if it.duplicate_window is not None:
-            yield "duplicate_window: a mirror copies what its origin has, duplicates included"
-        if it.prefix is not None:
-            yield "prefix: a mirror has the subjects of its origin"
-        if it.mirror.filter is not None and it.mirror.domain is None:
-            yield (
-                "mirror: a filtered mirror in the same domain would answer reads of its origin "
-                "with 'not found'. Use sources=[Origin(..., filter=...)]"
-            )
-        if it.mirror.partitions not in (None, it.partitions):
-            yield (
-                f"partitions: a mirror has as many as its origin, {it.mirror.partitions}, "
-                f"not {it.partitions}"
-            )
-    if len(it.sources) > SOURCES_MAX:
-        yield f"sources: {len(it.sources)} are more than {SOURCES_MAX}"
-    if len(set(it.sources)) != len(it.sources):
-        yield "sources: the same origin is given twice"
-    for origin in it.sources:
-        if it.partitions != 1 and origin.partitions not in (None, it.partitions):
-            yield (
-                f"partitions: '{origin.topic}' has {origin.partitions}, this topic "
-                f"{it.partitions}; a key keeps its partition only if both are equal or this is 1"
-            )
-
-
-def _text_faults(it: TopicSettings) -> Iterator[str]:
-    if it.wire_format not in (None, *WIRE_FORMATS):
-        yield f"wire_format: {it.wire_format!r} is not one of {', '.join(WIRE_FORMATS)}"
-    if it.wire_format is not None and it.is_copy:
-        yield "wire_format: a copy has the schema of its origin"
-    if it.guarded and it.wire_format is None:
-        yield "guarded: a guard checks events against a schema, and there is none"
-    if it.prefix is not None:
-        try:
-            check_subject(it.prefix, wildcards=False)
-        except ConfigError as error:
-            yield f"prefix: {error}"
-        if it.prefix.startswith("$"):
-            yield f"prefix: {it.prefix!r} begins with $, which is the server's own"
-    if len(it.description.encode()) > DESCRIPTION_BYTES_MAX:
-        yield f"description: is longer than {DESCRIPTION_BYTES_MAX:,} bytes"
-    size = sum(len(key.encode()) + len(text.encode()) for key, text in it.metadata.items())
-    if size > METADATA_BYTES_MAX:
-        yield f"metadata: {size:,} bytes are more than {METADATA_BYTES_MAX:,}"
-    for key in it.metadata:
-        if key in RESERVED_METADATA or key.startswith("_nats."):
-            yield f"metadata: the key {key!r} is written by Millstream or the server itself"
+TOPIC_SETTINGS: Final[Mapping[str, Setting[Any, Any]]] = {
+    field.name: vars(TopicSettings)[field.name] for field in fields(TopicSettings)
+}

@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
+from enum import StrEnum
 from typing import Any, Final
 
 import msgspec
 
+from millstream.declared import Form
 from millstream.errors import ConfigError
 from millstream.events.subject import (
     check_name,
@@ -16,7 +18,13 @@ from millstream.events.subject import (
     stream_name,
     stream_subjects,
 )
-from millstream.messaging.topics.settings import RESERVED_METADATA, Origin, TopicSettings
+from millstream.messaging.topics.origin import Origin
+from millstream.messaging.topics.setting_forms import Setting
+from millstream.messaging.topics.settings import (
+    RESERVED_METADATA,
+    TOPIC_SETTINGS,
+    TopicSettings,
+)
 from millstream.wire.api import api_prefix
 
 __all__ = [
@@ -44,26 +52,8 @@ _ORIGINS_KEY: Final = "millstream.origins"
 _FORMAT_KEY: Final = "millstream.format"
 _GUARDED_KEY: Final = "millstream.guarded"
 
-# Setting -> the key of a stream configuration that holds it, where one value is one value.
-_LIMITS: Final = {
-    "max_bytes": "max_bytes",
-    "max_messages": "max_msgs",
-    "history": "max_msgs_per_subject",
-    "max_message_size": "max_msg_size",
-}
-_WORDS: Final = ("retention", "discard", "storage", "compression")
-_SWITCHES: Final = {
-    "discard_new_per_key": "discard_new_per_subject",
-    "deny_delete": "deny_delete",
-    "deny_purge": "deny_purge",
-}
-FEATURES: Final = {
-    "message_ttl": "allow_msg_ttl",
-    "atomic": "allow_atomic",
-    "direct": "allow_direct",
-    "rollup": "allow_rollup_hdrs",
-    "schedules": "allow_msg_schedules",
-}
+# Settings that are one value of a stream configuration; the others are converted by hand below.
+_SINGLE: Final = {name: item for name, item in TOPIC_SETTINGS.items() if item.stream_key}
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,19 +81,12 @@ def _config(name: str, settings: TopicSettings, number: int) -> dict[str, Any]:
     partitions = settings.partitions
     config: dict[str, Any] = {
         "name": stream_name(name, number, partitions),
-        "max_age": _nanoseconds(settings.max_age),
         "duplicate_window": _nanoseconds(settings.window),
-        "subject_delete_marker_ttl": _nanoseconds(settings.marker_ttl),
         "max_consumers": settings.max_subscriptions or MAX_SUBSCRIPTIONS,
-        "num_replicas": settings.replicas,
         "mirror_direct": False,
-        "description": settings.description,
         "metadata": _metadata(name, settings, number),
     }
-    config |= {key: getattr(settings, field) or _UNLIMITED for field, key in _LIMITS.items()}
-    config |= {field: getattr(settings, field).value for field in _WORDS}
-    config |= {key: getattr(settings, field) for field, key in _SWITCHES.items()}
-    config |= {key: settings.allows(feature) for feature, key in FEATURES.items()}
+    config |= {item.stream_key: _to_stream(settings, item) for item in _SINGLE.values()}
     if settings.early_ack:
         config["persist_mode"] = "async"
     if settings.mirror is not None:
@@ -117,6 +100,30 @@ def _config(name: str, settings: TopicSettings, number: int) -> dict[str, Any]:
     else:
         config["subjects"] = [stream_subjects(settings.prefix or name, number, partitions)]
     return config
+
+
+def _to_stream(settings: TopicSettings, item: Setting[Any, Any]) -> Any:
+    """A setting as a stream configuration holds it."""
+    value = getattr(settings, item.name)
+    if item.is_feature:
+        return settings.allows(item.name)
+    if item.kind.form is Form.DURATION:
+        return _nanoseconds(value)
+    if isinstance(value, StrEnum):
+        return value.value
+    return _UNLIMITED if value is None else value
+
+
+def _from_stream(config: Mapping[str, Any], item: Setting[Any, Any]) -> Any:
+    """A setting as a stream configuration has it; what is missing there is the default."""
+    value = config.get(item.stream_key)
+    if value is None:
+        return item.default
+    if item.kind.form is Form.DURATION:
+        return _duration(value)
+    if item.kind.form is Form.SWITCH:
+        return bool(value)
+    return None if item.default is None and value <= 0 else value
 
 
 def _metadata(name: str, settings: TopicSettings, number: int) -> dict[str, str]:
@@ -231,12 +238,8 @@ def from_stream_config(config: Mapping[str, Any]) -> TopicSettings:
     identity = identity_of(config)
     values: dict[str, Any] = {
         "partitions": identity.partitions,
-        "replicas": config.get("num_replicas", 1),
-        "max_age": _duration(config.get("max_age")),
-        "marker_ttl": _duration(config.get("subject_delete_marker_ttl")),
         "duplicate_window": _duration(config.get("duplicate_window")),
         "early_ack": config.get("persist_mode") == "async",
-        "description": config.get("description", ""),
         "wire_format": metadata.get(_FORMAT_KEY),
         "guarded": _GUARDED_KEY in metadata,
         "metadata": {
@@ -245,11 +248,10 @@ def from_stream_config(config: Mapping[str, Any]) -> TopicSettings:
             if key not in RESERVED_METADATA and not key.startswith("_nats.")
         },
     }
-    for field, key in _LIMITS.items():
-        limit = config.get(key, _UNLIMITED)
-        values[field] = limit if limit > 0 else None
-    values |= {field: config[field] for field in _WORDS if field in config}
-    values |= {field: bool(config.get(key, False)) for field, key in _SWITCHES.items()}
+    features = {name: item for name, item in _SINGLE.items() if item.is_feature}
+    values |= {
+        name: _from_stream(config, item) for name, item in _SINGLE.items() if name not in features
+    }
     values |= _copied_from(config, identity)
     if identity.managed and "mirror" not in values:
         values["prefix"] = metadata.get(_PREFIX_KEY)
@@ -257,12 +259,12 @@ def from_stream_config(config: Mapping[str, Any]) -> TopicSettings:
     if consumers > 0 and consumers != MAX_SUBSCRIPTIONS:
         values["max_subscriptions"] = consumers
     settings = TopicSettings.unchecked(values)
-    # What is as it would be by itself counts as not given.
+    # A value that equals the default for these settings counts as not given.
     given: dict[str, Any] = {"duplicate_window": None}
     if settings.duplicate_window != TopicSettings.unchecked({**values, **given}).window:
         given = {}
-    for feature, key in FEATURES.items():
-        on = bool(config.get(key, False))
+    for feature, item in features.items():
+        on = bool(config.get(item.stream_key, False))
         given[feature] = None if on == settings.allows(feature) else on
     return TopicSettings.unchecked({**values, **given})
 

@@ -24,7 +24,7 @@ from millstream.cli.views.lines import Lines
 from millstream.cli.views.trace import draw
 from millstream.errors import ConfigError
 from millstream.events.event import Partition, PlainEvent
-from millstream.messaging import NewEvent, Start, TopicSettings
+from millstream.messaging import NewEvent, Start
 from millstream.wire.message import RawMessage
 
 INT64 = 2**63 - 1
@@ -173,19 +173,9 @@ def test_an_endless_line_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
 # -- options ------------------------------------------------------------------------------
 
 
-def test_every_setting_of_a_topic_has_an_option_or_a_reason() -> None:
-    from dataclasses import fields
-
-    follows = {"atomic", "direct", "rollup", "schedules"}  # from the rest of the settings
-    schemas = {"guarded", "schema", "schema_id", "wire_format"}  # have commands of their own
-    settings = {field.name for field in fields(TopicSettings)}
-    assert settings >= topic_options.OPTIONS
-    assert settings - follows - schemas <= topic_options.OPTIONS
-
-
 def test_only_what_was_given_becomes_a_setting() -> None:
     limits = {"max_age": "7d", "max_messages": "none", "history": "3"}
-    options: dict[str, Any] = {**limits, "replicas": None, "sources": [], "server": "x"}
+    options: dict[str, Any] = {**limits, "replicas": None, "sources": []}
     assert topic_options.settings_from(options) == {
         "max_age": "7d", "max_messages": None, "history": 3,
     }  # fmt: skip

@@ -1,0 +1,148 @@
+"""What topic settings may not be: single values, and settings that exclude each other. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Final
+
+from millstream.errors import ConfigError
+from millstream.events.subject import check_subject
+from millstream.messaging.topics.choices import Compression, Discard, Storage
+from millstream.messaging.topics.setting_forms import duration_text
+
+if TYPE_CHECKING:
+    from millstream.messaging.topics.settings import TopicSettings
+
+__all__ = [
+    "RESERVED_METADATA",
+    "combination_faults",
+    "description_fault",
+    "metadata_fault",
+    "prefix_fault",
+]
+
+SOURCES_MAX: Final = 256  # each is a consumer at its origin that this topic keeps running
+DESCRIPTION_BYTES_MAX: Final = 4096  # the server's own
+METADATA_BYTES_MAX: Final = 120 * 1024  # the server takes 128 KiB; the rest is for our own keys
+
+# Metadata keys that say what the streams are to each other; only Millstream writes them.
+_OWN: Final = (
+    *("version", "topic", "partition", "partitions"),
+    *("prefix", "origins", "format", "guarded"),
+)
+RESERVED_METADATA: Final = frozenset(f"millstream.{key}" for key in _OWN)
+
+# -- single values ------------------------------------------------------------------------
+
+
+def prefix_fault(prefix: str) -> str | None:
+    """Why subjects cannot start with this, or None."""
+    try:
+        check_subject(prefix, wildcards=False)
+    except ConfigError as error:
+        return str(error)
+    return f"{prefix!r} starts with $, which is reserved" if prefix.startswith("$") else None
+
+
+def description_fault(description: str) -> str | None:
+    """Why this cannot be a description, or None."""
+    too_long = len(description.encode()) > DESCRIPTION_BYTES_MAX
+    return f"it is longer than {DESCRIPTION_BYTES_MAX:,} bytes" if too_long else None
+
+
+def metadata_fault(metadata: Mapping[str, str]) -> str | None:
+    """Why this cannot be metadata, or None."""
+    size = sum(len(key.encode()) + len(text.encode()) for key, text in metadata.items())
+    if size > METADATA_BYTES_MAX:
+        return f"{size:,} bytes are more than the maximum of {METADATA_BYTES_MAX:,}"
+    reserved = (key for key in metadata if key in RESERVED_METADATA or key.startswith("_nats."))
+    first = next(reserved, None)
+    return None if first is None else f"the key {first!r} is reserved for Millstream or the server"
+
+
+# -- combinations -------------------------------------------------------------------------
+
+
+def combination_faults(it: TopicSettings) -> Iterator[str]:
+    """Settings that exclude each other, or that would do nothing together."""
+    yield from _limit_faults(it)
+    yield from _copy_faults(it)
+    yield from _schema_faults(it)
+
+
+def _limit_faults(it: TopicSettings) -> Iterator[str]:
+    if it.duplicate_window and it.max_age and it.duplicate_window > it.max_age:
+        yield (
+            f"duplicate_window: {duration_text(it.duplicate_window)} is longer than max_age, "
+            f"{duration_text(it.max_age)}; an id is forgotten with its event"
+        )
+    limited = it.max_messages or it.max_bytes or it.discard_new_per_key
+    if it.discard is Discard.NEW and not limited:
+        yield (
+            "discard: 'new' rejects events at a limit, and no limit is set. Give max_messages, "
+            "max_bytes, or history with discard_new_per_key"
+        )
+    if it.discard_new_per_key and (it.discard is not Discard.NEW or it.history is None):
+        yield "discard_new_per_key: needs discard='new' and a history"
+    if it.compression is not Compression.NONE and it.storage is Storage.MEMORY:
+        yield "compression: requires storage='file'"
+    if it.early_ack and it.storage is not Storage.FILE:
+        yield "early_ack: requires storage='file'"
+    if it.early_ack and it.replicas > 1:
+        yield "early_ack: requires replicas=1; replicas ack what a majority has written"
+    if it.marker_ttl is not None:
+        yield from _marker_faults(it)
+
+
+def _marker_faults(it: TopicSettings) -> Iterator[str]:
+    if it.history != 1:
+        yield (
+            "marker_ttl: needs history=1; with a longer history the server would raise every "
+            "shorter time to live to that of the markers"
+        )
+    if not it.allows("message_ttl") or not it.allows("rollup"):
+        yield "marker_ttl: needs message_ttl and rollup, which deny_purge excludes"
+    if it.mirror is not None:
+        yield "marker_ttl: a mirror has the offsets of its origin, so it cannot add markers"
+
+
+def _copy_faults(it: TopicSettings) -> Iterator[str]:
+    if it.mirror is not None and it.sources:
+        yield "mirror and sources: give one of them. A mirror is an exact copy of one topic"
+    if it.is_copy and it.discard is Discard.NEW:
+        yield (
+            "discard: 'new' would stop a full copy silently; the server would still report that "
+            "nothing is missing"
+        )
+    if it.mirror is not None:
+        if it.duplicate_window is not None:
+            yield "duplicate_window: a mirror copies what its origin has, duplicates included"
+        if it.prefix is not None:
+            yield "prefix: a mirror has the subjects of its origin"
+        if it.mirror.filter is not None and it.mirror.domain is None:
+            yield (
+                "mirror: a filtered mirror in the same domain would answer reads of its origin "
+                "with 'not found'. Use sources=[Origin(..., filter=...)]"
+            )
+        if it.mirror.partitions not in (None, it.partitions):
+            yield (
+                f"partitions: a mirror has as many as its origin, {it.mirror.partitions}, "
+                f"not {it.partitions}"
+            )
+    if len(it.sources) > SOURCES_MAX:
+        yield f"sources: {len(it.sources)} are more than the maximum of {SOURCES_MAX}"
+    if len(set(it.sources)) != len(it.sources):
+        yield "sources: the same origin is given twice"
+    for origin in it.sources:
+        if it.partitions != 1 and origin.partitions not in (None, it.partitions):
+            yield (
+                f"partitions: '{origin.topic}' has {origin.partitions}, this topic "
+                f"{it.partitions}; a key keeps its partition only if both are equal or this is 1"
+            )
+
+
+def _schema_faults(it: TopicSettings) -> Iterator[str]:
+    if it.wire_format is not None and it.is_copy:
+        yield "wire_format: a copy has the schema of its origin"
+    if it.guarded and it.wire_format is None:
+        yield "guarded: a guard checks events against a schema, and this topic has none"
