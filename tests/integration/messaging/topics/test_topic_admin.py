@@ -296,7 +296,7 @@ async def test_an_edit_changes_every_partition_and_nothing_else(js: JetStream) -
         ({"message_ttl": False}, "stored events may have a time to live"),
         ({"prefix": "other"}, "keep their subjects"),
         ({"mirror": "x"}, "mix the offsets"),
-        ({"sources": ["x"]}, "takes events of its own"),
+        ({"sources": ["x"]}, "events are published to it"),
     ],
 )
 async def test_what_cannot_be_changed_is_refused_with_the_reason(
