@@ -14,12 +14,15 @@ from typing import Final
 import msgspec
 
 from millstream.errors import ConfigError, DataLoss, Incompatible, SchemaError, SchemaNotFound
+from millstream.events.event import NULL_HEADER
 from millstream.events.subject import key_token
 from millstream.schemas import types as t
 from millstream.schemas.codecs import WIRE_FORMATS, WireFormat, make_codec
 from millstream.schemas.compatibility import Mode, Problem, check, parse_mode
 from millstream.schemas.formats.arrow import arrow_type
 from millstream.schemas.schema import Schema
+from millstream.wire.message import StoredMessage
+from millstream.wire.protocol import parse_headers
 
 __all__ = [
     "TABLE",
@@ -33,7 +36,10 @@ __all__ = [
     "read_record",
     "read_schema",
     "record_key",
+    "record_of",
+    "record_query",
     "schema_key",
+    "schema_of",
 ]
 
 TABLE: Final = "mill-schemas"
@@ -131,6 +137,25 @@ def read_schema(id_: int, subject: str, text: bytes, fingerprint: str | None = N
             f"('{TABLE}') was damaged or restored to an earlier state"
         )
     return Schema.from_json(text)
+
+
+def record_query(topic: str) -> dict[str, str]:
+    """Which message of the table holds a topic's record."""
+    return {"last_by_subj": message_subject(record_key(topic))}
+
+
+def record_of(message: StoredMessage | None) -> TopicSchemas | None:
+    """The record in that message; None when the topic never had one or it was deleted."""
+    if message is None or NULL_HEADER in parse_headers(message.headers):
+        return None
+    return read_record(message.payload)
+
+
+def schema_of(id_: int, message: StoredMessage | None, fingerprint: str | None = None) -> Schema:
+    """The schema in the message at offset `id_`; SchemaNotFound when there is no such message."""
+    if message is None:
+        raise SchemaNotFound(f"there is no schema with id {id_} in the registry ('{TABLE}')")
+    return read_schema(id_, message.subject, message.payload, fingerprint)
 
 
 def new_record(topic: str, format_: str | None, mode: Mode | str | None) -> TopicSchemas:

@@ -15,7 +15,6 @@ from millstream.errors import (
     TopicNotFound,
     WrongSequence,
 )
-from millstream.events.event import NULL_HEADER
 from millstream.messaging import Client, Topic, TopicSettings
 from millstream.messaging.topics.admin import edit
 from millstream.messaging.topics.lookup import open_topic
@@ -25,19 +24,19 @@ from millstream.schemas.registry.records import (
     TABLE,
     TopicSchemas,
     Version,
-    message_subject,
     new_record,
     next_version,
     problems_of,
     read_record,
-    read_schema,
     record_key,
+    record_of,
+    record_query,
     schema_key,
+    schema_of,
 )
 from millstream.schemas.schema import Schema
 from millstream.tables import Table
 from millstream.wire.api import ErrorCode
-from millstream.wire.protocol import parse_headers
 
 __all__ = ["Registry"]
 
@@ -222,16 +221,11 @@ class Registry:
 
     async def _record(self, topic: str) -> tuple[TopicSchemas | None, int]:
         """A topic's record and its revision; the revision counts also when it was deleted."""
-        subject = message_subject(record_key(topic))
         try:
-            found = await self._client.jetstream.get_message(TABLE, {"last_by_subj": subject})
+            found = await self._client.jetstream.get_message(TABLE, record_query(topic))
         except TopicNotFound:
             return None, 0
-        if found is None:
-            return None, 0
-        if NULL_HEADER in parse_headers(found.headers):
-            return None, found.sequence
-        return read_record(found.payload), found.sequence
+        return record_of(found), 0 if found is None else found.sequence
 
     async def _load(self, id_: int, fingerprint: str | None) -> Schema:
         known = self._schemas.get(id_)
@@ -241,11 +235,9 @@ class Registry:
             found = await self._client.jetstream.get_message(TABLE, {"seq": id_})
         except TopicNotFound:
             found = None
-        if found is None:
-            raise SchemaNotFound(f"there is no schema with id {id_} in the registry ('{TABLE}')")
+        schema = schema_of(id_, found, fingerprint)
         if len(self._schemas) >= SCHEMAS_KEPT:
             self._schemas.pop(next(iter(self._schemas)))
-        schema = read_schema(id_, found.subject, found.payload, fingerprint)
         self._schemas[id_] = schema
         return schema
 

@@ -8,22 +8,19 @@ from typing import Any, Final
 import pyarrow as pa
 
 from millstream.errors import MillstreamError, SchemaNotFound, TopicNotFound
-from millstream.events.event import NULL_HEADER
 from millstream.schemas import ColumnBuilder, Schema
 from millstream.schemas.registry.binding import WrittenVersion
 from millstream.schemas.registry.records import (
     TABLE,
     TopicSchemas,
-    message_subject,
-    read_record,
-    read_schema,
-    record_key,
+    record_of,
+    record_query,
+    schema_of,
 )
 from millstream.settings import ConnectionSettings
 from millstream.spark.connections import PATIENCE_SECONDS, jetstream_to
 from millstream.spark.source.typed import TopicType
 from millstream.spark.source.values import Decoded
-from millstream.wire.protocol import parse_headers
 from millstream.wire.sync.connection import BlockingJetStream
 from millstream.wire.sync.streams import get_message
 
@@ -46,21 +43,15 @@ def load_type(jetstream: BlockingJetStream, topic: str) -> TopicType | None:
 
 
 def _record(jetstream: BlockingJetStream, topic: str) -> TopicSchemas | None:
-    ask = {"last_by_subj": message_subject(record_key(topic))}
     try:
-        found = get_message(jetstream, TABLE, ask, PATIENCE_SECONDS)
+        return record_of(get_message(jetstream, TABLE, record_query(topic), PATIENCE_SECONDS))
     except TopicNotFound:
         return None
-    if found is None or NULL_HEADER in parse_headers(found.headers):
-        return None
-    return read_record(found.payload)
 
 
 def _load(jetstream: BlockingJetStream, id_: int, fingerprint: str | None = None) -> Schema:
     found = get_message(jetstream, TABLE, {"seq": id_}, PATIENCE_SECONDS)
-    if found is None:
-        raise SchemaNotFound(f"there is no schema with id {id_} in the registry ('{TABLE}')")
-    return read_schema(id_, found.subject, found.payload, fingerprint)
+    return schema_of(id_, found, fingerprint)
 
 
 class TypedColumn:
