@@ -23,7 +23,7 @@ from millstream.settings import cache_folder, environment, export_environment
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-__all__ = ["session", "session_settings"]
+__all__ = ["session", "session_settings", "start_java"]
 
 JAVA_VERSION_MIN: Final = 17
 SOURCE_MODULE: Final = "pyspark_millstream"
@@ -91,6 +91,23 @@ def session(
     made = builder.getOrCreate()
     _make_known(made)
     return made
+
+
+def start_java() -> None:
+    """Start Spark's JVM without a session, for what needs only the JVM, such as the SQL parser.
+
+    Nothing happens if this process has a JVM. A later session runs in this one.
+    """
+    if find_spec("pyspark") is None:
+        raise MissingExtra("spark", "pyspark")
+    from pyspark import SparkConf, SparkContext
+
+    if SparkContext._gateway is None:
+        java = _java()
+        export_environment(PYSPARK_PYTHON=sys.executable, SPARK_HOME=str(_spark_home()))
+        conf = SparkConf(loadDefaults=False)
+        conf.set("spark.driver.extraJavaOptions", _java_options(java, quick=True))
+        SparkContext._ensure_initialized(conf=conf)
 
 
 def _make_known(session: SparkSession) -> None:
