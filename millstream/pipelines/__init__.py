@@ -15,7 +15,8 @@ from millstream.pipelines.declare import (
     topic,
     view,
 )
-from millstream.pipelines.project import Project, load, open_project
+from millstream.pipelines.loader import load
+from millstream.pipelines.project import Project, open_project
 
 __all__ = [
     "Flow",

@@ -50,6 +50,8 @@ Kind = Literal["topic", "table", "files", "sink"]
 Mode = Literal["append", "update", "complete"]
 Function = TypeVar("Function", bound="Callable[[], Any]")
 
+SNAPSHOT: Final = "snapshot"  # format of files that each new result replaces
+
 _NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_-]{0,63}")
 _MODES: Final = ("append", "update", "complete")
 
@@ -97,6 +99,14 @@ class Pipeline:
         self.views: dict[str, View] = {}
         self.outputs: dict[str, Output] = {}
         self.flows: dict[str, Flow] = {}
+
+    def declarations(self) -> tuple[dict[str, Any], ...]:
+        """What is declared so far, for `restore`."""
+        return dict(self.views), dict(self.outputs), dict(self.flows)
+
+    def restore(self, before: tuple[dict[str, Any], ...]) -> None:
+        """Forget what was declared since `before`."""
+        self.views, self.outputs, self.flows = map(dict, before)
 
     # -- adding ---------------------------------------------------------------------------
 

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from millstream.errors import PipelineInvalid
-from millstream.pipelines.declare import Pipeline
 from millstream.pipelines.graph import Graph
+from millstream.pipelines.loader import load
 from millstream.pipelines.outputs import PipelineTopics
-from millstream.pipelines.project import Project, load
+from millstream.pipelines.project import Project
 from millstream.pipelines.resolve import resolve
 from millstream.pipelines.runner import Runner, RunSettings
 from millstream.pipelines.shipping import ship
@@ -17,44 +15,7 @@ from millstream.pipelines.shipping import ship
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-__all__ = ["declared", "graph_of", "make_runner", "settings_of", "spark_for"]
-
-
-def declared(project: Project, session: Callable[[], SparkSession] | None = None) -> Pipeline:
-    """What the project declares, in our words or in those of Spark Declarative Pipelines.
-
-    Most projects load without a session. Columns and functions of Spark at the top of a file need
-    one: then `session` is called, or a small one is started.
-    """
-    try:
-        return _loaded(project)
-    except PipelineInvalid as error:
-        if not _needs_session(error):
-            raise
-    if session is None:
-        from millstream.spark import session as start
-
-        start(project.name, master="local[1]", quick=True)
-    else:
-        session()
-    return _loaded(project)
-
-
-def _loaded(project: Project) -> Pipeline:
-    if project.spec is not None:
-        from millstream.pipelines.sdp import load_spec
-
-        return load_spec(project)
-    return load(project)
-
-
-def _needs_session(error: PipelineInvalid) -> bool:
-    from pyspark.errors import PySparkRuntimeError
-    from pyspark.sql import SparkSession
-
-    # `col` and its like assert that there is one, `udf` says so.
-    kinds = (AssertionError, PySparkRuntimeError)
-    return isinstance(error.__cause__, kinds) and SparkSession.getActiveSession() is None
+__all__ = ["graph_of", "make_runner", "settings_of", "spark_for"]
 
 
 def settings_of(project: Project) -> dict[str, str]:
@@ -83,7 +44,7 @@ def make_runner(
     project: Project, settings: RunSettings | None = None, master: str | None = None
 ) -> Runner:
     """A runner with a session of its own; what the project declares wrongly is refused first."""
-    pipeline = declared(project, lambda: spark_for(project, master))
+    pipeline = load(project, lambda: spark_for(project, master))
     spark = spark_for(project, master)
     ship(spark, project)
     return Runner(project, pipeline, spark, settings)
@@ -91,7 +52,7 @@ def make_runner(
 
 def graph_of(project: Project, url: str | None = None) -> Graph:
     """What reads what: the functions are called, nothing is written and no topic is made."""
-    pipeline = declared(project, lambda: spark_for(project))
+    pipeline = load(project, lambda: spark_for(project))
     spark = spark_for(project)
     ship(spark, project)
     options = {"url": url} if url else {}

@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
-import importlib.util
 import re
-import sys
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
 
-from millstream.errors import ConfigError, PipelineInvalid
-from millstream.pipelines.declare import Pipeline, check_name, loading
+from millstream.errors import ConfigError
+from millstream.pipelines.declare import check_name
+from millstream.pipelines.spec import Spec, read_spec, spec_file
 from millstream.settings import PROJECT_FILE, find_project_file, parse_duration, project_table
 
-__all__ = ["Project", "load", "open_project", "python_files"]
+__all__ = ["Project", "open_project"]
 
 STATE: Final = ".pipeline"
-FILES_MAX: Final = 1000  # of one project; more is a folder that was not meant
-SPEC_FILES: Final = ("spark-pipeline.yml", "spark-pipeline.yaml")
 _KEYS: Final = frozenset(
     {
         "name",
@@ -52,8 +49,7 @@ class Project:
     @property
     def spec(self) -> Path | None:
         """The file that makes it a project of Spark Declarative Pipelines, if there is one."""
-        found = [self.folder / name for name in SPEC_FILES if (self.folder / name).is_file()]
-        return found[0] if found else None
+        return spec_file(self.folder)
 
 
 def open_project(folder: Path | None = None) -> Project:
@@ -65,18 +61,24 @@ def open_project(folder: Path | None = None) -> Project:
     if not folder.is_dir():
         raise ConfigError(f"there is no folder {folder}")
     file = folder / PROJECT_FILE
-    if not file.is_file() and not any((folder / name).is_file() for name in SPEC_FILES):
+    spec = spec_file(folder)
+    if not file.is_file() and spec is None:
         raise ConfigError(
             f"{folder} is no pipeline project: it has no {PROJECT_FILE}. "
             f"Make one with 'millstream pipeline init'"
         )
     table = project_table("pipeline", file) if file.is_file() else {}
     project = _project(folder, table, str(file))
-    if project.spec is None:
-        return project
-    from millstream.pipelines.sdp import open_spec
+    return project if spec is None else _with_spec(project, read_spec(spec))
 
-    return open_spec(project)
+
+def _with_spec(project: Project, spec: Spec) -> Project:
+    """The project with the settings of its spec; for Spark, those of millstream.toml win."""
+    return replace(
+        project,
+        name=check_name("pipeline", _as_name(spec.name or project.name)),
+        spark={**spec.spark, **project.spark},
+    )
 
 
 def _project(folder: Path, table: Mapping[str, Any], file: str) -> Project:
@@ -86,7 +88,7 @@ def _project(folder: Path, table: Mapping[str, Any], file: str) -> Project:
             f"{file}: [pipeline] has no setting '{unknown[0]}'; there are "
             f"{', '.join(sorted(_KEYS))}"
         )
-    name = str(table.get("name") or re.sub(r"[^A-Za-z0-9_-]+", "-", folder.name).strip("-"))
+    name = str(table.get("name") or _as_name(folder.name).strip("-"))
     state = folder / str(table.get("state", STATE))
     patterns = table.get("files", ["*.py"])
     restarts = table.get("restarts", 5)
@@ -135,61 +137,5 @@ def _text(value: object) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
-def python_files(project: Project) -> list[Path]:
-    """The files that declare the pipeline, in the order of their names."""
-    found = {path for pattern in project.files for path in project.folder.glob(pattern)}
-    listed = sorted(path for path in found if path.is_file() and path.suffix == ".py")
-    if not listed:
-        raise PipelineInvalid(
-            f"the project {project.folder} has no Python files ({', '.join(project.files)})"
-        )
-    if len(listed) > FILES_MAX:
-        raise PipelineInvalid(f"{len(listed):,} files match {', '.join(project.files)}")
-    return listed
-
-
-def load(project: Project) -> Pipeline:
-    """Run the project's files and return what they declare."""
-    pipeline = Pipeline(project.name)
-    added = str(project.folder) not in sys.path
-    if added:  # so that files can import each other
-        sys.path.insert(0, str(project.folder))
-    try:
-        with loading(pipeline):
-            for path in python_files(project):
-                _run(path)
-    finally:
-        if added:
-            sys.path.remove(str(project.folder))
-    pipeline.check()
-    return pipeline
-
-
-def _run(path: Path) -> None:
-    name = f"millstream_pipeline_{path.stem}"
-    spec = importlib.util.spec_from_file_location(name, path)
-    if spec is None or spec.loader is None:
-        raise PipelineInvalid(f"cannot load {path}")
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module
-    try:
-        spec.loader.exec_module(module)
-    except ConfigError:
-        raise
-    except Exception as error:
-        raise PipelineInvalid(f"{path.name} does not load: {_told(error, path)}") from error
-    finally:
-        # A function of a module that nobody can import travels to Spark's workers by value.
-        del sys.modules[name]
-
-
-def _told(error: Exception, path: Path) -> str:
-    line = 0
-    trace = error.__traceback__
-    while trace is not None:
-        if trace.tb_frame.f_code.co_filename == str(path):
-            line = trace.tb_lineno
-        trace = trace.tb_next
-    if isinstance(error, SyntaxError):
-        line = error.lineno or line
-    return f"{type(error).__name__} at line {line}: {error}"
+def _as_name(text: str) -> str:
+    return re.sub(r"[^A-Za-z0-9_-]+", "-", text)

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from millstream.errors import PipelineInvalid
-from millstream.pipelines.declare import Flow, Output
+from millstream.pipelines.declare import SNAPSHOT, Flow, Output
 from millstream.pipelines.progress import OUTPUT_METRIC
 
 if TYPE_CHECKING:
@@ -20,7 +20,6 @@ __all__ = ["QueryPlan", "start_query"]
 
 # Spark's own option of a JDBC sink that is ours: the column with the number of the batch.
 BATCH_COLUMN: Final = "batchColumn"
-SNAPSHOT: Final = "snapshot"  # files that are replaced by each new result
 JDBC_NEEDS: Final = ("url", "dbtable")
 
 

@@ -9,10 +9,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from millstream.errors import ConfigError, MillstreamError, PipelineInvalid, TopicNotFound
-from millstream.pipelines.declare import Flow, Output, Pipeline, reading
+from millstream.pipelines.declare import SNAPSHOT, Flow, Output, Pipeline, reading
 from millstream.pipelines.graph import Graph, GraphNode
 from millstream.pipelines.outputs import PipelineTopics, shaped
-from millstream.pipelines.queries import SNAPSHOT
 from millstream.pipelines.spark_errors import reason_of
 
 if TYPE_CHECKING:

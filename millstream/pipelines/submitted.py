@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING
 
 import millstream
 from millstream.errors import ConfigError
-from millstream.pipelines.launch import declared, settings_of
+from millstream.pipelines.launch import settings_of
+from millstream.pipelines.loader import load
 from millstream.pipelines.project import Project, open_project
 from millstream.pipelines.runner import Runner, RunSettings, stopped_by_signals
 from millstream.pipelines.shipping import ship_project
@@ -42,7 +43,7 @@ def run_submitted(name: str, arguments: Sequence[str]) -> None:
         ship_project(spark, project, archive)
         options = {"url": given.server} if given.server else {}
         runner = Runner(
-            project, declared(project), spark, RunSettings(once=given.once, options=options)
+            project, load(project), spark, RunSettings(once=given.once, options=options)
         )
         with stopped_by_signals(runner):
             runner.run()

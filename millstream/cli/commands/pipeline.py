@@ -117,11 +117,11 @@ def ls(folder: FolderArgument = None, json_: JsonOption = False) -> None:
     Unlike `status` it also names flows that never ran.
     """
     from millstream.cli.views.pipeline import print_flows
-    from millstream.pipelines.launch import declared
+    from millstream.pipelines.loader import load
     from millstream.pipelines.state_folder import StateFolder
 
     project = _open(folder)
-    pipeline = declared(project)
+    pipeline = load(project)
     state = StateFolder(project)
     status = state.read_status() or {"flows": []}
     known = {flow["name"]: flow for flow in status["flows"]}
@@ -220,12 +220,12 @@ def reset(
 
     Nothing is reset while the pipeline runs. Old checkpoints are kept beside the new ones.
     """
-    from millstream.pipelines.launch import declared
+    from millstream.pipelines.loader import load
     from millstream.pipelines.outputs import PipelineTopics
     from millstream.pipelines.reset import begin_anew, chosen_flows
 
     project = _open(folder)
-    pipeline = declared(project)
+    pipeline = load(project)
     names = chosen_flows(pipeline, flow or [])
     outputs = sorted({pipeline.outputs[pipeline.flows[name].target].name for name in names})
     text = f"Reset {', '.join(names)} of '{project.name}': they will read everything again. "
@@ -282,12 +282,12 @@ def package(
     json_: JsonOption = False,
 ) -> None:
     """Pack a project for spark-submit: main.py, and a zip with the project and Millstream."""
-    from millstream.pipelines.launch import declared
+    from millstream.pipelines.loader import load
     from millstream.pipelines.shipping import package as pack
 
     target = output.absolute()
     project = _open(folder)
-    declared(project)  # what does not load here would not load there
+    load(project)  # what does not load here would not load there
     main, archive = pack(project, target)
     command = f"spark-submit --py-files {archive} {main}"
     if json_:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from millstream.errors import FlowsFailed
 from millstream.messaging import NewEvent
 from millstream.pipelines import open_project
-from millstream.pipelines.launch import declared
+from millstream.pipelines.loader import load
 from millstream.pipelines.outputs import PipelineTopics
 from millstream.pipelines.resolve import resolve
 from millstream.pipelines.runner import Runner, RunSettings
@@ -49,7 +49,7 @@ class Kit:
         settings = RunSettings(
             once=once, stop_seconds=PATIENCE_SECONDS, options={"url": self.place.url}
         )
-        return Runner(project, declared(project), self.spark, settings)
+        return Runner(project, load(project), self.spark, settings)
 
     def once(self) -> dict[str, dict[str, Any]]:
         """Run until all is read; the flows' status."""
@@ -96,7 +96,7 @@ class Kit:
         project = open_project(self.folder)
         with PipelineTopics(self.place.url, dry=True) as topics:
             options = {"url": self.place.url}
-            return resolve(declared(project), self.spark, topics, self.folder, options).graph
+            return resolve(load(project), self.spark, topics, self.folder, options).graph
 
 
 def wait_for(condition: Callable[[], bool], seconds: float = PATIENCE_SECONDS) -> None:

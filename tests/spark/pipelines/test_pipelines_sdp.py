@@ -12,7 +12,7 @@ import pytest
 
 from millstream.errors import ConfigError, PipelineInvalid
 from millstream.pipelines import open_project
-from millstream.pipelines.launch import declared
+from millstream.pipelines.loader import load
 from tests.spark.cluster_kit import spark_home
 from tests.spark.pipelines.project_kit import Kit, wait_for
 
@@ -135,7 +135,7 @@ def test_what_is_not_supported_is_refused_with_the_reason(
 ) -> None:
     write(tmp_path, place.url, python)
     with pytest.raises(PipelineInvalid, match=message):
-        declared(open_project(tmp_path))
+        load(open_project(tmp_path))
 
 
 def test_a_materialized_view_over_another_is_refused_with_the_reason(

@@ -106,3 +106,43 @@ def test_init_writes_a_project_that_loads(tmp_path: Path) -> None:
     assert list(found.flows) == ["counts"]
     with pytest.raises(ConfigError, match="not empty"):
         write_template(tmp_path / "first")
+
+
+NEEDS_SESSION = """
+from pathlib import Path
+from pyspark.errors import PySparkRuntimeError
+from millstream import pipelines as mp
+
+@mp.topic
+def b(): ...
+
+with Path({log!r}).open("a") as log:
+    log.write("b")
+if not Path({started!r}).exists():
+    raise PySparkRuntimeError(errorClass="SESSION_OR_CONTEXT_NOT_EXISTS", messageParameters={{}})
+"""
+
+
+def test_a_file_that_needs_a_session_is_run_again_with_one_and_no_other_file_is(
+    tmp_path: Path,
+) -> None:
+    log, started = tmp_path / "log", tmp_path / "started"
+    first = FLOW + f"with open({str(log)!r}, 'a') as log: log.write('a')\n"
+    second = NEEDS_SESSION.format(log=str(log), started=str(started))
+    found = load(open_project(project(tmp_path, a=first, b=second)), started.touch)
+    assert list(found.flows) == ["a", "b"]
+    assert log.read_text() == "abb"
+
+
+def test_a_session_that_is_still_missing_is_an_error_of_the_file(tmp_path: Path) -> None:
+    text = NEEDS_SESSION.format(log=str(tmp_path / "log"), started=str(tmp_path / "started"))
+    with pytest.raises(PipelineInvalid, match=r"b.py does not load: PySparkRuntimeError at line"):
+        load(open_project(project(tmp_path, b=text)), lambda: None)
+
+
+def test_an_assertion_of_the_project_itself_starts_no_session(tmp_path: Path) -> None:
+    started = tmp_path / "started"
+    text = "import pyspark.sql\nassert 1 == 2, 'no'\n" + FLOW
+    with pytest.raises(PipelineInvalid, match=r"AssertionError at line 2: no"):
+        load(open_project(project(tmp_path, a=text)), started.touch)
+    assert not started.exists()
