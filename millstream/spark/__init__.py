@@ -1,7 +1,7 @@
 """Spark: topics and tables as DataFrames, read and written exactly once."""
 
+from millstream.spark.dataframes import as_events, table_writer, topic_writer
 from millstream.spark.session import session, session_settings
-from millstream.spark.sink.foreach import as_events, table_writer, topic_writer
 from millstream.spark.source.offsets import lag
 from millstream.spark.source.undecodable import drop_undecodable
 

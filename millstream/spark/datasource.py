@@ -19,7 +19,7 @@ from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructType
 
 from millstream.errors import ConfigError
-from millstream.spark.connections import jetstream_to
+from millstream.spark.broker_access import jetstream_to
 from millstream.spark.options import (
     SourceOptions,
     check_names,

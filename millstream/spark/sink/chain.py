@@ -31,7 +31,7 @@ from millstream.events.fence import (
     state_headers,
 )
 from millstream.events.packs.pack import EncodedPack, empty
-from millstream.spark.connections import PATIENCE_SECONDS
+from millstream.spark.broker_access import PATIENCE_SECONDS
 from millstream.wire.batch import BATCH_MESSAGES_MAX
 from millstream.wire.message import OutgoingMessage
 from millstream.wire.protocol import encode_headers, parse_headers

@@ -33,7 +33,7 @@ from millstream.errors import (
 from millstream.events.fence import FenceState, read_state, state_headers
 from millstream.events.packs.pack import EncodedPack
 from millstream.settings import ConnectionSettings
-from millstream.spark.connections import PATIENCE_SECONDS, connection_to, jetstream_to
+from millstream.spark.broker_access import PATIENCE_SECONDS, connection_to, jetstream_to
 from millstream.spark.sink.chain import Chain
 from millstream.spark.sink.targets import Target, find_target
 from millstream.spark.sink.task_sink import Packer, TaskRows, chain_of

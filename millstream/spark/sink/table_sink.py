@@ -17,7 +17,7 @@ from millstream.errors import ConfigError, FencedOut, Unfit, WrongSequence
 from millstream.events.event import NULL_HEADER, SCHEMA_HEADER
 from millstream.events.fence import fence_subject
 from millstream.events.subject import key_token
-from millstream.spark.connections import connection_to
+from millstream.spark.broker_access import connection_to
 from millstream.spark.sink.chain import RACES_MAX, Fence, Note
 from millstream.spark.sink.sink_rows import enveloped, placed
 from millstream.spark.sink.targets import Target

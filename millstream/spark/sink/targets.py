@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from millstream.errors import ConfigError
 from millstream.messaging.topics.stream_config import from_stream_config, identity_of
 from millstream.settings import ConnectionSettings
-from millstream.spark.connections import connection_to, jetstream_to
+from millstream.spark.broker_access import connection_to, jetstream_to
 from millstream.spark.source.partitions import topic_streams
 from millstream.spark.source.typed import TopicType, find_type
 

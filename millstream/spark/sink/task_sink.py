@@ -12,7 +12,7 @@ from millstream.errors import ConfigError
 from millstream.events.fence import fence_subject
 from millstream.events.packs.pack import EncodedPack, PackLimits, encode, split
 from millstream.settings import ConnectionSettings
-from millstream.spark.connections import connection_to
+from millstream.spark.broker_access import connection_to
 from millstream.spark.options import SinkOptions
 from millstream.spark.sink.chain import Chain, Fence, UnitLimits
 from millstream.spark.sink.sink_rows import by_topic, enveloped, placed

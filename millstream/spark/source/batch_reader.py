@@ -9,7 +9,7 @@ import pyarrow as pa
 from pyspark.sql.datasource import DataSourceReader, Filter, InputPartition
 
 from millstream.settings import ConnectionSettings
-from millstream.spark.connections import jetstream_to
+from millstream.spark.broker_access import jetstream_to
 from millstream.spark.options import SourceOptions
 from millstream.spark.source.offsets import Offsets, Position
 from millstream.spark.source.partitions import find_logs, positions_at

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from millstream.errors import ConfigError, TopicNotFound
 from millstream.events.subject import stream_name
 from millstream.messaging.topics.stream_config import from_stream_config, identity_of
-from millstream.spark.connections import PATIENCE_SECONDS
+from millstream.spark.broker_access import PATIENCE_SECONDS
 from millstream.spark.options import SourceOptions
 from millstream.spark.source.offsets import FIRST, Offsets, Position, Where
 from millstream.spark.source.planning import Log, report_loss

@@ -11,7 +11,7 @@ import pyarrow as pa
 from pyspark.sql.datasource import InputPartition
 
 from millstream.settings import ConnectionSettings
-from millstream.spark.connections import PATIENCE_SECONDS, connection_to
+from millstream.spark.broker_access import PATIENCE_SECONDS, connection_to
 from millstream.spark.source.columns import Batches, Origin
 from millstream.spark.source.frames import read_frames
 from millstream.spark.source.planning import Log, Piece, report_loss

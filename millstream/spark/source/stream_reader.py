@@ -18,7 +18,7 @@ from pyspark.sql.streaming.datasource import (
 
 from millstream.deadline import Deadline
 from millstream.settings import ConnectionSettings
-from millstream.spark.connections import jetstream_to
+from millstream.spark.broker_access import jetstream_to
 from millstream.spark.options import SourceOptions
 from millstream.spark.source.offsets import Offsets, Position, Where, from_json, to_json
 from millstream.spark.source.partitions import check_fingerprint, find_logs, positions_at

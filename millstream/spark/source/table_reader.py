@@ -10,7 +10,7 @@ import pyarrow.compute as pc
 from pyspark.sql.datasource import DataSourceReader, InputPartition
 
 from millstream.settings import ConnectionSettings
-from millstream.spark.connections import PATIENCE_SECONDS, connection_to, jetstream_to
+from millstream.spark.broker_access import PATIENCE_SECONDS, connection_to, jetstream_to
 from millstream.spark.options import SourceOptions
 from millstream.spark.source.frames import read_frames
 from millstream.spark.source.partitions import find_logs

@@ -18,7 +18,7 @@ from millstream.schemas.registry.records import (
     schema_of,
 )
 from millstream.settings import ConnectionSettings
-from millstream.spark.connections import PATIENCE_SECONDS, jetstream_to
+from millstream.spark.broker_access import PATIENCE_SECONDS, jetstream_to
 from millstream.spark.source.typed import TopicType
 from millstream.spark.source.values import Decoded
 from millstream.wire.sync.connection import BlockingJetStream

@@ -12,7 +12,7 @@ import pytest
 from millstream.errors import RowsMoved
 from millstream.events.packs.pack import EncodedPack, encode, envelope
 from millstream.settings import ConnectionSettings
-from millstream.spark.connections import connection_to
+from millstream.spark.broker_access import connection_to
 from millstream.spark.options import SinkOptions
 from millstream.spark.sink.chain import Chain, Fence, UnitLimits
 from millstream.spark.sink.staging import Staging, ensure_staging

@@ -13,7 +13,7 @@ import pytest
 from millstream.errors import ConfigError, MissingExtra
 from millstream.spark import session as door
 from millstream.spark import session_settings
-from millstream.spark.sink.foreach import topic_writer
+from millstream.spark.dataframes import topic_writer
 
 MODULE = sys.modules[door.__module__]
 
