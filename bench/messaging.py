@@ -10,7 +10,8 @@ from typing import Any
 
 from bench.floor import RawSocket, frames_with_ids, open_raw_protocol
 from bench.harness import OURS, Contestant, PeerAbsent, Result, Skipped, against
-from millstream.messaging import Client, NewEvent, SubscriptionSettings, Topic, connect
+from millstream import connect
+from millstream.messaging import Client, NewEvent, SubscriptionSettings, Topic
 from millstream.testing import running_broker
 from millstream.wire.protocol import unique_token
 

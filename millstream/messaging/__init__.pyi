@@ -2,7 +2,7 @@
 
 from millstream.events.event import Event, NewEvent, PublishOptions, Receipt
 from millstream.events.start import Start
-from millstream.messaging.client import Client, Connecting, connect
+from millstream.messaging.client import Client, Connecting
 from millstream.messaging.core.identity import Identity, IdentitySettings
 from millstream.messaging.core.message import Message
 from millstream.messaging.core.overload import Counters, Overload, SubscriberSettings
@@ -59,5 +59,4 @@ __all__ = [
     "Topic",
     "TopicInfo",
     "TopicSettings",
-    "connect",
 ]

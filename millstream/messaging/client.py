@@ -40,7 +40,7 @@ from millstream.wire.aio.publisher import StreamPublisher
 from millstream.wire.message import OutgoingMessage
 from millstream.wire.protocol import encode_headers
 
-__all__ = ["Client", "Connecting", "connect"]
+__all__ = ["Client", "Connecting"]
 
 # Messages in flight of one connection; more than this only waits in the server's own queue.
 IN_FLIGHT_MAX: Final = 4096
@@ -52,17 +52,6 @@ RELEASE_SECONDS: Final = 2.0
 _log = logging.getLogger("millstream.messaging")
 
 C = TypeVar("C", bound="Client")
-
-
-def connect(
-    url: str | None = None,
-    *,
-    client_id: str | None = None,
-    settings: ConnectionSettings | None = None,
-    **changes: Any,
-) -> Connecting[Client]:
-    """Connect for messaging alone, without schemas and tables; see `millstream.connect`."""
-    return Connecting(Client, settings or ConnectionSettings.load(url, **changes), client_id)
 
 
 class Connecting(Generic[C]):

@@ -18,7 +18,6 @@ __all__ = [
     "SCHEMA",
     "VERSION",
     "PackHeaders",
-    "is_pack",
     "is_schema_id",
     "message_size",
     "read_headers",
@@ -46,11 +45,6 @@ class PackHeaders:
     count: int
     checksum: int
     schema_id: str | None
-
-
-def is_pack(headers: Mapping[str, str] | None) -> bool:
-    """Whether a message with these headers is a pack, of whatever version."""
-    return headers is not None and VERSION in headers
 
 
 def read_headers(headers: Mapping[str, str]) -> PackHeaders:

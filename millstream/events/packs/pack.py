@@ -31,7 +31,7 @@ from millstream.events.packs.envelope import (
     complete,
     envelope,
 )
-from millstream.events.packs.headers import is_pack, message_size, read_headers
+from millstream.events.packs.headers import message_size, read_headers
 from millstream.events.packs.ipc import ReadLimits, Stream, read_stream
 from millstream.events.packs.rows import headers_to_python, keys_to_python, to_python
 
@@ -45,7 +45,6 @@ __all__ = [
     "empty",
     "encode",
     "envelope",
-    "is_pack",
     "message_size",
     "split",
 ]

@@ -86,8 +86,3 @@ class Counters:
     failed: int  # delivered, and the handler raised
     interruptions: int  # cuts of the connection; messages under way were lost uncounted
     blocked_seconds: float  # how long senders were held (`block`)
-
-    @property
-    def balanced(self) -> bool:
-        """Whether every message is accounted for."""
-        return self.received == self.delivered + self.dropped + self.pending

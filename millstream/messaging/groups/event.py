@@ -20,9 +20,6 @@ class Tenure(Protocol):
     @property
     def epoch(self) -> int: ...
 
-    @property
-    def valid(self) -> bool: ...
-
 
 class GroupEvent(Event):
     """An event handed out by a group to the one member that owns its partition."""
@@ -47,11 +44,6 @@ class GroupEvent(Event):
         process that was frozen in a handler and wakes up later can undo its successor's work.
         """
         return self.tenure.epoch
-
-    @property
-    def owned(self) -> bool:
-        """Whether this member still owns the partition; a long plain function should look."""
-        return self.tenure.valid
 
 
 class PlainGroupEvent(PlainEvent, GroupEvent):

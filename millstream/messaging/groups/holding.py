@@ -124,10 +124,6 @@ class Holding:
         return self._taken.epoch
 
     @property
-    def valid(self) -> bool:
-        return self.state is not HoldingState.CLOSED and self._member.lease.valid
-
-    @property
     def handing_out(self) -> bool:
         return self.state is HoldingState.OPEN
 

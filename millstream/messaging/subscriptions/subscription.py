@@ -83,7 +83,6 @@ class Subscription:
         self.settings = settings
         self._jetstream = jetstream
         self._partitions = partitions
-        self._dead_letters = dead_letters
         self._signal = Signal()
         self._leases = Leases(jetstream.connection, settings, dead_letters.store, self._signal)
         self._lanes: list[tuple[Partition, PullConsumer]] = []

@@ -23,7 +23,6 @@ from millstream.wire.api import (
     error_from,
 )
 from millstream.wire.message import StoredMessage
-from millstream.wire.protocol import parse_headers, status_of
 
 __all__ = ["JetStream"]
 
@@ -213,20 +212,3 @@ class JetStream:
         state = (await self.stream_info(stream)).state
         found = await self.get_message(stream, {"start_time": time, "next_by_subj": ">"})
         return state.last_seq + 1 if found is None else found.sequence
-
-    async def get_direct(self, stream: str, ask: Mapping[str, Any]) -> StoredMessage | None:
-        """Like `get_message`, but from any replica and without JSON (needs allow_direct)."""
-        payload = msgspec.json.encode(ask)
-        subject = f"{self.prefix}.DIRECT.GET.{stream}"
-        headers, body = await self.connection.request(subject, payload)
-        known = parse_headers(headers) if status_of(headers)[0] != 404 else {}
-        # The server lets a mirror answer for its origin, also one that keeps less or more of it.
-        if known.get("Nats-Stream") != stream:
-            return await self.get_message(stream, ask)
-        return StoredMessage(
-            known["Nats-Subject"],
-            int(known["Nats-Sequence"]),
-            headers,
-            body,
-            known["Nats-Time-Stamp"],
-        )

@@ -140,10 +140,6 @@ class PullConsumer:
 
     # -- for the reader -------------------------------------------------------------------
 
-    @property
-    def buffered(self) -> int:
-        return len(self._buffer)
-
     def take_now(self, at_most: int) -> list[RawMessage]:
         """Up to `at_most` messages that are here; raises when there is none and none will come."""
         buffer = self._buffer

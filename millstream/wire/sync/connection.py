@@ -9,9 +9,9 @@ from __future__ import annotations
 import socket
 import ssl
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, Final, TypeVar
+from typing import Final, TypeVar
 
 import msgspec
 
@@ -380,9 +380,3 @@ class BlockingJetStream:
             if error is not None and deadline.passed:
                 raise error
             time.sleep(deadline.left(at_most=PAUSE_SECONDS))
-
-    def get_direct(self, stream: str, ask: Mapping[str, Any]) -> tuple[bytes, bytes] | None:
-        """Header block and payload of one stored message (needs allow_direct); None: none."""
-        subject = f"{self.prefix}.DIRECT.GET.{stream}"
-        block, payload = self.connection.request(subject, msgspec.json.encode(ask))
-        return None if status_of(block)[0] == 404 else (block, payload)

@@ -13,11 +13,13 @@ import pyarrow as pa
 import pytest
 from nats.js import JetStreamContext
 
-from millstream import GroupSettings, Mill, NewEvent, SubscriptionSettings, Topic, messaging
+from millstream import GroupSettings, Mill, NewEvent, SubscriptionSettings, Topic
 from millstream.errors import PartlyStored, ProcessFailed, SchemaError, SchemaNotFound, Unfit
 from millstream.events.row_buffer import Columns
+from millstream.messaging import Client, Connecting
 from millstream.messaging.process import ProcessSettings
 from millstream.schemas import WIRE_FORMATS, declare
+from millstream.settings import ConnectionSettings
 from tests.integration.schemas.orders import PLACED, Order, OrderWithNote, order, version
 
 PLAIN = {
@@ -265,7 +267,8 @@ async def test_a_connection_for_messaging_alone_cannot_write_unchecked(
     mill: Mill, millstream_url: str
 ) -> None:
     await mill.create_topic("orders", schema=Order)
-    async with messaging.connect(millstream_url) as plain:
+    settings = ConnectionSettings.load(millstream_url)
+    async with Connecting(Client, settings) as plain:
         topic = await plain.topic("orders")
         with pytest.raises(SchemaError, match=r"Connect with millstream.connect\(\)"):
             await topic.publish(b"{}")

@@ -13,8 +13,8 @@ import os
 import sys
 import time
 
+from millstream import connect
 from millstream.events.event import Partition
-from millstream.messaging.client import connect
 from millstream.messaging.groups.group import Group, GroupEvent, GroupSettings
 from millstream.wire.aio.publisher import StreamPublisher
 

@@ -12,12 +12,13 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
+from millstream import connect
 from millstream.broker import Broker
 from millstream.deadline import Deadline
 from millstream.errors import ConfigError, DataLoss, FencedOut, PayloadTooLarge
 from millstream.events.packs.packing import Packing
 from millstream.events.row_buffer import Columns
-from millstream.messaging import Topic, connect
+from millstream.messaging import Topic
 from millstream.testing import running_broker
 from tests.integration.messaging.publishing.writer_child import PACK
 from tests.integration.messaging.topic_kit import eventually

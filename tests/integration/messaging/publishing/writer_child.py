@@ -10,8 +10,8 @@ from __future__ import annotations
 import asyncio
 import sys
 
+from millstream import connect
 from millstream.events.packs.packing import Packing
-from millstream.messaging import connect
 
 KEYS = 5
 PACK = 40  # events in a pack at most

@@ -7,9 +7,10 @@ from collections.abc import AsyncIterator
 
 import pytest
 
+from millstream import connect
 from millstream.broker import Role, User
 from millstream.errors import PermissionDenied
-from millstream.messaging import Client, NewEvent, Start, connect
+from millstream.messaging import Client, NewEvent, Start
 from millstream.settings import Secret
 from millstream.testing import running_broker
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
+from millstream import connect
 from millstream.events.packs.packing import Packing
-from millstream.messaging import Topic, connect
+from millstream.messaging import Topic
 from millstream.messaging.reading.verify import Verification
 from millstream.testing import running_broker
 

@@ -83,21 +83,6 @@ async def test_a_mirror_has_the_offsets_subjects_and_partitions_of_its_origin(
         await put(js.connection, "copy.1.a")
 
 
-async def test_a_read_of_the_origin_is_not_answered_by_a_mirror_that_keeps_less(
-    js: JetStream,
-) -> None:
-    await declare(js, "orders")
-    await declare(js, "copy", TopicSettings(mirror="orders", max_messages=1))
-    for _ in range(3):
-        await put(js.connection, "orders.a")
-    await eventually(lambda: offsets(js, "copy"), [3])
-    for _ in range(20):  # origin and mirror take turns at random
-        found = await js.get_direct("orders", {"seq": 1})
-        assert found is not None
-        assert found.sequence == 1
-    assert await js.get_direct("orders", {"seq": 4}) is None
-
-
 async def test_a_mirror_needs_an_origin_that_is_there_and_as_many_partitions(
     js: JetStream,
 ) -> None:
