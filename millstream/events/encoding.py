@@ -8,9 +8,9 @@ from itertools import count
 from typing import Any, Final
 
 from millstream.errors import ConfigError
+from millstream.events.classify import NULL_HEADER
 from millstream.events.event import (
     ID_HEADER,
-    NULL_HEADER,
     RESERVED_PREFIXES,
     SCHEMA_HEADER,
     TIME_HEADER,

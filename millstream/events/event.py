@@ -10,6 +10,7 @@ from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from millstream.errors import ConfigError
+from millstream.events.classify import is_deletion
 from millstream.events.subject import key_bytes, key_of_token
 from millstream.events.value_type import ValueType
 from millstream.wire.api import AckAddress, parse_ack_address
@@ -19,14 +20,10 @@ if TYPE_CHECKING:
     from millstream.wire.message import RawMessage
 
 __all__ = [
-    "FOR_HEADER",
-    "FOR_MARK",
     "ID_HEADER",
     "KEY_HEADER",
     "NOT_DECODED",
-    "NULL_HEADER",
     "OWN_ID_HEADER",
-    "OWN_MARK",
     "RESERVED_PREFIXES",
     "SCHEMA_HEADER",
     "TIME_HEADER",
@@ -40,9 +37,6 @@ __all__ = [
     "Unreadable",
     "datetime_of",
     "event_ns",
-    "is_event_subject",
-    "is_for_another",
-    "is_for_one",
     "nanoseconds_of",
     "stored_ns_of",
 ]
@@ -53,19 +47,11 @@ SCHEMA_HEADER: Final = "Mill-Schema"
 ID_HEADER: Final = "Nats-Msg-Id"
 # The producer's id where the message needs another one for the server: a redriven event.
 OWN_ID_HEADER: Final = "Mill-Id"
-# The one subscription that an event is for; everybody else has had it before it was redriven.
-FOR_HEADER: Final = "Mill-For"
-NULL_HEADER: Final = "Mill-Null"  # the event has no value: in a table, its key is deleted
 # What the server and Millstream keep in headers; `Event.headers` shows the user's own only.
 RESERVED_PREFIXES: Final = ("Nats-", "Mill-")
 
-OWN_MARK: Final = b"\r\nMill-"  # a header of Millstream's is in the block
 _TIME_MARK: Final = b"\r\nMill-Time: "
 _KEY_MARK: Final = b"\r\nMill-Key: "
-_NULL_MARK: Final = b"\r\nMill-Null: "
-_MARKER_MARK: Final = b"\r\nNats-Marker-Reason: "  # the server's: the key's last event expired
-# The event was redriven for one subscription: no other reader takes it.
-FOR_MARK: Final = b"\r\nMill-For: "
 NOT_DECODED: Final = object()  # stands for a value that nobody has asked for
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _TIME: Final = re.compile(r"-?[0-9]{1,21}")
@@ -262,22 +248,6 @@ class Unreadable:
         self.error = error
 
 
-def is_event_subject(subject: bytes, partition: Partition) -> bool:
-    """Whether a message is an event; words that begin with `_` are Millstream's own messages."""
-    at = partition.prefix_size
-    return not at or len(subject) <= at or subject[at] != 95 or len(subject) == at + 1
-
-
-def is_for_one(block: bytes) -> bool:
-    """Whether a message was redriven for one subscription, so that no other reader takes it."""
-    return FOR_MARK in block
-
-
-def is_for_another(block: bytes, subscription: str) -> bool:
-    """Whether a message was redriven for another subscription than this one."""
-    return FOR_MARK in block and b"%b%b\r\n" % (FOR_MARK, subscription.encode()) not in block
-
-
 class PlainEvent(Event):
     """An event that is one message. Nothing is parsed before it is asked for."""
 
@@ -308,8 +278,8 @@ class PlainEvent(Event):
     @property
     def is_deletion(self) -> bool:
         """Whether it has no value: in a table, its key is deleted."""
-        block = self.raw.headers
-        return bool(block) and (_NULL_MARK in block or _MARKER_MARK in block)
+        headers = self.raw.headers
+        return bool(headers) and is_deletion(headers)
 
     @property
     def key(self) -> str | None:

@@ -29,12 +29,12 @@ from millstream.errors import (
     ProcessFailed,
     Unfit,
 )
+from millstream.events.classify import is_for_another
 from millstream.events.event import (
     Event,
     NewEvent,
     Partition,
     PlainEvent,
-    is_for_another,
     stored_ns_of,
 )
 from millstream.events.fence import fence_subject

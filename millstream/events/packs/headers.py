@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from millstream.errors import PackError
+from millstream.events.classify import PACK_HEADER
 
 __all__ = [
     "CHECKSUM",
@@ -25,7 +26,7 @@ __all__ = [
 ]
 
 CONTENT_TYPE: Final = "Content-Type"
-VERSION: Final = "Mill-Pack"
+VERSION: Final = PACK_HEADER
 COUNT: Final = "Mill-Count"
 SCHEMA: Final = "Mill-Schema"
 CHECKSUM: Final = "Mill-Checksum"

@@ -9,12 +9,11 @@ from typing import Any, Final
 
 from millstream.errors import ConfigError, DataLoss, PackError, SchemaError, Unfit
 from millstream.events import fence
+from millstream.events.classify import FOR_HEADER, NULL_HEADER, PACK_HEADER, holds_pack
 from millstream.events.encoding import check_headers, value_bytes
 from millstream.events.event import (
-    FOR_HEADER,
     ID_HEADER,
     KEY_HEADER,
-    NULL_HEADER,
     OWN_ID_HEADER,
     RESERVED_PREFIXES,
     SCHEMA_HEADER,
@@ -24,7 +23,7 @@ from millstream.events.event import (
     datetime_of,
 )
 from millstream.events.subject import PACK_TOKEN, copies_prefix, key_of_token, key_token
-from millstream.events.unpack import holds_pack, open_pack
+from millstream.events.unpack import open_pack
 from millstream.events.value_type import ValueType
 from millstream.messaging.dead_letters.store import (
     ATTEMPTS_HEADER,
@@ -32,7 +31,6 @@ from millstream.messaging.dead_letters.store import (
     CAUSE_HEADER,
     INDEX_HEADER,
     OFFSET_HEADER,
-    PACK_HEADER,
     PARTITION_HEADER,
     SUBJECT_HEADER,
     SUBSCRIPTION_HEADER,

@@ -13,7 +13,8 @@ from millstream.errors import (
     TopicNotFound,
     WrongSequence,
 )
-from millstream.events.event import Partition, is_event_subject
+from millstream.events.classify import is_own_subject
+from millstream.events.event import Partition
 from millstream.events.fence import EXPECTED_HEADER
 from millstream.events.unpack import raw_of
 from millstream.events.value_type import ValueType
@@ -274,13 +275,13 @@ class DeadLetterQueue:
                     if version is not None:
                         yield version
                 older = offset in edited or _ORDER_MARK in raw.headers
-                if not older and is_event_subject(raw.subject, partition):
+                if not older and not is_own_subject(raw.subject, partition.prefix_size):
                     yield raw
 
     async def _version(self, partition: Partition, offset: int) -> RawMessage | None:
         """The message at an offset, ready to be decoded; None when it is gone."""
         stored = await self._jetstream.get_message(partition.stream, {"seq": offset})
-        if stored is None or not is_event_subject(stored.subject.encode(), partition):
+        if stored is None or is_own_subject(stored.subject.encode(), partition.prefix_size):
             return None
         raw = raw_of(partition.stream, stored)
         if partition.learn is not None:

@@ -8,8 +8,8 @@ from typing import Final
 
 from millstream.deadline import now_ns
 from millstream.errors import ConfigError, TopicNotFound, WrongSequence
+from millstream.events.classify import FOR_HEADER, NULL_HEADER, PACK_HEADER
 from millstream.events.event import (
-    FOR_HEADER,
     KEY_HEADER,
     OWN_ID_HEADER,
     TIME_HEADER,
@@ -43,11 +43,10 @@ SUBJECT_HEADER: Final = "Mill-Dead-Subject"
 WHEN_HEADER: Final = "Mill-Dead-When"
 # A pack that could not be opened is kept as plain bytes, or nobody could read the dead letters.
 BROKEN_PACK_HEADER: Final = "Mill-Dead-Pack"
-PACK_HEADER: Final = "Mill-Pack"
 CAUSE_CHARS_MAX: Final = 1000
 STORE_SECONDS: Final = 10.0
 # Of the event's own headers these are replaced by the dead letter's.
-_REPLACED: Final = frozenset({KEY_HEADER, TIME_HEADER, OWN_ID_HEADER, FOR_HEADER})
+_REPLACED: Final = frozenset({KEY_HEADER, TIME_HEADER, OWN_ID_HEADER, FOR_HEADER, NULL_HEADER})
 _DROPPED_PREFIXES: Final = ("Nats-", "Mill-Dead-")
 
 
@@ -153,6 +152,8 @@ def _content(event: Event) -> tuple[list[tuple[str, str]], bytes]:
         for name, value in event.all_headers
         if name not in _REPLACED and not name.startswith(_DROPPED_PREFIXES)
     ]
+    if event.is_deletion:  # the header of an expired key is the server's, and dropped above
+        own.append((NULL_HEADER, "1"))
     return own, event.data
 
 

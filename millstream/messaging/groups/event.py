@@ -7,8 +7,9 @@ from collections.abc import Iterator
 from typing import Any, Protocol
 
 from millstream.errors import PackError, SchemaError
-from millstream.events.event import Event, Partition, PlainEvent, is_event_subject, is_for_one
-from millstream.events.unpack import PackEvent, PackMessage, holds_pack, open_pack
+from millstream.events.classify import kind_of
+from millstream.events.event import Event, Partition, PlainEvent
+from millstream.events.unpack import PackEvent, PackMessage, open_pack
 from millstream.wire.message import RawMessage
 
 __all__ = ["BrokenPack", "GroupEvent", "Tenure", "group_events"]
@@ -113,7 +114,8 @@ AnyGroupEvent = PlainGroupEvent | PackGroupEvent
 
 def group_events(tenure: Tenure, partition: Partition, raw: RawMessage) -> Iterator[AnyGroupEvent]:
     """The events of one message, in order; none when it is one of Millstream's own."""
-    if raw.headers and holds_pack(raw.headers):
+    kind = kind_of(raw.subject, raw.headers, partition.prefix_size)
+    if kind.is_pack:
         try:
             message = open_pack(partition, raw)
             rows = partition.rows(message.pack) if partition.rows else message.pack.events()
@@ -122,5 +124,5 @@ def group_events(tenure: Tenure, partition: Partition, raw: RawMessage) -> Itera
             yield BrokenPack(tenure, partition, raw, f"not a sound pack: {error}")
         else:
             yield from events
-    elif is_event_subject(raw.subject, partition) or is_for_one(raw.headers):
+    elif kind.is_plain:
         yield PlainGroupEvent(tenure, partition, raw)

@@ -15,7 +15,8 @@ import msgspec
 
 from millstream.deadline import now_ns
 from millstream.errors import ConfigError, DataLoss, MillstreamError, WrongSequence
-from millstream.events.event import Partition, is_for_another, nanoseconds_of
+from millstream.events.classify import is_for_another
+from millstream.events.event import Partition, nanoseconds_of
 from millstream.events.subject import key_token
 from millstream.messaging.dead_letters.store import DeadLetterStore
 from millstream.messaging.groups.assignment import Lease

@@ -14,16 +14,15 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from millstream.errors import SchemaError
+from millstream.events.classify import kind_of
 from millstream.events.event import (
     SCHEMA_HEADER,
     Partition,
     PlainEvent,
-    is_event_subject,
-    is_for_one,
 )
 from millstream.events.packs.envelope import COLUMN_TYPES
 from millstream.events.subject import key_bytes
-from millstream.events.unpack import PackMessage, holds_pack, open_pack
+from millstream.events.unpack import PackMessage, open_pack
 from millstream.events.value_type import ValueType
 from millstream.messaging.reading.replay import ReadPlan, read_messages
 from millstream.wire.aio.jetstream import JetStream
@@ -64,16 +63,17 @@ def batches_of_messages(
     """
     plain: list[PlainEvent] = []
     for raw in messages:
-        if raw.headers and is_for_one(raw.headers):
+        kind = kind_of(raw.subject, raw.headers, partition.prefix_size)
+        if kind.redriven:
             continue
-        if raw.headers and holds_pack(raw.headers):
+        if kind.is_pack:
             if plain:
                 yield _gathered(plain, value_type)
                 plain = []
             message = open_pack(partition, raw)
             if message.pack.count:
                 yield _of_pack(message, value_type)
-        elif is_event_subject(raw.subject, partition):
+        elif kind.is_plain:
             plain.append(PlainEvent(partition, raw))
     if plain:
         yield _gathered(plain, value_type)

@@ -13,7 +13,8 @@ from typing import Final
 import msgspec
 
 from millstream.errors import ConfigError
-from millstream.events.event import Event, Partition, is_event_subject
+from millstream.events.classify import is_own_subject
+from millstream.events.event import Event, Partition
 from millstream.events.start import Start
 from millstream.events.subject import key_token, partition_of
 from millstream.events.unpack import events_in, raw_of
@@ -96,7 +97,8 @@ async def _subjects(jetstream: JetStream, partition: Partition) -> list[str]:
         ask = {"subjects_filter": f"{partition.prefix}.*", "offset": page * SUBJECTS_PAGE}
         info = await jetstream.call(f"STREAM.INFO.{partition.stream}", ask, _Info)
         subjects = info.state.subjects or {}
-        found.extend(s for s in subjects if is_event_subject(s.encode(), partition))
+        size = partition.prefix_size
+        found.extend(s for s in subjects if not is_own_subject(s.encode(), size))
         if not subjects or (page + 1) * SUBJECTS_PAGE >= info.total:
             break
     return found

@@ -7,7 +7,8 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from millstream.errors import PackError
-from millstream.events.event import Partition, is_event_subject, is_for_one
+from millstream.events.classify import kind_of
+from millstream.events.event import Partition
 from millstream.events.fence import (
     EPOCH_HEADER,
     NUMBER_HEADER,
@@ -17,7 +18,6 @@ from millstream.events.fence import (
     WRITER_HEADER,
 )
 from millstream.events.packs.pack import decode
-from millstream.events.unpack import holds_pack
 from millstream.messaging.reading.replay import ReadPlan, read_messages
 from millstream.wire.aio.jetstream import JetStream
 from millstream.wire.api import parse_ack_address
@@ -95,16 +95,17 @@ class _Walk:
         report.messages += 1
         report.deleted += offset - self._next
         self._next = offset + 1
-        # What was redriven for one subscription is no event more: readers leave it out.
-        again = is_for_one(raw.headers)
-        if not raw.headers or not holds_pack(raw.headers):
-            report.events += is_event_subject(raw.subject, partition) and not again
+        kind = kind_of(raw.subject, raw.headers, partition.prefix_size)
+        # A copy redriven for one subscription is not another event: readers leave it out.
+        counts = not kind.redriven
+        if not kind.is_pack:
+            report.events += kind.is_plain and counts
             return
         report.packs += 1
         headers = parse_headers(raw.headers)
         try:
             count = decode(headers, raw.payload).count
-            report.events += 0 if again else count
+            report.events += count if counts else 0
         except PackError as error:
             self._flaw(offset, "checksum", f"the pack cannot be read: {error}")
         if WRITER_HEADER in headers and SOURCE_HEADER not in headers:

@@ -19,14 +19,9 @@ from millstream.errors import (
     RequestTimeout,
     SchemaError,
 )
-from millstream.events.event import (
-    FOR_MARK,
-    OWN_MARK,
-    Partition,
-    is_event_subject,
-    is_for_another,
-)
-from millstream.events.unpack import holds_pack, open_pack
+from millstream.events.classify import OWN_MARK, is_for_another, kind_of
+from millstream.events.event import Partition
+from millstream.events.unpack import open_pack
 from millstream.messaging.dead_letters.store import DeadLetterStore
 from millstream.messaging.subscriptions.delivery import (
     Delivery,
@@ -297,16 +292,15 @@ class Subscription:
             at = partition.prefix_size
             for raw in lane.take_now(TAKE_MESSAGES):
                 subject, reply, headers, _ = raw
-                marked = OWN_MARK in headers
-                if marked and is_for_another(headers, self.name):
+                if subject[at : at + 1] != b"_" and headers.find(OWN_MARK) < 0:
+                    add(PlainDelivery(leases, partition, raw))  # as nearly all are
+                    continue
+                kind = kind_of(subject, headers, at)
+                if kind.redriven and is_for_another(headers, self.name):
                     leases.ack(reply)
-                elif marked and holds_pack(headers):
+                elif kind.is_pack:
                     self._add_pack(partition, raw)
-                elif (
-                    subject[at : at + 1] != b"_"
-                    or is_event_subject(subject, partition)
-                    or FOR_MARK in headers
-                ):
+                elif kind.is_plain:
                     add(PlainDelivery(leases, partition, raw))
                 else:
                     leases.ack(reply)

@@ -24,7 +24,8 @@ from millstream.errors import (
     SchemaError,
     SchemaNotFound,
 )
-from millstream.events.event import NULL_HEADER, SCHEMA_HEADER
+from millstream.events.classify import NULL_HEADER
+from millstream.events.event import SCHEMA_HEADER
 from millstream.events.subject import check_subject, key_of_token
 from millstream.messaging import (
     Client,

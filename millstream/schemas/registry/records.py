@@ -14,7 +14,7 @@ from typing import Final
 import msgspec
 
 from millstream.errors import ConfigError, DataLoss, Incompatible, SchemaError, SchemaNotFound
-from millstream.events.event import NULL_HEADER
+from millstream.events.classify import is_deletion
 from millstream.events.subject import key_token
 from millstream.schemas import types as t
 from millstream.schemas.codecs import WIRE_FORMATS, WireFormat, make_codec
@@ -22,7 +22,6 @@ from millstream.schemas.compatibility import Mode, Problem, check, parse_mode
 from millstream.schemas.formats.arrow import arrow_type
 from millstream.schemas.schema import Schema
 from millstream.wire.message import StoredMessage
-from millstream.wire.protocol import parse_headers
 
 __all__ = [
     "TABLE",
@@ -146,7 +145,7 @@ def record_query(topic: str) -> dict[str, str]:
 
 def record_of(message: StoredMessage | None) -> TopicSchemas | None:
     """The record in that message; None when the topic never had one or it was deleted."""
-    if message is None or NULL_HEADER in parse_headers(message.headers):
+    if message is None or is_deletion(message.headers):
         return None
     return read_record(message.payload)
 

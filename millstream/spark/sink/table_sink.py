@@ -14,7 +14,8 @@ from typing import Any, Final
 import pyarrow as pa
 
 from millstream.errors import ConfigError, FencedOut, Unfit, WrongSequence
-from millstream.events.event import NULL_HEADER, SCHEMA_HEADER
+from millstream.events.classify import NULL_HEADER
+from millstream.events.event import SCHEMA_HEADER
 from millstream.events.fence import fence_subject
 from millstream.events.subject import key_token
 from millstream.spark.broker_access import connection_to

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, Final
@@ -12,11 +11,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from millstream.errors import PackError, Undecodable
+from millstream.events.classify import KIND_MARKS, OWN_MARK, Kind, kind_of
 from millstream.events.event import (
-    FOR_MARK,
     KEY_HEADER,
-    NULL_HEADER,
-    OWN_MARK,
     RESERVED_PREFIXES,
     SCHEMA_HEADER,
     TIME_HEADER,
@@ -29,10 +26,12 @@ from millstream.spark.source.values import Decoded, Values, fitted
 from millstream.wire.message import RawMessage
 from millstream.wire.protocol import parse_header_items, parse_headers
 
-__all__ = ["Batches", "Origin"]
+__all__ = ["Batches", "Origin", "kinds_of"]
 
-_PACK_MARK: Final = b"\r\nMill-Pack: "
 _UNDERSCORE: Final = 95
+# As regular expressions, because one of several marks is found in one pass.
+_KIND_MARK: Final = "|".join(mark.decode() for mark in KIND_MARKS)
+_ANY_MARK: Final = f"{OWN_MARK.decode()}|{_KIND_MARK}"
 _KEYLESS: Final = KEYLESS_TOKEN.encode()
 _TIME: Final = pa.timestamp("us", "UTC")
 _HEADERS: Final = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
@@ -45,6 +44,33 @@ class Origin:
     topic: str
     partition: int
     prefix: str | None  # of its subjects; None: they carry no keys
+
+
+def kinds_of(frames: Frames, prefix_size: int) -> dict[int, Kind]:
+    """The kinds of messages by number; those that are missing are events without own headers.
+
+    The same kinds that `kind_of` finds, which is asked only about messages whose headers tell.
+    """
+    kinds: dict[int, Kind] = {}
+    if prefix_size:
+        key = frames.subject + prefix_size
+        own = (frames.byte(key) == _UNDERSCORE) & (frames.subject_end > key + 1)
+        kinds = dict.fromkeys(np.flatnonzero(own).tolist(), Kind.OWN)
+    with_headers = np.flatnonzero(frames.body > frames.head)
+    if not len(with_headers):
+        return kinds
+    blocks = frames.cut(frames.head[with_headers], frames.body[with_headers])
+    found = pc.match_substring_regex(blocks, _ANY_MARK)
+    marked = with_headers[found.to_numpy(zero_copy_only=False)]
+    if not len(marked):
+        return kinds
+    telling = pc.match_substring_regex(blocks.filter(found), _KIND_MARK)
+    for number in marked.tolist():
+        kinds.setdefault(number, Kind.EVENT)
+    for number in marked[telling.to_numpy(zero_copy_only=False)].tolist():
+        subject, _, headers, _ = frames.message(number)
+        kinds[number] = kind_of(subject, headers, prefix_size)
+    return kinds
 
 
 class Batches:
@@ -66,53 +92,39 @@ class Batches:
         Packs are opened one by one as their rows are asked for: a window of them may be many times
         as large as it was on its way.
         """
-        count = len(frames)
-        keep = np.ones(count, bool)
-        if self._at:
-            place = frames.subject + self._at
-            own = (frames.byte(place) == _UNDERSCORE) & (frames.subject_end > place + 1)
-            keep &= ~own
-        marked = self._marked(frames)
+        kinds = kinds_of(frames, self._at)
+        keep = np.ones(len(frames), bool)
+        # A copy that was redriven for one subscription has been read here before.
+        keep[[n for n, kind in kinds.items() if kind.redriven or not kind.is_plain]] = False
         begin = 0
-        for number in marked:
-            block = frames.headers_of(number)
-            # An event that was redriven for one subscription has been read here before.
-            if FOR_MARK in block:
-                keep[number] = False
-            elif _PACK_MARK in block:
-                yield from self._plain(frames, keep, marked, begin, number)
-                yield from self._pack(frames.message(number))
-                begin = number + 1
-        yield from self._plain(frames, keep, marked, begin, count)
-
-    def _marked(self, frames: Frames) -> list[int]:
-        """The numbers of messages that have headers of ours."""
-        with_headers = np.flatnonzero(frames.body > frames.head)
-        if not len(with_headers):
-            return []
-        blocks = frames.cut(frames.head[with_headers], frames.body[with_headers])
-        found = pc.match_substring(blocks, OWN_MARK).to_numpy(zero_copy_only=False)
-        numbers: list[int] = with_headers[found].tolist()
-        return numbers
+        for number in sorted(n for n, kind in kinds.items() if kind is Kind.PACK):
+            yield from self._plain(frames, keep, kinds, begin, number)
+            yield from self._pack(frames.message(number))
+            begin = number + 1
+        yield from self._plain(frames, keep, kinds, begin, len(frames))
 
     # -- plain messages -------------------------------------------------------------------
 
     def _plain(
-        self, frames: Frames, keep: Any, marked: list[int], begin: int, end: int
+        self, frames: Frames, keep: Any, kinds: dict[int, Kind], begin: int, end: int
     ) -> Iterator[pa.RecordBatch]:
         """The rows of the messages from `begin` to `end`, as far as they are to be kept."""
         order = begin + np.flatnonzero(keep[begin:end])
         if not len(order):
             return
-        some = marked[bisect_left(marked, begin) : bisect_left(marked, end)]
-        own = [number for number in some if keep[number]]
-        places = np.searchsorted(order, own)
+        marked = sorted(n for n in kinds if begin <= n < end and keep[n])
+        rows_marked = np.searchsorted(order, marked).tolist()
         headers = {
-            int(place): parse_headers(frames.headers_of(number))
-            for place, number in zip(places, own, strict=True)
+            row: parse_headers(frames.headers_of(number))
+            for row, number in zip(rows_marked, marked, strict=True)
         }
+        deleted = [
+            row
+            for row, number in zip(rows_marked, marked, strict=True)
+            if kinds[number] is Kind.DELETION
+        ]
         whole = len(order) == len(frames)
-        rows = _PlainRows(frames if whole else frames.some(order), self._at, headers)
+        rows = _PlainRows(frames if whole else frames.some(order), self._at, headers, deleted)
         decoded = None
         if self._wanted & {"value", "reason"}:
             decoded = self._values.plain(rows.payloads(), rows.schema_ids())
@@ -240,15 +252,22 @@ def _times(pack: Pack, stored_micros: int) -> pa.Array:
 class _PlainRows:
     """The columns of plain messages. Headers are looked into only where there are some of ours."""
 
-    def __init__(self, frames: Frames, at: int, own: dict[int, dict[str, str]]) -> None:
+    def __init__(
+        self, frames: Frames, at: int, own: dict[int, dict[str, str]], deleted: list[int]
+    ) -> None:
         self._frames = frames
         self._at = at
         self._own = own
+        self._deleted = deleted  # rows without a value
         self.count = len(frames)
 
     def payloads(self) -> pa.Array:
         values = self._frames.cut(self._frames.body, self._frames.end)
-        return self._without(values, [n for n, own in self._own.items() if NULL_HEADER in own])
+        if not self._deleted:
+            return values
+        deleted = np.zeros(self.count, bool)
+        deleted[self._deleted] = True
+        return pc.if_else(pa.array(deleted), pa.scalar(None, pa.binary()), values)
 
     def schema_ids(self) -> list[str | None] | None:
         ids: list[str | None] | None = None
@@ -289,13 +308,6 @@ class _PlainRows:
 
     def headers(self) -> list[list[tuple[str, bytes]] | None]:
         return [_own_headers(self._frames.headers_of(n)) for n in range(self.count)]
-
-    def _without(self, values: pa.Array, numbers: list[int]) -> pa.Array:
-        if not numbers:
-            return values
-        none = np.zeros(self.count, bool)
-        none[numbers] = True
-        return pc.if_else(pa.array(none), pa.scalar(None, pa.binary()), values)
 
 
 def _key(token: bytes) -> bytes | None:

@@ -405,3 +405,23 @@ async def buried(topic: Topic) -> int:
 
 async def called(calls: list[tuple[str, bytes]]) -> int:
     return len(calls)
+
+
+async def test_an_expired_key_stays_deleted_as_a_dead_letter_and_when_it_is_redriven(
+    mill: Mill,
+) -> None:
+    topic = await mill.create_topic("sessions", history=1, marker_ttl="1m")
+    await topic.publish(b"v", "ada", options=millstream.PublishOptions(ttl=1))
+    async with await topic.subscribe("billing") as member:
+        async for delivery in member:
+            if delivery.value is not None:
+                delivery.ack()
+                continue
+            delivery.terminate("expired")
+            break
+    queue = await topic.dead_letters("billing")
+    assert [letter.value for letter in await queue.list()] == [None]
+    await queue.redrive()
+    async with await topic.subscribe("billing") as member:
+        (redriven,) = await taken(member, 1)
+    assert (redriven.key, redriven.value) == ("ada", None)
