@@ -163,13 +163,17 @@ class Unconfirmed(PublishError):
 
 
 class FencedOut(PublishError):
-    """Another process opened a writer of the same name: this one may not write any more."""
+    """Another process opened a writer of the same name: this one can no longer write.
 
-    def __init__(self, writer: str, epoch: int, found: int) -> None:
+    `epoch` is this writer's, `found` the one stored in the topic; None where it is not known.
+    """
+
+    def __init__(self, writer: str, epoch: int | None = None, found: int | None = None) -> None:
         self.writer, self.epoch, self.found = writer, epoch, found
+        known = f" (its epoch is {epoch}, the topic's is {found})" if epoch and found else ""
         super().__init__(
-            f"writer '{writer}' was taken over: this one has epoch {epoch}, the topic has {found}. "
-            f"Nothing of this call is stored; the other writer goes on from the stored position"
+            f"writer '{writer}' was taken over by another process{known}. This call stored "
+            f"nothing; the other writer continues from the stored position"
         )
 
 

@@ -80,7 +80,7 @@ class FencedLane:
                 return await self._store_one(last.claimed(owner), [empty()])
             except (FencedOut, DataLoss):
                 continue  # the old writer, or another claimant, was faster: follow what it stored
-        raise FencedOut(self._writer, last.epoch, last.epoch + 1)
+        raise FencedOut(self._writer)
 
     async def store(
         self, packs: Sequence[EncodedPack], position: int, note: str | None = None

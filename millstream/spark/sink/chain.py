@@ -107,7 +107,7 @@ class Fence:
             except WrongSequence:
                 continue  # a twin was faster
             return first.stored_at(ack.seq)
-        raise FencedOut(self.writer, 0, 0)
+        raise FencedOut(self.writer)
 
     def message(
         self, subject: str, pairs: list[tuple[str, str]], pack: EncodedPack
@@ -212,7 +212,7 @@ class Chain:
                 self.known_rows = made.rows
                 return
             self._look()
-        raise FencedOut(self._fence.writer, 0, 0)
+        raise FencedOut(self._fence.writer)
 
     def _stored_before(self, final: bool) -> bool:
         """Whether the unit that was just made is in the chain of an earlier attempt."""

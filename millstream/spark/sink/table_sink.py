@@ -105,7 +105,7 @@ class _Group:
                 self._state = self._fence.begin()
                 continue
             return
-        raise FencedOut(self._fence.writer, 0, 0)
+        raise FencedOut(self._fence.writer)
 
 
 def write_table(rows: TaskRows, batches: Iterable[pa.RecordBatch], writer: str, batch: int) -> int:
