@@ -29,8 +29,8 @@ $(STAMP): pyproject.toml requirements.lock $(STALE)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c requirements.lock -e ".[$(EXTRAS)]"
 	@echo "$(MADE_FOR)" > $(STAMP)
 
-# Test files run side by side, one process a core (four at most: each may start a JVM). What needs
-# minutes is begun first: see tests/conftest.py.
+# Test files run side by side, one process a core (four at most: each may start a JVM). Unit tests
+# come first, then the longest files: see tests/conftest.py.
 TEST_OPTIONS := --numprocesses auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder
 TESTS := $(BIN)/python -m pytest $(TEST_OPTIONS)
 # RERUN_FAILED=5: if at most five tests fail, run them once more, alone (continuous integration).

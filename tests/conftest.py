@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import gc
+from collections import Counter
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from blockbuster import BlockBuster
 from hypothesis import HealthCheck, settings
+
+ROOT = Path(__file__).parents[1]
 
 # Rooms whose public calls block by design: they run processes, read files or are the blocking twin.
 BLOCKING_ROOMS = [
@@ -39,15 +43,47 @@ settings.register_profile(
 settings.register_profile("same", settings.get_profile("new"), derandomize=True)
 settings.load_profile("same")
 
-# Folders whose tests start a JVM or break things for a while.
-SLOW_FOLDERS = {"spark", "faults", "docs"}
 # What takes minutes: `make test` leaves it out, `make test-all` and `make faults` run it.
 LONG_FILES = {"test_killed.py", "test_speculation.py"}
 
+# Roughly how long one test takes, by the beginning of its path; the first that fits counts.
+SECONDS = {
+    "tests/unit/": 0.0,
+    "tests/contracts/": 0.1,
+    "tests/faults/test_scenarios": 15.0,
+    "tests/faults/test_disk": 30.0,
+    "tests/faults/": 1.0,
+    "tests/spark/pipelines/": 8.0,
+    "tests/spark/": 4.0,
+    "tests/docs/": 4.0,
+    "tests/integration/test_demo": 30.0,
+    "tests/integration/test_examples": 10.0,
+    "tests/integration/wire/": 0.1,
+    "tests/integration/security/": 0.1,
+}
+QUICK_FOLDERS = ("tests/unit/", "tests/contracts/")
+
+
+def file_of(item: pytest.Item) -> str:
+    return item.path.relative_to(ROOT).as_posix()
+
+
+def seconds_of(path: str) -> float:
+    return next((seconds for start, seconds in SECONDS.items() if path.startswith(start)), 1.0)
+
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    # Files are given to processes in this order: no long one may be left for the end.
-    items.sort(key=lambda item: not SLOW_FOLDERS & set(item.path.parts))
+    """Quick files first, so that most failures show within a minute; then the longest file first.
+
+    Files are given to the processes in this order. A long one must not be left for the end, when
+    the other processes have nothing to do any more.
+    """
+    tests = Counter(map(file_of, items))
+    rank = {
+        file: (not file.startswith(QUICK_FOLDERS), -count * seconds_of(file))
+        for file, count in tests.items()
+    }
+    items.sort(key=lambda item: rank[file_of(item)])
     for item in items:
         if item.path.name in LONG_FILES:
             item.add_marker(pytest.mark.long)
