@@ -12,7 +12,10 @@ from types import ModuleType
 import pytest
 
 import bench.__main__ as door
+from bench import values
 from bench.harness import OURS, PeerAbsent, Result, Skipped, against, interleave
+from millstream.schemas import declare
+from millstream.schemas.values.fast_json import fast_dump, fast_load
 
 
 def counter(log: list[str], name: str, figures: list[float]) -> Callable[[], float]:
@@ -153,3 +156,16 @@ def test_families_are_the_modules_with_a_measure(tmp_path: Path) -> None:
     (tmp_path / "one.py").write_text('"""First words.\n\nMore."""\ndef measure(quick): ...\n')
     (tmp_path / "other.py").write_text("def helper(): ...\n")
     assert door.families(tmp_path) == {"one": "First words."}
+
+
+def test_the_figures_of_json_values_are_beside_those_of_the_checker() -> None:
+    results = [result for result in values.measure(quick=True) if isinstance(result, Result)]
+    assert len(results) == 6
+    assert all(result.peer == values.PEER and result.ratio for result in results)
+
+
+def test_the_events_of_the_json_benchmark_take_the_fast_path() -> None:
+    for event in values.orders():
+        record = declare(type(event)).record
+        data = fast_dump(record)(event)
+        assert fast_dump(record)(fast_load(record)(data)) == data

@@ -42,8 +42,9 @@ class AvroWire:
         self._write = fastavro.schemaless_writer
         self._read = fastavro.schemaless_reader
 
-    def dump(self, plain: dict[str, Any]) -> bytes:
-        """The bytes of a plain value."""
+    def dump(self, value: object) -> bytes:
+        """The bytes of a value that fits the schema."""
+        plain = self._fit(value)
         out = io.BytesIO()
         self._write(out, self._parsed, plain if self._to is None else self._to(plain))
         return out.getvalue()

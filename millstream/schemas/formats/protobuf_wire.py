@@ -50,9 +50,9 @@ class ProtobufWire:
         self._decode = _record_decoder(record, message)
         self._fit = compile_fit(record)
 
-    def dump(self, plain: dict[str, Any]) -> bytes:
-        """The bytes of a plain value."""
-        data: bytes = self._encode(plain).SerializeToString(deterministic=True)
+    def dump(self, value: object) -> bytes:
+        """The bytes of a value that fits the schema."""
+        data: bytes = self._encode(self._fit(value)).SerializeToString(deterministic=True)
         return data
 
     def load(self, data: bytes) -> dict[str, Any]:

@@ -120,6 +120,10 @@ class TypedValues:
     def _reader_builder(self) -> ColumnBuilder:
         return ColumnBuilder(self.reader_schema.record)
 
+    @cached_property
+    def _parser(self) -> Codec:
+        return make_codec(self.schema, "json")
+
     # -- writing --------------------------------------------------------------------------
 
     def encode(self, value: object) -> bytes:
@@ -128,7 +132,7 @@ class TypedValues:
 
     def parse(self, text: bytes) -> dict[str, Any]:
         """A value that people wrote as JSON, to be published; Unfit when it does not fit."""
-        return make_codec(self.schema, "json").decode(text)
+        return self._parser.decode(text)
 
     def column(self, values: Sequence[object]) -> pa.StructArray:
         """Many values as a column of a pack; Unfit names row and field."""

@@ -169,7 +169,7 @@ def _fit_map(type_: t.Map, text: bool) -> Fit:
 
 def _whole_number(text: object) -> object:
     """The number a JSON object's key stands for; anything else is left for the key's own check."""
-    if isinstance(text, str) and len(text) <= 20 and text.lstrip("-").isdecimal():
+    if isinstance(text, str) and len(text) <= 20 and text.removeprefix("-").isdecimal():
         return int(text)
     return text
 
