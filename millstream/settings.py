@@ -37,6 +37,7 @@ __all__ = [
     "parse_duration",
     "parse_size",
     "project_table",
+    "project_url",
     "read_project_file",
 ]
 
@@ -178,17 +179,30 @@ def project_table(name: str, path: Path | None = None) -> Mapping[str, Any]:
     return table
 
 
-def data_folder(given: str | Path | None = None) -> Path:
-    """The broker's data folder: given, `MILLSTREAM_DATA`, `[broker] data`, or ./.millstream."""
+def data_folder(given: str | Path | None = None, start: Path | None = None) -> Path:
+    """The broker's data folder: given, `MILLSTREAM_DATA`, `[broker] data`, or ./.millstream.
+
+    `start` is the folder to look from; by default the working directory.
+    """
     if given is None:
         given = environment("MILLSTREAM_DATA")
     if given is None:
-        project = find_project_file()
+        project = find_project_file(start)
         if project is not None:
             listed = project_table("broker", project).get("data")
             if listed is not None:
                 return (project.parent / str(listed)).resolve()
+        return ((start or Path()) / DATA_FOLDER).resolve()
     return Path(given or DATA_FOLDER).resolve()
+
+
+def project_url(start: Path | None = None) -> str | None:
+    """The address in the nearest millstream.toml, else that of the broker that `up` runs there."""
+    file = find_project_file(start)
+    listed = None if file is None else read_project_file(file).get("url")
+    if not isinstance(listed, str | None):
+        raise ConfigError(f"{PROJECT_FILE}: url must be a text, not {listed!r}")
+    return _url_of_running_broker(start) if listed is None else listed
 
 
 @dataclass(frozen=True, slots=True)
@@ -283,21 +297,17 @@ def _tls_from_environment() -> Tls | None:
 def _urls(given: str | None) -> tuple[str, ...]:
     listed = given or environment("NATS_URL")
     if listed is None:
-        listed = read_project_file().get("url")
-        if not isinstance(listed, str | None):
-            raise ConfigError(f"{PROJECT_FILE}: url must be a text, not {listed!r}")
-    if listed is None:
-        listed = _url_of_running_broker()
+        listed = project_url()
     urls = tuple(part.strip() for part in (listed or DEFAULT_URL).split(",") if part.strip())
     if not urls:
         raise ConfigError(f"no server address in {listed!r}. Write nats://host:port")
     return urls
 
 
-def _url_of_running_broker() -> str | None:
+def _url_of_running_broker(start: Path | None) -> str | None:
     """What `millstream up` wrote beside its data, so that `connect()` needs no address."""
     try:
-        state = json.loads((data_folder() / STATE_FILE).read_text(encoding="utf-8"))
+        state = json.loads((data_folder(start=start) / STATE_FILE).read_text(encoding="utf-8"))
         return str(state["url"])
     except (OSError, ValueError, KeyError, TypeError):
         return None

@@ -24,6 +24,7 @@ from millstream.settings import (
     parse_duration,
     parse_size,
     project_table,
+    project_url,
     read_project_file,
 )
 
@@ -111,6 +112,18 @@ def test_argument_beats_environment_beats_project_file_beats_running_broker(
     monkeypatch.setenv("NATS_URL", "nats://variable:1")
     assert ConnectionSettings.load().urls == ("nats://variable:1",)
     assert ConnectionSettings.load("nats://argument:1").urls == ("nats://argument:1",)
+
+
+def test_the_address_of_a_project_is_found_from_another_folder(tmp_path: Path) -> None:
+    folder = tmp_path / "project" / "inner"
+    data = tmp_path / "project" / "inner" / ".millstream"
+    data.mkdir(parents=True)
+    assert project_url(folder) is None
+    (data / "broker.json").write_text('{"url": "nats://running:1"}')
+    assert project_url(folder) == "nats://running:1"
+    (tmp_path / "project" / "millstream.toml").write_text('url = "nats://listed:2"')
+    assert project_url(folder) == "nats://listed:2"
+    assert project_url(tmp_path) is None
 
 
 def test_a_broken_state_file_is_as_good_as_none(tmp_path: Path) -> None:
