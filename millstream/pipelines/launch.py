@@ -8,14 +8,15 @@ from millstream.pipelines.graph import Graph
 from millstream.pipelines.loader import load
 from millstream.pipelines.outputs import PipelineTopics
 from millstream.pipelines.project import Project
-from millstream.pipelines.resolve import resolve
+from millstream.pipelines.resolve import Resolver
 from millstream.pipelines.runner import Runner, RunSettings
 from millstream.pipelines.shipping import ship
+from millstream.settings import environment, project_url
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-__all__ = ["graph_of", "make_runner", "settings_of", "spark_for"]
+__all__ = ["broker_options", "graph_of", "make_runner", "settings_of", "spark_for"]
 
 
 def settings_of(project: Project) -> dict[str, str]:
@@ -43,7 +44,7 @@ def spark_for(project: Project, master: str | None = None) -> SparkSession:
 def make_runner(
     project: Project, settings: RunSettings | None = None, master: str | None = None
 ) -> Runner:
-    """A runner with a session of its own; what the project declares wrongly is refused first."""
+    """A runner with a session of its own; a project that does not load starts no session."""
     pipeline = load(project, lambda: spark_for(project, master))
     spark = spark_for(project, master)
     ship(spark, project)
@@ -51,10 +52,21 @@ def make_runner(
 
 
 def graph_of(project: Project, url: str | None = None) -> Graph:
-    """What reads what: the functions are called, nothing is written and no topic is made."""
+    """What reads what: the functions are called, nothing is written and no topic is created."""
     pipeline = load(project, lambda: spark_for(project))
     spark = spark_for(project)
     ship(spark, project)
-    options = {"url": url} if url else {}
-    with PipelineTopics(url, dry=True) as topics:
-        return resolve(pipeline, spark, topics, project.folder, options).graph
+    options = broker_options(project, url)
+    with PipelineTopics(options.get("url"), dry=True) as topics:
+        return Resolver(pipeline, spark, project.folder, options).all(topics).graph
+
+
+def broker_options(project: Project, url: str | None = None) -> dict[str, str]:
+    """The options of every source and sink that say where the broker is.
+
+    Spark's processes would look for millstream.toml in their own working directory. With NATS_URL
+    they look there, and on another machine it may have another value.
+    """
+    if url is None and environment("NATS_URL") is None:
+        url = project_url(project.folder)
+    return {} if url is None else {"url": url}

@@ -11,6 +11,7 @@ from millstream.pipelines.declare import Output
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
+    from pyspark.sql.types import StructType
 
     from millstream.blocking import Mill
 
@@ -114,8 +115,8 @@ class PipelineTopics:
                 f"such topic; {suggest(name, known)}"
             ) from None
 
-    def declare(self, output: Output, rows: DataFrame) -> None:
-        """Make the output's topic if it is missing; give it the rows' columns as its schema."""
+    def declare(self, output: Output, rows: StructType) -> None:
+        """Create the output's topic if it is missing; its schema has the rows' columns."""
         if self.dry or output.kind not in ("topic", "table"):
             return
         schema = value_schema(rows)
@@ -141,8 +142,8 @@ class PipelineTopics:
         else:
             self.mill.create_topic(output.name, schema=schema, **values)
 
-    def _evolve(self, output: Output, rows: DataFrame, schema: Any) -> None:
-        """Rows with other columns than before are the next version of the topic's schema."""
+    def _evolve(self, output: Output, rows: StructType, schema: Any) -> None:
+        """Register the next version of the topic's schema if the rows have other columns."""
         from pyspark.sql.types import StructType
 
         from millstream.schemas import to_spark
@@ -155,18 +156,18 @@ class PipelineTopics:
             )
         latest = self.mill.schemas.schemas_of(record)[-1]
         known = StructType.fromDDL(to_spark(latest.record, nullability=False))
-        wanted = rows.schema["value"].dataType
+        wanted = rows["value"].dataType
         if known.simpleString() != wanted.simpleString():
             self.mill.schemas.register(output.name, schema)
 
 
-def value_schema(rows: DataFrame) -> Any:
-    """The values' columns as an Arrow schema in which each may be null; None for bytes."""
+def value_schema(rows: StructType) -> Any:
+    """The values' columns as an Arrow schema of nullable fields; None for bytes."""
     import pyarrow as pa
     from pyspark.sql.pandas.types import to_arrow_schema
     from pyspark.sql.types import StructType
 
-    value = rows.schema["value"].dataType
+    value = rows["value"].dataType
     if not isinstance(value, StructType):
         return None
     arrow = to_arrow_schema(value, timezone="UTC")

@@ -1,9 +1,10 @@
-"""From declarations to DataFrames: every function is called once, what it reads comes first."""
+"""From declarations to DataFrames: every function is called once, after those that it reads."""
 
 from __future__ import annotations
 
 import difflib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -17,7 +18,7 @@ from millstream.pipelines.spark_errors import reason_of
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-__all__ = ["Resolved", "Resolver", "resolve"]
+__all__ = ["Resolved", "Resolver"]
 
 FORMAT: Final = "millstream"
 
@@ -38,15 +39,15 @@ class Resolver:
         self,
         pipeline: Pipeline,
         spark: SparkSession,
-        topics: PipelineTopics,
         folder: Path,
         options: Mapping[str, str] | None = None,
     ) -> None:
         self._pipeline = pipeline
         self._spark = spark
-        self._topics = topics
+        self._topics = PipelineTopics(dry=True)  # until a call brings the broker's
         self._folder = folder
-        self._options = dict(options or {})  # of every source of ours
+        self._options = dict(options or {})  # for every Millstream source
+        self._again = False
         self._views: dict[str, DataFrame] = {}
         self._done = Resolved(Graph())
         self._columns: dict[str, Any] = {}  # output -> schema of its rows
@@ -54,18 +55,44 @@ class Resolver:
         self._path: list[str] = []  # what is being resolved, outermost first
         self._readers: list[str] = []  # the same as names of graph nodes
 
-    def all(self) -> Resolved:
-        """Every flow of the pipeline."""
-        for flow in self._pipeline.flows.values():
-            self._output(self._pipeline.outputs[flow.target])
-        for view in self._pipeline.views.values():
-            self._view(view.name)
+    def all(self, topics: PipelineTopics) -> Resolved:
+        """Every flow of the pipeline; an error names the function and says what is wrong."""
+        with self._using(topics):
+            for flow in self._pipeline.flows.values():
+                self._output(self._pipeline.outputs[flow.target])
+            for view in self._pipeline.views.values():
+                self._view(view.name)
         return self._done
+
+    def again(self, flow: Flow, topics: PipelineTopics) -> Resolved:
+        """The flows that write to this flow's output; the rest stays as it was resolved.
+
+        Topics may have other columns by now, and files other contents. All flows of the output
+        are called, because they must agree on their columns.
+        """
+        self._views.clear()
+        self._columns.pop(flow.target, None)
+        self._again = True
+        with self._using(topics):
+            self._output(self._pipeline.outputs[flow.target])
+        return self._done
+
+    @contextmanager
+    def _using(self, topics: PipelineTopics) -> Iterator[None]:
+        self._topics = topics
+        try:
+            yield
+        except TopicNotFound as error:
+            raise PipelineInvalid(str(error)) from error
+        except RecursionError as error:
+            raise ConfigError("the functions of the pipeline call each other endlessly") from error
 
     # -- outputs and views ----------------------------------------------------------------
 
     def _output(self, output: Output) -> None:
         if output.name in self._columns:
+            if self._again:  # its topic may have been deleted since
+                self._topics.declare(output, self._rows[output.name])
             return
         self._enter(output.name)
         try:
@@ -80,7 +107,7 @@ class Resolver:
         rows = shaped(frame, output)
         first = self._columns.get(output.name)
         if first is None:
-            self._topics.declare(output, rows)
+            self._topics.declare(output, rows.schema)
             self._columns[output.name] = frame.schema
             self._rows[output.name] = rows.schema
         elif output.kind != "sink" and _names(first) != _names(frame.schema):
@@ -230,19 +257,3 @@ def _flat(frame: DataFrame, how: str) -> DataFrame:
 
 def _names(schema: Any) -> list[str]:
     return sorted(schema.fieldNames())
-
-
-def resolve(
-    pipeline: Pipeline,
-    spark: SparkSession,
-    topics: PipelineTopics,
-    folder: Path,
-    options: Mapping[str, str] | None = None,
-) -> Resolved:
-    """Call every function of a pipeline; an error names the function and says what is wrong."""
-    try:
-        return Resolver(pipeline, spark, topics, folder, options).all()
-    except TopicNotFound as error:
-        raise PipelineInvalid(str(error)) from error
-    except RecursionError as error:
-        raise ConfigError("the functions of the pipeline call each other without end") from error

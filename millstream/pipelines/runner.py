@@ -18,7 +18,7 @@ from millstream.pipelines.lag import LagMeter
 from millstream.pipelines.outputs import PipelineTopics
 from millstream.pipelines.project import Project
 from millstream.pipelines.queries import QueryPlan, start_query
-from millstream.pipelines.resolve import Resolved, resolve
+from millstream.pipelines.resolve import Resolved, Resolver
 from millstream.pipelines.restarts import Restarts
 from millstream.pipelines.spark_errors import reason_of
 from millstream.pipelines.state_folder import StateFolder
@@ -26,7 +26,7 @@ from millstream.pipelines.watch import Watch
 from millstream.spark.options import connection_settings
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+    from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.streaming.query import StreamingQuery
 
 __all__ = ["RunSettings", "Runner", "stopped_by_signals"]
@@ -94,26 +94,29 @@ class Runner:
         self._runs = {
             flow.name: _Run(flow, Restarts(project.restarts)) for flow in pipeline.flows.values()
         }
+        sources = {**self.settings.options, "stopFile": str(self.state.stop_file)}
+        self._resolver = Resolver(pipeline, spark, project.folder, sources)
         self._resolved: Resolved | None = None
         self._started = datetime.now(UTC)
 
     # -- running --------------------------------------------------------------------------
 
     def run(self, shown: Callable[[dict[str, Any]], None] | None = None) -> None:
-        """Run until stopped, or until all is read with `once`; FlowsFailed names what was given up.
+        """Run until stopped, or with `once` until all is read; FlowsFailed names failed flows.
 
-        `shown` is called with the status about once a second.
+        The caller holds the state folder: `with StateFolder(project).running()`. `shown` is called
+        with the status about once a second.
         """
-        with self.state.running():
-            self._resolved = self._resolve()
-            self._spark.streams.addListener(self._watch.listener)
-            try:
-                with LagMeter(self._watch, connection_settings(self.settings.options)):
-                    self._loop(shown)
-            finally:
-                self._end()
-                self._spark.streams.removeListener(self._watch.listener)
-                self._tell("stopped", shown)
+        with self._topics() as topics:
+            self._resolved = self._resolver.all(topics)
+        self._spark.streams.addListener(self._watch.listener)
+        try:
+            with LagMeter(self._watch, connection_settings(self.settings.options)):
+                self._loop(shown)
+        finally:
+            self._end()
+            self._spark.streams.removeListener(self._watch.listener)
+            self._report("stopped", shown)
         reasons = {
             name: run.error or "" for name, run in self._runs.items() if run.state == "failed"
         }
@@ -130,21 +133,19 @@ class Runner:
         return self._stopping.is_set()
 
     def _loop(self, shown: Callable[[dict[str, Any]], None] | None) -> None:
-        told = Deadline(0)
+        next_report = Deadline(0)
         while not self._stopping.is_set():
             for run in self._runs.values():
                 self._step(run)
-            if told.passed:
-                self._tell("running", shown)
-                told = Deadline(STATUS_SECONDS)
+            if next_report.passed:
+                self._report("running", shown)
+                next_report = Deadline(STATUS_SECONDS)
             if all(run.state in ENDED for run in self._runs.values()):
                 return
             self._stopping.wait(POLL_SECONDS)
 
-    def _resolve(self) -> Resolved:
-        sources = {**self.settings.options, "stopFile": str(self.state.stop_file)}
-        with PipelineTopics(self.settings.options.get("url")) as topics:
-            return resolve(self.pipeline, self._spark, topics, self.project.folder, sources)
+    def _topics(self) -> PipelineTopics:
+        return PipelineTopics(self.settings.options.get("url"))
 
     # -- one flow -------------------------------------------------------------------------
 
@@ -186,10 +187,7 @@ class Runner:
             options=self.settings.options,
         )
         try:
-            if again or self._resolved is None:
-                # Topics may have other columns by now, and files other contents.
-                self._resolved = self._resolve()
-            rows = self._resolved.flows[flow.name]
+            rows = self._rows(flow, again)
             self._watch.begin(flow.name, self.state.read_so_far(flow.name))
             run.seen = self._watch.batch(flow.name)
             run.query = start_query(rows, flow, self.pipeline.outputs[flow.target], plan)
@@ -201,11 +199,17 @@ class Runner:
         except Exception as error:
             # Spark's own refusals: an output mode that does not fit, a sink that does not exist.
             if not again:
-                told = reason_of(str(error))
-                raise PipelineInvalid(f"the flow '{flow.name}' cannot start: {told}") from error
+                reason = reason_of(str(error))
+                raise PipelineInvalid(f"the flow '{flow.name}' cannot start: {reason}") from error
             self._failed(run, str(error))
             return
         run.state, run.starting = "running", Deadline(START_SECONDS)
+
+    def _rows(self, flow: Flow, again: bool) -> DataFrame:
+        if again or self._resolved is None:
+            with self._topics() as topics:
+                self._resolved = self._resolver.again(flow, topics)
+        return self._resolved.flows[flow.name]
 
     def _look_after(self, run: _Run) -> None:
         query = run.query
@@ -298,7 +302,7 @@ class Runner:
             "failed_at": run.failed_at,
         }
 
-    def _tell(self, state: str, shown: Callable[[dict[str, Any]], None] | None) -> None:
+    def _report(self, state: str, shown: Callable[[dict[str, Any]], None] | None) -> None:
         status = self.status(state)
         self.state.write_status(status)
         if shown is not None:

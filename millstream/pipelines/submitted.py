@@ -42,10 +42,9 @@ def run_submitted(name: str, arguments: Sequence[str]) -> None:
         spark = _session(project)
         ship_project(spark, project, archive)
         options = {"url": given.server} if given.server else {}
-        runner = Runner(
-            project, load(project), spark, RunSettings(once=given.once, options=options)
-        )
-        with stopped_by_signals(runner):
+        settings = RunSettings(once=given.once, options=options)
+        runner = Runner(project, load(project), spark, settings)
+        with runner.state.running(), stopped_by_signals(runner):
             runner.run()
         spark.stop()
 

@@ -9,7 +9,7 @@ import typer
 from millstream.cli.exits import Exit
 from millstream.cli.output import JsonOption, print_json, say
 from millstream.cli.session import ServerOption, YesOption, confirm
-from millstream.errors import ConfigError, PipelineBusy
+from millstream.errors import ConfigError
 from millstream.settings import parse_duration, parse_size
 
 if TYPE_CHECKING:
@@ -49,10 +49,14 @@ MasterOption = Annotated[
 
 
 def _open(folder: Path | None) -> "Project":
-    """The project; from here on its folder is where we are, so that its settings are found."""
     from millstream.pipelines import open_project
 
-    project = open_project(folder)
+    return open_project(folder)
+
+
+def _enter(folder: Path | None) -> "Project":
+    """Open a project whose code is run: relative paths in it are relative to its folder."""
+    project = _open(folder)
     os.chdir(project.folder)
     return project
 
@@ -95,19 +99,17 @@ def run(
     when a flow was given up. With --json the status is printed as one line a second.
     """
     from millstream.cli.views.pipeline import shown_live
-    from millstream.pipelines.launch import make_runner
+    from millstream.pipelines.launch import broker_options, make_runner
     from millstream.pipelines.runner import RunSettings, stopped_by_signals
     from millstream.pipelines.state_folder import StateFolder
 
-    project = _open(folder)
-    pid = StateFolder(project).pid()
-    if pid is not None:  # before a session is started for nothing
-        raise PipelineBusy(project.name, f"process {pid}")
-    options = {"url": server} if server else {}
+    project = _enter(folder)
+    options = broker_options(project, server)
     settings = RunSettings(once=once, stop_seconds=parse_duration(stop_within), options=options)
-    runner = make_runner(project, settings, master)
-    with shown_live(quiet=quiet, as_json=json_) as shown, stopped_by_signals(runner):
-        runner.run(shown)
+    with StateFolder(project).running():  # before a session is started for nothing
+        runner = make_runner(project, settings, master)
+        with shown_live(quiet=quiet, as_json=json_) as shown, stopped_by_signals(runner):
+            runner.run(shown)
 
 
 @app.command()
@@ -120,7 +122,7 @@ def ls(folder: FolderArgument = None, json_: JsonOption = False) -> None:
     from millstream.pipelines.loader import load
     from millstream.pipelines.state_folder import StateFolder
 
-    project = _open(folder)
+    project = _enter(folder)
     pipeline = load(project)
     state = StateFolder(project)
     status = state.read_status() or {"flows": []}
@@ -220,11 +222,12 @@ def reset(
 
     Nothing is reset while the pipeline runs. Old checkpoints are kept beside the new ones.
     """
+    from millstream.pipelines.launch import broker_options
     from millstream.pipelines.loader import load
     from millstream.pipelines.outputs import PipelineTopics
     from millstream.pipelines.reset import begin_anew, chosen_flows
 
-    project = _open(folder)
+    project = _enter(folder)
     pipeline = load(project)
     names = chosen_flows(pipeline, flow or [])
     outputs = sorted({pipeline.outputs[pipeline.flows[name].target].name for name in names})
@@ -235,7 +238,7 @@ def reset(
         else f"Their results come a second time to {', '.join(outputs)}."
     )
     confirm(text, yes)
-    with PipelineTopics(server) as topics:
+    with PipelineTopics(broker_options(project, server).get("url")) as topics:
         chosen = topics if empty_outputs else None
         moved, emptied = begin_anew(project, pipeline, names, topics=chosen)
     if json_:
@@ -261,7 +264,7 @@ def graph(
     from millstream.pipelines.launch import graph_of
 
     target = None if svg is None else svg.absolute()
-    project = _open(folder)
+    project = _enter(folder)
     found = graph_of(project, server)
     if target is not None:
         target.write_text(to_svg(found, project.name), encoding="utf-8")
@@ -286,7 +289,7 @@ def package(
     from millstream.pipelines.shipping import package as pack
 
     target = output.absolute()
-    project = _open(folder)
+    project = _enter(folder)
     load(project)  # what does not load here would not load there
     main, archive = pack(project, target)
     command = f"spark-submit --py-files {archive} {main}"

@@ -14,7 +14,7 @@ from millstream.messaging import NewEvent
 from millstream.pipelines import open_project
 from millstream.pipelines.loader import load
 from millstream.pipelines.outputs import PipelineTopics
-from millstream.pipelines.resolve import resolve
+from millstream.pipelines.resolve import Resolver
 from millstream.pipelines.runner import Runner, RunSettings
 
 if TYPE_CHECKING:
@@ -54,7 +54,8 @@ class Kit:
     def once(self) -> dict[str, dict[str, Any]]:
         """Run until all is read; the flows' status."""
         runner = self.runner()
-        runner.run()
+        with runner.state.running():
+            runner.run()
         return {flow["name"]: flow for flow in runner.status("stopped")["flows"]}
 
     @contextmanager
@@ -69,7 +70,8 @@ class Kit:
                 self.spark._jsparkSession
             )
             try:
-                runner.run()
+                with runner.state.running():
+                    runner.run()
             except FlowsFailed as error:
                 self.failed = error
 
@@ -96,7 +98,7 @@ class Kit:
         project = open_project(self.folder)
         with PipelineTopics(self.place.url, dry=True) as topics:
             options = {"url": self.place.url}
-            return resolve(load(project), self.spark, topics, self.folder, options).graph
+            return Resolver(load(project), self.spark, self.folder, options).all(topics).graph
 
 
 def wait_for(condition: Callable[[], bool], seconds: float = PATIENCE_SECONDS) -> None:

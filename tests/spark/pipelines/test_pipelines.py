@@ -81,7 +81,7 @@ def test_a_running_pipeline_follows_its_topics_and_stops_between_two_batches(kit
         status = json.loads((kit.folder / ".pipeline" / "status.json").read_text())
         assert status["state"] == "running"
         with pytest.raises(PipelineBusy):
-            kit.runner().run()
+            kit.once()
         kit.lines(*["four"] * 100)  # some of it is in flight when it stops
     for flow in ("stored", "counts", "lake"):
         folder = kit.folder / ".pipeline" / "checkpoints" / flow
@@ -106,6 +106,10 @@ FAILING = (
     + """
 from pathlib import Path
 
+def note_call(name):
+    with open(FLAG + "-calls", "a") as calls:
+        print(name, file=calls)
+
 @f.udf("string")
 def fragile(text):
     if Path(FLAG).exists():
@@ -114,10 +118,12 @@ def fragile(text):
 
 @mp.topic
 def broken():
+    note_call("broken")
     return mp.read("lines").select(fragile(f.col("value").cast("string")).alias("text"))
 
 @mp.topic
 def sound():
+    note_call("sound")
     return mp.read("lines").select(f.col("value").cast("string").alias("text"))
 """
 )
@@ -141,6 +147,9 @@ def test_a_failing_flow_is_restarted_and_says_why_while_the_others_go_on(kit: Ki
         flag.unlink()
         wait_for(lambda: flow("broken")["rows_out"] >= 2)
         assert flow("broken")["state"] == "running"
+    calls = Path(f"{flag}-calls").read_text().split()
+    assert calls.count("broken") >= 2
+    assert calls.count("sound") == 1  # a restart leaves the other flows alone
     assert [v["text"] for v in kit.place.values("broken")] == ["a", "b"]
     assert [v["text"] for v in kit.place.values("sound")] == ["a", "b"]
 

@@ -8,6 +8,7 @@ import pytest
 
 from millstream.errors import ConfigError, PipelineInvalid
 from millstream.pipelines import load, open_project
+from millstream.pipelines.launch import broker_options
 from millstream.pipelines.template import write_template
 
 FLOW = "from millstream import pipelines as mp\n@mp.topic\ndef a(): ...\n"
@@ -146,3 +147,17 @@ def test_an_assertion_of_the_project_itself_starts_no_session(tmp_path: Path) ->
     with pytest.raises(PipelineInvalid, match=r"AssertionError at line 2: no"):
         load(open_project(project(tmp_path, a=text)), started.touch)
     assert not started.exists()
+
+
+def test_the_broker_is_looked_up_from_the_folder_of_the_project(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("NATS_URL", raising=False)
+    folder = tmp_path / "project"
+    folder.mkdir()
+    found = open_project(project(folder, 'url = "nats://listed:1"\n[pipeline]\n', a=FLOW))
+    monkeypatch.chdir(tmp_path)
+    assert broker_options(found) == {"url": "nats://listed:1"}
+    assert broker_options(found, "nats://given:2") == {"url": "nats://given:2"}
+    monkeypatch.setenv("NATS_URL", "nats://variable:3")
+    assert broker_options(found) == {}
