@@ -1,4 +1,4 @@
-"""Writes the generated parts of docs/CLI.md: python -m tools.command_reference.
+"""Writes the generated parts of CLI.md and OPERATIONS.md: python -m tools.command_reference.
 
 They come from the commands and from the declared settings, and a test fails when a page is stale.
 """
@@ -13,8 +13,10 @@ from typing import Any
 import typer
 
 from millstream.cli.app import app
+from millstream.cli.options.broker import BROKER_OPTIONS, Launch, settable_options
 from millstream.cli.options.topic import flag
 from millstream.cli.views.topic import simple
+from millstream.declared import Form, declared_fields, default_text
 from millstream.messaging.topics.setting_forms import OneWay, Setting
 from millstream.messaging.topics.settings import TOPIC_SETTINGS
 
@@ -64,6 +66,29 @@ def _change(item: Setting[Any, Any]) -> str:
     if item.is_fixed:
         return "no"
     return "on only" if isinstance(item.change, OneWay) else "yes"
+
+
+# -- broker settings ----------------------------------------------------------------------
+
+
+def _broker_settings() -> Iterator[str]:
+    yield "| key | environment | default | |\n| --- | --- | --- | --- |"
+    data = "Folder of the broker's data; a path relative to the file."
+    yield f"| `data` | `MILLSTREAM_DATA` | `.millstream` | {data} |"
+    launch = [
+        (item.name, declaration, default_text(declaration, item.default))
+        for item, declaration in declared_fields(Launch)
+        if item.name in settable_options()
+    ]
+    own = [(item.name, item.declaration, item.default_text) for item in BROKER_OPTIONS]
+    for name, declaration, default in (*own, *launch):
+        variable = f"`{declaration.env}`" if declaration.env else ""
+        if variable and declaration.form in (Form.FILE, Form.SECRET):
+            variable += " (the secret itself)"
+        shown = "`false`" if declaration.form is Form.SWITCH else default
+        if default and not declaration.default_text:
+            shown = f"`{default}`"
+        yield f"| `{name}` | {variable} | {shown} | {_text(declaration.help)} |"
 
 
 # -- commands -----------------------------------------------------------------------------
@@ -117,6 +142,7 @@ def _text(text: str | None) -> str:
 Part = Callable[[], Iterator[str]]
 PAGES: dict[Path, Mapping[str, Part]] = {
     DOCS / "CLI.md": {"topic settings": _topic_settings, "reference": _reference},
+    DOCS / "OPERATIONS.md": {"broker settings": _broker_settings},
 }
 
 

@@ -1,23 +1,28 @@
-"""What a broker is told to be: frozen values, checked when they are made.
+"""Broker settings: frozen values, checked when they are created.
 
     BrokerSettings(data=Path("/var/lib/mill"), host="0.0.0.0", port=4222, auth=True)
 
-`render.py` turns them into the server's configuration text.
+Each setting is declared once, as a field. The options of `millstream up`, the keys of
+millstream.toml, the environment variables and the table in docs/OPERATIONS.md come from the
+declarations. `render.py` turns the settings into the server's configuration text.
 """
 
 from __future__ import annotations
 
-import ipaddress
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from enum import StrEnum
 from pathlib import Path
 from typing import Final
 
+from millstream.broker.checks import check_host, check_name, check_port, is_loopback, read_choice
+from millstream.broker.users import DEFAULT_ACCOUNT, Account, Permissions, Role, User
+from millstream.declared import Declaration, Form, declared, declares
 from millstream.errors import ConfigError
 from millstream.settings import Secret, data_folder
 
 __all__ = [
+    "CLUSTER",
     "DEFAULT_ACCOUNT",
     "Account",
     "BrokerSettings",
@@ -34,13 +39,13 @@ __all__ = [
     "is_loopback",
 ]
 
-# Not the server's own `$G`: that one loses JetStream as soon as a second account exists, so data
-# written before the first tenant was added would vanish from sight.
-DEFAULT_ACCOUNT: Final = "main"
-_RESERVED_ACCOUNTS: Final = frozenset({"$SYS", "$G", "system"})
-_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,62}")
 _ROUTE: Final = re.compile(r"[A-Za-z0-9.:\[\]_-]+:\d{1,5}")
 _MEBIBYTE: Final = 1024 * 1024
+
+# Headings of the options.
+CLUSTER: Final = "Cluster"
+SECURITY: Final = "Security"
+LIMITS: Final = "Limits and server"
 
 
 class Durability(StrEnum):
@@ -56,87 +61,42 @@ class Durability(StrEnum):
     MEMORY = "memory"
 
 
-class Role(StrEnum):
-    """What a user may do in its account.
-
-    `admin`: everything. `app`: publish, read, declare topics and subscriptions, but not delete,
-    empty or reconfigure a topic. `reader`: look at everything, change nothing.
-
-    `reader` is a wall. `app` is a railing: who may create streams can make one that forwards
-    messages to any subject of the account, the broker's own commands among them. Applications
-    that must not trust each other belong in accounts of their own.
-    """
-
-    ADMIN = "admin"
-    APP = "app"
-    READER = "reader"
-
-
-@dataclass(frozen=True, slots=True)
-class Permissions:
-    """Subjects a user may use, instead of what its role says; None means no limit."""
-
-    publish: tuple[str, ...] | None = None
-    publish_deny: tuple[str, ...] = ()
-    subscribe: tuple[str, ...] | None = None
-    subscribe_deny: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class User:
-    """Somebody who may connect; a name is unique over all accounts."""
-
-    name: str
-    password: Secret
-    role: Role = Role.APP
-    account: str = DEFAULT_ACCOUNT
-    # A reader cannot make subscriptions (it could make one that writes elsewhere), but it can be
-    # given existing ones to pull from and acknowledge, as (topic stream, subscription) pairs.
-    subscriptions: tuple[tuple[str, str], ...] = ()
-    permissions: Permissions | None = None  # replaces the role's
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "role", _choice(Role, self.role, "role"))
-        _check_name("user", self.name)
-        if not self.password.reveal() or "\0" in self.password.reveal():
-            raise ConfigError(f"user '{self.name}' needs a password that is not empty")
-        for pair in self.subscriptions:
-            for part in pair:
-                _check_name("stream or subscription", part)
-
-
-@dataclass(frozen=True, slots=True)
-class Account:
-    """A tenant: its subjects, streams and users are invisible to every other account."""
-
-    name: str
-    max_file: int | None = None  # bytes on disk; None: no limit of its own
-    max_memory: int | None = None  # bytes in memory
-    max_streams: int | None = None
-    max_consumers: int | None = None
-
-    def __post_init__(self) -> None:
-        _check_name("account", self.name)
-        if self.name in _RESERVED_ACCOUNTS:
-            raise ConfigError(f"the account name '{self.name}' is taken by the server itself")
-        for limit in ("max_file", "max_memory", "max_streams", "max_consumers"):
-            value = getattr(self, limit)
-            if value is not None and value <= 0:
-                raise ConfigError(f"account '{self.name}': {limit} must be above 0, not {value}")
-
-
 @dataclass(frozen=True, slots=True)
 class Limits:
     """Bounds of one server; None means chosen from this machine when it starts."""
 
-    max_payload: int = 8 * _MEBIBYTE  # bytes; a pack of several thousand events fits
-    max_file_store: int | None = None  # bytes of all streams on disk; None: below the free disk
-    max_memory_store: int | None = None  # bytes of all streams in memory; None: a quarter of RAM
-    max_connections: int = 65_536
-    default_max_consumers: int = 100_000  # a stream; the server's 1,000 is soon used up by readers
+    max_payload: int = declared(
+        8 * _MEBIBYTE,  # a pack of several thousand events fits
+        Declaration("Maximum size of a message.", Form.SIZE, LIMITS),
+    )
+    max_file_store: int | None = declared(
+        None,
+        Declaration(
+            "Maximum size of all streams on disk.",
+            Form.SIZE,
+            LIMITS,
+            default_text="less than the free disk space",
+        ),
+    )
+    max_memory_store: int | None = declared(
+        None,
+        Declaration(
+            "Maximum size of all streams in memory.",
+            Form.SIZE,
+            LIMITS,
+            default_text="a quarter of the RAM",
+        ),
+    )
+    max_connections: int = declared(
+        65_536, Declaration("Maximum number of clients.", Form.NUMBER, LIMITS)
+    )
+    default_max_consumers: int = declared(
+        100_000,  # the server's 1,000 is soon used up by readers
+        Declaration("Maximum number of consumers of a stream that sets none.", Form.NUMBER, LIMITS),
+    )
 
     def __post_init__(self) -> None:
-        for name in ("max_payload", "max_file_store", "max_memory_store", "max_connections"):
+        for name in (item.name for item in fields(self)):
             value = getattr(self, name)
             if value is not None and value <= 0:
                 raise ConfigError(f"{name} must be above 0, not {value}")
@@ -155,8 +115,21 @@ class Encryption:
     """
 
     key: Secret | None = None
-    key_file: Path | None = None
-    previous: Secret | None = None  # the key to rotate away from, once
+    key_file: Path | None = declared(
+        None,
+        Declaration(
+            "File with the encryption key.", Form.FILE, SECURITY, env="MILLSTREAM_ENCRYPTION_KEY"
+        ),
+    )
+    previous: Secret | None = declared(
+        None,
+        Declaration(
+            "File with the key to rotate away from, once.",
+            Form.SECRET,
+            SECURITY,
+            name="previous_key_file",
+        ),
+    )
 
     def __post_init__(self) -> None:
         if self.key is not None and self.key_file is not None:
@@ -170,11 +143,36 @@ class Encryption:
 class ServerTls:
     """Certificate files of the server; `ca` and `verify` ask clients for theirs."""
 
-    cert: Path
-    key: Path
-    ca: Path | None = None
-    verify: bool = False  # clients must show a certificate signed by `ca`
-    handshake_first: bool = False  # TLS before the server's greeting
+    cert: Path = field(
+        metadata=declares(Declaration("Certificate file.", Form.FILE, SECURITY, name="tls_cert"))
+    )
+    key: Path = field(
+        metadata=declares(Declaration("Private key file.", Form.FILE, SECURITY, name="tls_key"))
+    )
+    ca: Path | None = declared(
+        None,
+        Declaration(
+            "File with the authorities that sign the certificates of clients.",
+            Form.FILE,
+            SECURITY,
+            name="tls_ca",
+        ),
+    )
+    verify: bool = declared(
+        False,
+        Declaration(
+            "Require a certificate of every client, signed by --tls-ca.",
+            Form.SWITCH,
+            SECURITY,
+            name="tls_verify",
+        ),
+    )
+    handshake_first: bool = declared(
+        False,
+        Declaration(
+            "Start TLS before the server's greeting.", Form.SWITCH, SECURITY, name="tls_first"
+        ),
+    )
 
     def __post_init__(self) -> None:
         for file in (self.cert, self.key, self.ca):
@@ -186,18 +184,65 @@ class ServerTls:
 
 @dataclass(frozen=True, slots=True)
 class ClusterSettings:
-    """This node's place in a cluster that spans machines (`up --join`)."""
+    """This node in a cluster that spans machines (`up --join`)."""
 
-    node: str  # unique in the cluster, and the same at every start
-    routes: tuple[str, ...]  # host:port of the nodes of the cluster, this one may be among them
-    secret: Secret  # the same on every node; without it nobody joins
-    host: str = "127.0.0.1"
-    port: int = 6222
-    tls: ServerTls | None = None
+    node: str = field(
+        metadata=declares(
+            Declaration(
+                "Name of this node: unique in the cluster and the same at every start.",
+                group=CLUSTER,
+                name="node_name",
+                env="MILLSTREAM_NODE_NAME",
+            )
+        )
+    )
+    routes: tuple[str, ...] = field(
+        metadata=declares(
+            Declaration(
+                "Cluster address of a node on another machine; repeat it for each.",
+                Form.TEXTS,
+                CLUSTER,
+                metavar="HOST:PORT",
+                name="join",
+            )
+        )
+    )
+    secret: Secret = field(
+        metadata=declares(
+            Declaration(
+                "File with the secret that all nodes share.",
+                Form.SECRET,
+                CLUSTER,
+                name="cluster_secret_file",
+                env="MILLSTREAM_CLUSTER_SECRET",
+            )
+        )
+    )
+    host: str = declared(
+        "127.0.0.1",
+        Declaration(
+            "Address for the other nodes.",
+            group=CLUSTER,
+            name="cluster_host",
+            default_text="that of --host",
+        ),
+    )
+    port: int = declared(
+        6222, Declaration("Port for the other nodes.", Form.NUMBER, CLUSTER, name="cluster_port")
+    )
+    tls: ServerTls | None = declared(
+        None,
+        Declaration(
+            "Use TLS between the nodes, with the same files.",
+            Form.SWITCH,
+            CLUSTER,
+            name="cluster_tls",
+        ),
+    )
 
     def __post_init__(self) -> None:
-        _check_name("node", self.node)
-        _check_port("cluster port", self.port)
+        check_name("node", self.node)
+        check_port("cluster port", self.port)
         if len(self.secret.reveal()) < 16:
             raise ConfigError("cluster: the shared secret needs at least 16 characters")
         if not self.routes:
@@ -230,13 +275,26 @@ class LeafRemote:
 class LeafSettings:
     """Leaf nodes: others that connect in (`port`), hubs that this one connects to (`remotes`)."""
 
-    port: int | None = None  # listen for leaf nodes; 0: any free; None: do not listen
-    host: str = "127.0.0.1"
-    remotes: tuple[LeafRemote, ...] = ()
+    port: int | None = declared(
+        None,
+        Declaration(
+            "Port to listen on for leaf nodes; 0 for any free port.",
+            Form.NUMBER,
+            LIMITS,
+            name="leaf_port",
+            default_text="do not listen",
+        ),
+    )
+    host: str = declared(
+        "127.0.0.1", Declaration("Address for leaf nodes.", group=LIMITS, name="leaf_host")
+    )
+    remotes: tuple[LeafRemote, ...] = declared(
+        (), Declaration("Hubs to connect to as a leaf node.", Form.TABLES, name="leaf_remotes")
+    )
 
     def __post_init__(self) -> None:
         if self.port is not None:
-            _check_port("leaf node port", self.port)
+            check_port("leaf node port", self.port)
         if self.port is None and not self.remotes:
             raise ConfigError("leaf nodes: give a port to listen on, or remotes to connect to")
 
@@ -246,32 +304,102 @@ class BrokerSettings:
     """Everything about one broker; what is not given has a safe default."""
 
     data: Path = field(default_factory=data_folder)
-    host: str = "127.0.0.1"  # any other address needs auth or users
-    port: int = 0  # 0: any free one, kept for the life of the data folder
-    monitor_port: int = 0  # always on loopback; the same rule
-    name: str = "millstream"  # of the server or cluster, as shown to clients
-    durability: Durability = Durability.FSYNC
-    sync_interval: float = 5.0  # seconds; for `periodic` only
+    host: str = declared(
+        "127.0.0.1",
+        Declaration(
+            "Address to listen on; any other than loopback needs users.", env="MILLSTREAM_HOST"
+        ),
+    )
+    port: int = declared(
+        0,  # any free port, kept for the life of the data folder
+        Declaration(
+            "Port for clients; 0 for any free port, which stays the same for this data folder.",
+            Form.NUMBER,
+            env="MILLSTREAM_PORT",
+            default=4222,
+        ),
+    )
+    monitor_port: int = declared(
+        0,
+        Declaration(
+            "Port of the monitoring page, on loopback; 0 for any free port.",
+            Form.NUMBER,
+            env="MILLSTREAM_MONITOR_PORT",
+        ),
+    )
+    name: str = declared("millstream", Declaration("Name of the server or cluster."))
+    durability: Durability = declared(
+        Durability.FSYNC,
+        Declaration(
+            "When an event counts as stored: fsync (on disk before the ack), periodic (on disk "
+            "within --sync-interval) or memory (lost when the broker stops).",
+            Form.CHOICE,
+            metavar="|".join(Durability),
+            env="MILLSTREAM_DURABILITY",
+        ),
+    )
+    sync_interval: float = declared(
+        5.0, Declaration("How often 'periodic' writes to disk.", Form.DURATION)
+    )
     limits: Limits = field(default_factory=Limits)
-    encryption: Encryption | None = None
-    auth: bool = False  # make users admin, app and reader for every account
-    users: tuple[User, ...] = ()
-    accounts: tuple[Account, ...] = ()  # tenants, beside the default account
+    encryption: Encryption | None = declared(
+        None,
+        Declaration(
+            "Encrypt the stored data. Without --key-file a key is created in the data folder.",
+            Form.SWITCH,
+            SECURITY,
+            name="encrypt",
+            env="MILLSTREAM_ENCRYPT",
+        ),
+    )
+    auth: bool = declared(
+        False,
+        Declaration(
+            "Create the users admin, app and reader for every account.",
+            Form.SWITCH,
+            SECURITY,
+            env="MILLSTREAM_AUTH",
+        ),
+    )
+    users: tuple[User, ...] = declared(
+        (), Declaration("Users with passwords of your own.", Form.TABLES)
+    )
+    accounts: tuple[Account, ...] = declared(
+        (),
+        Declaration(
+            "A tenant besides the default account, invisible to the others; repeat it for more.",
+            Form.TEXTS,
+            SECURITY,
+            name="account",
+        ),
+    )
     tls: ServerTls | None = None
     cluster: ClusterSettings | None = None
     leaf: LeafSettings | None = None
-    domain: str | None = None  # JetStream domain, needed with leaf nodes
-    raw: str = ""  # server configuration text appended as it is
+    domain: str | None = declared(
+        None, Declaration("JetStream domain, needed with leaf nodes.", group=LIMITS)
+    )
+    raw: str = declared(
+        "",
+        Declaration(
+            "File with server configuration that is appended as it is.",
+            Form.FILE,
+            LIMITS,
+            name="config",
+        ),
+    )
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "data", Path(self.data).absolute())
-        object.__setattr__(self, "durability", _choice(Durability, self.durability, "durability"))
-        _check_host(self.host)
-        _check_port("port", self.port)
-        _check_port("monitor_port", self.monitor_port)
-        _check_name("broker", self.name)
+        object.__setattr__(
+            self, "durability", read_choice(Durability, self.durability, "durability")
+        )
+        check_host(self.host)
+        check_port("port", self.port)
+        check_port("monitor_port", self.monitor_port)
+        check_name("broker", self.name)
         if self.domain is not None:
-            _check_name("domain", self.domain)
+            check_name("domain", self.domain)
         if self.sync_interval <= 0:
             raise ConfigError(f"sync_interval must be above 0 seconds, not {self.sync_interval}")
         self._check_users()
@@ -304,38 +432,3 @@ class BrokerSettings:
     def secured(self) -> bool:
         """Whether clients must name a user."""
         return self.auth or bool(self.users)
-
-
-def is_loopback(host: str) -> bool:
-    """Whether only this machine can reach the address."""
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
-
-
-def _choice(kind: type[Role] | type[Durability], value: str, what: str) -> Role | Durability:
-    try:
-        return kind(value)
-    except ValueError:
-        raise ConfigError(f"{what}: {value!r} is not one of {', '.join(kind)}") from None
-
-
-def _check_name(what: str, name: str) -> None:
-    if _NAME.fullmatch(name) is None:
-        raise ConfigError(
-            f"{name!r} cannot be the name of a {what}: use up to 63 letters, digits, '-' and '_', "
-            f"beginning with a letter or digit"
-        )
-
-
-def _check_port(what: str, port: int) -> None:
-    if not 0 <= port <= 65_535:
-        raise ConfigError(f"{what}: {port} is not a port; use 1 to 65535, or 0 for any free one")
-
-
-def _check_host(host: str) -> None:
-    if not re.fullmatch(r"[A-Za-z0-9._:-]{1,253}", host):
-        raise ConfigError(f"{host!r} is not a host name or address")

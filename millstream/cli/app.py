@@ -107,6 +107,6 @@ def _settings(
     What is set where: an option, then the environment, then the nearest millstream.toml.
     """
     if ctx.invoked_subcommand == "up":
-        from millstream.cli.commands.up import project_defaults
+        from millstream.cli.options.broker import project_defaults
 
         ctx.default_map = {"up": project_defaults()}

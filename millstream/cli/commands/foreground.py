@@ -14,13 +14,15 @@ from typing import TYPE_CHECKING
 import typer
 
 from millstream.cli.output import print_json, say
+from millstream.cli.views.broker import describe
 from millstream.errors import BrokerError, ConfigError, NotRunning
-from millstream.settings import environment
+from millstream.settings import environment, parse_duration
 
 if TYPE_CHECKING:
     from millstream.broker import Broker, BrokerSettings, Cluster
+    from millstream.cli.options.broker import Launch
 
-__all__ = ["run"]
+__all__ = ["serve"]
 
 TAKEOVER_WAIT = 60.0  # seconds for one wait; waiting itself has no end, that is its purpose
 GONE_POLL = 0.5  # seconds between looks at the nodes of a cluster
@@ -30,25 +32,23 @@ class _Stop(BaseException):
     """SIGTERM came: not an error, and nothing on the way up may swallow it."""
 
 
-def run(
-    settings: BrokerSettings, *, nodes: int, standby: bool, timeout: float, as_json: bool
-) -> None:
+def serve(settings: BrokerSettings, launch: Launch, *, as_json: bool) -> None:
     """Serve until SIGTERM (exit 0) or Ctrl-C (exit 130); a server that dies is an error.
 
     Prints one line when ready and tells systemd (`Type=notify`).
     """
     from millstream.broker import Broker, Cluster, read_state
-    from millstream.cli.commands.up import describe
 
-    if nodes > 1 and standby:
+    if launch.nodes > 1 and launch.standby:
         raise ConfigError("--standby is for one node; a cluster survives the loss of a node itself")
+    timeout = parse_duration(launch.timeout)
     with _stop_on_sigterm():
-        held = Cluster(settings, nodes=nodes) if nodes > 1 else Broker(settings)
+        held = Cluster(settings, nodes=launch.nodes) if launch.nodes > 1 else Broker(settings)
         try:
             if isinstance(held, Cluster):
                 held.start(timeout=timeout)
             else:
-                held.start(timeout=timeout, standby=standby)
+                held.start(timeout=timeout, standby=launch.standby)
                 _stand_by(held)
             state = read_state(settings.data)
             if as_json:

@@ -75,7 +75,7 @@ def start(
     state = broker.start_node(
         data_folder(data),
         name,
-        encryption=encryption_of(False, None, None),
+        encryption=encryption_of(),
         timeout=parse_duration(timeout),
     )
     node = next(item for item in state.nodes if item.name == name)

@@ -1,50 +1,170 @@
-"""From options, environment and the [broker] table of millstream.toml to broker settings."""
+"""The options of `up`, from the declared settings of a broker.
 
-from __future__ import annotations
+A setting comes from its option, else from its environment variable, else from the [broker] table of
+millstream.toml. What is not given has the default of `BrokerSettings`.
+"""
 
-from collections.abc import Mapping
+import inspect
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
+from millstream.broker.config import (
+    CLUSTER,
+    BrokerSettings,
+    ClusterSettings,
+    Encryption,
+    LeafSettings,
+    Limits,
+    ServerTls,
+)
+from millstream.cli.options.groups import Group, declared_option
+from millstream.declared import Declaration, Form, declared, declared_fields, default_text
 from millstream.errors import ConfigError
 from millstream.settings import (
     Secret,
+    data_folder,
     environment,
     find_project_file,
+    parse_duration,
     parse_size,
     project_table,
 )
 
 if TYPE_CHECKING:
-    from millstream.broker import (
-        Account,
-        ClusterSettings,
-        Encryption,
-        LeafSettings,
-        Limits,
-        ServerTls,
-        User,
-    )
+    from millstream.broker import Account, User
 
 __all__ = [
+    "BROKER_OPTIONS",
     "TABLES",
-    "accounts_of",
-    "broker_defaults",
-    "cluster_of",
+    "BrokerOption",
+    "BrokerValues",
+    "Launch",
+    "broker_settings",
     "encryption_of",
-    "leaf_of",
-    "limits_of",
-    "secret_of",
-    "tls_of",
-    "users_of",
+    "project_defaults",
+    "settable_options",
 ]
 
+# Fields of BrokerSettings that are settings classes themselves; "" is BrokerSettings.
+_PARTS: Final[Mapping[str, Any]] = {
+    "": BrokerSettings,
+    "cluster": ClusterSettings,
+    "encryption": Encryption,
+    "tls": ServerTls,
+    "limits": Limits,
+    "leaf": LeafSettings,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class BrokerOption:
+    """One setting of a broker: where it is held, and its declaration."""
+
+    part: str  # field of BrokerSettings that holds it; "" for BrokerSettings itself
+    field: str
+    declaration: Declaration
+    default: Any  # of the field
+
+    @property
+    def name(self) -> str:
+        """Of the option, with '-' for '_', and of the key in millstream.toml."""
+        return self.declaration.name or self.field
+
+    @property
+    def default_text(self) -> str:
+        """What holds when it is not given."""
+        return default_text(self.declaration, self.default)
+
+
+def _declared() -> Iterator[BrokerOption]:
+    for part, cls in _PARTS.items():
+        for item, declaration in declared_fields(cls):
+            yield BrokerOption(part, item.name, declaration, item.default)
+
+
+_ALL: Final = tuple(_declared())
+BROKER_OPTIONS: Final = tuple(item for item in _ALL if item.declaration.form is not Form.TABLES)
 # Parts of [broker] that are lists of tables and have no option of their own.
-TABLES = ("accounts", "users", "leaf_remotes")
+TABLES: Final = (
+    "accounts",  # with limits; without, there is --account
+    *(item.name for item in _ALL if item.declaration.form is Form.TABLES),
+)
 
 
-def broker_defaults(options: Mapping[str, bool]) -> dict[str, Any]:
-    """What [broker] says for options that were not given; the mapping tells which are paths.
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """How `up` starts a broker: options that are not settings of the broker itself."""
+
+    nodes: int = declared(
+        1,
+        Declaration(
+            "Run a cluster of N nodes on this machine.",
+            Form.NUMBER,
+            CLUSTER,
+            env="MILLSTREAM_NODES",
+        ),
+    )
+    standby: bool = declared(
+        False,
+        Declaration("Wait while another broker owns the data folder, then take over.", Form.SWITCH),
+    )
+    timeout: str = declared(
+        "30s", Declaration("How long to wait until the broker is ready.", Form.DURATION)
+    )
+    foreground: bool = declared(
+        False,
+        Declaration(
+            "Stay in the foreground until stopped.", Form.SWITCH, flags=("--foreground", "-f")
+        ),
+    )
+
+
+_THIS_CALL_ONLY: Final = frozenset({"foreground"})  # cannot be set in millstream.toml
+
+
+# -- options ------------------------------------------------------------------------------
+
+
+def _options() -> Sequence[inspect.Parameter]:
+    return [_option(item) for item in BROKER_OPTIONS]
+
+
+def _option(item: BrokerOption) -> inspect.Parameter:
+    declaration = item.declaration
+    text = declaration.help
+    if _env_is_the_secret(declaration):
+        text += f" (env: {declaration.env}, the secret itself)"
+        declaration = replace(declaration, env="")
+    if item.default_text:
+        text += f" (default: {item.default_text})"
+    return declared_option(item.name, replace(declaration, help=text))
+
+
+def _env_is_the_secret(declaration: Declaration) -> bool:
+    """Whether the variable holds a secret and not, as the option does, the path of its file."""
+    return bool(declaration.env) and declaration.form in (Form.SECRET, Form.FILE)
+
+
+BrokerValues = Annotated[dict[str, Any], Group(_options, dict)]
+
+
+# -- millstream.toml ----------------------------------------------------------------------
+
+
+def settable_options() -> dict[str, bool]:
+    """Keys of [broker] that set an option of `up`, and whether each is a path."""
+    launch = [item.name for item, _ in declared_fields(Launch) if item.name not in _THIS_CALL_ONLY]
+    paths = (Form.FILE, Form.SECRET)
+    return {
+        **{item.name: item.declaration.form in paths for item in BROKER_OPTIONS},
+        **dict.fromkeys(launch, False),
+    }
+
+
+def project_defaults() -> dict[str, Any]:
+    """The options of `up` that the project file sets.
 
     Paths in the file are relative to the file. An unknown key is refused: a misspelt setting that
     silently does nothing is how a broker ends up without its password.
@@ -52,130 +172,138 @@ def broker_defaults(options: Mapping[str, bool]) -> dict[str, Any]:
     project = find_project_file()
     if project is None:
         return {}
-    table = project_table("broker", project)
-    unknown = sorted(set(table) - set(options) - set(TABLES))
+    options = settable_options()
+    table = dict(project_table("broker", project))
+    unknown = sorted(set(table) - set(options) - {"data", *TABLES})
     if unknown:
-        known = ", ".join(sorted([*options, *TABLES]))
-        raise ConfigError(f"{project}: [broker] has no setting '{unknown[0]}'. There are: {known}")
+        known = ", ".join(sorted(["data", *options, *TABLES]))
+        raise ConfigError(f"{project}: [broker] has no setting '{unknown[0]}'. It has: {known}")
     return {
         name: str(project.parent / str(value)) if options[name] else value
         for name, value in table.items()
-        if name in options
+        if name in options  # `data` is read by data_folder(), for every command
     }
 
 
-def secret_of(file: Path | None, variable: str | None = None) -> Secret | None:
-    """A secret from a file, else from an environment variable, else None."""
-    if file is None:
-        text = environment(variable) if variable else None
-        return None if text is None else Secret(text)
+# -- from options to settings -------------------------------------------------------------
+
+
+def broker_settings(data: Path | None, given: Mapping[str, Any]) -> BrokerSettings:
+    """The settings of a broker from the options that were given; the others are None."""
+    parts: dict[str, dict[str, Any]] = {part: {} for part in _PARTS}
+    for item in BROKER_OPTIONS:
+        value = given.get(item.name)
+        value = item.declaration.default if value is None else value
+        if value is not None:
+            parts[item.part][item.field] = _value(item, value)
+    own = parts[""]
+    tls = _tls(parts["tls"])
+    own["encryption"] = encryption_of(own.pop("encryption", False), **parts["encryption"])
+    own["accounts"] = _accounts(own.pop("accounts", ()))
+    own["raw"] = _read_config(own.pop("raw", None))
+    return BrokerSettings(
+        data=data_folder(data),
+        users=_users(),
+        limits=Limits(**parts["limits"]),
+        tls=tls,
+        cluster=_cluster(parts["cluster"], own.get("host"), tls),
+        leaf=_leaf(parts["leaf"]),
+        **own,
+    )
+
+
+def _value(item: BrokerOption, value: Any) -> Any:
+    match item.declaration.form:
+        case Form.SIZE:
+            return parse_size(value)
+        case Form.DURATION:
+            return parse_duration(value)
+        case Form.TEXTS:
+            return tuple(value)
+    return value
+
+
+def _secret(file: Path) -> Secret:
     try:
         text = file.read_text(encoding="utf-8").strip()
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"cannot read the secret in {file}: {error}") from error
     if not text:
-        raise ConfigError(f"the file {file} is empty; a secret was expected in it")
+        raise ConfigError(f"the file {file} is empty; it should contain a secret")
     return Secret(text)
 
 
-def limits_of(
-    max_payload: str | None,
-    max_file_store: str | None,
-    max_memory_store: str | None,
-    max_connections: int | None,
-) -> Limits:
-    """Limits with what was given changed."""
-    from millstream.broker import Limits
-
-    given: dict[str, int] = {
-        name: parse_size(text)
-        for name, text in (
-            ("max_payload", max_payload),
-            ("max_file_store", max_file_store),
-            ("max_memory_store", max_memory_store),
-        )
-        if text is not None
-    }
-    if max_connections is not None:
-        given["max_connections"] = max_connections
-    return Limits(**given)
+def _secret_variable(cls: Any, field: str) -> Secret | None:
+    """A secret from the environment variable that is declared for it."""
+    variable = next(d.env for item, d in declared_fields(cls) if item.name == field)
+    text = environment(variable)
+    return None if text is None else Secret(text)
 
 
 def encryption_of(
-    encrypt: bool, key_file: Path | None, previous_key_file: Path | None
+    encrypt: bool = False, key_file: Path | None = None, previous: Path | None = None
 ) -> Encryption | None:
-    """Encryption at rest when it was asked for in any way, None otherwise."""
-    from millstream.broker import Encryption
-
-    key = None if key_file is not None else secret_of(None, "MILLSTREAM_ENCRYPTION_KEY")
+    """Encryption at rest if it was asked for in any way, None otherwise."""
+    key = None if key_file is not None else _secret_variable(Encryption, "key_file")
     if not encrypt and key_file is None and key is None:
-        if previous_key_file is not None:
+        if previous is not None:
             raise ConfigError("--previous-key-file needs the new key: --encrypt or --key-file FILE")
         return None
-    return Encryption(key=key, key_file=key_file, previous=secret_of(previous_key_file))
+    old_key = None if previous is None else _secret(previous)
+    return Encryption(key=key, key_file=key_file, previous=old_key)
 
 
-def tls_of(
-    cert: Path | None, key: Path | None, ca: Path | None, verify: bool, first: bool
-) -> ServerTls | None:
-    """TLS of the client listener, or None when no certificate was given."""
-    from millstream.broker import ServerTls
-
-    if cert is None and key is None:
-        if ca is not None or verify or first:
-            raise ConfigError("TLS needs --tls-cert FILE and --tls-key FILE")
+def _tls(given: dict[str, Any]) -> ServerTls | None:
+    """TLS of the client listener, or None without a certificate."""
+    if not any(given.values()):
         return None
-    if cert is None or key is None:
+    if "cert" not in given or "key" not in given:
         raise ConfigError("TLS needs both --tls-cert FILE and --tls-key FILE")
-    return ServerTls(cert=cert, key=key, ca=ca, verify=verify, handshake_first=first)
+    return ServerTls(**given)
 
 
-def cluster_of(
-    node_name: str | None,
-    join: list[str],
-    secret_file: Path | None,
-    host: str,
-    port: int,
-    tls: ServerTls | None,
+def _cluster(
+    given: dict[str, Any], host: str | None, tls: ServerTls | None
 ) -> ClusterSettings | None:
-    """This node's place in a cluster over several machines, or None without --join."""
-    from millstream.broker import ClusterSettings
-
-    if not join:
-        if node_name is not None or secret_file is not None:
+    """This node in a cluster over several machines, or None without --join."""
+    if not given.get("routes"):
+        if "node" in given or "secret" in given:
             raise ConfigError("--node-name and --cluster-secret-file need --join HOST:PORT")
         return None
-    if node_name is None:
+    if "node" not in given:
         raise ConfigError(
             "--join needs --node-name NAME: unique in the cluster and the same at every start"
         )
-    secret = secret_of(secret_file, "MILLSTREAM_CLUSTER_SECRET")
+    if "secret" in given:
+        secret: Secret | None = _secret(given["secret"])
+    else:
+        secret = _secret_variable(ClusterSettings, "secret")
     if secret is None:
         raise ConfigError(
             "--join needs a secret that all nodes share: write 16 or more random characters into "
             "a file, copy it to every machine and give --cluster-secret-file FILE, "
             "or set MILLSTREAM_CLUSTER_SECRET"
         )
-    return ClusterSettings(
-        node=node_name, routes=tuple(join), secret=secret, host=host, port=port, tls=tls
-    )
+    defaults = {} if host is None else {"host": host}
+    own = {"secret": secret, "tls": tls if given.get("tls") else None}
+    return ClusterSettings(**{**defaults, **given, **own})
 
 
-def leaf_of(port: int | None, host: str) -> LeafSettings | None:
+def _leaf(given: dict[str, Any]) -> LeafSettings | None:
     """Leaf nodes: the listener of the options and the hubs of [[broker.leaf_remotes]]."""
-    from millstream.broker import LeafRemote, LeafSettings
+    from millstream.broker import LeafRemote
 
     remotes = []
     for entry in _tables("leaf_remotes", {"url", "user", "password_file", "account"}):
         password = entry.pop("password_file", None)
-        secret = secret_of(_beside_project(password)) if password is not None else None
+        secret = _secret(_beside_project(password)) if password is not None else None
         remotes.append(LeafRemote(**{**entry, "password": secret}))
-    if port is None and not remotes:
+    if "port" not in given and not remotes:
         return None
-    return LeafSettings(port=port, host=host, remotes=tuple(remotes))
+    return LeafSettings(**given, remotes=tuple(remotes))
 
 
-def accounts_of(names: list[str]) -> tuple[Account, ...]:
+def _accounts(names: Sequence[str]) -> "tuple[Account, ...]":
     """Tenants: those of the options and those of [[broker.accounts]]."""
     from millstream.broker import Account
 
@@ -190,7 +318,7 @@ def accounts_of(names: list[str]) -> tuple[Account, ...]:
     return (*listed, *(Account(name) for name in names if name not in known))
 
 
-def users_of() -> tuple[User, ...]:
+def _users() -> "tuple[User, ...]":
     """The users of [[broker.users]]; their passwords are in files, never in millstream.toml."""
     from millstream.broker import User
 
@@ -199,9 +327,18 @@ def users_of() -> tuple[User, ...]:
         file = entry.pop("password_file", None)
         if file is None:
             raise ConfigError(f"[[broker.users]] '{entry.get('name')}' needs a password_file")
-        password = secret_of(_beside_project(file))
+        password = _secret(_beside_project(file))
         users.append(User(**{**entry, "password": password}))
     return tuple(users)
+
+
+def _read_config(file: Path | None) -> str:
+    if file is None:
+        return ""
+    try:
+        return file.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"cannot read the server configuration {file}: {error}") from error
 
 
 def _beside_project(file: str) -> Path:
@@ -220,7 +357,7 @@ def _tables(name: str, allowed: set[str]) -> list[dict[str, Any]]:
         if unknown:
             raise ConfigError(
                 f"millstream.toml: [[broker.{name}]] has no setting '{unknown[0]}'. "
-                f"There are: {', '.join(sorted(allowed))}"
+                f"It has: {', '.join(sorted(allowed))}"
             )
         if not isinstance(entry.get(first), str):
             raise ConfigError(f"millstream.toml: every [[broker.{name}]] needs a {first}")

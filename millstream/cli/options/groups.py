@@ -26,7 +26,7 @@ from typing import Annotated, Any, Final, get_args, get_origin
 
 import typer
 
-from millstream.declared import Declaration, Form
+from millstream.declared import Declaration, Form, declaration_of
 
 __all__ = ["Group", "declared_option", "grouped"]
 
@@ -36,6 +36,7 @@ _METAVARS: Final = {
     Form.DURATION: "DURATION",
     Form.PAIRS: "NAME=TEXT",
     Form.FILE: "FILE",
+    Form.SECRET: "FILE",
     Form.ORIGIN: "TOPIC[,domain=D][,start=OFFSET|TIME][,filter=PATTERN]",
     Form.ORIGINS: "TOPIC[,domain=D][,start=OFFSET|TIME][,filter=PATTERN]",
 }
@@ -43,6 +44,7 @@ _TYPES: Final[Mapping[Form, Any]] = {
     Form.NUMBER: int | None,
     Form.SWITCH: bool | None,
     Form.FILE: Path | None,
+    Form.SECRET: Path | None,
     Form.TEXTS: list[str] | None,
     Form.PAIRS: list[str] | None,
     Form.ORIGINS: list[str] | None,
@@ -103,12 +105,16 @@ def _group(annotation: Any) -> Group | None:
         return next((item for item in get_args(annotation) if isinstance(item, Group)), None)
     if not (isinstance(annotation, type) and is_dataclass(annotation)):
         return None
-    options = [_parameter(item.name, item.type, _default(item)) for item in fields(annotation)]
+    options = [_field_option(item) for item in fields(annotation)]
     return Group(lambda: options, lambda values: annotation(**values))
 
 
-def _default(item: Field[Any]) -> Any:
-    return inspect.Parameter.empty if item.default is MISSING else item.default
+def _field_option(item: Field[Any]) -> inspect.Parameter:
+    default = inspect.Parameter.empty if item.default is MISSING else item.default
+    declaration = declaration_of(item)
+    if declaration is None:
+        return _parameter(item.name, item.type, default)
+    return declared_option(item.name, declaration, default=default)
 
 
 def _parameter(name: str, annotation: Any, default: Any) -> inspect.Parameter:

@@ -2,15 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, fields
 from pathlib import Path
+from typing import Any
 
 import pytest
+import typer
 from typer.testing import CliRunner
 
 from millstream import broker
-from millstream.broker import BrokerSettings, Durability, NodeState, Role, State
+from millstream.broker import (
+    BrokerSettings,
+    ClusterSettings,
+    Durability,
+    Encryption,
+    LeafSettings,
+    Limits,
+    NodeState,
+    Role,
+    ServerTls,
+    State,
+)
 from millstream.cli.app import app
+from millstream.cli.commands import up as up_module
+from millstream.cli.options.broker import BROKER_OPTIONS, TABLES, Launch, settable_options
+from millstream.declared import Declaration, Form, declaration_of, declared
 from millstream.errors import ConfigError, MillstreamError
 from millstream.settings import Secret
 
@@ -218,16 +235,74 @@ def test_a_secret_file_must_hold_something(up: Up, tmp_path: Path) -> None:
         up(*joined, "nowhere")
 
 
-def test_the_page_for_operators_lists_every_setting() -> None:
-    import re
+# -- one declaration ----------------------------------------------------------------------
 
-    from millstream.cli.commands.up import settable_options
-    from millstream.cli.options.broker import TABLES
+UP: dict[str, Any] = {
+    param.name: param
+    for param in typer.main.get_command(up_module.app).commands["up"].params  # type: ignore[attr-defined]
+}
+CLASSES = (BrokerSettings, ClusterSettings, Encryption, LeafSettings, Limits, ServerTls, Launch)
+# The data folder is an option of every command; a key is given by its file or its variable; the
+# others are the classes whose fields are settings themselves.
+WITHOUT_DECLARATION = {
+    (BrokerSettings, "data"), (BrokerSettings, "limits"), (BrokerSettings, "tls"),
+    (BrokerSettings, "cluster"), (BrokerSettings, "leaf"), (Encryption, "key"),
+}  # fmt: skip
 
+
+def faults(*classes: Any) -> Iterator[str]:
+    """Settings of a broker that are missing somewhere."""
     page = (Path(__file__).parents[3] / "docs" / "OPERATIONS.md").read_text()
     section = page.partition("## Settings")[2].partition("## When")[0]
-    rows = [line.split("|")[1] for line in section.splitlines() if line.startswith("| `")]
-    listed = {name for row in rows for name in re.findall(r"`(\w+)`", row)}
-    assert listed == {*settable_options(), "data"}
-    for table in TABLES:
-        assert f"[[broker.{table}]]" in section
+    for cls in classes:
+        for item in fields(cls):
+            declaration = declaration_of(item)
+            if declaration is None:
+                if (cls, item.name) not in WITHOUT_DECLARATION:
+                    yield f"{item.name} is not declared"
+                continue
+            name = declaration.name or item.name
+            if declaration.form is Form.TABLES:
+                if name not in TABLES or f"[[broker.{name}]]" not in section:
+                    yield f"{name} is no table of millstream.toml, or of the page"
+                continue
+            if name not in UP or not UP[name].help:
+                yield f"{name} is no option of up, or has no help"
+            if f"| `{name}` |" not in section and name != "foreground":
+                yield f"{name} has no row in docs/OPERATIONS.md"
+            if name not in settable_options() and name != "foreground":
+                yield f"{name} cannot be set in millstream.toml"
+
+
+def test_every_setting_has_an_option_a_key_and_a_row_in_the_documentation() -> None:
+    assert list(faults(*CLASSES)) == []
+
+
+def test_a_setting_that_is_missing_somewhere_is_found() -> None:
+    @dataclass
+    class Added:
+        more: int = declared(1, Declaration("More.", Form.NUMBER))
+        bare: int = 1
+
+    assert list(faults(Added)) == [
+        "more is no option of up, or has no help",
+        "more has no row in docs/OPERATIONS.md",
+        "more cannot be set in millstream.toml",
+        "bare is not declared",
+    ]
+
+
+def test_an_environment_variable_sets_its_option_and_a_secret_is_no_path() -> None:
+    for item in BROKER_OPTIONS:
+        holds_secret = item.declaration.form in (Form.FILE, Form.SECRET)
+        expected = None if holds_secret or not item.declaration.env else item.declaration.env
+        assert UP[item.name].envvar == expected
+        if holds_secret and item.declaration.env:
+            assert f"{item.declaration.env}, the secret itself" in UP[item.name].help
+
+
+def test_defaults_are_shown_as_they_would_be_written() -> None:
+    shown = {item.name: item.default_text for item in BROKER_OPTIONS}
+    assert (shown["max_payload"], shown["sync_interval"], shown["port"]) == ("8MiB", "5s", "4222")
+    assert shown["max_memory_store"] == "a quarter of the RAM"
+    assert shown["domain"] == ""

@@ -1,0 +1,87 @@
+"""Accounts and users of a broker: frozen values, checked when they are created. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Final
+
+from millstream.broker.checks import check_name, read_choice
+from millstream.errors import ConfigError
+from millstream.settings import Secret
+
+__all__ = ["DEFAULT_ACCOUNT", "Account", "Permissions", "Role", "User"]
+
+# Not the server's own `$G`: that one loses JetStream as soon as a second account exists, so data
+# written before the first tenant was added would vanish from sight.
+DEFAULT_ACCOUNT: Final = "main"
+_RESERVED_ACCOUNTS: Final = frozenset({"$SYS", "$G", "system"})
+
+
+class Role(StrEnum):
+    """What a user may do in its account.
+
+    `admin`: everything. `app`: publish, read, declare topics and subscriptions, but not delete,
+    purge or reconfigure a topic. `reader`: read everything, change nothing.
+
+    `reader` is a hard boundary. `app` only guards against accidents: a client that may create
+    streams can create one that forwards messages to any subject of the account, the broker's own
+    commands included. Applications that must not trust each other belong in separate accounts.
+    """
+
+    ADMIN = "admin"
+    APP = "app"
+    READER = "reader"
+
+
+@dataclass(frozen=True, slots=True)
+class Permissions:
+    """Subjects a user may use, instead of what its role says; None means no limit."""
+
+    publish: tuple[str, ...] | None = None
+    publish_deny: tuple[str, ...] = ()
+    subscribe: tuple[str, ...] | None = None
+    subscribe_deny: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class User:
+    """A user that may connect; a name is unique over all accounts."""
+
+    name: str
+    password: Secret
+    role: Role = Role.APP
+    account: str = DEFAULT_ACCOUNT
+    # A reader cannot create subscriptions (it could create one that writes elsewhere), but it can
+    # be given existing ones to pull from and ack, as (topic stream, subscription) pairs.
+    subscriptions: tuple[tuple[str, str], ...] = ()
+    permissions: Permissions | None = None  # replaces the role's
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "role", read_choice(Role, self.role, "role"))
+        check_name("user", self.name)
+        if not self.password.reveal() or "\0" in self.password.reveal():
+            raise ConfigError(f"user '{self.name}' needs a password that is not empty")
+        for pair in self.subscriptions:
+            for part in pair:
+                check_name("stream or subscription", part)
+
+
+@dataclass(frozen=True, slots=True)
+class Account:
+    """A tenant: its subjects, streams and users are invisible to every other account."""
+
+    name: str
+    max_file: int | None = None  # bytes on disk; None: no limit of its own
+    max_memory: int | None = None  # bytes in memory
+    max_streams: int | None = None
+    max_consumers: int | None = None
+
+    def __post_init__(self) -> None:
+        check_name("account", self.name)
+        if self.name in _RESERVED_ACCOUNTS:
+            raise ConfigError(f"the account name '{self.name}' is taken by the server itself")
+        for limit in ("max_file", "max_memory", "max_streams", "max_consumers"):
+            value = getattr(self, limit)
+            if value is not None and value <= 0:
+                raise ConfigError(f"account '{self.name}': {limit} must be above 0, not {value}")
