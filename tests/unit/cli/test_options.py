@@ -237,10 +237,8 @@ def test_a_secret_file_must_hold_something(up: Up, tmp_path: Path) -> None:
 
 # -- one declaration ----------------------------------------------------------------------
 
-UP: dict[str, Any] = {
-    param.name: param
-    for param in typer.main.get_command(up_module.app).commands["up"].params  # type: ignore[attr-defined]
-}
+GROUP: Any = typer.main.get_command(up_module.app)
+UP: dict[str, Any] = {param.name: param for param in GROUP.commands["up"].params}
 CLASSES = (BrokerSettings, ClusterSettings, Encryption, LeafSettings, Limits, ServerTls, Launch)
 # The data folder is an option of every command; a key is given by its file or its variable; the
 # others are the classes whose fields are settings themselves.
