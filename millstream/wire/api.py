@@ -32,6 +32,7 @@ __all__ = [
     "StreamInfo",
     "StreamState",
     "api_prefix",
+    "consumer_request",
     "error_from",
     "parse_ack_address",
 ]
@@ -249,6 +250,16 @@ class ConsumerInfo(msgspec.Struct, frozen=True):
     push_bound: bool = False
     paused: bool = False
     pause_remaining: int = 0
+
+
+def consumer_request(
+    stream: str, config: ConsumerConfig, action: str = ""
+) -> tuple[str, dict[str, Any]]:
+    """The API verb and body that create or change a consumer; the name and a filter are in it."""
+    verb = f"CONSUMER.CREATE.{stream}.{config.durable_name or config.name}"
+    if config.filter_subject:
+        verb = f"{verb}.{config.filter_subject}"
+    return verb, {"stream_name": stream, "config": config, "action": action}
 
 
 class AckAddress(msgspec.Struct, frozen=True):

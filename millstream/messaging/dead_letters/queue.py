@@ -30,10 +30,11 @@ from millstream.messaging.dead_letters.store import dead_letter_prefix
 from millstream.messaging.reading.replay import ReadPlan, read_messages
 from millstream.messaging.topics.lookup import open_topic
 from millstream.wire.aio.jetstream import JetStream
-from millstream.wire.aio.ordered_consumer import OrderedConsumer, Range
+from millstream.wire.aio.ordered_consumer import OrderedConsumer
 from millstream.wire.aio.publisher import StreamPublisher
 from millstream.wire.api import ErrorCode, parse_ack_address
 from millstream.wire.message import OutgoingMessage, RawMessage
+from millstream.wire.range_cursor import Range
 
 __all__ = ["DeadLetterQueue", "RedriveReport"]
 

@@ -32,10 +32,11 @@ from millstream.messaging.groups.store import GroupStore, Stored
 from millstream.messaging.groups.workers import GroupCall, KeyLane, Workers
 from millstream.messaging.subscriptions.subscription import Reject
 from millstream.wire.aio.jetstream import JetStream
-from millstream.wire.aio.ordered_consumer import OrderedConsumer, Range
+from millstream.wire.aio.ordered_consumer import OrderedConsumer
 from millstream.wire.aio.pull_consumer import Prefetch, Signal
 from millstream.wire.api import parse_ack_address
 from millstream.wire.message import RawMessage
+from millstream.wire.range_cursor import Range
 
 __all__ = ["Holding", "HoldingState", "MemberContext", "order_token"]
 

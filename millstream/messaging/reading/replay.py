@@ -14,9 +14,10 @@ from millstream.events.subject import PACK_TOKEN, key_token, matches
 from millstream.events.unpack import events_of
 from millstream.wire.aio.direct_reader import DirectReader
 from millstream.wire.aio.jetstream import JetStream
-from millstream.wire.aio.ordered_consumer import OrderedConsumer, Range
+from millstream.wire.aio.ordered_consumer import OrderedConsumer
 from millstream.wire.aio.pull_consumer import Signal
 from millstream.wire.message import RawMessage
+from millstream.wire.range_cursor import Range
 
 __all__ = ["ReadPlan", "plan_of", "read_events", "read_messages"]
 
@@ -112,8 +113,7 @@ def _end(partition: Partition, lane: OrderedConsumer, over_damage: bool) -> None
             f"offset {lane.next_sequence} up to {(lane.what.end or 0) - 1} and cannot read one of "
             f"them: its file is damaged. 'millstream verify {partition.topic}' says what is missing"
         )
-    lane.done = True
-    lane.close()
+    lane.end()
 
 
 async def _open(

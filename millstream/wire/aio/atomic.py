@@ -19,12 +19,13 @@ from millstream.errors import (
     Unconfirmed,
 )
 from millstream.wire.aio.jetstream import JetStream
-from millstream.wire.aio.ordered_consumer import OrderedConsumer, Range
+from millstream.wire.aio.ordered_consumer import OrderedConsumer
 from millstream.wire.aio.pull_consumer import Signal
 from millstream.wire.api import RETRY, ErrorCode, PubAck, error_from, parse_ack_address
 from millstream.wire.batch import BATCH_BYTES_MAX, BATCH_MESSAGES_MAX, with_batch_headers
 from millstream.wire.message import OutgoingMessage
 from millstream.wire.protocol import hpub, parse_headers, unique_token
+from millstream.wire.range_cursor import Range
 
 __all__ = ["publish_batch"]
 

@@ -20,10 +20,10 @@ from millstream.errors import (
     RequestTimeout,
 )
 from millstream.wire.aio.jetstream import JetStream
-from millstream.wire.aio.ordered_consumer import Range
 from millstream.wire.aio.pull_consumer import Signal
 from millstream.wire.message import RawMessage
 from millstream.wire.protocol import parse_headers, status_of, unique_token
+from millstream.wire.range_cursor import Range
 
 __all__ = ["DirectReader"]
 

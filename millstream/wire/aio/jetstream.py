@@ -20,6 +20,7 @@ from millstream.wire.api import (
     Refusal,
     StreamInfo,
     api_prefix,
+    consumer_request,
     error_from,
 )
 from millstream.wire.message import StoredMessage
@@ -166,12 +167,8 @@ class JetStream:
         timeout: float | None = None,
     ) -> ConsumerInfo:
         """Create (`action` "create"), change ("update") or either ("") a consumer."""
-        name = config.durable_name or config.name
-        subject = f"CONSUMER.CREATE.{stream}.{name}"
-        if config.filter_subject:
-            subject = f"{subject}.{config.filter_subject}"
-        body = {"stream_name": stream, "config": config, "action": action}
-        return await self.call(subject, body, ConsumerInfo, timeout)
+        verb, body = consumer_request(stream, config, action)
+        return await self.call(verb, body, ConsumerInfo, timeout)
 
     async def delete_consumer(self, stream: str, name: str) -> None:
         verb = f"CONSUMER.DELETE.{stream}.{name}"

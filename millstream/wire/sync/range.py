@@ -8,39 +8,30 @@ reader that is busy elsewhere.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Final, Generic, Protocol, TypeVar
+from typing import Any, Final, Generic, Protocol, TypeVar
 
 import msgspec
 
 from millstream.deadline import Deadline
 from millstream.errors import (
     ApiError,
-    AuthenticationFailed,
     ConnectError,
     ConnectFailed,
+    MillstreamError,
     NoResponders,
     RequestTimeout,
-    TopicNotFound,
 )
-from millstream.wire.api import (
-    NANOSECONDS,
-    ConsumerConfig,
-    ConsumerInfo,
-    ErrorCode,
-    parse_ack_address,
-)
+from millstream.wire.api import ConsumerInfo, ErrorCode, consumer_request
 from millstream.wire.message import HEADER_BYTES_MAX, RawMessage
-from millstream.wire.protocol import pub, status_of, unique_token
+from millstream.wire.protocol import pub, status_of
+from millstream.wire.range_cursor import GIVEN_AWAY_SECONDS, Range, RangeCursor, Step
 from millstream.wire.sync.connection import BlockingConnection, BlockingJetStream
 
 __all__ = ["Collector", "Messages", "Window", "read_range", "read_windows"]
 
-# A consumer that nobody pulls from is removed by the server after this long.
-INACTIVE_SECONDS: Final = 60
 SILENCE_SECONDS: Final = 5.0  # without a byte in an open window: ask on a new connection
-PAUSE_SECONDS: Final = 0.2
 _new: Final = tuple.__new__
 
 
@@ -131,27 +122,24 @@ class _Lister:
 
 
 class _Reader(Generic[M]):
-    """The state of one range being read."""
+    """The consumer of a range, and the windows that are read from it."""
 
     def __init__(
         self,
         connection: BlockingConnection,
         stream: str,
-        subjects: tuple[str, ...],
+        cursor: RangeCursor,
         window: Window,
         collector: Collector[M],
     ) -> None:
         self.connection = connection
         self.jetstream = BlockingJetStream(connection)
         self.stream = stream
-        self.subjects = subjects
+        self.cursor = cursor
         self.window = window
         self.collector = collector
         self.consumer = ""
         self.generation = -1
-        self.expected = 1
-        self.pending = 0
-        self.copied = False  # the consumer may live on another node than the leader
         self.inbox = ""
         self.address = b""  # of the window that is open
         self.windows = 0
@@ -159,55 +147,75 @@ class _Reader(Generic[M]):
         self.ended = False
         self.status = (0, "")
 
-    def begin(self, start: int) -> None:
-        """Make a consumer that starts at a sequence."""
-        config = ConsumerConfig(
-            name=f"read-{unique_token(12)}",
-            ack_policy="none",
-            mem_storage=True,
-            num_replicas=1,
-            inactive_threshold=INACTIVE_SECONDS * NANOSECONDS,
-        )
-        if start > 1:
-            config.deliver_policy, config.opt_start_seq = "by_start_sequence", start
-        verb = f"CONSUMER.CREATE.{self.stream}.{config.name}"
-        if len(self.subjects) == 1:
-            config.filter_subject = self.subjects[0]
-            verb = f"{verb}.{self.subjects[0]}"
-        elif self.subjects:
-            config.filter_subjects = list(self.subjects)
-        body = {"stream_name": self.stream, "config": config, "action": "create"}
-        info = self.jetstream.call(verb, body, ConsumerInfo)
-        self.consumer, self.pending, self.expected = info.name, info.num_pending, 1
-        self.copied = info.cluster is not None
+    def next(self) -> M | None:
+        """Do the next step of reading; the messages that came of it, if any."""
+        try:
+            messages, pause, why = self._do_step()
+        except MillstreamError as error:
+            self.forget()
+            if isinstance(error, ConnectError | RequestTimeout):
+                self.connection.lose()  # a silent socket is as good as none
+            messages, pause, why = None, self.cursor.failed(error), error
+        if pause is None:
+            raise ConnectFailed(
+                f"no progress for {self.window.give_up_after:g} s while reading from "
+                f"{self.connection.url}: {why}"
+            ) from (why if isinstance(why, Exception) else None)
+        if pause:
+            time.sleep(pause)
+        return messages
+
+    def _do_step(self) -> tuple[M | None, float | None, Exception | str]:
+        """Messages, seconds to wait before the next step (None: give up), and why."""
+        cursor = self.cursor
+        if cursor.step() is Step.OPEN or not self.usable:
+            self.forget()
+            cursor.consumer_lost()
+            self.open()
+            return None, 0.0, ""
+        if cursor.step() is Step.ASK_LEADER:
+            pause = cursor.leader_answered(self._leader_has_more())
+            if pause is None or cursor.step() is not Step.ASK_LEADER:
+                return None, pause, "the copy that was asked lags"
+            time.sleep(pause)  # and then look whether the copy has caught up
+        messages = self.fetch()
+        count = len(messages)
+        if not count:
+            return None, cursor.nothing_came(), "the server sends nothing"
+        part = cursor.take(count, messages.reply_of)
+        if part is None or part.start == part.stop:
+            return None, 0.0, ""
+        return (messages if part.stop == count else messages.first(part.stop)), 0.0, ""
+
+    def open(self) -> None:
+        """Create a consumer at the cursor's position."""
+        config = self.cursor.config()
+        verb, body = consumer_request(self.stream, config)
+        patience = min(GIVEN_AWAY_SECONDS, self.connection.settings.request_timeout)
+        info = self.jetstream.call(verb, body, ConsumerInfo, patience)
+        self.consumer = info.name
         self.inbox = self.connection.new_inbox()
         self.sid = self.connection.subscribe(f"{self.inbox}.*", self._message)
         self.generation = self.connection.generation
-
-    @property
-    def usable(self) -> bool:
-        return (
-            bool(self.consumer)
-            and self.connection.is_open
-            and self.generation == self.connection.generation
-        )
+        self.cursor.opened(info)
 
     def _message(self, subject: bytes, reply: bytes, headers: bytes, payload: bytes) -> None:
         if reply.startswith(b"$JS.ACK."):
             # What the class does when it is called, without the call: this runs for every message.
             self.collector.add(_new(RawMessage, (subject, reply, headers, payload)))
             return
-        # The last word about a window may come when the next one is open: it has another address.
+        # The status of a window may come when the next one is open: it has another address.
         code, text = status_of(headers)
         if code != 100 and subject == self.address:
             self.ended, self.status = True, (code, text)
 
-    def fetch(self, most: int) -> M:
-        """One window: all that is there up to its limits; empty when the range is used up."""
-        window, collector = self.window, self.collector
+    def fetch(self) -> M:
+        """One window: all that is stored up to its limits; empty when the consumer has nothing."""
+        window, collector, cursor = self.window, self.collector, self.cursor
         self.ended, self.status = False, (0, "")
         largest = self.connection.info.max_payload + HEADER_BYTES_MAX
-        batch = min(window.messages, most, self.pending or most)
+        most = (cursor.what.end or 0) - cursor.next_sequence
+        batch = min(window.messages, most, cursor.pending or most)
         request = {"batch": batch, "max_bytes": max(window.bytes, largest), "no_wait": True}
         verb = f"{self.jetstream.prefix}.CONSUMER.MSG.NEXT.{self.stream}.{self.consumer}"
         self.windows += 1
@@ -224,31 +232,38 @@ class _Reader(Generic[M]):
             raise NoResponders(verb)
         return messages
 
-    def used_up(self, position: int, end: int) -> bool:
-        """Whether there is nothing more of the range, when the consumer has nothing more.
+    def _leader_has_more(self) -> bool | None:
+        """Whether the leader has more of the range; None: unknown."""
+        try:
+            found = [self._next_sequence(ask) for ask in self.cursor.questions()]
+        except MillstreamError as error:
+            return self.cursor.leader_failed(error)
+        return any(map(self.cursor.is_more, found))
 
-        A consumer reads the copy of the node that it lives on, which may be behind: in a cluster
-        the leader is asked.
-        """
-        for subject in (self.subjects or (">",)) if self.copied else ():
-            ask = {"seq": position, "next_by_subj": subject}
-            try:
-                found = self.jetstream.call(f"STREAM.MSG.GET.{self.stream}", ask, _Got)
-            except ApiError as error:
-                if error.err_code != ErrorCode.MESSAGE_NOT_FOUND:
-                    raise
-            else:
-                if found.message.seq < end:
-                    return False
-        return True
+    def _next_sequence(self, ask: Mapping[str, Any]) -> int | None:
+        try:
+            return self.jetstream.call(f"STREAM.MSG.GET.{self.stream}", ask, _Got).message.seq
+        except ApiError as error:
+            if error.err_code == ErrorCode.MESSAGE_NOT_FOUND:
+                return None
+            raise
+
+    @property
+    def usable(self) -> bool:
+        """Whether the consumer's subscription is on the present socket."""
+        return self.connection.is_open and self.generation == self.connection.generation
 
     def forget(self) -> None:
-        """Remove the consumer if the socket is still there; else the server does it later."""
-        if self.usable:
+        """Remove the consumer if the socket still works; else the server does it later."""
+        consumer, self.consumer = self.consumer, ""
+        if not consumer or not self.usable:
+            return
+        try:
             self.connection.unsubscribe(self.sid)
-            verb = f"{self.jetstream.prefix}.CONSUMER.DELETE.{self.stream}.{self.consumer}"
+            verb = f"{self.jetstream.prefix}.CONSUMER.DELETE.{self.stream}.{consumer}"
             self.connection.send(pub(verb.encode(), b"", b""))
-        self.consumer = ""
+        except ConnectError:
+            return
 
 
 def read_range(
@@ -279,83 +294,13 @@ def read_windows(
     collector: Collector[M],
 ) -> Iterator[M]:
     """The same, in the form that a collector makes of them."""
-    if start >= end:
-        return
-    reader = _Reader(connection, stream, subjects, window or Window(), collector)
-    position = start
-    patience = Deadline(reader.window.give_up_after)
+    window = window or Window()
+    cursor = RangeCursor(Range(start, end, subjects=subjects), window.give_up_after)
+    reader = _Reader(connection, stream, cursor, window, collector)
     try:
-        while position < end:
-            try:
-                if not reader.usable:
-                    reader.begin(position)
-                if reader.pending == 0:
-                    if reader.used_up(position, end):
-                        return
-                    reader.forget()
-                    _check_patience(connection, patience, "the copy that was asked is behind")
-                    time.sleep(patience.left(at_most=PAUSE_SECONDS))
-                    continue
-                messages = reader.fetch(end - position)
-            except (AuthenticationFailed, TopicNotFound):
-                raise
-            except (ConnectError, RequestTimeout, NoResponders, ApiError) as error:
-                _pause(connection, patience, error)
-                reader.consumer = ""
-                continue
-            total = len(messages)
-            if not total:
-                # What was promised is gone by now, or was not there yet: a new consumer tells.
-                reader.forget()
-                _check_patience(connection, patience, "the server gives nothing")
-                continue
-            first = parse_ack_address(messages.reply_of(0))
-            last = parse_ack_address(messages.reply_of(total - 1))
-            count = last.consumer_sequence - first.consumer_sequence + 1
-            if first.consumer_sequence != reader.expected or count != total:
-                reader.forget()  # something was lost on the way: read it again
-                continue
-            reader.expected = last.consumer_sequence + 1
-            reader.pending = last.pending
-            position = last.sequence + 1
-            patience = Deadline(reader.window.give_up_after)
-            if last.sequence >= end:
-                yield messages.first(_before(messages, end))
-                return
-            yield messages
+        while cursor.step() is not Step.END:
+            messages = reader.next()
+            if messages is not None:
+                yield messages
     finally:
-        _forget_quietly(reader)
-
-
-def _before(messages: Messages, end: int) -> int:
-    """How many messages come before a sequence."""
-    low, high = 0, len(messages)
-    while low < high:
-        middle = (low + high) // 2
-        if parse_ack_address(messages.reply_of(middle)).sequence < end:
-            low = middle + 1
-        else:
-            high = middle
-    return low
-
-
-def _pause(connection: BlockingConnection, patience: Deadline, error: Exception) -> None:
-    connection.lose()
-    _check_patience(connection, patience, error)
-    time.sleep(patience.left(at_most=PAUSE_SECONDS))
-
-
-def _check_patience(
-    connection: BlockingConnection, patience: Deadline, why: Exception | str
-) -> None:
-    if patience.passed:
-        raise ConnectFailed(
-            f"no progress for {patience.seconds:g} s while reading from {connection.url}: {why}"
-        ) from (why if isinstance(why, Exception) else None)
-
-
-def _forget_quietly(reader: _Reader[M]) -> None:
-    try:
         reader.forget()
-    except ConnectError:
-        reader.consumer = ""  # the server removes it when it has been idle

@@ -147,7 +147,7 @@ def test_frames_outlast_a_restart(millstream_broker: Broker) -> None:
 
 
 @pytest.mark.parametrize("read", [read_frames, read_range])
-def test_the_last_word_about_a_window_does_not_end_the_next_one(
+def test_a_late_status_of_a_window_does_not_end_the_next_one(
     place: Place, monkeypatch: pytest.MonkeyPatch, read: Callable[..., Iterator[Any]]
 ) -> None:
     place.topic("orders")
@@ -179,18 +179,18 @@ def test_the_last_word_about_a_window_does_not_end_the_next_one(
             self._socket = Late(self._socket)  # type: ignore[assignment]
         return real(self, deadline)
 
-    begun: list[int] = []
-    begin = _Reader.begin
+    opened: list[int] = []
+    real_open = _Reader.open
 
-    def counted(self: _Reader[Any], start: int) -> None:
-        begun.append(start)
-        begin(self, start)
+    def counted(self: _Reader[Any]) -> None:
+        opened.append(self.cursor.next_sequence)
+        real_open(self)
 
     monkeypatch.setattr(BlockingConnection, "receive", receive)
     # A server that is slow is not one that forgot the window: only the latter is asked again.
     monkeypatch.setattr(blocking_range, "SILENCE_SECONDS", 60)
-    monkeypatch.setattr(_Reader, "begin", counted)
+    monkeypatch.setattr(_Reader, "open", counted)
     with BlockingConnection(ConnectionSettings(urls=(place.url,))) as connection:
         windows = [len(w) for w in read(connection, "orders", 1, 51, (), Window(messages=10))]
     assert windows == [10] * 5
-    assert begun == [1]  # nothing had to be asked for again
+    assert opened == [1]  # nothing had to be asked for again

@@ -15,8 +15,8 @@ from millstream.deadline import Deadline
 from millstream.errors import NoResponders, RequestTimeout
 from millstream.settings import ConnectionSettings
 from millstream.wire.aio.direct_reader import DirectReader
-from millstream.wire.aio.ordered_consumer import Range
 from millstream.wire.aio.pull_consumer import Signal
+from millstream.wire.range_cursor import Range
 from millstream.wire.sync.connection import BlockingConnection
 from millstream.wire.sync.range import read_range
 
