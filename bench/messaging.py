@@ -157,7 +157,7 @@ def _pull(stage: _Stage, quick: bool, runner: asyncio.Runner) -> Iterator[Result
                     break
             await stage.mill.flush()
             rate = _rate(count, began)
-        await topic.delete_subscription(name)
+        await topic.subscriptions.delete(name)
         return rate
 
     async def theirs() -> float:

@@ -40,7 +40,7 @@ async def share_work(mill: Mill) -> None:
     finished = asyncio.Event()
 
     async def work(name: str) -> None:
-        async with await orders.subscribe("billing", SubscriptionSettings(max_in_flight=2)) as mine:
+        async with orders.subscribe("billing", SubscriptionSettings(max_in_flight=2)) as mine:
             async for order in mine:
                 await asyncio.sleep(0.05)  # the work
                 if order.key == "ben" and order.attempt == 1:

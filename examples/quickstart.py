@@ -18,7 +18,7 @@ async def main() -> None:
             receipt = await orders.publish("3 sacks of flour", key="ann")
             print(f"stored at offset {receipt.offset}")
 
-            async with await orders.subscribe("billing") as subscription:
+            async with orders.subscribe("billing") as subscription:
                 async for event in subscription:
                     print(f"{event.key} ordered {event.value.decode()}")
                     event.ack()

@@ -18,7 +18,7 @@ PATIENCE = 20.0  # seconds
 
 
 async def work(name: str, jobs: Topic, done: list[str], enough: int) -> None:
-    async with await jobs.subscribe("millers", SETTINGS) as mine:
+    async with jobs.subscribe("millers", SETTINGS) as mine:
         async for job in mine:
             text = job.value.decode()
             if int(text.split()[1]) < 0:

@@ -191,8 +191,13 @@ class ClassWriter:
         signature = inspect.signature(member.value)
         kind = signature.return_annotation
         head, arguments = self._arguments(member, signature)
-        returns = self.types(member.module).text(kind)
-        body = self._body(member, kind, arguments)
+        opens = re.fullmatch(r"Opening\[(\w+)\]", kind)
+        returns = self.types(member.module).text(opens[1] if opens else kind)
+        if opens:
+            call = f"self._inner.{member.name}({', '.join(arguments)})"
+            body = self._give(opens[1], f"self._loop.call({call}.open())")
+        else:
+            body = self._body(member, kind, arguments)
         header = f"def {member.name}({', '.join(['self', *head])}) -> {returns}:"
         return _method(header, member.value.__doc__, body)
 

@@ -18,7 +18,7 @@ from millstream.blocking.generated.subscription import (
     Subscription,
 )
 from millstream.blocking.generated.tables import Guard, Registry, Table
-from millstream.blocking.generated.topic import Topic
+from millstream.blocking.generated.topic import Subscriptions, Topic, TopicAdmin
 from millstream.blocking.sending import Pending
 
 __all__ = [
@@ -40,8 +40,10 @@ __all__ = [
     "Service",
     "Subscriber",
     "Subscription",
+    "Subscriptions",
     "Table",
     "Topic",
+    "TopicAdmin",
     "Writer",
     "connect",
 ]

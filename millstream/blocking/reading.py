@@ -56,7 +56,7 @@ class TopicReading(Twin):
         subscription is left out, here and in all that reads like this: it was read before.
         """
         wanted = plan_of(plan, choices)
-        groups = self._loop.iterate(self._inner.read_messages(wanted), AHEAD_GROUPS)
+        groups = self._loop.iterate(self._inner.admin.read_messages(wanted), AHEAD_GROUPS)
         return chain.from_iterable(_events(groups, frozenset(wanted.keys)))
 
 

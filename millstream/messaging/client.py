@@ -5,10 +5,11 @@ from __future__ import annotations
 import asyncio
 import logging
 import weakref
-from collections.abc import Callable, Generator, Mapping, Sequence
-from types import TracebackType
-from typing import Any, Final, Generic, Self, TypeVar
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any, Final, TypeVar
 
+from millstream.closing import AsyncClosing, Opening
 from millstream.deadline import Deadline
 from millstream.errors import MillstreamError, RequestTimeout
 from millstream.events.encoding import IdSource
@@ -28,8 +29,9 @@ from millstream.messaging.core.request import ANSWERS_MAX, QUIET_SECONDS, gather
 from millstream.messaging.core.service import Service
 from millstream.messaging.core.subscriber import MessageHandler, Subscriber
 from millstream.messaging.publishing.event_publisher import PUBLISH_SECONDS
-from millstream.messaging.topic import Topic, durabilities_of
+from millstream.messaging.topic import Topic
 from millstream.messaging.topics import admin as topic_admin
+from millstream.messaging.topics.durability import durabilities_of
 from millstream.messaging.topics.info import TopicInfo
 from millstream.messaging.topics.lookup import list_topics, open_topic
 from millstream.messaging.topics.settings import TopicSettings
@@ -54,8 +56,8 @@ _log = logging.getLogger("millstream.messaging")
 C = TypeVar("C", bound="Client")
 
 
-class Connecting(Generic[C]):
-    """A connection about to be made; await it, or use it as `async with`."""
+class Connecting(Opening[C]):
+    """A connection about to be opened: `await` it, or use it as `async with`."""
 
     def __init__(
         self,
@@ -63,41 +65,25 @@ class Connecting(Generic[C]):
         settings: ConnectionSettings,
         client_id: str | None = None,
     ) -> None:
-        self._make = make
-        self._settings = settings
-        self._client_id = client_id
-        self._client: C | None = None
-
-    def __await__(self) -> Generator[Any, None, C]:
-        return self._open().__await__()
-
-    async def __aenter__(self) -> C:
-        self._client = await self._open()
-        return self._client
-
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        if self._client is not None:
-            await self._client.close()
-
-    async def _open(self) -> C:
-        connection = Connection(self._settings)
-        await connection.open()
-        client = self._make(connection)
-        try:
-            if self._client_id is not None:
-                await client.claim(self._client_id)
-        except BaseException:
-            await client.close()
-            raise
-        return client
+        super().__init__(partial(_connected, make, settings, client_id))
 
 
-class Client:
+async def _connected(
+    make: Callable[[Connection], C], settings: ConnectionSettings, client_id: str | None
+) -> C:
+    connection = Connection(settings)
+    await connection.open()
+    client = make(connection)
+    try:
+        if client_id is not None:
+            await client.claim(client_id)
+    except BaseException:
+        await client.close()
+        raise
+    return client
+
+
+class Client(AsyncClosing):
     """A connection to a broker, for one event loop. Reconnects by itself; close it when done."""
 
     def __init__(self, connection: Connection) -> None:
@@ -110,15 +96,7 @@ class Client:
         self._refreshing: asyncio.Task[None] | None = None
         connection.on_connected.append(self._reconnected)
 
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    async def _leave(self, error: BaseException | None) -> None:
         await self.close()
 
     @property
@@ -339,7 +317,7 @@ async def _refresh(topic: Topic, patience: Reconnect) -> None:
     wait = patience.wait
     while not deadline.passed:
         try:
-            await topic.refresh_durability()
+            await topic.admin.refresh_durability()
             return
         except MillstreamError as error:
             _log.debug("what an ack of %s means is not known yet: %s", topic.name, error)

@@ -348,7 +348,7 @@ class _PartitionWorker:
             raise ProcessFailed(name, repr(event), error) from error
         topic = default_dead_letter_topic(event.topic, name)
         store = DeadLetterStore(self._target.jetstream, self._target.lane, topic, name)
-        await store.store_event(event, f"{type(error).__name__}: {error}", 1)
+        await store.store(event, f"{type(error).__name__}: {error}", 1)
 
     # -- committing -----------------------------------------------------------------------
 

@@ -56,7 +56,7 @@ def _empty(project: Project, outputs: Sequence[Output], topics: PipelineTopics) 
                 done.append(output.name)
         elif output.kind in ("topic", "table"):
             try:
-                topics.mill.topic(output.name).purge()
+                topics.mill.topic(output.name).admin.purge()
                 done.append(output.name)
             except TopicNotFound:
                 continue  # the flow never ran

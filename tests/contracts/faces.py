@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any
 
 from millstream.blocking.twin import Twin
+from millstream.closing import Opening
 from tools.blocking_types import EXISTING
 
 _END = object()
@@ -45,6 +46,8 @@ class Face:
                 return await _in_thread(found, *args, **kwargs)
 
             return awaited
+        if _opens(inspect.getattr_static(self._original, name)):
+            return lambda *args, **kwargs: Opening(lambda: _in_thread(found, *args, **kwargs))
         return lambda *args, **kwargs: face(found(*map(bare, args), **_bare(kwargs)))
 
     async def __aenter__(self) -> Face:
@@ -56,6 +59,11 @@ class Face:
 
     def __aiter__(self) -> AsyncIterator[Any]:
         return _iterate(iter(self._twin))  # type: ignore[call-overload]
+
+
+def _opens(method: Any) -> bool:
+    """Whether the asynchronous method returns an object to await or to use as `async with`."""
+    return str(inspect.signature(method).return_annotation).startswith("Opening[")
 
 
 async def _in_thread(call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:

@@ -17,10 +17,13 @@ from millstream.errors import (
     NoResponders,
     PartlyStored,
     ServiceError,
+    SubscriptionConflict,
+    SubscriptionNotFound,
     TopicConflict,
     TopicNotFound,
     WrongSequence,
 )
+from millstream.messaging.topics.admin import Purge
 from tests.books import balanced
 from tests.contracts.faces import Face
 
@@ -150,7 +153,7 @@ async def test_a_writer_goes_on_where_it_was_and_writes_nothing_twice(mill: Any)
 async def test_what_is_acked_does_not_come_again_and_the_rest_does(mill: Any) -> None:
     topic = await mill.create_topic("orders", **MEMORY)
     await topic.publish_many([NewEvent(b"%d" % n) for n in range(10)])
-    async with await topic.subscribe("billing") as first:
+    async with topic.subscribe("billing") as first:
         for delivery in await take(first, 10):
             assert delivery.attempt == 1
             if int(delivery.value) % 2:
@@ -163,16 +166,68 @@ async def test_what_is_acked_does_not_come_again_and_the_rest_does(mill: Any) ->
         for delivery in again:
             await delivery.ack_sync()
     await mill.flush()
-    assert (await topic.lag("billing")).messages == 0
+    assert (await topic.subscriptions.lag("billing")).messages == 0
+
+
+async def test_a_subscription_is_awaited_or_used_as_a_context(mill: Any) -> None:
+    topic = await mill.create_topic("orders", **MEMORY)
+    await topic.publish(b"tea")
+    member = await topic.subscribe("billing")
+    try:
+        [delivery] = await member.pull(1)
+        assert delivery.value == b"tea"
+        await delivery.ack_sync()
+    finally:
+        await member.close()
+    async with topic.subscribe("billing") as other:
+        assert (other.name, await other.pull(1, timeout=0.05)) == ("billing", [])
+    with pytest.raises(ConfigError, match="not a name"):
+        async with topic.subscribe("not a name"):
+            pass
+
+
+async def test_subscriptions_are_managed_by_name(mill: Any) -> None:
+    topic = await mill.create_topic("orders", **MEMORY)
+    await topic.publish_many([b"1", b"2", b"3"])
+    subscriptions = topic.subscriptions
+    assert (await subscriptions.create("audit")).ack_wait == SubscriptionSettings().ack_wait
+    assert (await subscriptions.create("billing", SubscriptionSettings(ack_wait=5))).ack_wait == 5
+    with pytest.raises(SubscriptionConflict, match="ack_wait"):
+        await subscriptions.create("billing", SubscriptionSettings(ack_wait=6))
+    assert [info.name for info in await subscriptions.list()] == ["audit", "billing"]
+    assert (await subscriptions.edit("billing", ack_wait=7)).ack_wait == 7
+    assert (await subscriptions.info("billing")).settings.ack_wait == 7
+    await subscriptions.seek("billing", Start.at_offset(3))
+    assert (await subscriptions.lag("billing")).messages == 1
+    assert await subscriptions.pause("billing") is not None
+    assert (await subscriptions.info("billing")).paused
+    await subscriptions.resume("billing")
+    assert not (await subscriptions.info("billing")).paused
+    assert await subscriptions.dead_letter_topic("billing") == "orders-billing-dead"
+    await subscriptions.delete("audit")
+    assert [info.name for info in await subscriptions.list()] == ["billing"]
+    with pytest.raises(SubscriptionNotFound):
+        await subscriptions.lag("audit")
+
+
+async def test_a_topic_is_verified_and_purged(mill: Any) -> None:
+    topic = await mill.create_topic("orders")
+    async with topic.writer("importer") as writer:
+        await writer.write(b"tea", position=1)
+    await topic.publish(b"milk", "ann")
+    reports = [report async for report in topic.admin.verify()]
+    assert (reports[-1].events, reports[-1].sound) == (2, True)
+    assert await topic.admin.purge(Purge(key="ann")) == 1
+    assert [event.value async for event in topic.read()] == [b"tea"]
 
 
 async def test_a_closed_member_gives_back_what_it_did_not_hand_out(mill: Any) -> None:
     topic = await mill.create_topic("orders", **MEMORY)
     await topic.publish_many([NewEvent(b"%d" % n) for n in range(20)])
-    async with await topic.subscribe("billing") as first:
+    async with topic.subscribe("billing") as first:
         [delivery] = await take(first, 1)
         await delivery.ack_sync()
-    async with await topic.subscribe("billing") as second:
+    async with topic.subscribe("billing") as second:
         rest = await take(second, 19)
     assert sorted(int(d.value) for d in rest) == list(range(1, 20))
 
@@ -180,7 +235,7 @@ async def test_a_closed_member_gives_back_what_it_did_not_hand_out(mill: Any) ->
 async def test_a_pull_takes_what_is_there_and_waits_no_longer_than_told(mill: Any) -> None:
     topic = await mill.create_topic("orders", **MEMORY)
     await topic.publish_many([NewEvent(b"%d" % n) for n in range(3)])
-    async with await topic.subscribe("billing") as subscription:
+    async with topic.subscribe("billing") as subscription:
         found: list[Any] = []
         deadline = Deadline(30)
         while len(found) < 3 and not deadline.passed:
@@ -194,7 +249,7 @@ async def test_a_handler_settles_by_returning_or_raising(mill: Any) -> None:
     await topic.publish_many([NewEvent(b"%d" % n) for n in range(5)])
     seen: list[tuple[int, int]] = []
     settings = SubscriptionSettings(backoff=(0.01,))
-    async with await topic.subscribe("billing", settings) as subscription:
+    async with topic.subscribe("billing", settings) as subscription:
         running = asyncio.create_task(subscription.run(_failing_once(seen)))
         await _until(lambda: len(seen) >= 6)
         await subscription.close()
@@ -214,14 +269,14 @@ def _failing_once(seen: list[tuple[int, int]]) -> Any:
 async def test_what_is_given_up_is_a_dead_letter_and_comes_back(mill: Any) -> None:
     topic = await mill.create_topic("orders")
     await topic.publish(b"bad", "ann")
-    async with await topic.subscribe("billing") as subscription:
+    async with topic.subscribe("billing") as subscription:
         [delivery] = await take(subscription, 1)
         delivery.terminate("not an order")
     queue = await topic.dead_letters("billing")
     [letter] = [letter async for letter in queue.letters()]
     assert letter.cause == "not an order"
     assert (await queue.redrive()).redriven == 1
-    async with await topic.subscribe("billing") as subscription:
+    async with topic.subscribe("billing") as subscription:
         [delivery] = await take(subscription, 1)
         assert (delivery.value, delivery.key) == (b"bad", "ann")
     assert [event.offset async for event in topic.read()] == [1]  # others have read it before

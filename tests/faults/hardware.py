@@ -295,7 +295,7 @@ async def _judge_flip(stage: Stage, before: list[Stored], how: str, findings: Fi
             async with asyncio.timeout(LOOK_SECONDS):
                 topic = await mill.topic("log")
                 after = await stored_events(topic)
-                async for report in topic.verify():
+                async for report in topic.admin.verify():
                     last = report
                 told = not last.sound
         except TimeoutError:

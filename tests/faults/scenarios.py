@@ -30,7 +30,7 @@ async def sound_log(stage: Stage, name: str) -> list[Stored]:
     """All events of a topic, after `verify` has found nothing."""
     async with stage.mill() as mill:
         topic = await mill.topic(name)
-        async for report in topic.verify():
+        async for report in topic.admin.verify():
             last = report
         for flaw in last.flaws:
             stage.findings.problem("flaw", f"{name}: {flaw}")

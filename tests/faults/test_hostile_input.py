@@ -57,7 +57,7 @@ async def test_a_hostile_name_is_refused_or_works_and_harms_nobody(mill: Mill, n
             await deed(name)
     with contextlib.suppress(MillstreamError):
         await witness.publish(b"2", name)
-        await witness.purge(Purge(key=name))
+        await witness.admin.purge(Purge(key=name))
     assert [event.value async for event in witness.read()] == [b"1"]
 
 

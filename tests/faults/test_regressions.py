@@ -131,7 +131,7 @@ async def test_reading_a_damaged_end_of_a_log_ends_and_tells(
             with pytest.raises(DataLoss, match="verify log"):
                 await _read_into(seen, topic)
             assert seen == [b"value %d" % number for number in range(19)]
-            reports = [report async for report in topic.verify()]
+            reports = [report async for report in topic.admin.verify()]
             assert [flaw.kind for flaw in reports[-1].flaws] == ["hole"]
 
 
@@ -188,7 +188,7 @@ async def test_a_strangers_header_does_not_stop_the_readers_of_a_topic(
         assert poison.timestamp_ns == poison.stored_ns
         assert repr(poison)
         assert isinstance(poison.key, str)
-        async with await topic.subscribe("s") as subscription:
+        async with topic.subscribe("s") as subscription:
             assert len(await subscription.pull(10, timeout=30)) >= 1
 
 
@@ -303,7 +303,7 @@ async def test_a_subscription_waits_for_a_leader_longer_than_for_one_answer(
     """The same of a durable subscription that looks whether it is still there."""
     async with millstream.connect(millstream_url) as mill:
         topic = await mill.create_topic("t")
-        async with await topic.subscribe("s"):
+        async with topic.subscribe("s"):
             pass
         lane = PullConsumer(mill.jetstream, "t", "s", Prefetch(), Signal())
         call = _without_a_leader(mill.jetstream.consumer_info)

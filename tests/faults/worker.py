@@ -117,7 +117,7 @@ async def consume(worker: Worker) -> None:
     """Be a member of a subscription; acknowledge, sometimes fail, sometimes be slow."""
     topic = await worker.mill.topic(worker.plan["topic"])
     settings = SubscriptionSettings(ack_wait=3.0, max_in_flight=200)
-    async with await topic.subscribe("readers", settings) as subscription:
+    async with topic.subscribe("readers", settings) as subscription:
         while not worker.stopping.is_set():
             # All at once: a killed server does not know what it delivered just before, and each
             # ack of that is waited for until its time is up.

@@ -13,7 +13,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "millstream"
 
-FOUNDATION = {"errors", "settings", "deadline", "declared", "lazy"}
+FOUNDATION = {"errors", "settings", "deadline", "declared", "lazy", "closing"}
 EDGES = {"cli"}
 INNER = {"broker", "wire", "events", "messaging", "schemas", "tables", "spark", "pipelines"}
 
@@ -24,6 +24,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "deadline": set(),
     "declared": set(),
     "lazy": set(),
+    "closing": set(),
     "broker": set(),
     "wire": set(),
     "events": {"wire"},

@@ -101,8 +101,8 @@ def create(
 
     async def work(mill: "Mill") -> "SubscriptionInfo":
         found = await mill.topic(topic)
-        async with await found.subscribe(name, settings):
-            return await found.subscription_info(name)
+        async with found.subscribe(name, settings):
+            return await found.subscriptions.info(name)
 
     info = run(work, server)
     if json_:
@@ -126,7 +126,7 @@ def list_(
         names = [topic] if topic else [info.name for info in await mill.topics()]
         infos: list[SubscriptionInfo] = []
         for name in names:
-            infos += await (await mill.topic(name)).subscriptions()
+            infos += await (await mill.topic(name)).subscriptions.list()
         return infos
 
     infos = run(work, server)
@@ -145,7 +145,7 @@ def info(
 
     async def work(mill: "Mill") -> "tuple[SubscriptionInfo, Lag]":
         found = await mill.topic(topic)
-        return await found.subscription_info(name), await found.lag(name)
+        return await found.subscriptions.info(name), await found.subscriptions.lag(name)
 
     found, lag = run(work, server)
     if json_:
@@ -179,8 +179,8 @@ def edit(
 
     async def work(mill: "Mill") -> "SubscriptionInfo":
         found = await mill.topic(topic)
-        await found.edit_subscription(name, **changes)
-        return await found.subscription_info(name)
+        await found.subscriptions.edit(name, **changes)
+        return await found.subscriptions.info(name)
 
     found = run(work, server)
     if json_:
@@ -225,8 +225,8 @@ async def _pull(
 
     limit, ack, seconds = how
     found = await mill.topic(topic)
-    await found.subscription_info(name)  # a misspelt name must not make a subscription
-    async with await found.subscribe(name) as member, Lines() as out:
+    await found.subscriptions.info(name)  # a misspelt name must not make a subscription
+    async with found.subscribe(name) as member, Lines() as out:
         member.fetch_at_most = limit
         left = limit
         while left:
@@ -278,8 +278,8 @@ def seek(
 
     async def work(mill: "Mill") -> "SubscriptionInfo":
         found = await mill.topic(topic)
-        await found.seek(name, place)
-        return await found.subscription_info(name)
+        await found.subscriptions.seek(name, place)
+        return await found.subscriptions.info(name)
 
     info = run(work, server)
     if json_:
@@ -304,7 +304,7 @@ def pause(
     async def work(mill: "Mill") -> str:
         from millstream.cli.views.topic import simple
 
-        return str(simple(await (await mill.topic(topic)).pause(name, seconds)))
+        return str(simple(await (await mill.topic(topic)).subscriptions.pause(name, seconds)))
 
     until = run(work, server)
     if json_:
@@ -318,7 +318,7 @@ def resume(topic: TopicArgument, name: NameArgument, server: ServerOption = None
     """Deliver to a paused subscription again."""
 
     async def work(mill: "Mill") -> None:
-        await (await mill.topic(topic)).resume(name)
+        await (await mill.topic(topic)).subscriptions.resume(name)
 
     run(work, server)
     say(f"Resumed '{name}'")
@@ -332,7 +332,7 @@ def remove(
     confirm(f"Remove subscription '{name}' of topic '{topic}'?", yes)
 
     async def work(mill: "Mill") -> None:
-        await (await mill.topic(topic)).delete_subscription(name)
+        await (await mill.topic(topic)).subscriptions.delete(name)
 
     run(work, server)
     say(f"Removed subscription '{name}' of topic '{topic}'")

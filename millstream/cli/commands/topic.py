@@ -154,7 +154,7 @@ def purge(
     confirm(f"Remove {which} events of topic '{name}'?", yes)
 
     async def work(mill: "Mill") -> int:
-        return await (await mill.topic(name)).purge(what)
+        return await (await mill.topic(name)).admin.purge(what)
 
     removed = run(work, server)
     if json_:

@@ -36,7 +36,7 @@ def verify(
     async def work(mill: "Mill") -> "Verification":
         opened = await mill.topic(topic, bytes)
         info = await opened.info()
-        report = await _walk(opened.verify(), info.messages, quiet=json_)
+        report = await _walk(opened.admin.verify(), info.messages, quiet=json_)
         _add_losses(report, info, server)
         return report
 

@@ -108,7 +108,7 @@ async def count(mill: Mill, topic: str | None) -> list[dict[str, Any]]:
     for name in [topic] if topic else list(infos):
         if not infos[name].subscriptions:
             continue
-        for item in await (await mill.topic(name)).subscriptions():
+        for item in await (await mill.topic(name)).subscriptions.list():
             dead = item.settings.dead_letter or default_dead_letter_topic(name, item.name)
             letters = infos[dead].messages if dead in infos else 0
             found.append(

@@ -53,7 +53,8 @@ async def _subscriptions(mill: Mill, info: TopicInfo) -> list[tuple[Subscription
         return []
     try:
         topic = await mill.topic(info.name)
-        return [(item, await topic.lag(item.name)) for item in await topic.subscriptions()]
+        subscriptions = topic.subscriptions
+        return [(item, await subscriptions.lag(item.name)) for item in await subscriptions.list()]
     except (TopicNotFound, SubscriptionNotFound):
         return []
 

@@ -143,7 +143,7 @@ class Redrive:
             raise ConfigError(
                 f"subscription '{name}' of '{letter.topic}' has filters that keep what is redriven "
                 f"for it away: add '{copies_prefix(prefix, name)}.>' to them, which "
-                f"edit_subscription('{name}') does, or redrive for all"
+                f"topic.subscriptions.edit('{name}') does, or redrive for all"
             )
 
     async def claim(self) -> None:

@@ -20,7 +20,6 @@ from millstream.events.event import (
 from millstream.events.fence import EXPECTED_HEADER
 from millstream.events.subject import key_token
 from millstream.events.unpack import PackEvent
-from millstream.messaging.subscriptions.delivery import Delivery
 from millstream.messaging.topics import admin as topic_admin
 from millstream.messaging.topics.info import TopicInfo
 from millstream.messaging.topics.lookup import open_topic
@@ -83,12 +82,8 @@ class DeadLetterStore:
         self._prefix: str | None = None
         self._turn = asyncio.Lock()  # letters leave in the order in which they were given up
 
-    async def store(self, delivery: Delivery, reason: str) -> None:
-        """Store a delivery as a dead letter; return when it is on disk."""
-        await self.store_event(delivery, reason, delivery.attempt)
-
-    async def store_event(self, event: Event, reason: str, attempts: int) -> None:
-        """Store any event as a dead letter; return when it is on disk."""
+    async def store(self, event: Event, reason: str, attempts: int) -> None:
+        """Store an event as a dead letter; return when it is on disk."""
         partition, offset, index = event.position
         origin = f"{self._subscription}.{key_token(event.topic)}.{partition}.{offset}.{index}"
         own, payload = _content(event)

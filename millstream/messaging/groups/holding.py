@@ -411,7 +411,7 @@ class Holding:
 
     async def _bury(self, lane: KeyLane, event: AnyGroupEvent, reason: str) -> bool:
         try:
-            await self._member.dead_letters.store_event(event, reason, lane.failures)
+            await self._member.dead_letters.store(event, reason, lane.failures)
         except MillstreamError as error:
             _log.warning("group %s: dead letter not stored, trying again: %s", self._name, error)
             self._again(lane, BURY_AGAIN_SECONDS)

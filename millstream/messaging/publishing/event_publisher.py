@@ -39,6 +39,7 @@ class EventPublisher:
 
     def set_durabilities(self, durabilities: Sequence[Durability]) -> None:
         """What the receipts of each partition say from now on."""
+        self.durabilities = list(durabilities)
         self._receipts = [
             _receipt_maker(self._shape.topic, partition, durability)
             for partition, durability in enumerate(durabilities)

@@ -22,7 +22,7 @@ from millstream.messaging.reading.replay import ReadPlan, read_events
 from millstream.messaging.topics.lookup import side_by_side
 from millstream.wire.aio.jetstream import JetStream
 
-__all__ = ["last_on", "read_latest"]
+__all__ = ["last_of_key", "last_on", "read_latest"]
 
 # Subjects that one answer of the server holds at most; its own number.
 SUBJECTS_PAGE: Final = 100_000
@@ -60,7 +60,7 @@ async def read_latest(
         raise ConfigError("a foreign stream has no keys")
     if keys:
         for event in await side_by_side(
-            lambda key: _last_of(jetstream, partitions, key), dict.fromkeys(keys)
+            lambda key: last_of_key(jetstream, partitions, key), dict.fromkeys(keys)
         ):
             if event is not None:
                 yield event
@@ -70,8 +70,13 @@ async def read_latest(
             yield event
 
 
-async def _last_of(jetstream: JetStream, partitions: Sequence[Partition], key: str) -> Event | None:
+async def last_of_key(
+    jetstream: JetStream, partitions: Sequence[Partition], key: str
+) -> Event | None:
+    """The last plain event of a key, as of now."""
     partition = partitions[partition_of(key, len(partitions))]
+    if partition.prefix is None:
+        raise ConfigError(f"'{partition.topic}' is a foreign stream: its subjects carry no keys")
     return await last_on(jetstream, partition, f"{partition.prefix}.{key_token(key)}")
 
 

@@ -2,27 +2,36 @@
 
 from __future__ import annotations
 
+from builtins import list as builtin_list
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from typing import Final
 
 from millstream.deadline import now_ns
-from millstream.errors import ApiError, ConfigError, SubscriptionConflict, SubscriptionNotFound
+from millstream.errors import (
+    ApiError,
+    ConfigError,
+    SubscriptionConflict,
+    SubscriptionNotFound,
+    TopicNotFound,
+)
 from millstream.events.event import Partition, datetime_of, stored_ns_of
 from millstream.events.start import Start
+from millstream.events.subject import check_name
+from millstream.messaging.dead_letters.store import default_dead_letter_topic
 from millstream.messaging.subscriptions.settings import (
     SubscriptionSettings,
     config_of,
     differences,
     settings_of,
 )
-from millstream.messaging.topics.lookup import side_by_side
+from millstream.messaging.topics.lookup import open_topic, side_by_side
 from millstream.wire.aio.jetstream import JetStream
 from millstream.wire.api import ConsumerInfo, ErrorCode
 from millstream.wire.protocol import unique_token
 
-__all__ = ["Lag", "SubscriptionAdmin", "SubscriptionInfo", "SubscriptionPlace"]
+__all__ = ["Lag", "SubscriptionInfo", "SubscriptionPlace", "Subscriptions"]
 
 # The server looks for one pattern at a time; with more the age of any message is a good estimate.
 PATTERNS_ASKED_MAX: Final = 64
@@ -68,21 +77,27 @@ class Lag:
     seconds: float
 
 
-class SubscriptionAdmin:
-    """The subscriptions of one topic."""
+class Subscriptions:
+    """The subscriptions of one topic, as `topic.subscriptions`: what is done to them by name.
 
-    def __init__(self, jetstream: JetStream, topic: str, partitions: Sequence[Partition]) -> None:
+    `await topic.subscriptions.lag("billing")`, `await topic.subscriptions.seek("billing",
+    Start.ALL)`. To receive events, join one with `topic.subscribe`.
+    """
+
+    def __init__(self, jetstream: JetStream, partitions: Sequence[Partition]) -> None:
         self._jetstream = jetstream
-        self._topic = topic
+        self._topic = partitions[0].topic
         self._partitions = partitions
 
-    async def declare(
-        self, name: str, settings: SubscriptionSettings | None
+    async def create(
+        self, name: str, settings: SubscriptionSettings | None = None
     ) -> SubscriptionSettings:
-        """Make the subscription, or check that it exists with these settings.
+        """Create a subscription without joining it; its settings.
 
-        Without settings an existing one is taken as it is.
+        If it exists, settings that differ from its own raise SubscriptionConflict. Without
+        settings an existing one is left as it is.
         """
+        check_name("subscription", name)
         if settings is None:
             try:
                 return (await self.info(name)).settings
@@ -104,12 +119,12 @@ class SubscriptionAdmin:
                         f"subscription '{name}' of '{self._topic}' exists with other settings: "
                         + "; ".join(differing),
                         "Open it without settings to use it as it is, change it with "
-                        "edit_subscription, or delete it first",
+                        "topic.subscriptions.edit, or delete it first",
                     ) from conflict
         return settings
 
     async def edit(self, name: str, **changes: object) -> SubscriptionSettings:
-        """Change settings of an existing subscription; where it stands is kept."""
+        """Change settings of an existing subscription; its position is kept."""
         found = (await self.info(name)).settings
         try:
             settings = replace(found, **changes)  # type: ignore[arg-type]
@@ -134,9 +149,6 @@ class SubscriptionAdmin:
         if missing is not None and not found:
             raise missing
 
-    async def names(self) -> list[str]:
-        return sorted({info.name async for _, info in self._all() if info.config.durable_name})
-
     async def info(self, name: str) -> SubscriptionInfo:
         """Settings and state of one subscription."""
         infos = [
@@ -145,18 +157,18 @@ class SubscriptionAdmin:
         ]
         return self._summary(name, infos)
 
-    async def infos(self) -> list[SubscriptionInfo]:
-        """All subscriptions of the topic by name."""
-        found: dict[str, list[tuple[Partition, ConsumerInfo]]] = {}
+    async def list(self) -> builtin_list[SubscriptionInfo]:
+        """Settings and state of all subscriptions, sorted by name."""
+        found: dict[str, builtin_list[tuple[Partition, ConsumerInfo]]] = {}
         async for partition, info in self._all():
             if info.config.durable_name:
                 found.setdefault(info.name, []).append((partition, info))
         return [self._summary(name, infos) for name, infos in sorted(found.items())]
 
     async def lag(self, name: str) -> Lag:
-        """Messages that are not settled yet, and for how long the oldest has been waiting.
+        """The number of messages that are not settled yet, and the age of the oldest.
 
-        On a cluster as the subscription's leader knows it, which may be a moment behind the log.
+        On a cluster this is what the subscription's leader knows, which may be slightly old.
         """
         messages, oldest = 0, None
         for partition in self._partitions:
@@ -171,7 +183,10 @@ class SubscriptionAdmin:
         return Lag(messages, seconds)
 
     async def pause(self, name: str, seconds: float | None = None) -> datetime:
-        """Deliver nothing until then (None: until `resume`); what is in flight may be settled."""
+        """Stop delivery for some seconds (None: until `resume`); returns when it ends.
+
+        Events that were delivered before can still be settled.
+        """
         span = PAUSE_FOREVER if seconds is None else timedelta(seconds=seconds)
         until = datetime_of(now_ns()) + span
         text = until.astimezone(UTC).isoformat().replace("+00:00", "Z")
@@ -193,7 +208,7 @@ class SubscriptionAdmin:
             connection.publish(subject.encode(), b'{"batch":1,"expires":1000000}', inbox.encode())
 
     async def seek(self, name: str, to: Start) -> None:
-        """Go on from another place; what was settled after it is delivered again."""
+        """Move to an offset, a time, ALL, NEW or LAST; events after that are delivered again."""
         for partition in self._partitions:
             sequence = await self._sequence(partition.stream, to)
             try:
@@ -203,6 +218,19 @@ class SubscriptionAdmin:
                 if error.err_code != ErrorCode.RESET_BELOW_START:
                     raise
                 await self._make_again(partition, name, sequence)
+
+    async def dead_letter_topic(self, name: str) -> str:
+        """The topic that holds the dead letters of a subscription, group or process."""
+        dead = default_dead_letter_topic(self._topic, name)
+        try:
+            return (await self.info(name)).settings.dead_letter or dead
+        except SubscriptionNotFound as missing:
+            # Groups and processes have no consumer, and dead letters outlive their subscription.
+            try:
+                await open_topic(self._jetstream, dead)
+            except TopicNotFound:
+                raise missing from None
+            return dead
 
     # -- inside ---------------------------------------------------------------------------
 
@@ -252,7 +280,9 @@ class SubscriptionAdmin:
             async for info in self._jetstream.consumers(partition.stream):
                 yield partition, info
 
-    def _summary(self, name: str, infos: list[tuple[Partition, ConsumerInfo]]) -> SubscriptionInfo:
+    def _summary(
+        self, name: str, infos: builtin_list[tuple[Partition, ConsumerInfo]]
+    ) -> SubscriptionInfo:
         places = tuple(
             SubscriptionPlace(
                 partition.number,

@@ -7,12 +7,12 @@ import re
 import ssl
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from types import TracebackType
-from typing import TYPE_CHECKING, Final, NamedTuple, Self
+from typing import TYPE_CHECKING, Final, NamedTuple
 from urllib.parse import quote, urlsplit
 
 import msgspec
 
+from millstream.closing import AsyncClosing
 from millstream.deadline import now_ns
 from millstream.errors import ConfigError, SchemaError
 from millstream.messaging.subscriptions.delivery import Delivery
@@ -101,7 +101,7 @@ class _Verdict(NamedTuple):
     delay: float | None = None  # seconds until the next try; None: as the subscription's backoff
 
 
-class HttpPush:
+class HttpPush(AsyncClosing):
     """Posts the events of a subscription to an endpoint: at least once, in no order.
 
     2xx acknowledges the event. 429, 5xx, 3xx, a timeout and a broken connection mean another try,
@@ -126,15 +126,7 @@ class HttpPush:
     def __repr__(self) -> str:
         return f"<HttpPush {self._subscription.name} to {self.settings.url}>"
 
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    async def _leave(self, error: BaseException | None) -> None:
         await self.stop()
 
     async def run(self) -> None:

@@ -10,6 +10,7 @@ from typing import Final
 
 from millstream.deadline import Deadline
 from millstream.errors import ConnectError, MillstreamError, NoResponders, RequestTimeout
+from millstream.events.event import Event
 from millstream.messaging.subscriptions.delivery import ACK, Delivery, PackLease
 from millstream.messaging.subscriptions.settings import SubscriptionSettings
 from millstream.wire.aio.connection import Connection
@@ -27,18 +28,22 @@ PAUSE_SECONDS: Final = 0.05
 # Dead letters that are being stored at the same time; more wait for their turn.
 BURIALS_MAX: Final = 64
 
-Bury = Callable[[Delivery, str], Awaitable[None]]
+StoreDeadLetter = Callable[[Event, str, int], Awaitable[None]]
 
 
 class Leases:
     """Settles the deliveries of one subscription's member."""
 
     def __init__(
-        self, connection: Connection, settings: SubscriptionSettings, bury: Bury, signal: Signal
+        self,
+        connection: Connection,
+        settings: SubscriptionSettings,
+        store_dead_letter: StoreDeadLetter,
+        signal: Signal,
     ) -> None:
         self.settings = settings
         self._connection = connection
-        self._store_dead_letter = bury
+        self._store_dead_letter = store_dead_letter
         self._signal = signal
         self._loop = asyncio.get_running_loop()
         self._packs: set[PackLease] = set()
@@ -99,7 +104,7 @@ class Leases:
     async def _bury(self, delivery: Delivery, reason: str) -> None:
         async with self._gate:
             try:
-                await self._store_dead_letter(delivery, reason)
+                await self._store_dead_letter(delivery, reason, delivery.attempt)
             except MillstreamError as error:
                 _log.warning("dead letter not stored, %r will come again: %s", delivery, error)
             else:

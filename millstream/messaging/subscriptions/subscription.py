@@ -7,9 +7,9 @@ import inspect
 import logging
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from types import TracebackType
-from typing import Final, Self
+from typing import Final
 
+from millstream.closing import AsyncClosing
 from millstream.deadline import Deadline
 from millstream.errors import (
     ConfigError,
@@ -22,7 +22,8 @@ from millstream.errors import (
 from millstream.events.classify import OWN_MARK, is_for_another, kind_of
 from millstream.events.event import Partition
 from millstream.events.unpack import open_pack
-from millstream.messaging.dead_letters.store import DeadLetterStore
+from millstream.messaging.dead_letters.store import DeadLetterStore, default_dead_letter_topic
+from millstream.messaging.subscriptions.admin import Subscriptions
 from millstream.messaging.subscriptions.delivery import (
     Delivery,
     PackDelivery,
@@ -33,10 +34,11 @@ from millstream.messaging.subscriptions.leases import Leases
 from millstream.messaging.subscriptions.rate_limit import Pace
 from millstream.messaging.subscriptions.settings import SubscriptionSettings
 from millstream.wire.aio.jetstream import JetStream
+from millstream.wire.aio.publisher import StreamPublisher
 from millstream.wire.aio.pull_consumer import Prefetch, PullConsumer, Signal
 from millstream.wire.message import RawMessage
 
-__all__ = ["Handler", "Reject", "Subscription"]
+__all__ = ["Handler", "Reject", "Subscription", "join_subscription"]
 
 _log = logging.getLogger("millstream.messaging")
 
@@ -59,7 +61,7 @@ class Reject(MillstreamError):
     """Raise it in a handler to make the event a dead letter without further tries."""
 
 
-class Subscription:
+class Subscription(AsyncClosing):
     """One member of a durable subscription. At least once: every event is delivered until settled.
 
     Members of the same name share the events; order across members, and after a retry, is not
@@ -94,15 +96,7 @@ class Subscription:
         # leaves: nothing is fetched that is not handed out.
         self.fetch_at_most: int | None = None
 
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    async def _leave(self, error: BaseException | None) -> None:
         await self.close()
 
     async def close(self) -> None:
@@ -353,6 +347,21 @@ class Subscription:
         if leave:
             self._ready.clear()
         return [*replies, *packs]
+
+
+async def join_subscription(
+    jetstream: JetStream,
+    publisher: StreamPublisher,
+    partitions: Sequence[Partition],
+    subscriptions: Subscriptions,
+    name: str,
+    settings: SubscriptionSettings | None,
+) -> Subscription:
+    """Become a member of a subscription, which is created if it does not exist."""
+    agreed = await subscriptions.create(name, settings)
+    dead = agreed.dead_letter or default_dead_letter_topic(partitions[0].topic, name)
+    store = DeadLetterStore(jetstream, publisher, dead, name)
+    return Subscription(jetstream, name, agreed, partitions, store)
 
 
 def _in_thread(handler: Handler) -> Callable[[Delivery], Awaitable[None]]:

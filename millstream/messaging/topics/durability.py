@@ -10,12 +10,13 @@ import msgspec
 
 from millstream.errors import NoResponders, PermissionDenied, RequestTimeout, Unhealthy
 from millstream.events.event import Durability
+from millstream.messaging.topics.info import TopicInfo
 from millstream.settings import DURABILITY_METADATA
 from millstream.wire.aio.connection import Connection
 from millstream.wire.aio.jetstream import JetStream
 from millstream.wire.protocol import status_of, unique_token
 
-__all__ = ["check_health", "durability_of"]
+__all__ = ["check_health", "durabilities_of", "durability_of"]
 
 ASK_SECONDS: Final = 1.0  # these questions are answered by the server itself, or never
 # In a cluster that has just come together a server may not hear the first one.
@@ -145,3 +146,8 @@ async def _ask(connection: Connection, subject: str, wanted: Callable[[_Server],
     finally:
         connection.on_denied.remove(denied)
         connection.unsubscribe(interest)
+
+
+async def durabilities_of(jetstream: JetStream, info: TopicInfo) -> list[Durability]:
+    """What an ack of each partition guarantees."""
+    return [await durability_of(jetstream, part.config, part.leader) for part in info.partitions]

@@ -98,8 +98,8 @@ def test_a_script_that_closes_nothing_ends_at_once_and_loses_nothing(
         """,
     )
     # The broker has the acks when the script is gone, and counts them when it comes to it.
-    until(lambda: topic.lag("billing").messages == 0)
-    until(lambda: topic.subscription_info("billing").in_flight == 0)
+    until(lambda: topic.subscriptions.lag("billing").messages == 0)
+    until(lambda: topic.subscriptions.info("billing").in_flight == 0)
 
 
 def test_events_given_to_a_producer_are_stored_at_the_end_of_the_script(
@@ -293,7 +293,7 @@ def test_a_lease_of_an_event_not_yet_handed_out_is_renewed(mill: Mill) -> None:
             if len(attempts) == 6:
                 break
     assert attempts == [1] * 6
-    assert topic.lag("billing").messages == 0
+    assert topic.subscriptions.lag("billing").messages == 0
 
 
 def test_a_group_member_is_stopped_by_its_own_handler(mill: Mill) -> None:
@@ -338,4 +338,4 @@ def test_a_drain_waits_for_the_event_that_another_thread_has_in_hand(millstream_
         working.result(60)
     assert done == [b"0"]
     with blocking.connect(millstream_url) as again:
-        until(lambda: again.topic("orders").lag("billing").messages == 2)
+        until(lambda: again.topic("orders").subscriptions.lag("billing").messages == 2)

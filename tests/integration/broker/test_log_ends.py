@@ -122,7 +122,7 @@ async def test_nothing_is_told_of_logs_that_are_whole(tmp_path: Path, kill: bool
             await old.publish_many(NewEvent(b"x" * 100) for _ in range(50))
             purged = await mill.create_topic("purged")
             await purged.publish_many(NewEvent(b"x" * 100) for _ in range(50))
-            await purged.purge()
+            await purged.admin.purge()
             short = await mill.create_topic("memory", storage="memory")
             await short.publish(b"x")
             table = await mill.create_table("state")

@@ -23,7 +23,7 @@ def run(millstream_url: str) -> Commands:
             topic = await mill.create_topic("orders")
             for number in range(4):
                 await topic.publish(b"event %d" % number, key="ab"[number % 2], headers={"N": "1"})
-            async with await topic.subscribe("bill") as member:
+            async with topic.subscribe("bill") as member:
                 given: list[millstream.Delivery] = []
                 while len(given) < 4:
                     given += await member.pull(4)

@@ -143,7 +143,7 @@ def test_a_subscription_is_removed_only_on_purpose(run: Commands) -> None:
 async def test_rates_and_lag_are_those_between_two_looks(millstream_url: str) -> None:
     async with millstream.connect(millstream_url) as mill:
         topic = await mill.create_topic("orders", partitions=2)
-        async with await topic.subscribe("bill") as member:
+        async with topic.subscribe("bill") as member:
             before = await look(mill, [])
             await topic.publish_many([millstream.NewEvent(b"x", key=str(n)) for n in range(20)])
             taken: list[millstream.Delivery] = []

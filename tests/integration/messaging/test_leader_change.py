@@ -81,7 +81,7 @@ async def work(
 
     # The server that knows the lag may learn of the last events a moment later.
     await eventually(handled, number, 60)
-    await eventually(lambda: topic.lag("s"), Lag(0, 0.0), 60)
+    await eventually(lambda: topic.subscriptions.lag("s"), Lag(0, 0.0), 60)
     await member.close()
     await running
     stored = await values(topic)
@@ -116,7 +116,7 @@ async def test_a_leader_that_steps_down_is_not_noticed(mill: Mill) -> None:
 async def test_a_leader_that_is_killed_loses_nothing(cluster: Cluster, mill: Mill) -> None:
     topic = await mill.create_topic("robust", replicas=3)
     await topic.publish_many([NewEvent(b"x", "k")])
-    await topic.purge()
+    await topic.admin.purge()
 
     async def kill() -> None:
         await asyncio.sleep(0.3)
@@ -145,7 +145,7 @@ async def test_what_an_ack_means_is_asked_until_a_cluster_without_a_majority_has
         await eventually(durability_of(topic), "unknown", 60)
         # The one server that is up cannot answer: nobody may lead without a majority.
         with pytest.raises(MillstreamError):
-            await topic.refresh_durability()
+            await topic.admin.refresh_durability()
         for node in others:
             starting.append(asyncio.create_task(asyncio.to_thread(cluster.restart, node)))
         await asyncio.gather(*starting)

@@ -157,7 +157,7 @@ async def test_a_subscription_goes_on_and_misses_nothing(broker: Broker, topic: 
     await topic.publish_many(numbers(500))
     await crash(broker)
     await topic.publish_many([b"%d" % n for n in range(500, 700)])
-    await eventually(lambda: topic.lag("s"), Lag(0, 0.0), 60)
+    await eventually(lambda: topic.subscriptions.lag("s"), Lag(0, 0.0), 60)
     await member.close()
     await running
     assert set(seen) == set(numbers(700))  # some may come twice, see the promises
@@ -167,7 +167,7 @@ async def test_a_pull_loop_goes_on_and_misses_nothing(broker: Broker, topic: Top
     await topic.publish_many(numbers(400))
     seen: Counter[bytes] = Counter()
     crashing: asyncio.Task[None] | None = None
-    async with await topic.subscribe("s", SubscriptionSettings(ack_wait=1.0)) as member:
+    async with topic.subscribe("s", SubscriptionSettings(ack_wait=1.0)) as member:
         while len(seen) < 400:
             for delivery in await member.pull(20, timeout=0.5):
                 seen[delivery.value] += 1
@@ -198,7 +198,7 @@ async def test_a_range_is_read_to_its_end_each_event_once(broker: Broker, topic:
 async def test_following_goes_on_each_event_once(
     broker: Broker, topic: Topic, start: Start
 ) -> None:
-    await topic.purge()
+    await topic.admin.purge()
     old = [] if start is Start.NEW else [b"old"]
     await topic.publish(b"old")
     reader = topic.read(start=start, follow=True)
@@ -354,7 +354,7 @@ async def test_cut_connections_lose_and_repeat_nothing_that_is_stored(
             await until(lambda cuts=cuts: mill.connection.reconnects >= cuts)
         await asyncio.gather(*publishing)
         assert Counter(await values(topic)) == Counter(numbers(1000))
-        await eventually(lambda: topic.lag("s"), Lag(0, 0.0), 60)
+        await eventually(lambda: topic.subscriptions.lag("s"), Lag(0, 0.0), 60)
         await member.close()
         await running
         assert set(seen) == set(numbers(1000))

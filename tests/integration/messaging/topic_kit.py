@@ -58,7 +58,7 @@ async def eventually(
 
 async def done_with(topic: Topic, member: Subscription, seconds: float) -> None:
     """A subscription settles everything, and for a while nothing of it comes again."""
-    await eventually(lambda: topic.lag(member.name), Lag(0, 0.0))
+    await eventually(lambda: topic.subscriptions.lag(member.name), Lag(0, 0.0))
     # A lease that ran out while somebody stood still sent copies before the last word arrived.
     while await member.pull(1000, 0.05):
         pass
@@ -70,6 +70,6 @@ async def given_up(topic: Topic, member: Subscription) -> None:
 
     async def lag() -> Lag:
         await nothing(member, 0.1)  # it has to look for events, also for those it gives up
-        return await topic.lag(member.name)
+        return await topic.subscriptions.lag(member.name)
 
     await eventually(lag, Lag(0, 0.0))

@@ -180,7 +180,7 @@ async def test_a_subscription_gives_the_unreadable_to_the_application(
     async with newer.producer() as producer:
         await producer.send({**PLAIN, "id": 3, "note": "n"})
     good = []
-    async with await topic.subscribe("s", SubscriptionSettings(max_deliver=3)) as subscription:
+    async with topic.subscribe("s", SubscriptionSettings(max_deliver=3)) as subscription:
         async for delivery in subscription:
             try:
                 good.append(delivery.value)

@@ -76,7 +76,7 @@ async def _read(mill: Mill) -> None:
 
 
 async def _verify(mill: Mill) -> None:
-    assert [r.messages async for r in (await mill.topic("orders")).verify()][-1] == 2
+    assert [r.messages async for r in (await mill.topic("orders")).admin.verify()][-1] == 2
 
 
 async def _get(mill: Mill) -> None:
@@ -112,7 +112,7 @@ async def _create(mill: Mill) -> None:
 
 
 async def _subscribe(mill: Mill) -> None:
-    async with await (await mill.topic("orders")).subscribe("mine") as subscription:
+    async with (await mill.topic("orders")).subscribe("mine") as subscription:
         (await subscription.pull(1, timeout=30))[0].ack()
 
 
@@ -121,7 +121,7 @@ async def _steal(mill: Mill) -> None:
     denied = asyncio.Event()
     mill.connection.on_denied.append(lambda _: denied.set())
     end = time.monotonic() + 30
-    async with await (await mill.topic("orders")).subscribe("audit") as subscription:
+    async with (await mill.topic("orders")).subscribe("audit") as subscription:
         while not (deliveries := await subscription.pull(1, timeout=0.5)):
             if denied.is_set() or time.monotonic() > end:
                 raise NothingTaken
@@ -163,7 +163,7 @@ async def _edit(mill: Mill) -> None:
 
 
 async def _purge(mill: Mill) -> None:
-    await (await mill.topic("orders")).purge(Purge(key="a"))
+    await (await mill.topic("orders")).admin.purge(Purge(key="a"))
 
 
 async def _delete(mill: Mill) -> None:
@@ -171,11 +171,11 @@ async def _delete(mill: Mill) -> None:
 
 
 async def _seek(mill: Mill) -> None:
-    await (await mill.topic("orders")).seek("audit", Start.NEW)
+    await (await mill.topic("orders")).subscriptions.seek("audit", Start.NEW)
 
 
 async def _delete_subscription(mill: Mill) -> None:
-    await (await mill.topic("orders")).delete_subscription("audit")
+    await (await mill.topic("orders")).subscriptions.delete("audit")
 
 
 Deed = Callable[[Mill], Awaitable[None]]
@@ -226,7 +226,7 @@ async def _state(broker: Broker) -> object:
             (i.name, i.settings, [p.last_offset for p in i.partitions])
             for i in await admin.topics()
         )
-        subscriptions = [s.name for s in await (await admin.topic("orders")).subscriptions()]
+        subscriptions = [s.name for s in await (await admin.topic("orders")).subscriptions.list()]
         return str(topics), subscriptions, await admin.schemas.find("typed")
 
 

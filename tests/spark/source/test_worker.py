@@ -213,7 +213,7 @@ def test_a_commit_that_fails_half_way_names_what_is_stored_and_goes_on_later(
     assert place.values("second") == [b"full"]
 
     async def make_room(mill: Any) -> None:
-        await (await mill.topic("second")).purge()
+        await (await mill.topic("second")).admin.purge()
         await mill.edit_topic("second", max_messages=100)
 
     place.run(make_room)

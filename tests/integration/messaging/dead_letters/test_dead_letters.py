@@ -23,7 +23,7 @@ from millstream.messaging import (
 
 async def bury(topic: Topic, count: int, subscription: str = "billing") -> DeadLetterQueue:
     """Make the next `count` events dead letters of a subscription."""
-    async with await topic.subscribe(subscription) as member:
+    async with topic.subscribe(subscription) as member:
         async for delivery in member:
             delivery.terminate(f"bad {delivery.key}")
             count -= 1

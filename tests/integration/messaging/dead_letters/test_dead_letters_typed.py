@@ -35,7 +35,7 @@ async def bury(topic: Topic, packed: bool) -> DeadLetterQueue:
                 await producer.send(Order(number, "tea"), "k")
     else:
         await topic.publish_many([Order(number, "tea") for number in range(3)])
-    async with await topic.subscribe("s") as member:
+    async with topic.subscribe("s") as member:
         for delivery in await take(member, 3):
             delivery.terminate("bad")
     return await topic.dead_letters("s")
@@ -52,7 +52,7 @@ async def test_typed_letters_are_shown_changed_and_redriven(topic: Topic, packed
     with pytest.raises(Unfit):
         await queue.edit(letters[0].offset, value={"id": "no number", "product": "x"})
     assert (await queue.redrive()).redriven == 3
-    async with await topic.subscribe("s") as member:
+    async with topic.subscribe("s") as member:
         again: list[Delivery] = await take(member, 3)
         assert [fields(d.value) for d in again] == [(0, "tea"), (1, "milk"), (2, "tea")]
 

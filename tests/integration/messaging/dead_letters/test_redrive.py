@@ -37,7 +37,7 @@ from tests.integration.messaging.topic_kit import eventually
 
 async def bury(topic: Topic, count: int, subscription: str = "billing") -> DeadLetterQueue:
     """Make the next `count` events dead letters of a subscription."""
-    async with await topic.subscribe(subscription) as member:
+    async with topic.subscribe(subscription) as member:
         async for delivery in member:
             delivery.terminate(f"bad {delivery.key}")
             count -= 1
@@ -59,7 +59,7 @@ async def kept(topic: Topic, start: int = 1) -> list[Event]:
     plan = ReadPlan(start=millstream.Start.at_offset(start))
     return [
         event
-        async for source, messages in topic.read_messages(plan)
+        async for source, messages in topic.admin.read_messages(plan)
         for raw in messages
         for event in events_in(source, raw)
     ]
@@ -100,7 +100,7 @@ async def test_redriven_events_go_back_to_their_topic_as_they_were(topic: Topic)
 
 async def test_only_the_subscription_that_gave_up_gets_the_event_again(topic: Topic) -> None:
     await topic.publish(b"v", "k")
-    async with await topic.subscribe("audit") as audit:
+    async with topic.subscribe("audit") as audit:
         await taken(audit, 1)
         queue = await bury(topic, 1)
         await queue.redrive()
@@ -138,7 +138,7 @@ async def test_events_of_a_key_come_back_in_their_order_however_they_died(
     topic = await mill.create_topic("many", partitions=3)
     events = [NewEvent(b"%d" % n, f"k{n % 7}") for n in range(70)]
     await topic.publish_many(events)
-    async with await topic.subscribe("billing") as member:
+    async with topic.subscribe("billing") as member:
         deliveries: list[Any] = []
         while len(deliveries) < 70:
             deliveries.extend(await member.pull())
@@ -163,7 +163,7 @@ async def test_events_of_packs_are_listed_edited_and_redriven_alone(topic: Topic
     async with topic.producer() as producer:
         for number in range(4):
             await producer.send(b"%d" % number, "k", headers={"n": str(number)}, id=f"id-{number}")
-    async with await topic.subscribe("billing") as member:
+    async with topic.subscribe("billing") as member:
         for delivery in await member.pull(4):
             if delivery.value in (b"1", b"2"):
                 delivery.terminate("bad")
@@ -181,7 +181,7 @@ async def test_events_of_packs_are_listed_edited_and_redriven_alone(topic: Topic
     edited = await queue.edit(second.offset, value="two", headers={"fixed": "yes"})
     assert (edited.value, dict(edited.headers), edited.id) == (b"two", {"fixed": "yes"}, "id-2")
     assert (await queue.redrive()).redriven == 2
-    async with await topic.subscribe("billing") as member:
+    async with topic.subscribe("billing") as member:
         again = await taken(member, 2)
     assert [(d.value, d.key, d.id, d.offset > 1) for d in again] == [
         (b"1", "k", "id-1", True),
@@ -195,7 +195,7 @@ async def test_a_damaged_pack_becomes_a_letter_that_does_not_stop_the_others(
     headers = {"Mill-Pack": "1", "Mill-Count": "1", "Mill-Checksum": "00000000"}
     await mill.publish_acked("orders._pack.w", b"rubbish", headers)
     await topic.publish(b"v", "k")
-    async with await topic.subscribe("billing") as member:
+    async with topic.subscribe("billing") as member:
         [delivery] = await member.pull()
         delivery.ack()
     queue = await topic.dead_letters("billing")
@@ -205,7 +205,7 @@ async def test_a_damaged_pack_becomes_a_letter_that_does_not_stop_the_others(
     dead = await mill.topic(queue.name)
     assert [event.value async for event in dead.read()] == [b"rubbish"]
     await queue.redrive()
-    async with await topic.subscribe("billing") as member:
+    async with topic.subscribe("billing") as member:
 
         async def redrives() -> list[int]:
             await nothing(member, 0.1)  # still damaged: it dies again
@@ -225,7 +225,7 @@ async def test_subscriptions_that_share_a_topic_for_dead_letters_keep_each_their
     queue = await bury(topic, 1, "b")
     assert [letter.subscription for letter in await queue.list()] == ["a", "b"]
     assert (await queue.redrive(DeadLetterFilter(subscription="b"))).redriven == 1
-    async with await topic.subscribe("a") as a, await topic.subscribe("b") as b:
+    async with topic.subscribe("a") as a, await topic.subscribe("b") as b:
         await taken(b, 1)
         await nothing(a)
 
@@ -258,7 +258,7 @@ async def test_events_of_a_foreign_stream_go_back_to_their_subjects(mill: Mill) 
     events = await kept(topic)
     assert [(event.subject, event.value) for event in events] == [("f.a.x", b"v")] * 2
     assert [event.offset async for event in topic.read()] == [1]
-    async with await topic.subscribe("billing") as member:
+    async with topic.subscribe("billing") as member:
         assert [d.offset for d in await taken(member, 1)] == [2]
 
 
@@ -266,7 +266,7 @@ async def test_events_of_a_work_queue_come_back_while_members_run(mill: Mill) ->
     topic = await mill.create_topic("jobs", retention="workqueue")
     await topic.publish_many([b"%d" % n for n in range(20)])
     queue = await bury(topic, 20)
-    async with await topic.subscribe("billing") as member:
+    async with topic.subscribe("billing") as member:
         reading = asyncio.create_task(taken(member, 20))
         assert (await queue.redrive()).redriven == 20
         assert [d.value for d in await reading] == [b"%d" % n for n in range(20)]
@@ -336,7 +336,7 @@ async def test_a_redrive_killed_in_the_middle_is_finished_by_the_next_one(
     assert (report.redriven, report.recovered) == (10 - done, len(left) if done else 0)
     assert await stored(topic, 11) == values
     assert await queue.list() == []
-    async with await topic.subscribe("billing") as member:
+    async with topic.subscribe("billing") as member:
         assert [d.value for d in await taken(member, 10)] == values
 
 
@@ -359,7 +359,7 @@ async def test_a_note_of_an_older_queue_removes_no_letter_of_a_new_one(
     async with python(REDRIVE, millstream_url, "0") as process:
         await killed(process)  # the note says that letter 1 is done
     await mill.delete_topic("orders-billing-dead")
-    async with await topic.subscribe("billing") as member:
+    async with topic.subscribe("billing") as member:
         await taken(member, 1)
     await topic.publish(b"new")
     queue = await bury(topic, 1)

@@ -57,11 +57,11 @@ async def test_it_is_read_once_as_events_and_as_batches(topic: Topic, packed: bo
     assert await read(topic) == await batches(topic) == values
     assert await read(topic, keys=["k"]) == await batches(topic, keys=["k"]) == values
     assert await read(topic, subjects=["orders.>"]) == values
-    report = [report async for report in topic.verify()][-1]
+    report = [report async for report in topic.admin.verify()][-1]
     assert (report.sound, report.events) == (True, 3)
     await redrive(topic, 3, to_all=True)
     assert await read(topic) == await batches(topic) == values * 2
-    report = [report async for report in topic.verify()][-1]
+    report = [report async for report in topic.admin.verify()][-1]
     assert (report.sound, report.events) == (True, 6)
 
 
@@ -95,7 +95,7 @@ async def test_an_aggregate_applies_it_once_and_can_still_be_changed(topic: Topi
     await loaded.add(1)
     with pytest.raises(WrongSequence):
         await account.add(1)
-    async with await topic.subscribe("billing") as member:
+    async with topic.subscribe("billing") as member:
         given = [(d.key, int(d.value)) for d in await taken(member, 4)]
     assert sorted(given) == [("ann", -30), ("ann", 1), ("ann", 5), ("ann", 100)]
 
@@ -118,7 +118,7 @@ async def test_a_table_keeps_its_values_when_an_older_one_is_redriven(mill: Mill
     assert last is not None
     assert (last.value, last.offset) == (b"2", revision)
     await table.put("tea", b"3", revision=revision)
-    async with await topic.subscribe("billing") as member:
+    async with topic.subscribe("billing") as member:
         assert [(d.key, d.value) for d in await taken(member, 2)] == [
             ("tea", b"1"),
             ("tea", b"3"),
@@ -148,11 +148,11 @@ async def test_a_subscription_of_some_events_gets_them_back(
     await (await topic.subscribe("billing", settings)).close()
     await topic.publish_many([NewEvent(key.encode(), key) for key in "abc"])
     await redrive(topic, 2)
-    assert (await topic.subscription_info("billing")).settings == settings
-    async with await topic.subscribe("billing", settings) as member:
+    assert (await topic.subscriptions.info("billing")).settings == settings
+    async with topic.subscribe("billing", settings) as member:
         assert sorted(d.key for d in await taken(member, 2)) == ["a", "b"]
-    assert await topic.edit_subscription("billing", max_in_flight=7) is not None
-    await eventually(lambda: topic.lag("billing"), Lag(0, 0.0))
+    assert await topic.subscriptions.edit("billing", max_in_flight=7) is not None
+    await eventually(lambda: topic.subscriptions.lag("billing"), Lag(0, 0.0))
 
 
 async def test_filters_of_another_tool_that_keep_it_away_are_told(mill: Mill, topic: Topic) -> None:
@@ -162,12 +162,12 @@ async def test_filters_of_another_tool_that_keep_it_away_are_told(mill: Mill, to
     await mill.jetstream.create_consumer("orders", config, "create")
     await topic.publish(b"v", "k")
     queue = await bury(topic, 1)
-    with pytest.raises(ConfigError, match=r"orders\._for\.billing\.>.*edit_subscription"):
+    with pytest.raises(ConfigError, match=r"orders\._for\.billing\.>.*subscriptions\.edit"):
         await queue.redrive()
     assert len(await queue.list()) == 1
-    await topic.edit_subscription("billing")
+    await topic.subscriptions.edit("billing")
     assert (await queue.redrive()).redriven == 1
-    async with await topic.subscribe("billing") as member:
+    async with topic.subscribe("billing") as member:
         assert [d.value for d in await taken(member, 1)] == [b"v"]
 
 
@@ -197,5 +197,5 @@ async def test_a_process_handles_again_what_it_gave_up_and_nothing_else(
 async def test_a_key_that_is_purged_takes_it_along(topic: Topic) -> None:
     await topic.publish_many([NewEvent(b"a", "a"), NewEvent(b"b", "b")])
     await redrive(topic, 2)
-    assert await topic.purge(Purge(key="a")) == 2
+    assert await topic.admin.purge(Purge(key="a")) == 2
     assert [event.key for event in await kept(topic)] == ["b", "b"]

@@ -245,7 +245,7 @@ async def test_killed_at_random_points_each_event_is_stored_once(millstream_url:
         _, words = await child.communicate()
         assert child.returncode == 0, words.decode()
         await check_each_once_in_order(topic, count)
-        reports = [report async for report in topic.verify()]
+        reports = [report async for report in topic.admin.verify()]
         assert reports[-1].sound, reports[-1].flaws
 
 

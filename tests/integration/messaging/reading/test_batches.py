@@ -102,7 +102,7 @@ async def test_columns_of_a_pack_are_views_of_the_message(mill: Mill) -> None:
             await producer.send(Reading(number, f"place {number}", 1.5), f"k{number}")
     await mill.schemas.evolve("readings", declare(Wider, name="Reading"))
     for reader in (topic, await mill.topic("readings")):
-        async for source, messages in reader.read_messages(ReadPlan()):
+        async for source, messages in reader.admin.read_messages(ReadPlan()):
             [raw] = messages
             [batch] = batches_of_messages(source, messages, reader.value_type)
             whole = pa.py_buffer(raw.payload)

@@ -109,7 +109,7 @@ async def test_a_range_ends_where_its_end_was_deleted_or_has_other_keys(cluster:
         assert [e.offset async for e in topic.read(keys=["k0"])] == [1, 3, 5, 7, 9]
         await mill.jetstream.delete_message("log", 10)
         assert [e.offset async for e in topic.read()] == list(range(1, 10))
-        await topic.purge()
+        await topic.admin.purge()
         assert [e async for e in topic.read()] == []
         assert await read_by_spark(cluster.url, 1) == 0
         assert await looked_at(mill, 1) == 0

@@ -77,12 +77,12 @@ async def test_reading_touches_no_subscription_and_leaves_nothing_behind(
 ) -> None:
     await fill(topic, 5)
     await (await topic.subscribe("s")).close()
-    before = await topic.subscription_info("s")
+    before = await topic.subscriptions.info("s")
     await values(topic)
     reader = topic.read()
     assert await anext(reader)
     await reader.aclose()  # type: ignore[attr-defined]
-    assert await topic.subscription_info("s") == before
+    assert await topic.subscriptions.info("s") == before
 
     async def consumers() -> list[str]:
         return [info.name async for info in mill.jetstream.consumers("orders")]
@@ -98,9 +98,9 @@ async def test_gaps_are_no_obstacle(topic: Topic) -> None:
     assert [event.offset for event in await read(topic)] == left
     assert [e.offset for e in await read(topic, start=Start.at_offset(5), end=9)] == [8]
     assert await read(topic, start=Start.at_offset(29), end=31) == []
-    await topic.purge(Purge(before=20))
+    await topic.admin.purge(Purge(before=20))
     assert [event.offset for event in await read(topic, end=22)] == [20, 21]
-    await topic.purge()
+    await topic.admin.purge()
     assert await read(topic) == []
 
 
@@ -173,7 +173,7 @@ async def test_any_stream_is_read_and_subscribed_as_it_is(mill: Mill, peer: Peer
         ("f._x", b"3", None, {"h": "f._x"}, 3),
     ]
     assert await values(topic, subjects=["f.>"]) == [b"1", b"3"]
-    async with await topic.subscribe("s") as member:
+    async with topic.subscribe("s") as member:
         taken: list[Delivery] = []
         while len(taken) < 3:
             taken += [delivery for delivery in await member.pull() if delivery.ack() is None]
@@ -191,9 +191,9 @@ async def test_messages_of_millstream_itself_are_no_events(mill: Mill, topic: To
     await put(mill.connection, "orders.=5Fx", b"event")
     assert [(e.key, e.value) for e in await read(topic)] == [(None, b"keyless"), ("_x", b"event")]
     assert await topic.get(1) == []
-    async with await topic.subscribe("s") as member:
+    async with topic.subscribe("s") as member:
         assert [d.value for d in await take(member, 2)] == [b"keyless", b"event"]
-    async with await topic.subscribe("last", millstream.SubscriptionSettings(start=Start.LAST)):
+    async with topic.subscribe("last", millstream.SubscriptionSettings(start=Start.LAST)):
         pass
 
 

@@ -15,7 +15,7 @@ SMALL = Packing(max_events=10)
 
 
 async def verified(topic: Topic) -> Verification:
-    return [report async for report in topic.verify()][-1]
+    return [report async for report in topic.admin.verify()][-1]
 
 
 async def write(topic: Topic, first: int, last: int) -> None:

@@ -51,7 +51,7 @@ async def pushing(
 
 
 async def settled(topic: Topic) -> bool:
-    info = await topic.subscription_info("hook")
+    info = await topic.subscriptions.info("hook")
     return not info.pending and not info.in_flight
 
 

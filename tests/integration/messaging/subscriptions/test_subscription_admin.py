@@ -36,23 +36,23 @@ async def fill(topic: Topic, count: int, first: int = 0) -> list[bytes]:
 
 
 async def test_a_paused_subscription_delivers_nothing_until_it_is_resumed(topic: Topic) -> None:
-    async with await topic.subscribe("s") as member:
-        await topic.pause("s")
+    async with topic.subscribe("s") as member:
+        await topic.subscriptions.pause("s")
         await fill(topic, 2)
         await nothing(member)
-        assert (await topic.subscription_info("s")).paused
-        await topic.resume("s")
+        assert (await topic.subscriptions.info("s")).paused
+        await topic.subscriptions.resume("s")
         assert ack(await take(member, 2)) == [b"0", b"1"]
-        until = await topic.pause("s", 0.3)
+        until = await topic.subscriptions.pause("s", 0.3)
         await fill(topic, 1, first=2)
         [delivery] = await take(member, 1)
         assert datetime.now(UTC) >= until - timedelta(milliseconds=20)
         delivery.ack()
-        assert not (await topic.subscription_info("s")).paused
-    await topic.pause("s")
+        assert not (await topic.subscriptions.info("s")).paused
+    await topic.subscriptions.pause("s")
     await fill(topic, 1, first=3)
-    await topic.resume("s")
-    async with await topic.subscribe("s") as member:
+    await topic.subscriptions.resume("s")
+    async with topic.subscribe("s") as member:
         assert [d.attempt for d in await take(member, 1)] == [1]  # resuming delivers to nobody
 
 
@@ -79,7 +79,7 @@ async def test_a_subscription_is_moved_to_an_offset_a_time_all_and_new(
     for place, wanted in places:
         if not running:
             await member.close()
-        await topic.seek("s", place)
+        await topic.subscriptions.seek("s", place)
         if not running:
             member = await topic.subscribe("s")
         taken = await take(member, len(wanted))
@@ -89,41 +89,41 @@ async def test_a_subscription_is_moved_to_an_offset_a_time_all_and_new(
     assert ack(await take(member, 1)) == [b"10"]
     await member.close()
     with pytest.raises(ConfigError):
-        await topic.seek("s", Start.LAST_PER_KEY)
+        await topic.subscriptions.seek("s", Start.LAST_PER_KEY)
 
 
 async def test_lag_counts_what_is_not_settled_and_how_old_it_is(topic: Topic) -> None:
-    async with await topic.subscribe("s") as member:
-        assert await topic.lag("s") == Lag(0, 0.0)
+    async with topic.subscribe("s") as member:
+        assert await topic.subscriptions.lag("s") == Lag(0, 0.0)
         began = now_ns()
         await fill(topic, 5)
         await asyncio.sleep(0.2)
         later = now_ns()
         await fill(topic, 5, first=5)
         await eventually(lambda: _messages(topic), 10)  # the server counts after it has acked
-        lag = await topic.lag("s")
+        lag = await topic.subscriptions.lag("s")
         assert 0.2 <= lag.seconds <= (now_ns() - began) / 1e9
         taken = await take(member, 10)
-        assert (await topic.lag("s")).messages == 10  # delivered is not settled
+        assert (await topic.subscriptions.lag("s")).messages == 10  # delivered is not settled
         ack(taken[:5])
         await eventually(lambda: _messages(topic), 5)
-        assert (await topic.lag("s")).seconds <= (now_ns() - later) / 1e9
+        assert (await topic.subscriptions.lag("s")).seconds <= (now_ns() - later) / 1e9
         ack(taken[5:])
-        await eventually(lambda: topic.lag("s"), Lag(0, 0.0))
+        await eventually(lambda: topic.subscriptions.lag("s"), Lag(0, 0.0))
 
 
 async def _messages(topic: Topic) -> int:
-    return (await topic.lag("s")).messages
+    return (await topic.subscriptions.lag("s")).messages
 
 
 async def test_lag_in_seconds_is_that_of_the_subscription_s_own_events(topic: Topic) -> None:
     await topic.publish(b"old", "other")
     await asyncio.sleep(0.3)
     settings = SubscriptionSettings(subjects=("orders.mine",))
-    async with await topic.subscribe("s", settings):
+    async with topic.subscribe("s", settings):
         await topic.publish(b"new", "mine")
         await eventually(lambda: _messages(topic), 1)
-        lag = await topic.lag("s")
+        lag = await topic.subscriptions.lag("s")
         [old] = await topic.get(1)
         assert lag.seconds < (now_ns() - old.timestamp_ns) / 1e9 - 0.25
 
@@ -138,7 +138,7 @@ async def test_a_conflict_names_what_differs_and_what_to_do(topic: Topic) -> Non
     text = str(caught.value)
     assert "ack_wait: wanted 6, found 5.0" in text
     assert "max_deliver: wanted None, found 3" in text
-    assert "edit_subscription" in text
+    assert "topic.subscriptions.edit" in text
     assert "backoff" not in text
 
 
@@ -157,22 +157,22 @@ async def test_every_setting_survives_the_way_to_the_server(topic: Topic) -> Non
         description="why",
     )
     await topic.subscribe("s", settings)
-    assert (await topic.subscription_info("s")).settings == settings
+    assert (await topic.subscriptions.info("s")).settings == settings
 
 
 async def test_settings_are_changed_and_the_place_is_kept(topic: Topic) -> None:
     await fill(topic, 4)
-    async with await topic.subscribe("s") as member:
+    async with topic.subscribe("s") as member:
         ack(await take(member, 2))
-    changed = await topic.edit_subscription("s", ack_wait=7.0, max_deliver=9)
+    changed = await topic.subscriptions.edit("s", ack_wait=7.0, max_deliver=9)
     assert (changed.ack_wait, changed.max_deliver) == (7.0, 9)
-    async with await topic.subscribe("s") as member:
+    async with topic.subscribe("s") as member:
         assert member.settings == changed
         assert sorted(ack(await take(member, 2))) == [b"2", b"3"]
     with pytest.raises(ConfigError, match="unknown"):
-        await topic.edit_subscription("s", colour="red")
+        await topic.subscriptions.edit("s", colour="red")
     with pytest.raises(SubscriptionNotFound):
-        await topic.edit_subscription("other", ack_wait=1.0)
+        await topic.subscriptions.edit("other", ack_wait=1.0)
 
 
 async def test_subscriptions_are_listed_and_deleted(mill: Mill) -> None:
@@ -180,15 +180,15 @@ async def test_subscriptions_are_listed_and_deleted(mill: Mill) -> None:
     await fill(topic, 6)
     for name in ("b", "a"):
         await (await topic.subscribe(name)).close()
-    infos = await topic.subscriptions()
+    infos = await topic.subscriptions.list()
     assert [(info.name, info.pending, len(info.places)) for info in infos] == [
         ("a", 6, 2),
         ("b", 6, 2),
     ]
-    await topic.delete_subscription("a")
-    assert [info.name for info in await topic.subscriptions()] == ["b"]
+    await topic.subscriptions.delete("a")
+    assert [info.name for info in await topic.subscriptions.list()] == ["b"]
     with pytest.raises(SubscriptionNotFound):
-        await topic.delete_subscription("a")
+        await topic.subscriptions.delete("a")
 
 
 @pytest.mark.parametrize(

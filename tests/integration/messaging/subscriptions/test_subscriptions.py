@@ -40,6 +40,19 @@ async def fill(topic: Topic, count: int, first: int = 0) -> list[bytes]:
 # -- who gets what ------------------------------------------------------------------------
 
 
+async def test_a_cancelled_subscribe_leaves_nothing_open(topic: Topic, mill: Mill) -> None:
+    async def use() -> None:
+        async with topic.subscribe("s"):
+            pytest.fail("it was cancelled before it was open")
+
+    task = asyncio.create_task(use())
+    await asyncio.sleep(0)  # the first request is on its way
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert not mill.connection.intakes
+
+
 async def test_members_of_one_subscription_share_the_events(
     topic: Topic, millstream_url: str
 ) -> None:
@@ -69,20 +82,20 @@ async def test_members_of_one_subscription_share_the_events(
 
 
 async def waiting_members(topic: Topic) -> int:
-    return (await topic.subscription_info("s")).waiting_members
+    return (await topic.subscriptions.info("s")).waiting_members
 
 
 async def test_each_subscription_gets_every_event(topic: Topic) -> None:
     wanted = await fill(topic, 50)
     for name in ("a", "b"):
-        async with await topic.subscribe(name) as member:
+        async with topic.subscribe(name) as member:
             assert ack(await take(member, 50)) == wanted
 
 
 async def test_events_of_a_partition_come_in_order(mill: Mill) -> None:
     topic = await mill.create_topic("many", partitions=3)
     await fill(topic, 90)
-    async with await topic.subscribe("s") as member:
+    async with topic.subscribe("s") as member:
         taken = await take(member, 90)
     for partition in range(3):
         offsets = [d.offset for d in taken if d.partition == partition]
@@ -92,9 +105,9 @@ async def test_events_of_a_partition_come_in_order(mill: Mill) -> None:
 
 async def test_a_subscription_goes_on_where_its_last_member_stopped(topic: Topic) -> None:
     wanted = await fill(topic, 10)
-    async with await topic.subscribe("s") as member:
+    async with topic.subscribe("s") as member:
         assert ack(await take(member, 4)) == wanted[:4]
-    async with await topic.subscribe("s") as member:
+    async with topic.subscribe("s") as member:
         assert sorted(ack(await take(member, 6)), key=int) == wanted[4:]
 
 
@@ -104,7 +117,7 @@ async def test_what_was_fetched_and_not_handed_out_goes_to_the_others_at_once(
     wanted = await fill(topic, 100)
     first = await topic.subscribe("s", SubscriptionSettings(ack_wait=30))
     ack(await take(first, 1))
-    async with await topic.subscribe("s") as second:
+    async with topic.subscribe("s") as second:
         await first.close()
         await first.close()
         # Long before the lease is over.
@@ -151,24 +164,24 @@ async def test_events_are_chosen_by_key_also_inside_packs(mill: Mill) -> None:
         for number in range(9, 18):
             await producer.send(b"%d" % number, f"k{number % 3}")
     settings = SubscriptionSettings(keys=("k1", "other.key"))
-    async with await topic.subscribe("s", settings) as member:
+    async with topic.subscribe("s", settings) as member:
         taken = await take(member, 6)
         assert sorted(ack(taken), key=int) == [b"%d" % n for n in range(1, 18, 3)]
         await nothing(member, 0.1)
-    await eventually(lambda: topic.lag("s"), Lag(0, 0.0))
+    await eventually(lambda: topic.subscriptions.lag("s"), Lag(0, 0.0))
 
 
 async def test_messages_are_chosen_by_subject(mill: Mill, topic: Topic) -> None:
     await fill(topic, 6)
     settings = SubscriptionSettings(subjects=("orders.k1", "orders.k2"))
-    async with await topic.subscribe("s", settings) as member:
+    async with topic.subscribe("s", settings) as member:
         assert ack(await take(member, 4)) == [b"1", b"2", b"4", b"5"]
         await nothing(member, 0.1)
     await mill.jetstream.create_stream({"name": "F", "subjects": ["f.>"]})
     foreign = await mill.topic("F")
     for subject in ("f.a.1", "f.b.1", "f.a.2"):
         await mill.publish_acked(subject, subject)
-    async with await foreign.subscribe("s", SubscriptionSettings(subjects=("f.a.*",))) as member:
+    async with foreign.subscribe("s", SubscriptionSettings(subjects=("f.a.*",))) as member:
         assert [(d.subject, d.key) for d in await take(member, 2)] == [
             ("f.a.1", None),
             ("f.a.2", None),
@@ -182,7 +195,7 @@ async def test_messages_are_chosen_by_subject(mill: Mill, topic: Topic) -> None:
 
 async def test_an_acknowledged_event_is_not_delivered_again(topic: Topic) -> None:
     await fill(topic, 2)
-    async with await topic.subscribe("s", SubscriptionSettings(ack_wait=1.0)) as member:
+    async with topic.subscribe("s", SubscriptionSettings(ack_wait=1.0)) as member:
         one, two = await take(member, 2)
         one.ack()
         one.nack()  # the first one counts
@@ -193,7 +206,7 @@ async def test_an_acknowledged_event_is_not_delivered_again(topic: Topic) -> Non
 
 async def test_an_unsettled_event_is_delivered_again_after_its_lease(topic: Topic) -> None:
     await fill(topic, 1)
-    async with await topic.subscribe("s", SubscriptionSettings(ack_wait=0.2)) as member:
+    async with topic.subscribe("s", SubscriptionSettings(ack_wait=0.2)) as member:
         began = asyncio.get_running_loop().time()
         [first] = await take(member, 1)
         [second] = await take(member, 1)
@@ -207,7 +220,7 @@ async def test_an_extended_lease_holds_longer(topic: Topic) -> None:
     await fill(topic, 1)
     loop = asyncio.get_running_loop()
     # As long as a process may well stand still between two extensions.
-    async with await topic.subscribe("s", SubscriptionSettings(ack_wait=3.5)) as member:
+    async with topic.subscribe("s", SubscriptionSettings(ack_wait=3.5)) as member:
         [delivery] = await take(member, 1)
         began = loop.time()
         while loop.time() < began + 3.7:
@@ -216,7 +229,7 @@ async def test_an_extended_lease_holds_longer(topic: Topic) -> None:
         await nothing(member, 0.1)
         delivery.ack()
         delivery.extend()
-        await eventually(lambda: topic.lag("s"), Lag(0, 0.0))
+        await eventually(lambda: topic.subscriptions.lag("s"), Lag(0, 0.0))
         assert member.settled == 1
 
 
@@ -239,7 +252,7 @@ async def test_a_refused_event_comes_again_after_the_delay(topic: Topic) -> None
     await fill(topic, 1)
     loop = asyncio.get_running_loop()
     settings = SubscriptionSettings(backoff=(0.1, 0.3))
-    async with await topic.subscribe("s", settings) as member:
+    async with topic.subscribe("s", settings) as member:
         gaps = []
         for delay in (None, None, None, 0.0):
             [delivery] = await take(member, 1)
@@ -257,10 +270,10 @@ async def test_a_refused_event_comes_again_after_the_delay(topic: Topic) -> None
 async def test_ack_all_covers_what_came_before(topic: Topic) -> None:
     await fill(topic, 10)
     settings = replace(QUICK, ack="all")
-    async with await topic.subscribe("s", settings) as member:
+    async with topic.subscribe("s", settings) as member:
         taken = await take(member, 10)
         await taken[6].ack_sync()
-        assert (await topic.subscription_info("s")).in_flight == 3
+        assert (await topic.subscriptions.info("s")).in_flight == 3
         for delivery in taken:
             delivery.nack()
         again = await take(member, 3)
@@ -274,7 +287,7 @@ async def test_ack_all_covers_what_came_before(topic: Topic) -> None:
 
 async def test_without_acks_each_event_comes_once(topic: Topic) -> None:
     wanted = await fill(topic, 20)
-    async with await topic.subscribe("s", SubscriptionSettings(ack="none")) as member:
+    async with topic.subscribe("s", SubscriptionSettings(ack="none")) as member:
         assert [d.value for d in await take(member, 20)] == wanted
         await nothing(member, 0.1)
     with pytest.raises(ConfigError, match="max_deliver"):
@@ -287,7 +300,7 @@ async def test_without_acks_each_event_comes_once(topic: Topic) -> None:
 async def test_deliveries_used_up_make_a_dead_letter(topic: Topic) -> None:
     await fill(topic, 2)
     settings = replace(QUICK, max_deliver=3)
-    async with await topic.subscribe("s", settings) as member:
+    async with topic.subscribe("s", settings) as member:
         attempts: list[tuple[bytes, int]] = []
         while len(attempts) < 4:
             for delivery in await take(member, 1):
@@ -300,13 +313,13 @@ async def test_deliveries_used_up_make_a_dead_letter(topic: Topic) -> None:
     assert sorted(attempts) == [(b"0", 1), (b"0", 2), (b"0", 3), (b"1", 1)]
     [letter] = await (await topic.dead_letters("s")).list()
     assert (letter.value, letter.cause, letter.attempts) == (b"0", "no luck", 3)
-    await eventually(lambda: topic.lag("s"), Lag(0, 0.0))
+    await eventually(lambda: topic.subscriptions.lag("s"), Lag(0, 0.0))
 
 
 async def test_an_event_nobody_settles_becomes_a_dead_letter(topic: Topic) -> None:
     await fill(topic, 1)
     settings = SubscriptionSettings(ack_wait=0.1, max_deliver=2)
-    async with await topic.subscribe("s", settings) as member:
+    async with topic.subscribe("s", settings) as member:
         assert [d.attempt for d in await take(member, 1)] == [1]
         assert [d.attempt for d in await take(member, 1)] == [2]
         await given_up(topic, member)
@@ -316,7 +329,7 @@ async def test_an_event_nobody_settles_becomes_a_dead_letter(topic: Topic) -> No
 
 async def test_a_terminated_event_is_a_dead_letter_with_its_reason(topic: Topic) -> None:
     await fill(topic, 1)
-    async with await topic.subscribe("s", SubscriptionSettings(dead_letter="graves")) as member:
+    async with topic.subscribe("s", SubscriptionSettings(dead_letter="graves")) as member:
         [delivery] = await take(member, 1)
         delivery.terminate("not\nfor us \u20ac" + "x" * 2000)
         delivery.ack()
@@ -336,7 +349,7 @@ async def test_a_bad_event_of_a_pack_is_retried_and_buried_alone(topic: Topic) -
             await producer.send(b"%d" % number, f"k{number % 5}", id=f"i{number}")
     settings = replace(QUICK, max_deliver=3)
     seen: Counter[bytes] = Counter()
-    async with await topic.subscribe("s", settings) as member:
+    async with topic.subscribe("s", settings) as member:
 
         async def handle(delivery: Delivery) -> None:
             seen[delivery.value] += 1
@@ -346,7 +359,7 @@ async def test_a_bad_event_of_a_pack_is_retried_and_buried_alone(topic: Topic) -
                 raise ValueError("unlucky")
 
         running = asyncio.create_task(member.run(handle, concurrency=8))
-        await eventually(lambda: topic.lag("s"), Lag(0, 0.0))
+        await eventually(lambda: topic.subscriptions.lag("s"), Lag(0, 0.0))
         await member.close()
         await running
     assert [seen[b"%d" % n] for n in range(100)] == [1] * 41 + [3, 3] + [1] * 57
@@ -359,12 +372,14 @@ async def test_a_pack_is_acknowledged_with_its_last_event(topic: Topic) -> None:
     async with topic.producer() as producer:
         for number in range(3):
             await producer.send(b"%d" % number)
-    async with await topic.subscribe("s") as member:
+    async with topic.subscribe("s") as member:
         one, two, three = await take(member, 3)
         assert (one.offset, [d.index for d in (one, two, three)]) == (1, [0, 1, 2])
         one.ack()
         await two.ack_sync()
-        assert (await topic.lag("s")).messages == 1
+        assert (await topic.subscriptions.lag("s")).messages == 1
         await three.ack_sync()
-        assert (await topic.lag("s")).messages == 0  # nothing is left that could come again
+        assert (
+            await topic.subscriptions.lag("s")
+        ).messages == 0  # nothing is left that could come again
         await nothing(member)

@@ -49,10 +49,10 @@ async def end_leases(topic: Topic, seconds: float) -> None:
     """
 
     async def members() -> int:
-        return (await topic.subscription_info("s")).waiting_members
+        return (await topic.subscriptions.info("s")).waiting_members
 
     await eventually(members, 0)
-    await topic.edit_subscription("s", ack_wait=seconds)
+    await topic.subscriptions.edit("s", ack_wait=seconds)
 
 
 @pytest.mark.parametrize("moment", ["before", "after"])
@@ -72,7 +72,7 @@ async def test_a_dead_letter_is_stored_once_when_the_process_dies_around_it(
         queue = await topic.dead_letters("s")
         assert len(await queue.list()) == (moment == "after")
         await end_leases(topic, 0.2)
-        async with await topic.subscribe("s") as member:
+        async with topic.subscribe("s") as member:
             await given_up(topic, member)  # it is not handed out a third time
         [letter] = await queue.list()
         assert (letter.value, letter.key) == (b"poison", "k")
@@ -91,7 +91,7 @@ async def test_an_event_that_kills_its_process_ends_as_a_dead_letter(millstream_
                 assert await line(process) == f"poison {attempt}"
                 await killed(process)
             await end_leases(topic, 0.2)
-        async with await topic.subscribe("s") as member:
+        async with topic.subscribe("s") as member:
             await given_up(topic, member)
         [letter] = await (await topic.dead_letters("s")).list()
         assert letter.cause == "not settled in 2 deliveries"
@@ -107,7 +107,7 @@ async def test_events_of_a_killed_member_go_to_the_others(millstream_url: str) -
             await line(process)
             await killed(process)
         await end_leases(topic, 3.5)
-        async with await topic.subscribe("s") as member:
+        async with topic.subscribe("s") as member:
             taken = await take(member, 200)
             assert Counter(ack(taken)) == Counter(values)
             assert max(delivery.attempt for delivery in taken) == 2
@@ -124,7 +124,7 @@ async def test_a_member_that_was_frozen_loses_its_events_to_others_and_harms_not
         stuck = await topic.subscribe("s", replace(settings))
         await topic.publish(b"v")
         [held] = await take(stuck, 1)
-        async with await topic.subscribe("s") as other:
+        async with topic.subscribe("s") as other:
             deliveries = asyncio.create_task(take(other, 1))
             await asyncio.sleep(0.4)
             await stuck.close()

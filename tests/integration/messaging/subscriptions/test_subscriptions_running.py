@@ -39,7 +39,7 @@ async def fill(topic: Topic, count: int, first: int = 0) -> list[bytes]:
 
 async def test_no_more_events_are_in_flight_than_allowed(topic: Topic) -> None:
     await fill(topic, 50)
-    async with await topic.subscribe("s", SubscriptionSettings(max_in_flight=7)) as member:
+    async with topic.subscribe("s", SubscriptionSettings(max_in_flight=7)) as member:
         first = await take(member, 7)
         await nothing(member)
         ack(first[:3])
@@ -50,7 +50,7 @@ async def test_no_more_events_are_in_flight_than_allowed(topic: Topic) -> None:
 async def test_a_rate_limit_paces_a_member(topic: Topic) -> None:
     await fill(topic, 75)
     loop = asyncio.get_running_loop()
-    async with await topic.subscribe("s", SubscriptionSettings(rate_limit=50)) as member:
+    async with topic.subscribe("s", SubscriptionSettings(rate_limit=50)) as member:
         began = loop.time()
         seen = 0
         async for delivery in member:
@@ -80,7 +80,7 @@ async def test_closing_a_paced_member_ends_its_reader(topic: Topic, until: Until
 
 async def test_a_pull_gives_what_is_there_and_waits_no_longer_than_told(topic: Topic) -> None:
     loop = asyncio.get_running_loop()
-    async with await topic.subscribe("s") as member:
+    async with topic.subscribe("s") as member:
         patient = asyncio.create_task(member.pull(10, 60))
         began = loop.time()
         assert await member.pull(10, 0.2) == []
@@ -140,9 +140,9 @@ async def test_a_handler_is_called_for_each_event_and_its_errors_mean_again(topi
         if delivery.value == b"8":
             raise Reject("never")
 
-    async with await topic.subscribe("s", QUICK) as member:
+    async with topic.subscribe("s", QUICK) as member:
         task = asyncio.create_task(member.run(handle, concurrency=5))
-        await eventually(lambda: topic.lag("s"), Lag(0, 0.0))
+        await eventually(lambda: topic.subscriptions.lag("s"), Lag(0, 0.0))
         await member.close()
         await asyncio.wait_for(task, 15)
     assert most == 5
@@ -158,9 +158,9 @@ async def test_one_handler_at_a_time_keeps_the_order(topic: Topic) -> None:
     def handle(delivery: Delivery) -> None:  # a plain function runs in a thread
         seen.append(delivery.value)
 
-    async with await topic.subscribe("s") as member:
+    async with topic.subscribe("s") as member:
         task = asyncio.create_task(member.run(handle))
-        await eventually(lambda: topic.lag("s"), Lag(0, 0.0))
+        await eventually(lambda: topic.subscriptions.lag("s"), Lag(0, 0.0))
         await member.close()
         await task
     assert seen == wanted
@@ -176,25 +176,25 @@ async def test_a_handler_that_takes_longer_than_the_lease_is_called_once(topic: 
             await asyncio.sleep(6.7)
 
     # It is renewed after half its time; the other half is for a process that stands still.
-    async with await topic.subscribe("s", SubscriptionSettings(ack_wait=6.5)) as member:
+    async with topic.subscribe("s", SubscriptionSettings(ack_wait=6.5)) as member:
         task = asyncio.create_task(member.run(slow))
-        await eventually(lambda: topic.lag("s"), Lag(0, 0.0))
+        await eventually(lambda: topic.subscriptions.lag("s"), Lag(0, 0.0))
         await member.close()
         await task
     assert calls == [b"0", b"1"]
 
 
 async def test_a_run_whose_subscription_is_deleted_ends_with_that_error(topic: Topic) -> None:
-    async with await topic.subscribe("s") as member:
+    async with topic.subscribe("s") as member:
         task = asyncio.create_task(member.run(lambda _delivery: None))
         await eventually(lambda: _waiting(topic), True)
-        await topic.delete_subscription("s")
+        await topic.subscriptions.delete("s")
         with pytest.raises(SubscriptionNotFound, match="deleted"):
             await asyncio.wait_for(task, 30)
 
 
 async def _waiting(topic: Topic) -> bool:
-    return (await topic.subscription_info("s")).waiting_members > 0
+    return (await topic.subscriptions.info("s")).waiting_members > 0
 
 
 async def test_a_reader_of_a_closed_connection_is_told(millstream_url: str) -> None:
@@ -234,7 +234,7 @@ async def test_drain_waits_for_handlers_and_for_what_they_publish(
         rest = await other.topic("orders")
 
         async def left() -> int:
-            return (await rest.lag("s")).messages
+            return (await rest.subscriptions.lag("s")).messages
 
         await eventually(left, 20 - len(started))
 
@@ -254,10 +254,10 @@ async def test_what_is_under_way_to_a_member_that_closes_goes_to_the_others(
         line.thaw()
         await closing
         assert await reading == []
-        async with await topic.subscribe("s") as staying:
+        async with topic.subscribe("s") as staying:
             # Long before the leases are over.
             assert sorted(ack(await take(staying, 10)), key=int) == wanted
 
 
 async def _in_flight(topic: Topic) -> int:
-    return (await topic.subscription_info("s")).in_flight
+    return (await topic.subscriptions.info("s")).in_flight

@@ -1,0 +1,98 @@
+"""Objects that are opened and closed with `with` and `async with`.
+
+The two mixins define the context methods once. A class says what happens when the block is entered
+(`_enter`, nothing by default) and when it is left (`_leave`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Coroutine, Generator
+from types import TracebackType
+from typing import Any, Generic, Self, TypeVar
+
+__all__ = ["AsyncClosing", "Closing", "Opening"]
+
+
+class Closing:
+    """Used as `with`; ends when the block is left."""
+
+    __slots__ = ()
+
+    def _enter(self) -> None:
+        """Open it; called when the block is entered."""
+
+    def _leave(self, error: BaseException | None) -> None:
+        """Close it; called when the block is left, with the error that ended it."""
+        raise NotImplementedError
+
+    def __enter__(self) -> Self:
+        self._enter()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._leave(error)
+
+
+class AsyncClosing:
+    """Used as `async with`; ends when the block is left."""
+
+    __slots__ = ()
+
+    async def _enter(self) -> None:
+        """Open it; called when the block is entered."""
+
+    async def _leave(self, error: BaseException | None) -> None:
+        """Close it; called when the block is left, with the error that ended it."""
+        raise NotImplementedError
+
+    async def __aenter__(self) -> Self:
+        await self._enter()
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        await self._leave(error)
+
+
+T = TypeVar("T", bound=AsyncClosing)
+
+
+class Opening(Generic[T]):
+    """An object about to be opened: `await` it, or use it as `async with`.
+
+    Nothing happens before that. A cancelled `await` leaves nothing open.
+    """
+
+    def __init__(self, open: Callable[[], Coroutine[Any, Any, T]]) -> None:
+        self._open = open
+        self._opened: list[T] = []  # innermost block last
+
+    def __await__(self) -> Generator[Any, None, T]:
+        return self._open().__await__()
+
+    async def open(self) -> T:
+        """The same as `await`, for code that needs a coroutine."""
+        return await self._open()
+
+    async def __aenter__(self) -> T:
+        opened = await self._open()
+        await opened.__aenter__()
+        self._opened.append(opened)
+        return opened
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        await self._opened.pop().__aexit__(kind, error, trace)

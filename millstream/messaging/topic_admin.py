@@ -1,0 +1,64 @@
+"""Maintenance of one topic: what operators and tools call, as `topic.admin`."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Sequence
+from typing import TYPE_CHECKING
+
+from millstream.events.event import Partition
+from millstream.messaging.publishing.event_publisher import EventPublisher
+from millstream.messaging.reading.replay import ReadPlan, read_messages
+from millstream.messaging.topics import admin as topics
+from millstream.messaging.topics.admin import Purge
+from millstream.messaging.topics.durability import durabilities_of
+from millstream.messaging.topics.lookup import open_topic
+from millstream.wire.aio.jetstream import JetStream
+from millstream.wire.message import RawMessage
+
+if TYPE_CHECKING:
+    from millstream.messaging.reading.verify import Verification
+
+__all__ = ["TopicAdmin"]
+
+
+class TopicAdmin:
+    """Maintenance of one topic; `mill.edit_topic` and `mill.delete_topic` change the topic itself.
+
+    `await topic.admin.purge(Purge(key="ann"))`, `async for report in topic.admin.verify()`.
+    """
+
+    def __init__(
+        self,
+        jetstream: JetStream,
+        partitions: Sequence[Partition],
+        publisher: EventPublisher,
+    ) -> None:
+        self._jetstream = jetstream
+        self._topic = partitions[0].topic
+        self._partitions = partitions
+        self._publisher = publisher
+
+    async def verify(self) -> AsyncIterator[Verification]:
+        """Read the complete log and report every gap; yields the report so far until it is done."""
+        # Imported here because it loads pyarrow, which few programs need for this.
+        from millstream.messaging.reading.verify import verify_log
+
+        async for report in verify_log(self._jetstream, self._topic, self._partitions):
+            yield report
+
+    async def purge(self, what: Purge | None = None) -> int:
+        """Remove all events, or those that `what` selects; the number of messages removed."""
+        return await topics.purge(self._jetstream, self._topic, what)
+
+    async def refresh_durability(self) -> None:
+        """Ask the servers again how durably they store; a reconnect does this automatically.
+
+        Until they have answered, receipts say `unknown`.
+        """
+        self._publisher.set_durabilities(["unknown"] * len(self._partitions))
+        info = await open_topic(self._jetstream, self._topic)
+        self._publisher.set_durabilities(await durabilities_of(self._jetstream, info))
+
+    def read_messages(self, plan: ReadPlan) -> AsyncIterator[tuple[Partition, list[RawMessage]]]:
+        """Like `topic.read`, but stored messages in groups, for tools that decode them."""
+        return read_messages(self._jetstream, self._partitions, plan)
