@@ -10,7 +10,7 @@ from collections.abc import Callable, Coroutine, Generator
 from types import TracebackType
 from typing import Any, Generic, Self, TypeVar
 
-__all__ = ["AsyncClosing", "Closing", "Opening"]
+__all__ = ["AsyncClosing", "Closing", "Opening", "leave"]
 
 
 class Closing:
@@ -61,6 +61,11 @@ class AsyncClosing:
         trace: TracebackType | None,
     ) -> None:
         await self._leave(error)
+
+
+async def leave(context: AsyncClosing, error: BaseException | None) -> None:
+    """What the end of an `async with` block does, for a block that is not written as one."""
+    await context.__aexit__(None if error is None else type(error), error, None)
 
 
 T = TypeVar("T", bound=AsyncClosing)

@@ -15,10 +15,10 @@ import shutil
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Final, Self
+from typing import Any, Final, Generic, TypeVar
 
 from millstream.broker import Account, Broker, BrokerSettings, Cluster, Role, User
+from millstream.closing import Closing
 from millstream.errors import ConfigError
 from millstream.settings import Secret
 
@@ -29,7 +29,10 @@ _MOST_ACCOUNTS: Final = 2000  # of one broker; it needs about 0.5 ms more to sta
 _MOST_BROKERS: Final = 50  # of one pool; a leak of accounts shall not fill the machine
 
 
-class _Running:
+R = TypeVar("R", Broker, Cluster)
+
+
+class _Running(Generic[R]):
     """A temporary data folder and what runs on it, as a plain and an asynchronous context."""
 
     def __init__(self, settings: BrokerSettings | None, changes: dict[str, Any]) -> None:
@@ -37,6 +40,29 @@ class _Running:
         if settings is not None and changes:
             raise ConfigError("give a BrokerSettings, or single settings, not both")
         self._settings, self._changes = settings, changes
+
+    def _make(self, settings: BrokerSettings) -> R:
+        raise NotImplementedError
+
+    def __enter__(self) -> R:
+        try:
+            self._running: R = self._make(self._prepare())
+            return self._running.start()
+        except BaseException:
+            self._clean()
+            raise
+
+    def __exit__(self, *_: object) -> None:
+        try:
+            self._running.stop(grace=_GRACE)
+        finally:
+            self._clean()
+
+    async def __aenter__(self) -> R:
+        return await asyncio.to_thread(self.__enter__)
+
+    async def __aexit__(self, *_: object) -> None:
+        await asyncio.to_thread(self.__exit__)
 
     def _prepare(self) -> BrokerSettings:
         if self._settings is not None:
@@ -52,46 +78,15 @@ class _Running:
             self._temporary = None
 
 
-class RunningBroker(_Running):
+class RunningBroker(_Running[Broker]):
     """See `running_broker`."""
 
-    _broker: Broker
-
-    def __enter__(self) -> Broker:
-        try:
-            self._broker = Broker(self._prepare())
-            return self._broker.start()
-        except BaseException:
-            self._clean()
-            raise
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        try:
-            self._broker.stop(grace=_GRACE)
-        finally:
-            self._clean()
-
-    async def __aenter__(self) -> Broker:
-        return await asyncio.to_thread(self.__enter__)
-
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        await asyncio.to_thread(self.__exit__, kind, error, trace)
+    def _make(self, settings: BrokerSettings) -> Broker:
+        return Broker(settings)
 
 
-class RunningCluster(_Running):
+class RunningCluster(_Running[Cluster]):
     """See `running_cluster`."""
-
-    _cluster: Cluster
 
     def __init__(
         self, nodes: int, settings: BrokerSettings | None, changes: dict[str, Any]
@@ -99,35 +94,8 @@ class RunningCluster(_Running):
         super().__init__(settings, changes)
         self._nodes = nodes
 
-    def __enter__(self) -> Cluster:
-        try:
-            self._cluster = Cluster(self._prepare(), nodes=self._nodes)
-            return self._cluster.start()
-        except BaseException:
-            self._clean()
-            raise
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        try:
-            self._cluster.stop(grace=_GRACE)
-        finally:
-            self._clean()
-
-    async def __aenter__(self) -> Cluster:
-        return await asyncio.to_thread(self.__enter__)
-
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        await asyncio.to_thread(self.__exit__, kind, error, trace)
+    def _make(self, settings: BrokerSettings) -> Cluster:
+        return Cluster(settings, nodes=self._nodes)
 
 
 def running_broker(settings: BrokerSettings | None = None, **changes: Any) -> RunningBroker:
@@ -146,7 +114,7 @@ def running_cluster(
     return RunningCluster(nodes, settings, changes)
 
 
-class AccountPool:
+class AccountPool(Closing):
     """One broker with many empty accounts that cannot see each other: one for each test.
 
     Handing out an account costs nothing, where a broker of its own costs a tenth of a second.
@@ -167,16 +135,10 @@ class AccountPool:
         self._unused: Iterator[str] = iter(())
         self._running = contextlib.ExitStack()
 
-    def __enter__(self) -> Self:
+    def _enter(self) -> None:
         self._grow()
-        return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def _leave(self, error: BaseException | None) -> None:
         self._running.close()
         self._brokers.clear()
 

@@ -19,6 +19,7 @@ BLOCKING_ROOMS = [
     "millstream.cli",
     "millstream.testing",
     "millstream.blocking",
+    "millstream.closing",  # `with`, which those rooms use
 ]
 
 # Where the event loop may wait for the disk all the same: settings are read once for a connection,

@@ -54,9 +54,7 @@ PLANS = [
         base="MessageReading",
         base_home="reading",
         fixed={"subject": "str", "settings": "SubscriberSettings"},
-        skip=frozenset(
-            {"start", "next", "counters", "pending", "close", "__aexit__", "__aiter__", "__anext__"}
-        ),
+        skip=frozenset({"start", "next", "counters", "pending", "close", "__aiter__", "__anext__"}),
     ),
     ClassPlan(
         f"{MESSAGING}.core.paced_publisher",
@@ -68,7 +66,6 @@ PLANS = [
         live={"published": "int", "held_seconds": "float", "unanswered": "int"},
         queued=frozenset({"publish"}),
         ends=frozenset({"close"}),
-        skip=frozenset({"__aexit__"}),
     ),
     ClassPlan(
         f"{MESSAGING}.core.service",
@@ -133,7 +130,7 @@ PLANS = [
         base_home="sending",
         queued=frozenset({"send"}),
         ends=frozenset({"close"}),
-        skip=frozenset({"stored", "failed", "__aexit__"}),
+        skip=frozenset({"stored", "failed"}),
     ),
     ClassPlan(
         f"{MESSAGING}.publishing.pack_producer",
@@ -144,7 +141,6 @@ PLANS = [
         live={"last": "Receipt | None"},
         queued=frozenset({"send"}),
         ends=frozenset({"close"}),
-        skip=frozenset({"__aexit__"}),
     ),
     ClassPlan(
         f"{MESSAGING}.publishing.writer",
@@ -156,7 +152,6 @@ PLANS = [
         live={"skipped": "int"},
         queued=frozenset({"write"}),
         ends=frozenset({"close", "abandon"}),
-        skip=frozenset({"__aexit__"}),
     ),
     ClassPlan(
         f"{MESSAGING}.process",
@@ -205,7 +200,7 @@ PLANS = [
         base="Connected",
         base_home="connected",
         live={"identity": "Identity | None"},
-        last=frozenset({"close", "drain", "flush", "__aexit__"}),
+        last=frozenset({"close", "drain", "flush"}),
         skip=frozenset({"connection", "jetstream", "open_as"}),
     ),
 ]

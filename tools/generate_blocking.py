@@ -35,7 +35,6 @@ from tools.blocking_types import (
 
 ROOT = Path(__file__).parents[1]
 TARGET = ROOT / "millstream" / "blocking" / "generated"
-CONTEXT = ("__aenter__", "__aexit__")
 PLAIN_DEFAULTS = (type(None), bool, int, float, str, bytes)
 # Said because a file that does not exist yet has no neighbours to tell it by.
 FIRST_PARTY = "lint.isort.known-first-party=['millstream']"
@@ -56,13 +55,13 @@ class Member:
 
 
 def members_of(cls: type) -> Iterator[Member]:
-    """Public methods and properties, and those that make a context; bases first."""
+    """Public methods and properties, and those of an iterator; bases first."""
     seen: dict[str, Member] = {}
     for owner in reversed(cls.__mro__):
         if not owner.__module__.startswith("millstream."):
             continue
         for name, value in vars(owner).items():
-            if name.startswith("_") and name not in (*CONTEXT, "__aiter__", "__anext__"):
+            if name.startswith("_") and name not in ("__aiter__", "__anext__"):
                 continue
             if inspect.isfunction(value) or isinstance(value, property | cached_property):
                 seen[name] = Member(name, owner.__module__, value)
@@ -107,11 +106,13 @@ class ClassWriter:
     def write(self) -> str:
         plan, inner = self.plan, self.inner
         self.imports.add(plan.home, f"{plan.name} as {inner}")
-        self.imports.add(f"millstream.blocking.{plan.base_home}", plan.base)
+        bases = self._bases()
+        for base in bases[: len(bases) - len(plan.also)]:
+            home = "twin" if base == "ContextTwin" else plan.base_home
+            self.imports.add(f"millstream.blocking.{home}", base)
         for name in plan.also:
             self.types(plan.home).name(name)
-        bases = ", ".join([plan.base, *plan.also])
-        lines = [f"class {plan.name}({bases}):", _doc(self.cls.__doc__)]
+        lines = [f"class {plan.name}({', '.join(bases)}):", _doc(self.cls.__doc__)]
         lines.append(f"    __slots__ = ()\n\n    _inner: {inner}\n")
         undecided = attributes_of(self.cls) - {*plan.fixed, *plan.live, *plan.skip, *self.names}
         if undecided:
@@ -120,6 +121,16 @@ class ClassWriter:
             lines.append(self._attribute(name, kind))
         lines += [self._member(member) for member in self.members if member.name != "__anext__"]
         return "\n".join(lines) + "\n"
+
+    def _bases(self) -> list[str]:
+        """The base classes; a context has one that enters and leaves it."""
+        plan = self.plan
+        base = getattr(importlib.import_module(f"millstream.blocking.{plan.base_home}"), plan.base)
+        if not hasattr(self.cls, "__aenter__") or hasattr(base, "__enter__"):
+            return [plan.base, *plan.also]
+        if plan.base == "Twin":
+            return ["ContextTwin", *plan.also]
+        return [plan.base, "ContextTwin", *plan.also]
 
     def _attribute(self, name: str, kind: str) -> str:
         read = f"self._inner.{name}"
@@ -149,10 +160,6 @@ class ClassWriter:
     def _written(self, member: Member) -> str:
         if isinstance(member.value, property | cached_property):
             return self._property(member)
-        if member.name == "__aenter__":
-            return self._enter(member)
-        if member.name == "__aexit__":
-            return self._exit(member)
         if member.name == "__aiter__":
             raise Undecided(f"{self.plan.name} is an iterator: write it by hand in its base")
         return self._function(member)
@@ -166,23 +173,6 @@ class ClassWriter:
             read = f"{self._looker}(lambda: self._inner.{member.name})"
         head = f"@property\ndef {member.name}(self) -> {self.types(member.module).text(kind)}:"
         return _method(head, function.__doc__, self._give(kind, read))
-
-    def _enter(self, member: Member) -> str:
-        self.imports.add("typing", "Self")
-        kind = inspect.signature(member.value).return_annotation
-        if kind != "Self":
-            raise Undecided(f"{self.plan.name}.__aenter__ gives {kind}")
-        body = "self._loop.call(self._inner.__aenter__())\nreturn self"
-        return _method("def __enter__(self) -> Self:", "", body)
-
-    def _exit(self, member: Member) -> str:
-        self.imports.add("types", "TracebackType")
-        head = (
-            "def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, "
-            "trace: TracebackType | None) -> None:"
-        )
-        call = f"self._loop.{self._caller(member)}"
-        return _method(head, "", f"{call}(self._inner.__aexit__(kind, error, trace))")
 
     def _caller(self, member: Member) -> str:
         return "call_last" if member.name in self.plan.last else "call"

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from millstream.blocking.loop import LoopThread
-from millstream.blocking.twin import Twin
+from millstream.blocking.twin import ContextTwin
+from millstream.closing import leave
 from millstream.mill import Mill as AsyncMill
 
 __all__ = ["Connected"]
 
 
-class Connected(Twin):
+class Connected(ContextTwin):
     """A connection that is drained when the process ends, if nobody has closed it before."""
 
     __slots__ = ()
@@ -19,3 +20,6 @@ class Connected(Twin):
     def __init__(self, loop: LoopThread, inner: AsyncMill) -> None:
         super().__init__(loop, inner)
         loop.keep(inner)
+
+    def _leave(self, error: BaseException | None) -> None:
+        self._loop.call_last(leave(self._inner, error))

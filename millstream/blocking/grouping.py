@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import asyncio
 
-from millstream.blocking.twin import Twin, handling
+from millstream.blocking.twin import ContextTwin, handling
 from millstream.messaging.groups import group as async_group
 
 __all__ = ["GroupLeaving"]
 
 
-class GroupLeaving(Twin):
+class GroupLeaving(ContextTwin):
     """A member that can be stopped by its own handler."""
 
     __slots__ = ("_leaving",)

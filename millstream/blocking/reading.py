@@ -8,13 +8,12 @@ from collections import deque
 from collections.abc import Iterator
 from dataclasses import replace
 from itertools import chain
-from types import TracebackType
 from typing import Any, Final
 
 from millstream.blocking.generated.delivery import Delivery
 from millstream.blocking.generated.message import Message
 from millstream.blocking.loop import LoopThread
-from millstream.blocking.twin import Twin
+from millstream.blocking.twin import ContextTwin, Twin
 from millstream.errors import ConnectionClosed
 from millstream.events.event import Event, Partition
 from millstream.events.unpack import events_of
@@ -69,7 +68,7 @@ def _events(
             yield [event for event in events if event.key in keys] if keys else events
 
 
-class DeliveryReading(Twin):
+class DeliveryReading(ContextTwin):
     """Iterates a subscription. What waits stays under its care: renewed, given back by `close`."""
 
     __slots__ = ()
@@ -126,7 +125,7 @@ def _ignore(task: asyncio.Task[bool]) -> None:
         task.exception()
 
 
-class MessageReading(Twin):
+class MessageReading(ContextTwin):
     """Iterates the messages of a subject and keeps the books right about what it took ahead."""
 
     __slots__ = ("_lost", "_most", "_taken")
@@ -194,14 +193,9 @@ class MessageReading(Twin):
         self._loop.call(self._inner.close())
         self._drop()
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def _leave(self, error: BaseException | None) -> None:
         try:
-            self._loop.call(self._inner.__aexit__(kind, error, trace))
+            super()._leave(error)
         finally:
             self._drop()
 

@@ -7,11 +7,11 @@ import contextlib
 import threading
 from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine
-from types import TracebackType
-from typing import Any, Final, Generic, ParamSpec, Protocol, TypeVar
+from typing import Any, Final, Generic, ParamSpec, TypeVar
 
 from millstream.blocking.loop import LoopThread
-from millstream.blocking.twin import Twin
+from millstream.blocking.twin import ContextTwin
+from millstream.closing import AsyncClosing, leave
 from millstream.errors import ConnectionClosed
 
 __all__ = ["Pending", "Sending"]
@@ -25,17 +25,6 @@ WAITING_MAX: Final = 1024
 TURN_EVENTS: Final = 256
 
 _Send = tuple[Callable[..., Awaitable[Any]], tuple[Any, ...], dict[str, Any], "Pending[Any] | None"]
-
-
-class Leavable(Protocol):
-    """An asynchronous context."""
-
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None: ...
 
 
 class Pending(Generic[T]):
@@ -56,7 +45,7 @@ class Pending(Generic[T]):
         return self._sender._wait_for(self, timeout)
 
 
-class Sending(Twin):
+class Sending(ContextTwin):
     """A twin whose events go to the loop in groups, in their order.
 
     So `send` returns before the event was looked at. When one is refused (a bad key, a closed
@@ -66,9 +55,9 @@ class Sending(Twin):
 
     __slots__ = ("_error", "_flag", "_runs", "_waiters", "_waiting")
 
-    _inner: Leavable
+    _inner: AsyncClosing
 
-    def __init__(self, loop: LoopThread, inner: Leavable) -> None:
+    def __init__(self, loop: LoopThread, inner: AsyncClosing) -> None:
         super().__init__(loop, inner)
         self._waiting: deque[_Send] = deque()
         self._runs = False  # a task of the loop works on what waits, or is about to
@@ -145,13 +134,8 @@ class Sending(Twin):
 
         return self._loop.call(look())
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self._loop.call(self._leave(kind, error, trace))
+    def _leave(self, error: BaseException | None) -> None:
+        self._loop.call(self._close(error))
 
     # -- on the loop ----------------------------------------------------------------------
 
@@ -208,15 +192,10 @@ class Sending(Twin):
             return error
         return None
 
-    async def _leave(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    async def _close(self, error: BaseException | None) -> None:
         refused = await self._refused()
-        if refused is not None and kind is None:
+        if refused is not None and error is None:
             with contextlib.suppress(Exception):  # the first error says why
-                await self._inner.__aexit__(type(refused), refused, refused.__traceback__)
+                await leave(self._inner, refused)
             raise refused
-        await self._inner.__aexit__(kind, error, trace)
+        await leave(self._inner, error)

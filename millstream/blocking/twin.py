@@ -10,9 +10,19 @@ from collections.abc import Awaitable, Callable, Iterator
 from typing import Any, TypeVar
 
 from millstream.blocking.loop import LoopThread
+from millstream.closing import Closing, leave
 from millstream.errors import ConfigError
 
-__all__ = ["NOT_GIVEN", "Twin", "at_once", "given", "handling", "in_group", "in_thread"]
+__all__ = [
+    "NOT_GIVEN",
+    "ContextTwin",
+    "Twin",
+    "at_once",
+    "given",
+    "handling",
+    "in_group",
+    "in_thread",
+]
 
 A = TypeVar("A")
 B = TypeVar("B")
@@ -39,6 +49,18 @@ class Twin:
 
     def __repr__(self) -> str:
         return f"<blocking {self._inner!r}>"
+
+
+class ContextTwin(Twin, Closing):
+    """A twin of an object that is used as `async with`."""
+
+    __slots__ = ()
+
+    def _enter(self) -> None:
+        self._loop.call(self._inner.__aenter__())
+
+    def _leave(self, error: BaseException | None) -> None:
+        self._loop.call(leave(self._inner, error))
 
 
 def in_thread(

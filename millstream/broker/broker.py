@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from types import TracebackType
 from typing import Self
 
 from millstream.broker.config import DEFAULT_ACCOUNT, BrokerSettings, Role
@@ -13,12 +12,13 @@ from millstream.broker.health import Health, NodeAddress, broker_health
 from millstream.broker.launch import Start, node_names, start_nodes
 from millstream.broker.reload import reload_nodes
 from millstream.broker.server_process import Node
+from millstream.closing import Closing
 from millstream.errors import NotRunning
 
 __all__ = ["Broker"]
 
 
-class Broker:
+class Broker(Closing):
     """A durable broker on this machine; it stops when this process ends, however it ends.
 
     >>> with Broker(BrokerSettings(data=folder)) as broker:     # doctest: +SKIP
@@ -133,13 +133,8 @@ class Broker:
         """The generated user of that role and account (`auth=True`), or the "system" user."""
         return read_credentials(self.data, role, account)
 
-    def __enter__(self) -> Self:
-        return self.start()
+    def _enter(self) -> None:
+        self.start()
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def _leave(self, error: BaseException | None) -> None:
         self.stop()

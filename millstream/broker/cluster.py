@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from types import TracebackType
 from typing import Self
 
 from millstream.broker.binary import find_binary
@@ -21,12 +20,13 @@ from millstream.broker.launch import (
 )
 from millstream.broker.reload import reload_nodes
 from millstream.broker.server_process import Node
+from millstream.closing import Closing
 from millstream.errors import ConfigError, NotRunning
 
 __all__ = ["Cluster"]
 
 
-class Cluster:
+class Cluster(Closing):
     """A local cluster; nodes are called n1, n2, ... and can be killed and restarted by name.
 
     Like a `Broker`, it stops when this process ends, however it ends.
@@ -133,13 +133,8 @@ class Cluster:
             raise ConfigError(f"there is no node '{name}'; the nodes are {', '.join(self.nodes)}")
         return self._nodes[name]
 
-    def __enter__(self) -> Self:
-        return self.start()
+    def _enter(self) -> None:
+        self.start()
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def _leave(self, error: BaseException | None) -> None:
         self.stop()

@@ -5,9 +5,9 @@ from __future__ import annotations
 import logging
 import threading
 from datetime import UTC, datetime
-from types import TracebackType
-from typing import Final, Self
+from typing import Final
 
+from millstream.closing import Closing
 from millstream.errors import MillstreamError
 from millstream.pipelines.watch import Watch
 from millstream.settings import ConnectionSettings
@@ -21,7 +21,7 @@ _log = logging.getLogger("millstream.pipelines")
 EVERY_SECONDS: Final = 1.0
 
 
-class LagMeter:
+class LagMeter(Closing):
     """Asks the broker, on a thread of its own, where the topics end that flows read.
 
     While the broker is away the last known lag stays.
@@ -33,16 +33,10 @@ class LagMeter:
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="millstream-lag", daemon=True)
 
-    def __enter__(self) -> Self:
+    def _enter(self) -> None:
         self._thread.start()
-        return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def _leave(self, error: BaseException | None) -> None:
         self._stop.set()
 
     def _run(self) -> None:

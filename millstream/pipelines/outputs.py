@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from types import TracebackType
-from typing import TYPE_CHECKING, Any, Final, Self
+from typing import TYPE_CHECKING, Any, Final
 
+from millstream.closing import Closing
 from millstream.errors import PipelineInvalid, TopicNotFound
 from millstream.pipelines.declare import Output
 
@@ -70,7 +70,7 @@ def _key(columns: tuple[str, ...]) -> Column:
     return sf.concat_ws(KEY_SEPARATOR, *(sf.coalesce(text, sf.lit("")) for text in texts))
 
 
-class PipelineTopics:
+class PipelineTopics(Closing):
     """Looks up and makes topics while a pipeline is built."""
 
     def __init__(self, url: str | None = None, *, dry: bool = False) -> None:
@@ -78,15 +78,7 @@ class PipelineTopics:
         self._url = url
         self._mill: Mill | None = None
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def _leave(self, error: BaseException | None) -> None:
         if self._mill is not None:
             self._mill.close()
             self._mill = None

@@ -18,8 +18,7 @@ from millstream.blocking.twin import at_once, in_thread
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
-    from types import TracebackType
-    from typing import Any, Self
+    from typing import Any
 
     from millstream.events.event import Event, Receipt
     from millstream.messaging.core.identity import IdentitySettings
@@ -48,18 +47,6 @@ class Mill(Connected):
     def identity(self) -> Identity | None:
         found = self._loop.invoke(lambda: self._inner.identity)
         return None if found is None else Identity(self._loop, found)
-
-    def __enter__(self) -> Self:
-        self._loop.call(self._inner.__aenter__())
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self._loop.call_last(self._inner.__aexit__(kind, error, trace))
 
     @property
     def url(self) -> str:

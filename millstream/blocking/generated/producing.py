@@ -38,10 +38,6 @@ class EventProducer(Sending):
 
     _inner: AsyncEventProducer
 
-    def __enter__(self) -> Self:
-        self._loop.call(self._inner.__aenter__())
-        return self
-
     @property
     def sent(self) -> int:
         return self._look(lambda: self._inner.sent)
@@ -94,10 +90,6 @@ class PackProducer(Sending):
         """Of the pack that was acknowledged last."""
         return self._look(lambda: self._inner.last)
 
-    def __enter__(self) -> Self:
-        self._loop.call(self._inner.__aenter__())
-        return self
-
     def send(
         self,
         value: Any,
@@ -148,10 +140,6 @@ class Writer(Sending):
     def open(self) -> Self:
         """Claim every lane: from now on no older writer of this name can store anything."""
         self._after(self._inner.open)
-        return self
-
-    def __enter__(self) -> Self:
-        self._loop.call(self._inner.__aenter__())
         return self
 
     @property

@@ -10,10 +10,9 @@ from typing import TYPE_CHECKING
 from millstream.blocking.endpoints import Endpoints
 from millstream.blocking.reading import MessageReading
 from millstream.blocking.sending import Sending
-from millstream.blocking.twin import Twin
+from millstream.blocking.twin import ContextTwin
 
 if TYPE_CHECKING:
-    from types import TracebackType
     from typing import Any, Self
 
     from millstream.errors import MillstreamError
@@ -64,10 +63,6 @@ class Subscriber(MessageReading):
         """Return when everything the server had for this subscriber at the call is received."""
         self._loop.call(self._inner.flush(timeout))
 
-    def __enter__(self) -> Self:
-        self._loop.call(self._inner.__aenter__())
-        return self
-
     @property
     def error(self) -> MillstreamError | None:
         """Why the subscriber ended, when it was not closed or drained."""
@@ -116,12 +111,8 @@ class PacedPublisher(Sending):
         """Settle, then end."""
         self._end(self._inner.close)
 
-    def __enter__(self) -> Self:
-        self._loop.call(self._inner.__aenter__())
-        return self
 
-
-class Service(Endpoints):
+class Service(Endpoints, ContextTwin):
     """A named, versioned set of endpoints; start as many instances as the load needs.
 
     At most once: a request is handled by one instance, or by none when that one dies; the sender
@@ -165,18 +156,6 @@ class Service(Endpoints):
         """Return when the service was stopped or its connection was closed."""
         self._loop.call(self._inner.stopped())
 
-    def __enter__(self) -> Self:
-        self._loop.call(self._inner.__aenter__())
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self._loop.call(self._inner.__aexit__(kind, error, trace))
-
     @property
     def ping(self) -> dict[str, Any]:
         """Who it is, as PING shows it."""
@@ -197,7 +176,7 @@ class Service(Endpoints):
         self._loop.invoke(self._inner.reset)
 
 
-class Identity(Twin):
+class Identity(ContextTwin):
     """A client id held by this connection, until it is released, lost or the connection closes."""
 
     __slots__ = ()
@@ -229,15 +208,3 @@ class Identity(Twin):
     def release(self) -> None:
         """Give the id back, so that the next claimant does not wait for a probe."""
         self._loop.call(self._inner.release())
-
-    def __enter__(self) -> Self:
-        self._loop.call(self._inner.__aenter__())
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self._loop.call(self._inner.__aexit__(kind, error, trace))

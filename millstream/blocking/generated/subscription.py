@@ -11,14 +11,13 @@ from typing import TYPE_CHECKING
 from millstream.blocking.generated.delivery import Delivery
 from millstream.blocking.grouping import GroupLeaving
 from millstream.blocking.reading import DeliveryReading
-from millstream.blocking.twin import NOT_GIVEN, Twin, given, in_group, in_thread
+from millstream.blocking.twin import NOT_GIVEN, ContextTwin, Twin, given, in_group, in_thread
 from millstream.messaging.dead_letters.letter import DeadLetterFilter
 
 if TYPE_CHECKING:
     from builtins import list as builtin_list
     from collections.abc import Callable, Iterator
-    from types import TracebackType
-    from typing import Any, Final, Self
+    from typing import Any, Final
 
     from millstream.messaging.dead_letters.letter import DeadLetter
     from millstream.messaging.dead_letters.queue import DeadLetterQueue as AsyncDeadLetterQueue
@@ -55,18 +54,6 @@ class Subscription(DeliveryReading):
     @property
     def settings(self) -> SubscriptionSettings:
         return self._inner.settings
-
-    def __enter__(self) -> Self:
-        self._loop.call(self._inner.__aenter__())
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self._loop.call(self._inner.__aexit__(kind, error, trace))
 
     def close(self) -> None:
         """Stop; what was fetched and not handed out is given back to the other members at once."""
@@ -131,18 +118,6 @@ class Group(GroupLeaving):
     @property
     def settings(self) -> GroupSettings:
         return self._inner.settings
-
-    def __enter__(self) -> Self:
-        self._loop.call(self._inner.__aenter__())
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self._loop.call(self._inner.__aexit__(kind, error, trace))
 
     def open(self) -> None:
         """Have the group, beginning where its settings say if it is new; nothing is read yet."""
@@ -257,7 +232,7 @@ class DeadLetterQueue(Twin):
         return self._loop.iterate(self._inner.redriving(which, to_all=to_all), 64)
 
 
-class HttpPush(Twin):
+class HttpPush(ContextTwin):
     """Posts the events of a subscription to an endpoint: at least once, in no order.
 
     2xx acknowledges the event. 429, 5xx, 3xx, a timeout and a broken connection mean another try,
@@ -287,18 +262,6 @@ class HttpPush(Twin):
     def rejected(self) -> int:
         """Events that became dead letters at once."""
         return self._loop.invoke(lambda: self._inner.rejected)
-
-    def __enter__(self) -> Self:
-        self._loop.call(self._inner.__aenter__())
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self._loop.call(self._inner.__aexit__(kind, error, trace))
 
     def run(self) -> None:
         """Post events until `stop` is called."""

@@ -8,12 +8,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from millstream.blocking.generated.topic import Topic
-from millstream.blocking.twin import Twin
+from millstream.blocking.twin import ContextTwin, Twin
 from millstream.events.start import Start
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
-    from types import TracebackType
     from typing import Any, Self
 
     from millstream.schemas.compatibility import Mode, Problem
@@ -181,7 +180,7 @@ class Registry(Twin):
         self._loop.call(self._inner.forget(topic))
 
 
-class Guard(Twin):
+class Guard(ContextTwin):
     """Stores what fits a topic's schema and refuses the rest, for clients of any language.
 
     At least once, with `Nats-Msg-Id` each id once within the topic's duplicate window. Messages of
@@ -216,18 +215,6 @@ class Guard(Twin):
     def streams(self) -> list[str]:
         """Of the topic, by partition."""
         return self._loop.invoke(lambda: self._inner.streams)
-
-    def __enter__(self) -> Self:
-        self._loop.call(self._inner.__aenter__())
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self._loop.call(self._inner.__aexit__(kind, error, trace))
 
     def open(self) -> Self:
         """Listen; from now on what is published to the entrance is checked and stored."""

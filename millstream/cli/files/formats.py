@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from types import TracebackType
-from typing import IO, Annotated, Final, Self, cast
+from typing import IO, Annotated, Final, cast
 
 import typer
 
+from millstream.closing import Closing
 from millstream.errors import ConfigError
 
 __all__ = ["FormatNameOption", "Progress", "file_format", "open_input"]
@@ -69,7 +69,7 @@ def open_input(file: str) -> tuple[IO[bytes], IO[bytes]]:
     return raw, raw
 
 
-class Progress:
+class Progress(Closing):
     """A bar on stderr where that is a terminal, and nothing where it is not."""
 
     def __init__(self, what: str, total: int | None) -> None:
@@ -94,17 +94,11 @@ class Progress:
             self._bar = Progress(words, BarColumn(), *left, count, console=console)
             self._task = self._bar.add_task(what, total=total, events=0)
 
-    def __enter__(self) -> Self:
+    def _enter(self) -> None:
         if self._bar is not None:
             self._bar.start()
-        return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def _leave(self, error: BaseException | None) -> None:
         if self._bar is not None:
             self._bar.stop()
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Sequence
 from hashlib import blake2b
-from types import TracebackType
-from typing import TYPE_CHECKING, Protocol, Self
+from typing import TYPE_CHECKING
 
+from millstream.closing import AsyncClosing
 from millstream.messaging import NewEvent, Topic
 from millstream.wire.protocol import unique_token
 
@@ -18,23 +19,17 @@ __all__ = ["RowWriter", "open_writer", "writer_name"]
 Rows = Sequence[tuple[int, NewEvent]]  # the row's number, from 1, and its event
 
 
-class RowWriter(Protocol):
+class RowWriter(AsyncClosing):
     """Stores groups of rows in the order in which they are given."""
 
-    first: int  # the first row that is not stored yet
+    first = 1  # the first row that is not stored yet
 
-    async def __aenter__(self) -> Self: ...
+    async def _leave(self, error: BaseException | None) -> None:
+        return None
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None: ...
-
+    @abstractmethod
     async def write(self, rows: Rows) -> int:
         """Return when all are stored; how many of them were there before."""
-        ...
 
 
 def writer_name(name: str | None) -> str:
@@ -51,24 +46,18 @@ def open_writer(topic: Topic, name: str | None) -> RowWriter:
     return TableRows(topic)
 
 
-class FencedRows:
+class FencedRows(RowWriter):
     """Exactly once: the row's number is the position under the writer's fence."""
 
     def __init__(self, topic: Topic, name: str) -> None:
         self._writer: Writer = topic.writer(name)
         self.first = 1
 
-    async def __aenter__(self) -> Self:
+    async def _enter(self) -> None:
         await self._writer.open()
         self.first = self._writer.position + 1
-        return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    async def _leave(self, error: BaseException | None) -> None:
         await self._writer.abandon()  # every group was flushed
 
     async def write(self, rows: Rows) -> int:
@@ -86,24 +75,11 @@ class FencedRows:
         return writer.skipped - before
 
 
-class TableRows:
+class TableRows(RowWriter):
     """A table keeps the last value of each key, so rows given again change nothing."""
-
-    first = 1
 
     def __init__(self, topic: Topic) -> None:
         self._topic = topic
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        return None
 
     async def write(self, rows: Rows) -> int:
         await self._topic.publish_many(event for _, event in rows)

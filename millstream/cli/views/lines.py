@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from types import TracebackType
-from typing import Final, Self
+from typing import Final
+
+from millstream.closing import AsyncClosing
 
 __all__ = ["Lines"]
 
@@ -13,7 +14,7 @@ BULK_BYTES: Final = 64 * 1024  # what a pipe takes at once
 LATEST_SECONDS: Final = 0.02  # a reader's eye does not notice less
 
 
-class Lines:
+class Lines(AsyncClosing):
     """Writes in a thread, so that a slow reader of the pipe never stops the connection.
 
     Use it as `async with`. When the reader is gone (`| head`), the task that writes is stopped and
@@ -29,15 +30,7 @@ class Lines:
         self._later: asyncio.Task[None] | None = None
         self._error: OSError | None = None
 
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    async def _leave(self, error: BaseException | None) -> None:
         if self._later is not None:
             self._later.cancel()
         if self._error is None and self._parts:

@@ -24,11 +24,11 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from types import TracebackType
-from typing import Any, Final, Self
+from typing import Any, Final
 
 import msgspec
 
+from millstream.closing import AsyncClosing
 from millstream.deadline import Deadline, now_ns
 from millstream.errors import (
     ConfigError,
@@ -90,7 +90,7 @@ class _Claim(msgspec.Struct):
     released: bool = False
 
 
-class Identity:
+class Identity(AsyncClosing):
     """A client id held by this connection, until it is released, lost or the connection closes."""
 
     def __init__(
@@ -148,15 +148,7 @@ class Identity:
             if found is not None and found.instance == self._claim.instance:
                 await self._write(released, sequence)  # a heartbeat was under way
 
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    async def _leave(self, error: BaseException | None) -> None:
         with suppress(ConnectError, RequestTimeout, NoResponders):  # a probe will find us gone
             await self.release()
 

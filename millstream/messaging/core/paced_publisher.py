@@ -10,9 +10,9 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from types import TracebackType
-from typing import Final, Self
+from typing import Final
 
+from millstream.closing import AsyncClosing
 from millstream.deadline import Deadline
 from millstream.errors import ConfigError
 from millstream.messaging.core.message import (
@@ -34,7 +34,7 @@ WINDOW_BYTES: Final = 4 * 1024 * 1024
 HOLD_SECONDS: Final = 10.0
 
 
-class PacedPublisher:
+class PacedPublisher(AsyncClosing):
     """Publishes to one subject no faster than its blocking subscribers read; at most once.
 
     At most a window of messages is ahead of the slowest blocking subscriber, so one with room for
@@ -104,15 +104,7 @@ class PacedPublisher:
                 if self._let_go in listeners:
                     listeners.remove(self._let_go)
 
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    async def _leave(self, error: BaseException | None) -> None:
         await self.close()
 
     def _ask(self) -> None:

@@ -14,11 +14,11 @@ import time
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from types import TracebackType
 from typing import Any, Final, Self, TypeVar
 
 import msgspec
 
+from millstream.closing import AsyncClosing
 from millstream.deadline import now_ns
 from millstream.errors import ConfigError, ServiceError
 from millstream.events.subject import check_name, check_subject
@@ -218,7 +218,7 @@ class Group:
         return register
 
 
-class Service(Group):
+class Service(Group, AsyncClosing):
     """A named, versioned set of endpoints; start as many instances as the load needs.
 
     At most once: a request is handled by one instance, or by none when that one dies; the sender
@@ -320,15 +320,10 @@ class Service(Group):
         if self._stopped is not None:
             await self._stopped.wait()
 
-    async def __aenter__(self) -> Self:
-        return await self.start()
+    async def _enter(self) -> None:
+        await self.start()
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    async def _leave(self, error: BaseException | None) -> None:
         await self.stop()
 
     # -- discovery ------------------------------------------------------------------------

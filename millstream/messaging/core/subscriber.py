@@ -8,9 +8,9 @@ import logging
 from collections import deque
 from collections.abc import Awaitable, Callable, Generator
 from dataclasses import dataclass, replace
-from types import TracebackType
 from typing import Any, Final, Self
 
+from millstream.closing import AsyncClosing
 from millstream.deadline import Deadline
 from millstream.errors import (
     ConfigError,
@@ -39,7 +39,7 @@ FLOW_PREFIX: Final = "$MILL.FLOW"
 MessageHandler = Callable[[Message], Awaitable[None] | None]
 
 
-class Subscriber:
+class Subscriber(AsyncClosing):
     """Messages of a subject (wildcards `*` and `>`), at most once, in order of each publisher.
 
     Iterate (`async with subscriber: async for message in subscriber`), take single ones with
@@ -199,15 +199,11 @@ class Subscriber:
         """Return when everything the server had for this subscriber at the call is received."""
         await self._source.flush(timeout)
 
-    async def __aenter__(self) -> Self:
-        return self if self._state == "open" else await self.open()
+    async def _enter(self) -> None:
+        if self._state != "open":
+            await self.open()
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    async def _leave(self, error: BaseException | None) -> None:
         try:
             if self._handler is not None and error is None and not self._source.closed:
                 await self.drain()

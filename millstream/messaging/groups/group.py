@@ -7,9 +7,8 @@ import os
 import platform
 import re
 from collections.abc import Sequence
-from types import TracebackType
-from typing import Self
 
+from millstream.closing import AsyncClosing
 from millstream.errors import ConfigError, RequestTimeout, WrongSequence
 from millstream.events.event import Partition
 from millstream.events.subject import check_name
@@ -30,7 +29,7 @@ from millstream.wire.aio.pull_consumer import Signal
 __all__ = ["Group", "GroupEvent", "GroupHandler", "GroupSettings"]
 
 
-class Group:
+class Group(AsyncClosing):
     """One member of an ordered group. At least once; each key in order, by one member at a time.
 
     Members come and go by themselves; when one joins, leaves or dies, only the partitions that
@@ -74,16 +73,10 @@ class Group:
     def __repr__(self) -> str:
         return f"<Group {self.name} of {self.topic}, partitions {list(self.partitions)}>"
 
-    async def __aenter__(self) -> Self:
+    async def _enter(self) -> None:
         await self.open()
-        return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    async def _leave(self, error: BaseException | None) -> None:
         await self.stop()
 
     async def open(self) -> None:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping
 from datetime import datetime
-from types import TracebackType
-from typing import Any, Final, Self
+from typing import Any, Final
 
+from millstream.closing import AsyncClosing
 from millstream.errors import ConfigError, ConnectionClosed, MillstreamError, PartlyStored
 from millstream.events.event import NewEvent, PublishOptions, Receipt
 from millstream.messaging.publishing.event_publisher import EventPublisher
@@ -18,7 +18,7 @@ __all__ = ["EventProducer"]
 FAILURES_KEPT: Final = 1000
 
 
-class EventProducer:
+class EventProducer(AsyncClosing):
     """Publishes single events with many in flight. At least once; with ids, each stored once.
 
     `send` waits only while the window is full. Leaving `async with` waits for every ack; when an
@@ -39,19 +39,11 @@ class EventProducer:
         self._failures = 0
         self._closed = False
 
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    async def _leave(self, error: BaseException | None) -> None:
         try:
             await self.close()
         except PartlyStored:
-            if kind is None:  # an error of the block itself is not hidden
+            if error is None:  # an error of the block itself is not hidden
                 raise
 
     @property

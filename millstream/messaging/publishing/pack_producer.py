@@ -6,11 +6,11 @@ import asyncio
 from collections.abc import Mapping
 from datetime import datetime
 from functools import partial
-from types import TracebackType
-from typing import Any, Final, Self
+from typing import Any, Final
 
 import pyarrow as pa
 
+from millstream.closing import AsyncClosing
 from millstream.errors import ConnectionClosed, MillstreamError, PartlyStored, Unfit
 from millstream.events.event import ID_HEADER, Receipt
 from millstream.events.packs.pack import split
@@ -40,7 +40,7 @@ def _same(ack: PubAck) -> PubAck:
     return ack
 
 
-class PackProducer:
+class PackProducer(AsyncClosing):
     """Collects events into packs and stores them, several packs in flight. At least once.
 
     Events wait `linger` seconds at most for others. Events of a key are stored in order, unless a
@@ -74,19 +74,11 @@ class PackProducer:
         self.last: Receipt | None = None  # of the pack that was acknowledged last
         target.jetstream.connection.outlets.add(self)
 
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    async def _leave(self, error: BaseException | None) -> None:
         try:
             await self.close()
         except PartlyStored:
-            if kind is None:
+            if error is None:
                 raise
 
     # -- taking events --------------------------------------------------------------------

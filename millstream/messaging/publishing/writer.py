@@ -7,12 +7,12 @@ import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from types import TracebackType
 from typing import Any, Final, Self
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from millstream.closing import AsyncClosing
 from millstream.errors import ConfigError, ConnectionClosed, MillstreamError
 from millstream.events.encoding import TopicShape
 from millstream.events.event import Partition
@@ -81,7 +81,7 @@ class _Lane:
             self.store = None
 
 
-class Writer:
+class Writer(AsyncClosing):
     """Writes each event exactly once, however often it is killed and restarted.
 
     Every event has a position, a number that grows along the input (a line number, an offset).
@@ -128,16 +128,11 @@ class Writer:
             lane.stored_before = lane.fence.state.position
         return self
 
-    async def __aenter__(self) -> Self:
-        return await self.open()
+    async def _enter(self) -> None:
+        await self.open()
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        if kind is None:
+    async def _leave(self, error: BaseException | None) -> None:
+        if error is None:
             await self.close()
         else:
             await self.abandon()

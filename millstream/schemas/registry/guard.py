@@ -11,11 +11,11 @@ from __future__ import annotations
 import asyncio
 import logging
 from dataclasses import dataclass
-from types import TracebackType
 from typing import Any, Final, Self
 
 import msgspec
 
+from millstream.closing import AsyncClosing
 from millstream.errors import (
     ApiError,
     ConfigError,
@@ -102,7 +102,7 @@ class _Checked(RawValues):
         return value
 
 
-class Guard:
+class Guard(AsyncClosing):
     """Stores what fits a topic's schema and refuses the rest, for clients of any language.
 
     At least once, with `Nats-Msg-Id` each id once within the topic's duplicate window. Messages of
@@ -127,15 +127,10 @@ class Guard:
 
     # -- life -----------------------------------------------------------------------------
 
-    async def __aenter__(self) -> Self:
-        return await self.open()
+    async def _enter(self) -> None:
+        await self.open()
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    async def _leave(self, error: BaseException | None) -> None:
         await self.close()
 
     async def open(self) -> Self:

@@ -15,6 +15,7 @@ from typing import Final, TypeVar
 
 import msgspec
 
+from millstream.closing import Closing
 from millstream.deadline import Deadline
 from millstream.errors import (
     ApiError,
@@ -70,7 +71,7 @@ class _Lost(ConnectError):
     """The socket is gone; whoever sees it opens another."""
 
 
-class BlockingConnection:
+class BlockingConnection(Closing):
     """A NATS connection of one thread; when it is lost, the next call opens it again."""
 
     def __init__(self, settings: ConnectionSettings) -> None:
@@ -90,11 +91,10 @@ class BlockingConnection:
         self.url = settings.urls[0]
         self.generation = 0  # grows with every new socket: subscriptions of an older one are gone
 
-    def __enter__(self) -> BlockingConnection:
+    def _enter(self) -> None:
         self.open(Deadline(self.settings.connect_timeout))
-        return self
 
-    def __exit__(self, *_: object) -> None:
+    def _leave(self, error: BaseException | None) -> None:
         self.close()
 
     # -- life -----------------------------------------------------------------------------

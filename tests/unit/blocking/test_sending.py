@@ -11,11 +11,12 @@ import pytest
 
 from millstream.blocking.loop import LoopThread
 from millstream.blocking.sending import WAITING_MAX, Pending, Sending
+from millstream.closing import AsyncClosing
 from millstream.deadline import Deadline
 from millstream.errors import ConfigError, ConnectionClosed
 
 
-class Store:
+class Store(AsyncClosing):
     """An asynchronous producer that keeps what it gets, and can be made to wait."""
 
     def __init__(self) -> None:
@@ -33,17 +34,14 @@ class Store:
         asyncio.get_running_loop().call_soon(future.set_result, len(self.kept))
         return future
 
-    async def __aexit__(self, kind: Any, error: Any, trace: Any) -> None:
-        self.left.append(kind)
+    async def _leave(self, error: BaseException | None) -> None:
+        self.left.append(None if error is None else type(error))
 
 
 class Sender(Sending):
     """As the generated classes are."""
 
     _inner: Store
-
-    def __enter__(self) -> Sender:
-        return self
 
     def send(self, value: Any) -> Pending[int]:
         return self._send_pending(self._inner.send, value)
