@@ -13,8 +13,7 @@ from typing import Any, Final
 
 from millstream import errors
 from millstream.schemas import types as t
-from millstream.schemas.formats.avro_values import option_of
-from millstream.schemas.values.fit import compile_fit, found, jsonable
+from millstream.schemas.values.fit import compile_fit, found, jsonable, option_of
 
 __all__ = [
     "MAX_TEXT",

@@ -10,6 +10,9 @@ from __future__ import annotations
 from typing import Any, Final, Literal, Protocol, TypeAlias
 
 from millstream import errors
+from millstream.schemas.formats.avro_wire import AvroWire
+from millstream.schemas.formats.json_wire import JsonWire
+from millstream.schemas.formats.protobuf_wire import ProtobufWire
 from millstream.schemas.resolution import Resolution
 from millstream.schemas.schema import Schema
 
@@ -87,14 +90,10 @@ class _SchemaCodec:
 
 
 def _make_wire(schema: Schema, format_: WireFormat) -> Wire:
-    if format_ == "json":
-        from millstream.schemas.formats.json_wire import JsonWire
-
-        return JsonWire(schema)
-    if format_ == "avro":
-        from millstream.schemas.formats.avro_wire import AvroWire
-
-        return AvroWire(schema)
-    from millstream.schemas.formats.protobuf_wire import ProtobufWire
-
-    return ProtobufWire(schema)
+    match format_:
+        case "json":
+            return JsonWire(schema)
+        case "avro":
+            return AvroWire(schema)
+        case "protobuf":
+            return ProtobufWire(schema)

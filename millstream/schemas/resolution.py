@@ -1,7 +1,8 @@
 """Reading what was written with another version of a schema.
 
 `mismatches(writer, reader)` lists every reason why values of the writer's type cannot all be read
-as the reader's; `Resolution` turns them, value by value or as Arrow columns, when there is none.
+as the reader's; `Resolution` turns them when there is none. `column_resolution` does the same with
+Arrow columns.
 The rules are Avro's, less those that lose something (a 64-bit number as a float) and those that
 would make another Avro reader see other values (milliseconds read as microseconds).
 """
@@ -10,18 +11,20 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
 
 from millstream import errors
 from millstream.schemas import types as t
-from millstream.schemas.values.columns import builder_for
-from millstream.schemas.values.fit import fresh
-from millstream.schemas.values.rows import reader_for
+from millstream.schemas.values.fit import fresh, option_of
 
-if TYPE_CHECKING:
-    import pyarrow as pa
-
-__all__ = ["Mismatch", "Resolution", "matching_field", "mismatches"]
+__all__ = [
+    "Mismatch",
+    "Resolution",
+    "matching_field",
+    "mismatches",
+    "refuse_mismatches",
+    "value_turn",
+]
 
 _Turn: TypeAlias = Callable[[Any], Any]
 
@@ -150,63 +153,54 @@ def _enums(writer: t.Enum, reader: t.Enum, path: str) -> list[Mismatch]:
     return out
 
 
-# -- doing it -----------------------------------------------------------------------------
+def refuse_mismatches(writer: t.Record, reader: t.Record) -> None:
+    """Raise SchemaError unless the reader can read all values of the writer."""
+    problems = mismatches(writer, reader)
+    if not problems:
+        return
+    first = problems[0]
+    where = f"field '{first.field}': " if first.field else ""
+    more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
+    raise errors.SchemaError(
+        f"data of {t.kind(writer)} cannot be read as {t.kind(reader)}: {where}{first.message}{more}"
+    )
+
+
+# -- values -------------------------------------------------------------------------------
 
 
 class Resolution:
     """Turns values of the writer's record into the reader's; refused where that cannot be done."""
 
     def __init__(self, writer: t.Record, reader: t.Record) -> None:
-        problems = mismatches(writer, reader)
-        if problems:
-            first = problems[0]
-            where = f"field '{first.field}': " if first.field else ""
-            more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
-            raise errors.SchemaError(
-                f"data of {t.kind(writer)} cannot be read as {t.kind(reader)}: "
-                f"{where}{first.message}{more}"
-            )
-        self.writer, self.reader = writer, reader
-        self._value = _value_turn(writer, reader)
-        self._column: _Turn | t.Missing | None = t.MISSING
+        refuse_mismatches(writer, reader)
+        self._value = value_turn(writer, reader)
 
     def value(self, plain: dict[str, Any]) -> dict[str, Any]:
         """A plain value of the writer as one of the reader."""
         turned: dict[str, Any] = plain if self._value is None else self._value(plain)
         return turned
 
-    def column(self, array: pa.StructArray) -> pa.StructArray:
-        """A struct array of the writer as one of the reader; unchanged columns are not copied."""
-        if isinstance(self._column, t.Missing):
-            self._column = _column_turn(self.writer, self.reader)
-        return array if self._column is None else self._column(array)
 
-    def batch(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        """A record batch of the writer as one of the reader; unchanged columns are not copied."""
-        import pyarrow as pa
-
-        return pa.RecordBatch.from_struct_array(self.column(batch.to_struct_array()))
-
-
-def _value_turn(writer: t.Type, reader: t.Type) -> _Turn | None:
+def value_turn(writer: t.Type, reader: t.Type) -> _Turn | None:
     """A function on plain values, or None where they stay as they are."""
     if isinstance(writer, t.Nullable):
-        inner = _value_turn(writer.of, t.strip(reader)[0])
+        inner = value_turn(writer.of, t.strip(reader)[0])
         return None if inner is None else lambda v: None if v is None else inner(v)
     reader, _ = t.strip(reader)
     if isinstance(writer, t.Union):
         return _union_turn(writer, reader)
     if isinstance(reader, t.Union):
         options = [option for option in reader.options if not _solid(writer, option, "")]
-        return _value_turn(writer, options[0])
+        return value_turn(writer, options[0])
     match writer, reader:
         case t.Record(), t.Record():
             return _record_turn(writer, reader)
         case t.List(), t.List():
-            item = _value_turn(writer.item, reader.item)
+            item = value_turn(writer.item, reader.item)
             return None if item is None else lambda v: [item(e) for e in v]
         case t.Map(), t.Map():
-            value = _value_turn(writer.value, reader.value)
+            value = value_turn(writer.value, reader.value)
             return None if value is None else lambda v: {k: value(e) for k, e in v.items()}
         case t.Enum(), t.Enum():
             known, default = frozenset(reader.symbols), reader.default
@@ -226,7 +220,7 @@ def _record_turn(writer: t.Record, reader: t.Record) -> _Turn | None:
         if source is None:
             plan.append((field.name, None, None, field.default))
         else:
-            turn = _value_turn(source.type, field.type)
+            turn = value_turn(source.type, field.type)
             plan.append((field.name, source.name, turn, None))
     names = [field.name for field in writer.fields]
     if [source for _, source, _, _ in plan] == names and all(
@@ -248,9 +242,7 @@ def _record_turn(writer: t.Record, reader: t.Record) -> _Turn | None:
 
 
 def _union_turn(writer: t.Union, reader: t.Type) -> _Turn | None:
-    from millstream.schemas.formats.avro_values import option_of
-
-    turns = [_value_turn(option, reader) for option in writer.options]
+    turns = [value_turn(option, reader) for option in writer.options]
     if not any(turns):
         return None
 
@@ -259,114 +251,3 @@ def _union_turn(writer: t.Union, reader: t.Type) -> _Turn | None:
         return value if turn is None else turn(value)
 
     return turn_option
-
-
-def _column_turn(writer: t.Type, reader: t.Type) -> _Turn | None:
-    """A function on Arrow arrays, or None where they stay as they are."""
-    from millstream.schemas.formats.arrow import arrow_type
-
-    writer, _ = t.strip(writer)
-    reader, _ = t.strip(reader)
-    if isinstance(writer, t.Union) or isinstance(reader, t.Union):
-        return None if writer == reader else _by_values(writer, reader)
-    match writer, reader:
-        case t.Record(), t.Record():
-            return _struct_turn(writer, reader)
-        case (t.List(), t.List()) | (t.Map(), t.Map()):
-            return _nested_turn(writer, reader)
-        case t.Enum(), t.Enum():
-            return None if _value_turn(writer, reader) is None else _enum_turn(reader)
-        case _:
-            target = arrow_type(reader)
-            return None if arrow_type(writer) == target else lambda array: array.cast(target)
-
-
-def _by_values(writer: t.Type, reader: t.Type) -> _Turn:
-    """The slow but general way: to Python values, turned one by one, and back."""
-    read = reader_for(writer)
-    turn = _value_turn(t.Nullable(writer), t.Nullable(reader))
-    build = builder_for(t.Nullable(reader))
-
-    def turn_column(array: Any) -> Any:
-        values = read(array)
-        return build(values if turn is None else [turn(value) for value in values])
-
-    return turn_column
-
-
-def _enum_turn(reader: t.Enum) -> _Turn:
-    import pyarrow as pa
-    import pyarrow.compute as pc
-
-    known = pa.array(reader.symbols, pa.string())
-    default = pa.scalar(reader.default, pa.string())
-
-    def turn(array: Any) -> Any:
-        keep = pc.or_(pc.is_in(array, known), pc.is_null(array))
-        return pc.if_else(keep, array, default)
-
-    return turn
-
-
-def _mask(array: Any) -> Any:
-    return array.is_null() if array.null_count else None
-
-
-def _struct_turn(writer: t.Record, reader: t.Record) -> _Turn | None:
-    import pyarrow as pa
-
-    from millstream.schemas.formats.arrow import arrow_type
-
-    if arrow_type(writer) == arrow_type(reader) and _value_turn(writer, reader) is None:
-        return None
-    places = {field.name: index for index, field in enumerate(writer.fields)}
-    plan: list[tuple[int | None, _Turn | None, Any]] = []
-    for field in reader.fields:
-        source = matching_field(field, writer)
-        if source is None:
-            plan.append((None, None, builder_for(field.type)([fresh(field.default)])))
-        else:
-            plan.append((places[source.name], _column_turn(source.type, field.type), None))
-    fields = list(arrow_type(reader))
-
-    def turn_struct(array: Any) -> Any:
-        columns = []
-        for place, turn, one in plan:
-            if place is None:
-                columns.append(one.take(pa.repeat(pa.scalar(0, pa.int64()), len(array))))
-            else:
-                child = array.field(place)
-                columns.append(child if turn is None else turn(child))
-        return pa.StructArray.from_arrays(columns, fields=fields, mask=_mask(array))
-
-    return turn_struct
-
-
-def _nested_turn(writer: t.Type, reader: t.Type) -> _Turn | None:
-    import pyarrow as pa
-
-    from millstream.schemas.formats.arrow import arrow_type
-
-    target = arrow_type(reader)
-    is_map = isinstance(writer, t.Map) and isinstance(reader, t.Map)
-    if isinstance(writer, t.Map) and isinstance(reader, t.Map):
-        inner = _column_turn(writer.value, reader.value)
-    elif isinstance(writer, t.List) and isinstance(reader, t.List):
-        inner = _column_turn(writer.item, reader.item)
-    else:
-        inner = None
-    if inner is None and arrow_type(writer) == target:
-        return None
-
-    def turn_nested(array: Any) -> Any:
-        if array.offset and array.null_count:
-            # Arrow refuses a mask beside offsets that do not start at their buffer.
-            array = array.take(pa.array(range(len(array)), pa.int64()))
-        turned = array.items if is_map else array.values
-        turned = turned if inner is None else inner(turned)
-        if is_map:
-            parts = (array.offsets, array.keys, turned)
-            return pa.MapArray.from_arrays(*parts, type=target, mask=_mask(array))
-        return pa.ListArray.from_arrays(array.offsets, turned, type=target, mask=_mask(array))
-
-    return turn_nested

@@ -12,7 +12,7 @@ from millstream.schemas import canonical
 from millstream.schemas import types as t
 from millstream.schemas.values.fit import compile_fit, jsonable
 
-__all__ = ["Format", "Origin", "Schema", "checked"]
+__all__ = ["Format", "Schema", "SchemaOrigin", "checked"]
 
 Format: TypeAlias = Literal["arrow", "avro", "descriptor", "json", "protobuf", "python"]
 _FORMATS: Final = ("arrow", "avro", "descriptor", "json", "protobuf", "python")
@@ -21,7 +21,7 @@ _WIRE_FORMATS: Final = ("avro", "descriptor", "protobuf")
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Origin:
+class SchemaOrigin:
     """What a schema was declared with: `format`, and its text as given."""
 
     format: Format
@@ -41,7 +41,7 @@ class Schema:
     """The type of a topic's values; equal schemas have equal fingerprints."""
 
     record: t.Record
-    origin: Origin | None = None
+    origin: SchemaOrigin | None = None
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "record", checked(self.record))
@@ -77,7 +77,7 @@ class Schema:
         form = canonical.parse_json(text, "schema")
         try:
             record = canonical.type_from(form["record"])
-            origin = Origin(**form["origin"]) if "origin" in form else None
+            origin = SchemaOrigin(**form["origin"]) if "origin" in form else None
         except (KeyError, TypeError) as error:
             raise errors.SchemaError(f"the kept schema is incomplete: {error!r}") from None
         if not isinstance(record, t.Record):

@@ -1,91 +1,33 @@
-"""Arrow: the columns of a pack, and schemas declared as an Arrow schema.
-
-Every type of the model has one Arrow type. Those Arrow has no type for (enums, UUIDs) are text, and
-a union is a struct with one nullable column an option (`member0`, `member1`, ...), which is what
-Spark makes of Avro's unions too; so any Arrow reader can read any pack.
-"""
+"""Schemas declared as an Arrow schema, and any schema as an Arrow schema."""
 
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
+
+import pyarrow as pa
+import pyarrow.types as at
 
 from millstream import errors
 from millstream.schemas import canonical
 from millstream.schemas import types as t
+from millstream.schemas.arrow_types import arrow_field
 
-if TYPE_CHECKING:
-    import pyarrow as pa
-
-__all__ = ["arrow_field", "arrow_type", "from_arrow", "member_name", "to_arrow"]
+__all__ = ["from_arrow", "to_arrow"]
 
 FORMAT: Final = "Arrow"
 # Schema metadata that keeps what Arrow's types cannot say (symbols, defaults, docs, aliases).
 METADATA: Final = b"millstream.schema"
 
 
-def member_name(index: int) -> str:
-    """The column of the union option at `index`."""
-    return f"member{index}"
-
-
-def arrow_type(type_: t.Type) -> pa.DataType:
-    """The Arrow type of a type; nullability is the holding field's."""
-    import pyarrow as pa
-
-    match type_:
-        case t.Bool():
-            return pa.bool_()
-        case t.Int(bits, signed):
-            return getattr(pa, f"{'int' if signed else 'uint'}{bits}")()
-        case t.Float(bits):
-            return pa.float32() if bits == 32 else pa.float64()
-        case t.String() | t.Uuid() | t.Enum():
-            return pa.string()
-        case t.Binary(size):
-            return pa.binary() if size is None else pa.binary(size)
-        case t.Decimal(precision, scale):
-            return pa.decimal128(precision, scale)
-        case t.Date():
-            return pa.date32()
-        case t.Time():
-            return pa.time64("us")
-        case t.Timestamp(utc):
-            return pa.timestamp("us", "UTC" if utc else None)
-        case t.Duration():
-            return pa.duration("us")
-        case t.Nullable():
-            return arrow_type(type_.of)
-        case t.List():
-            return pa.list_(arrow_field("item", type_.item))
-        case t.Map():
-            return pa.map_(arrow_type(type_.key), arrow_field("value", type_.value))
-        case t.Union():
-            options = enumerate(type_.options)
-            return pa.struct([pa.field(member_name(i), arrow_type(o)) for i, o in options])
-        case t.Record():
-            return pa.struct([arrow_field(field.name, field.type) for field in type_.fields])
-
-
-def arrow_field(name: str, type_: t.Type) -> pa.Field:
-    """The Arrow field of a type, nullable only if the type is."""
-    import pyarrow as pa
-
-    return pa.field(name, arrow_type(type_), nullable=isinstance(type_, t.Nullable))
-
-
 def to_arrow(record: t.Record) -> pa.Schema:
     """The Arrow schema of a record; its metadata lets `from_arrow` give the same record back."""
-    import pyarrow as pa
-
     fields = [arrow_field(field.name, field.type) for field in record.fields]
     return pa.schema(fields, metadata={METADATA: canonical.dump(record).encode()})
 
 
 def from_arrow(schema: pa.Schema | pa.StructType, name: str = "record") -> t.Record:
     """The record of an Arrow schema or struct type; nullable columns default to null."""
-    import pyarrow as pa
-
     fields = [schema.field(i) for i in range(len(schema.names))]
     kept = (schema.metadata or {}).get(METADATA) if isinstance(schema, pa.Schema) else None
     if kept is not None:
@@ -119,8 +61,6 @@ def _from_field(field: Any, path: str, name: str, depth: int) -> t.Type:
 
 
 def _from_type(arrow: Any, path: str, name: str, depth: int) -> t.Type:
-    import pyarrow.types as at
-
     if at.is_dictionary(arrow):
         # A dictionary is a way to store a column, not another type of value.
         return _from_type(arrow.value_type, path, name, depth)
@@ -140,8 +80,6 @@ def _from_type(arrow: Any, path: str, name: str, depth: int) -> t.Type:
 
 def _leaf(arrow: Any) -> t.Type | str:
     """The type of a flat Arrow type, or the reason there is none."""
-    import pyarrow.types as at
-
     if at.is_boolean(arrow):
         return t.Bool()
     if at.is_integer(arrow):
@@ -168,8 +106,6 @@ def _leaf(arrow: Any) -> t.Type | str:
 
 
 def _temporal(arrow: Any) -> t.Type | str:
-    import pyarrow.types as at
-
     if at.is_date64(arrow):
         return "cast the column to date32"
     unit: Any = getattr(arrow, "unit", "")

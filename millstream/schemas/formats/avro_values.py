@@ -8,25 +8,14 @@ from typing import Any, Final
 
 from millstream import errors
 from millstream.schemas import types as t
-from millstream.schemas.values.fit import compile_fit, jsonable
+from millstream.schemas.values.fit import compile_fit, jsonable, option_of
 
-__all__ = ["from_raw", "option_of", "to_raw"]
+__all__ = ["from_raw", "to_raw"]
 
 _EPOCH: Final = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
 _LOCAL_EPOCH: Final = dt.datetime(1970, 1, 1)  # noqa: DTZ001 (a wall clock has no zone)
 _MICROSECOND: Final = dt.timedelta(microseconds=1)
 _CONTEXT: Final = decimal.Context(prec=80)
-
-
-def option_of(union: t.Union, value: object) -> int:
-    """The index of the option a value belongs to."""
-    for index, option in enumerate(union.options):
-        try:
-            compile_fit(option)(value)
-        except errors.Unfit:
-            continue
-        return index
-    raise errors.Unfit("", t.kind(union), f"{value!r:.60}")
 
 
 def to_raw(type_: t.Type, value: Any, inside: bool = False) -> Any:

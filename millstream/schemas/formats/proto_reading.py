@@ -7,18 +7,19 @@ with presence (`optional`, messages) are nullable; a oneof is a nullable union.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, Final
 
 from millstream import errors
 from millstream.schemas import canonical
 from millstream.schemas import types as t
+from millstream.schemas.formats.proto_pool import make_pool, need
+from millstream.schemas.formats.proto_text import parse_proto
 from millstream.schemas.formats.protobuf import (
     DURATION,
     MARK,
     SCALARS,
     TIMESTAMP,
-    need,
     refusal,
     scalar_name,
 )
@@ -27,26 +28,7 @@ from millstream.schemas.values.fit import compile_fit
 if TYPE_CHECKING:
     from google.protobuf.descriptor_pb2 import FileDescriptorProto, FileDescriptorSet
 
-__all__ = ["find_message", "from_descriptor", "load_set", "load_text", "make_pool", "well_known"]
-
-_WELL_KNOWN: Final = frozenset({
-    "any", "api", "descriptor", "duration", "empty", "field_mask", "source_context", "struct",
-    "timestamp", "type", "wrappers",
-})  # fmt: skip
-# A descriptor set brings its imports along; beyond this it is a whole repository, not a schema.
-_MAX_FILES: Final = 200
-
-
-def well_known(path: str) -> FileDescriptorProto | None:
-    """One of the files that come with Protobuf, or None."""
-    import importlib
-
-    name = path.removeprefix("google/protobuf/").removesuffix(".proto")
-    if path != f"google/protobuf/{name}.proto" or name not in _WELL_KNOWN:
-        return None
-    file = need().FileDescriptorProto()
-    importlib.import_module(f"google.protobuf.{name}_pb2").DESCRIPTOR.CopyToProto(file)
-    return file
+__all__ = ["find_message", "from_descriptor", "load_set", "load_text"]
 
 
 def load_set(data: bytes) -> FileDescriptorSet:
@@ -64,46 +46,7 @@ def load_set(data: bytes) -> FileDescriptorSet:
 
 def load_text(text: str) -> FileDescriptorSet:
     """The set with the one file a `.proto` text describes."""
-    from millstream.schemas.formats.proto_text import parse_proto
-
     return need().FileDescriptorSet(file=[parse_proto(text)])
-
-
-def make_pool(files: Iterable[FileDescriptorProto]) -> Any:
-    """A pool of the files and of the well-known ones they import, in the order they need."""
-    from google.protobuf import descriptor_pool
-
-    pool = descriptor_pool.DescriptorPool()
-    waiting = {file.name: file for file in files}
-    if len(waiting) > _MAX_FILES:
-        raise errors.SchemaError(
-            f"the descriptor set has {len(waiting)} files; {_MAX_FILES} at most"
-        )
-    done: set[str] = set()
-
-    def add(file: FileDescriptorProto, above: tuple[str, ...]) -> None:
-        if file.name in above:
-            raise errors.SchemaError(f"the file '{file.name}' imports itself")
-        for name in file.dependency:
-            needed = waiting.get(name) or well_known(name)
-            if needed is None:
-                raise errors.SchemaError(
-                    f"'{file.name}' imports '{name}', which is not there; declare the schema with "
-                    f"a FileDescriptorSet that includes its imports (protoc --include_imports)"
-                )
-            if name not in done:
-                add(needed, (*above, file.name))
-        if file.name in done:
-            return
-        try:
-            pool.AddSerializedFile(file.SerializeToString())
-        except TypeError as error:
-            raise errors.SchemaError(f"Protobuf refuses '{file.name}': {error}") from None
-        done.add(file.name)
-
-    for file in waiting.values():
-        add(file, ())
-    return pool
 
 
 def find_message(files: list[FileDescriptorProto], name: str | None) -> str:

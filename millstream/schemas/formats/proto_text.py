@@ -15,7 +15,8 @@ from millstream import errors
 from millstream.schemas import canonical
 from millstream.schemas import types as t
 from millstream.schemas.extras import needed
-from millstream.schemas.formats.protobuf import FILE_NAME, FORMAT, need, to_descriptor
+from millstream.schemas.formats.proto_pool import need
+from millstream.schemas.formats.protobuf import FILE_NAME, FORMAT, to_descriptor
 
 if TYPE_CHECKING:
     from google.protobuf.descriptor_pb2 import FileDescriptorProto
@@ -28,8 +29,6 @@ _SCALARS: Final = frozenset({
     "double", "float", "int64", "uint64", "int32", "fixed64", "fixed32", "bool", "string", "bytes",
     "uint32", "sfixed32", "sfixed64", "sint32", "sint64",
 })  # fmt: skip
-# Options that change what is on the wire or what a value is; all others are for code generators.
-_FIELD_OPTIONS: Final = frozenset({"packed", "default"})
 
 
 # -- from text ----------------------------------------------------------------------------

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Final
 from millstream import errors
 from millstream.schemas import canonical
 from millstream.schemas import types as t
-from millstream.schemas.extras import needed
+from millstream.schemas.formats.proto_pool import make_pool, need
 
 if TYPE_CHECKING:
     from google.protobuf.descriptor_pb2 import DescriptorProto, FileDescriptorProto
@@ -43,11 +43,6 @@ DURATION: Final = "google.protobuf.Duration"
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _MAX_NUMBER: Final = 536_870_911
 _RESERVED: Final = range(19_000, 20_000)
-
-
-def need() -> Any:
-    """Protobuf's descriptor messages, or `MissingExtra`."""
-    return needed("google.protobuf.descriptor_pb2")
 
 
 def refusal(path: str, what: t.Type | str, reason: str) -> errors.Unmappable:
@@ -150,8 +145,6 @@ def to_descriptor(record: t.Record) -> FileDescriptorProto:
 
 def _refuse_clashes(file: FileDescriptorProto, record: t.Record) -> None:
     """Names that only Protobuf confuses (`a_0` and `a0` are one in its JSON) are refused here."""
-    from millstream.schemas.formats.proto_reading import make_pool
-
     try:
         make_pool([file])
     except errors.Unmappable:

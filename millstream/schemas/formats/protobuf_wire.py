@@ -12,8 +12,9 @@ from typing import Any, Final, TypeAlias
 
 from millstream import errors
 from millstream.schemas import types as t
-from millstream.schemas.formats.proto_reading import load_set, load_text, make_pool
-from millstream.schemas.formats.protobuf import need, to_descriptor
+from millstream.schemas.formats.proto_pool import make_pool, need
+from millstream.schemas.formats.proto_reading import load_set, load_text
+from millstream.schemas.formats.protobuf import to_descriptor
 from millstream.schemas.schema import Schema
 from millstream.schemas.values.fit import compile_fit, fresh, unfit_below
 

@@ -8,14 +8,13 @@ casts the few columns that differ from a pack's.
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, Final
+from typing import Final
+
+import pyarrow as pa
 
 from millstream import errors
 from millstream.schemas import types as t
-from millstream.schemas.formats.arrow import arrow_type, member_name
-
-if TYPE_CHECKING:
-    import pyarrow as pa
+from millstream.schemas.arrow_types import arrow_type, member_name
 
 __all__ = ["spark_arrow_type", "spark_type", "to_spark"]
 
@@ -106,8 +105,6 @@ def _refuse_case_twins(record: t.Record, path: str) -> None:
 
 def spark_arrow_type(type_: t.Type) -> pa.DataType:
     """The Arrow type Spark reads for `spark_type(type_)`."""
-    import pyarrow as pa
-
     match type_:
         case t.Int(bits, False):
             return {8: pa.int16(), 16: pa.int32(), 32: pa.int64(), 64: pa.decimal128(20)}[bits]
@@ -131,6 +128,4 @@ def spark_arrow_type(type_: t.Type) -> pa.DataType:
 
 
 def _spark_field(name: str, type_: t.Type) -> pa.Field:
-    import pyarrow as pa
-
     return pa.field(name, spark_arrow_type(type_), nullable=isinstance(type_, t.Nullable))

@@ -6,14 +6,18 @@ from collections.abc import Awaitable, Callable, Iterable, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Final
 
+import pyarrow as pa
+import pyarrow.compute as pc
+
 from millstream.deadline import Deadline
 from millstream.errors import MillstreamError, SchemaError, SchemaNotFound, Unfit
 from millstream.events.event import SCHEMA_HEADER, Unreadable
 from millstream.schemas import types as t
 from millstream.schemas.codecs import Codec, WireFormat, make_codec
-from millstream.schemas.declare import declare
+from millstream.schemas.column_resolution import ColumnResolution
+from millstream.schemas.declaration import declare
 from millstream.schemas.registry.records import TopicSchemas, Version, matching
-from millstream.schemas.resolution import Resolution
+from millstream.schemas.resolution import Resolution, refuse_mismatches
 from millstream.schemas.schema import Schema
 from millstream.schemas.values.columns import ColumnBuilder
 from millstream.schemas.values.conform import Conformer
@@ -21,8 +25,6 @@ from millstream.schemas.values.rows import RowReader, object_maker
 from millstream.wire.message import RawMessage
 
 if TYPE_CHECKING:
-    import pyarrow as pa
-
     from millstream.events.packs.pack import Pack
 
 __all__ = ["Fetch", "RawValues", "TypedValues", "WrittenVersion"]
@@ -59,6 +61,10 @@ class WrittenVersion:
         return Resolution(self.schema.record, self._record)
 
     @cached_property
+    def _columns(self) -> ColumnResolution:
+        return ColumnResolution(self.schema.record, self._record)
+
+    @cached_property
     def _conformer(self) -> Conformer:
         return Conformer(self.schema.record)
 
@@ -80,7 +86,7 @@ class WrittenVersion:
         written = values.drop_null() if values.null_count else values
         if written.type != self._conformer.type:
             written = self._conformer.conform(written)
-        resolved = self._resolution.column(written)
+        resolved = self._columns.column(written)
         return resolved if not values.null_count else _spread(resolved, values.is_valid())
 
 
@@ -287,8 +293,6 @@ class RawValues:
 
     def read_column(self, payloads: Sequence[tuple[bytes | None, str | None]]) -> Any:
         """The payloads as a binary column."""
-        import pyarrow as pa
-
         return pa.array([data for data, _ in payloads], pa.binary())
 
     def rows(self, pack: Pack) -> Iterable[tuple[Any, ...]]:
@@ -308,7 +312,7 @@ def _choose(
         return record.latest, schemas[-1], schemas[-1]
     # Objects are made by their fields: what the class is called does not matter.
     reader = declare(cls, name=schemas[-1].record.name, drop_constraints=True)
-    Resolution(schemas[-1].record, reader.record)  # refuses a class that cannot read the topic
+    refuse_mismatches(schemas[-1].record, reader.record)
     found = matching(record, schemas, reader)
     if found is None:
         return record.latest, schemas[-1], reader
@@ -329,7 +333,6 @@ def _column(builder: ColumnBuilder, values: Sequence[object]) -> pa.StructArray:
         present = [value for value in values if value is not None]
         if len(present) == len(values):
             raise
-    import pyarrow as pa
 
     there = pa.array([value is not None for value in values])
     return _spread(builder.build(present), there)
@@ -337,8 +340,5 @@ def _column(builder: ColumnBuilder, values: Sequence[object]) -> pa.StructArray:
 
 def _spread(values: pa.StructArray, there: Any) -> pa.StructArray:
     """The values at the places that are there, null at the others."""
-    import pyarrow as pa
-    import pyarrow.compute as pc
-
     places = pc.subtract(pc.cumulative_sum(there.cast(pa.int64())), 1)
     return values.take(pc.if_else(there, places, pa.scalar(None, pa.int64())))

@@ -19,7 +19,7 @@ from millstream.events.subject import key_token
 from millstream.schemas import types as t
 from millstream.schemas.codecs import WIRE_FORMATS, WireFormat, make_codec
 from millstream.schemas.compatibility import Mode, Problem, check, parse_mode
-from millstream.schemas.formats.arrow import arrow_type
+from millstream.schemas.formats.protobuf import pin_numbers
 from millstream.schemas.schema import Schema
 from millstream.wire.message import StoredMessage
 
@@ -174,7 +174,6 @@ def next_version(record: TopicSchemas, olds: Sequence[Schema], schema: Schema) -
     if record.of(numbered.fingerprint) is not None:
         return numbered
     make_codec(numbered, record.format)  # refuses what the wire format cannot hold
-    arrow_type(numbered.record)
     problems = check(numbered, olds, record.mode)
     if problems:
         raise Incompatible(record.topic, record.mode, problems)
@@ -196,8 +195,6 @@ def with_numbers(format_: WireFormat, olds: Sequence[Schema], schema: Schema) ->
     """The schema with a number for every field, where the wire format goes by numbers."""
     if format_ != "protobuf":
         return schema
-    from millstream.schemas.formats.protobuf import pin_numbers
-
     pinned = pin_numbers(schema.record, [old.record for old in olds])
     return schema if pinned == schema.record else Schema(pinned, schema.origin)
 

@@ -19,7 +19,7 @@ from millstream.messaging import Client, Topic, TopicSettings
 from millstream.messaging.topics.admin import edit
 from millstream.messaging.topics.lookup import open_topic
 from millstream.schemas.compatibility import Mode, Problem, parse_mode
-from millstream.schemas.declare import declare
+from millstream.schemas.declaration import declare
 from millstream.schemas.registry.records import (
     TABLE,
     TopicSchemas,

@@ -17,16 +17,15 @@ import uuid
 import zoneinfo
 from collections.abc import Callable, Sequence
 from itertools import accumulate, chain
-from typing import TYPE_CHECKING, Any, Final, TypeAlias
+from typing import Any, Final, TypeAlias
+
+import pyarrow as pa
 
 from millstream import errors
 from millstream.schemas import types as t
-from millstream.schemas.formats.arrow import arrow_type
+from millstream.schemas.arrow_types import arrow_type
 from millstream.schemas.values.fit import MAX_FLOAT32 as _MAX_FLOAT32
 from millstream.schemas.values.fit import compile_fit, field_names, fresh
-
-if TYPE_CHECKING:
-    import pyarrow as pa
 
 __all__ = ["ColumnBuilder", "builder_for"]
 
@@ -62,8 +61,6 @@ class ColumnBuilder:
     """Turns many values of one record into a struct array; compiled once, used for every batch."""
 
     def __init__(self, record: t.Record) -> None:
-        import pyarrow as pa
-
         self.record = record
         self.type: pa.StructType = arrow_type(record)
         self._fit = compile_fit(record)
@@ -84,8 +81,6 @@ class ColumnBuilder:
 
     def batch(self, values: Sequence[object]) -> pa.RecordBatch:
         """The values as a record batch of the record's columns."""
-        import pyarrow as pa
-
         return pa.RecordBatch.from_struct_array(self.build(values))
 
     def _plain(self, rows: Sequence[object]) -> list[Any]:
@@ -102,8 +97,6 @@ class ColumnBuilder:
 
 
 def _record_builder(record: t.Record) -> _Build:
-    import pyarrow as pa
-
     struct = arrow_type(record)
     fields = list(struct)
     names = tuple(field.name for field in record.fields)
@@ -191,8 +184,6 @@ def builder_for(type_: t.Type) -> _Build:
 
 def _spread(compact: Any, present: list[bool]) -> Any:
     """The compact array with nulls put in where values are not present."""
-    import pyarrow as pa
-
     places = accumulate(present, initial=-1)
     next(places)
     indices = [place if here else None for place, here in zip(places, present, strict=True)]
@@ -216,8 +207,6 @@ def _solid_builder(type_: t.Type) -> _Build:
 
 
 def _leaf_builder(type_: t.Type, *, nullable: bool) -> _Build:
-    import pyarrow as pa
-
     arrow = arrow_type(type_)
     taken = _EXACT[type(type_)] | ({_None} if nullable else frozenset())
     check = _further_check(type_)
@@ -278,8 +267,6 @@ def _check_singles(values: list[Any]) -> None:
 
 
 def _enum_builder(type_: t.Enum) -> _Build:
-    import pyarrow as pa
-
     fit, symbols = compile_fit(type_), frozenset(type_.symbols)
 
     def build(values: list[Any]) -> Any:
@@ -296,8 +283,6 @@ def _enum_builder(type_: t.Enum) -> _Build:
 
 
 def _list_builder(type_: t.List) -> _Build:
-    import pyarrow as pa
-
     arrow, item = arrow_type(type_), builder_for(type_.item)
 
     def build(values: list[Any]) -> Any:
@@ -311,8 +296,6 @@ def _list_builder(type_: t.List) -> _Build:
 
 
 def _map_builder(type_: t.Map) -> _Build:
-    import pyarrow as pa
-
     arrow, key, value = arrow_type(type_), builder_for(type_.key), builder_for(type_.value)
 
     def build(values: list[Any]) -> Any:
@@ -327,8 +310,6 @@ def _map_builder(type_: t.Map) -> _Build:
 
 
 def _union_builder(type_: t.Union) -> _Build:
-    import pyarrow as pa
-
     fields = list(arrow_type(type_))
     fits = [compile_fit(option) for option in type_.options]
     builders = [_solid_builder(option) for option in type_.options]

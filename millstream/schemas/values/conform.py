@@ -8,16 +8,17 @@ nulls, symbols and the like are checked in whole columns, so a clean batch costs
 from __future__ import annotations
 
 import datetime as dt
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.types as at
 
 from millstream import errors
 from millstream.schemas import types as t
-from millstream.schemas.formats.arrow import arrow_type
+from millstream.schemas.arrow_types import arrow_type
 from millstream.schemas.values.columns import builder_for
 from millstream.schemas.values.fit import fresh
-
-if TYPE_CHECKING:
-    import pyarrow as pa
 
 __all__ = ["Conformer"]
 
@@ -45,8 +46,6 @@ class Conformer:
 
     def conform(self, batch: pa.RecordBatch | pa.StructArray) -> pa.StructArray:
         """The batch as the record's struct array; columns of the right type are not copied."""
-        import pyarrow as pa
-
         array = batch.to_struct_array() if isinstance(batch, pa.RecordBatch) else batch
         if not isinstance(array, pa.StructArray):
             raise errors.Unfit("", t.kind(self.record), f"an Arrow array of {array.type}")
@@ -56,8 +55,6 @@ class Conformer:
         return array
 
     def _cast(self, array: pa.StructArray) -> pa.StructArray:
-        import pyarrow as pa
-
         names = [array.type.field(i).name for i in range(array.type.num_fields)]
         for name in names:
             if name not in self._known or names.count(name) > 1:
@@ -77,8 +74,6 @@ class Conformer:
 
 
 def _cast_column(column: Any, field: t.Field, target: Any) -> Any:
-    import pyarrow as pa
-
     if column.type == target:
         return column
     if isinstance(column, pa.DictionaryArray):
@@ -96,9 +91,6 @@ def _cast_column(column: Any, field: t.Field, target: Any) -> Any:
 
 def _loosened(target: Any) -> Any:
     """The type with every field nullable: Arrow's cast stumbles over others; nulls are checked."""
-    import pyarrow as pa
-    import pyarrow.types as at
-
     if at.is_struct(target):
         return pa.struct([(field.name, _loosened(field.type)) for field in target])
     if at.is_map(target):
@@ -110,9 +102,6 @@ def _loosened(target: Any) -> Any:
 
 def _retyped(array: Any, target: Any) -> Any:
     """The same columns under a type that differs only in what may be null."""
-    import pyarrow as pa
-    import pyarrow.types as at
-
     if array.type == target:
         return array
     mask = array.is_null() if array.null_count else None
@@ -131,8 +120,6 @@ def _retyped(array: Any, target: Any) -> Any:
 
 def _castable(source: Any, type_: t.Type) -> bool:
     """Whether values of the Arrow type can keep their meaning as values of the type."""
-    import pyarrow.types as at
-
     type_, _ = t.strip(type_)
     target = arrow_type(type_)
     match type_:
@@ -182,8 +169,6 @@ def _castable(source: Any, type_: t.Type) -> bool:
 
 
 def _holds(source: Any, type_: t.Int) -> bool:
-    import pyarrow.types as at
-
     narrow = t.Int(source.bit_width, at.is_signed_integer(source))
     return type_.low <= narrow.low and narrow.high <= type_.high
 
@@ -193,8 +178,6 @@ def _holds(source: Any, type_: t.Int) -> bool:
 
 def _first(mask: Any) -> int | None:
     """The first place where the mask is true."""
-    import pyarrow.compute as pc
-
     place = pc.index(mask.fill_null(False), True).as_py()
     return None if place < 0 else int(place)
 
@@ -205,8 +188,6 @@ def _misfit(path: str, expected: str, found: str, row: int | None, nested: bool)
 
 def _check(array: Any, type_: t.Type, path: str, present: Any, nested: bool = False) -> None:
     """Refuse nulls and values that the type does not have; `present` masks the rows that count."""
-    import pyarrow.compute as pc
-
     inner, nullable = t.strip(type_)
     if not nullable and array.null_count:
         nulls = array.is_null() if present is None else pc.and_(array.is_null(), present)
@@ -246,9 +227,6 @@ def _needs_check(type_: t.Type) -> bool:
 
 
 def _check_leaf(array: Any, type_: t.Type, path: str, nested: bool) -> None:
-    import pyarrow as pa
-    import pyarrow.compute as pc
-
     bad: Any = None
     match type_:
         case t.Enum():
@@ -275,16 +253,11 @@ def _check_leaf(array: Any, type_: t.Type, path: str, nested: bool) -> None:
 
 
 def _numbers(array: Any) -> Any:
-    import pyarrow as pa
-
     return array.view(pa.int32() if array.type == pa.date32() else pa.int64())
 
 
 def _bad_times(array: Any, type_: t.Type) -> Any:
     """Times that Python does not have (beyond the years 1 to 9999), or finer than they may be."""
-    import pyarrow as pa
-    import pyarrow.compute as pc
-
     numbers = _numbers(array)
     low, high = _LIMITS[type(type_)]
     bad = pc.or_(pc.less(numbers, low), pc.greater(numbers, high))
@@ -297,9 +270,6 @@ def _bad_times(array: Any, type_: t.Type) -> Any:
 
 def _check_members(array: Any, union: t.Union, path: str, nested: bool) -> None:
     """Exactly one member of a union is set in every row that is there."""
-    import pyarrow as pa
-    import pyarrow.compute as pc
-
     children = array.flatten()
     count = pa.repeat(pa.scalar(0, pa.int64()), len(array))
     for option, child in zip(union.options, children, strict=True):

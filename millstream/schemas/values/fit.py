@@ -34,6 +34,7 @@ __all__ = [
     "fresh",
     "jsonable",
     "members",
+    "option_of",
     "unfit_below",
 ]
 
@@ -187,6 +188,17 @@ def _fit_union(type_: t.Union, text: bool) -> Fit:
         raise errors.Unfit("", expected, found(value))
 
     return fit
+
+
+def option_of(union: t.Union, value: object) -> int:
+    """The index of the option a value belongs to."""
+    for index, option in enumerate(union.options):
+        try:
+            compile_fit(option)(value)
+        except errors.Unfit:
+            continue
+        return index
+    raise errors.Unfit("", t.kind(union), f"{value!r:.60}")
 
 
 def _fit_record(record: t.Record, text: bool) -> Fit:

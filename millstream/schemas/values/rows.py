@@ -15,14 +15,13 @@ import typing
 import uuid
 from collections.abc import Callable, Iterable
 from itertools import pairwise, starmap
-from typing import TYPE_CHECKING, Any, Final, TypeAlias
+from typing import Any, Final, TypeAlias
+
+import pyarrow as pa
 
 from millstream import errors
 from millstream.schemas import types as t
 from millstream.schemas.values.fit import field_names
-
-if TYPE_CHECKING:
-    import pyarrow as pa
 
 __all__ = ["RowReader", "object_maker", "reader_for"]
 
@@ -122,8 +121,6 @@ def _to_pylist(array: Any) -> list[Any]:
 
 def _numbers(array: Any, bits: int) -> list[Any]:
     """The whole numbers behind a column of dates or times."""
-    import pyarrow as pa
-
     values: list[Any] = array.view(pa.int64() if bits == 64 else pa.int32()).to_pylist()
     return values
 
@@ -157,8 +154,6 @@ def _read_durations(array: Any) -> list[Any]:
 
 
 def _read_decimals(array: Any) -> list[Any]:
-    import pyarrow as pa
-
     number = decimal.Decimal
     texts = array.cast(pa.string()).to_pylist()
     return [None if text is None else number(text) for text in texts]

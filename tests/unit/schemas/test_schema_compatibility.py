@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from millstream import errors
 from millstream.schemas import (
     ColumnBuilder,
+    ColumnResolution,
     Mode,
     Resolution,
     RowReader,
@@ -178,7 +179,7 @@ def reads_everywhere(old: t.Record, new: t.Record, value: Any) -> None:
     resolution = Resolution(old, new)
     plain = resolution.value(value)
     assert Schema(new).fit(plain) == plain
-    column = resolution.column(ColumnBuilder(old).build([value, value]))
+    column = ColumnResolution(old, new).column(ColumnBuilder(old).build([value, value]))
     column.validate(full=True)
     assert RowReader(new).read(column) == [plain, plain]
     try:
@@ -279,10 +280,10 @@ def test_unchanged_columns_are_not_copied_when_a_batch_is_resolved() -> None:
     old, new = record(field(TEXT)), record(field(TEXT), field(I32, 7, name="z"))
     rows = [{"id": n, "x": f"text {n}"} for n in range(100)]
     array = ColumnBuilder(old).build(rows)
-    resolved = Resolution(old, new).column(array)
+    resolved = ColumnResolution(old, new).column(array)
     for place in (0, 1):
         before = [b.address for b in array.field(place).buffers() if b is not None]
         after = [b.address for b in resolved.field(place).buffers() if b is not None]
         assert before == after
     assert RowReader(new).read(resolved) == [{**row, "z": 7} for row in rows]
-    assert Resolution(old, old).column(array) is array
+    assert ColumnResolution(old, old).column(array) is array

@@ -3,12 +3,23 @@
 from __future__ import annotations
 
 import base64
+import dataclasses
 import json
 from typing import Any
 
 from millstream import errors
 from millstream.schemas import types as t
-from millstream.schemas.schema import Origin, Schema
+from millstream.schemas.canonical import parse_json
+from millstream.schemas.formats.avro import from_avro
+from millstream.schemas.formats.jsonschema import from_json_schema
+from millstream.schemas.formats.proto_reading import (
+    find_message,
+    from_descriptor,
+    load_set,
+    load_text,
+)
+from millstream.schemas.formats.python import from_python, is_schema_class
+from millstream.schemas.schema import Schema, SchemaOrigin
 
 __all__ = ["declare"]
 
@@ -30,32 +41,26 @@ def declare(
     """
     record, origin = _read(source, format, name, message, drop_constraints)
     if name is not None:
-        import dataclasses
-
         record = dataclasses.replace(record, name=name)
     return Schema(record, origin)
 
 
 def _read(
     source: object, format_: str | None, name: str | None, message: str | None, drop: bool
-) -> tuple[t.Record, Origin | None]:
-    from millstream.schemas.formats.python import from_python, is_schema_class
-
+) -> tuple[t.Record, SchemaOrigin | None]:
     if isinstance(source, Schema):
         return source.record, source.origin
     if isinstance(source, t.Record):
         return source, None
     if isinstance(source, type) and is_schema_class(source):
         text = f"{source.__module__}.{source.__qualname__}"
-        return from_python(source, drop_constraints=drop), Origin("python", text)
+        return from_python(source, drop_constraints=drop), SchemaOrigin("python", text)
     kind = type(source).__module__.partition(".")[0]
     if kind == "pyarrow":
         return _arrow(source, name)
     if kind == "google" or hasattr(source, "DESCRIPTOR"):
         return _descriptor(source, message)
     if isinstance(source, (bytes, bytearray)) and format_ in (None, "descriptor", "protobuf"):
-        from millstream.schemas.formats.proto_reading import load_set
-
         return _descriptor(load_set(bytes(source)), message)
     if isinstance(source, (str, dict)):
         return _text(source, format_ or _format_of(source), name, message, drop)
@@ -66,8 +71,6 @@ def _read(
 
 
 def _format_of(source: str | dict[str, Any]) -> str:
-    from millstream.schemas.canonical import parse_json
-
     if isinstance(source, str):
         if not source.lstrip().startswith("{"):
             return "protobuf"
@@ -85,33 +88,24 @@ def _format_of(source: str | dict[str, Any]) -> str:
 
 def _text(
     source: str | dict[str, Any], format_: str, name: str | None, message: str | None, drop: bool
-) -> tuple[t.Record, Origin]:
+) -> tuple[t.Record, SchemaOrigin]:
     text = source if isinstance(source, str) else json.dumps(source, ensure_ascii=False)
     if format_ == "avro":
-        from millstream.schemas.formats.avro import from_avro
-
-        return from_avro(source), Origin("avro", text)
+        return from_avro(source), SchemaOrigin("avro", text)
     if format_ == "json":
-        from millstream.schemas.formats.jsonschema import from_json_schema
-
         record = from_json_schema(source, name=name, drop_constraints=drop)
-        return record, Origin("json", text)
+        return record, SchemaOrigin("json", text)
     if format_ == "protobuf" and isinstance(source, str):
-        from millstream.schemas.formats.proto_reading import (
-            find_message,
-            from_descriptor,
-            load_text,
-        )
-
         files = load_text(text)
         full = find_message(list(files.file), message)
-        return from_descriptor(files, full), Origin("protobuf", text, full)
+        return from_descriptor(files, full), SchemaOrigin("protobuf", text, full)
     raise errors.SchemaError(
         f"'{format_}' is not a schema text; 'avro', 'json' and 'protobuf' (as text) are"
     )
 
 
-def _arrow(source: Any, name: str | None) -> tuple[t.Record, Origin]:
+def _arrow(source: Any, name: str | None) -> tuple[t.Record, SchemaOrigin]:
+    # Here only: a schema that is declared otherwise needs no Arrow.
     import pyarrow as pa
 
     from millstream.schemas.formats.arrow import from_arrow
@@ -121,13 +115,11 @@ def _arrow(source: Any, name: str | None) -> tuple[t.Record, Origin]:
     if not isinstance(source, pa.Schema):
         raise errors.SchemaError(f"give an Arrow schema, not a {type(source).__name__}")
     text = base64.b64encode(source.serialize()).decode()
-    return from_arrow(source, name or "record"), Origin("arrow", text)
+    return from_arrow(source, name or "record"), SchemaOrigin("arrow", text)
 
 
-def _descriptor(source: Any, message: str | None) -> tuple[t.Record, Origin]:
+def _descriptor(source: Any, message: str | None) -> tuple[t.Record, SchemaOrigin]:
     from google.protobuf import descriptor, descriptor_pb2
-
-    from millstream.schemas.formats.proto_reading import find_message, from_descriptor
 
     if isinstance(source, descriptor_pb2.FileDescriptorProto):
         source = descriptor_pb2.FileDescriptorSet(file=[source])
@@ -140,7 +132,7 @@ def _descriptor(source: Any, message: str | None) -> tuple[t.Record, Origin]:
         source = descriptor_pb2.FileDescriptorSet(file=_files_of(source.file))
     full = find_message(list(source.file), message)
     text = base64.b64encode(source.SerializeToString(deterministic=True)).decode()
-    return from_descriptor(source, full), Origin("descriptor", text, full)
+    return from_descriptor(source, full), SchemaOrigin("descriptor", text, full)
 
 
 def _files_of(file: Any) -> list[Any]:
