@@ -80,65 +80,92 @@ async def read_messages(
     `over_damage` the range ends before them.
     """
     signal = Signal()
-    lanes: list[tuple[Partition, OrderedConsumer | DirectReader]] = []
+    readers: list[_PartitionReader] = []
     try:
         for partition in partitions:
             if plan.partitions is None or partition.number in plan.partitions:
-                what = await _range(jetstream, partition.stream, partition, plan)
-                lanes.append((partition, await _open(jetstream, partition.stream, what, signal)))
-        while lanes:
+                readers.append(await _open(jetstream, partition, plan, signal))
+        while readers:
             idle = True
-            for partition, lane in lanes:
-                taken = lane.take_now(TAKE_MESSAGES)
-                if taken:
+            for reader in readers:
+                messages = await reader.take()
+                if messages:
                     idle = False
-                    if partition.learn is not None:
-                        await partition.learn(taken)
-                    yield partition, taken
-            lanes = [(partition, lane) for partition, lane in lanes if not lane.done]
-            if idle and lanes and not await signal.wait(QUIET_SECONDS):
-                for partition, lane in lanes:
-                    if isinstance(lane, OrderedConsumer) and await lane.ends_unreadable():
-                        _end(partition, lane, over_damage)
+                    yield reader.partition, messages
+            readers = [reader for reader in readers if not reader.done]
+            if idle and readers and not await signal.wait(QUIET_SECONDS):
+                for reader in readers:
+                    await reader.check_damage(over_damage)
     finally:
-        for _, lane in lanes:
-            lane.close()
+        for reader in readers:
+            reader.close()
 
 
-def _end(partition: Partition, lane: OrderedConsumer, over_damage: bool) -> None:
-    """End a range whose rest cannot be read."""
-    if not over_damage:
-        raise DataLoss(
-            f"'{partition.topic}', partition {partition.number}: the broker counts messages from "
-            f"offset {lane.next_sequence} up to {(lane.what.end or 0) - 1} and cannot read one of "
-            f"them: its file is damaged. 'millstream verify {partition.topic}' says what is missing"
-        )
-    lane.end()
+class _PartitionReader:
+    """Reads one partition's part of a plan."""
+
+    def __init__(self, partition: Partition, reader: OrderedConsumer | DirectReader) -> None:
+        self.partition = partition
+        self._reader = reader
+        subjects = reader.what.subjects
+        # The server gives a direct reader the messages of one subject, or all.
+        self._filters = subjects if isinstance(reader, DirectReader) and len(subjects) > 1 else ()
+
+    @property
+    def done(self) -> bool:
+        return self._reader.done
+
+    def close(self) -> None:
+        self._reader.close()
+
+    async def take(self) -> list[RawMessage]:
+        """The messages that have arrived, ready to be decoded; empty: none are waiting."""
+        while messages := self._reader.take_now(TAKE_MESSAGES):
+            if self._filters:
+                messages = [message for message in messages if self._is_chosen(message)]
+            if messages:
+                if self.partition.learn is not None:
+                    await self.partition.learn(messages)
+                break
+        return messages
+
+    def _is_chosen(self, message: RawMessage) -> bool:
+        subject = message.subject.decode("utf-8", "surrogateescape")
+        return any(matches(pattern, subject) for pattern in self._filters)
+
+    async def check_damage(self, over_damage: bool) -> None:
+        """End the range if the broker cannot read the rest of it."""
+        reader, partition = self._reader, self.partition
+        if isinstance(reader, DirectReader) or not await reader.ends_unreadable():
+            return
+        if not over_damage:
+            raise DataLoss(
+                f"'{partition.topic}', partition {partition.number}: the broker counts messages "
+                f"from offset {reader.next_sequence} up to {(reader.what.end or 0) - 1} and cannot "
+                f"read one of them: its file is damaged. 'millstream verify {partition.topic}' "
+                f"reports what is missing"
+            )
+        reader.end()
 
 
 async def _open(
-    jetstream: JetStream, stream: str, what: Range, signal: Signal
-) -> OrderedConsumer | DirectReader:
-    """A consumer of our own, or direct questions for users who may not make one."""
-    lane = OrderedConsumer(jetstream, stream, what, signal)
+    jetstream: JetStream, partition: Partition, plan: ReadPlan, signal: Signal
+) -> _PartitionReader:
+    """Start reading by a consumer, or without one for users that may not create any."""
+    what = await _range(jetstream, partition, plan)
+    consumer = OrderedConsumer(jetstream, partition.stream, what, signal)
     try:
-        await lane.open()
-        return lane
+        await consumer.open()
+        return _PartitionReader(partition, consumer)
     except PermissionDenied:
-        lane.close()
-    direct = DirectReader(jetstream, stream, what, signal)
+        consumer.close()
+    direct = DirectReader(jetstream, partition.stream, what, signal)
     await direct.open()
-    return direct
+    return _PartitionReader(partition, direct)
 
 
-def _chosen(lane: OrderedConsumer | DirectReader, taken: list[RawMessage]) -> list[RawMessage]:
-    patterns = lane.what.subjects
-    if isinstance(lane, OrderedConsumer) or len(patterns) < 2:
-        return taken
-    return [m for m in taken if any(matches(p, m.subject.decode()) for p in patterns)]
-
-
-async def _range(jetstream: JetStream, stream: str, partition: Partition, plan: ReadPlan) -> Range:
+async def _range(jetstream: JetStream, partition: Partition, plan: ReadPlan) -> Range:
+    stream = partition.stream
     subjects = tuple(plan.subjects) or _subjects_of_keys(partition, plan.keys)
     end: int | None = None
     if isinstance(plan.end, datetime):

@@ -60,6 +60,9 @@ class DirectReader:
         self._batch: list[tuple[bytes, bytes]] = []
         self._room = asyncio.Event()
         self._room.set()
+        # Of the messages up to this sequence only the last of each subject is delivered.
+        self._latest_until = 0
+        self._latest: dict[bytes, tuple[int, RawMessage]] = {}
         self._finished = what.end is not None and what.end <= what.start
         self.closed = False
 
@@ -72,6 +75,8 @@ class DirectReader:
         state = (await self._jetstream.stream_info(self._stream)).state
         if self.what.deliver == "new":
             self._next = state.last_seq + 1
+        elif self.what.deliver == "last_per_subject":
+            self._latest_until = state.last_seq
         elif self.what.start_time is not None:
             self._next = await self._jetstream.sequence_at(self._stream, self.what.start_time)
         self._task = asyncio.get_running_loop().create_task(self._run())
@@ -147,7 +152,7 @@ class DirectReader:
         return ask
 
     async def _deliver(self) -> None:
-        before, end = self._next, self.what.end
+        before, end = self._next, self._end
         for headers, payload in self._batch:
             known = parse_headers(headers)
             if known.get("Nats-Stream") != self._stream:
@@ -157,15 +162,41 @@ class DirectReader:
                 self._finished = True
                 break
             self._next = sequence + 1
-            self._ready.append(self._message(known, sequence, headers, payload))
+            message = self._message(known, sequence, headers, payload)
+            if sequence <= self._latest_until:
+                self._latest.pop(message.subject, None)  # the new one takes its turn in order
+                self._latest[message.subject] = sequence, message
+            else:
+                self._give_latest()
+                self._ready.append(message)
+        if self._finished or self._next > self._latest_until:
+            self._give_latest()
         if self._ready:
             self.signal.set()
         if len(self._ready) > BATCH_MESSAGES:
             self._room.clear()  # the reader is slower than the server
         if end is not None and (self._next >= end or (not self._batch and await self._is_end(end))):
             self._finished = True
+            self._give_latest()
         elif self._next == before:
+            if self._latest and await self._is_end(self._latest_until + 1):
+                self._give_latest()
             await asyncio.sleep(POLL_SECONDS)
+
+    @property
+    def _end(self) -> int | None:
+        """Where reading ends: the last message of a subject may be after the end of the range."""
+        end = self.what.end
+        return end if end is None or not self._latest_until else max(end, self._latest_until + 1)
+
+    def _give_latest(self) -> None:
+        """Deliver the last message of each subject, when they are known."""
+        end = self.what.end
+        found = [m for sequence, m in self._latest.values() if end is None or sequence < end]
+        self._latest.clear()
+        if found:
+            self._ready.extend(found)
+            self.signal.set()
 
     async def _is_end(self, end: int) -> bool:
         """Whether the leader has nothing more either; any copy answers, also one that is behind."""

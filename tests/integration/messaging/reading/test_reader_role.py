@@ -10,7 +10,7 @@ import pytest
 from millstream import connect
 from millstream.broker import Role, User
 from millstream.errors import PermissionDenied
-from millstream.messaging import Client, NewEvent, Start
+from millstream.messaging import Client, NewEvent, ReadPlan, Start
 from millstream.settings import Secret
 from millstream.testing import running_broker
 
@@ -66,3 +66,76 @@ async def test_a_reader_cannot_publish_or_subscribe(both: tuple[Client, Client])
         await seen.publish(b"no")
     with pytest.raises(PermissionDenied):
         await seen.subscribe("s")
+
+
+CHOICES = [
+    ["log.a"],
+    ["log.a", "log.b"],
+    ["log.*.x", "log.b"],
+    ["log.b", "log.c.>"],
+    ["log.none", "log.nothing"],
+]
+
+
+@pytest.mark.parametrize("subjects", CHOICES, ids=lambda subjects: " ".join(subjects))
+async def test_a_reader_gets_the_events_of_the_chosen_subjects_only(
+    both: tuple[Client, Client], subjects: list[str]
+) -> None:
+    admin, reader = both
+    await admin.create_topic("log")
+    words = ["a", "b", "c.x", "c.y.z"]
+    for number in range(1500):  # more than one answer of the server holds
+        await admin.publish(f"log.{words[number % 4]}", b"%d" % number)
+    await admin.publish_acked("log.b", b"last")
+    found = []
+    for client in (admin, reader):
+        topic = await client.topic("log")
+        events = [(e.subject, e.value) async for e in topic.read(subjects=subjects)]
+        rows = [
+            value
+            async for batch in topic.batches(subjects=subjects)
+            for value in batch.column("value").to_pylist()
+        ]
+        plan = ReadPlan(subjects=subjects)
+        raw = [m.payload async for _, messages in topic.admin.read_messages(plan) for m in messages]
+        assert rows == raw == [value for _, value in events]
+        found.append(events)
+    assert found[0] == found[1]
+    assert bool(found[0]) == (subjects != CHOICES[-1])
+
+
+async def test_a_reader_follows_the_chosen_subjects_only(both: tuple[Client, Client]) -> None:
+    admin, reader = both
+    await admin.create_topic("log")
+    topic = await reader.topic("log")
+    for number in range(3000):
+        await admin.publish(f"log.{'abc'[number % 3]}", b"%d" % number)
+    found: list[int] = []
+    async for event in topic.read(subjects=["log.a", "log.b"], follow=True):
+        found.append(int(event.value))
+        if len(found) == 2000:
+            break
+    assert found == [n for n in range(3000) if n % 3 < 2]
+
+
+async def test_a_reader_gets_the_last_event_of_each_key(both: tuple[Client, Client]) -> None:
+    admin, reader = both
+    log = await admin.create_topic("log")
+    await log.publish_many(NewEvent(b"%d" % n, f"k{n % 700}") for n in range(2100))
+    await log.publish(b"newest", "k3")
+    topic = await reader.topic("log")
+    wanted = {f"k{n}": b"%d" % (n + 1400) for n in range(700)} | {"k3": b"newest"}
+    assert {e.key: e.value async for e in topic.latest()} == wanted
+    for plan in (ReadPlan(start=Start.LAST_PER_KEY), ReadPlan(start=Start.LAST_PER_KEY, end=2001)):
+        mine = [(e.offset, e.key, e.value) async for e in topic.read(plan)]
+        assert mine == [(e.offset, e.key, e.value) async for e in log.read(plan)]
+    assert len(mine) == 2000 - 1400 - 1
+
+    seen: list[bytes] = []
+    async for event in topic.read(start=Start.LAST_PER_KEY, follow=True):
+        seen.append(event.value)
+        if len(seen) == 700:
+            await log.publish(b"fresh", "k3")
+        if event.value == b"fresh":
+            break
+    assert seen == [*(b"%d" % n for n in range(1400, 2100) if n != 1403), b"newest", b"fresh"]
