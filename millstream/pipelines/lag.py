@@ -12,7 +12,7 @@ from millstream.errors import MillstreamError
 from millstream.pipelines.watch import Watch
 from millstream.settings import ConnectionSettings
 from millstream.spark.options import SourceOptions
-from millstream.spark.source.partitions import find_logs
+from millstream.spark.source.partitions import find_partitions
 from millstream.wire.sync.connection import BlockingConnection, BlockingJetStream
 
 __all__ = ["LagMeter"]
@@ -53,8 +53,8 @@ class LagMeter(Closing):
     def _measure(self, jetstream: BlockingJetStream, topics: tuple[str, ...]) -> None:
         asked = datetime.now(UTC)
         try:
-            logs = find_logs(jetstream, SourceOptions(topics=topics))
+            states = find_partitions(jetstream, SourceOptions(topics=topics))
         except MillstreamError as error:
             _log.debug("the lag is not known: %s", error)
             return
-        self._watch.measure({where: log.next for where, log in logs.items()}, asked)
+        self._watch.measure({key: state.next for key, state in states.items()}, asked)

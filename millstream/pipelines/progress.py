@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 from typing import Any, Final
 
 from millstream.errors import ConfigError
-from millstream.spark.source.offsets import Where, from_json, lag
+from millstream.spark.source.offsets import TopicPartition, from_json, lag
 
 __all__ = ["OUTPUT_METRIC", "Numbers", "note_checkpoint", "note_latest", "note_progress"]
 
@@ -86,7 +86,7 @@ def _rows_out(report: Mapping[str, Any]) -> int:
 
 def _note_lag(numbers: Numbers, sources: list[Mapping[str, Any]], now: datetime) -> None:
     ends: list[dict[str, Any]] = []
-    latest: dict[Where, int] = {}
+    latest: dict[TopicPartition, int] = {}
     for source in sources:
         end, newest = _offset(source.get("endOffset")), _offset(source.get("latestOffset"))
         if end is None:
@@ -105,7 +105,7 @@ def _note_lag(numbers: Numbers, sources: list[Mapping[str, Any]], now: datetime)
         note_latest(numbers, latest, now)
 
 
-def note_latest(numbers: Numbers, latest: Mapping[Where, int], now: datetime) -> None:
+def note_latest(numbers: Numbers, latest: Mapping[TopicPartition, int], now: datetime) -> None:
     """Measure the lag against the logs' ends as they are now: the next offset of each partition."""
     messages = 0
     waiting: list[float] = []
@@ -113,8 +113,8 @@ def note_latest(numbers: Numbers, latest: Mapping[Where, int], now: datetime) ->
         for where, position in from_json(end).items():
             behind = max(0, latest.get(where, position.next) - position.next)
             messages += behind
-            if behind and position.last:
-                waiting.append(_age(position.last, now))
+            if behind and position.last_time:
+                waiting.append(_age(position.last_time, now))
     per_message = max(1.0, numbers.rows_in / numbers.messages_in if numbers.messages_in else 1.0)
     numbers.lag_messages = messages
     numbers.lag_events = round(messages * per_message)

@@ -1,31 +1,145 @@
-"""One connection for each worker process and broker, kept from task to task."""
+"""What Spark's processes ask the broker: one connection each, a topic's streams, its schema."""
 
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
+from millstream.errors import TopicNotFound
+from millstream.events.subject import stream_name
+from millstream.messaging.topics.stream_config import identity_of
 from millstream.settings import ConnectionSettings
+from millstream.wire.api import ErrorCode, StreamInfo
 from millstream.wire.sync.connection import BlockingConnection, BlockingJetStream
+from millstream.wire.sync.streams import find_streams, get_message, get_messages
 
-__all__ = ["PATIENCE_SECONDS", "connection_to", "jetstream_to"]
+if TYPE_CHECKING:
+    from millstream.schemas import Schema
+    from millstream.schemas.codecs import WireFormat
+
+__all__ = [
+    "PATIENCE_SECONDS",
+    "SchemaSnapshot",
+    "connection_to",
+    "find_schema",
+    "jetstream_to",
+    "load_schema",
+    "no_such_topic",
+    "topic_streams",
+]
 
 # How long a broker may be away before a call fails. Spark ends a query at the first error of a
 # driver-side call, so these outlast a restart or a change of leader.
 PATIENCE_SECONDS = 60.0
 
-# Spark forks its workers: a socket made before the fork belongs to the parent.
+# -- connections ----------------------------------------------------------------------------
+
+# Spark forks its workers: a socket opened before the fork belongs to the parent.
 _open: dict[tuple[int, ConnectionSettings], BlockingConnection] = {}
 
 
 def connection_to(settings: ConnectionSettings) -> BlockingConnection:
-    """This process's connection; one that was lost is opened again by its next call."""
-    place = (os.getpid(), settings)
-    known = _open.get(place)
+    """This process's connection; if it was lost, its next call opens it again."""
+    key = (os.getpid(), settings)
+    known = _open.get(key)
     if known is None:
-        known = _open[place] = BlockingConnection(settings)
+        known = _open[key] = BlockingConnection(settings)
     return known
 
 
 def jetstream_to(settings: ConnectionSettings) -> BlockingJetStream:
     """The JetStream API over this process's connection."""
     return BlockingJetStream(connection_to(settings))
+
+
+# -- streams --------------------------------------------------------------------------------
+
+
+def topic_streams(
+    jetstream: BlockingJetStream, topics: Iterable[str]
+) -> dict[str, list[StreamInfo]]:
+    """The streams of topics, which must exist, in the order of partitions.
+
+    Two round trips for all of them: this is asked every 10 ms while a query is idle.
+    """
+    names = list(topics)
+    pairs = [name for topic in names for name in (topic, stream_name(topic, 0, 2))]
+    found = find_streams(jetstream, pairs, PATIENCE_SECONDS)
+    result: dict[str, list[StreamInfo]] = {}
+    others: list[tuple[str, int, str]] = []  # topic, partition, stream
+    for topic, alone, first in zip(names, found[::2], found[1::2], strict=True):
+        if alone is not None:
+            result[topic] = [alone]
+            continue
+        identity = None if first is None else identity_of(first.config)
+        if first is None or identity is None or identity.topic != topic:
+            raise no_such_topic(topic)
+        result[topic] = [first]
+        for number in range(1, identity.partitions):
+            others.append((topic, number, stream_name(topic, number, identity.partitions)))
+    infos = find_streams(jetstream, [stream for _, _, stream in others], PATIENCE_SECONDS)
+    for (topic, number, _), info in zip(others, infos, strict=True):
+        if info is None:
+            raise TopicNotFound(
+                0,
+                ErrorCode.STREAM_NOT_FOUND,
+                f"topic '{topic}' is incomplete: partition {number} is missing",
+                "Declare it again to complete it",
+            )
+        result[topic].append(info)
+    return result
+
+
+def no_such_topic(name: str) -> TopicNotFound:
+    """The error for a name that is neither a topic nor a stream."""
+    text = f"there is no topic or stream '{name}'"
+    return TopicNotFound(0, ErrorCode.STREAM_NOT_FOUND, text, "Create it, or check the name")
+
+
+# -- schemas --------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class SchemaSnapshot:
+    """A topic's schema as it was when a query was built; travels to the workers."""
+
+    topic: str
+    format: WireFormat
+    latest_id: str  # of the version that values are read as, and written with
+    texts: Mapping[str, str]  # every version known at that time, as the registry stores it, by id
+
+    @property
+    def latest(self) -> Schema:
+        """The version that values are read as, and written with."""
+        from millstream.schemas import Schema
+
+        return Schema.from_json(self.texts[self.latest_id])
+
+
+def find_schema(jetstream: BlockingJetStream, topic: str) -> SchemaSnapshot | None:
+    """A topic's schema with all its versions, or None if it has none."""
+    # Loaded only for topics that have one: every Python process that Spark starts pays for it.
+    from millstream.schemas.registry.records import TABLE, record_of, record_query, schema_of
+
+    try:
+        record = record_of(get_message(jetstream, TABLE, record_query(topic), PATIENCE_SECONDS))
+    except TopicNotFound:
+        return None
+    if record is None or not record.versions:
+        return None
+    queries = [{"seq": version.id} for version in record.versions]
+    messages = get_messages(jetstream, TABLE, queries, PATIENCE_SECONDS)
+    texts = {
+        str(version.id): schema_of(version.id, message, version.fingerprint).to_json()
+        for version, message in zip(record.versions, messages, strict=True)
+    }
+    return SchemaSnapshot(topic, record.format, str(record.latest.id), texts)
+
+
+def load_schema(jetstream: BlockingJetStream, id_: int) -> Schema:
+    """One schema of the registry; SchemaNotFound if there is none with that id."""
+    from millstream.schemas.registry.records import TABLE, schema_of
+
+    return schema_of(id_, get_message(jetstream, TABLE, {"seq": id_}, PATIENCE_SECONDS))

@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING
 from millstream.errors import ConfigError
 
 if TYPE_CHECKING:
-    from pyspark.sql import Column, DataFrame
+    from pyspark.sql import Column, DataFrame, Observation
 
-__all__ = ["as_events", "table_writer", "topic_writer"]
+__all__ = ["as_events", "drop_undecodable", "table_writer", "topic_writer"]
 
 BatchFunction = Callable[["DataFrame", int], None]
 FORMAT = "millstream"
@@ -82,10 +82,29 @@ def as_events(
     unknown = [name for name in names if name not in rows.columns]
     if unknown or not names:
         raise ConfigError(f"no column {unknown or names}; there are {', '.join(rows.columns)}")
-    typed = find_target(connection_settings(connection), topic).type is not None
+    typed = find_target(connection_settings(connection), topic).schema is not None
     whole: Column = f.struct(*[f.col(f"`{name}`") for name in rows.columns])
     texts = [f.col(f"`{name}`").cast("string") for name in names]
     return rows.select(
         (texts[0] if len(texts) == 1 else f.concat_ws("/", *texts)).alias("key"),
         (whole if typed else f.to_json(whole)).alias("value"),
     )
+
+
+def drop_undecodable(rows: DataFrame, name: str | Observation = "undecodable") -> DataFrame:
+    """The rows whose value could be decoded; the others are counted in the query's progress.
+
+    For rows that were read with `undecodable` = `null`. Each batch's count and one of the reasons
+    are in `query.lastProgress.observedMetrics[name]`: `dropped` and `example`. For a batch read
+    give an `Observation`, whose `get` has the same two.
+    """
+    from pyspark.sql import functions as f
+
+    if "reason" not in rows.columns:
+        raise ConfigError(
+            f"drop_undecodable needs the column 'reason': read with the option undecodable = null. "
+            f"The columns are {', '.join(rows.columns)}"
+        )
+    dropped = f.count("reason").alias("dropped")
+    counted = rows.observe(name, dropped, f.min("reason").alias("example"))
+    return counted.where("reason IS NULL").drop("reason")

@@ -1,4 +1,4 @@
-"""`format("millstream")`: the name that Spark knows, and what it is wired to."""
+"""`format("millstream")`: the class that Spark calls for readers and writers."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructType
 
 from millstream.errors import ConfigError
-from millstream.spark.broker_access import jetstream_to
+from millstream.spark.broker_access import SchemaSnapshot, find_schema, jetstream_to
 from millstream.spark.options import (
     SourceOptions,
     check_names,
@@ -33,23 +33,23 @@ from millstream.spark.sink.targets import find_target
 from millstream.spark.sink.task_sink import TaskRows
 from millstream.spark.sink.writer import BatchWriter, Job, StreamWriter
 from millstream.spark.source.batch_reader import BatchReader, FilteringBatchReader
-from millstream.spark.source.partitions import find_logs
+from millstream.spark.source.partitions import find_partitions
 from millstream.spark.source.range_reader import RangeReader
 from millstream.spark.source.row_schema import (
     BYTES,
     ValueShape,
     check_schema,
-    column_ddl,
+    column_names,
+    shape_of,
     source_ddl,
 )
 from millstream.spark.source.stream_reader import StreamReader
 from millstream.spark.source.table_reader import TableReader
-from millstream.spark.source.typed import TopicType, common_shape, find_type
 
 __all__ = ["MillstreamDataSource"]
 
-# Spark runs this module in the one process that asks a reader for its filters. A reader that takes
-# filters is an error everywhere else while spark.sql.python.filterPushdown.enabled is off.
+# Spark runs this module in the one process that offers filters to a reader. Anywhere else a reader
+# that takes filters is an error while spark.sql.python.filterPushdown.enabled is off.
 _PUSHDOWN: Final = "pyspark.sql.worker.data_source_pushdown_filters"
 
 
@@ -61,6 +61,7 @@ class MillstreamDataSource(DataSource):
         check_names(options)
         # Found here, on the driver: workers may run where neither file nor variable names a broker.
         self._settings = connection_settings(options)
+        self._schemas: dict[str, SchemaSnapshot] | None = None  # by topic, once looked up
 
     @classmethod
     def name(cls) -> str:
@@ -70,21 +71,14 @@ class MillstreamDataSource(DataSource):
     # -- source ---------------------------------------------------------------------------
 
     def schema(self) -> str:
-        """The columns, as the options choose them; values as the topic's schema says."""
-        options = self._any_source()
-        shape = _shape(options, self._types(options), column_ddl(options))
-        return source_ddl(options, shape)
-
-    def _any_source(self) -> SourceOptions:
-        """The options for either kind of read: which one it is shows later."""
-        return source_options(self.options, batch=True)
-
-    def _types(self, options: SourceOptions) -> dict[str, TopicType]:
-        jetstream = jetstream_to(self._settings)
-        logs = find_logs(jetstream, options).values()
-        topics = sorted({log.topic for log in logs if log.typed})
-        found = {topic: find_type(jetstream, topic) for topic in topics}
-        return {topic: type_ for topic, type_ in found.items() if type_ is not None}
+        """The columns that the options choose; values have the type of the topic's schema."""
+        # Whether it is a batch or a stream is not known yet: take the options of both.
+        options = source_options(self.options, batch=True)
+        # Spark pickles this object after this call, so the readers find the schemas on it. A
+        # pattern may match more topics by then.
+        schemas = self._find_schemas(options)
+        self._schemas = None if options.pattern else schemas
+        return source_ddl(options, _shape(options, schemas, column_names(options)))
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802
         """The driver's side of a streaming query."""
@@ -102,23 +96,33 @@ class MillstreamDataSource(DataSource):
 
     def _range_reader(self, schema: StructType, options: SourceOptions) -> RangeReader:
         arrow: pa.Schema = to_arrow_schema(schema, timezone="UTC")
-        types = self._types(options)
-        check_schema(arrow, _shape(options, types, arrow.names), options)
+        schemas = self._schemas
+        if schemas is None:
+            schemas = self._find_schemas(options)
+        check_schema(arrow, _shape(options, schemas, arrow.names), options)
         return RangeReader(
             settings=self._settings,
             schema=arrow,
             subjects=options.subjects,
             undecodable=options.undecodable,
             fail_on_data_loss=options.fail_on_data_loss,
-            types=types,
+            schemas=schemas,
         )
+
+    def _find_schemas(self, options: SourceOptions) -> dict[str, SchemaSnapshot]:
+        """The schemas of the topics that have one; every topic must exist."""
+        jetstream = jetstream_to(self._settings)
+        states = find_partitions(jetstream, options).values()
+        topics = sorted({state.topic for state in states if state.typed})
+        found = {topic: find_schema(jetstream, topic) for topic in topics}
+        return {topic: schema for topic, schema in found.items() if schema is not None}
 
     # -- sink -----------------------------------------------------------------------------
 
     def streamWriter(  # noqa: N802
         self, schema: StructType, overwrite: bool
     ) -> DataSourceStreamWriter:
-        """The sink of a streaming query; asked for anew for every batch."""
+        """The sink of a streaming query; Spark asks for a new one for every batch."""
         if overwrite:
             raise ConfigError(
                 "output mode 'complete' would write every row again with each batch, and a topic "
@@ -146,9 +150,11 @@ class MillstreamDataSource(DataSource):
         return Job(self._settings, replace(options, staged=staged), target)
 
 
-def _shape(options: SourceOptions, types: dict[str, TopicType], columns: list[str]) -> ValueShape:
-    topics = sorted(types) if options.pattern else sorted({*types, *options.topics})
-    return common_shape(types, topics) if "value" in columns else BYTES
+def _shape(
+    options: SourceOptions, schemas: dict[str, SchemaSnapshot], columns: list[str]
+) -> ValueShape:
+    topics = sorted(schemas) if options.pattern else sorted({*schemas, *options.topics})
+    return shape_of(schemas, topics) if "value" in columns else BYTES
 
 
 def _asked_for_filters() -> bool:

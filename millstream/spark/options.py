@@ -16,7 +16,14 @@ from typing import Any, Final, Literal, TypeVar
 from millstream.errors import ConfigError
 from millstream.events.subject import check_name, check_subject
 from millstream.settings import ConnectionSettings, Secret, Tls, parse_size
-from millstream.spark.source.starting import Bound, parse_bound, parse_times, parse_timestamp
+from millstream.spark.source.offsets import (
+    Edge,
+    OffsetLimit,
+    WhenNone,
+    parse_offsets,
+    parse_timestamp,
+    parse_timestamps,
+)
 
 __all__ = [
     "COLUMNS",
@@ -268,8 +275,8 @@ class SourceOptions:
     stream: str | None = None  # any JetStream stream, as it is
     is_table: bool = False  # the latest value of each key
     subjects: tuple[str, ...] = ()  # only messages on these subjects
-    start: Bound = field(default_factory=Bound)
-    end: Bound = field(default_factory=Bound)
+    start: OffsetLimit = field(default_factory=OffsetLimit)
+    end: OffsetLimit = field(default_factory=OffsetLimit)
     offsets_per_trigger: int | None = None  # messages of one micro-batch; a pack is one message
     min_tasks: int | None = None  # minPartitions
     messages_per_task: int | None = None  # maxRecordsPerPartition; a pack is one message
@@ -299,7 +306,7 @@ def source_options(options: Mapping[str, str], batch: bool) -> SourceOptions:
         stream=given.get("stream"),
         is_table=what == "table",
         subjects=given.parsed("subjects", _subjects, ()),
-        start=_start(given, batch or what == "table"),
+        start=_start(given, "earliest" if batch or what == "table" else "latest"),
         end=_end(given),
         offsets_per_trigger=given.parsed("maxOffsetsPerTrigger", _count(), None),
         min_tasks=given.parsed("minPartitions", _count(TASKS_MAX), None),
@@ -325,33 +332,33 @@ def _refuse_bounds_of_a_table(given: _Given, batch: bool) -> None:
             )
 
 
-def _start(given: _Given, from_the_first: bool) -> Bound:
-    default = Bound("earliest" if from_the_first else "latest")
-    strategy: Literal["error", "latest"] = given.parsed(
+def _start(given: _Given, edge: Edge) -> OffsetLimit:
+    default = OffsetLimit(edge)
+    when_none: WhenNone = given.parsed(
         "startingOffsetsByTimestampStrategy", _choice("error", "latest"), "error"
     )
     which = given.one_of(_STARTS)
     if which == "startingOffsets":
-        return given.parsed(which, lambda text: parse_bound(text, default.word), default)
+        return given.parsed(which, lambda text: parse_offsets(text, edge), default)
     if which == "startingTimestamp":
-        return given.parsed(which, lambda text: parse_timestamp(text, strategy), default)
+        return given.parsed(which, lambda text: parse_timestamp(text, when_none), default)
     if which == "startingOffsetsByTimestamp":
-        return given.parsed(which, lambda text: parse_times(text, strategy), default)
+        return given.parsed(which, lambda text: parse_timestamps(text, when_none), default)
     return default
 
 
-def _end(given: _Given) -> Bound:
-    default = Bound("latest")
+def _end(given: _Given) -> OffsetLimit:
+    default = OffsetLimit("latest")
     which = given.one_of(_ENDS)
     if which == "endingOffsets":
-        bound = given.parsed(which, lambda text: parse_bound(text, "latest"), default)
-        if bound.word == "earliest" or "earliest" in bound.places.values():
+        limit = given.parsed(which, lambda text: parse_offsets(text, "latest"), default)
+        if limit.edge == "earliest" or "earliest" in limit.offsets.values():
             raise ConfigError("option 'endingOffsets' cannot be earliest: nothing would be read")
-        return bound
+        return limit
     if which == "endingTimestamp":
         return given.parsed(which, lambda text: parse_timestamp(text, "latest"), default)
     if which == "endingOffsetsByTimestamp":
-        return given.parsed(which, lambda text: parse_times(text, "latest"), default)
+        return given.parsed(which, lambda text: parse_timestamps(text, "latest"), default)
     return default
 
 

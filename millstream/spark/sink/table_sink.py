@@ -39,13 +39,13 @@ class _Values:
     def __init__(self, target: Target) -> None:
         self._target = target
         self._encode: Callable[[Any], bytes] | None = None
-        if target.type is not None:
+        if target.schema is not None:
             from millstream.schemas import Conformer, RowReader, make_codec
 
-            schema = target.type.schema
+            schema = target.schema.latest
             self._conformer = Conformer(schema.record)
             self._rows = RowReader(schema.record)
-            self._encode = make_codec(schema, target.type.format).encode
+            self._encode = make_codec(schema, target.schema.format).encode
 
     def payloads(self, column: pa.Array) -> Iterator[bytes | None]:
         target = self._target
@@ -143,7 +143,7 @@ def write_table(rows: TaskRows, batches: Iterable[pa.RecordBatch], writer: str, 
 
 def _messages(target: Target, number: int, rows: pa.RecordBatch) -> Iterator[OutgoingMessage]:
     prefix = target.prefixes[number]
-    pairs = [] if target.type is None else [(SCHEMA_HEADER, target.type.latest)]
+    pairs = [] if target.schema is None else [(SCHEMA_HEADER, target.schema.latest_id)]
     block, gone = encode_headers(pairs), encode_headers([*pairs, (NULL_HEADER, "1")])
     keys, values = rows.column("key").to_pylist(), rows.column("value").to_pylist()
     for key, value in zip(keys, values, strict=True):

@@ -1,4 +1,4 @@
-"""Where rows go: a topic's partitions as a sink needs them."""
+"""The topic that a sink writes to."""
 
 from __future__ import annotations
 
@@ -7,9 +7,13 @@ from dataclasses import dataclass
 from millstream.errors import ConfigError
 from millstream.messaging.topics.stream_config import from_stream_config, identity_of
 from millstream.settings import ConnectionSettings
-from millstream.spark.broker_access import connection_to, jetstream_to
-from millstream.spark.source.partitions import topic_streams
-from millstream.spark.source.typed import TopicType, find_type
+from millstream.spark.broker_access import (
+    SchemaSnapshot,
+    connection_to,
+    find_schema,
+    jetstream_to,
+    topic_streams,
+)
 
 __all__ = ["Target", "find_target"]
 
@@ -20,11 +24,11 @@ class Target:
 
     topic: str
     streams: tuple[str, ...]  # one for each partition
-    prefixes: tuple[str, ...]  # what the subjects of each partition begin with
+    prefixes: tuple[str, ...]  # of the subjects of each partition
     atomic: bool  # whether several messages can be stored together
     is_table: bool
-    type: TopicType | None
-    max_payload: int  # of one message, as the server says
+    schema: SchemaSnapshot | None
+    max_payload: int  # of one message; the server's limit
     replicas: int = 1
 
     @property
@@ -35,16 +39,15 @@ class Target:
 def find_target(settings: ConnectionSettings, topic: str) -> Target:
     """The topic, which must exist and take events."""
     jetstream = jetstream_to(settings)
-    infos = topic_streams(jetstream, topic)
-    configs = [info.config for info in infos]
+    configs = [info.config for info in topic_streams(jetstream, [topic])[topic]]
     identities = [identity_of(config) for config in configs]
     prefixes = [identity.prefix for identity in identities]
     typed = from_stream_config(configs[0]).wire_format is not None
     copied = any(config.get("mirror") or config.get("sources") for config in configs)
     if copied or not all(identity.managed for identity in identities) or None in prefixes:
         raise ConfigError(
-            f"'{topic}' takes no rows: it is a copy of another topic, or a stream that Millstream "
-            f"did not make. Declare a topic with create_topic and write to that"
+            f"'{topic}' cannot be written to: it is a copy of another topic, or a stream that "
+            f"Millstream did not create. Create a topic with create_topic and write to that"
         )
     return Target(
         topic=topic,
@@ -52,7 +55,7 @@ def find_target(settings: ConnectionSettings, topic: str) -> Target:
         prefixes=tuple(prefix or topic for prefix in prefixes),
         atomic=all(config.get("allow_atomic", False) for config in configs),
         is_table=(configs[0].get("max_msgs_per_subject") or 0) > 0,
-        type=find_type(jetstream, topic) if typed else None,
+        schema=find_schema(jetstream, topic) if typed else None,
         max_payload=connection_to(settings).info.max_payload,
         replicas=configs[0].get("num_replicas", 1),
     )

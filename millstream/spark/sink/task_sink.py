@@ -36,7 +36,7 @@ class Packer:
         most = min(options.pack_bytes, target.max_payload)
         self._limits = PackLimits(options.pack_rows, most)
         self._options = options
-        self._schema_id = target.type.latest if target.type is not None else None
+        self._schema_id = target.schema.latest_id if target.schema is not None else None
         self._give = give
         self._waiting: list[pa.RecordBatch] = []
         self._rows = 0
@@ -140,7 +140,7 @@ class TaskRows:
                 f"'{target.topic}' is a table: write to it with the option 'table' instead of "
                 f"'topic'"
             )
-        if target.type is None:
+        if target.schema is None:
             if typed:
                 raise ConfigError(
                     f"topic '{target.topic}' has no schema, so its values are bytes or text: "
@@ -156,7 +156,7 @@ class TaskRows:
         if conformer is None:
             from millstream.schemas import Conformer
 
-            conformer = Conformer(target.type.schema.record)
+            conformer = Conformer(target.schema.latest.record)
             self._conformers[target.topic] = conformer
         return batch.set_column(place, "value", conformer.conform(value))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import pyarrow as pa
@@ -11,9 +12,15 @@ from pyspark.sql.datasource import DataSourceReader, Filter, InputPartition
 from millstream.settings import ConnectionSettings
 from millstream.spark.broker_access import jetstream_to
 from millstream.spark.options import SourceOptions
-from millstream.spark.source.offsets import Offsets, Position
-from millstream.spark.source.partitions import find_logs, positions_at
-from millstream.spark.source.planning import Cut, check_log, pieces, sizes, tasks_for
+from millstream.spark.source.offsets import (
+    PartitionOffset,
+    SourceOffset,
+    TaskSplit,
+    message_counts,
+    offset_ranges,
+    task_counts,
+)
+from millstream.spark.source.partitions import check_partition, find_partitions, offsets_at
 from millstream.spark.source.pushdown import Narrowed, narrow
 from millstream.spark.source.range_reader import RangeReader, RangeTask
 
@@ -21,7 +28,7 @@ __all__ = ["BatchReader", "FilteringBatchReader"]
 
 
 class BatchReader(DataSourceReader):
-    """Reads what is between two positions that are fixed when the query is planned."""
+    """Reads the range between two offsets, which are fixed when the query is planned."""
 
     def __init__(
         self, settings: ConnectionSettings, options: SourceOptions, reader: RangeReader
@@ -35,23 +42,23 @@ class BatchReader(DataSourceReader):
         """The tasks of the read."""
         jetstream = jetstream_to(self._settings)
         options, narrowed = self._options, self._narrowed
-        logs = find_logs(jetstream, options)
-        start = positions_at(jetstream, logs, options.start, "startingOffsets")
-        end = positions_at(jetstream, logs, options.end, "endingOffsets")
-        for where, position in start.items():
-            check_log(position, logs[where], options.fail_on_data_loss)
-        logs = {where: log for where, log in logs.items() if narrowed.takes(log)}
-        first: Offsets = {}
-        last: Offsets = {}
-        for where, log in logs.items():
-            first[where] = Position(max(start[where].next, narrowed.first), log.created)
-            last[where] = Position(min(end[where].next, narrowed.end), log.created)
-        cut = Cut(options.min_tasks, options.messages_per_task, by_size=True)
-        tasks = tasks_for(sizes(first, last), logs, cut)
-        goal = {w: Position(p.next, p.log, tasks=tasks[w]) for w, p in last.items()}
+        states = find_partitions(jetstream, options)
+        start = offsets_at(jetstream, states, options.start, "startingOffsets")
+        end = offsets_at(jetstream, states, options.end, "endingOffsets")
+        for partition, reached in start.items():
+            check_partition(reached, states[partition], options.fail_on_data_loss)
+        states = {key: state for key, state in states.items() if narrowed.takes(state)}
+        first: SourceOffset = {}
+        last: SourceOffset = {}
+        for key, state in states.items():
+            first[key] = PartitionOffset(max(start[key].next, narrowed.first), state.created)
+            last[key] = PartitionOffset(min(end[key].next, narrowed.end), state.created)
+        split = TaskSplit(options.min_tasks, options.messages_per_task, by_size=True)
+        tasks = task_counts(message_counts(first, last), states, split)
+        last = {key: replace(reached, tasks=tasks[key]) for key, reached in last.items()}
         found: list[InputPartition] = [
-            RangeTask(logs[p.topic, p.partition], p.start, p.end, narrowed.row_filter)
-            for p in pieces(first, goal)
+            RangeTask(states[r.topic, r.partition], r.start, r.end, narrowed.row_filter)
+            for r in offset_ranges(first, last)
         ]
         return found or [InputPartition(None)]
 
@@ -63,9 +70,9 @@ class BatchReader(DataSourceReader):
 
 
 class FilteringBatchReader(BatchReader):
-    """The same with filters; only for sessions in which Spark pushes them down."""
+    """The same with filters; only for sessions in which Spark pushes filters down."""
 
     def pushFilters(self, filters: list[Filter]) -> Iterable[Any]:  # noqa: N802
-        """Take what narrows the read; every filter is given back, so Spark applies it again."""
+        """Use the filters that narrow the read; all are returned, so Spark applies them again."""
         self._narrowed = narrow(filters)
         return filters

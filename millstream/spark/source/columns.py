@@ -22,7 +22,7 @@ from millstream.events.event import (
 from millstream.events.packs.pack import Pack, decode
 from millstream.events.subject import KEYLESS_TOKEN, key_bytes, key_of_token
 from millstream.spark.source.frames import Frames
-from millstream.spark.source.values import Decoded, Values, fitted
+from millstream.spark.source.values import Decoded, ValueDecoder, fitted
 from millstream.wire.message import RawMessage
 from millstream.wire.protocol import parse_header_items, parse_headers
 
@@ -76,7 +76,9 @@ def kinds_of(frames: Frames, prefix_size: int) -> dict[int, Kind]:
 class Batches:
     """Turns the messages of one partition into record batches of one schema."""
 
-    def __init__(self, schema: pa.Schema, origin: Origin, values: Values, undecodable: str) -> None:
+    def __init__(
+        self, schema: pa.Schema, origin: Origin, values: ValueDecoder, undecodable: str
+    ) -> None:
         self.schema = schema
         self.dropped = 0
         self.first_dropped = ""

@@ -1,113 +1,98 @@
-"""Finding the partitions that the options mean, and their state: the driver's side of a source."""
+"""The partitions that the options name: their state now, offsets in them, and lost data."""
 
 from __future__ import annotations
 
+import logging
 import re
 from collections.abc import Iterable
 
-from millstream.errors import ConfigError, TopicNotFound
-from millstream.events.subject import stream_name
+from millstream.errors import ConfigError, DataLoss
 from millstream.messaging.topics.stream_config import from_stream_config, identity_of
-from millstream.spark.broker_access import PATIENCE_SECONDS
+from millstream.spark.broker_access import PATIENCE_SECONDS, no_such_topic, topic_streams
 from millstream.spark.options import SourceOptions
-from millstream.spark.source.offsets import FIRST, Offsets, Position, Where
-from millstream.spark.source.planning import Log, report_loss
-from millstream.spark.source.starting import Bound, rfc3339
-from millstream.wire.api import ErrorCode, StreamInfo
+from millstream.spark.source.offsets import (
+    FIRST,
+    OffsetLimit,
+    PartitionOffset,
+    PartitionState,
+    SourceOffset,
+    TopicPartition,
+    rfc3339,
+)
+from millstream.wire.api import StreamInfo
 from millstream.wire.sync.connection import BlockingJetStream
 from millstream.wire.sync.streams import find_stream, get_message, list_streams, sequence_at
 
-__all__ = ["check_fingerprint", "find_logs", "positions_at", "topic_streams"]
+__all__ = [
+    "PartitionStates",
+    "check_fingerprint",
+    "check_partition",
+    "find_partitions",
+    "offsets_at",
+    "report_loss",
+]
 
-Logs = dict[Where, Log]
+_log = logging.getLogger("millstream.spark")
+
+PartitionStates = dict[TopicPartition, PartitionState]
 
 
-def find_logs(jetstream: BlockingJetStream, options: SourceOptions) -> Logs:
-    """The partitions that are read, with their state right now."""
+def find_partitions(jetstream: BlockingJetStream, options: SourceOptions) -> PartitionStates:
+    """The partitions that are read, with their state now."""
     if options.stream is not None:
         info = find_stream(jetstream, options.stream, PATIENCE_SECONDS)
         if info is None:
-            raise _missing(options.stream)
-        return _by_place([_log(info, options.stream, alone=True)])
+            raise no_such_topic(options.stream)
+        return _sorted([_state(info, options.stream, alone=True)])
     if options.pattern is not None:
         return _matching(jetstream, options.pattern)
     if options.assigned:
         return _assigned(jetstream, options)
-    found: list[Log] = []
-    for topic in options.topics:
-        infos = topic_streams(jetstream, topic)
+    found: list[PartitionState] = []
+    for topic, infos in topic_streams(jetstream, options.topics).items():
         if options.is_table and not (infos[0].config.get("max_msgs_per_subject") or 0) > 0:
             raise ConfigError(
                 f"'{topic}' keeps every event, so it is not a table: read it with 'subscribe'"
             )
-        found += [_log(info, topic) for info in infos]
-    return _by_place(found)
+        found += [_state(info, topic) for info in infos]
+    return _sorted(found)
 
 
-def topic_streams(jetstream: BlockingJetStream, topic: str) -> list[StreamInfo]:
-    """The streams of a topic that must be there, in the order of partitions."""
-    alone = find_stream(jetstream, topic, PATIENCE_SECONDS)
-    if alone is not None:
-        return [alone]
-    first = find_stream(jetstream, stream_name(topic, 0, 2), PATIENCE_SECONDS)
-    identity = None if first is None else identity_of(first.config)
-    if first is None or identity is None or identity.topic != topic:
-        raise _missing(topic)
-    found = [first]
-    for number in range(1, identity.partitions):
-        name = stream_name(topic, number, identity.partitions)
-        info = find_stream(jetstream, name, PATIENCE_SECONDS)
-        if info is None:
-            raise TopicNotFound(
-                0,
-                ErrorCode.STREAM_NOT_FOUND,
-                f"topic '{topic}' is there only in part: partition {number} is missing",
-                "Declare it again to complete it",
-            )
-        found.append(info)
-    return found
-
-
-def _missing(name: str) -> TopicNotFound:
-    text = f"there is no topic or stream '{name}'"
-    return TopicNotFound(0, ErrorCode.STREAM_NOT_FOUND, text, "Create it, or check the name")
-
-
-def _matching(jetstream: BlockingJetStream, pattern: str) -> Logs:
+def _matching(jetstream: BlockingJetStream, pattern: str) -> PartitionStates:
     wanted = re.compile(pattern)
     found = []
     for info in list_streams(jetstream, PATIENCE_SECONDS):
         topic = identity_of(info.config).topic
         if wanted.fullmatch(topic):
-            found.append(_log(info, topic))
-    return _by_place(found)
+            found.append(_state(info, topic))
+    return _sorted(found)
 
 
-def _assigned(jetstream: BlockingJetStream, options: SourceOptions) -> Logs:
-    found: list[Log] = []
+def _assigned(jetstream: BlockingJetStream, options: SourceOptions) -> PartitionStates:
+    streams = topic_streams(jetstream, [topic for topic, _ in options.assigned])
+    found: list[PartitionState] = []
     for topic, numbers in options.assigned:
-        logs = {
-            log.partition: log for log in (_log(i, topic) for i in topic_streams(jetstream, topic))
-        }
+        states = {state.partition: state for state in (_state(i, topic) for i in streams[topic])}
         for number in numbers:
-            if number not in logs:
+            if number not in states:
                 raise ConfigError(
-                    f"option 'assign': topic '{topic}' has partitions 0 to {len(logs) - 1}, "
+                    f"option 'assign': topic '{topic}' has partitions 0 to {len(states) - 1}, "
                     f"there is no {number}"
                 )
-            found.append(logs[number])
-    return _by_place(found)
+            found.append(states[number])
+    return _sorted(found)
 
 
-def _by_place(logs: Iterable[Log]) -> Logs:
-    return {log.where: log for log in sorted(logs, key=lambda log: log.where)}
+def _sorted(states: Iterable[PartitionState]) -> PartitionStates:
+    in_order = sorted(states, key=lambda state: state.topic_partition)
+    return {state.topic_partition: state for state in in_order}
 
 
-def _log(info: StreamInfo, topic: str, alone: bool = False) -> Log:
+def _state(info: StreamInfo, topic: str, alone: bool = False) -> PartitionState:
     state, config = info.state, info.config
     identity = identity_of(config)
     per_key = (config.get("max_msgs_per_subject") or 0) > 0
-    return Log(
+    return PartitionState(
         topic=topic,
         partition=0 if alone or identity.topic != topic else identity.partition,
         stream=config["name"],
@@ -123,68 +108,110 @@ def _log(info: StreamInfo, topic: str, alone: bool = False) -> Log:
     )
 
 
-# -- positions ------------------------------------------------------------------------------
+# -- offsets --------------------------------------------------------------------------------
 
 
-def positions_at(jetstream: BlockingJetStream, logs: Logs, bound: Bound, name: str) -> Offsets:
-    """The position of each partition that an option means; `name` is the option's."""
-    _check_places(logs, {**bound.places, **bound.times}, name)
-    result: Offsets = {}
-    for where, log in logs.items():
-        place = bound.places.get(where, bound.word)
-        time = bound.times.get(where, bound.time)
+def offsets_at(
+    jetstream: BlockingJetStream, states: PartitionStates, limit: OffsetLimit, option: str
+) -> SourceOffset:
+    """The offset that an option's limit means now; `option` is its name, for errors."""
+    _check_names(states, {**limit.offsets, **limit.times}, option)
+    result: SourceOffset = {}
+    for partition, state in states.items():
+        chosen = limit.offsets.get(partition, limit.edge)
+        time = limit.times.get(partition, limit.time)
         if time is not None:
-            following = _at_time(jetstream, log, time, bound, name)
-        elif isinstance(place, int):
-            following = place
-            if following > log.next:
+            following = _at_time(jetstream, state, time, limit, option)
+        elif isinstance(chosen, int):
+            following = chosen
+            if following > state.next:
                 raise ConfigError(
-                    f"option '{name}': offset {following} of {log.topic}/{log.partition} is "
-                    f"beyond its end; the next message gets {log.next}"
+                    f"option '{option}': offset {following} of {state.topic}/{state.partition} is "
+                    f"beyond its end; the next message gets {state.next}"
                 )
         else:
-            following = log.first if place == "earliest" else log.next
-        result[where] = Position(following, log.created)
+            following = state.first if chosen == "earliest" else state.next
+        result[partition] = PartitionOffset(following, state.created)
     return result
 
 
-def _check_places(logs: Logs, given: Iterable[Where], name: str) -> None:
-    wanted = set(given)
-    if not wanted:
+def _check_names(states: PartitionStates, given: Iterable[TopicPartition], option: str) -> None:
+    named = set(given)
+    if not named or named == states.keys():
         return
-    if wanted != logs.keys():
-        missing = sorted(f"{topic}/{number}" for topic, number in logs.keys() - wanted)
-        unknown = sorted(f"{topic}/{number}" for topic, number in wanted - logs.keys())
-        text = f"option '{name}' must name every partition that is read"
-        if missing:
-            text += f"; it lacks {', '.join(missing)}"
-        if unknown:
-            text += f"; nobody reads {', '.join(unknown)}"
-        raise ConfigError(text)
+    missing = sorted(f"{topic}/{number}" for topic, number in states.keys() - named)
+    unknown = sorted(f"{topic}/{number}" for topic, number in named - states.keys())
+    text = f"option '{option}' must name exactly the partitions that are read"
+    if missing:
+        text += f"; missing: {', '.join(missing)}"
+    if unknown:
+        text += f"; not read: {', '.join(unknown)}"
+    raise ConfigError(text)
 
 
-def _at_time(jetstream: BlockingJetStream, log: Log, time: int, bound: Bound, name: str) -> int:
-    found = sequence_at(jetstream, log.stream, rfc3339(time), PATIENCE_SECONDS)
+def _at_time(
+    jetstream: BlockingJetStream, state: PartitionState, time: int, limit: OffsetLimit, option: str
+) -> int:
+    found = sequence_at(jetstream, state.stream, rfc3339(time), PATIENCE_SECONDS)
     if found is not None:
         return found
-    if bound.strategy == "error":
+    if limit.when_none == "error":
         raise ConfigError(
-            f"option '{name}': nothing is stored in {log.topic}/{log.partition} at or after "
-            f"{rfc3339(time)}. To begin at the end then, set the option "
+            f"option '{option}': nothing is stored in {state.topic}/{state.partition} at or after "
+            f"{rfc3339(time)}. To start at the end in this case, set the option "
             f"startingOffsetsByTimestampStrategy to latest"
         )
-    return log.next
+    return state.next
 
 
-def check_fingerprint(jetstream: BlockingJetStream, start: Position, log: Log, fail: bool) -> None:
-    """Report when the last message that was read is another one now: the log was damaged."""
-    if not start.last or start.log != log.created or not log.first < start.next <= log.next:
-        return
-    found = get_message(jetstream, log.stream, {"seq": start.next - 1}, PATIENCE_SECONDS)
-    if found is not None and found.time != start.last:
+# -- lost data ------------------------------------------------------------------------------
+
+
+def report_loss(what: str, fail: bool) -> None:
+    """Every loss of promised messages is reported here: it stops the query, or warns."""
+    if fail:
+        raise DataLoss(
+            f"{what}. To continue with what is left, set the option failOnDataLoss to false; to "
+            f"start from scratch, use a new checkpoint location"
+        )
+    _log.warning("%s; reading continues with what is left (failOnDataLoss=false)", what)
+
+
+def check_partition(start: PartitionOffset, state: PartitionState, fail: bool) -> None:
+    """Report if the stream is no longer the one an offset belongs to, or lost its start or end."""
+    name = f"{state.topic}/{state.partition}"
+    if start.created != state.created:
         report_loss(
-            f"'{log.topic}/{log.partition}' has another message at offset {start.next - 1} than "
-            f"was read before (stored at {found.time}, not {start.last}): the log lost messages "
-            f"and used their offsets again",
+            f"'{name}' was created again at {state.created} (the offset belongs to the stream "
+            f"created at {start.created}): what was not read of the old one is gone",
+            fail,
+        )
+    elif state.next < start.next:
+        report_loss(
+            f"'{name}' ends at offset {state.next - 1}, but {start.next - 1} was read before: the "
+            f"stream lost messages at its end",
+            fail,
+        )
+    elif state.first > start.next and not state.gaps:
+        report_loss(
+            f"'{name}': offsets {start.next} to {state.first - 1} expired or were deleted before "
+            f"they were read",
+            fail,
+        )
+
+
+def check_fingerprint(
+    jetstream: BlockingJetStream, start: PartitionOffset, state: PartitionState, fail: bool
+) -> None:
+    """Report if the last message that was read is a different one now: the stream was damaged."""
+    known = start.last_time and start.created == state.created
+    if not known or not state.first < start.next <= state.next:
+        return
+    found = get_message(jetstream, state.stream, {"seq": start.next - 1}, PATIENCE_SECONDS)
+    if found is not None and found.time != start.last_time:
+        report_loss(
+            f"'{state.topic}/{state.partition}' has a different message at offset {start.next - 1} "
+            f"than the one read before (stored at {found.time}, not {start.last_time}): the "
+            f"stream lost messages and used their offsets again",
             fail,
         )

@@ -1,4 +1,4 @@
-"""Filters of a batch read, as far as they save reading. Spark applies every one of them again."""
+"""Filters of a batch read that save reading. Spark applies every one of them again."""
 
 from __future__ import annotations
 
@@ -12,31 +12,31 @@ import pyarrow.compute as pc
 from pyspark.sql import datasource as spark
 
 from millstream.events.subject import KEY_BYTES_MAX, key_token
-from millstream.spark.source.planning import Log
+from millstream.spark.source.offsets import PartitionState
 
 __all__ = ["Narrowed", "RowFilter", "narrow"]
 
-# Keys that are asked for by subject; with more it is quicker to read everything.
+# Keys that are requested by subject; with more it is faster to read everything.
 KEYS_MAX: Final = 100
 _NO_END: Final = 2**62
 
 
 @dataclass(frozen=True, slots=True)
 class RowFilter:
-    """Rows that are left out by the worker, before they cost the JVM anything."""
+    """Which rows the worker drops, before they cost the JVM anything."""
 
     keys: frozenset[bytes] | None = None  # None: every key
     since: datetime | None = None  # inclusive
     until: datetime | None = None  # inclusive
 
     def subjects(self, prefix: str | None) -> tuple[str, ...]:
-        """The subjects that can hold these keys; none: all. Packs can hold any key."""
+        """The subjects that can hold these keys; empty: all. Packs can hold any key."""
         if prefix is None or self.keys is None or not 0 < len(self.keys) <= KEYS_MAX:
             return ()
         if any(len(key) > KEY_BYTES_MAX for key in self.keys):
             return ()
-        own = sorted(f"{prefix}.{key_token(key)}" for key in self.keys)
-        return (*own, f"{prefix}.*.>")
+        plain = sorted(f"{prefix}.{key_token(key)}" for key in self.keys)
+        return (*plain, f"{prefix}.*.>")
 
     def rows(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         """The rows that pass."""
@@ -54,7 +54,7 @@ class RowFilter:
 
 @dataclass(frozen=True, slots=True)
 class Narrowed:
-    """What is left to read."""
+    """The part of a read that the filters leave."""
 
     first: int = 1  # offset, inclusive
     end: int = _NO_END  # offset, exclusive
@@ -62,10 +62,10 @@ class Narrowed:
     partitions: frozenset[int] | None = None
     rows: RowFilter = RowFilter()
 
-    def takes(self, log: Log) -> bool:
-        """Whether anything of a partition can pass."""
-        return (self.topics is None or log.topic in self.topics) and (
-            self.partitions is None or log.partition in self.partitions
+    def takes(self, state: PartitionState) -> bool:
+        """Whether any row of a partition can pass."""
+        return (self.topics is None or state.topic in self.topics) and (
+            self.partitions is None or state.partition in self.partitions
         )
 
     @property

@@ -1,4 +1,4 @@
-"""The worker's side of a source: a range of sequences to record batches, in bounded memory."""
+"""The worker's side of a source: from a range of offsets to record batches, in bounded memory."""
 
 from __future__ import annotations
 
@@ -11,37 +11,35 @@ import pyarrow as pa
 from pyspark.sql.datasource import InputPartition
 
 from millstream.settings import ConnectionSettings
-from millstream.spark.broker_access import PATIENCE_SECONDS, connection_to
+from millstream.spark.broker_access import PATIENCE_SECONDS, SchemaSnapshot, connection_to
 from millstream.spark.source.columns import Batches, Origin
 from millstream.spark.source.frames import read_frames
-from millstream.spark.source.planning import Log, Piece, report_loss
+from millstream.spark.source.offsets import PartitionState
+from millstream.spark.source.partitions import report_loss
 from millstream.spark.source.pushdown import RowFilter
-from millstream.spark.source.typed import TopicType, values_of
+from millstream.spark.source.values import BytesDecoder, TypedDecoder, ValueDecoder
 from millstream.wire.sync.range import Window
 
-__all__ = ["RangeReader", "RangeTask", "task_of"]
+__all__ = ["RangeReader", "RangeTask", "joined"]
 
 _log = logging.getLogger("millstream.spark")
 
-# Small packs and windows are joined up to this size, because each batch costs the JVM a round.
+# Small packs and windows are joined up to this size, because every batch has a cost in the JVM.
 BATCH_ROWS: Final = 10_000
 WINDOW: Final = Window(give_up_after=PATIENCE_SECONDS)
 
 
 class RangeTask(InputPartition):
-    """What one task reads: the sequences start <= s < end of one stream."""
+    """What one task reads: the sequences start <= s < end of one partition."""
 
-    def __init__(self, log: Log, start: int, end: int, row_filter: RowFilter | None = None) -> None:
-        super().__init__((log.stream, start, end))
-        self.log = log
+    def __init__(
+        self, state: PartitionState, start: int, end: int, row_filter: RowFilter | None = None
+    ) -> None:
+        super().__init__((state.stream, start, end))
+        self.state = state
         self.start = start
         self.end = end
         self.row_filter = row_filter
-
-
-def task_of(piece: Piece, logs: Mapping[tuple[str, int], Log]) -> RangeTask:
-    """The task of a piece of a batch."""
-    return RangeTask(logs[piece.topic, piece.partition], piece.start, piece.end)
 
 
 @dataclass(frozen=True)
@@ -53,22 +51,22 @@ class RangeReader:
     subjects: tuple[str, ...] = ()  # only messages on these
     undecodable: str = "fail"
     fail_on_data_loss: bool = True
-    types: Mapping[str, TopicType] = field(default_factory=dict)  # of topics with a schema
+    schemas: Mapping[str, SchemaSnapshot] = field(default_factory=dict)  # by topic, if it has one
 
     def read(self, task: RangeTask) -> Iterator[pa.RecordBatch]:
-        """The rows of a task, in the order of the log."""
-        log = task.log
-        batches = self.batches_of(log)
+        """The rows of a task, in the order of the partition."""
+        state = task.state
+        batches = self.batches_of(state)
         connection = connection_to(self.settings)
         subjects = self.subjects
         if task.row_filter is not None and not subjects:
-            subjects = task.row_filter.subjects(log.prefix)
+            subjects = task.row_filter.subjects(state.prefix)
         seen = 0
 
         def found() -> Iterator[pa.RecordBatch]:
             nonlocal seen
             for frames in read_frames(
-                connection, log.stream, task.start, task.end, subjects, WINDOW
+                connection, state.stream, task.start, task.end, subjects, WINDOW
             ):
                 seen += len(frames)
                 for batch in batches.of(frames):
@@ -76,27 +74,31 @@ class RangeReader:
 
         yield from joined(found())
         missing = task.end - task.start - seen
-        if missing > 0 and not subjects and not log.gaps:
+        if missing > 0 and not subjects and not state.gaps:
             report_loss(
                 f"{missing} of the offsets {task.start} to {task.end - 1} of "
-                f"'{log.topic}/{log.partition}' expired or were deleted before they were read",
+                f"'{state.topic}/{state.partition}' expired or were deleted before they were read",
                 self.fail_on_data_loss,
             )
         if batches.dropped:
             _log.warning(
                 "'%s/%s': %d event(s) could not be decoded and were dropped; the first at %s",
-                log.topic,
-                log.partition,
+                state.topic,
+                state.partition,
                 batches.dropped,
                 batches.first_dropped,
             )
 
-    def batches_of(self, log: Log) -> Batches:
-        """What makes rows of a partition's messages."""
-        origin = Origin(log.topic, log.partition, log.prefix)
-        wanted = self.schema.field("value").type if "value" in self.schema.names else pa.binary()
-        values = values_of(self.types.get(log.topic), wanted, self.settings)
-        return Batches(self.schema, origin, values, self.undecodable)
+    def batches_of(self, state: PartitionState) -> Batches:
+        """Builds the rows of a partition's messages."""
+        origin = Origin(state.topic, state.partition, state.prefix)
+        return Batches(self.schema, origin, self._decoder(state.topic), self.undecodable)
+
+    def _decoder(self, topic: str) -> ValueDecoder:
+        if topic in self.schemas:
+            return TypedDecoder(self.schemas[topic], self.settings)
+        has_value = "value" in self.schema.names
+        return BytesDecoder(self.schema.field("value").type if has_value else pa.binary())
 
 
 def joined(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:

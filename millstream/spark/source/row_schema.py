@@ -1,16 +1,17 @@
-"""The columns that a source gives, as Spark DDL and as Arrow types. Pure, without pyspark."""
+"""The columns of a source, as Spark DDL and as Arrow types. Pure, without pyspark."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
 
 import pyarrow as pa
 
 from millstream.errors import ConfigError
+from millstream.spark.broker_access import SchemaSnapshot
 from millstream.spark.options import COLUMNS, SourceOptions
 
-__all__ = ["BYTES", "ValueShape", "check_schema", "column_ddl", "source_ddl"]
+__all__ = ["BYTES", "ValueShape", "check_schema", "column_names", "shape_of", "source_ddl"]
 
 _HEADERS: Final = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
 _DDL: Final[Mapping[str, str]] = {
@@ -24,7 +25,7 @@ _DDL: Final[Mapping[str, str]] = {
     "headers": "ARRAY<STRUCT<key: STRING, value: BINARY>>",
     "reason": "STRING",
 }
-# What a user may ask for instead of the default; the first is the default.
+# The types that a user's schema may ask for; the first is the default.
 _TYPES: Final[Mapping[str, tuple[pa.DataType, ...]]] = {
     "key": (pa.binary(), pa.string()),
     "topic": (pa.string(),),
@@ -44,16 +45,37 @@ class ValueShape:
     __slots__ = ("ddl", "fields", "types")
 
     def __init__(self, ddl: str, fields: Mapping[str, str], types: tuple[pa.DataType, ...]) -> None:
-        self.ddl = ddl  # of the whole column
+        self.ddl = ddl  # of the complete column
         self.fields = fields  # DDL of each field of a struct; empty for bytes
-        self.types = types  # Arrow types that a user's schema may give it
+        self.types = types  # Arrow types that a user's schema may ask for
 
 
 BYTES: Final = ValueShape("BINARY", {}, (pa.binary(), pa.string()))
 
 
-def column_ddl(options: SourceOptions) -> list[str]:
-    """The names of the columns that are given, with the options' choice, in their order."""
+def shape_of(schemas: Mapping[str, SchemaSnapshot], topics: Sequence[str]) -> ValueShape:
+    """The shape of `value` for all topics of a query: they have the same schema, or none."""
+    typed = [schemas[topic] for topic in topics if topic in schemas]
+    if not typed:
+        return BYTES
+    first = typed[0]
+    record = first.latest.record
+    for topic in topics:
+        other = schemas.get(topic)
+        if other is None or other.latest.record != record:
+            raise ConfigError(
+                f"topics '{first.topic}' and '{topic}' do not have the same schema, so they cannot "
+                f"share the column 'value': read them separately, or leave 'value' out with the "
+                f"option columns"
+            )
+    from millstream.schemas import spark_arrow_type, spark_type
+
+    fields = {field.name: spark_type(field.type, nullability=False) for field in record.fields}
+    return ValueShape(spark_type(record, nullability=False), fields, (spark_arrow_type(record),))
+
+
+def column_names(options: SourceOptions) -> list[str]:
+    """The names of the columns that the options choose, in their order."""
     names: list[str]
     if options.columns:
         chosen = {name.partition(".")[0] for name in options.columns}
@@ -70,7 +92,7 @@ def column_ddl(options: SourceOptions) -> list[str]:
 def source_ddl(options: SourceOptions, value: ValueShape) -> str:
     """The source's schema as DDL text."""
     parts = []
-    for name in column_ddl(options):
+    for name in column_names(options):
         ddl = _value_ddl(options, value) if name == "value" else _DDL[name]
         parts.append(f"`{name}` {ddl}")
     return ", ".join(parts)
@@ -83,10 +105,10 @@ def _value_ddl(options: SourceOptions, value: ValueShape) -> str:
     if not value.fields:
         raise ConfigError(
             f"option 'columns': the values are bytes, so there is no 'value.{inner[0]}'; "
-            f"declare the topic with a schema, or ask for 'value'"
+            f"declare the topic with a schema, or choose 'value'"
         )
     if "value" in options.columns:
-        raise ConfigError("option 'columns': ask for 'value' or for some of its fields, not both")
+        raise ConfigError("option 'columns': choose 'value' or some of its fields, not both")
     for name in inner:
         if name not in value.fields:
             raise ConfigError(
@@ -98,7 +120,7 @@ def _value_ddl(options: SourceOptions, value: ValueShape) -> str:
 
 
 def check_schema(schema: pa.Schema, value: ValueShape, options: SourceOptions) -> None:
-    """Refuse a user's schema that asks for what the source does not have."""
+    """Reject a user's schema that asks for something the source does not have."""
     names: list[str] = schema.names
     if len(set(names)) != len(names):
         raise ConfigError(f"the schema names a column twice: {', '.join(names)}")

@@ -45,7 +45,7 @@ def test_messages_that_expire_before_a_query_comes_back(lake: Lake, place: Place
     assert [row.value for row in rows] == [b"5"]
 
 
-def test_a_topic_that_was_made_anew_is_another_log(lake: Lake, place: Place) -> None:
+def test_a_topic_that_was_created_again_is_not_the_same_topic(lake: Lake, place: Place) -> None:
     place.topic("orders")
     place.publish("orders", [b"1", b"2"])
     checkpoint = lake.checkpoint()
@@ -53,13 +53,13 @@ def test_a_topic_that_was_made_anew_is_another_log(lake: Lake, place: Place) -> 
     place.run(lambda mill: mill.delete_topic("orders"))
     place.topic("orders")
     place.publish("orders", [b"a", b"b", b"c"])
-    with pytest.raises(Exception, match="'orders/0' was made anew"):
+    with pytest.raises(Exception, match="'orders/0' was created again"):
         lake.collect(lake.stream(subscribe="orders"), checkpoint)
     rows, _ = lake.collect(lake.stream(subscribe="orders", failOnDataLoss=False), checkpoint)
     assert [row.value for row in rows] == [b"a", b"b", b"c"]
 
 
-def test_a_log_that_reused_its_offsets_is_found(lake: Lake, place: Place) -> None:
+def test_a_stream_that_reused_its_offsets_is_detected(lake: Lake, place: Place) -> None:
     """What a damaged disk does: the end is lost, and the same offsets hold other messages."""
     place.topic("orders")
     place.publish("orders", [b"1", b"2", b"3"])
@@ -71,7 +71,7 @@ def test_a_log_that_reused_its_offsets_is_found(lake: Lake, place: Place) -> Non
             before = text.index('"last": "') + len('"last": "')
             file.write_text(text[:before] + "2001" + text[before + 4 :])
     place.publish("orders", [b"4"])
-    with pytest.raises(Exception, match="has another message at offset 3 than was read before"):
+    with pytest.raises(Exception, match="has a different message at offset 3 than the one read"):
         lake.collect(lake.stream(subscribe="orders"), checkpoint)
 
 

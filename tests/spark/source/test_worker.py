@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import os
+import pickle
 import subprocess
 import sys
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from threading import Event, Thread
 from typing import Any
@@ -19,11 +21,14 @@ from pyspark.sql.types import BinaryType, IntegerType, LongType, StructType
 from millstream.errors import PartlyWritten
 from millstream.events.packs.pack import encode, envelope
 from millstream.settings import ConnectionSettings
+from millstream.spark import datasource
 from millstream.spark.datasource import MillstreamDataSource
 from millstream.spark.options import SinkOptions
 from millstream.spark.sink.staging import Staging, ensure_staging
 from millstream.spark.sink.targets import find_target
 from millstream.spark.sink.task_sink import TaskRows, write_chains
+from millstream.spark.source.batch_reader import BatchReader
+from millstream.spark.source.stream_reader import StreamReader
 from millstream.wire.message import OutgoingMessage
 from millstream.wire.protocol import encode_headers
 from millstream.wire.sync.connection import BlockingConnection
@@ -32,6 +37,11 @@ from tests.spark.conftest import Place
 
 ROOT = Path(__file__).parents[3]
 SCRIPT = Path(__file__).parent / "read_windows.py"
+
+
+@dataclass
+class Order:
+    id: int
 
 
 @pytest.fixture
@@ -43,6 +53,24 @@ def store(settings: ConnectionSettings, subject: str, headers: dict[str, str], d
     with BlockingConnection(settings) as connection:
         message = OutgoingMessage(subject.encode(), encode_headers(headers), data)
         publish_one(connection, message, 120)
+
+
+def test_readers_use_the_schemas_that_were_found_when_the_query_was_built(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place.topic("orders", schema=Order)
+    source = MillstreamDataSource({"url": place.url, "subscribe": "orders", "columns": "value"})
+    assert source.schema() == "`value` struct<id: bigint>"
+    carried: MillstreamDataSource = pickle.loads(pickle.dumps(source))
+
+    def asked_again(*_: object) -> None:
+        raise AssertionError("the broker was asked twice for the same schema")
+
+    monkeypatch.setattr(datasource, "find_partitions", asked_again)
+    schema = StructType().add("value", StructType().add("id", LongType()))
+    for reader in (carried.reader(schema), carried.streamReader(schema)):
+        assert isinstance(reader, BatchReader | StreamReader)
+        assert list(reader._reader.schemas) == ["orders"]
 
 
 # -- memory -----------------------------------------------------------------------------------

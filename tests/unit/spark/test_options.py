@@ -9,16 +9,16 @@ import pytest
 
 from millstream.errors import ConfigError
 from millstream.spark.options import OPTIONS, sink_options, source_options
-from millstream.spark.source.starting import Bound
+from millstream.spark.source.offsets import OffsetLimit
 
 
 def test_defaults_are_those_of_the_kafka_source() -> None:
     stream = source_options({"subscribe": "orders"}, batch=False)
-    assert stream.start == Bound("latest")
+    assert stream.start == OffsetLimit("latest")
     assert stream.fail_on_data_loss
     assert not stream.headers
     batch = source_options({"subscribe": "orders"}, batch=True)
-    assert (batch.start, batch.end) == (Bound("earliest"), Bound("latest"))
+    assert (batch.start, batch.end) == (OffsetLimit("earliest"), OffsetLimit("latest"))
 
 
 def test_names_do_not_depend_on_case() -> None:
@@ -43,7 +43,7 @@ def test_names_do_not_depend_on_case() -> None:
         ({"subscribe": "a", "zzz": "x"}, "unknown option 'zzz': there are assign"),
         ({"topics": "a"}, "use 'subscribe'"),
         ({"subscribe": "a", "startingOffsets": "first"}, "choose earliest, latest, or offsets"),
-        ({"subscribe": "a", "startingOffsets": '{"a": {"0": 0}}'}, "offsets begin at 1"),
+        ({"subscribe": "a", "startingOffsets": '{"a": {"0": 0}}'}, "offsets start at 1"),
         ({"subscribe": "a", "startingOffsets": '{"a": 1}'}, "not JSON of the form"),
         (
             {"subscribe": "a", "startingOffsets": "latest", "startingTimestamp": "1"},
@@ -73,13 +73,13 @@ def test_an_end_cannot_be_earliest() -> None:
         with pytest.raises(ConfigError, match="nothing would be read"):
             source_options({"subscribe": "a", "endingOffsets": text}, batch=True)
     found = source_options({"subscribe": "a", "endingOffsets": '{"a": {"0": 7}}'}, batch=True)
-    assert found.end.places == {("a", 0): 7}
+    assert found.end.offsets == {("a", 0): 7}
 
 
 def test_a_table_is_read_as_it_is_now() -> None:
     with pytest.raises(ConfigError, match="a table is read as it is now"):
         source_options({"table": "t", "startingOffsets": "earliest"}, batch=True)
-    assert source_options({"table": "t"}, batch=False).start == Bound("earliest")
+    assert source_options({"table": "t"}, batch=False).start == OffsetLimit("earliest")
 
 
 @pytest.mark.parametrize(
