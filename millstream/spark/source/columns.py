@@ -1,9 +1,9 @@
-"""Messages to record batches, in exactly the columns and types that Spark expects."""
+"""From messages to record batches, in exactly the columns and types that Spark expects."""
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy as np
@@ -22,11 +22,13 @@ from millstream.events.event import (
 from millstream.events.packs.pack import Pack, decode
 from millstream.events.subject import KEYLESS_TOKEN, key_bytes, key_of_token
 from millstream.spark.source.frames import Frames
+from millstream.spark.source.offsets import PartitionState
 from millstream.spark.source.values import Decoded, ValueDecoder, fitted
+from millstream.wire.api import AckAddress, parse_ack_address
 from millstream.wire.message import RawMessage
 from millstream.wire.protocol import parse_header_items, parse_headers
 
-__all__ = ["Batches", "Origin", "kinds_of"]
+__all__ = ["RowBatches", "kinds_of"]
 
 _UNDERSCORE: Final = 95
 # As regular expressions, because one of several marks is found in one pass.
@@ -37,19 +39,10 @@ _TIME: Final = pa.timestamp("us", "UTC")
 _HEADERS: Final = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
 
 
-@dataclass(frozen=True, slots=True)
-class Origin:
-    """The partition that messages come from."""
-
-    topic: str
-    partition: int
-    prefix: str | None  # of its subjects; None: they carry no keys
-
-
 def kinds_of(frames: Frames, prefix_size: int) -> dict[int, Kind]:
-    """The kinds of messages by number; those that are missing are events without own headers.
+    """The kinds of messages by number; one that is missing is an event without our headers.
 
-    The same kinds that `kind_of` finds, which is asked only about messages whose headers tell.
+    The same kinds as those of `kind_of`, which is called only if the headers can make a difference.
     """
     kinds: dict[int, Kind] = {}
     if prefix_size:
@@ -64,57 +57,59 @@ def kinds_of(frames: Frames, prefix_size: int) -> dict[int, Kind]:
     marked = with_headers[found.to_numpy(zero_copy_only=False)]
     if not len(marked):
         return kinds
-    telling = pc.match_substring_regex(blocks.filter(found), _KIND_MARK)
+    special = pc.match_substring_regex(blocks.filter(found), _KIND_MARK)
     for number in marked.tolist():
         kinds.setdefault(number, Kind.EVENT)
-    for number in marked[telling.to_numpy(zero_copy_only=False)].tolist():
+    for number in marked[special.to_numpy(zero_copy_only=False)].tolist():
         subject, _, headers, _ = frames.message(number)
         kinds[number] = kind_of(subject, headers, prefix_size)
     return kinds
 
 
-class Batches:
+class RowBatches:
     """Turns the messages of one partition into record batches of one schema."""
 
     def __init__(
-        self, schema: pa.Schema, origin: Origin, values: ValueDecoder, undecodable: str
+        self, schema: pa.Schema, partition: PartitionState, values: ValueDecoder, undecodable: str
     ) -> None:
         self.schema = schema
         self.dropped = 0
         self.first_dropped = ""
-        self._origin = origin
+        self._partition = partition
         self._values = values
         self._policy = undecodable
-        self._at = 0 if origin.prefix is None else len(origin.prefix.encode()) + 1
+        prefix = partition.prefix
+        self._prefix_size = 0 if prefix is None else len(prefix.encode()) + 1
         self._wanted = set(schema.names)
 
     def of(self, frames: Frames) -> Iterator[pa.RecordBatch]:
         """The rows of some messages, in order; Millstream's own messages are left out.
 
-        Packs are opened one by one as their rows are asked for: a window of them may be many times
-        as large as it was on its way.
+        Packs are opened one by one as their rows are needed: the rows of a window may take many
+        times the memory of the compressed packs.
         """
-        kinds = kinds_of(frames, self._at)
+        kinds = kinds_of(frames, self._prefix_size)
         keep = np.ones(len(frames), bool)
         # A copy that was redriven for one subscription has been read here before.
         keep[[n for n, kind in kinds.items() if kind.redriven or not kind.is_plain]] = False
-        begin = 0
+        marked = sorted(n for n in kinds if keep[n])
+        start = 0
         for number in sorted(n for n, kind in kinds.items() if kind is Kind.PACK):
-            yield from self._plain(frames, keep, kinds, begin, number)
+            yield from self._plain(frames, keep, kinds, marked, slice(start, number))
             yield from self._pack(frames.message(number))
-            begin = number + 1
-        yield from self._plain(frames, keep, kinds, begin, len(frames))
+            start = number + 1
+        yield from self._plain(frames, keep, kinds, marked, slice(start, len(frames)))
 
     # -- plain messages -------------------------------------------------------------------
 
     def _plain(
-        self, frames: Frames, keep: Any, kinds: dict[int, Kind], begin: int, end: int
+        self, frames: Frames, keep: Any, kinds: dict[int, Kind], marked: list[int], part: slice
     ) -> Iterator[pa.RecordBatch]:
-        """The rows of the messages from `begin` to `end`, as far as they are to be kept."""
-        order = begin + np.flatnonzero(keep[begin:end])
+        """The rows of the messages in `part` that are kept; `marked` are those with our headers."""
+        order = part.start + np.flatnonzero(keep[part])
         if not len(order):
             return
-        marked = sorted(n for n in kinds if begin <= n < end and keep[n])
+        marked = marked[bisect_left(marked, part.start) : bisect_left(marked, part.stop)]
         rows_marked = np.searchsorted(order, marked).tolist()
         headers = {
             row: parse_headers(frames.headers_of(number))
@@ -125,8 +120,8 @@ class Batches:
             for row, number in zip(rows_marked, marked, strict=True)
             if kinds[number] is Kind.DELETION
         ]
-        whole = len(order) == len(frames)
-        rows = _PlainRows(frames if whole else frames.some(order), self._at, headers, deleted)
+        chosen = frames if len(order) == len(frames) else frames.some(order)
+        rows = _PlainRows(chosen, self._prefix_size, headers, deleted)
         decoded = None
         if self._wanted & {"value", "reason"}:
             decoded = self._values.plain(rows.payloads(), rows.schema_ids())
@@ -138,18 +133,17 @@ class Batches:
             "index": lambda: pa.repeat(pa.scalar(0, pa.int32()), rows.count),
             "headers": lambda: pa.array(rows.headers(), _HEADERS),
         }
-        place = lambda n: (int(rows.offsets()[n]), 0)  # noqa: E731
-        yield self._assembled(rows.count, make, decoded, place)
+        yield self._assembled(rows.count, make, decoded, lambda n: (int(rows.offsets()[n]), 0))
 
     # -- packs ----------------------------------------------------------------------------
 
     def _pack(self, message: RawMessage) -> Iterator[pa.RecordBatch]:
-        parts = message.reply.split(b".")
-        sequence = int(parts[-4])
+        address = parse_ack_address(message.reply)
+        sequence = address.sequence
         try:
             pack = decode(parse_headers(message.headers), message.payload)
         except PackError as error:
-            yield from self._unsound(message, sequence, error)
+            yield from self._invalid_pack(message, address, error)
             return
         count = pack.count
         if not count:
@@ -160,24 +154,25 @@ class Batches:
         make: dict[str, Callable[[], Any]] = {
             "key": lambda: pack.column("key"),
             "offset": lambda: pa.repeat(pa.scalar(sequence, pa.int64()), count),
-            "timestamp": lambda: _times(pack, int(parts[-2]) // 1000),
+            "timestamp": lambda: _times(pack, address.timestamp_ns // 1000),
             "subject": lambda: pa.repeat(pa.scalar(message.subject, pa.binary()), count),
             "index": lambda: pa.array(range(count), pa.int32()),
             "headers": lambda: pack.column("headers"),
         }
         yield self._assembled(count, make, decoded, lambda n: (sequence, n))
 
-    def _unsound(
-        self, message: RawMessage, sequence: int, error: PackError
+    def _invalid_pack(
+        self, message: RawMessage, address: AckAddress, error: PackError
     ) -> Iterator[pa.RecordBatch]:
-        """One row for a pack that cannot be opened, if rows are wanted for such."""
-        reason = f"unsound pack: {error}"
+        """One row for a pack that cannot be opened, if the option `undecodable` is `null`."""
+        sequence = address.sequence
+        reason = f"invalid pack: {error}"
         if self._policy == "fail":
             raise self._error(sequence, 0, reason) from error
         if self._policy == "drop":
             self._drop(1, sequence, reason)
             return
-        time = int(message.reply.split(b".")[-2]) // 1000
+        time = address.timestamp_ns // 1000
         make: dict[str, Callable[[], Any]] = {
             "key": lambda: pa.nulls(1, pa.binary()),
             "offset": lambda: pa.array([sequence], pa.int64()),
@@ -198,11 +193,11 @@ class Batches:
         count: int,
         make: dict[str, Callable[[], Any]],
         decoded: Decoded | None,
-        place: Callable[[int], tuple[int, int]],
+        position: Callable[[int], tuple[int, int]],  # offset and index of a row
     ) -> pa.RecordBatch:
         if decoded is not None and decoded.reasons is not None and self._policy == "fail":
             number = next(n for n, reason in enumerate(decoded.reasons) if reason)
-            raise self._error(*place(number), decoded.reasons[number] or "")
+            raise self._error(*position(number), decoded.reasons[number] or "")
         arrays = []
         for field in self.schema:
             if field.name == "value":
@@ -211,9 +206,9 @@ class Batches:
                 reasons = decoded.reasons if decoded is not None else None
                 array = pa.array(reasons or [None] * count, pa.string())
             elif field.name == "topic":
-                array = pa.repeat(pa.scalar(self._origin.topic, pa.string()), count)
+                array = pa.repeat(pa.scalar(self._partition.topic, pa.string()), count)
             elif field.name == "partition":
-                array = pa.repeat(pa.scalar(self._origin.partition, pa.int32()), count)
+                array = pa.repeat(pa.scalar(self._partition.partition, pa.int32()), count)
             else:
                 array = make[field.name]()
             arrays.append(fitted(array, field.type))
@@ -222,16 +217,16 @@ class Batches:
             if arrays
             else pa.RecordBatch.from_struct_array(pa.array([{}] * count, pa.struct([])))
         )
-        return self._without_dropped(batch, decoded, place)
+        return self._without_dropped(batch, decoded, position)
 
     def _without_dropped(
-        self, batch: pa.RecordBatch, decoded: Decoded | None, place: Callable[[int], Any]
+        self, batch: pa.RecordBatch, decoded: Decoded | None, position: Callable[[int], Any]
     ) -> pa.RecordBatch:
         if decoded is None or decoded.reasons is None or self._policy != "drop":
             return batch
         keep = [reason is None for reason in decoded.reasons]
         number = keep.index(False)
-        self._drop(keep.count(False), place(number)[0], decoded.reasons[number] or "")
+        self._drop(keep.count(False), position(number)[0], decoded.reasons[number] or "")
         return batch.filter(pa.array(keep))
 
     def _drop(self, count: int, sequence: int, reason: str) -> None:
@@ -239,7 +234,8 @@ class Batches:
         self.first_dropped = self.first_dropped or f"offset {sequence}: {reason}"
 
     def _error(self, sequence: int, index: int, reason: str) -> Undecodable:
-        return Undecodable(self._origin.topic, self._origin.partition, sequence, index, reason)
+        topic, number = self._partition.topic_partition
+        return Undecodable(topic, number, sequence, index, reason)
 
 
 def _times(pack: Pack, stored_micros: int) -> pa.Array:
@@ -252,14 +248,14 @@ def _times(pack: Pack, stored_micros: int) -> pa.Array:
 
 
 class _PlainRows:
-    """The columns of plain messages. Headers are looked into only where there are some of ours."""
+    """The columns of plain messages. Only header blocks with headers of ours are parsed."""
 
     def __init__(
-        self, frames: Frames, at: int, own: dict[int, dict[str, str]], deleted: list[int]
+        self, frames: Frames, prefix_size: int, own: dict[int, dict[str, str]], deleted: list[int]
     ) -> None:
         self._frames = frames
-        self._at = at
-        self._own = own
+        self._prefix_size = prefix_size
+        self._own = own  # headers by row, where there are some of ours
         self._deleted = deleted  # rows without a value
         self.count = len(frames)
 
@@ -280,14 +276,14 @@ class _PlainRows:
         return ids
 
     def keys(self) -> pa.Array:
-        """The last word of each subject, as the key it stands for."""
-        if self._at:
+        """The key in the last token of each subject."""
+        if self._prefix_size:
             frames = self._frames
-            tokens = frames.cut(frames.subject + self._at, frames.subject_end)
+            tokens = frames.cut(frames.subject + self._prefix_size, frames.subject_end)
         else:
             tokens = pa.nulls(self.count, pa.binary())
         named = {n: own[KEY_HEADER] for n, own in self._own.items() if KEY_HEADER in own}
-        escaped = self._at and pc.any(pc.match_substring(tokens, b"=")).as_py()
+        escaped = self._prefix_size and pc.any(pc.match_substring(tokens, b"=")).as_py()
         if not escaped and not named:
             none = pc.equal(tokens, pa.scalar(_KEYLESS, pa.binary()))
             return pc.if_else(none, pa.scalar(None, pa.binary()), tokens)
@@ -309,7 +305,7 @@ class _PlainRows:
         return self._frames.cut(self._frames.subject, self._frames.subject_end)
 
     def headers(self) -> list[list[tuple[str, bytes]] | None]:
-        return [_own_headers(self._frames.headers_of(n)) for n in range(self.count)]
+        return [_user_headers(self._frames.headers_of(n)) for n in range(self.count)]
 
 
 def _key(token: bytes) -> bytes | None:
@@ -319,7 +315,7 @@ def _key(token: bytes) -> bytes | None:
     return token
 
 
-def _own_headers(block: bytes) -> list[tuple[str, bytes]] | None:
+def _user_headers(block: bytes) -> list[tuple[str, bytes]] | None:
     if not block:
         return None
     pairs = [

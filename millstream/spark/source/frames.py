@@ -1,7 +1,7 @@
-"""Messages as they came over the socket, by place: nothing is made for each one of them.
+"""Messages as the bytes that arrived, without a Python object for each of them.
 
-A window of plain messages is one block of bytes; arrays say where in it each message's subject,
-reply, headers and payload are, and columns are cut out of it as a whole.
+A window of messages is one block of bytes; arrays hold where in it each message's subject, reply,
+headers and payload start and end, and complete columns are cut out of it.
 """
 
 from __future__ import annotations
@@ -18,35 +18,37 @@ from millstream.wire.sync.range import Window, read_windows
 
 __all__ = ["Frames", "read_frames"]
 
-Places = Any  # numpy.ndarray of int64
+Bounds = Any  # numpy.ndarray of int64: where something starts or ends in the block
 _ACK: Final = b"$JS.ACK."
 _MARK: Final = b" $JS.ACK."
 _TAIL: Final = 512  # bytes: a status or a ping that ends what the server sent is shorter
 _DIGITS_MAX: Final = 20  # of the largest number in an ack address: nanoseconds since 1970
+# An ack address ends with its numbers; with this many dots another token follows them.
+_DOTS_WITH_TOKEN: Final = 11
 _LINE_MIN: Final = 8  # bytes of the control line of a message, at least
 
 
 class Frames:
-    """The messages of a window. `order` chooses some of them, in their order."""
+    """The messages of a window."""
 
     __slots__ = ("body", "data", "end", "head", "reply", "reply_end", "subject", "subject_end")
 
-    def __init__(self, data: bytes, places: tuple[Places, ...]) -> None:
+    def __init__(self, data: bytes, bounds: tuple[Bounds, ...]) -> None:
         self.data = data
-        self.subject, self.subject_end, self.reply, self.reply_end = places[:4]
-        self.head, self.body, self.end = places[4:]
+        self.subject, self.subject_end, self.reply, self.reply_end = bounds[:4]
+        self.head, self.body, self.end = bounds[4:]
 
     def __len__(self) -> int:
         return len(self.subject)
 
     def some(self, order: Any) -> Frames:
-        """Some of the messages: a slice, or an array of numbers or of choices."""
-        places = (self.subject, self.subject_end, self.reply, self.reply_end)
-        more = (self.head, self.body, self.end)
-        return Frames(self.data, tuple(place[order] for place in (*places, *more)))
+        """Some of the messages: a slice, an array of their numbers, or a boolean mask."""
+        addresses = (self.subject, self.subject_end, self.reply, self.reply_end)
+        content = (self.head, self.body, self.end)
+        return Frames(self.data, tuple(bound[order] for bound in (*addresses, *content)))
 
     def first(self, count: int) -> Frames:
-        """The first so many messages."""
+        """The first `count` messages."""
         return self.some(slice(0, count))
 
     def reply_of(self, number: int) -> bytes:
@@ -54,11 +56,11 @@ class Frames:
         return self.data[self.reply[number] : self.reply_end[number]]
 
     def headers_of(self, number: int) -> bytes:
-        """The header block of a message, empty when it has none."""
+        """The header block of a message, empty if it has none."""
         return self.data[self.head[number] : self.body[number]]
 
     def message(self, number: int) -> RawMessage:
-        """One message as other readers know it."""
+        """One message as an object."""
         data = self.data
         return RawMessage(
             data[self.subject[number] : self.subject_end[number]],
@@ -69,20 +71,20 @@ class Frames:
 
     # -- columns --------------------------------------------------------------------------
 
-    def cut(self, start: Places, end: Places) -> pa.Array:
+    def cut(self, start: Bounds, end: Bounds) -> pa.Array:
         """The bytes from `start` to `end` of each message as a binary column."""
         count = len(start)
         if not count:
             return pa.array([], pa.binary())
-        # What lies between two cuts is an element too, so that the whole block is one array.
+        # What is between two messages is an element too, so that the complete block is one array.
         offsets = np.empty(2 * count, np.int32)
         offsets[0::2], offsets[1::2] = start, end
         buffers = [None, pa.py_buffer(offsets), pa.py_buffer(self.data)]
-        pieces = pa.Array.from_buffers(pa.binary(), 2 * count - 1, buffers)
-        return pieces.take(pa.array(np.arange(0, 2 * count, 2)))
+        elements = pa.Array.from_buffers(pa.binary(), 2 * count - 1, buffers)
+        return elements.take(pa.array(np.arange(0, 2 * count, 2)))
 
-    def byte(self, at: Places) -> Any:
-        """The byte at a place of each message."""
+    def byte(self, at: Bounds) -> Any:
+        """One byte of each message."""
         return np.frombuffer(self.data, np.uint8)[at]
 
     def sequences(self) -> Any:
@@ -93,17 +95,21 @@ class Frames:
         """When each message was stored."""
         return self._number(1)
 
-    def _number(self, place: int) -> Any:
-        """A number of each ack address, counted from its end."""
+    def _number(self, index: int) -> Any:
+        """A number of each ack address, counted from the last; as `parse_ack_address` finds it."""
         block = np.frombuffer(self.data, np.uint8)
-        value, at = _digits(block, self.reply_end)
-        for _ in range(place):
-            value, at = _digits(block, at)
+        end = self.reply_end
+        # The messages of a window come from one consumer: all their addresses have one form.
+        if len(self) and self.reply_of(0).count(b".") == _DOTS_WITH_TOKEN:
+            end = _before_token(block, end)
+        value, end = _digits(block, end)
+        for _ in range(index):
+            value, end = _digits(block, end)
         return value
 
 
-def _digits(block: Any, end: Places) -> tuple[Any, Places]:
-    """The decimal number in front of each place, and where the character before it is."""
+def _digits(block: Any, end: Bounds) -> tuple[Any, Bounds]:
+    """The decimal number that ends at each `end`, and where the character before it is."""
     at = end - 1
     value = np.zeros(len(end), np.int64)
     power = 1
@@ -119,11 +125,19 @@ def _digits(block: Any, end: Places) -> tuple[Any, Places]:
     return value, at
 
 
+def _before_token(block: Any, end: Bounds) -> Bounds:
+    """Where the dot before the last token of each subject is."""
+    at = end - 1
+    while (active := block[at] != ord(".")).any():
+        at = at - active
+    return at
+
+
 # -- from the socket ------------------------------------------------------------------------
 
 
 class FrameCollector:
-    """Collects a window's bytes and looks into them when enough seem to be there."""
+    """Collects a window's bytes and scans them when enough seem to have arrived."""
 
     def __init__(self) -> None:
         self._chunks: list[bytes] = []
@@ -135,7 +149,7 @@ class FrameCollector:
         self.count = 0
 
     def begin(self, sid: bytes, wanted: int) -> None:
-        """A new window: messages of one subscription, so many at most."""
+        """A new window: at most `wanted` messages of one subscription."""
         self._chunks, self._found, self._tail = [], [], b""
         self._sid, self._wanted, self._marks, self.count = sid, wanted, 0, 0
 
@@ -145,20 +159,20 @@ class FrameCollector:
         short = len(_MARK) - 1
         self._marks += data.count(_MARK) + (self._tail[-short:] + data[:short]).count(_MARK)
         self._tail = (self._tail + data[-_TAIL:])[-_TAIL:]
-        # A status ends a window, a ping wants an answer; a payload that looks like one of them
-        # only means that we look too early.
+        # A status ends a window, a ping must be answered; a payload that looks like one of them
+        # only means that we scan too early.
         if self._marks >= self._wanted or b"NATS/1.0 " in self._tail or b"PING\r\n" in self._tail:
-            self._look(others)
+            self._scan(others)
 
     def add(self, message: RawMessage) -> None:
-        """Take a message that the connection's own parser cut."""
+        """Take a message that the connection's own parser found."""
         sizes = np.cumsum([0, *map(len, message)])
-        subject, reply, head, body, end = (sizes[place : place + 1] for place in range(5))
-        places = (subject, reply, reply, head, head, body, end)
-        self._found.append(Frames(b"".join(message), places))
+        subject, reply, head, body, end = (sizes[n : n + 1] for n in range(5))
+        bounds = (subject, reply, reply, head, head, body, end)
+        self._found.append(Frames(b"".join(message), bounds))
         self.count += 1
 
-    def _look(self, others: Callable[[bytes], None]) -> None:
+    def _scan(self, others: Callable[[bytes], None]) -> None:
         block = self._chunks[0] if len(self._chunks) == 1 else b"".join(self._chunks)
         frames, used = scan(block, self._sid, others)
         if len(frames):
@@ -168,7 +182,7 @@ class FrameCollector:
         self._marks = self.count + sum(chunk.count(_MARK) for chunk in self._chunks)
 
     def end(self) -> tuple[Frames, bytes]:
-        """The window, and the bytes of a frame that is not complete."""
+        """The window, and the bytes of an incomplete frame."""
         rest = b"".join(self._chunks)
         self._chunks = []
         return joined(self._found), rest
@@ -182,19 +196,19 @@ def joined(parts: list[Frames]) -> Frames:
         return Frames(b"", (np.zeros(0, np.int64),) * 7)
     names = ("subject", "subject_end", "reply", "reply_end", "head", "body", "end")
     shifts = np.cumsum([0, *(len(part.data) for part in parts[:-1])])
-    places = tuple(
+    bounds = tuple(
         np.concatenate([getattr(p, name) + s for p, s in zip(parts, shifts, strict=True)])
         for name in names
     )
-    return Frames(b"".join(part.data for part in parts), places)
+    return Frames(b"".join(part.data for part in parts), bounds)
 
 
 def scan(data: bytes, sid: bytes, others: Callable[[bytes], None]) -> tuple[Frames, int]:
     """The complete messages of a subscription in some bytes, and how many bytes are used.
 
-    Everything that begins a line and looks like a message is a candidate. One is a message if the
-    one before it ends where it begins; the first byte begins a frame. So a payload that contains
-    what looks like a message deceives nobody.
+    Every line that looks like the start of a message is a candidate. It is a message if the frame
+    before it ends where it starts; the first byte starts a frame. So a payload that contains what
+    looks like a message is not taken for one.
     """
     block = np.frombuffer(data, np.uint8)
     lines = np.flatnonzero(block == 10)
@@ -223,18 +237,18 @@ def scan(data: bytes, sid: bytes, others: Callable[[bytes], None]) -> tuple[Fram
 
 
 def _chain(
-    data: bytes, starts: Places, after: Places, others: Callable[[bytes], None]
+    data: bytes, starts: Bounds, after: Bounds, others: Callable[[bytes], None]
 ) -> tuple[Any, int]:
-    """Which candidates are frames, each beginning where the one before it ended."""
+    """Which candidates are frames, each starting where the one before it ended."""
     total = len(data)
     breaks = np.flatnonzero(after[:-1] != starts[1:]) if len(starts) else np.zeros(0, np.int64)
     if len(starts) and starts[0] == 0 and not len(breaks) and after[-1] == total:
         return slice(0, len(starts)), total
-    runs: list[Places] = [np.zeros(0, np.int64)]
-    place = 0
-    while place < total:
-        number = int(np.searchsorted(starts, place))
-        if number < len(starts) and starts[number] == place:
+    runs: list[Bounds] = [np.zeros(0, np.int64)]
+    at = 0
+    while at < total:
+        number = int(np.searchsorted(starts, at))
+        if number < len(starts) and starts[number] == at:
             if after[number] > total:
                 break
             run = int(np.searchsorted(breaks, number))
@@ -242,20 +256,20 @@ def _chain(
             if after[last] > total:
                 last -= 1
             runs.append(np.arange(number, last + 1))
-            place = int(after[last])
+            at = int(after[last])
             continue
-        line = data.find(b"\r\n", place)
+        line = data.find(b"\r\n", at)
         if line < 0:
             break
-        others(data[place : line + 2])
-        place = line + 2
-    return np.concatenate(runs), place
+        others(data[at : line + 2])
+        at = line + 2
+    return np.concatenate(runs), at
 
 
 def _own(
-    frames: Frames, block: Any, sid: bytes, sid_end: Places, others: Callable[[bytes], None]
+    frames: Frames, block: Any, sid: bytes, sid_end: Bounds, others: Callable[[bytes], None]
 ) -> Frames:
-    """The messages that were delivered to the subscription; every other goes to `others`."""
+    """The messages that were delivered to the subscription; all others go to `others`."""
     right = sid_end - frames.subject_end - 1 == len(sid)
     for offset, letter in enumerate(sid):
         right &= block[np.minimum(frames.subject_end + 1 + offset, len(block) - 1)] == letter
@@ -277,7 +291,7 @@ def read_frames(
     subjects: tuple[str, ...] = (),
     window: Window | None = None,
 ) -> Iterator[Frames]:
-    """The messages with sequences in [start, end), as `read_range` gives them, by place."""
+    """The messages with sequences in [start, end), the same ones as `read_range` gives."""
     return read_windows(
         connection, stream, start, end, subjects, window, collector=FrameCollector()
     )

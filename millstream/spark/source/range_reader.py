@@ -12,7 +12,7 @@ from pyspark.sql.datasource import InputPartition
 
 from millstream.settings import ConnectionSettings
 from millstream.spark.broker_access import PATIENCE_SECONDS, SchemaSnapshot, connection_to
-from millstream.spark.source.columns import Batches, Origin
+from millstream.spark.source.columns import RowBatches
 from millstream.spark.source.frames import read_frames
 from millstream.spark.source.offsets import PartitionState
 from millstream.spark.source.partitions import report_loss
@@ -89,10 +89,9 @@ class RangeReader:
                 batches.first_dropped,
             )
 
-    def batches_of(self, state: PartitionState) -> Batches:
+    def batches_of(self, state: PartitionState) -> RowBatches:
         """Builds the rows of a partition's messages."""
-        origin = Origin(state.topic, state.partition, state.prefix)
-        return Batches(self.schema, origin, self._decoder(state.topic), self.undecodable)
+        return RowBatches(self.schema, state, self._decoder(state.topic), self.undecodable)
 
     def _decoder(self, topic: str) -> ValueDecoder:
         if topic in self.schemas:

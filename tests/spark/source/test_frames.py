@@ -1,4 +1,4 @@
-"""Messages by place: the same ones that the connection's own parser finds, in whatever pieces."""
+"""Frames: the same messages that the connection's own parser finds, however bytes arrive."""
 
 from __future__ import annotations
 
@@ -34,17 +34,25 @@ TRAPS = [
 ]
 
 
-def delivered(number: int, chance: random.Random, sid: bytes = SID) -> tuple[RawMessage, bytes]:
+# Ack addresses: without and with domain and account, and with a token after the numbers.
+ADDRESSES = [
+    b"$JS.ACK.t.c.1.%d.%d.%d.%d",
+    b"$JS.ACK.hub.AbC123.t.c.1.%d.%d.%d.%d",
+    b"$JS.ACK._.AbC123.t.c.1.%d.%d.%d.%d.x7Q2k9",
+]
+
+
+def delivered(number: int, chance: random.Random, form: bytes) -> tuple[RawMessage, bytes]:
     """A message and its frame."""
     subject = b"t.k%d" % (number % 7)
-    reply = b"$JS.ACK.t.c.1.%d.%d.%d.%d" % (number * 3, number, 10**18 + number, 10**6 - number)
+    reply = form % (number * 3, number, 10**18 + number, 10**6 - number)
     headers = encode_headers({"A": "b", "Mill-Time": "5"}) if chance.random() < 0.3 else b""
     payload = chance.choice(TRAPS)
     size = len(headers) + len(payload)
     if headers:
-        line = b"HMSG %b %b %b %d %d\r\n" % (subject, sid, reply, len(headers), size)
+        line = b"HMSG %b %b %b %d %d\r\n" % (subject, SID, reply, len(headers), size)
     else:
-        line = b"MSG %b %b %b %d\r\n" % (subject, sid, reply, size)
+        line = b"MSG %b %b %b %d\r\n" % (subject, SID, reply, size)
     return RawMessage(subject, reply, headers, payload), line + headers + payload + b"\r\n"
 
 
@@ -59,11 +67,11 @@ OTHERS = [
 
 
 def pieces(data: bytes, chance: random.Random) -> Iterator[bytes]:
-    place = 0
-    while place < len(data):
+    start = 0
+    while start < len(data):
         size = chance.choice([1, 2, 9, 50, 400, 5000])
-        yield data[place : place + size]
-        place += size
+        yield data[start : start + size]
+        start += size
 
 
 @pytest.mark.parametrize("seed", range(40))
@@ -75,7 +83,7 @@ def test_every_message_is_found_and_all_else_is_left_to_the_parser(seed: int) ->
     for number in range(1, 80):
         if chance.random() < 0.15:
             stream += chance.choice(OTHERS)
-        message, frame = delivered(number, chance)
+        message, frame = delivered(number, chance, ADDRESSES[seed % 3])
         wanted.append(message)
         stream += frame
     everything: list[tuple[bytes, ...]] = []
@@ -156,7 +164,7 @@ def test_a_late_status_of_a_window_does_not_end_the_next_one(
     held: list[bytes] = []
 
     class Late:
-        """A socket on which every status arrives late, after the next window was asked for."""
+        """A socket on which every status arrives late, after the next window was requested."""
 
         def __init__(self, link: Any) -> None:
             self._link = link

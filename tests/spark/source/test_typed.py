@@ -156,6 +156,6 @@ def test_what_cannot_be_decoded_fails_is_null_or_is_dropped(lake: Lake, place: P
     rows = lake.read(subscribe="orders", undecodable="null").orderBy("offset").collect()
     assert [row.value is None for row in rows] == [False, True, True, False]
     assert [row.reason is None for row in rows] == [True, False, False, True]
-    assert "unsound pack" in rows[2].reason
+    assert "invalid pack" in rows[2].reason
     kept = lake.read(subscribe="orders", undecodable="drop").orderBy("offset").collect()
     assert [row.value.id for row in kept] == [1, 2]

@@ -16,9 +16,10 @@ from millstream.events.unpack import events_in, events_of
 from millstream.messaging.groups.event import group_events
 from millstream.messaging.reading.batches import batches_of_messages
 from millstream.messaging.reading.verify import Verification, _Walk
-from millstream.spark.source.columns import Batches, Origin, kinds_of
+from millstream.spark.source.columns import RowBatches, kinds_of
 from millstream.spark.source.frames import FrameCollector, Frames
-from millstream.spark.source.values import BytesValues
+from millstream.spark.source.offsets import PartitionState
+from millstream.spark.source.values import BytesDecoder
 from millstream.wire.message import RawMessage
 from millstream.wire.protocol import encode_headers
 
@@ -213,7 +214,7 @@ def test_every_reader_finds_the_same_events(messages: list[RawMessage], foreign:
     assert report.events == len(public)
 
     schema = pa.schema([("offset", pa.int64()), ("index", pa.int32()), ("value", pa.binary())])
-    maker = Batches(schema, Origin("orders", 0, partition.prefix), BytesValues(pa.binary()), "fail")
+    maker = RowBatches(schema, state_of(partition.prefix), BytesDecoder(pa.binary()), "fail")
     spark = [
         row
         for b in maker.of(frames_of(messages))
@@ -222,9 +223,13 @@ def test_every_reader_finds_the_same_events(messages: list[RawMessage], foreign:
     assert spark == public
 
 
+def state_of(prefix: str | None) -> PartitionState:
+    return PartitionState("orders", 0, "orders", prefix, "", 1, 1)
+
+
 def test_an_expired_key_has_no_value_in_spark() -> None:
     schema = pa.schema([("key", pa.binary()), ("value", pa.binary())])
-    maker = Batches(schema, Origin("orders", 0, PREFIX), BytesValues(pa.binary()), "fail")
+    maker = RowBatches(schema, state_of(PREFIX), BytesDecoder(pa.binary()), "fail")
     marker = message(2, b"k", encode_headers([MARKER, ("Nats-TTL", "1m")]), b"")
     rows = [b.to_pylist() for b in maker.of(frames_of([message(1, b"a", b"", b"1"), marker]))]
     assert rows == [[{"key": b"a", "value": b"1"}, {"key": b"k", "value": None}]]
