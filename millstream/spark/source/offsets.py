@@ -24,6 +24,7 @@ from typing import Any, Final, Literal
 from millstream.errors import ConfigError
 
 __all__ = [
+    "Edge",
     "OffsetLimit",
     "OffsetRange",
     "PartitionOffset",
@@ -31,6 +32,7 @@ __all__ = [
     "SourceOffset",
     "TaskSplit",
     "TopicPartition",
+    "WhenNone",
     "from_json",
     "lag",
     "limited_ends",
