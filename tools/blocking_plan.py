@@ -45,7 +45,7 @@ PLANS = [
         also=("Event",),
         pure=True,
         posted=frozenset({"ack", "nack", "extend", "terminate"}),
-        skip=frozenset({"buried", "timestamp", "position"}),
+        skip=frozenset({"timestamp", "position"}),
     ),
     ClassPlan(
         f"{MESSAGING}.core.subscriber",
@@ -97,7 +97,7 @@ PLANS = [
         base="DeliveryReading",
         base_home="reading",
         fixed={"name": "str", "settings": "SubscriptionSettings"},
-        skip=frozenset({"ready", "refill", "in_hand", "prefetch", "fetch_at_most", "__aiter__"}),
+        skip=frozenset({"inbox", "__aiter__"}),
     ),
     ClassPlan(
         f"{MESSAGING}.groups.group",

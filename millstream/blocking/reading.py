@@ -77,7 +77,7 @@ class DeliveryReading(ContextTwin):
 
     def __iter__(self) -> Iterator[Delivery]:
         """Deliveries one by one, until the subscription is closed."""
-        loop, ready = self._loop, self._inner.ready
+        loop, ready = self._loop, self._inner.inbox.ready
         paced = self._inner.settings.rate_limit is not None
         holding = False  # `drain` waits for whoever has events in hand
         try:
@@ -100,18 +100,18 @@ class DeliveryReading(ContextTwin):
         finally:
             if holding:
                 with contextlib.suppress(ConnectionClosed):  # the process ends
-                    loop.post(self._inner.in_hand, -1)
+                    loop.post(self._inner.inbox.in_hand, -1)
 
     async def _more(self, holding: bool) -> bool:
         if holding:
-            self._inner.in_hand(-1)
-        found = await self._inner.refill()
+            self._inner.inbox.in_hand(-1)
+        found = await self._inner.inbox.refill()
         if found:
-            self._inner.in_hand(1)
+            self._inner.inbox.in_hand(1)
         return found
 
     def _bring_more(self) -> None:
-        task = asyncio.get_running_loop().create_task(self._inner.refill(0))
+        task = asyncio.get_running_loop().create_task(self._inner.inbox.refill(0))
         task.add_done_callback(_ignore)
 
     def _paced(self) -> Iterator[Delivery]:

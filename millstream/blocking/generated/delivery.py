@@ -22,8 +22,8 @@ __all__ = ["Delivery"]
 class Delivery(Twin, Event):
     """An event under a lease. Settle it with `ack`, `nack` or `terminate`; the first one counts.
 
-    Left unsettled, it is delivered again when the lease (the subscription's `ack_wait`) is over.
-    The settling calls only queue their message; `ack_sync` waits until the broker has taken it.
+    If it is not settled, it is redelivered when the lease (the subscription's `ack_wait`) ends.
+    These calls only queue their message; `ack_sync` waits until the broker has confirmed it.
     """
 
     __slots__ = ()
@@ -82,28 +82,28 @@ class Delivery(Twin, Event):
 
     @property
     def attempt(self) -> int:
-        """How many times it has been delivered, this one included."""
+        """How many times it has been delivered, including this time."""
         return self._inner.attempt
 
     def ack(self) -> None:
-        """Done: it will not be delivered again."""
+        """It is done and will not be redelivered."""
         self._loop.post(self._inner.ack)
 
     def ack_sync(self) -> None:
-        """Done, and return only when the broker has confirmed it (the double ack)."""
+        """Ack, and return only when the broker has confirmed it."""
         self._loop.call(self._inner.ack_sync())
 
     def nack(self, delay: float | None = None, reason: str = "nack") -> None:
-        """Deliver it again after `delay` seconds; None: as the subscription's backoff says.
+        """Have it redelivered after `delay` seconds; None: as the subscription's backoff says.
 
-        When its deliveries are used up it becomes a dead letter instead, with this reason.
+        After the last of `max_deliver` attempts it becomes a dead letter with this reason instead.
         """
         self._loop.post(self._inner.nack, delay, reason)
 
     def extend(self) -> None:
-        """Begin the lease anew."""
+        """Extend the lease (restarts `ack_wait`)."""
         self._loop.post(self._inner.extend)
 
     def terminate(self, reason: str = "terminated") -> None:
-        """Never deliver it again: it becomes a dead letter now."""
+        """Give up: it becomes a dead letter now and is not redelivered."""
         self._loop.post(self._inner.terminate, reason)

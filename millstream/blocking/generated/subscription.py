@@ -37,7 +37,7 @@ _EVERYTHING: Final = DeadLetterFilter()
 
 
 class Subscription(DeliveryReading):
-    """One member of a durable subscription. At least once: every event is delivered until settled.
+    """One member of a durable subscription. At least once: redelivered until acked.
 
     Members of the same name share the events; order across members, and after a retry, is not
     kept (see groups for that). Use it as `with`, then `for`, `pull` or `run`.
@@ -56,13 +56,13 @@ class Subscription(DeliveryReading):
         return self._inner.settings
 
     def close(self) -> None:
-        """Stop; what was fetched and not handed out is given back to the other members at once."""
+        """Stop; events that were fetched and not handed out go to the other members immediately."""
         self._loop.call(self._inner.close())
 
     def drain(self, timeout: float | None = None) -> None:
-        """Close, then wait until the handlers that run, or the loops that read, have ended.
+        """Close, then wait until running handlers, or loops that read, have ended.
 
-        RequestTimeout when they have not after `timeout` seconds (None: wait for them).
+        RequestTimeout when they have not after `timeout` seconds (None: no limit).
         """
         self._loop.call(self._inner.drain(timeout))
 
@@ -72,7 +72,7 @@ class Subscription(DeliveryReading):
         return self._loop.invoke(lambda: self._inner.settled)
 
     def pull(self, at_most: int = 100, timeout: float | None = 5.0) -> list[Delivery]:
-        """Up to `at_most` deliveries: what is here, or the first that come within the time."""
+        """Up to `at_most` deliveries: those fetched already, or the first within the time."""
         return [
             Delivery(self._loop, item)
             for item in self._loop.call(self._inner.pull(at_most, timeout))
@@ -81,9 +81,10 @@ class Subscription(DeliveryReading):
     def run(self, handler: Callable[[Delivery], object], concurrency: int = 1) -> None:
         """Call the handler for every event until the subscription is closed.
 
-        When it returns the event is acked; when it raises, nacked with the error as reason (with
-        `Reject`: a dead letter at once). With `concurrency` 1 events are handled in the order of
-        delivery. While a handler runs its lease is renewed. Plain functions run in a thread.
+        When the handler returns, the event is acked; when it raises, nacked with the error as the
+        reason (`Reject` makes it a dead letter immediately). With `concurrency` 1 events are
+        handled in the order of delivery. While a handler runs, its lease is renewed. Plain
+        functions run in a thread.
         """
         self._loop.call(
             self._inner.run(in_thread(handler, partial(Delivery, self._loop)), concurrency)

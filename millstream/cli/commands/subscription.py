@@ -227,7 +227,7 @@ async def _pull(
     found = await mill.topic(topic)
     await found.subscriptions.info(name)  # a misspelt name must not make a subscription
     async with found.subscribe(name) as member, Lines() as out:
-        member.fetch_at_most = limit
+        member.inbox.fetch_at_most = limit
         left = limit
         while left:
             deliveries = await member.pull(left, seconds)

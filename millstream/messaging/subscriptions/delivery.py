@@ -1,28 +1,24 @@
-"""Deliveries: events under a lease, to be settled one by one, also inside a pack."""
+"""Deliveries: events under a lease, settled one by one, also inside a pack."""
 
 from __future__ import annotations
 
 from abc import abstractmethod
-from typing import TYPE_CHECKING, Any, Final
+from functools import partial
+from typing import Any
 
 from millstream.events.event import NOT_DECODED, Event, Partition, PlainEvent
-from millstream.events.unpack import PackEvent, PackMessage
+from millstream.events.unpack import PackEvent
+from millstream.messaging.subscriptions.leases import Leases, PackLease
 from millstream.wire.message import RawMessage
 
-if TYPE_CHECKING:
-    from millstream.messaging.subscriptions.leases import Leases
-
-__all__ = ["Delivery", "PackDelivery", "PackLease", "PlainDelivery"]
-
-ACK: Final = b"+ACK"
-TERMINATE: Final = b"+TERM"
+__all__ = ["Delivery", "PackDelivery", "PlainDelivery"]
 
 
 class Delivery(Event):
     """An event under a lease. Settle it with `ack`, `nack` or `terminate`; the first one counts.
 
-    Left unsettled, it is delivered again when the lease (the subscription's `ack_wait`) is over.
-    The settling calls only queue their message; `ack_sync` waits until the broker has taken it.
+    If it is not settled, it is redelivered when the lease (the subscription's `ack_wait`) ends.
+    These calls only queue their message; `ack_sync` waits until the broker has confirmed it.
     """
 
     __slots__ = ()
@@ -30,34 +26,30 @@ class Delivery(Event):
     @property
     @abstractmethod
     def attempt(self) -> int:
-        """How many times it has been delivered, this one included."""
+        """How many times it has been delivered, including this time."""
 
     @abstractmethod
     def ack(self) -> None:
-        """Done: it will not be delivered again."""
+        """It is done and will not be redelivered."""
 
     @abstractmethod
     async def ack_sync(self) -> None:
-        """Done, and return only when the broker has confirmed it (the double ack)."""
+        """Ack, and return only when the broker has confirmed it."""
 
     @abstractmethod
     def nack(self, delay: float | None = None, reason: str = "nack") -> None:
-        """Deliver it again after `delay` seconds; None: as the subscription's backoff says.
+        """Have it redelivered after `delay` seconds; None: as the subscription's backoff says.
 
-        When its deliveries are used up it becomes a dead letter instead, with this reason.
+        After the last of `max_deliver` attempts it becomes a dead letter with this reason instead.
         """
 
     @abstractmethod
     def extend(self) -> None:
-        """Begin the lease anew."""
+        """Extend the lease (restarts `ack_wait`)."""
 
     @abstractmethod
     def terminate(self, reason: str = "terminated") -> None:
-        """Never deliver it again: it becomes a dead letter now."""
-
-    @abstractmethod
-    def buried(self) -> None:
-        """Called when its dead letter is stored: now the event may go."""
+        """Give up: it becomes a dead letter now and is not redelivered."""
 
 
 class PlainDelivery(PlainEvent, Delivery):
@@ -65,8 +57,8 @@ class PlainDelivery(PlainEvent, Delivery):
 
     __slots__ = ("_leases", "_settled")
 
-    def __init__(self, leases: Leases, partition: Partition, raw: RawMessage) -> None:
-        self._address = None  # as PlainEvent does, without another call: this is for every event
+    def __init__(self, leases: Leases[Delivery], partition: Partition, raw: RawMessage) -> None:
+        self._address = None  # as PlainEvent does, without another call: this runs for every event
         self._partition = partition
         self._value = NOT_DECODED
         self.raw = raw
@@ -85,7 +77,7 @@ class PlainDelivery(PlainEvent, Delivery):
     async def ack_sync(self) -> None:
         if not self._settled:
             self._settled = True
-            await self._leases.settle_sync(self.raw.reply, ACK)
+            await self._leases.ack_sync(self.raw.reply)
 
     def nack(self, delay: float | None = None, reason: str = "nack") -> None:
         if self._settled:
@@ -93,10 +85,10 @@ class PlainDelivery(PlainEvent, Delivery):
         self._settled = True
         settings = self._leases.settings
         if settings.max_deliver is not None and self.attempt >= settings.max_deliver:
-            self._leases.bury(self, reason)
+            self._dead_letter(reason)
         else:
             seconds = settings.delay_after(self.attempt) if delay is None else delay
-            self._leases.settle(self.raw.reply, b'-NAK {"delay": %d}' % int(seconds * 1e9))
+            self._leases.nack(self.raw.reply, seconds)
 
     def extend(self) -> None:
         if not self._settled:
@@ -105,49 +97,21 @@ class PlainDelivery(PlainEvent, Delivery):
     def terminate(self, reason: str = "terminated") -> None:
         if not self._settled:
             self._settled = True
-            self._leases.bury(self, reason)
+            self._dead_letter(reason)
 
-    def buried(self) -> None:
-        self._leases.settle(self.raw.reply, TERMINATE)
-
-
-class PackLease:
-    """The one lease that the events of a pack share; it ends when the last of them is settled."""
-
-    __slots__ = ("_failures", "_left", "message", "progress", "reply")
-
-    def __init__(self, message: PackMessage, reply: bytes) -> None:
-        self.message = message
-        self.reply = reply
-        self._left = message.pack.count
-        self._failures: dict[int, int] = {}  # failed attempts by event, of this lease
-        self.progress = True  # an event was settled since the lease was renewed
-
-    def settled(self) -> bool:
-        """One event less; whether it was the last."""
-        self._left -= 1
-        self.progress = True
-        return self._left == 0
-
-    @property
-    def waiting(self) -> bool:
-        """Whether an event of the pack waits for its next attempt."""
-        return bool(self._failures)
-
-    def attempt_of(self, index: int) -> int:
-        return self.message.address.delivered + self._failures.get(index, 0)
-
-    def failed(self, index: int) -> None:
-        self._failures[index] = self._failures.get(index, 0) + 1
-        self.progress = True
+    def _dead_letter(self, reason: str) -> None:
+        stored = partial(self._leases.terminate, self.raw.reply)
+        self._leases.dead_letter(self, reason, self.attempt, stored)
 
 
 class PackDelivery(PackEvent, Delivery):
-    """A delivered event of a pack: retried or buried alone, its neighbours are not repeated."""
+    """A delivered event of a pack: retried or dead-lettered on its own."""
 
     __slots__ = ("_lease", "_leases", "_settled")
 
-    def __init__(self, leases: Leases, lease: PackLease, index: int, row: tuple[Any, ...]) -> None:
+    def __init__(
+        self, leases: Leases[Delivery], lease: PackLease, index: int, row: tuple[Any, ...]
+    ) -> None:
         PackEvent.__init__(self, lease.message, index, row)
         self._leases = leases
         self._lease = lease
@@ -170,7 +134,7 @@ class PackDelivery(PackEvent, Delivery):
         if not self._settled:
             self._settled = True
             if self._lease.settled():
-                await self._leases.end_sync(self._lease)
+                await self._leases.end_pack_sync(self._lease)
 
     def nack(self, delay: float | None = None, reason: str = "nack") -> None:
         if self._settled:
@@ -179,13 +143,13 @@ class PackDelivery(PackEvent, Delivery):
         settings = self._leases.settings
         attempt = self.attempt
         if settings.max_deliver is not None and attempt >= settings.max_deliver:
-            self._leases.bury(self, reason)
+            self._dead_letter(reason)
             return
         self._lease.failed(self._index)
         seconds = settings.delay_after(attempt) if delay is None else delay
         row = (self._key, self._time_ns, self._headers, self._id, self._value)
         again = PackDelivery(self._leases, self._lease, self._index, row)
-        self._leases.again(again, seconds)
+        self._leases.retry(again, seconds)
 
     def extend(self) -> None:
         if not self._settled:
@@ -194,11 +158,11 @@ class PackDelivery(PackEvent, Delivery):
     def terminate(self, reason: str = "terminated") -> None:
         if not self._settled:
             self._settled = True
-            self._leases.bury(self, reason)
+            self._dead_letter(reason)
 
-    def buried(self) -> None:
-        self._done()
+    def _dead_letter(self, reason: str) -> None:
+        self._leases.dead_letter(self, reason, self.attempt, self._done)
 
     def _done(self) -> None:
         if self._lease.settled():
-            self._leases.end(self._lease)
+            self._leases.end_pack(self._lease)

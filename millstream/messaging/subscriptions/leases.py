@@ -1,4 +1,4 @@
-"""What happens to deliveries after they are handed out: settling, retries, burial, renewal."""
+"""What happens to messages after they are handed out: acks, retries, dead letters, renewal."""
 
 from __future__ import annotations
 
@@ -6,33 +6,68 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import Awaitable, Callable
-from typing import Final
+from typing import Final, Generic, TypeVar
 
 from millstream.deadline import Deadline
 from millstream.errors import ConnectError, MillstreamError, NoResponders, RequestTimeout
 from millstream.events.event import Event
-from millstream.messaging.subscriptions.delivery import ACK, Delivery, PackLease
+from millstream.events.unpack import PackMessage
 from millstream.messaging.subscriptions.settings import SubscriptionSettings
 from millstream.wire.aio.connection import Connection
 from millstream.wire.aio.pull_consumer import Signal
 from millstream.wire.protocol import pub
 
-__all__ = ["Leases"]
+__all__ = ["Leases", "PackLease", "StoreDeadLetter"]
 
 _log = logging.getLogger("millstream.messaging")
 
+ACK: Final = b"+ACK"
+NACK: Final = b"-NAK"
+TERMINATE: Final = b"+TERM"
 EXTEND: Final = b"+WPI"
-# An ack that meets an election is lost in silence, so one try waits only this long.
+# An ack that meets an election is lost without an answer, so one attempt waits only this long.
 ATTEMPT_SECONDS: Final = 1.0
 PAUSE_SECONDS: Final = 0.05
-# Dead letters that are being stored at the same time; more wait for their turn.
-BURIALS_MAX: Final = 64
+# Dead letters that are stored at the same time; more wait until one of them is done.
+STORING_MAX: Final = 64
 
 StoreDeadLetter = Callable[[Event, str, int], Awaitable[None]]
+D = TypeVar("D", bound=Event)
 
 
-class Leases:
-    """Settles the deliveries of one subscription's member."""
+class PackLease:
+    """The one lease that the events of a pack share; it ends when the last of them is settled."""
+
+    __slots__ = ("_failures", "_left", "message", "progress", "reply")
+
+    def __init__(self, message: PackMessage, reply: bytes) -> None:
+        self.message = message
+        self.reply = reply
+        self._left = message.pack.count
+        self._failures: dict[int, int] = {}  # failed attempts of each event during this lease
+        self.progress = True  # an event was settled since the lease was renewed
+
+    def settled(self) -> bool:
+        """Count one more settled event; True if it was the last."""
+        self._left -= 1
+        self.progress = True
+        return self._left == 0
+
+    @property
+    def waiting(self) -> bool:
+        """Whether an event of the pack waits for its next attempt."""
+        return bool(self._failures)
+
+    def attempt_of(self, index: int) -> int:
+        return self.message.address.delivered + self._failures.get(index, 0)
+
+    def failed(self, index: int) -> None:
+        self._failures[index] = self._failures.get(index, 0) + 1
+        self.progress = True
+
+
+class Leases(Generic[D]):
+    """The leases of one member of a subscription. Knows messages by their ack addresses."""
 
     def __init__(
         self,
@@ -48,31 +83,38 @@ class Leases:
         self._loop = asyncio.get_running_loop()
         self._packs: set[PackLease] = set()
         self._timers: set[asyncio.TimerHandle] = set()
-        self._burials: set[asyncio.Task[None]] = set()
-        self._gate = asyncio.Semaphore(BURIALS_MAX)
-        self.retries: deque[Delivery] = deque()  # events of packs whose next attempt is due
+        self._storing: set[asyncio.Task[None]] = set()
+        self._slots = asyncio.Semaphore(STORING_MAX)
+        self.retries: deque[D] = deque()  # events of packs whose next attempt is due
         self.settled = 0
 
-    # -- called by deliveries -------------------------------------------------------------
+    # -- one message ----------------------------------------------------------------------
 
     def ack(self, reply: bytes) -> None:
-        """`settle` with the usual word."""
         self.settled += 1
         self._connection.send(b"PUB %b 4\r\n+ACK\r\n" % reply)
 
-    def settle(self, reply: bytes, word: bytes) -> None:
-        self.settled += 1
-        self._connection.send(pub(reply, b"", word))
+    def nack(self, reply: bytes, seconds: float) -> None:
+        """Have it delivered again after some seconds."""
+        self._settle(reply, b'-NAK {"delay": %d}' % int(seconds * 1e9))
 
-    async def settle_sync(self, reply: bytes, word: bytes) -> None:
-        """Settle and wait for the broker's word; asked again when that is lost: twice is once."""
+    def terminate(self, reply: bytes) -> None:
+        """Have it never delivered again."""
+        self._settle(reply, TERMINATE)
+
+    def _settle(self, reply: bytes, answer: bytes) -> None:
+        self.settled += 1
+        self._connection.send(pub(reply, b"", answer))
+
+    async def ack_sync(self, reply: bytes) -> None:
+        """Ack and wait for the broker's reply; repeated when that is lost, which does no harm."""
         self.settled += 1
         connection = self._connection
         deadline = Deadline(connection.settings.request_timeout)
         while True:
             attempt = deadline.left(at_most=ATTEMPT_SECONDS)
             try:
-                await connection.request(reply.decode(), word, timeout=attempt, asks_again=True)
+                await connection.request(reply.decode(), ACK, timeout=attempt, asks_again=True)
                 return
             except (RequestTimeout, NoResponders, ConnectError):
                 connection.check_open()
@@ -81,10 +123,11 @@ class Leases:
             await asyncio.sleep(deadline.left(at_most=PAUSE_SECONDS))
 
     def extend(self, reply: bytes) -> None:
+        """Restart its lease."""
         self._connection.send(pub(reply, b"", EXTEND))
 
-    def again(self, delivery: Delivery, seconds: float) -> None:
-        """Hand out an event of a pack again after a while, alone."""
+    def retry(self, delivery: D, seconds: float) -> None:
+        """Hand out an event of a pack again after some seconds, on its own."""
         timer: asyncio.TimerHandle
 
         def due() -> None:
@@ -95,51 +138,57 @@ class Leases:
         timer = self._loop.call_later(seconds, due)
         self._timers.add(timer)
 
-    def bury(self, delivery: Delivery, reason: str) -> None:
-        """Store a dead letter, then settle the event; if that fails the event comes again."""
-        task = self._loop.create_task(self._bury(delivery, reason))
-        self._burials.add(task)
-        task.add_done_callback(self._burials.discard)
+    def dead_letter(
+        self, event: Event, reason: str, attempts: int, stored: Callable[[], None]
+    ) -> None:
+        """Store a dead letter, then call `stored`; if storing fails the event is redelivered."""
+        work = self._dead_letter(event, reason, attempts, stored)
+        task = self._loop.create_task(work)
+        self._storing.add(task)
+        task.add_done_callback(self._storing.discard)
 
-    async def _bury(self, delivery: Delivery, reason: str) -> None:
-        async with self._gate:
+    async def _dead_letter(
+        self, event: Event, reason: str, attempts: int, stored: Callable[[], None]
+    ) -> None:
+        async with self._slots:
             try:
-                await self._store_dead_letter(delivery, reason, delivery.attempt)
+                await self._store_dead_letter(event, reason, attempts)
             except MillstreamError as error:
-                _log.warning("dead letter not stored, %r will come again: %s", delivery, error)
+                _log.warning("dead letter not stored, %r will be redelivered: %s", event, error)
             else:
-                delivery.buried()
+                stored()
 
     # -- packs ----------------------------------------------------------------------------
 
-    def begin(self, lease: PackLease) -> None:
+    def start_pack(self, lease: PackLease) -> None:
         self._packs.add(lease)
 
-    def end(self, lease: PackLease) -> None:
+    def end_pack(self, lease: PackLease) -> None:
+        """Ack a pack, all of whose events are settled."""
         self._packs.discard(lease)
-        self.settle(lease.reply, ACK)
+        self.ack(lease.reply)
 
-    async def end_sync(self, lease: PackLease) -> None:
+    async def end_pack_sync(self, lease: PackLease) -> None:
         self._packs.discard(lease)
-        await self.settle_sync(lease.reply, ACK)
+        await self.ack_sync(lease.reply)
 
-    # -- called by the subscription -------------------------------------------------------
+    # -- all messages of the member -------------------------------------------------------
 
     def give_back(self, waiting: list[bytes]) -> None:
-        """Have messages that were not handed out delivered to others, now rather than later."""
+        """Have messages that were not handed out delivered to other members immediately."""
         if self._connection.closed:
             return  # their leases run out
         try:
             for reply in waiting:
-                self.settle(reply, b"-NAK")
+                self._settle(reply, NACK)
         except ConnectError as error:
-            _log.info("messages not handed out come again when their leases end: %s", error)
+            _log.info("messages not handed out are redelivered when their leases end: %s", error)
 
     def renew(self, waiting: list[bytes]) -> None:
         """Renew the leases of messages not handed out yet and of packs that make progress.
 
-        A pack none of whose events was settled since the last time is left to run out, so that
-        another member gets it when this one hangs.
+        A pack is not renewed when none of its events was settled since the last time, so that
+        another member gets it if this one hangs.
         """
         if not self._connection.connected:
             return
@@ -153,8 +202,8 @@ class Leases:
             _log.info("leases not renewed: %s", error)
 
     async def finish(self) -> None:
-        """Wait for dead letters that are being stored; retries in memory are left to the server."""
+        """Wait until dead letters are stored; retries in memory are left to the server."""
         for timer in self._timers:
             timer.cancel()
-        if self._burials:
-            await asyncio.gather(*self._burials, return_exceptions=True)
+        if self._storing:
+            await asyncio.gather(*self._storing, return_exceptions=True)

@@ -330,7 +330,7 @@ def test_a_drain_waits_for_the_event_that_another_thread_has_in_hand(millstream_
         working = threads.submit(work)
         assert begun.wait(60)
         draining = threads.submit(mill.drain, timeout=60)
-        until(lambda: subscription._inner._closed)
+        until(lambda: subscription._inner.inbox.closed)
         time.sleep(0.1)
         assert not draining.done()
         let_go.set()

@@ -15,12 +15,11 @@ from tests.integration.messaging.processes import killed, line, python
 from tests.integration.messaging.topic_kit import done_with, eventually, given_up
 
 MEMBER = """
-from millstream.messaging.subscriptions.leases import Leases
 from millstream.messaging.dead_letters.store import DeadLetterStore
 
 async def main():
     url, moment = sys.argv[1:]
-    real = DeadLetterStore.store_event
+    real = DeadLetterStore.store
 
     async def store(self, *about):
         if moment == "before":
@@ -28,7 +27,7 @@ async def main():
         await real(self, *about)
         die()
 
-    DeadLetterStore.store_event = store
+    DeadLetterStore.store = store
     async with millstream.connect(url) as mill:
         topic = await mill.topic("orders")
         member = await topic.subscribe("s")
