@@ -42,7 +42,9 @@ class ReadRange(Protocol):
 
 
 def settings_of(url: str) -> ConnectionSettings:
-    return ConnectionSettings(urls=(url,), reconnect=Reconnect(wait=0.02, wait_max=0.1))
+    quick = Reconnect(wait=0.02, wait_max=0.1)
+    # As long as a reader keeps trying at all: nothing may wait for one answer until it is over.
+    return ConnectionSettings(urls=(url,), reconnect=quick, request_timeout=60.0)
 
 
 def pairs(messages: list[RawMessage]) -> Found:
