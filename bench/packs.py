@@ -17,7 +17,6 @@ from millstream.events.packs.pack import PackLimits, encode, envelope, split
 from millstream.events.packs.packing import Packing
 from millstream.events.row_buffer import Columns
 from millstream.messaging import Topic
-from millstream.messaging.publishing.fenced_lane import as_message
 from millstream.mill import Mill, connect
 from millstream.schemas import ColumnBuilder, declare
 from millstream.testing import running_broker
@@ -120,7 +119,7 @@ def _frames(stage: _Stage) -> list[bytes]:
     batch = envelope(stage.batch, key=stage.batch.column("symbol"))
     subject = f"{stage.topic.name}._pack.raw"
     packs = [encode(piece, schema_id="1") for piece in split(batch, PackLimits(5_000))]
-    messages = [as_message(subject, [], pack) for pack in packs]
+    messages = [pack.message(subject) for pack in packs]
     to = stage.raw.inbox.encode()
     return [hpub(message.subject, to, message.headers, message.payload) for message in messages]
 

@@ -21,6 +21,7 @@ from millstream.errors import (
 )
 from millstream.events.event import PlainEvent, PublishOptions
 from millstream.events.fence import FenceState, judge_refusal, read_state, state_headers
+from millstream.events.fence_writer import Answer, Request
 from millstream.events.packs.pack import empty
 from millstream.messaging.publishing.fenced_lane import FencedLane
 from millstream.messaging.reading import replay as reading
@@ -72,7 +73,7 @@ async def test_of_many_writers_that_open_at_once_only_the_last_claimant_stores(
         stored = [result for result in results if not isinstance(result, BaseException)]
         assert len(stored) == 1
         assert all(isinstance(r, FencedOut) for r in results if r is not stored[0])
-        assert await lanes[0]._last() == stored[0]
+        assert await lanes[0].look() == stored[0]
 
 
 async def test_a_claim_follows_what_the_old_writer_stores_meanwhile(millstream_url: str) -> None:
@@ -86,14 +87,15 @@ async def test_a_claim_follows_what_the_old_writer_stores_meanwhile(millstream_u
 
         old, new = lane(), lane()
         await old.claim()
-        looked = await new._last()
+        stale = await target.jetstream.get_message("orders", {"last_by_subj": "orders._pack.w"})
         await old.store([empty()], 41)
-        looks = [looked]
+        looks = [stale]
+        ask = new._ask
 
-        async def stale_once() -> FenceState:
-            return looks.pop() if looks else await FencedLane._last(new)
+        async def stale_once(request: Request) -> Answer:
+            return looks.pop() if looks else await ask(request)
 
-        new._last = stale_once  # type: ignore[method-assign]
+        new._ask = stale_once  # type: ignore[method-assign]
         state = await new.claim()
         assert state.position == 41
         with pytest.raises(FencedOut):

@@ -15,6 +15,8 @@ from millstream.errors import ConfigError, PackError, PayloadTooLarge, Unfit
 from millstream.events.packs.envelope import ENVELOPE, cast_column, complete, plain_schema
 from millstream.events.packs.headers import PackHeaders, is_schema_id, message_size, write_headers
 from millstream.events.packs.ipc import END_OF_STREAM, ReadLimits, has_clean_offsets, layout_of
+from millstream.wire.message import OutgoingMessage
+from millstream.wire.protocol import encode_headers
 
 __all__ = ["Compression", "EncodedPack", "PackLimits", "empty", "encode", "split"]
 
@@ -55,6 +57,11 @@ class EncodedPack:
     def size(self) -> int:
         """Bytes of the whole message, as the server's max_payload counts them."""
         return message_size(self.headers, self.payload.size)
+
+    def message(self, subject: str, pairs: Sequence[tuple[str, str]] = ()) -> OutgoingMessage:
+        """The message to publish on a subject, with headers besides the pack's own."""
+        block = encode_headers([*pairs, *self.headers.items()])
+        return OutgoingMessage(subject.encode(), block, memoryview(self.payload))
 
 
 def encode(

@@ -24,7 +24,6 @@ from millstream.events.row_buffer import (
     enveloped,
 )
 from millstream.events.subject import PACK_TOKEN
-from millstream.messaging.publishing.fenced_lane import as_message
 from millstream.messaging.publishing.writer import WriterTarget
 from millstream.wire.api import PubAck
 from millstream.wire.protocol import unique_token
@@ -192,7 +191,7 @@ class PackProducer(AsyncClosing):
                 await lane.room()
             self._packs += 1
             pairs = [(ID_HEADER, f"{self._name}-{self._packs}")]
-            message = as_message(self._subjects[partition], pairs, pack)
+            message = pack.message(self._subjects[partition], pairs)
             self._in_flight += 1
             future = lane.publish(message, PUBLISH_SECONDS, _same)
             future.add_done_callback(partial(self._settled, place, piece.num_rows, partition))

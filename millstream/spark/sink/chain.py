@@ -19,30 +19,33 @@ from __future__ import annotations
 
 import re
 import zlib
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import TypeVar
 
-from millstream.errors import FencedOut, RowsMoved, WrongSequence
-from millstream.events.fence import (
-    FenceState,
-    data_subject,
-    part_headers,
-    read_state,
-    state_headers,
+from millstream.errors import FencedOut, MillstreamError, RowsMoved
+from millstream.events.fence import FenceState
+from millstream.events.fence_writer import (
+    RACES_MAX,
+    Answer,
+    FenceWriter,
+    Offer,
+    Outcome,
+    ReadLast,
+    Request,
+    Steps,
 )
-from millstream.events.packs.pack import EncodedPack, empty
+from millstream.events.packs.pack import EncodedPack
 from millstream.spark.broker_access import PATIENCE_SECONDS
 from millstream.wire.batch import BATCH_MESSAGES_MAX
 from millstream.wire.message import OutgoingMessage
-from millstream.wire.protocol import encode_headers, parse_headers
 from millstream.wire.sync.connection import BlockingConnection, BlockingJetStream
 from millstream.wire.sync.publish import publish_fenced_batch, publish_one
 from millstream.wire.sync.streams import get_message
 
 __all__ = ["Chain", "Fence", "Note", "UnitLimits"]
 
-# Refusals in a row before we say that something else writes on the fence.
-RACES_MAX: Final = 20
+T = TypeVar("T")
 _NOTE = re.compile(r"batch=(\d+) unit=(\d+) rows=(\d+) crc=([0-9a-f]{8})")
 
 
@@ -75,69 +78,61 @@ class Note:
 
 
 class Fence:
-    """The subject that one task of a query owns in a partition."""
+    """The subject that one task of a query owns in a partition.
+
+    `FenceWriter` decides; this asks the broker for it.
+    """
 
     def __init__(
         self, connection: BlockingConnection, stream: str, subject: str, writer: str
     ) -> None:
-        self.connection = connection
-        self.stream = stream
-        self.subject = subject
-        self.writer = writer
+        self._connection = connection
+        self._stream = stream
+        self._fence = FenceWriter(subject, writer)
 
-    def last(self) -> FenceState:
-        """What the last pack on it says, as the partition's leader has it."""
-        jetstream = BlockingJetStream(self.connection)
-        ask = {"last_by_subj": self.subject}
-        found = get_message(jetstream, self.stream, ask, PATIENCE_SECONDS)
-        if found is None:
-            return FenceState()
-        return read_state(found.sequence, parse_headers(found.headers))
+    @property
+    def writer(self) -> str:
+        return self._fence.writer
 
     def begin(self) -> FenceState:
-        """The state to go on from; a fence that is new gets its first, empty pack."""
-        for _ in range(RACES_MAX):
-            last = self.last()
-            if last.sequence:
-                return last
-            first = last.next(0)
-            try:
-                message = self.message(self.subject, state_headers(self.writer, first), empty())
-                ack = publish_one(self.connection, message, PATIENCE_SECONDS)
-            except WrongSequence:
-                continue  # a twin was faster
-            return first.stored_at(ack.seq)
-        raise FencedOut(self.writer)
+        """The state to continue from; a fence that is new gets its first, empty pack."""
+        return self._run(self._fence.begin())
 
-    def message(
-        self, subject: str, pairs: list[tuple[str, str]], pack: EncodedPack
-    ) -> OutgoingMessage:
-        block = encode_headers([*pairs, *pack.headers.items()])
-        return OutgoingMessage(subject.encode(), block, memoryview(pack.payload).tobytes())
-
-    def store(
+    def offer(
         self,
         wanted: FenceState,
-        packs: list[EncodedPack],
-        beside: list[OutgoingMessage] | None = None,
-    ) -> FenceState:
-        """Store packs, all or none, as what follows `wanted.sequence`; WrongSequence: refused.
+        packs: Sequence[EncodedPack],
+        beside: Sequence[OutgoingMessage] = (),
+    ) -> Offer:
+        """Store packs, all or none, as what follows `wanted.sequence`.
 
         `beside` are plain messages that are stored together with them, before them.
         """
-        packs = packs or [empty()]
-        total = len(beside or []) + len(packs)
-        messages = list(beside or [])
-        for number, pack in enumerate(packs[:-1], 1):
-            pairs = part_headers(self.writer, wanted, number)
-            messages.append(self.message(data_subject(self.subject), pairs, pack))
-        pairs = state_headers(self.writer, wanted, total)
-        messages.append(self.message(self.subject, pairs, packs[-1]))
+        return self._run(self._fence.offer(wanted, packs, beside))
+
+    def _run(self, steps: Steps[T]) -> T:
+        try:
+            request = next(steps)
+            while True:
+                try:
+                    answer = self._ask(request)
+                except MillstreamError as error:
+                    request = steps.throw(error)
+                else:
+                    request = steps.send(answer)
+        except StopIteration as end:
+            result: T = end.value
+            return result
+
+    def _ask(self, request: Request) -> Answer:
+        if isinstance(request, ReadLast):
+            jetstream = BlockingJetStream(self._connection)
+            ask = {"last_by_subj": request.subject}
+            return get_message(jetstream, self._stream, ask, PATIENCE_SECONDS)
+        messages = request.messages
         if len(messages) == 1:
-            ack = publish_one(self.connection, messages[0], PATIENCE_SECONDS)
-        else:
-            ack = publish_fenced_batch(self.connection, messages, PATIENCE_SECONDS)
-        return wanted.stored_at(ack.seq)
+            return publish_one(self._connection, messages[0], PATIENCE_SECONDS)
+        return publish_fenced_batch(self._connection, messages, PATIENCE_SECONDS)
 
 
 class Chain:
@@ -207,9 +202,12 @@ class Chain:
         for _ in range(RACES_MAX):
             if self._complete or self._stored_before(final):
                 return
-            if self._try(packs, final):
-                self.stored_rows += rows
+            offer = self._offer(packs, final)
+            if offer.is_stored:
+                self._state = offer.state
                 self.known_rows = made.rows
+                if offer.outcome is Outcome.STORED:
+                    self.stored_rows += rows
                 return
             self._look()
         raise FencedOut(self._fence.writer)
@@ -225,15 +223,10 @@ class Chain:
             raise self._moved(found)
         return True
 
-    def _try(self, packs: list[EncodedPack], final: bool) -> bool:
+    def _offer(self, packs: list[EncodedPack], final: bool) -> Offer:
         state = self._state or FenceState()
         position = self._batch + 1 if final else self._batch
-        wanted = state.next(position, str(self._made))
-        try:
-            self._state = self._fence.store(wanted, packs)
-        except WrongSequence:
-            return False
-        return True
+        return self._fence.offer(state.next(position, str(self._made)), packs)
 
     def _moved(self, found: Note) -> RowsMoved:
         return RowsMoved(self._fence.writer, self._batch, found.rows, self._made.rows)

@@ -8,18 +8,20 @@ table is right, and its followers may see a change twice.
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Final
 
 import pyarrow as pa
 
-from millstream.errors import ConfigError, FencedOut, Unfit, WrongSequence
+from millstream.errors import ConfigError, FencedOut, Unfit
 from millstream.events.classify import NULL_HEADER
 from millstream.events.event import SCHEMA_HEADER
 from millstream.events.fence import fence_subject
+from millstream.events.fence_writer import RACES_MAX
 from millstream.events.subject import key_token
 from millstream.spark.broker_access import connection_to
-from millstream.spark.sink.chain import RACES_MAX, Fence, Note
+from millstream.spark.sink.chain import Fence, Note
 from millstream.spark.sink.sink_rows import enveloped, placed
 from millstream.spark.sink.targets import Target
 from millstream.spark.sink.task_sink import TaskRows
@@ -93,18 +95,19 @@ class _Group:
     def store(self, final: bool) -> None:
         messages, self._messages, self._bytes = self._messages, [], 0
         note = self._note
-        self._note = Note(self._batch, note.unit + 1, note.rows + len(messages))
+        crc = note.crc
+        for message in messages:
+            crc = zlib.crc32(message.payload, zlib.crc32(message.subject + message.headers, crc))
+        self._note = Note(self._batch, note.unit + 1, note.rows + len(messages), crc)
         for _ in range(RACES_MAX):
             if self.complete:
                 return
             position = self._batch + 1 if final else self._batch
-            wanted = self._state.next(position, str(self._note))
-            try:
-                self._state = self._fence.store(wanted, [], messages)
-            except WrongSequence:
-                self._state = self._fence.begin()
-                continue
-            return
+            offer = self._fence.offer(self._state.next(position, str(self._note)), [], messages)
+            if offer.is_stored:
+                self._state = offer.state
+                return
+            self._state = self._fence.begin()
         raise FencedOut(self._fence.writer)
 
 
