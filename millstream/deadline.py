@@ -1,4 +1,4 @@
-"""One budget of time for a whole chain of calls."""
+"""One time budget for a chain of calls."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def now_ns() -> int:
 
 
 class Deadline:
-    """A moment on the monotonic clock, handed down a call chain; every wait takes what is left.
+    """A time limit that is passed down a call chain; every wait uses what is left.
 
     >>> deadline = Deadline(2.5)
     >>> deadline.left() <= 2.5

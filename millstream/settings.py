@@ -1,8 +1,8 @@
 """Settings as small frozen values; the only place that reads the environment and millstream.toml.
 
-What is set where, in this order: an argument or flag, then the environment, then the nearest
-`millstream.toml`, then the default. Names of environment variables are those of the `nats` tool
-(`NATS_URL`, `NATS_USER`, ...) where the meaning is the same; ours begin with `MILLSTREAM_`.
+A setting is taken from the first of these that has it: an argument or flag, the environment, the
+nearest `millstream.toml`, the default. Environment variables have the names that the `nats` tool
+uses (`NATS_URL`, `NATS_USER`, ...) where the meaning is the same; ours start with `MILLSTREAM_`.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ DEFAULT_URL: Final = "nats://127.0.0.1:4222"
 PROJECT_FILE: Final = "millstream.toml"
 DATA_FOLDER: Final = ".millstream"
 STATE_FILE: Final = "broker.json"
-# Where a broker tells clients how durable an ack is: in `server_metadata`, which any user can read.
+# The key in `server_metadata`, which any user can read, that says how durable an ack is.
 DURABILITY_METADATA: Final = "millstream.durability"
 
 _DURATION = re.compile(r"(\d+(?:\.\d+)?)(ns|us|ms|s|m|h|d)", re.ASCII)
@@ -60,12 +60,12 @@ _DURATION_SECONDS: Final = {
     "d": 86400.0,
 }
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([KMGT]i?B?|B)?", re.IGNORECASE | re.ASCII)
-_SIZE_MAX: Final = 2.0**63  # what the server counts with
+_SIZE_MAX: Final = 2.0**63  # the server's integers are 64 bits wide
 _SIZE_POWER: Final = {"": 0, "K": 1, "M": 2, "G": 3, "T": 4}
 
 
 class Secret:
-    """A text that never shows itself: str, repr and format give stars; `.reveal()` gives it."""
+    """A text that is never shown: str, repr and format give stars; `.reveal()` returns it."""
 
     __slots__ = ("_text",)
 
@@ -99,13 +99,13 @@ def child_environment(**changes: str) -> dict[str, str]:
 
 
 def export_environment(**defaults: str) -> None:
-    """Set variables of this process that are not set yet, for programs that read nothing else."""
+    """Set environment variables that are not set yet, for libraries that read nothing else."""
     for name, value in defaults.items():
         os.environ.setdefault(name, value)
 
 
 def cache_folder() -> Path:
-    """Where what can be made again is kept, for this user: `XDG_CACHE_HOME`, or ~/.cache."""
+    """The cache folder of this user: in `XDG_CACHE_HOME`, or in ~/.cache."""
     base = environment("XDG_CACHE_HOME")
     return (Path(base) if base else Path.home() / ".cache") / "millstream"
 
@@ -123,7 +123,7 @@ def parse_duration(text: str | float) -> float:
     compact = text.strip().replace(" ", "")
     if re.fullmatch(r"[0-9]+(\.[0-9]+)?", compact):
         return parse_duration(float(compact))
-    # Looked at as a whole first: to search a long text for parts takes the square of its length.
+    # Match the complete text first: searching a long text for parts takes quadratic time.
     if not _DURATIONS.fullmatch(compact):
         advice = "Write it like 250ms, 10s, 1m30s, 12h or 7d"
         raise ConfigError(f"not a duration: {text!r:.60}. {advice}")
@@ -147,7 +147,7 @@ def parse_size(text: str | int) -> int:
     unit = (match[2] or "").upper().removesuffix("B").removesuffix("I")
     size = float(match[1]) * 1024 ** _SIZE_POWER[unit]
     if size > _SIZE_MAX:
-        raise ConfigError(f"not a size: {text[:50]!r}... No disk holds so much")
+        raise ConfigError(f"not a size: {text[:50]!r}... No disk is that large")
     return int(size)
 
 
@@ -161,18 +161,18 @@ def find_project_file(start: Path | None = None) -> Path | None:
 
 
 def read_project_file(path: Path | None = None) -> Mapping[str, Any]:
-    """The content of millstream.toml, or of nothing when there is none."""
+    """The content of millstream.toml; empty if there is none."""
     path = path or find_project_file()
     if path is None:
         return {}
     try:
         return tomllib.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:  # also of TOML, and of its text
+    except (OSError, ValueError, RecursionError) as error:  # also TOML and decoding errors
         raise ConfigError(f"cannot read {path}: {error}") from error
 
 
 def project_table(name: str, path: Path | None = None) -> Mapping[str, Any]:
-    """One table of millstream.toml, such as `[broker]`; empty when it is not there."""
+    """One table of millstream.toml, such as `[broker]`; empty if it is missing."""
     table = read_project_file(path).get(name, {})
     if not isinstance(table, dict):
         raise ConfigError(f"{PROJECT_FILE}: '{name}' must be a table, [{name}], not {table!r}")
@@ -201,7 +201,7 @@ def project_url(start: Path | None = None) -> str | None:
     file = find_project_file(start)
     listed = None if file is None else read_project_file(file).get("url")
     if not isinstance(listed, str | None):
-        raise ConfigError(f"{PROJECT_FILE}: url must be a text, not {listed!r}")
+        raise ConfigError(f"{PROJECT_FILE}: url must be a string, not {listed!r}")
     return _url_of_running_broker(start) if listed is None else listed
 
 
@@ -209,7 +209,7 @@ def project_url(start: Path | None = None) -> str | None:
 class Tls:
     """Certificates of one side of a TLS connection."""
 
-    ca: str | None = None  # file with the authorities to trust; None: the system's
+    ca: str | None = None  # file with the certificate authorities to trust; None: the system's
     cert: str | None = None  # file with this side's certificate
     key: str | None = None  # file with its private key
     handshake_first: bool = False  # TLS before the server's greeting (server: handshake_first)
@@ -217,17 +217,17 @@ class Tls:
 
 @dataclass(frozen=True, slots=True)
 class Reconnect:
-    """How long and how often a lost connection is tried again."""
+    """How often, and for how long, to try to reconnect."""
 
-    wait: float = 0.05  # seconds before the second try of the same server; doubles
-    wait_max: float = 2.0  # seconds; the doubling stops here
-    give_up_after: float = 120.0  # seconds without a connection until it counts as closed
+    wait: float = 0.05  # seconds before the second attempt; doubles each time
+    wait_max: float = 2.0  # seconds; the longest pause
+    give_up_after: float = 120.0  # seconds without a connection; then it is closed
     buffer_bytes: int = 8 * 1024 * 1024  # core publishes kept while disconnected
 
 
 @dataclass(frozen=True, slots=True)
 class ConnectionSettings:
-    """Where the broker is and who we are."""
+    """The broker's address and this client's credentials."""
 
     urls: tuple[str, ...] = (DEFAULT_URL,)
     name: str = "millstream"  # shown in the server's connection list
@@ -239,13 +239,13 @@ class ConnectionSettings:
     tls: Tls | None = None
     inbox_prefix: str = "_INBOX"
     domain: str | None = None  # JetStream domain to talk to
-    connect_timeout: float = 5.0  # seconds for the first connection, all servers together
+    connect_timeout: float = 5.0  # seconds for the first connection, for all servers together
     request_timeout: float = 5.0  # seconds for an answer
     ping_interval: float = 20.0  # seconds between our pings; two unanswered: reconnect
     reconnect: Reconnect = field(default_factory=Reconnect)
 
     def __repr__(self) -> str:
-        """All settings; what an address says before its @ is a user and a password."""
+        """All settings, without the user and password in an address."""
         urls = tuple(re.sub(r"//[^/]*@", "//***@", url) for url in self.urls)
         rest = (f"{f.name}={getattr(self, f.name)!r}" for f in fields(self) if f.name != "urls")
         return f"ConnectionSettings({', '.join((f'urls={urls!r}', *rest))})"
@@ -280,7 +280,7 @@ def _secret(text: str | None) -> Secret | None:
 
 
 def _seed(file_or_seed: str | None) -> Secret | None:
-    """NATS_NKEY names a file for the `nats` tool; a seed itself is taken as well."""
+    """NATS_NKEY names a file, as for the `nats` tool; a seed itself works as well."""
     if file_or_seed is None or file_or_seed.startswith("SU"):
         return _secret(file_or_seed)
     try:
@@ -305,7 +305,7 @@ def _urls(given: str | None) -> tuple[str, ...]:
 
 
 def _url_of_running_broker(start: Path | None) -> str | None:
-    """What `millstream up` wrote beside its data, so that `connect()` needs no address."""
+    """The address that `millstream up` wrote next to its data: `connect()` needs none."""
     try:
         state = json.loads((data_folder(start=start) / STATE_FILE).read_text(encoding="utf-8"))
         return str(state["url"])

@@ -1,10 +1,10 @@
-"""For users' tests: a real broker, started in a tenth of a second and gone without a trace.
+"""For users' tests: a real broker, started in a tenth of a second and removed afterwards.
 
     with running_broker() as broker:            # or: async with running_broker() as broker:
         print(broker.url)
 
 Fixtures for pytest come with the package: `millstream_broker` is a fresh broker for one test,
-`millstream_url` an own, empty account on one broker that the whole session shares.
+`millstream_url` an empty account of its own on a broker that the session shares.
 """
 
 from __future__ import annotations
@@ -24,21 +24,21 @@ from millstream.settings import Secret
 
 __all__ = ["AccountPool", "RunningBroker", "RunningCluster", "running_broker", "running_cluster"]
 
-_GRACE: Final = 2.0  # seconds for a gentle stop; a test must not wait for a stuck server
-_MOST_ACCOUNTS: Final = 2000  # of one broker; it needs about 0.5 ms more to start for each
-_MOST_BROKERS: Final = 50  # of one pool; a leak of accounts shall not fill the machine
+_GRACE: Final = 2.0  # seconds for a graceful stop; a test must not wait for a stuck server
+_ACCOUNTS_MAX: Final = 2000  # of one broker; each adds about 0.5 ms to its start
+_BROKERS_MAX: Final = 50  # of one pool; a test that leaks accounts must not fill the machine
 
 
 R = TypeVar("R", Broker, Cluster)
 
 
 class _Running(Generic[R]):
-    """A temporary data folder and what runs on it, as a plain and an asynchronous context."""
+    """A temporary data folder with a server, as a sync and async context manager."""
 
     def __init__(self, settings: BrokerSettings | None, changes: dict[str, Any]) -> None:
         self._temporary: Path | None = None
         if settings is not None and changes:
-            raise ConfigError("give a BrokerSettings, or single settings, not both")
+            raise ConfigError("give a BrokerSettings or individual settings, not both")
         self._settings, self._changes = settings, changes
 
     def _make(self, settings: BrokerSettings) -> R:
@@ -101,8 +101,8 @@ class RunningCluster(_Running[Cluster]):
 def running_broker(settings: BrokerSettings | None = None, **changes: Any) -> RunningBroker:
     """A broker for the length of a `with` or `async with` block.
 
-    Give a `BrokerSettings`, or single settings of one (`durability="memory"`). Without `data` it
-    runs in a temporary folder, which is removed at the end, whatever happened.
+    Give a `BrokerSettings`, or individual settings (`durability="memory"`). Without `data` it runs
+    in a temporary folder, which is always removed at the end.
     """
     return RunningBroker(settings, changes)
 
@@ -115,15 +115,15 @@ def running_cluster(
 
 
 class AccountPool(Closing):
-    """One broker with many empty accounts that cannot see each other: one for each test.
+    """One broker with many empty accounts, isolated from each other: one for each test.
 
-    Handing out an account costs nothing, where a broker of its own costs a tenth of a second.
-    When all are used up, a further broker is started.
+    Getting an account takes no time, while starting a broker takes a tenth of a second. When all
+    accounts are used, another broker is started.
     """
 
     def __init__(self, size: int = 200, **changes: Any) -> None:
-        if not 1 <= size <= _MOST_ACCOUNTS:
-            raise ConfigError(f"a pool has 1 to {_MOST_ACCOUNTS} accounts, not {size}")
+        if not 1 <= size <= _ACCOUNTS_MAX:
+            raise ConfigError(f"a pool has 1 to {_ACCOUNTS_MAX} accounts, not {size}")
         names = [f"test-{number}" for number in range(size)]
         self._changes = {
             "accounts": tuple(Account(name) for name in names),
@@ -143,9 +143,9 @@ class AccountPool(Closing):
         self._brokers.clear()
 
     def url(self) -> str:
-        """The address of an account that nobody has used, user and password included."""
+        """The address of an unused account, with user and password."""
         if not self._brokers:
-            raise ConfigError("the pool is not running; use it in a with block")
+            raise ConfigError("the pool is not running; use it in a `with` block")
         name = next(self._unused, None)
         if name is None:
             self._grow()
@@ -153,7 +153,9 @@ class AccountPool(Closing):
         return self._brokers[-1].url.replace("://", f"://{name}:test@", 1)
 
     def _grow(self) -> None:
-        if len(self._brokers) == _MOST_BROKERS:
-            raise ConfigError(f"{_MOST_BROKERS} brokers of {len(self._names)} accounts are used up")
+        if len(self._brokers) == _BROKERS_MAX:
+            raise ConfigError(
+                f"all accounts of {_BROKERS_MAX} brokers with {len(self._names)} each are used"
+            )
         self._brokers.append(self._running.enter_context(running_broker(**self._changes)))
         self._unused = iter(self._names)

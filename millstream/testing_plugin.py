@@ -1,7 +1,7 @@
-"""Fixtures for users of pytest; loaded by pytest itself once the package is installed.
+"""Pytest fixtures; pytest loads them automatically once the package is installed.
 
-Nothing of Millstream is imported until a fixture is used: the plugin is part of every pytest run
-in the environment.
+Nothing of Millstream is imported until a fixture is used, because this plugin is part of every
+pytest run in the environment.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ __all__ = ["millstream_accounts", "millstream_broker", "millstream_cluster", "mi
 
 @pytest.fixture
 def millstream_broker() -> Iterator[Broker]:
-    """A fresh broker for this test alone; about a tenth of a second."""
+    """A new broker for this test only; takes about a tenth of a second."""
     from millstream.testing import running_broker
 
     with running_broker() as broker:
@@ -29,7 +29,7 @@ def millstream_broker() -> Iterator[Broker]:
 
 @pytest.fixture(scope="session")
 def millstream_cluster() -> Iterator[Cluster]:
-    """One three-node cluster for the whole session; about a second."""
+    """One three-node cluster for the session; takes about a second."""
     from millstream.testing import running_cluster
 
     with running_cluster() as cluster:
@@ -38,7 +38,7 @@ def millstream_cluster() -> Iterator[Cluster]:
 
 @pytest.fixture(scope="session")
 def millstream_accounts() -> Iterator[AccountPool]:
-    """One broker for the whole session, with an account for every test that asks for one."""
+    """One broker for the session, with an account for every test that asks for one."""
     from millstream.testing import AccountPool
 
     with AccountPool() as pool:
@@ -47,5 +47,5 @@ def millstream_accounts() -> Iterator[AccountPool]:
 
 @pytest.fixture
 def millstream_url(millstream_accounts: AccountPool) -> str:
-    """The address of an own, empty account on the session's broker; costs no time."""
+    """The address of an empty account on the session's broker, for this test only."""
     return millstream_accounts.url()

@@ -16,7 +16,7 @@ from millstream.broker.folder import NodeFolder, node_folders, read_json, state_
 from millstream.broker.health import Health, LogLoss, NodeAddress, broker_health, losses_of
 from millstream.broker.keys import resolve_key
 from millstream.broker.launch import (
-    Start,
+    StartOptions,
     launch_from_folder,
     node_names,
     start_again,
@@ -40,7 +40,7 @@ __all__ = [
     "up",
 ]
 
-RESTARTS: Final = 5  # crashes of a server that its keeper repairs within a minute, then it ends
+RESTARTS: Final = 5  # of a crashed server within a minute; then its keeper gives up
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +50,7 @@ class NodeState:
     name: str
     url: str
     monitor: str  # http://127.0.0.1:port
-    pid: int  # of the keeper, 0 when it does not run; SIGTERM to it stops the node gently
+    pid: int  # of the keeper, 0 if it does not run; SIGTERM to it stops the node gracefully
     server_pid: int  # of nats-server
     folder: Path
     log: Path
@@ -61,15 +61,15 @@ class NodeState:
 class State:
     """A broker on a data folder; holds no secrets."""
 
-    url: str  # all nodes, with commas between
+    url: str  # all nodes, separated by commas
     pid: int  # keeper of the first running node
     data: Path
     nodes: tuple[NodeState, ...]
     started: str  # ISO 8601, UTC; when the oldest running node was started
     durability: str
-    secured: bool  # clients must name a user
+    secured: bool  # clients need credentials
     tls: bool
-    standby: tuple[int, ...] = ()  # process ids that wait to take the folder over
+    standby: tuple[int, ...] = ()  # process ids that wait to take over the folder
 
 
 def up(
@@ -77,17 +77,17 @@ def up(
 ) -> State:
     """Start a broker in the background and return when it is ready.
 
-    With `standby`, a folder that another broker owns is waited for in the background: the call
-    returns the state of that other broker, with the waiting process among its `standby`.
+    With `standby`, a background process waits for a folder that another broker owns: the call
+    returns the state of that other broker, with the waiting process in its `standby`.
     """
     names = node_names(settings, nodes)
-    start = Start(embedded=False, standby=standby, timeout=timeout, restarts=RESTARTS)
+    start = StartOptions(embedded=False, standby=standby, timeout=timeout, restarts=RESTARTS)
     start_nodes(settings, names, start)
     return read_state(settings.data)
 
 
 def down(data: Path, *, timeout: float = 30.0) -> State:
-    """Stop the broker on this folder, its waiting standbys first; returns what was stopped."""
+    """Stop the broker on this folder, its standbys first; returns what was stopped."""
     deadline = Deadline(timeout)
     state = read_state(data)
     folders = node_folders(data)
@@ -110,7 +110,7 @@ def down(data: Path, *, timeout: float = 30.0) -> State:
 
 
 def read_state(data: Path) -> State:
-    """The broker that runs on this folder; raises NotRunning when there is none."""
+    """The broker that runs on this folder; raises NotRunning if there is none."""
     folders = node_folders(data)
     nodes = tuple(_node_state(folder) for folder in folders)
     running = [node for node in nodes if node.running]
@@ -147,25 +147,25 @@ def read_health(data: Path) -> Health:
 
 
 def read_losses(data: Path) -> tuple[LogLoss, ...]:
-    """Logs on this folder that ended later once; the broker need not run."""
+    """Logs on this folder that have become shorter; the broker need not run."""
     return tuple(loss for folder in node_folders(data) for loss in losses_of(folder.ends))
 
 
 def kill_node(data: Path, name: str) -> None:
-    """Kill one node as a crash would (SIGKILL), keeper first so that nothing repairs it."""
+    """Kill one node (SIGKILL), as in a crash; the keeper first, so that it does not restart it."""
     node = _named(read_state(data), name)
     if not node.running:
         raise NotRunning(str(node.folder))
     for pid in (node.pid, node.server_pid):
         _signal(pid, signal.SIGKILL)
     folder, deadline = NodeFolder(data, name), Deadline(5.0)  # the kernel needs milliseconds
-    # Not as long as it is locked: a standby may have the lock by then.
+    # Do not wait for the lock to be free: a standby may hold it by then.
     while _node_state(folder).pid == node.pid and not deadline.passed:
         time.sleep(0.002)
 
 
 def stop_node(data: Path, name: str, *, timeout: float = 30.0) -> None:
-    """Stop one node gently; what it leads moves to the others."""
+    """Stop one node gracefully; the streams it leads move to other nodes."""
     node = _named(read_state(data), name)
     if not node.running:
         raise NotRunning(str(node.folder))
@@ -182,9 +182,9 @@ def stop_node(data: Path, name: str, *, timeout: float = 30.0) -> None:
 def start_node(
     data: Path, name: str, *, encryption: Encryption | None = None, timeout: float = 30.0
 ) -> State:
-    """Start one node again that was killed or stopped, as it was.
+    """Start a killed or stopped node again, as it was.
 
-    `encryption` is needed only when the key was given as a text and not as a file.
+    `encryption` is needed only if the key was given as text, not as a file.
     """
     folder = next((one for one in node_folders(data) if one.name == name), None)
     if folder is None:
@@ -196,7 +196,7 @@ def start_node(
         encryption = Encryption(key_file=None if file is None else Path(file))
     settings = BrokerSettings(data=data, encryption=encryption)
     key = resolve_key(settings, (folder,))
-    start = Start(embedded=False, timeout=timeout, restarts=RESTARTS)
+    start = StartOptions(embedded=False, timeout=timeout, restarts=RESTARTS)
     start_again(folder, launch_from_folder(folder, find_binary(), key, start))
     return read_state(data)
 
@@ -204,7 +204,7 @@ def start_node(
 def reload_settings(settings: BrokerSettings, *, timeout: float = 10.0) -> State:
     """Apply new settings to the broker that runs on their folder, without dropping connections.
 
-    ConfigError, when the servers refuse them, leaves the old ones.
+    Raises ConfigError if the servers refuse them; the old settings then stay.
     """
     read_state(settings.data)
     reload_nodes(node_folders(settings.data), settings, timeout)
@@ -213,7 +213,7 @@ def reload_settings(settings: BrokerSettings, *, timeout: float = 10.0) -> State
 
 def _node_state(folder: NodeFolder) -> NodeState:
     plan, facts = read_json(folder.plan), read_json(folder.state)
-    # What a killed owner left behind is not about the one that holds the lock now.
+    # A file left by a killed owner does not describe the present holder of the lock.
     running = folder.locked() and facts.get("pid", 0) == read_json(folder.lock_file).get("pid")
     return NodeState(
         name=folder.name,

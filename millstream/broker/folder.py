@@ -1,17 +1,17 @@
-"""The data folder: who owns it, what lies where, which ports it keeps.
+"""The data folder: its owner, its files, its ports.
 
 data/
   broker.json         address of the running broker, for clients on this machine
   credentials.json    generated users (0600)
-  encryption.key      the key at rest (0600), unless it is kept elsewhere
-  layout.json         the nodes this folder was made for
+  encryption.key      key for encryption at rest (0600), unless stored elsewhere
+  layout.json         the nodes this folder was created for
   nodes/n1/
-    lock              held by the owner of the node, names it
-    server.conf       what the server was told (0600)
+    lock              held by the owner of the node; names the owner
+    server.conf       the server's configuration (0600)
     plan.json         how to start it again as it was
     key.json          fingerprint of the encryption key, or that there is none
     node.json         process ids and ports while it runs
-    log-ends.json     how far the logs have come, and what was found to be lost
+    log-ends.json     checkpoints of where the logs end, and losses that were found
     server.log        its output, rotated
     store/  run/
 """
@@ -49,12 +49,12 @@ __all__ = [
 ]
 
 _LAYOUT_FILE: Final = "layout.json"
-_LOCK_PATIENCE: Final = 0.1  # seconds for an owner that is about to end
-_LOOK_PATIENCE: Final = 10.0  # seconds for who only looks, `status`: microseconds, unless held up
-_PORT_TRIES: Final = 200  # random ports are nearly always free; this many taken is a broken machine
+_LOCK_PATIENCE: Final = 0.1  # seconds to wait for an owner that is about to end
+_READ_PATIENCE: Final = 10.0  # seconds to wait for readers (`status`), which take microseconds
+_PORT_TRIES: Final = 200  # random ports are nearly always free
 _LOWEST_PORT: Final = 12_000
-_RESERVE: Final = 256 * 1024 * 1024  # bytes of disk left to logs and to everybody else
-_LEAST_SPACE: Final = 4 * 1024 * 1024  # bytes; below this a store cannot even write its own files
+_RESERVE: Final = 256 * 1024 * 1024  # bytes of disk left for logs and other programs
+_LEAST_SPACE: Final = 4 * 1024 * 1024  # bytes; with less a store cannot write its own files
 _SHARED_MEMORY: Final = Path("/dev/shm")
 
 
@@ -105,26 +105,26 @@ class NodeFolder:
     def store(self) -> Path:
         return self.root / "store"
 
-    def make(self) -> None:
-        """Make the folders, readable by their owner only."""
+    def create(self) -> None:
+        """Create the folders, readable by their owner only."""
         try:
             self.data.mkdir(parents=True, exist_ok=True)
             for folder in (self.root.parent, self.root, self.run, self.store):
                 folder.mkdir(mode=0o700, exist_ok=True)
         except OSError as error:
             if error.errno == 28:
-                raise NoSpace(f"no space is left on the disk of {self.data}") from error
+                raise NoSpace(f"no space left on the disk of {self.data}") from error
             raise ConfigError(f"the data folder {self.data} cannot be used: {error}") from error
 
     def lock(self) -> int:
-        """Own this node; the lock lasts until the last copy of the file descriptor is closed."""
+        """Become the owner of this node, until the last copy of the file descriptor is closed."""
         handle = self.open_lock()
-        owned, looked_at = Deadline(_LOCK_PATIENCE), Deadline(_LOOK_PATIENCE)
+        owned, read = Deadline(_LOCK_PATIENCE), Deadline(_READ_PATIENCE)
         while True:
             try:
                 fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
-                if not (owned if self.locked() else looked_at).passed:
+                if not (owned if self.locked() else read).passed:
                     time.sleep(0.005)
                     continue
                 os.close(handle)
@@ -136,11 +136,11 @@ class NodeFolder:
         return os.open(self.lock_file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
 
     def locked(self) -> bool:
-        """Whether somebody runs this node now."""
+        """Whether a process runs this node now."""
         return _is_locked(self.lock_file)
 
     def holder(self) -> str:
-        """Who holds the lock, in words."""
+        """The holder of the lock, in words."""
         facts = read_json(self.lock_file)
         if "pid" not in facts:
             return "another process"
@@ -156,12 +156,12 @@ class NodeFolder:
                     yield int(read_json(path)["pid"])
 
     def memory_store(self) -> Path:
-        """A fresh folder in memory for events that need not survive; else one on disk."""
-        mark = hashlib.sha256(str(self.root).encode()).hexdigest()[:16]
-        folder = _SHARED_MEMORY / f"millstream-{os.getuid()}-{mark}"
+        """An empty folder in memory, for events that need not survive; if impossible, on disk."""
+        digest = hashlib.sha256(str(self.root).encode()).hexdigest()[:16]
+        folder = _SHARED_MEMORY / f"millstream-{os.getuid()}-{digest}"
         with contextlib.suppress(OSError):
             shutil.rmtree(folder, ignore_errors=True)
-            # mkdir, not exist_ok: a folder that another user put there must not be taken.
+            # Without exist_ok: a folder that another user created must not be used.
             folder.mkdir(mode=0o700)
             return folder
         fallback = self.root / "memory"
@@ -170,12 +170,12 @@ class NodeFolder:
         return fallback
 
     def holds_streams(self) -> bool:
-        """Whether a server has stored streams here."""
+        """Whether a server has stored streams in this folder."""
         return next(self.store.glob("jetstream/*/streams/*"), None) is not None
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """The object in a file of ours; empty when it is missing or torn."""
+    """The object in one of our files; empty if the file is missing or torn."""
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):
@@ -184,16 +184,16 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def node_folders(data: Path) -> tuple[NodeFolder, ...]:
-    """The nodes this data folder was made for; none when it was never used."""
+    """The nodes this data folder was created for; none if it was never used."""
     names = read_json(data / _LAYOUT_FILE).get("nodes", [])
     return tuple(NodeFolder(data, str(name)) for name in names)
 
 
 def check_layout(data: Path, names: tuple[str, ...], *, clustered: bool) -> None:
-    """Refuse a folder that was made for other nodes; note these in a new one.
+    """Refuse a folder that was created for other nodes; record these nodes in a new one.
 
-    A single server that opens the store of a cluster's node, or the other way round, would find
-    its streams orphaned.
+    A single server that opened the store of a cluster's node, or the other way round, would find
+    orphaned streams.
     """
     found = read_json(data / _LAYOUT_FILE)
     wanted = {"nodes": list(names), "clustered": clustered}
@@ -203,16 +203,16 @@ def check_layout(data: Path, names: tuple[str, ...], *, clustered: bool) -> None
     if found != wanted:
         kind = "a cluster of" if found.get("clustered") else "a single server,"
         raise ConfigError(
-            f"{data} holds the data of {kind} {', '.join(found.get('nodes', []))}; asked was "
-            f"{', '.join(names)}. Start it as it was made, or use another folder (--data DIR)"
+            f"{data} has the data of {kind} {', '.join(found.get('nodes', []))}, not of "
+            f"{', '.join(names)}. Start it as it was created, or use another folder (--data DIR)"
         )
 
 
 def free_port(host: str, preferred: int, taken: set[int]) -> int:
-    """A port that nobody listens on: the preferred one if it is free, else a random one.
+    """A free port: the preferred one if possible, else a random one.
 
-    Chosen below the range that the system hands out to outgoing connections: a client that tries
-    to reconnect to a stopped broker could otherwise be given that very port, and keep it.
+    It is below the range that the system uses for outgoing connections: otherwise a client that
+    tries to reconnect to a stopped broker could be given that very port, and keep it.
     """
     candidates = [preferred] if preferred else []
     highest = _first_outgoing_port() - 1
@@ -261,16 +261,16 @@ def _can_listen(host: str, port: int) -> bool:
 
 
 def store_limit(store: Path, nodes: int) -> int:
-    """How many bytes the streams of one node may use: below what the disk has.
+    """How many bytes the streams of one node may use: less than the disk has.
 
-    The server refuses publishes cleanly at this limit, where a full disk breaks a stream until
+    At this limit the server refuses publishes cleanly, while a full disk breaks a stream until
     the next start. Several nodes on one disk share it.
     """
     used = sum(file.stat().st_size for file in store.rglob("*") if file.is_file())
     free = shutil.disk_usage(store).free
     if free < _LEAST_SPACE and used == 0:
         raise NoSpace(
-            f"the disk of {store} has {free:,} bytes free, at least {_LEAST_SPACE:,} are needed. "
+            f"the disk of {store} has {free:,} bytes free; at least {_LEAST_SPACE:,} are needed. "
             f"Free some space or use another folder (--data DIR)"
         )
     reserve = min(_RESERVE, free // 4)
@@ -278,10 +278,10 @@ def store_limit(store: Path, nodes: int) -> int:
 
 
 def state_file(data: Path) -> Path:
-    """Where clients on this machine find the address of the broker."""
+    """The file where clients on this machine find the address of the broker."""
     return data / STATE_FILE
 
 
 def store_of(folder: NodeFolder, durability: Durability) -> Path:
-    """Where the node keeps its streams."""
+    """The folder of the node's streams."""
     return folder.memory_store() if durability is Durability.MEMORY else folder.store

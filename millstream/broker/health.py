@@ -1,4 +1,4 @@
-"""What the servers say about themselves, as typed values from their monitoring endpoints."""
+"""Health of the servers, as typed values from their monitoring endpoints."""
 
 from __future__ import annotations
 
@@ -28,16 +28,16 @@ __all__ = [
 ]
 
 _ANSWER_BYTES: Final = 64 * 1024 * 1024  # about 100,000 streams and consumers in one answer
-_ANSWER_SECONDS: Final = 10.0  # one that is gone refuses at once; one that is busy is not gone
+_ANSWER_SECONDS: Final = 10.0  # a stopped server refuses immediately; a busy one may take its time
 _STREAMS: Final = "/jsz?accounts=true&streams=true&consumers=true&config=true&limit=100000"
 _HELP: Final = {
-    "no space left on device": "the disk is full and the stream takes nothing more; free "
+    "no space left on device": "the disk is full and the stream accepts nothing; free some "
     "space, and the broker restarts itself within seconds",
-    "write error": "the disk failed; the stream takes nothing more until the broker is restarted",
-    "is not current": "this copy catches up with the others. If it never does, after all nodes "
-    "lost power under 'periodic': export the topic, then set its replicas to 1 and back, which "
-    "keeps one copy, perhaps a shorter one",
-    "recovered": "do not create it anew: that would destroy what is on disk",
+    "write error": "the disk failed; the stream accepts nothing until the broker is restarted",
+    "is not current": "this replica is catching up with the others. If it never does, after all "
+    "nodes lost power under 'periodic': export the topic, then set its replicas to 1 and back, "
+    "which keeps one replica, perhaps a shorter one",
+    "recovered": "do not create it again: that would destroy the stored data",
 }
 
 
@@ -69,16 +69,16 @@ class StreamHealth:
 
 @dataclass(frozen=True, slots=True)
 class LogLoss:
-    """A log that ends earlier than it once did; told until its stream is deleted."""
+    """A log that has become shorter; reported until its stream is deleted."""
 
     account: str
     stream: str
-    last: int  # sequence it ended at when this was found
-    marked: int | None  # sequence that was seen on disk before, if any was noted
+    last: int  # sequence where it ended when this was found
+    marked: int | None  # last sequence at the checkpoint before, if there was one
     marked_at: str | None  # when; ISO 8601, UTC
-    cut: bool  # the server cut its file at a start
+    cut: bool  # the server truncated its file at a start
     found: str  # when; ISO 8601, UTC
-    text: str  # all of it in words
+    text: str  # all of this in words
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +87,7 @@ class NodeHealth:
 
     name: str
     ok: bool
-    problem: str | None  # in one sentence, what to do included
+    problem: str | None  # in one sentence, with what to do
     version: str
     uptime: float  # seconds
     memory: int  # resident bytes
@@ -98,35 +98,35 @@ class NodeHealth:
     memory_store_used: int  # bytes of streams in memory
     memory_store_limit: int
     disk_free: int  # bytes free on the disk of the data folder
-    meta_leader: str | None  # who this node thinks leads the cluster
+    meta_leader: str | None  # the cluster's leader, as this node sees it
     streams: tuple[StreamHealth, ...]
-    losses: tuple[LogLoss, ...] = ()  # what damage of its disk has taken
+    losses: tuple[LogLoss, ...] = ()  # events lost to a damaged disk
 
 
 @dataclass(frozen=True, slots=True)
 class Health:
-    """The broker as a whole."""
+    """Health of all nodes."""
 
-    ok: bool  # every node is
+    ok: bool  # every node is ok
     durability: str
     nodes: tuple[NodeHealth, ...]
     meta_leader: str | None  # server that leads the cluster; None on a single node
 
     @property
     def losses(self) -> tuple[LogLoss, ...]:
-        """Logs that end earlier than they once did, on any node."""
+        """Logs that have become shorter, on any node."""
         return tuple(loss for node in self.nodes for loss in node.losses)
 
     @property
     def streams(self) -> tuple[StreamHealth, ...]:
-        """Every stream once, as the server that leads it sees it."""
+        """Every stream once, as its leader sees it."""
         found: dict[tuple[str, str], StreamHealth] = {}
         for node in self.nodes:
             for stream in node.streams:
-                place = (stream.account, stream.name)
-                if place not in found or stream.leader == node.name:
-                    found[place] = stream
-        return tuple(found[place] for place in sorted(found))
+                key = (stream.account, stream.name)
+                if key not in found or stream.leader == node.name:
+                    found[key] = stream
+        return tuple(found[key] for key in sorted(found))
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,11 +136,11 @@ class NodeAddress:
     name: str
     monitor: str
     store: Path
-    ends: Path | None = None  # the keeper's notes about its logs
+    ends: Path | None = None  # the keeper's checkpoints of its logs
 
 
 def broker_health(durability: str, nodes: Iterable[NodeAddress]) -> Health:
-    """Ask every node; one that does not answer is in the result as not ok."""
+    """Ask every node; one that does not answer counts as not ok."""
     answers = tuple(node_health(node) for node in nodes)
     leaders = [answer.meta_leader for answer in answers if answer.meta_leader]
     return Health(
@@ -167,7 +167,7 @@ def node_health(node: NodeAddress) -> NodeHealth:
 def read_node(
     node: NodeAddress, facts: dict[str, Any], streams: dict[str, Any], problem: str | None
 ) -> NodeHealth:
-    """The answers of /varz and /jsz as one value (pure, but for the look at the disk)."""
+    """The answers of /varz and /jsz as one value (pure, except for the free disk space)."""
     jetstream = facts.get("jetstream", {})
     limits, used = jetstream.get("config", {}), jetstream.get("stats", {})
     return NodeHealth(
@@ -195,7 +195,7 @@ def read_node(
 
 
 def losses_of(ends: Path) -> tuple[LogLoss, ...]:
-    """What the keeper of a node has found to be lost; works while the node is down."""
+    """The losses that a node's keeper has found; the node need not run."""
     try:
         known = LogEnds.read(str(ends)).losses
         return tuple(
@@ -255,7 +255,7 @@ def _problem(body: str) -> str:
         text = str(json.loads(body).get("error", body))
     except (ValueError, AttributeError):
         text = body.strip()
-    advice = next((help_ for mark, help_ in _HELP.items() if mark in text), None)
+    advice = next((help_ for words, help_ in _HELP.items() if words in text), None)
     return text if advice is None else f"{text}: {advice}"
 
 
@@ -275,7 +275,7 @@ def _disk_free(store: Path) -> int:
 
 
 def _uptime(text: str) -> float:
-    """Seconds of "1y2d3h4m5s", which the server writes."""
+    """Seconds from the server's "1y2d3h4m5s"."""
     years = re.match(r"(\d+)y", text)
     rest = text[years.end() :] if years else text
     return (int(years[1]) * 365 * 86400 if years else 0) + (parse_duration(rest) if rest else 0.0)

@@ -1,16 +1,17 @@
 """The keeper: one small process between an owner and its nats-server.
 
-It holds the lock of the data folder, drains the server's output into a rotated file, tells the
-owner when the server is really ready, and takes the server down with it: gently when asked or
-when the owner is gone, by the kernel when the keeper itself is killed.
+It holds the lock of the data folder, writes the server's output to a rotated file, reports to the
+owner when the server is really ready, and ends the server together with itself: gracefully when
+asked or when the owner has ended, through the kernel when the keeper itself is killed.
 
-Run as a script by an isolated interpreter, with the standard library and log_ends.py only, so that
-it starts in a few milliseconds. The owner writes one line of JSON, the plan, to its standard input;
-every line of its standard output is one JSON event: waiting, ready, failed or stopped.
+It runs as a script in an isolated interpreter, with the standard library and two modules next to
+it only, so that it starts in a few milliseconds. The owner writes one line of JSON, the plan, to
+its standard input; each line of its standard output is one JSON event: waiting, ready, failed or
+stopped.
 """
 
-# pathlib, shutil and typing would cost more start-up time than all the rest.
-# ruff: noqa: PTH100, PTH105, PTH108, PTH118, PTH120, PTH123, PTH208
+# Importing pathlib, shutil and typing would take longer than everything else at start-up.
+# ruff: noqa: PTH100, PTH108, PTH118, PTH120, PTH123, PTH208, PTH105
 from __future__ import annotations
 
 import contextlib
@@ -29,65 +30,30 @@ if TYPE_CHECKING or __name__ != "__main__":
     from typing import Any, Final
 
     from millstream.broker.log_ends import ENDS_FILE, LogEnds, block_files, cut_logs
-else:  # as a script: this one neighbour and not its package, which would load everything
+    from millstream.broker.rotated_log import TAIL_LINES, RotatedLog
+else:  # as a script: only these modules, not their package, which would load everything
     sys.path.append(os.path.dirname(os.path.abspath(__file__)))
     from log_ends import ENDS_FILE, LogEnds, block_files, cut_logs
+    from rotated_log import TAIL_LINES, RotatedLog
 
 LOCK_POLL: Final = 0.05  # seconds between tries for the lock; the delay of a takeover
-ORPHAN_POLL: Final = 0.25  # seconds between looks at the parent, if the pipe is held by a fork
-READY_POLL: Final = 0.004  # seconds between looks for the ports file; a server needs about 10 ms
-HEALTH_POLL: Final = (0.01, 0.2)  # seconds between health requests: at first, and at most
+ORPHAN_POLL: Final = 0.25  # seconds between checks of the parent: a fork may hold the pipe open
+READY_POLL: Final = 0.004  # seconds between checks for the ports file; a server needs about 10 ms
+HEALTH_POLL: Final = (0.01, 0.2)  # seconds between health requests: first pause, longest pause
 HEALTH_WAIT: Final = 2.0  # seconds for one answer
-TAIL_LINES: Final = 40  # of the log, kept for the report of a failure
-LINE_BYTES: Final = 2000  # of one log line, kept for that report
 PLAN_BYTES: Final = 1024 * 1024
-START_GRACE: Final = 2.0  # seconds; a server that never was ready has nothing to finish
-HEAL_POLL: Final = 2.0  # seconds between looks for a stream that a full disk has broken
-HEAL_WAIT: Final = 0.5  # seconds for that answer; the server's log waits meanwhile
+START_GRACE: Final = 2.0  # seconds; a server that was never ready has nothing to finish
+HEAL_POLL: Final = 2.0  # seconds between checks for a stream that a full disk broke
+HEAL_WAIT: Final = 0.5  # seconds for that answer; the server's output waits meanwhile
 HEAL_SPACE: Final = 16 * 1024 * 1024  # bytes that must be free again: two blocks of a stream
-MARK_POLL: Final = 5.0  # seconds between marks of where logs end: younger ends are not guarded
-MARK_SHARE: Final = 50  # looks that take long are not repeated for this many times as long
-MARK_BYTES: Final = 16 * 1024 * 1024  # of one answer, about 10,000 streams; beyond it no marks
-MARK_WAIT: Final = 10.0  # seconds for the first look; what a start has cut is seen only then
-RESTART_WINDOW: Final = 60.0  # seconds in which `restarts` crashes are forgiven
-BEHIND: Final = "is not current"  # what the server says of a replica that has to catch up
+CHECKPOINT_POLL: Final = 5.0  # seconds between checkpoints; later events are not covered yet
+CHECKPOINT_SHARE: Final = 50  # pause this many times as long as a checkpoint took
+CHECKPOINT_BYTES: Final = 16 * 1024 * 1024  # of one answer, about 10,000 streams; no more
+CHECKPOINT_WAIT: Final = 10.0  # seconds for the first one, which shows what a start has cut
+RESTART_WINDOW: Final = 60.0  # seconds in which at most `restarts` crashes lead to a restart
+CATCHING_UP: Final = "is not current"  # the server's words for a replica that must catch up
 RESTART_PAUSE: Final = 0.5  # seconds before a crashed server is started again
 PR_SET_PDEATHSIG: Final = 1
-
-
-class Log:
-    """A file that never grows beyond `limit` bytes, with `count` older ones beside it."""
-
-    def __init__(self, path: str, limit: int, count: int) -> None:
-        self._path, self._limit, self._count = path, limit, count
-        self._file = self._open()
-        self.tail: deque[str] = deque(maxlen=TAIL_LINES)
-        self._rest = b""
-
-    def _open(self) -> int:
-        return os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
-
-    def write(self, data: bytes) -> None:
-        """Store what fits; a full disk loses log lines, never blocks the server."""
-        *lines, rest = (self._rest + data).split(b"\n")
-        self._rest = rest[-LINE_BYTES:]
-        self.tail.extend(line[:LINE_BYTES].decode("utf-8", "replace") for line in lines)
-        with contextlib.suppress(OSError):
-            if os.fstat(self._file).st_size + len(data) > self._limit:
-                self._rotate()
-            os.write(self._file, data)
-
-    def _rotate(self) -> None:
-        for number in range(self._count - 1, 0, -1):
-            with contextlib.suppress(FileNotFoundError):
-                os.replace(f"{self._path}.{number}", f"{self._path}.{number + 1}")
-        os.replace(self._path, f"{self._path}.1")
-        os.close(self._file)
-        self._file = self._open()
-
-    def text(self) -> str:
-        rest = self._rest.decode("utf-8", "replace")
-        return "\n".join([*self.tail, rest] if rest else self.tail)
 
 
 class Keeper:
@@ -98,29 +64,29 @@ class Keeper:
         self.folder: str = plan["folder"]
         self.embedded: bool = plan["embedded"]
         self.parent = os.getppid()
-        self.log = Log(os.path.join(self.folder, "server.log"), *plan["log"])
-        self.wake = wake  # readable when a signal came
+        self.log = RotatedLog(os.path.join(self.folder, "server.log"), *plan["log"])
+        self.wake = wake  # readable when a signal has arrived
         self.owner_open = True  # standard input is still connected to the owner
-        self.stopping = ""  # why, once it is decided
+        self.stopping = ""  # the reason, once decided
         self.ready = False
-        self.healing = False  # the server is stopped to be started again
+        self.healing = False  # the server is being restarted
         self.warnings: deque[str] = deque(maxlen=TAIL_LINES)  # of this start, for the owner
         self.server = 0  # process id; 0 when none runs
         self.output = -1  # read end of the server's output
-        self.cut: dict[str, bool] = {}  # logs that this start cut, until they are told
-        self.ends: LogEnds | None = None  # of a single server that stores on disk
+        self.cut: dict[str, bool] = {}  # logs that this start cut, until they are reported
+        self.ends: LogEnds | None = None  # only of a single server that stores on disk
         if plan["single"] and not plan["remove"]:
             self.ends = LogEnds.read(self.path(ENDS_FILE))
 
-    # -- talking to the owner ----------------------------------------------------------
+    # -- reporting to the owner ---------------------------------------------------------
 
     def report(self, event: str, **facts: Any) -> None:
         line = json.dumps({"event": event, "pid": os.getpid(), **facts}) + "\n"
-        with contextlib.suppress(OSError):  # an owner that is gone does not need to know
+        with contextlib.suppress(OSError):  # the owner may be gone
             os.write(1, line.encode())
 
     def listen(self, seconds: float) -> None:
-        """Wait for a signal, for the owner, or for the server's output; note what came."""
+        """Wait for a signal, the owner, or the server's output, and handle it."""
         watched = [self.wake]
         if self.owner_open:
             watched.append(0)
@@ -143,7 +109,7 @@ class Keeper:
             self.stopping = self.stopping or "its owner is gone"
 
     def on_owner(self, message: bytes) -> None:
-        """The owner said "stop <grace in seconds>", or closed the pipe: the end in both cases."""
+        """The owner sent "stop <grace in seconds>" or closed the pipe: stop in both cases."""
         self.owner_open = False
         if self.embedded or not self.ready:
             self.stopping = self.stopping or "its owner is done"
@@ -159,34 +125,34 @@ class Keeper:
     # -- the lock ----------------------------------------------------------------------
 
     def take_lock(self) -> bool:
-        """Hold the folder's lock; when another holds it, wait until it is gone."""
+        """Take the folder's lock; while another process holds it, wait."""
         lock: int = self.plan["lock"]
-        sign = -1
+        marker = -1
         while not self.stopping:
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 break
             except BlockingIOError:
-                if sign < 0:
-                    self.ready = True  # as a standby: from now on the owner may leave
-                    sign = self.sign_waiting()
+                if marker < 0:
+                    self.ready = True  # as a standby: from now on the owner may end
+                    marker = self.announce_waiting()
                     self.report("waiting")
                 self.listen(LOCK_POLL)
         self.ready = False
-        if sign >= 0:
+        if marker >= 0:
             self.remove(f"standby.{os.getpid()}.json")
-            os.close(sign)
+            os.close(marker)
         if self.stopping:
             return False
         sign_lock(lock)
         return True
 
-    def sign_waiting(self) -> int:
-        """A file that says who waits; locked, so that one left by a killed keeper is no trap."""
-        sign = os.open(self.path(f"standby.{os.getpid()}.json"), os.O_RDWR | os.O_CREAT, 0o600)
-        fcntl.flock(sign, fcntl.LOCK_EX)
-        sign_lock(sign)
-        return sign
+    def announce_waiting(self) -> int:
+        """Create a file that names this standby; it is locked, so a stale one is recognised."""
+        marker = os.open(self.path(f"standby.{os.getpid()}.json"), os.O_RDWR | os.O_CREAT, 0o600)
+        fcntl.flock(marker, fcntl.LOCK_EX)
+        sign_lock(marker)
+        return marker
 
     # -- the server --------------------------------------------------------------------
 
@@ -203,7 +169,7 @@ class Keeper:
             self.server, self.output = child, read
             return
         try:
-            os.setpgid(0, 0)  # Ctrl-C in a terminal is for the owner, which then stops us
+            os.setpgid(0, 0)  # Ctrl-C in a terminal goes to the owner, which then stops us
             signal.pthread_sigmask(signal.SIG_SETMASK, ())
             if prctl is not None:
                 prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
@@ -213,7 +179,7 @@ class Keeper:
             os.dup2(null, 0)
             os.dup2(write, 1)
             os.dup2(write, 2)
-            # The lock lives as long as the server, even where the kernel cannot kill it with us.
+            # The server keeps the lock too, for systems where the kernel does not kill it with us.
             os.set_inheritable(self.plan["lock"], True)
             os.umask(0o077)
             command = [self.plan["binary"], "-c", self.path("server.conf")]
@@ -223,7 +189,7 @@ class Keeper:
         os._exit(127)
 
     def server_gone(self) -> int | None:
-        """Exit status of the server once it has ended, its last words read."""
+        """Exit status of the server once it has ended and its output is read; None before."""
         if not self.server:
             return 0
         pid, status = os.waitpid(self.server, os.WNOHANG)
@@ -235,7 +201,7 @@ class Keeper:
         return os.waitstatus_to_exitcode(status)
 
     def stop_server(self, spent: float = 0.0) -> int:
-        """End the server: ask, wait for what is left of the grace, then kill."""
+        """Stop the server: ask, wait for the rest of the grace period, then kill it."""
         if self.server and self.server_gone() is None:
             os.kill(self.server, signal.SIGTERM)
         grace: float = self.plan["grace"] if self.ready else min(self.plan["grace"], START_GRACE)
@@ -250,7 +216,7 @@ class Keeper:
     # -- readiness ---------------------------------------------------------------------
 
     def await_ready(self) -> dict[str, Any] | None:
-        """The ports once the server listens and is healthy; None after reporting why not."""
+        """The ports, once the server listens and is healthy; None after reporting a failure."""
         deadline = time.monotonic() + self.plan["timeout"]
         ports: dict[str, Any] | None = None
         health, pause, ask_at = "", HEALTH_POLL[0], 0.0
@@ -260,9 +226,11 @@ class Keeper:
                 self.report("failed", stage="exited", status=status, log=self.log.text())
                 return None
             if time.monotonic() > deadline:
-                # The node is in its cluster and works; to stop it would end the catching up.
-                if ports is not None and not self.plan["single"] and BEHIND in health:
-                    self.warn(f"it serves, but not all of its copies: {health.strip()}")
+                # The node works in its cluster; stopping it would interrupt the catching up.
+                if ports is not None and not self.plan["single"] and CATCHING_UP in health:
+                    self.warn(
+                        f"it is running, but some replicas are still catching up: {health.strip()}"
+                    )
                     return ports
                 self.report("failed", stage="timeout", health=health, log=self.log.text())
                 return None
@@ -270,8 +238,8 @@ class Keeper:
                 ports = self.read_ports()
                 self.listen(READY_POLL)
                 continue
-            # The server logs each refused request: asking whenever its log has news would be a
-            # loop that feeds itself.
+            # The server logs every refused request: asking again on each log line would be an
+            # endless loop.
             if time.monotonic() < ask_at:
                 self.listen(max(0.0, ask_at - time.monotonic()))
                 continue
@@ -279,8 +247,8 @@ class Keeper:
             code, health = fetch(ports["monitoring"][0], self.plan["health"])
             if code == 200:
                 return ports
-            # Before it listens a single server has read all its streams: what is missing now
-            # stays missing, and a client that makes it anew would destroy what is on disk.
+            # A single server has read all its streams before it listens: what is missing now
+            # stays missing, and a client that creates it again would destroy the stored data.
             if self.plan["single"] and ("recovered" in health or "resolved" in health):
                 self.report("failed", stage="unhealthy", health=health, log=self.log.text())
                 return None
@@ -288,7 +256,7 @@ class Keeper:
         return None
 
     def read_ports(self) -> dict[str, Any] | None:
-        """What the server wrote when all its listeners were open."""
+        """The ports that the server wrote when all its listeners were open."""
         ending = f"_{self.server}.ports"
         for name in os.listdir(self.path("run")):
             if name.endswith(ending):
@@ -297,10 +265,10 @@ class Keeper:
                     return content
         return None
 
-    # -- the life of a node ------------------------------------------------------------
+    # -- running -----------------------------------------------------------------------
 
     def run(self) -> int:
-        """Lock, serve, and start a crashed server again as often as the plan allows."""
+        """Lock, serve, and restart a crashed server as often as the plan allows."""
         if not self.take_lock():
             self.report("stopped", status=0)
             return 0
@@ -310,14 +278,14 @@ class Keeper:
             if self.stopping or not self.ready:
                 break
             if self.healing:
-                self.log.write(b"[keeper] there is space again, starting the server anew\n")
+                self.log.write(b"[keeper] the disk has space again, restarting the server\n")
                 continue
             now = time.monotonic()
             spent = len(crashes) == crashes.maxlen and now - crashes[0] < RESTART_WINDOW
             if not self.plan["restarts"] or spent:
                 break
             crashes.append(now)
-            self.log.write(b"[keeper] the server ended unexpectedly, starting it again\n")
+            self.log.write(b"[keeper] the server ended unexpectedly, restarting it\n")
             self.listen(RESTART_PAUSE)
         for name in ("node.json", *self.plan["on_stop"]):
             self.remove(name)
@@ -331,7 +299,7 @@ class Keeper:
 
     def serve(self) -> int:
         """Run the server from start to end; returns its exit status."""
-        self.remove("node.json")  # it tells of a server that is gone
+        self.remove("node.json")  # it describes a server that has ended
         blocks = {} if self.ends is None else block_files(self.plan["store"])
         self.start_server()
         ports = self.await_ready()
@@ -339,7 +307,7 @@ class Keeper:
             return self.stop_server()
         if blocks:
             self.cut |= cut_logs(blocks)
-            self.mark_ends(ports, MARK_WAIT)
+            self.save_checkpoint(ports, CHECKPOINT_WAIT)
         write_private(self.path("node.json"), json.dumps(self.node_facts(ports)))
         for path, text in self.plan["on_ready"].items():
             with contextlib.suppress(OSError):  # a full disk; the next start writes it
@@ -347,44 +315,49 @@ class Keeper:
         self.ready = True
         self.report("ready", server=self.server, ports=ports, warnings=list(self.warnings))
         if not self.embedded:
-            self.let_owner_go()
+            self.detach_from_owner()
         self.healing = False
-        look_at, mark_at = time.monotonic() + HEAL_POLL, time.monotonic() + MARK_POLL
-        looks = deque([0.0], maxlen=2)  # seconds; a single long one may have been held up
+        check_at, checkpoint_at = time.monotonic() + HEAL_POLL, time.monotonic() + CHECKPOINT_POLL
+        took = deque([0.0], maxlen=2)  # seconds; the lower of two: one may have been delayed
         while not self.stopping and not self.healing and self.server_gone() is None:
             self.listen(ORPHAN_POLL)
-            if time.monotonic() > look_at:
+            if time.monotonic() > check_at:
                 self.healing = self.needs_healing(ports)
-                look_at = time.monotonic() + HEAL_POLL
-            if (began := time.monotonic()) > mark_at:
-                self.mark_ends(ports)
-                looks.append(time.monotonic() - began)
-                mark_at = time.monotonic() + max(MARK_POLL, MARK_SHARE * min(looks))
-        began = time.monotonic()
+                check_at = time.monotonic() + HEAL_POLL
+            if (started := time.monotonic()) > checkpoint_at:
+                self.save_checkpoint(ports)
+                took.append(time.monotonic() - started)
+                checkpoint_at = time.monotonic() + max(
+                    CHECKPOINT_POLL, CHECKPOINT_SHARE * min(took)
+                )
+        started = time.monotonic()
         if self.server:
-            self.mark_ends(ports, self.plan["grace"] / 2)
-        return self.stop_server(time.monotonic() - began)
+            self.save_checkpoint(ports, self.plan["grace"] / 2)
+        return self.stop_server(time.monotonic() - started)
 
     def needs_healing(self, ports: dict[str, Any]) -> bool:
-        """Whether the disk was full, and is not any more: only a restart helps the stream then."""
+        """Whether the disk was full and no longer is: only a restart fixes the stream then."""
         code, health = fetch(ports["monitoring"][0], "/healthz", wait=HEAL_WAIT)
         if code in (0, 200) or "no space left on device" not in health:
             return False
         disk = os.statvfs(self.plan["store"])
         return disk.f_bavail * disk.f_frsize > HEAL_SPACE
 
-    def mark_ends(self, ports: dict[str, Any], seconds: float = 0.0) -> None:
-        """Note where logs end now, asked for so long at most; tell of those that ended later."""
+    def save_checkpoint(self, ports: dict[str, Any], seconds: float = 0.0) -> None:
+        """Save where each log ends now, and report logs that have become shorter.
+
+        A server that does not answer is asked again for `seconds`.
+        """
         if self.ends is None:
             return
         before, end = self.ends.text(), time.monotonic() + seconds
         path = "/jsz?accounts=true&streams=true&config=true&limit=100000"
-        code, answer = fetch(ports["monitoring"][0], path, MARK_BYTES, HEAL_WAIT)
+        code, answer = fetch(ports["monitoring"][0], path, CHECKPOINT_BYTES, HEAL_WAIT)
         while code == 0 and time.monotonic() < end and self.server_gone() is None:
             self.listen(HEALTH_POLL[1])
-            code, answer = fetch(ports["monitoring"][0], path, MARK_BYTES, HEAL_WAIT)
+            code, answer = fetch(ports["monitoring"][0], path, CHECKPOINT_BYTES, HEAL_WAIT)
         if code != 200:
-            return  # the old marks stay, which is safe; so they do when it tells too much
+            return  # keep the old checkpoint, which is safe; also when the answer is too large
         now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
         with contextlib.suppress(ValueError):
             for loss in self.ends.see(json.loads(answer), now, self.cut):
@@ -392,16 +365,16 @@ class Keeper:
             self.cut = {}
         text = self.ends.text()
         if text != before:
-            with contextlib.suppress(OSError):  # a full disk; the next look writes it
+            with contextlib.suppress(OSError):  # a full disk; the next checkpoint writes it
                 write_private(self.path(ENDS_FILE), text, durable=True)
 
     def warn(self, text: str) -> None:
-        """Tell the owner, if it still waits for the start, and whoever reads the log."""
+        """Write it to the log, and report it to an owner that still waits for the start."""
         self.warnings.append(text)
         self.log.write(f"[keeper] {text}\n".encode())
 
-    def let_owner_go(self) -> None:
-        """From here on nobody reads what we write; the log file has it all."""
+    def detach_from_owner(self) -> None:
+        """Disconnect from the owner: from now on everything goes to the log file only."""
         null = os.open(os.devnull, os.O_RDWR)
         for standard in (0, 1, 2):
             os.dup2(null, standard)
@@ -422,7 +395,7 @@ class Keeper:
 
 
 def sign_lock(lock: int) -> None:
-    """Write into the locked file who holds it, for those who find it locked."""
+    """Write the holder into the lock file, for processes that find it locked."""
     since = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
     holder = {"pid": os.getpid(), "since": since, "host": socket.gethostname()}
     os.ftruncate(lock, 0)
@@ -430,9 +403,9 @@ def sign_lock(lock: int) -> None:
 
 
 def write_private(path: str, text: str, *, durable: bool = False) -> None:
-    """Replace a file in one step; only the owner may read it, at no moment anybody else.
+    """Replace a file atomically; only its owner can ever read it.
 
-    `durable` is for what cannot be made again; for the rest it would only cost start-up time.
+    `durable` is for what cannot be recreated; for the rest it would only slow down the start.
     """
     draft = f"{path}.{os.getpid()}.{os.urandom(4).hex()}"
     file = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
@@ -450,7 +423,7 @@ def write_private(path: str, text: str, *, durable: bool = False) -> None:
 
 
 def fetch(base: str, path: str, limit: int = 65536, wait: float = HEALTH_WAIT) -> tuple[int, str]:
-    """Status and body of one HTTP request; (0, reason) when there is no answer."""
+    """Status and body of one HTTP request; (0, reason) if there is no answer."""
     host, _, port = base.removeprefix("http://").rpartition(":")
     try:
         with socket.create_connection((host, int(port)), timeout=wait) as connection:
@@ -465,7 +438,7 @@ def fetch(base: str, path: str, limit: int = 65536, wait: float = HEALTH_WAIT) -
 
 
 def _prctl() -> Any:
-    """The Linux call that ties a child's life to ours; None on other systems."""
+    """The Linux call that has the kernel kill a child with its parent; None elsewhere."""
     if sys.platform != "linux":
         return None
     import ctypes
@@ -474,7 +447,7 @@ def _prctl() -> Any:
 
 
 def main() -> int:
-    """Read the plan, become a daemon if it says so, keep the node."""
+    """Read the plan, become a daemon if it says so, run the node."""
     text = b""
     while not text.endswith(b"\n"):
         part = os.read(0, 65536)
@@ -484,7 +457,7 @@ def main() -> int:
     plan = json.loads(text)
     if not plan["embedded"]:
         if os.fork():
-            os._exit(0)  # the owner waits for this one; the node belongs to nobody
+            os._exit(0)  # the owner waits for this process; the node has no parent
         os.setsid()
     wake, waker = os.pipe()
     os.set_blocking(waker, False)

@@ -1,10 +1,10 @@
-"""Starting nodes: everything that is decided and written between the settings and the keepers.
+"""Starts nodes: everything that is decided and written between the settings and the keepers.
 
 The steps, in this order, because each relies on the one before:
- 1. lock every node of the folder (nothing is written to a folder that another owns)
- 2. check that the folder was made for these nodes and opens with this key
- 3. make the users, choose the ports, write configuration and plan
- 4. let a server look at streams of unknown origin, closed to everybody
+ 1. lock every node of the folder (nothing is written to a folder that another process owns)
+ 2. check that the folder was created for these nodes and opens with this key
+ 3. create the users, choose the ports, write configuration and plan
+ 4. if streams were stored with an unknown key, open them first with a server closed to clients
  5. start the keepers and wait until every server is ready
 """
 
@@ -37,13 +37,13 @@ from millstream.broker.folder import (
 from millstream.broker.keeper import write_private
 from millstream.broker.keys import StoreKey, check_key, new_record, resolve_key
 from millstream.broker.render import ClusterPlan, NodePlan, Ports, config_text
-from millstream.broker.server_process import Launch, Node
+from millstream.broker.server_process import Launch, ServerNode
 from millstream.deadline import Deadline
 from millstream.errors import ConfigError, FolderLocked, PortTaken, WrongKey
 from millstream.settings import Secret
 
 __all__ = [
-    "Start",
+    "StartOptions",
     "launch_from_folder",
     "node_facts",
     "node_names",
@@ -55,43 +55,45 @@ __all__ = [
 
 logger = logging.getLogger("millstream.broker")
 
-_PORT_ROUNDS: Final = 5  # tries with other ports, when a free one was taken before we used it
-_LOOKING_SECONDS: Final = 120.0  # for the look at streams of unknown origin, whatever their size
-_MOST_NODES: Final = 9  # of a local cluster; more than five voters only make it slower
+_PORT_ROUNDS: Final = 5  # attempts with other ports, if a free one was taken before we used it
+_TRIAL_SECONDS: Final = 120.0  # for a trial start, however large the streams are
+_MOST_NODES: Final = 9  # of a local cluster; more than five voters only slow it down
 
 
 @dataclass(frozen=True, slots=True)
-class Start:
-    """How nodes are to be started."""
+class StartOptions:
+    """How to start nodes."""
 
     embedded: bool = True
     standby: bool = False
     timeout: float = 30.0  # seconds until ready
-    restarts: int = 0  # crashes of a server that are repaired, each minute
+    restarts: int = 0  # restarts of a crashed server, each minute
 
 
 def node_names(settings: BrokerSettings, nodes: int) -> tuple[str, ...]:
-    """n1, n2, ... or the one name that a node of a wider cluster was given."""
+    """n1, n2, ... or the name given to this node of a cluster that spans machines."""
     if settings.cluster is not None:
         if nodes != 1:
-            raise ConfigError("a node that joins a cluster is one node; leave out nodes")
+            raise ConfigError("a process that joins a cluster runs one node; leave out nodes")
         return (settings.cluster.node,)
     if not 1 <= nodes <= _MOST_NODES:
         raise ConfigError(f"nodes must be 1 to {_MOST_NODES}, not {nodes}")
     if nodes > 1 and not is_loopback(settings.host):
         raise ConfigError(
-            f"a local cluster listens on loopback, not on {settings.host}: on several machines "
-            f"start one node on each and join them (--join)"
+            f"a local cluster listens on loopback, not on {settings.host}. For a cluster on "
+            f"several machines start one node on each and join them (--join)"
         )
     return tuple(f"n{number}" for number in range(1, nodes + 1))
 
 
-def start_nodes(settings: BrokerSettings, names: tuple[str, ...], start: Start) -> tuple[Node, ...]:
+def start_nodes(
+    settings: BrokerSettings, names: tuple[str, ...], start: StartOptions
+) -> tuple[ServerNode, ...]:
     """Start these nodes of the folder; after an error nothing is left running."""
     binary = find_binary()
     folders = tuple(NodeFolder(settings.data, name) for name in names)
     for folder in folders:
-        folder.make()
+        folder.create()
     with contextlib.ExitStack() as held:
         try:
             locks = [held.enter_context(_locked(folder)) for folder in folders]
@@ -106,7 +108,7 @@ def start_nodes(settings: BrokerSettings, names: tuple[str, ...], start: Start) 
         users = generate_users(settings)
         unknown = [f for f in folders if not check_key(f, key) and f.holds_streams()]
         if unknown and not clustered:
-            _look(settings, folders[0], users, key, (binary, locks[0]))
+            _try_key(settings, folders[0], users, key, (binary, locks[0]))
         for _ in range(_PORT_ROUNDS):
             launches = _write_plans(settings, folders, users, (key, binary, start))
             try:
@@ -114,22 +116,22 @@ def start_nodes(settings: BrokerSettings, names: tuple[str, ...], start: Start) 
             except PortTaken as error:
                 if _asked_for(settings, error.address):
                     raise
-                logger.info("%s was taken meanwhile, trying other ports", error.address)
+                logger.info("%s was taken in the meantime, trying other ports", error.address)
                 for folder in folders:
                     folder.plan.unlink(missing_ok=True)
-        raise ConfigError(f"no free ports were found in {_PORT_ROUNDS} rounds")
+        raise ConfigError(f"no free ports were found in {_PORT_ROUNDS} attempts")
 
 
-def start_again(folder: NodeFolder, launch: Launch) -> Node:
-    """Start a node as it last was, from what lies in its folder."""
+def start_again(folder: NodeFolder, launch: Launch) -> ServerNode:
+    """Start a node as it last was, from the files in its folder."""
     with _locked(folder) as lock:
         return _spawn((folder,), (launch,), [lock])[0]
 
 
 def launch_from_folder(
-    folder: NodeFolder, binary: ServerBinary, key: StoreKey, start: Start
+    folder: NodeFolder, binary: ServerBinary, key: StoreKey, start: StartOptions
 ) -> Launch:
-    """The launch of a node whose configuration is already written."""
+    """How to start a node whose configuration is already written."""
     plan = read_json(folder.plan)
     if not plan or not folder.conf.exists():
         raise ConfigError(f"node {folder.name} of {folder.data} was never started")
@@ -159,11 +161,11 @@ def _stand_by(
     settings: BrokerSettings,
     folders: tuple[NodeFolder, ...],
     binary: ServerBinary,
-    start: Start,
-) -> tuple[Node, ...]:
-    """Wait for the owner to go, then run what it ran: same ports, same users, same streams."""
+    start: StartOptions,
+) -> tuple[ServerNode, ...]:
+    """Wait for the owner to stop, then take over: same ports, same users, same streams."""
     if settings.durability is Durability.MEMORY:
-        raise ConfigError("a standby of a broker in memory would take over nothing")
+        raise ConfigError("a standby of a memory-only broker would have nothing to take over")
     key = resolve_key(settings, folders)
     launches = [launch_from_folder(folder, binary, key, start) for folder in folders]
     handles = [folder.open_lock() for folder in folders]
@@ -177,7 +179,7 @@ def _stand_by(
 def render_node(
     settings: BrokerSettings, folder: NodeFolder, users: GeneratedUsers, ports: dict[str, Ports]
 ) -> NodePlan:
-    """The plan of one node with the ports of all."""
+    """The plan of one node, given the ports of all."""
     names = tuple(ports)
     before = read_json(folder.plan)
     store = Path(before.get("store") or store_of(folder, settings.durability))
@@ -192,7 +194,7 @@ def render_node(
         system=users.system,
         anonymous=None if settings.secured else ANONYMOUS,
         leaf_users=users.leaf,
-        # While it runs the limit stays: the server refuses a reload that lowers it.
+        # Keep the limit while it runs: the server refuses a reload that lowers it.
         max_file_store=limits.max_file_store
         or before.get("max_file_store")
         or store_limit(store, len(names)),
@@ -217,12 +219,12 @@ def _write_plans(
     settings: BrokerSettings,
     folders: tuple[NodeFolder, ...],
     users: GeneratedUsers,
-    how: tuple[StoreKey, ServerBinary, Start],
+    how: tuple[StoreKey, ServerBinary, StartOptions],
 ) -> list[Launch]:
     key, binary, start = how
     ports = choose_ports(settings, folders)
     for folder in folders:
-        folder.plan.unlink(missing_ok=True)  # a store of before must not be taken for this one
+        folder.plan.unlink(missing_ok=True)  # an earlier store must not be taken for this one
         plan = render_node(settings, folder, users, ports)
         write_private(str(folder.conf), config_text(plan))
         write_private(str(folder.plan), json.dumps(node_facts(settings, plan, len(folders))))
@@ -230,7 +232,7 @@ def _write_plans(
 
 
 def node_facts(settings: BrokerSettings, plan: NodePlan, nodes: int) -> dict[str, object]:
-    """What is needed to start the node again and to tell others about it; no secrets."""
+    """What is needed to start the node again and to describe it to others; no secrets."""
     scheme = "nats" if settings.tls is None else "tls"
     host = settings.host if settings.host not in ("0.0.0.0", "::") else "127.0.0.1"
     bracketed = f"[{host}]" if ":" in host else host
@@ -252,7 +254,7 @@ def node_facts(settings: BrokerSettings, plan: NodePlan, nodes: int) -> dict[str
 
 
 def choose_ports(settings: BrokerSettings, folders: tuple[NodeFolder, ...]) -> dict[str, Ports]:
-    """The ports of every node: as asked, else those of the last time, else free ones."""
+    """The ports of every node: as configured, else as last time, else free ones."""
     taken: set[int] = set()
     chosen: dict[str, Ports] = {}
     leaf = settings.leaf
@@ -281,7 +283,7 @@ def choose_ports(settings: BrokerSettings, folders: tuple[NodeFolder, ...]) -> d
 
 
 def _asked_for(settings: BrokerSettings, address: str) -> bool:
-    """Whether the taken port is one that the settings name, so that no other will do."""
+    """Whether the settings ask for the taken port, so that no other will do."""
     asked = [settings.port, settings.monitor_port]
     asked += [settings.leaf.port or 0] if settings.leaf is not None else []
     asked += [settings.cluster.port] if settings.cluster is not None else []
@@ -289,38 +291,38 @@ def _asked_for(settings: BrokerSettings, address: str) -> bool:
     return any(one and one <= port < one + _MOST_NODES for one in asked)
 
 
-def _look(
+def _try_key(
     settings: BrokerSettings,
     folder: NodeFolder,
     users: GeneratedUsers,
     key: StoreKey,
     how: tuple[ServerBinary, int],
 ) -> None:
-    """Open streams of unknown origin with a server that nobody can use, to see that it can.
+    """Open streams of unknown origin with a server that no client can use, to test the key.
 
     A server on the real port would be open to clients before a wrong key is noticed, and the
-    first one that creates a stream of the same name would destroy the stored one.
+    first client that creates a stream of the same name would destroy the stored one.
     """
     binary, lock = how
-    remembered = folder.plan.read_text(encoding="utf-8") if folder.plan.exists() else None
-    folder.plan.unlink(missing_ok=True)  # not on the ports that clients try
+    previous = folder.plan.read_text(encoding="utf-8") if folder.plan.exists() else None
+    folder.plan.unlink(missing_ok=True)  # not on the ports that clients use
     closed = replace(settings, port=0, monitor_port=0, leaf=None, auth=True, users=(), raw="")
-    nobody = replace(
+    locked_out = replace(
         users,
-        users=tuple(replace(user, password=_unknown()) for user in users.users),
-        system=replace(users.system, password=_unknown()),
+        users=tuple(replace(user, password=_random_password()) for user in users.users),
+        system=replace(users.system, password=_random_password()),
     )
-    plan = render_node(closed, folder, nobody, choose_ports(closed, (folder,)))
+    plan = render_node(closed, folder, locked_out, choose_ports(closed, (folder,)))
     write_private(str(folder.conf), config_text(plan))
     write_private(str(folder.plan), json.dumps(node_facts(closed, plan, 1)))
-    node = Node(folder)
+    node = ServerNode(folder)
     try:
         node.spawn(
             Launch(
                 binary=binary.path,
                 embedded=True,
                 single=True,
-                timeout=_LOOKING_SECONDS,
+                timeout=_TRIAL_SECONDS,
                 environment=key.environment(),
             ),
             lock,
@@ -329,23 +331,23 @@ def _look(
         node.stop(grace=10.0)
     except WrongKey:
         if settings.encryption is not None and settings.encryption.key is None:
-            logger.warning("the key that was read does not open %s", settings.data)
+            logger.warning("the stored key does not open %s", settings.data)
         raise
     finally:
         folder.conf.unlink(missing_ok=True)
         folder.plan.unlink(missing_ok=True)
-        if remembered is not None:
-            write_private(str(folder.plan), remembered)
+        if previous is not None:
+            write_private(str(folder.plan), previous)
 
 
-def _unknown() -> Secret:
+def _random_password() -> Secret:
     return Secret(secrets.token_urlsafe(24))
 
 
 def _spawn(
     folders: tuple[NodeFolder, ...], launches: list[Launch] | tuple[Launch, ...], locks: list[int]
-) -> tuple[Node, ...]:
-    nodes = tuple(Node(folder) for folder in folders)
+) -> tuple[ServerNode, ...]:
+    nodes = tuple(ServerNode(folder) for folder in folders)
     try:
         for node, launch, lock in zip(nodes, launches, locks, strict=True):
             node.spawn(launch, lock)
@@ -359,8 +361,8 @@ def _spawn(
     return nodes
 
 
-def _await_all(nodes: tuple[Node, ...], launch: Launch) -> None:
-    """Wait for every node, in the order in which they report: one that failed ends the wait."""
+def _await_all(nodes: tuple[ServerNode, ...], launch: Launch) -> None:
+    """Wait for every node, in the order in which they report; the first failure ends the wait."""
     pending = {node.report_pipe: node for node in nodes}
     deadline = Deadline(launch.timeout + launch.grace)
     while pending:
@@ -375,7 +377,7 @@ def _locked(folder: NodeFolder) -> Iterator[int]:
     try:
         yield handle
     finally:
-        os.close(handle)  # the keeper and the server have their own copies
+        os.close(handle)  # keeper and server have their own copies
 
 
 def state_text(data: Path) -> str:
@@ -394,5 +396,5 @@ def state_text(data: Path) -> str:
 
 
 def _quarter_of_memory() -> int:
-    """Streams in memory must leave room for the application and for Spark on the same machine."""
+    """Streams in memory must leave room for applications and Spark on the same machine."""
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 4

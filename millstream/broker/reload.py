@@ -29,10 +29,10 @@ _CHECK_SECONDS: Final = 10.0  # `nats-server -t` reads one file
 
 
 def reload_nodes(folders: tuple[NodeFolder, ...], settings: BrokerSettings, timeout: float) -> None:
-    """Apply settings to running nodes: check all, then one after the other.
+    """Apply settings to running nodes: check all of them first, then reload one at a time.
 
-    Each is told by signal, and what it did is read from its log. When a server refuses, its file
-    of before is put back, so that a later start is sound.
+    A server is signalled, and its log tells the result. If it refuses, its old configuration file
+    is restored, so that a later start works.
     """
     data = folders[0].data
     if settings.data != data:
@@ -62,7 +62,7 @@ def _apply(folder: NodeFolder, text: str, deadline: Deadline) -> None:
     server = int(read_json(folder.state).get("server", 0))
     write_private(str(folder.conf), text)
     if not server or not folder.locked():
-        return  # a node that is down reads the new file when it starts
+        return  # a stopped node reads the new file when it starts
     try:
         start = folder.log.stat().st_size
         os.kill(server, signal.SIGHUP)
@@ -73,7 +73,7 @@ def _apply(folder: NodeFolder, text: str, deadline: Deadline) -> None:
 
 
 def _check(folder: NodeFolder, text: str, environment: dict[str, str]) -> None:
-    """Refuse what the server cannot even read."""
+    """Refuse a configuration that the server cannot parse."""
     draft = folder.root / "server.conf.next"
     write_private(str(draft), text)
     try:
@@ -87,26 +87,26 @@ def _check(folder: NodeFolder, text: str, environment: dict[str, str]) -> None:
             env=environment,
         )
     except subprocess.TimeoutExpired as error:
-        raise BrokerError("the server did not check its new configuration in time") from error
+        raise BrokerError("the server did not check the new configuration in time") from error
     finally:
         draft.unlink(missing_ok=True)
     if asked.returncode != 0:
         words = (asked.stderr or asked.stdout).strip().replace(str(draft), "configuration")
-        raise ConfigError(f"the server refuses the new settings, the old ones stay: {words}")
+        raise ConfigError(f"the server refused the new settings and keeps the old ones: {words}")
 
 
 def _await_answer(folder: NodeFolder, start: int, deadline: Deadline) -> None:
     while not deadline.passed:
         log = folder.log
         with log.open("rb") as file:
-            # A log that was rotated meanwhile begins anew.
+            # A log that was rotated in the meantime starts again at zero.
             file.seek(start if log.stat().st_size >= start else 0)
             words = file.read().decode("utf-8", "replace")
         if _REFUSED in words:
             reason = words.split(_REFUSED, 1)[1].splitlines()[0]
             raise ConfigError(
-                f"the server refuses the new settings, the old ones stay: {reason}. "
-                f"What cannot be changed while it runs takes effect with a restart"
+                f"the server refused the new settings and keeps the old ones: {reason}. "
+                f"Settings that cannot change while it runs take effect after a restart"
             )
         if _DONE in words:
             return

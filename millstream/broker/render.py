@@ -33,21 +33,21 @@ __all__ = [
     "quoted",
 ]
 
-# The encryption key travels in the server's environment: a key in the configuration file would
-# lie beside the very data that it protects.
+# The encryption key is passed in the server's environment: in the configuration file it would be
+# stored next to the data that it protects.
 KEY_VARIABLE: Final = "MILLSTREAM_STORE_KEY"
 PREVIOUS_KEY_VARIABLE: Final = "MILLSTREAM_STORE_PREVIOUS_KEY"
 
 _PLAIN_KEY: Final = re.compile(r"\$?[A-Za-z_][A-Za-z0-9_]*")
 _ESCAPES: Final = {"\\": r"\\", '"': r"\"", "\n": r"\n", "\r": r"\r", "\t": r"\t"}
 _ROUTE_USER: Final = "route"
-# For a client to say who it is; the server's own two are too few on a machine that is busy.
+# For a client to log in; the server's default of 2 s is too short on a busy machine.
 _LOGIN_SECONDS: Final = 10
 
 
 @dataclass(frozen=True, slots=True)
 class Ports:
-    """The ports of one node; 0 means that it does not listen there."""
+    """The ports of one node; 0: not used."""
 
     client: int
     monitor: int
@@ -57,7 +57,7 @@ class Ports:
 
 @dataclass(frozen=True, slots=True)
 class ClusterPlan:
-    """What a node must know of its cluster."""
+    """What a node must know about its cluster."""
 
     host: str
     routes: tuple[str, ...]  # host:port
@@ -67,16 +67,16 @@ class ClusterPlan:
 
 @dataclass(frozen=True, slots=True)
 class NodePlan:
-    """One server, with everything decided that the settings leave open."""
+    """One server, with everything decided that the settings left open."""
 
     settings: BrokerSettings
     name: str  # of the server, unique in its cluster
     store: Path
-    run: Path  # where the server writes its ports
+    run: Path  # folder where the server writes its ports
     ports: Ports
-    users: tuple[User, ...]  # given and generated
+    users: tuple[User, ...]  # from the settings and generated
     system: User  # of the $SYS account
-    anonymous: str | None  # user that a client without credentials is taken for
+    anonymous: str | None  # user for clients without credentials
     leaf_users: tuple[User, ...]
     max_file_store: int
     max_memory_store: int
@@ -84,7 +84,7 @@ class NodePlan:
 
 
 class _Verbatim(str):
-    """Text that goes into the configuration as it is."""
+    """Text that is written into the configuration as it is."""
 
 
 def config_text(plan: NodePlan) -> str:
@@ -92,7 +92,7 @@ def config_text(plan: NodePlan) -> str:
     settings = plan.settings
     top: dict[str, Any] = {
         "server_name": plan.name,
-        # Clients cannot ask for the sync setting, so the broker tells it where they can read.
+        # Clients cannot query the sync setting, so the broker publishes it where they can read it.
         "server_metadata": {DURABILITY_METADATA: settings.durability.value},
         "listen": _address(settings.host, plan.ports.client),
         "http": _address("127.0.0.1", plan.ports.monitor),
@@ -116,13 +116,13 @@ def config_text(plan: NodePlan) -> str:
 
 
 def quoted(text: str) -> str:
-    """A string of the configuration language, whatever characters it has.
+    """A string literal of the configuration language, for any text.
 
     >>> quoted('say "hi"')
     '"say \\\\"hi\\\\""'
     """
     if "\0" in text:
-        raise ConfigError("a text with a NUL character cannot be given to the server")
+        raise ConfigError("the server's configuration cannot contain a NUL character")
     return '"' + "".join(_escape(character) for character in text) + '"'
 
 
@@ -133,7 +133,7 @@ def _escape(character: str) -> str:
 
 
 def _key(name: str) -> str:
-    # Keys know no escapes, so nothing that needs one may become a key.
+    # Keys have no escapes, so a name that needs one cannot be a key.
     if '"' in name or "\n" in name or "\\" in name:
         raise ConfigError(f"{name!r} cannot be a name in the server's configuration")
     return name if _PLAIN_KEY.fullmatch(name) else f'"{name}"'
@@ -154,7 +154,7 @@ def _value(value: Any, depth: int) -> str:
         return "{\n" + "".join(lines) + outer + "}"
     if isinstance(value, Sequence):
         return "[\n" + "".join(f"{inner}{_value(v, depth + 1)}\n" for v in value) + outer + "]"
-    raise TypeError(f"{type(value).__name__} has no place in the server's configuration")
+    raise TypeError(f"{type(value).__name__} cannot be written to the server's configuration")
 
 
 def _address(host: str, port: int) -> str:
@@ -219,7 +219,7 @@ def _user(user: User, permissions: Permissions) -> dict[str, Any]:
 def _rule(allow: tuple[str, ...] | None, deny: tuple[str, ...]) -> dict[str, list[str]]:
     rule: dict[str, list[str]] = {}
     if allow is not None:
-        # An empty list means "everything" to the server; here it means nothing.
+        # To the server an empty list means everything; here it means nothing.
         rule["allow"] = list(allow)
         deny = (*deny, ">") if not allow else deny
     if deny:

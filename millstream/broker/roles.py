@@ -1,7 +1,7 @@
 """What each role may do, as subjects the server checks (pure).
 
-The JetStream API is a set of subjects, so a permission is a list of them. Each rule stands twice:
-plain, and with the domain in front that a client beyond a leaf node uses.
+The JetStream API is a set of subjects, so a permission is a list of them. Each rule is listed
+twice: as it is, and with the domain prefix that a client across a leaf node uses.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from millstream.broker.config import Permissions, Role, User
 
 __all__ = ["permissions_of"]
 
-# Whatever destroys or reshapes stored events, or moves the cluster about: admins only.
+# Anything that destroys or changes stored events, or moves leaders: admins only.
 _ADMIN_ONLY: Final = (
     "STREAM.DELETE.>",
     "STREAM.PURGE.>",
@@ -29,9 +29,9 @@ _ADMIN_ONLY: Final = (
     "SERVER.>",
 )
 
-# Questions that change nothing. Not CONSUMER.CREATE: a consumer can be told to deliver to any
-# subject, which is a way to publish, and the same call changes other people's consumers.
-_LOOK: Final = (
+# Read-only calls. Not CONSUMER.CREATE: a consumer can deliver to any subject, which is a way to
+# publish, and the same call changes other users' consumers.
+_READ_ONLY: Final = (
     "INFO",
     "STREAM.NAMES",
     "STREAM.LIST",
@@ -43,7 +43,7 @@ _LOOK: Final = (
     "CONSUMER.INFO.*.*",
 )
 
-# A queue group hands each message to one member only: joining one takes messages from the others.
+# A queue group gives each message to one member: joining one takes messages from the others.
 _ANY_QUEUE_GROUP: Final = "> >"
 
 
@@ -57,10 +57,10 @@ def permissions_of(user: User) -> Permissions:
         return Permissions(publish_deny=_api(_ADMIN_ONLY))
     own = [f"CONSUMER.MSG.NEXT.{stream}.{name}" for stream, name in user.subscriptions]
     acks = [f"$JS.ACK.{stream}.{name}.>" for stream, name in user.subscriptions]
-    # With a domain configured, the server's acks carry the domain and an account hash in front.
+    # With a domain configured, ack subjects have the domain and an account hash in front.
     acks += [f"$JS.ACK.*.*.{stream}.{name}.>" for stream, name in user.subscriptions]
     return Permissions(
-        publish=(*_api(_LOOK), *_api(own), *acks), subscribe_deny=(_ANY_QUEUE_GROUP,)
+        publish=(*_api(_READ_ONLY), *_api(own), *acks), subscribe_deny=(_ANY_QUEUE_GROUP,)
     )
 
 

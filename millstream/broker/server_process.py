@@ -1,4 +1,4 @@
-"""One node: its keeper process as seen from the owner."""
+"""One node: its keeper process, as the owner sees it."""
 
 from __future__ import annotations
 
@@ -20,44 +20,44 @@ from millstream.broker.folder import NodeFolder, read_json
 from millstream.deadline import Deadline
 from millstream.errors import BrokerError, NoSpace, PortTaken, StartFailed, WrongKey
 
-__all__ = ["LOG_BYTES", "LOG_FILES", "Launch", "Node", "explain"]
+__all__ = ["LOG_BYTES", "LOG_FILES", "Launch", "ServerNode", "explain"]
 
 logger = logging.getLogger("millstream.broker")
 
 LOG_BYTES: Final = 8 * 1024 * 1024  # of one log file
-LOG_FILES: Final = 4  # older ones kept beside it: 40 MiB in all
+LOG_FILES: Final = 4  # older ones kept next to it: 40 MiB in all
 _KEEPER: Final = Path(__file__).with_name("keeper.py")
-_MARGIN: Final = 5.0  # seconds that the keeper's own limits may be exceeded before it is killed
+_MARGIN: Final = 5.0  # seconds beyond the keeper's own limits before it is killed
 _LINE_BYTES: Final = 4 * 1024 * 1024  # of one report; its log tail is far smaller
 _TAKEN: Final = re.compile(r"listen tcp[46]? (\S+?):? bind: address already in use")
 
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """How to start a node from what lies in its folder."""
+    """How to start a node from the files in its folder."""
 
     binary: Path
-    embedded: bool  # it dies with this process
+    embedded: bool  # it ends with this process
     single: bool  # not part of a cluster
     timeout: float = 30.0  # seconds until ready
     grace: float = 10.0  # seconds between asking the server to stop and killing it
-    restarts: int = 0  # crashes of the server that are repaired, each minute
+    restarts: int = 0  # restarts of a crashed server, each minute
     health: str = "/healthz"
     environment: dict[str, str] = field(default_factory=dict, repr=False)  # has the store key
     on_ready: dict[str, str] = field(default_factory=dict, repr=False)  # files to write
     on_stop: tuple[str, ...] = ()  # files to remove
     remove: tuple[str, ...] = ()  # folders to remove at the end
-    store: str = ""  # where the streams are, if not in the node's folder
+    store: str = ""  # folder of the streams, if not the node's own
 
 
-class Node:
-    """A server that runs under a keeper; `start` returns when it is ready or standing by."""
+class ServerNode:
+    """A server under a keeper: `spawn` it, then `await_ready`."""
 
     def __init__(self, folder: NodeFolder) -> None:
         self.folder = folder
         self.keeper_pid = 0
         self._server_pid = 0
-        self.waiting = False  # a standby: the lock belongs to another
+        self.waiting = False  # as a standby: another process holds the lock
         self._process: subprocess.Popen[bytes] | None = None
         self._rest = b""
         self._launch: Launch | None = None
@@ -76,25 +76,25 @@ class Node:
 
     @property
     def server_pid(self) -> int:
-        """Process id of the server; another one after its keeper has started it anew."""
+        """Process id of the server; it changes when the keeper restarts the server."""
         facts = read_json(self.folder.state)
         mine = facts.get("pid") == self.keeper_pid
         return int(facts["server"]) if mine else self._server_pid
 
     @property
     def running(self) -> bool:
-        """Whether the keeper is alive and not merely waiting."""
+        """Whether the keeper is alive and not just waiting."""
         return self._process is not None and self._process.poll() is None and not self.waiting
 
     @property
     def report_pipe(self) -> int:
-        """Readable when the keeper has something to tell."""
+        """Readable when the keeper has something to report."""
         if self._process is None:
-            raise BrokerError(f"node {self.name} was not spawned")
+            raise BrokerError(f"node {self.name} was not started")
         return int(_pipe(self._process.stdout).fileno())
 
     def spawn(self, launch: Launch, lock: int) -> None:
-        """Start the keeper, which starts the server; `lock` is held, or waited for."""
+        """Start the keeper, which starts the server; `lock` is held already or waited for."""
         plan = {
             "binary": str(launch.binary),
             "folder": str(self.folder.root),
@@ -121,24 +121,24 @@ class Node:
                 stdout=subprocess.PIPE,
                 stderr=errors,
                 pass_fds=(lock,),
-                start_new_session=True,  # Ctrl-C is for the owner, which stops us in good order
+                start_new_session=True,  # Ctrl-C goes to the owner, which stops the keeper in order
                 bufsize=0,
             )
         except OSError as error:
-            raise StartFailed(f"no process could be started: {error}") from error
+            raise StartFailed(f"the keeper process could not be started: {error}") from error
         finally:
             os.close(errors)
         with contextlib.suppress(BrokenPipeError):
             _pipe(self._process.stdin).write(json.dumps(plan).encode() + b"\n")
 
     def await_ready(self) -> None:
-        """Return once the server is ready, or waits as a standby; else raise why it failed.
+        """Return once the server is ready or waits as a standby; otherwise raise the reason.
 
         After an error nothing of the node is left running.
         """
         launch = self._launch
         if launch is None:
-            raise BrokerError(f"node {self.name} was not spawned")
+            raise BrokerError(f"node {self.name} was not started")
         try:
             event = self._event(Deadline(launch.timeout + launch.grace + _MARGIN))
             while event.get("event") not in ("ready", "waiting", "failed"):
@@ -147,7 +147,7 @@ class Node:
                 event = self._event(Deadline(launch.grace + _MARGIN))
             self.keeper_pid = int(event["pid"])
             if event["event"] == "failed":
-                # "stopped": the server is gone. Then the end of the pipe: so is the lock.
+                # First "stopped": the server is gone. Then the end of the pipe: so is the lock.
                 while self._event(Deadline(launch.grace + _MARGIN)):
                     continue
                 raise explain(event, self.folder)
@@ -163,7 +163,7 @@ class Node:
             self._close()
 
     def await_takeover(self, timeout: float) -> bool:
-        """Whether a standby has become the owner within the timeout; raises if that failed."""
+        """Whether this standby became the owner within the timeout; raises if that failed."""
         event = self._event(Deadline(timeout))
         if not event:
             return False
@@ -175,7 +175,7 @@ class Node:
         return True
 
     def stop(self, grace: float) -> None:
-        """Stop gently; after `grace` seconds by force."""
+        """Stop gracefully; after `grace` seconds, kill it."""
         self.ask_to_stop(grace)
         process = self._process
         if process is None:
@@ -187,13 +187,13 @@ class Node:
         self._close()
 
     def ask_to_stop(self, grace: float) -> None:
-        """Begin to stop without waiting for the end."""
+        """Ask it to stop, without waiting."""
         if self._process is not None:
             with contextlib.suppress(BrokenPipeError, ValueError):
                 _pipe(self._process.stdin).write(f"stop {grace:.3f}".encode())
 
     def kill(self) -> None:
-        """End server and keeper at once, as a crash of the machine would."""
+        """Kill server and keeper, as in a crash of the machine."""
         process = self._process
         for pid in (self.server_pid, self.keeper_pid):
             if pid and process is not None and process.poll() is None:
@@ -208,12 +208,12 @@ class Node:
             time.sleep(0.002)
 
     def _holds_the_lock(self) -> bool:
-        """Whether it is ours: a standby may have taken it in the meantime."""
+        """Whether the lock is still ours: a standby may have taken it."""
         holder = read_json(self.folder.lock_file).get("pid")
         return holder == self.keeper_pid and self.folder.locked()
 
     def wait(self, timeout: float | None) -> bool:
-        """Block until the node has ended; False when the timeout passed first."""
+        """Block until the node has ended; False if the timeout passed first."""
         if self._process is None:
             return True
         try:
@@ -223,7 +223,7 @@ class Node:
         return True
 
     def terminate(self) -> None:
-        """Ask a node in the background to stop, and wait until it has."""
+        """Stop a node in the background, and wait for it."""
         with contextlib.suppress(ProcessLookupError):
             os.kill(self.keeper_pid, signal.SIGTERM)
         grace = self._launch.grace if self._launch else 0.0
@@ -232,7 +232,7 @@ class Node:
             time.sleep(0.005)
 
     def abandon(self) -> None:
-        """Leave nothing behind after a failed start: the closed pipe ends a keeper by itself."""
+        """Clean up after a failed start: closing the pipe ends the keeper."""
         process, launch = self._process, self._launch
         if process is None or launch is None:
             return
@@ -256,7 +256,7 @@ class Node:
             process.wait()
 
     def _event(self, deadline: Deadline) -> dict[str, Any]:
-        """The next report of the keeper; empty when it has ended or the deadline passed."""
+        """The next report of the keeper; empty if it has ended or the deadline passed."""
         if self._process is None:
             return {}
         pipe = _pipe(self._process.stdout).fileno()
@@ -273,7 +273,7 @@ class Node:
         return event
 
     def _warn(self, event: dict[str, Any]) -> None:
-        """Say what is not as it should be though the node serves."""
+        """Log what is wrong although the node works."""
         for warning in event.get("warnings", ()):
             logger.warning("%s (node %s, %s)", warning, self.name, self.folder.data)
 
@@ -282,33 +282,33 @@ class Node:
 
 
 def explain(event: dict[str, Any], folder: NodeFolder) -> StartFailed:
-    """The error that a keeper's report of failure means, with its cause in one sentence."""
+    """The error for a keeper's failure report, with the cause in one sentence."""
     log, health, stage = str(event.get("log", "")), str(event.get("health", "")), event["stage"]
     if stage == "unhealthy":
         return _explain_health(_health_text(health), log, folder)
     if taken := _TAKEN.search(log):
         return PortTaken(taken[1])
     if "no space left on device" in log:
-        return NoSpace(f"no space is left on the disk of {folder.data}; free some and start again")
+        return NoSpace(f"no space left on the disk of {folder.data}; free some and start again")
     if stage == "timeout":
         state = _health_text(health) or "it does not answer"
         return StartFailed(
             f"the server on {folder.data} was not ready in time: {state}. Its log is {folder.log}"
         )
     if stage == "stopped":
-        return StartFailed(f"the start was broken off ({health})")
-    return StartFailed(f"the server ended while starting: {_last_words(log)}")
+        return StartFailed(f"the start was cancelled ({health})")
+    return StartFailed(f"the server ended while starting: {_reason_in(log)}")
 
 
 def _explain_health(health: str, log: str, folder: NodeFolder) -> StartFailed:
     if re.search("recover keys|encryption not enabled|decrypt", log):
         return WrongKey(
-            f"{folder.data} is encrypted with another key, or with one where none was given "
+            f"{folder.data} is encrypted with another key, or no key was given "
             f"({health}). The server was stopped and nothing was changed; start it with its key"
         )
     if "resolved" in health:
         return StartFailed(
-            f"{folder.data} holds streams of an account that the settings do not have "
+            f"{folder.data} has streams of an account that is missing in the settings "
             f"({health}). Add the account again, or move its folder away"
         )
     return StartFailed(
@@ -324,14 +324,14 @@ def _health_text(body: str) -> str:
         return body
 
 
-def _last_words(log: str) -> str:
-    """The line of the log that says most about why the server ended."""
+def _reason_in(log: str) -> str:
+    """The log line that best explains why the server ended."""
     lines = [line.strip() for line in log.splitlines() if line.strip()]
-    for mark in ("[FTL]", "panic:", "[ERR]", "nats-server:"):
+    for tag in ("[FTL]", "panic:", "[ERR]", "nats-server:"):
         for line in reversed(lines):
-            if mark in line:
-                return line.split(mark, 1)[1].strip()
-    return lines[-1] if lines else "it said nothing"
+            if tag in line:
+                return line.split(tag, 1)[1].strip()
+    return lines[-1] if lines else "it logged nothing"
 
 
 def _pipe(pipe: Any) -> Any:

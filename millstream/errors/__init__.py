@@ -3,7 +3,7 @@
 MillstreamError
 ├── ConfigError (ValueError)                 a setting, option or argument is wrong
 │   ├── MissingExtra (ImportError)           an optional dependency is not installed
-│   └── PipelineInvalid                      what a pipeline project declares does not fit together
+│   └── PipelineInvalid                      the declarations of a project do not fit together
 ├── BrokerError (RuntimeError)               the embedded server
 │   ├── ServerMissing                        no nats-server binary was found
 │   ├── ServerTooOld                         the one found is too old
@@ -13,21 +13,21 @@ MillstreamError
 │   │   ├── WrongKey                         the folder is encrypted with another key
 │   │   └── NoSpace                          the disk is full
 │   ├── NotRunning                           nothing runs on this data folder
-│   └── Unhealthy                            it reports stored data that it could not read
+│   └── Unhealthy                            the server could not read some stored data
 ├── ConnectError (ConnectionError)           the connection to the broker
 │   ├── ConnectFailed                        no server could be reached
 │   ├── AuthenticationFailed                 it was reached and refused the credentials
 │   └── ConnectionClosed                     the connection was closed (by us, or retries ran out)
-├── PermissionDenied (PermissionError)       this user may not use that subject
+├── PermissionDenied (PermissionError)       this user has no permission for that subject
 ├── RequestTimeout (TimeoutError)            no answer within the deadline
 ├── NoMessage (TimeoutError)                 no message arrived within the time given
 ├── SubscriberClosed                         the subscriber was closed or drained
-├── NoResponders                             nobody listens on the requested subject
+├── NoResponders                             no subscriber or service listens on the subject
 ├── ServiceError                             a service answered with an error
 ├── IdentityTaken                            another living client holds the client id
 ├── IdentityLost                             the client id was taken over by another client
 ├── GroupNotFound (LookupError)              the topic has no ordered group of that name
-├── GroupBusy                                members run, and the group cannot be changed now
+├── GroupBusy                                the group has running members and cannot be changed
 ├── DeadLetterNotFound (LookupError)         the queue has no dead letter at that offset
 ├── RedriveTaken                             another redrive of the same dead letters took over
 ├── ApiError                                 JetStream refused a request; carries its codes
@@ -37,29 +37,29 @@ MillstreamError
 │   ├── SubscriptionConflict (ValueError)
 │   ├── WrongSequence                        an expected-sequence check failed: the fence held
 │   ├── LimitReached                         the topic, account or disk limit is used up
-│   └── NotReplicated                        replicas were asked of a single node
-├── PublishError                             an event was not stored, or it is not known whether
+│   └── NotReplicated                        replicas were requested from a single node
+├── PublishError                             an event was not stored, or perhaps not
 │   ├── PartlyStored                         some events of a list were refused
 │   ├── PayloadTooLarge (ValueError)
 │   ├── Unconfirmed                          no ack arrived; it may or may not be stored
 │   ├── FencedOut                            another process took over this writer's name
 │   ├── PartlyWritten                        some rows of a Spark batch are stored, others are not
-│   └── RowsMoved                            a Spark task's rows are others when it is run again
-├── ProcessFailed                            a process's function raised; nothing of it was stored
+│   └── RowsMoved                            a rerun Spark task has different rows
+├── ProcessFailed                            a process's function raised; its output was not stored
 ├── PipelineError (RuntimeError)             a pipeline of Spark queries
-│   ├── PipelineBusy                         it runs, so it cannot be started, reset or packed now
-│   ├── PipelineNotRunning                   it does not run, so it cannot be stopped
-│   └── FlowsFailed                          flows were given up after their restarts; named
-├── DataLoss                                 events that were promised are no longer there
+│   ├── PipelineBusy                         it is running and cannot be started, reset or packed
+│   ├── PipelineNotRunning                   it is not running, so it cannot be stopped
+│   └── FlowsFailed                          some flows failed for good, after their restarts
+├── DataLoss                                 events that should exist are missing
 ├── Undecodable (ValueError)                 a stored value cannot be read as the topic's type
-├── SchemaError (ValueError)                 a schema cannot be used or changed like that
-│   ├── Unmappable                           a type has no form in a format
-│   ├── Incompatible                         a version may not follow the ones before it
+├── SchemaError (ValueError)                 a schema cannot be used or changed in this way
+│   ├── Unmappable                           a type cannot be represented in a format
+│   ├── Incompatible                         a version is not compatible with earlier ones
 │   ├── SchemaNotFound (LookupError)         the registry has no such schema
 │   └── Unfit                                a value does not fit its schema
-└── PackError (ValueError)                   bytes that are not a sound pack
+└── PackError (ValueError)                   bytes that are not a valid pack
 
-Each error says what was asked, what was found and what to do, and keeps its facts as fields.
+Each message says what was requested, what was found and what to do; the facts are also fields.
 """
 
 from __future__ import annotations

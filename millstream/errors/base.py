@@ -1,4 +1,4 @@
-"""What every other error is."""
+"""Base classes of all errors."""
 
 from __future__ import annotations
 

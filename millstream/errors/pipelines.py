@@ -16,11 +16,11 @@ __all__ = [
 
 
 class PipelineInvalid(ConfigError):
-    """What a pipeline project declares does not fit together; nothing was started."""
+    """The declarations of a pipeline project do not fit together; nothing was started."""
 
 
 class PipelineError(MillstreamError, RuntimeError):
-    """Something about running a pipeline."""
+    """Base of errors about running pipelines."""
 
 
 class PipelineBusy(PipelineError):
@@ -29,7 +29,8 @@ class PipelineBusy(PipelineError):
     def __init__(self, pipeline: str, holder: str) -> None:
         self.pipeline, self.holder = pipeline, holder
         super().__init__(
-            f"the pipeline '{pipeline}' runs ({holder}). Stop it first: 'millstream pipeline stop'"
+            f"the pipeline '{pipeline}' is running ({holder}). "
+            f"Stop it first: 'millstream pipeline stop'"
         )
 
 
@@ -39,14 +40,16 @@ class PipelineNotRunning(PipelineError):
     def __init__(self, pipeline: str) -> None:
         self.pipeline = pipeline
         super().__init__(
-            f"the pipeline '{pipeline}' does not run. Start it with 'millstream pipeline run'"
+            f"the pipeline '{pipeline}' is not running. Start it with 'millstream pipeline run'"
         )
 
 
 class FlowsFailed(PipelineError):
-    """Some flows failed again and again and were given up; `reasons` has the last error of each."""
+    """Some flows kept failing and were stopped; `reasons` has the last error of each."""
 
     def __init__(self, pipeline: str, reasons: Mapping[str, str]) -> None:
         self.pipeline, self.reasons = pipeline, dict(reasons)
         text = "; ".join(f"'{name}': {reason}" for name, reason in self.reasons.items())
-        super().__init__(f"of the pipeline '{pipeline}' these flows were given up: {text}")
+        super().__init__(
+            f"these flows of the pipeline '{pipeline}' kept failing and were stopped: {text}"
+        )

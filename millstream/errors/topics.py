@@ -37,13 +37,13 @@ class GroupNotFound(MillstreamError, LookupError):
     def __init__(self, topic: str, group: str) -> None:
         self.topic, self.group = topic, group
         super().__init__(
-            f"topic '{topic}' has no group '{group}'. A group is made when its first member opens "
-            f"it; check the name"
+            f"topic '{topic}' has no group '{group}'. Check the name; a group is created when its "
+            f"first member opens it"
         )
 
 
 class GroupBusy(MillstreamError):
-    """Members of the group run, so it cannot be moved or deleted now; nothing was changed."""
+    """The group has running members, so it cannot be moved or deleted; nothing was changed."""
 
     def __init__(self, topic: str, group: str, members: list[str]) -> None:
         self.topic, self.group, self.members = topic, group, members
@@ -54,7 +54,7 @@ class GroupBusy(MillstreamError):
 
 
 class DeadLetterNotFound(MillstreamError, LookupError):
-    """There is no dead letter at that offset: it was redriven, edited or deleted, or never was."""
+    """There is no dead letter at that offset: it was redriven, edited, deleted or never existed."""
 
     def __init__(self, queue: str, offset: int, why: str = "") -> None:
         self.queue, self.offset = queue, offset
@@ -65,13 +65,13 @@ class DeadLetterNotFound(MillstreamError, LookupError):
 
 
 class RedriveTaken(MillstreamError):
-    """Another redrive of the same dead letters took over; what this one did is done."""
+    """Another redrive of the same dead letters took over; what this one has sent stays sent."""
 
     def __init__(self, queue: str, topic: str) -> None:
         self.queue, self.topic = queue, topic
         super().__init__(
             f"another redrive of '{queue}' to '{topic}' took over. Nothing is stored twice; "
-            f"run it again when the other has ended"
+            f"run it again after the other has ended"
         )
 
 
@@ -80,7 +80,7 @@ class ApiError(MillstreamError):
 
     def __init__(self, code: int, err_code: int, description: str, advice: str = "") -> None:
         self.code, self.err_code, self.description = code, err_code, description
-        text = description  # code 0: seen before the broker was asked
+        text = description  # code 0: found before a request was sent
         if code:
             text = f"the broker refused: {description} (code {code}, error {err_code})"
         super().__init__(f"{text}. {advice}" if advice else text)
@@ -108,10 +108,10 @@ class SubscriptionConflict(ApiError, ValueError):
 
 
 class WrongSequence(ApiError):
-    """An expected-sequence check failed: somebody else wrote first.
+    """An expected-sequence check failed: another writer was first.
 
-    `sent_again`: the copy that was refused was not the first, and the first may have been stored
-    and followed by others since.
+    `sent_again`: the refused message was a retry, and the first attempt may have been stored and
+    followed by others since.
     """
 
     sent_again = False
@@ -122,15 +122,15 @@ class LimitReached(ApiError):
 
 
 class NotReplicated(ApiError):
-    """Replicas were asked of a broker that is a single node."""
+    """Replicas were requested from a broker that is a single node."""
 
 
 class PublishError(MillstreamError):
-    """An event was not stored, or it is not known whether it was."""
+    """An event was not stored, or it is unknown whether it was."""
 
 
 class PartlyStored(PublishError):
-    """Some events of a list were refused, the others are stored; `failed` has errors by place."""
+    """Some events of a list were refused, the others are stored; `failed` has errors by index."""
 
     def __init__(
         self, total: int, failed: Mapping[int, MillstreamError], count: int | None = None
@@ -145,12 +145,12 @@ class PartlyStored(PublishError):
 
 
 class PayloadTooLarge(PublishError, ValueError):
-    """The message is larger than the server takes; nothing was sent."""
+    """The message is larger than the server accepts; nothing was sent."""
 
     def __init__(self, size: int, limit: int) -> None:
         self.size, self.limit = size, limit
         super().__init__(
-            f"the message has {size:,} bytes with its headers; the server takes {limit:,}. "
+            f"the message has {size:,} bytes with its headers; the server accepts {limit:,}. "
             f"Send smaller events or raise max_payload"
         )
 
@@ -158,7 +158,7 @@ class PayloadTooLarge(PublishError, ValueError):
 class Unconfirmed(PublishError):
     """No ack arrived: the event may or may not be stored. Retrying with the same id is safe.
 
-    With `expected_last` or a revision look first: it may have been stored and replaced since.
+    With `expected_last` or a revision check first: it may have been stored and replaced since.
     """
 
 
@@ -183,32 +183,32 @@ class PartlyWritten(PublishError):
     def __init__(self, writer: str, written: list[str], cause: str) -> None:
         self.writer, self.written, self.cause = writer, written, cause
         super().__init__(
-            f"writer '{writer}' stored a part of its rows ({'; '.join(written)}), then failed: "
+            f"writer '{writer}' stored some of its rows ({'; '.join(written)}), then failed: "
             f"{cause}"
         )
 
 
 class RowsMoved(PublishError):
-    """A batch that Spark ran again gave a task other rows than the first time; nothing is stored.
+    """Spark reran a batch, and a task got different rows than the first time; nothing is stored.
 
-    Going on would lose some rows or write some twice.
+    Continuing would lose some rows or write some twice.
     """
 
     def __init__(self, writer: str, batch: int, stored: int, found: int) -> None:
         self.writer, self.batch, self.stored, self.found = writer, batch, stored, found
         super().__init__(
-            f"writer '{writer}' stored {stored:,} rows of batch {batch}; now that Spark runs the "
-            f"batch again its rows are others ({found:,} so far): they move between tasks or come "
+            f"writer '{writer}' stored {stored:,} rows of batch {batch}; now that Spark reruns the "
+            f"batch, its rows are different ({found:,} so far): they move between tasks or come "
             f"in another order. Set the option commitMode to staged for this query"
         )
 
 
 class ProcessFailed(MillstreamError):
-    """A process's function raised an error: it stopped there, with everything before committed."""
+    """A process's function raised an error: it stopped there; everything before is committed."""
 
     def __init__(self, process: str, event: str, error: Exception) -> None:
         self.process, self.event, self.error = process, event, error
         super().__init__(
             f"process '{process}' stopped at {event}: {type(error).__name__}: {error}. "
-            f"Mend the function and run it again, or let it go on with on_error='dead_letter'"
+            f"Fix the function and run it again, or skip such events with on_error='dead_letter'"
         )

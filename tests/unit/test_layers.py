@@ -44,7 +44,9 @@ MAY_IMPORT: dict[str, set[str]] = {
 
 # Library -> the rooms that may import it. `nats` is a peer in bench/ and tests/, never used inside.
 LIBRARIES: dict[str, set[str]] = {
-    "log_ends": {"broker"},  # broker/log_ends.py, as the keeper loads it when it runs as a script
+    # Modules of broker/, as the keeper loads them when it runs as a script.
+    "log_ends": {"broker"},
+    "rotated_log": {"broker"},
     "nats": set(),
     "nkeys": {"broker", "wire"},
     "msgspec": INNER | EDGES,

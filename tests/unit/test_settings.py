@@ -1,4 +1,4 @@
-"""settings.py, deadline.py and the facts that errors carry."""
+"""settings.py, deadline.py and the fields of errors."""
 
 from __future__ import annotations
 
@@ -73,12 +73,12 @@ def test_a_bad_size_is_refused(text: str | int) -> None:
 
 
 @given(st.integers(0, 10**6), st.sampled_from(["ms", "s", "m", "h"]))
-def test_whole_durations_are_exact(number: int, unit: str) -> None:
+def test_integer_durations_are_exact(number: int, unit: str) -> None:
     factor = {"ms": 0.001, "s": 1, "m": 60, "h": 3600}[unit]
     assert parse_duration(f"{number}{unit}") == pytest.approx(number * factor)
 
 
-def test_a_secret_never_shows_itself() -> None:
+def test_a_secret_is_never_shown() -> None:
     secret = Secret("hunter2")
     settings = ConnectionSettings(password=secret, token=secret, nkey_seed=secret)
     for text in (str(secret), repr(secret), f"{secret}", repr(settings), str(settings)):
@@ -126,7 +126,7 @@ def test_the_address_of_a_project_is_found_from_another_folder(tmp_path: Path) -
     assert project_url(tmp_path) is None
 
 
-def test_a_broken_state_file_is_as_good_as_none(tmp_path: Path) -> None:
+def test_a_broken_state_file_counts_as_none(tmp_path: Path) -> None:
     (tmp_path / ".millstream").mkdir()
     (tmp_path / ".millstream/broker.json").write_text("[]")
     assert ConnectionSettings.load().urls == (DEFAULT_URL,)
@@ -152,7 +152,7 @@ def test_credentials_come_from_the_environment(
     assert ConnectionSettings.load(password="mine").password == Secret("mine")
 
 
-def test_a_seed_may_be_given_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_seed_can_be_given_directly(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NATS_NKEY", "SUXYZ")
     assert ConnectionSettings.load().nkey_seed == Secret("SUXYZ")
     monkeypatch.setenv("NATS_NKEY", "no-such-file")
@@ -213,7 +213,7 @@ def test_a_deadline_counts_down_on_its_clock_and_never_below_zero() -> None:
 
 
 @pytest.mark.parametrize("seconds", [-0.1, float("nan")])
-def test_a_deadline_needs_time(seconds: float) -> None:
+def test_a_deadline_needs_zero_seconds_or_more(seconds: float) -> None:
     with pytest.raises(ValueError, match="deadline"):
         Deadline(seconds)
 

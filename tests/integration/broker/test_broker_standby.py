@@ -139,7 +139,7 @@ def test_a_standby_needs_the_right_key_and_something_to_take_over(data: Path) ->
         with pytest.raises(WrongKey):
             Broker(wrong).start(standby=True)
         memory = replace(settings, encryption=None, durability="memory")  # type: ignore[arg-type]
-        with pytest.raises(ConfigError, match="take over nothing"):
+        with pytest.raises(ConfigError, match="nothing to take over"):
             Broker(memory).start(standby=True)
 
 
@@ -228,7 +228,7 @@ def test_new_settings_reach_a_broker_in_the_background(data: Path) -> None:
     assert after.secured
     assert after.nodes[0].server_pid == state.nodes[0].server_pid
     assert "Authorization Violation" in login(state.url)
-    with pytest.raises(ConfigError, match="the old ones stay"):
+    with pytest.raises(ConfigError, match="keeps the old ones"):
         reload_settings(replace(settings, auth=True, raw="nonsense: 1"))
     with pytest.raises(NotRunning):
         reload_settings(BrokerSettings(data=data / "other"))

@@ -105,7 +105,7 @@ def test_requests_are_answered_by_a_program_and_its_failure_is_an_error(
     assert failing.wait(60) == 0
     interrupted(process)
     # The server may see that it is gone a moment later; a request in between has no answer.
-    until(lambda: "nobody answers" in run.error("request", "shout", "x"))
+    until(lambda: "no service or subscriber" in run.error("request", "shout", "x"))
 
 
 def test_every_listener_is_asked_and_blanks_are_filled_in(broker: Cli, run: Commands) -> None:

@@ -216,7 +216,7 @@ async def test_a_broken_pack_in_the_input_is_one_bad_event(mill: Mill) -> None:
     headers = {"Mill-Pack": "1", "Mill-Count": "1", "Mill-Checksum": "00000000"}
     await mill.publish_acked("in._pack.x", b"broken", headers)
     await source.publish(b"2")
-    with pytest.raises(ProcessFailed, match="not a sound pack"):
+    with pytest.raises(ProcessFailed, match="not a valid pack"):
         await mill.process(source, target, fragile, ProcessSettings("p")).run(once=True)
     settings = ProcessSettings("p", on_error="dead_letter")
     await mill.process(source, target, fragile, settings).run(once=True)

@@ -1,4 +1,4 @@
-"""Settings are refused when they are made, not when a server trips over them."""
+"""Wrong settings are refused when they are created, not when a server reads them."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def test_names_that_the_server_could_misread_are_refused(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["$SYS", "$G", "system"])
-def test_accounts_of_the_server_itself_cannot_be_tenants(name: str) -> None:
+def test_the_servers_own_accounts_cannot_be_tenants(name: str) -> None:
     with pytest.raises(ConfigError):
         Account(name)
 
@@ -122,7 +122,7 @@ def test_cluster_and_leaf_settings_are_checked() -> None:
         LeafRemote("nats-leaf://hub:7422", user="me")
 
 
-def test_texts_become_values_and_defaults_are_the_safe_ones(tmp_path: Path) -> None:
+def test_strings_are_converted_and_defaults_are_safe(tmp_path: Path) -> None:
     settings = BrokerSettings(data=tmp_path, durability="periodic")  # type: ignore[arg-type]
     assert settings.durability is Durability.PERIODIC
     assert user(role="reader").role is Role.READER

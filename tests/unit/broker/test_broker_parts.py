@@ -1,4 +1,4 @@
-"""Small parts of the broker room: the binary, the log, secrets, ports, failures, health."""
+"""Small parts of the broker: binary, log, secrets, ports, failures, health."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ import pytest
 
 from millstream.broker import BrokerSettings, ClusterSettings, Role, find_binary, read_credentials
 from millstream.broker.binary import parse_version
-from millstream.broker.credentials import generate_users, read_or_make_secret
+from millstream.broker.credentials import generate_users, read_or_create_secret
 from millstream.broker.folder import NodeFolder, check_layout, free_port, store_limit
 from millstream.broker.health import Health, NodeAddress, _problem, _uptime, read_node
-from millstream.broker.keeper import Log
 from millstream.broker.keys import StoreKey, check_key, new_record
+from millstream.broker.rotated_log import RotatedLog
 from millstream.broker.server_process import explain
 from millstream.errors import (
     ConfigError,
@@ -50,7 +50,7 @@ def test_the_named_binary_wins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     assert (found.path, found.version_text, found.found_by) == (named, "2.99.0", "NATS_SERVER_BIN")
 
 
-def test_without_a_name_the_one_beside_the_interpreter_is_found(
+def test_without_a_setting_the_binary_next_to_the_interpreter_is_found(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.delenv("NATS_SERVER_BIN", raising=False)
@@ -79,9 +79,11 @@ def test_an_old_server_is_named_with_its_version(
         find_binary()
 
 
-def test_what_is_no_server_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_binary_that_is_not_nats_server_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("NATS_SERVER_BIN", str(tmp_path / "nothing"))
-    with pytest.raises(ServerMissing, match="no such file"):
+    with pytest.raises(ServerMissing, match="does not exist"):
         find_binary()
     other = tmp_path / "other"
     other.write_text("#!/bin/sh\necho hello\n")
@@ -95,7 +97,7 @@ def test_what_is_no_server_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         find_binary()
 
 
-def test_versions_are_read_from_words() -> None:
+def test_versions_are_parsed_from_text() -> None:
     assert parse_version("nats-server: v2.15.1-RC.1") == (2, 15, 1)
     assert parse_version("no version here") is None
 
@@ -104,7 +106,7 @@ def test_versions_are_read_from_words() -> None:
 
 
 def test_the_log_is_rotated_and_bounded(tmp_path: Path) -> None:
-    log = Log(str(tmp_path / "server.log"), limit=1000, count=3)
+    log = RotatedLog(str(tmp_path / "server.log"), limit=1000, count=3)
     for number in range(200):
         log.write(f"line {number:04d} {'x' * 80}\n".encode())
     files = sorted(tmp_path.iterdir())
@@ -143,7 +145,7 @@ def test_an_open_broker_has_no_generated_app_user(tmp_path: Path) -> None:
     assert read_credentials(tmp_path, "system").account == "$SYS"
 
 
-def test_nodes_of_one_cluster_make_the_same_users(tmp_path: Path) -> None:
+def test_nodes_of_one_cluster_generate_the_same_users(tmp_path: Path) -> None:
     def made(folder: str, secret: str) -> set[str]:
         cluster = ClusterSettings(folder, ("h:1",), Secret(secret))
         (tmp_path / folder).mkdir()
@@ -161,20 +163,20 @@ def test_a_damaged_credentials_file_is_not_replaced(tmp_path: Path) -> None:
     assert (tmp_path / "credentials.json").read_text() == "{torn"
 
 
-def test_a_secret_file_is_made_once_and_private(tmp_path: Path) -> None:
+def test_a_secret_file_is_created_once_and_private(tmp_path: Path) -> None:
     path = tmp_path / "deep" / "secret"
-    made = read_or_make_secret(path)
+    made = read_or_create_secret(path)
     assert len(made.reveal()) == 64
-    assert read_or_make_secret(path) == made
+    assert read_or_create_secret(path) == made
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
     path.write_text("  \n")
     with pytest.raises(ConfigError, match="empty"):
-        read_or_make_secret(path)
+        read_or_create_secret(path)
 
 
-def test_a_folder_knows_its_key_without_keeping_it(tmp_path: Path) -> None:
+def test_a_folder_recognises_its_key_without_storing_it(tmp_path: Path) -> None:
     folder = NodeFolder(tmp_path, "n1")
-    folder.make()
+    folder.create()
     right, wrong = Secret("right-right-right"), Secret("wrong-wrong-wrong")
     assert check_key(folder, StoreKey(right)) is False
     record = new_record(folder, StoreKey(right))
@@ -203,9 +205,9 @@ def test_chosen_ports_are_free_distinct_and_not_those_of_outgoing_connections() 
     assert free_port("127.0.0.1", ports[0], set()) == ports[0]
 
 
-def test_one_folder_has_one_owner_and_says_who(tmp_path: Path) -> None:
+def test_a_folder_has_one_owner_and_names_it(tmp_path: Path) -> None:
     folder = NodeFolder(tmp_path, "n1")
-    folder.make()
+    folder.create()
     assert not folder.locked()
     handle = folder.lock()
     assert folder.locked()
@@ -215,11 +217,11 @@ def test_one_folder_has_one_owner_and_says_who(tmp_path: Path) -> None:
     assert not folder.locked()
 
 
-def test_who_only_looks_at_a_folder_keeps_nobody_from_owning_it(tmp_path: Path) -> None:
+def test_reading_the_lock_does_not_prevent_a_start(tmp_path: Path) -> None:
     folder = NodeFolder(tmp_path, "n1")
-    folder.make()
+    folder.create()
     looking = folder.open_lock()
-    fcntl.flock(looking, fcntl.LOCK_SH)  # what a look does, held up in the middle of it
+    fcntl.flock(looking, fcntl.LOCK_SH)  # as a reader does, delayed while it holds the lock
     goes_on = threading.Timer(0.3, os.close, (looking,))
     goes_on.start()
     handle = folder.lock()
@@ -231,7 +233,7 @@ def test_who_only_looks_at_a_folder_keeps_nobody_from_owning_it(tmp_path: Path) 
 def test_a_folder_of_a_cluster_is_not_opened_by_a_single_server(tmp_path: Path) -> None:
     check_layout(tmp_path, ("n1", "n2", "n3"), clustered=True)
     check_layout(tmp_path, ("n1", "n2", "n3"), clustered=True)
-    with pytest.raises(ConfigError, match="a cluster of n1, n2, n3; asked was n1"):
+    with pytest.raises(ConfigError, match="a cluster of n1, n2, n3, not of n1"):
         check_layout(tmp_path, ("n1",), clustered=False)
 
 
@@ -285,9 +287,9 @@ def test_the_store_limit_is_below_the_free_disk_and_counts_what_is_stored(tmp_pa
             "Add the account again",
         ),
         ({"stage": "timeout", "health": "", "log": ""}, StartFailed, "not ready in time"),
-        ({"stage": "stopped", "health": "signal 15"}, StartFailed, "broken off"),
+        ({"stage": "stopped", "health": "signal 15"}, StartFailed, "cancelled"),
         ({"stage": "exited", "log": "a\n[FTL] the cause\nb"}, StartFailed, "the cause$"),
-        ({"stage": "exited", "log": ""}, StartFailed, "said nothing"),
+        ({"stage": "exited", "log": ""}, StartFailed, "logged nothing"),
     ],
 )
 def test_a_failed_start_is_explained(
@@ -302,7 +304,7 @@ def test_a_failed_start_is_explained(
 # -- health -------------------------------------------------------------------------------
 
 
-def test_answers_of_the_server_become_values(tmp_path: Path) -> None:
+def test_answers_of_the_server_are_parsed(tmp_path: Path) -> None:
     varz = {
         "server_name": "mill-n1",
         "version": "2.15.1",
@@ -340,12 +342,12 @@ def test_answers_of_the_server_become_values(tmp_path: Path) -> None:
     assert health.streams == (stream,)
 
 
-def test_uptimes_of_any_length_are_read() -> None:
+def test_uptimes_of_any_length_are_parsed() -> None:
     assert _uptime("1y2d3s") == 367 * 86400 + 3
     assert _uptime("2y") == 730 * 86400
 
 
-def test_a_problem_comes_with_what_to_do() -> None:
+def test_a_problem_comes_with_advice() -> None:
     body = json.dumps({"error": "stream 'S' write error: no space left on device"})
-    assert "free space, and the broker restarts itself" in _problem(body)
+    assert "free some space, and the broker restarts itself" in _problem(body)
     assert _problem("plain words") == "plain words"

@@ -1,4 +1,4 @@
-"""The configuration text says exactly what the settings say."""
+"""The configuration text matches the settings."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def plan(users: tuple[User, ...] = (), **settings: Any) -> NodePlan:
 
 
 def unquote(text: str) -> str:
-    """The server's own reading of a quoted string."""
+    """A quoted string, parsed as the server does it."""
     assert text[0] == text[-1] == '"'
     result, rest = "", text[1:-1]
     named = {"n": "\n", "r": "\r", "t": "\t", '"': '"', "\\": "\\"}
@@ -109,7 +109,7 @@ def test_an_ipv6_address_is_bracketed() -> None:
     assert 'listen: "[::1]:4222"' in config_text(plan(host="::1"))
 
 
-def test_users_stand_in_their_accounts_with_their_permissions() -> None:
+def test_users_are_in_their_accounts_with_their_permissions() -> None:
     users = (
         User("ann", Secret('p"w'), Role.ADMIN),
         User("bob", Secret("pw"), Role.READER, account="acme"),
@@ -128,7 +128,7 @@ def test_an_empty_allow_list_allows_nothing() -> None:
     assert text.count('deny: [ ">" ]') == 2
 
 
-def test_cluster_routes_carry_the_secret_and_so_does_the_listener() -> None:
+def test_cluster_routes_and_listener_have_the_secret() -> None:
     given = plan()
     cluster = ClusterPlan("127.0.0.1", ("10.0.0.1:6222",), Secret("s/c@r:t"))
     text = config_text(
@@ -154,7 +154,7 @@ def test_leaf_nodes_listen_with_users_and_remotes_with_credentials() -> None:
     assert 'domain: "edge"' in text
 
 
-def test_raw_text_comes_last_and_as_it_is() -> None:
+def test_raw_text_comes_last_and_unchanged() -> None:
     text = config_text(plan(raw="ping_interval: 7s"))
     assert text.endswith("\nping_interval: 7s\n")
 

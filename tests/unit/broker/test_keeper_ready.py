@@ -1,4 +1,4 @@
-"""When a keeper calls its server ready, by what the server's health says."""
+"""When a keeper reports its server as ready, depending on the server's health."""
 
 from __future__ import annotations
 
@@ -15,12 +15,14 @@ import pytest
 from millstream.broker import keeper as module
 from millstream.broker.keeper import Keeper, fetch
 
-BEHIND = b"""{"error":"JetStream stream 'main > events' is not current: group node unhealthy"}"""
+CATCHING_UP = (
+    b"""{"error":"JetStream stream 'main > events' is not current: group node unhealthy"}"""
+)
 ALONE = b'{"error":"JetStream has not established contact with a meta leader"}'
 
 
-class Unwell(http.server.BaseHTTPRequestHandler):
-    """A monitor whose health never gets well."""
+class Unhealthy(http.server.BaseHTTPRequestHandler):
+    """A monitor that never reports health."""
 
     body = b""
 
@@ -34,10 +36,10 @@ class Unwell(http.server.BaseHTTPRequestHandler):
 
 
 class Waiting(Keeper):
-    """A keeper whose server listens and lives, as a fake monitor says."""
+    """A keeper whose server listens and is alive, according to a fake monitor."""
 
     monitor = ""
-    told: list[tuple[str, dict[str, Any]]]
+    reports: list[tuple[str, dict[str, Any]]]
 
     def read_ports(self) -> dict[str, Any]:
         return {"monitoring": [self.monitor]}
@@ -46,7 +48,7 @@ class Waiting(Keeper):
         return None
 
     def report(self, event: str, **facts: Any) -> None:
-        self.told.append((event, facts))
+        self.reports.append((event, facts))
 
 
 class Clock:
@@ -66,7 +68,7 @@ class Clock:
 
 @pytest.fixture
 def monitor() -> Iterator[http.server.HTTPServer]:
-    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Unwell)
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Unhealthy)
     thread = threading.Thread(target=server.serve_forever)
     thread.start()
     yield server
@@ -77,10 +79,10 @@ def monitor() -> Iterator[http.server.HTTPServer]:
 
 @pytest.mark.parametrize(
     ("body", "single", "ready"),
-    [(BEHIND, False, True), (BEHIND, True, False), (ALONE, False, False)],
-    ids=["a copy that is behind", "of a single server", "no leader"],
+    [(CATCHING_UP, False, True), (CATCHING_UP, True, False), (ALONE, False, False)],
+    ids=["a replica that catches up", "of a single server", "no leader"],
 )
-def test_a_node_of_a_cluster_whose_copy_is_behind_serves_all_the_same(
+def test_a_cluster_node_is_ready_although_a_replica_is_catching_up(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     monitor: http.server.HTTPServer,
@@ -88,8 +90,8 @@ def test_a_node_of_a_cluster_whose_copy_is_behind_serves_all_the_same(
     single: bool,
     ready: bool,
 ) -> None:
-    """cluster-power-periodic, seed 111: to stop the nodes made it impossible to heal the topic."""
-    Unwell.body = body
+    """cluster-power-periodic, seed 111: stopping the nodes made recovery impossible."""
+    Unhealthy.body = body
     clock = Clock()
     monkeypatch.setattr(module, "time", clock)
     monkeypatch.setattr(module, "fetch", clock.fetch)
@@ -106,7 +108,7 @@ def test_a_node_of_a_cluster_whose_copy_is_behind_serves_all_the_same(
     try:
         keeper = Waiting(plan, read)
         keeper.owner_open = False
-        keeper.told = []
+        keeper.reports = []
         keeper.monitor = f"http://127.0.0.1:{monitor.server_port}"
         found = keeper.await_ready()
     finally:
@@ -114,4 +116,4 @@ def test_a_node_of_a_cluster_whose_copy_is_behind_serves_all_the_same(
         os.close(write)
     assert (found is not None) == ready
     assert len(keeper.warnings) == ready
-    assert [event for event, _ in keeper.told] == ([] if ready else ["failed"])
+    assert [event for event, _ in keeper.reports] == ([] if ready else ["failed"])

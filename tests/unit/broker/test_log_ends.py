@@ -1,4 +1,4 @@
-"""Where logs ended: marks and block files, without a server."""
+"""Where logs end: checkpoints and block files, without a server."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def answer(last: int, created: str = "c1", storage: str = "file", first: int = 1
     return {"account_details": [{"name": "main", "stream_detail": [stream]}]}
 
 
-def test_a_log_that_ends_before_its_mark_is_told_once_and_kept() -> None:
+def test_a_log_that_ends_before_its_checkpoint_is_reported_once_and_kept() -> None:
     ends = LogEnds()
     assert ends.see(answer(500), NOON) == []
     (text,) = ends.see(answer(450), LATER)
@@ -34,14 +34,14 @@ def test_a_log_that_ends_before_its_mark_is_told_once_and_kept() -> None:
     assert [loss["marked"] for loss in ends.losses] == [500]
 
 
-def test_growth_and_rest_are_no_news_and_a_mark_keeps_the_time_it_was_first_seen() -> None:
+def test_a_log_that_grows_or_rests_is_not_reported_and_keeps_its_first_time() -> None:
     ends = LogEnds()
     for last, now in ((1, NOON), (7, NOON), (7, LATER)):
         assert ends.see(answer(last), now) == []
-    assert ends.marks == {"main/log": {"created": "c1", "last": 7, "at": NOON}}
+    assert ends.checkpoints == {"main/log": {"created": "c1", "last": 7, "at": NOON}}
 
 
-def test_a_stream_made_anew_has_no_past_and_takes_the_losses_of_the_old_one_along() -> None:
+def test_a_recreated_stream_has_no_history_and_no_losses() -> None:
     ends = LogEnds()
     ends.see(answer(500), NOON)
     assert ends.see(answer(450), NOON)
@@ -49,43 +49,43 @@ def test_a_stream_made_anew_has_no_past_and_takes_the_losses_of_the_old_one_alon
     assert ends.losses == []
 
 
-def test_streams_in_memory_begin_anew_and_are_not_marked() -> None:
+def test_streams_in_memory_have_no_checkpoint() -> None:
     ends = LogEnds()
     ends.see(answer(500, storage="memory"), NOON)
     assert ends.see(answer(0, storage="memory"), LATER) == []
-    assert ends.marks == {}
+    assert ends.checkpoints == {}
 
 
-def test_a_cut_without_a_mark_says_that_a_torn_write_is_possible() -> None:
+def test_a_cut_without_a_checkpoint_may_be_a_torn_write() -> None:
     (text,) = LogEnds().see(answer(9), NOON, cut={"main/log": True})
     assert "cut off" in text
-    assert "tore the last write" in text
+    assert "interrupted the last write" in text
 
 
-def test_a_log_without_its_old_files_has_expired_or_begins_again_at_its_start() -> None:
+def test_a_log_without_its_old_files_expired_or_starts_again_at_one() -> None:
     gone = {"main/log": False}
     assert LogEnds().see(answer(50, first=51), NOON, cut=gone) == []
-    assert LogEnds().see(answer(53, first=51), NOON, cut=gone) == [], "new events came already"
+    assert LogEnds().see(answer(53, first=51), NOON, cut=gone) == [], "new events have arrived"
     assert len(LogEnds().see(answer(0, first=0), NOON, cut=gone)) == 1
     assert len(LogEnds().see(answer(2, first=1), NOON, cut=gone)) == 1
 
 
-def test_the_notes_survive_a_file_and_only_the_newest_losses_are_kept(tmp_path: Path) -> None:
+def test_checkpoints_survive_a_file_and_only_the_newest_losses_are_kept(tmp_path: Path) -> None:
     ends = LogEnds()
     for number in range(LOSSES_KEPT + 5):
         ends.see(answer(1000 - number), NOON)
     file = tmp_path / "ends.json"
     file.write_text(ends.text())
     again = LogEnds(file.read_text())
-    assert (again.marks, again.losses) == (ends.marks, ends.losses)
-    told = losses_of(file)
-    assert len(told) == LOSSES_KEPT
-    assert (told[-1].account, told[-1].stream) == ("main", "log")
-    assert told[-1].marked == told[-1].last + 1
+    assert (again.checkpoints, again.losses) == (ends.checkpoints, ends.losses)
+    losses = losses_of(file)
+    assert len(losses) == LOSSES_KEPT
+    assert (losses[-1].account, losses[-1].stream) == ("main", "log")
+    assert losses[-1].marked == losses[-1].last + 1
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", '{"marks": 3}', '{"marks": {}, "losses": [7]}'])
-def test_notes_that_are_torn_count_as_none(tmp_path: Path, text: str) -> None:
+def test_a_torn_file_counts_as_none(tmp_path: Path, text: str) -> None:
     file = tmp_path / "ends.json"
     file.write_text(text)
     assert losses_of(file) == ()
@@ -113,13 +113,13 @@ def grow_after_cut(file: Path) -> None:
         content.write(b"x" * 400)
 
 
-def write_anew(file: Path) -> None:
+def replace_file(file: Path) -> None:
     draft = file.with_suffix(".tmp")
     draft.write_bytes(b"short")
     draft.replace(file)
 
 
-def write_over(file: Path) -> None:
+def overwrite(file: Path) -> None:
     file.write_bytes(b"short")
 
 
@@ -133,8 +133,8 @@ def append(file: Path) -> None:
     [
         ([10], lambda file: None, None),
         ([10], append, None),
-        ([10], write_anew, None),  # compacted, or expired and made anew
-        ([10], write_over, None),  # removed and made anew with the inode of the old one
+        ([10], replace_file, None),  # compacted, or expired and created again
+        ([10], overwrite, None),  # removed and created again with the same inode
         ([1, 2], Path.unlink, None),  # expired
         ([1, 2, 10], Path.unlink, False),
         ([10], shorten, True),

@@ -80,7 +80,7 @@ async def test_a_second_claimant_is_refused_while_the_first_answers(
     async with await claim_identity(connection, "worker-1", QUICK) as first:
         deadline = Deadline(PATIENT.probe_timeout)
         with pytest.raises(
-            IdentityTaken, match=r"'worker-1' is held by 'millstream' on .*it is alive"
+            IdentityTaken, match=r"'worker-1' has been held by 'millstream' on .*it is alive"
         ):
             await claim_identity(other, "worker-1", PATIENT)
         assert deadline.left() > 10, "the time for an answer is not waited out"

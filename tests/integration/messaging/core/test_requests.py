@@ -77,9 +77,9 @@ async def test_the_first_answer_wins_and_later_ones_are_discarded(
 
 async def test_nobody_listening_is_told_at_once(connection: Connection) -> None:
     deadline = Deadline(60)
-    with pytest.raises(NoResponders, match="nobody answers on 'empty'"):
+    with pytest.raises(NoResponders, match="no service or subscriber listens on 'empty'"):
         await request(connection, "empty", timeout=60)
-    with pytest.raises(NoResponders, match="nobody answers on 'empty'"):
+    with pytest.raises(NoResponders, match="no service or subscriber listens on 'empty'"):
         await gather(connection, "empty", timeout=60)
     assert not deadline.passed
 

@@ -201,7 +201,7 @@ async def test_a_damaged_pack_becomes_a_letter_that_does_not_stop_the_others(
     queue = await topic.dead_letters("billing")
     [letter] = await queue.list()
     assert letter.value == b"rubbish"
-    assert letter.cause.startswith("not a sound pack")
+    assert letter.cause.startswith("not a valid pack")
     dead = await mill.topic(queue.name)
     assert [event.value async for event in dead.read()] == [b"rubbish"]
     await queue.redrive()

@@ -1,4 +1,4 @@
-"""What a keeper notes about logs while its server is slow to answer."""
+"""Checkpoints of logs while the server is slow to answer."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ STREAM = {"name": "log", "created": "then", "state": {"first_seq": 1, "last_seq"
 ANSWER = {"account_details": [{"name": "main", "stream_detail": [STREAM]}]}
 
 
-class HeldUp(http.server.BaseHTTPRequestHandler):
+class SlowMonitor(http.server.BaseHTTPRequestHandler):
     """A monitor that drops the first requests and answers the later ones."""
 
     dropped = 0
 
     def do_GET(self) -> None:
-        if HeldUp.dropped < 2:
-            HeldUp.dropped += 1
+        if SlowMonitor.dropped < 2:
+            SlowMonitor.dropped += 1
             return
         self.send_response(200)
         self.end_headers()
@@ -36,7 +36,7 @@ class HeldUp(http.server.BaseHTTPRequestHandler):
 
 
 class Serving(Keeper):
-    """A keeper whose server lives."""
+    """A keeper whose server is alive."""
 
     def server_gone(self) -> int | None:
         return None
@@ -44,8 +44,8 @@ class Serving(Keeper):
 
 @pytest.fixture
 def ports() -> Iterator[dict[str, Any]]:
-    HeldUp.dropped = 0
-    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), HeldUp)
+    SlowMonitor.dropped = 0
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), SlowMonitor)
     thread = threading.Thread(target=server.serve_forever)
     thread.start()
     yield {"monitoring": [f"http://127.0.0.1:{server.server_port}"]}
@@ -72,21 +72,21 @@ def keeper(tmp_path: Path) -> Iterator[Keeper]:
     os.close(write)
 
 
-def test_a_cut_log_is_told_though_the_server_does_not_answer_at_once(
+def test_a_cut_log_is_reported_although_the_server_answers_late(
     keeper: Keeper, ports: dict[str, Any]
 ) -> None:
-    keeper.mark_ends(ports, seconds=30)
-    (told,) = keeper.warnings
-    assert "the log of 'log'" in told
+    keeper.save_checkpoint(ports, seconds=30)
+    (warning,) = keeper.warnings
+    assert "the log of 'log'" in warning
     assert keeper.cut == {}
 
 
-def test_a_cut_log_is_told_by_a_later_look_when_the_first_was_in_vain(
+def test_a_cut_log_is_reported_by_a_later_checkpoint_if_the_first_failed(
     keeper: Keeper, ports: dict[str, Any]
 ) -> None:
-    keeper.mark_ends(ports)
+    keeper.save_checkpoint(ports)
     assert not keeper.warnings
-    keeper.mark_ends(ports, seconds=30)
+    keeper.save_checkpoint(ports, seconds=30)
     assert len(keeper.warnings) == 1
-    keeper.mark_ends(ports, seconds=30)
-    assert len(keeper.warnings) == 1, "told once"
+    keeper.save_checkpoint(ports, seconds=30)
+    assert len(keeper.warnings) == 1, "reported once"
