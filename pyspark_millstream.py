@@ -1,6 +1,6 @@
-"""Makes `format("millstream")` known to Spark wherever the package is installed.
+"""Registers `format("millstream")` with Spark wherever the package is installed.
 
-Spark looks for modules of this kind of name by itself; nothing has to be registered.
+Spark imports modules whose name starts with `pyspark_` automatically.
 """
 
 from millstream.spark.datasource import MillstreamDataSource as DefaultSource

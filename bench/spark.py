@@ -56,14 +56,14 @@ class Trade:
 
 @dataclass(frozen=True, slots=True)
 class _Sizes:
-    """How much is read and written, and how often."""
+    """How much is read and written, and how many times."""
 
     rows: int  # as typed packs and as Parquet
     texts: int  # of them as JSON values: they take five times as long
     messages: int  # plain ones
     many: int  # rows of the longest read, for the memory of a worker
     rounds: int
-    starts: int  # sessions that are timed, of either kind
+    starts: int  # timed sessions of each kind
     echoes: int  # messages through each of them
 
 
@@ -225,7 +225,7 @@ class _Stage:
             work = [p for p in query.recentProgress if p["numInputRows"]]
             seconds = sum(p["durationMs"]["addBatch"] for p in work) / 1000
             rates.append(sum(p["numInputRows"] for p in work) / seconds)
-        # The first one makes the JVM compile the way through it.
+        # During the first one the JVM compiles the code.
         rate = statistics.median(rates[1:])
         yield Result("sink, typed packs read and written, exactly once, fsync", rate, "rows/s")
 
@@ -265,7 +265,7 @@ def _start_and_latency(url: str, sizes: _Sizes) -> Iterator[Result | Skipped]:
 
     def one(kind: str, count: int) -> dict[str, Any]:
         command = [sys.executable, "-m", "bench.spark", kind, url, str(count)]
-        # Without the first a session in a virtual environment does not start at all.
+        # Without PYSPARK_PYTHON a session in a virtual environment does not start.
         child = {**os.environ, "PYSPARK_PYTHON": sys.executable, "PYTHONPATH": str(Path.cwd())}
         done = subprocess.run(
             command, capture_output=True, text=True, env=child, check=False, timeout=CHILD_SECONDS
@@ -275,7 +275,7 @@ def _start_and_latency(url: str, sizes: _Sizes) -> Iterator[Result | Skipped]:
         found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
         return found
 
-    if not one("ours", 1)["archived"]:  # it has made an archive of classes, for those after it
+    if not one("ours", 1)["archived"]:  # it created an archive of classes, for later sessions
         time.sleep(ARCHIVE_AGE_SECONDS + 1)
     for number in range(sizes.starts):
         for kind in ("ours", "stock") if number % 2 else ("stock", "ours"):
@@ -321,11 +321,11 @@ async def _echo(
     spark: SparkSession, url: str, name: str, folder: str, count: int, began: float
 ) -> dict[str, Any]:
     async with millstream.connect(url) as mill:
-        source = await mill.create_topic(f"{name}-in")
+        given = await mill.create_topic(f"{name}-in")
         target = await mill.create_topic(f"{name}-out")
         query = (
             spark.readStream.format("millstream")
-            .options(url=url, subscribe=source.name, startingOffsets="earliest")
+            .options(url=url, subscribe=given.name, startingOffsets="earliest")
             .load()
             .select("key", "value")
             .writeStream.format("millstream")
@@ -336,7 +336,7 @@ async def _echo(
         times: list[float] = []
         start = 0.0
         sent = -1
-        await source.publish(b"first")
+        await given.publish(b"first")
         sent_at = time.perf_counter()
         async for event in target.read(follow=True):
             if event.value == b"first":
@@ -347,7 +347,7 @@ async def _echo(
             if sent == count:
                 break
             sent_at = time.perf_counter()
-            await source.publish(b"%d" % sent)
+            await given.publish(b"%d" % sent)
         progress = [p for p in query.recentProgress if p["numInputRows"]][-count:]
         query.stop()
     warm = sorted(times[len(times) // 5 :])

@@ -1,4 +1,4 @@
-"""The floor of reading plain messages: a bare socket that pulls and counts, and parses nothing."""
+"""The upper limit of reading plain messages: a bare socket that pulls and counts, no parsing."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Peak memory of Spark's Python workers, as Linux counts it; elsewhere there is none to see."""
+"""Peak memory of Spark's Python workers, as Linux counts it; other systems do not show it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 __all__ = ["forget_peaks", "largest_peak"]
 
 _PROCESSES = Path("/proc")
-_FORGET_THE_PEAK = "5"  # what /proc/<pid>/clear_refs takes for it
+_FORGET_THE_PEAK = "5"  # written to /proc/<pid>/clear_refs
 
 
 def _workers() -> Iterator[Path]:
@@ -39,7 +39,7 @@ def _command(pid: int) -> bytes:
 
 
 def forget_peaks() -> None:
-    """Begin anew: the peak of every worker is what it holds now."""
+    """Reset: the peak of every worker becomes what it holds now."""
     for folder in _workers():
         try:
             (folder / "clear_refs").write_text(_FORGET_THE_PEAK)

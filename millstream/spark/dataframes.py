@@ -1,6 +1,6 @@
-"""Writers for `foreachBatch`: output mode `update`, and several outputs of one query, exactly once.
+"""Functions on DataFrames: exactly-once writers for `foreachBatch`, and rows that were not decoded.
 
-Spark refuses output mode `update` for sinks written in Python. Inside `foreachBatch` the same sink
+Spark rejects output mode `update` for sinks written in Python. Inside `foreachBatch` the same sink
 writes with the same guarantee:
 
     totals.writeStream.outputMode("update").foreachBatch(table_writer("totals", key="customer"))
@@ -25,11 +25,11 @@ FORMAT = "millstream"
 def topic_writer(
     topic: str, *, key: str | Sequence[str] | None = None, name: str | None = None, **options: str
 ) -> BatchFunction:
-    """A function for `foreachBatch` that appends each batch to a topic, once.
+    """A function for `foreachBatch` that appends each batch to a topic exactly once.
 
     Rows with a column `value` are written as they are; otherwise all columns become the value, and
-    `key` names those that make the key. `name` tells several writers to one topic in the same query
-    apart. `options` are those of the sink (url, commitMode, ...).
+    `key` names the columns that form the key. `name` distinguishes several writers to one topic in
+    the same query. `options` are those of the sink (url, commitMode, ...).
     """
     return _writer({"topic": topic, **options}, topic, key, name)
 
@@ -51,8 +51,8 @@ def _writer(
         rows = batch if key is None else as_events(batch, topic, key, **_connection(options))
         if key is None and "value" not in rows.columns:
             raise ConfigError(
-                f"the rows have no column 'value' but {', '.join(rows.columns)}: say which make "
-                f"the key (key=...), and all of them become the value"
+                f"the rows have no column 'value', only {', '.join(rows.columns)}: name the "
+                f"columns of the key (key=...), and all columns become the value"
             )
         chosen = {**options, "writerName": name or topic}
         rows.write.format(FORMAT).options(**chosen).mode("append").save()
@@ -70,8 +70,8 @@ def as_events(
 ) -> DataFrame:
     """Any rows as the columns `key` and `value` of a sink.
 
-    The key is the text of the columns named (several are joined by `/`). The value has all columns:
-    as a struct when the topic has a schema, else as JSON text.
+    The key is the text of the named columns (several are joined by `/`). The value has all columns:
+    as a struct if the topic has a schema, otherwise as JSON text.
     """
     from pyspark.sql import functions as f
 
@@ -81,22 +81,24 @@ def as_events(
     names = [key] if isinstance(key, str) else list(key)
     unknown = [name for name in names if name not in rows.columns]
     if unknown or not names:
-        raise ConfigError(f"no column {unknown or names}; there are {', '.join(rows.columns)}")
+        raise ConfigError(
+            f"no column {unknown or names}; the columns are {', '.join(rows.columns)}"
+        )
     typed = find_target(connection_settings(connection), topic).schema is not None
-    whole: Column = f.struct(*[f.col(f"`{name}`") for name in rows.columns])
+    value: Column = f.struct(*[f.col(f"`{name}`") for name in rows.columns])
     texts = [f.col(f"`{name}`").cast("string") for name in names]
     return rows.select(
         (texts[0] if len(texts) == 1 else f.concat_ws("/", *texts)).alias("key"),
-        (whole if typed else f.to_json(whole)).alias("value"),
+        (value if typed else f.to_json(value)).alias("value"),
     )
 
 
 def drop_undecodable(rows: DataFrame, name: str | Observation = "undecodable") -> DataFrame:
     """The rows whose value could be decoded; the others are counted in the query's progress.
 
-    For rows that were read with `undecodable` = `null`. Each batch's count and one of the reasons
-    are in `query.lastProgress.observedMetrics[name]`: `dropped` and `example`. For a batch read
-    give an `Observation`, whose `get` has the same two.
+    For rows that were read with `undecodable` = `null`. `query.lastProgress.observedMetrics[name]`
+    has each batch's count (`dropped`) and one of the reasons (`example`). For a batch read pass an
+    `Observation`, whose `get` has the same two.
     """
     from pyspark.sql import functions as f
 

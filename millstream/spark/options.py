@@ -1,7 +1,7 @@
 """Every option of `format("millstream")`: its name, its check, its meaning. Pure.
 
 Names and defaults are those of Spark's Kafka source and sink wherever the meaning is the same. All
-are checked when a query is built; a wrong one stops it with the name to use instead.
+options are checked when a query is built; the error for a wrong one names the right one.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ __all__ = [
 T = TypeVar("T")
 Undecodable = Literal["fail", "null", "drop"]
 
-# The columns of a source, in their order; `headers` and `reason` come when they are asked for.
+# The columns of a source, in their order; `headers` and `reason` are there only on request.
 COLUMNS: Final = (
     "key",
     "value",
@@ -54,7 +54,7 @@ COLUMNS: Final = (
     "reason",
 )
 TASKS_MAX: Final = 10_000  # of one batch: more are slower, not faster
-PACK_ROWS_MAX: Final = 1_000_000  # what readers take of one pack
+PACK_ROWS_MAX: Final = 1_000_000  # readers reject larger packs
 
 # Option -> what it is for: "connection", "source", "batch" (a source read once), "sink".
 OPTIONS: Final[Mapping[str, str]] = {
@@ -97,7 +97,7 @@ OPTIONS: Final[Mapping[str, str]] = {
     "maxPackBytes": "sink",
 }
 
-# What Spark itself hands over beside the user's options.
+# Options that Spark itself adds to the user's.
 _OF_SPARK: Final = frozenset({"checkpointlocation", "queryname", "outputmode", "trigger"})
 
 _ELSEWHERE: Final[Mapping[str, str]] = {
@@ -106,7 +106,7 @@ _ELSEWHERE: Final[Mapping[str, str]] = {
     "groupidprefix": "positions are kept in the checkpoint; no group is needed",
     "kafka.auto.offset.reset": "use 'startingOffsets'",
     "minoffsetspertrigger": "use a trigger interval; there is no minimum",
-    "maxtriggerdelay": "use a trigger interval; there is no minimum to wait for",
+    "maxtriggerdelay": "use a trigger interval; there is no minimum",
     "path": "name the topic with 'subscribe' (source) or 'topic' (sink)",
     "topics": "use 'subscribe' (source) or 'topic' (sink)",
     "servers": "use 'url'",
@@ -115,7 +115,7 @@ _ELSEWHERE: Final[Mapping[str, str]] = {
 
 
 def check_names(options: Mapping[str, str]) -> None:
-    """Refuse an option that neither the source nor the sink has, and say which one was meant."""
+    """Reject an option that neither the source nor the sink has, and suggest the right one."""
     known = {name.lower(): name for name in OPTIONS}
     for given in options:
         name = given.lower()
@@ -129,21 +129,21 @@ def check_names(options: Mapping[str, str]) -> None:
             advice = (
                 f"did you mean '{known[near[0]]}'?"
                 if near
-                else f"there are {', '.join(sorted(OPTIONS))}"
+                else f"the options are {', '.join(sorted(OPTIONS))}"
             )
         raise ConfigError(f"unknown option '{given}': {advice}")
 
 
 class _Given:
-    """The options of one role, read one by one."""
+    """The options of one role, parsed one by one."""
 
     def __init__(self, options: Mapping[str, str], roles: set[str], user: str) -> None:
         check_names(options)
         self._values = {name.lower(): text for name, text in options.items()}
         for name, role in OPTIONS.items():
             if name.lower() in self._values and not roles & set(role.split(" or ")):
-                where = "batch read (spark.read)" if role == "batch" else role
-                raise ConfigError(f"option '{name}' belongs to a {where}, not to a {user}")
+                owner = "batch read (spark.read)" if role == "batch" else role
+                raise ConfigError(f"option '{name}' belongs to a {owner}, not to a {user}")
 
     def get(self, name: str) -> str | None:
         return self._values.get(name.lower())
@@ -160,20 +160,20 @@ class _Given:
             raise ConfigError(f"option '{name}' = {text!r}: {error}") from error
 
     def one_of(self, names: tuple[str, ...], needed: bool = False) -> str | None:
-        """The one of several options that is given; two are a contradiction."""
+        """The one of several options that is given; two of them are an error."""
         given = [name for name in names if self.get(name) is not None]
         if len(given) > 1:
-            raise ConfigError(f"options '{given[0]}' and '{given[1]}' contradict each other")
+            raise ConfigError(f"options '{given[0]}' and '{given[1]}' cannot be combined")
         if needed and not given:
             raise ConfigError(f"give one of the options {', '.join(names)}")
         return given[0] if given else None
 
 
 def _boolean(text: str) -> bool:
-    word = text.strip().lower()
-    if word not in ("true", "false"):
+    value = text.strip().lower()
+    if value not in ("true", "false"):
         raise ConfigError("choose true or false")
-    return word == "true"
+    return value == "true"
 
 
 def _count(most: int | None = None) -> Callable[[str], int]:
@@ -181,18 +181,18 @@ def _count(most: int | None = None) -> Callable[[str], int]:
         if not re.fullmatch(r"\d{1,18}", text.strip()) or int(text) < 1:
             raise ConfigError("choose a whole number of 1 or more")
         if most is not None and int(text) > most:
-            raise ConfigError(f"the most is {most:,}")
+            raise ConfigError(f"the maximum is {most:,}")
         return int(text)
 
     return parse
 
 
-def _choice(*words: str) -> Callable[[str], Any]:
+def _choice(*values: str) -> Callable[[str], Any]:
     def parse(text: str) -> str:
-        word = text.strip().lower()
-        if word not in words:
-            raise ConfigError(f"choose {', '.join(words[:-1])} or {words[-1]}")
-        return word
+        value = text.strip().lower()
+        if value not in values:
+            raise ConfigError(f"choose {', '.join(values[:-1])} or {values[-1]}")
+        return value
 
     return parse
 
@@ -200,7 +200,7 @@ def _choice(*words: str) -> Callable[[str], Any]:
 def _names(text: str) -> tuple[str, ...]:
     names = tuple(dict.fromkeys(part.strip() for part in text.split(",") if part.strip()))
     if not names:
-        raise ConfigError("it names nothing")
+        raise ConfigError("it is empty")
     return names
 
 
@@ -241,7 +241,7 @@ def _columns(text: str) -> tuple[str, ...]:
 
 
 def connection_settings(options: Mapping[str, str]) -> ConnectionSettings:
-    """Where the broker is: from the options, else as `millstream.connect()` finds it."""
+    """Where the broker is: from the options, or else as `millstream.connect()` finds it."""
     given = {name.lower(): text for name, text in options.items()}
     secrets = {
         "password": given.get("password"),
@@ -267,10 +267,10 @@ def connection_settings(options: Mapping[str, str]) -> ConnectionSettings:
 
 @dataclass(frozen=True, slots=True)
 class SourceOptions:
-    """What is read, from where to where, and how."""
+    """What a source reads, and how."""
 
     topics: tuple[str, ...] = ()  # subscribe, or the one table
-    pattern: str | None = None  # subscribePattern: topics whose whole name matches
+    pattern: str | None = None  # subscribePattern: topics whose complete name matches
     assigned: tuple[tuple[str, tuple[int, ...]], ...] = ()  # assign: topic and partitions
     stream: str | None = None  # any JetStream stream, as it is
     is_table: bool = False  # the latest value of each key
@@ -282,9 +282,9 @@ class SourceOptions:
     messages_per_task: int | None = None  # maxRecordsPerPartition; a pack is one message
     fail_on_data_loss: bool = True
     headers: bool = False
-    columns: tuple[str, ...] = ()  # none given: all
+    columns: tuple[str, ...] = ()  # empty: all
     undecodable: Undecodable = "fail"
-    stop_file: str | None = None  # while it is there, a stream offers nothing new: batches run out
+    stop_file: str | None = None  # while it exists, a stream offers nothing new
 
 
 def source_options(options: Mapping[str, str], batch: bool) -> SourceOptions:
@@ -293,12 +293,12 @@ def source_options(options: Mapping[str, str], batch: bool) -> SourceOptions:
     given = _Given(options, roles, "batch read" if batch else "streaming source")
     what = given.one_of(("subscribe", "subscribePattern", "assign", "stream", "table"), needed=True)
     if what == "table":
-        _refuse_bounds_of_a_table(given, batch)
+        _check_options_of_table(given, batch)
     topics: tuple[str, ...] = ()
     if what in ("subscribe", "table"):
         topics = given.parsed(what, _names, ())
         if what == "table" and len(topics) > 1:
-            raise ConfigError(f"option 'table' names {len(topics)} tables; read them one by one")
+            raise ConfigError(f"option 'table' names {len(topics)} tables; read them separately")
     return SourceOptions(
         topics=topics,
         pattern=given.parsed("subscribePattern", _pattern, None),
@@ -323,7 +323,7 @@ _STARTS: Final = ("startingOffsets", "startingTimestamp", "startingOffsetsByTime
 _ENDS: Final = ("endingOffsets", "endingTimestamp", "endingOffsetsByTimestamp")
 
 
-def _refuse_bounds_of_a_table(given: _Given, batch: bool) -> None:
+def _check_options_of_table(given: _Given, batch: bool) -> None:
     for name in ("subjects", *(_STARTS if batch else ()), *_ENDS):
         if given.get(name) is not None:
             raise ConfigError(
@@ -367,15 +367,15 @@ def _end(given: _Given) -> OffsetLimit:
 
 @dataclass(frozen=True, slots=True)
 class SinkOptions:
-    """Where rows are written, and how."""
+    """Where a sink writes rows, and how."""
 
-    topic: str | None = None  # None: each row says it in its column `topic`
+    topic: str | None = None  # None: the column `topic` of each row has it
     is_table: bool = False  # rows are upserts and, with a null value, deletes
     staged: bool | None = None  # None: streams write from their tasks, batches are staged
-    writer: str = ""  # tells several writes of one query apart
+    writer: str = ""  # distinguishes several writes of one query
     compression: Literal["none", "lz4", "zstd"] = "zstd"
-    pack_rows: int = 16_384  # more do not make reading faster
-    pack_bytes: int = 4 * 1024 * 1024  # of one pack; the server's max_payload if that is less
+    pack_rows: int = 16_384  # larger packs are not read faster
+    pack_bytes: int = 4 * 1024 * 1024  # of one pack; or the server's max_payload if that is less
 
 
 def sink_options(options: Mapping[str, str]) -> SinkOptions:
@@ -384,7 +384,7 @@ def sink_options(options: Mapping[str, str]) -> SinkOptions:
     what = given.one_of(("topic", "table"))
     mode = given.parsed("commitMode", _choice("direct", "staged"), None)
     if what == "table" and mode == "staged":
-        raise ConfigError("commitMode 'staged' is not for tables: their upserts can be repeated")
+        raise ConfigError("commitMode 'staged' is not for tables: upserts can be repeated safely")
     return SinkOptions(
         topic=None if what is None else given.parsed(what, lambda t: check_name(what, t), None),
         is_table=what == "table",

@@ -1,4 +1,4 @@
-"""A Spark session with the settings that were found to matter; any other session works as well."""
+"""A Spark session with the settings that proved to matter; any other session works as well."""
 
 from __future__ import annotations
 
@@ -27,16 +27,16 @@ __all__ = ["session", "session_settings", "start_java"]
 
 JAVA_VERSION_MIN: Final = 17
 SOURCE_MODULE: Final = "pyspark_millstream"
-# A task is tried this often; in local mode Spark would give up after the first failure.
+# How many times a task is tried; in local mode Spark would give up after the first failure.
 TASK_TRIES: Final = 4
 # An archive of classes that was written this long ago is complete: writing takes some seconds.
 ARCHIVE_AGE_SECONDS: Final = 60
-# Every environment has one of some 170 MB, and nobody says when an environment is gone.
+# Every environment has one of about 170 MB, and it is unknown when an environment is removed.
 ARCHIVES_MAX: Final = 4
 
 _claims: Final[dict[Path, int]] = {}  # locks by folder: descriptors that stay open
 
-QUICK_COMPILER: Final = "-XX:TieredStopAtLevel=1"  # who asks for it runs for minutes
+QUICK_COMPILER: Final = "-XX:TieredStopAtLevel=1"  # for processes that run for minutes only
 STATE_STORE: Final = "spark.sql.streaming.stateStore.providerClass"
 
 _LOG4J: Final = """\
@@ -59,11 +59,11 @@ def session(
     ui: bool = False,
     conf: dict[str, str] | None = None,
 ) -> SparkSession:
-    """A session in which topics are read and written as fast as was found possible.
+    """A session with settings for fast reading and writing of topics.
 
     `master` is Spark's (default: all cores of this machine). `quick` starts sooner and runs hot
-    code more slowly, which suits tests. `conf` has further Spark settings and wins over ours. An
-    existing session of this process is given back as it is.
+    code more slowly, which suits tests. `conf` has further Spark settings, which override ours. If
+    this process has an active session, it is returned unchanged.
     """
     if find_spec("pyspark") is None:
         raise MissingExtra("spark", "pyspark")
@@ -74,23 +74,23 @@ def session(
         return active
     java = _java()
     export_environment(PYSPARK_PYTHON=sys.executable, SPARK_HOME=str(_spark_home()))
-    # Every failed analysis is printed as JSON by this logger, beside the exception itself.
+    # This logger prints every failed analysis as JSON, in addition to the exception itself.
     logging.getLogger("SQLQueryContextLogger").setLevel(logging.CRITICAL)
     builder = SparkSession.builder.appName(app).master(_master(master))
     for name, value in session_settings(_master(master), ui=ui).items():
         builder = builder.config(name, value)
     given = dict(conf or {})
     if "RocksDB" in given.get(STATE_STORE, ""):
-        # Its snapshots go through Hadoop's own local file system, and take no other.
+        # Its snapshots work only with Hadoop's own local file system.
         given.setdefault("spark.hadoop.fs.file.impl", "org.apache.hadoop.fs.LocalFileSystem")
     options = given.pop("spark.driver.extraJavaOptions", "")
     own = _java_options(java, quick or QUICK_COMPILER in options)
     builder = builder.config("spark.driver.extraJavaOptions", f"{own} {options}".strip())
     for name, value in given.items():
         builder = builder.config(name, value)
-    made = builder.getOrCreate()
-    _make_known(made)
-    return made
+    created = builder.getOrCreate()
+    _register(created)
+    return created
 
 
 def start_java() -> None:
@@ -110,11 +110,11 @@ def start_java() -> None:
         SparkContext._ensure_initialized(conf=conf)
 
 
-def _make_known(session: SparkSession) -> None:
-    """Register the source where Spark cannot find it by itself.
+def _register(session: SparkSession) -> None:
+    """Register the source if Spark cannot find it automatically.
 
-    Its workers list the modules of their path; one that was installed for editing, or that is on
-    this process's path only, is not in that list.
+    Spark's workers list the modules on their path; an editable install, or one that is only on
+    this process's path, is not in that list.
     """
     found = find_spec(SOURCE_MODULE)
     folder = None if found is None or found.origin is None else Path(found.origin).parent
@@ -131,19 +131,19 @@ def _master(given: str | None) -> str:
 
 
 def session_settings(master: str, *, ui: bool = False) -> dict[str, str]:
-    """The settings, for sessions that are made elsewhere (`spark-defaults.conf`, `--conf`)."""
+    """The settings, for sessions created elsewhere (`spark-defaults.conf`, `--conf`)."""
     settings = {
-        # Without it every exchange with a Python worker waits some 45 ms.
+        # Without it every exchange with a Python worker waits about 45 ms.
         "spark.python.unix.domain.socket.enabled": "true",
-        # Two renames and a checksum file less for each step of a checkpoint: 60 ms a batch.
+        # Saves two renames and a checksum file in each step of a checkpoint: 60 ms a batch.
         "spark.sql.streaming.checkpointFileManagerClass": (
             "org.apache.spark.sql.execution.streaming.checkpointing."
             "FileSystemBasedCheckpointFileManager"
         ),
         "spark.hadoop.fs.file.impl": "org.apache.hadoop.fs.RawLocalFileSystem",
-        # Batch reads read only what their filters let pass.
+        # Batch reads skip what their filters exclude.
         "spark.sql.python.filterPushdown.enabled": "true",
-        # The same tasks when a batch is run again: the sink's guarantee rests on it.
+        # The same tasks when a batch is run again: the sink's guarantee depends on it.
         "spark.sql.adaptive.streaming.stateless.enabled": "false",
         "spark.ui.enabled": str(ui).lower(),
         "spark.ui.showConsoleProgress": "false",
@@ -161,7 +161,7 @@ def session_settings(master: str, *, ui: bool = False) -> dict[str, str]:
 
 
 def _java() -> str:
-    """The version of the Java that Spark will start; a ConfigError when there is none."""
+    """The version of the Java that Spark will start; a ConfigError if there is none."""
     home = environment("JAVA_HOME")
     program = str(Path(home) / "bin" / "java") if home else shutil.which("java")
     advice = (
@@ -173,7 +173,7 @@ def _java() -> str:
             f"Spark needs Java {JAVA_VERSION_MIN} or newer, and none was found. {advice}"
         )
     try:
-        # A machine that starts several JVMs at once needs half a minute for one.
+        # On a machine that starts several JVMs at the same time one takes half a minute.
         done = subprocess.run(
             [program, "-version"], capture_output=True, text=True, timeout=120, check=True
         )
@@ -189,7 +189,7 @@ def _java() -> str:
 
 
 def _java_options(java: str, quick: bool) -> str:
-    # Making an archive lists hundreds of classes that do not go into it.
+    # Creating an archive logs hundreds of classes that cannot go into it.
     options = ["-Xlog:disable", f"-Dlog4j2.configurationFile={_log_settings().as_uri()}"]
     if quick:
         options.append(QUICK_COMPILER)
@@ -200,18 +200,18 @@ def _java_options(java: str, quick: bool) -> str:
 
 
 def _class_archive(java: str, quick: bool = False) -> str | None:
-    """The option that starts the JVM from an archive of its classes, or that makes one at its end.
+    """The option that starts the JVM from an archive of its classes, or that creates one at exit.
 
     Starting Spark is mostly loading classes; with an archive it takes half the time. A JVM that
-    makes one needs three times the time: one process at a time does that, and no quick one.
+    creates one takes three times as long: one process at a time does that, and never a quick one.
     """
     folder, jars = _cache(), _jars()
-    place = hashlib.sha256(f"{java}\n{jars}".encode()).hexdigest()[:8]
-    name = f"{place}-{_fingerprint(jars)}"
+    installation = hashlib.sha256(f"{java}\n{jars}".encode()).hexdigest()[:8]
+    name = f"{installation}-{_fingerprint(jars)}"
     archive = folder / f"classes-{name}.jsa"
     _adopt(folder, name, archive)
-    for stale in set(folder.glob(f"*-{place}-*.jsa")) - set(folder.glob(f"*-{name}*.jsa")):
-        stale.unlink(missing_ok=True)  # of jars that were replaced: the JVM would not take it
+    for stale in set(folder.glob(f"*-{installation}-*.jsa")) - set(folder.glob(f"*-{name}*.jsa")):
+        stale.unlink(missing_ok=True)  # of jars that were replaced: the JVM would not use it
     if archive.exists():
         os.utime(archive)  # it is in use
         _forget_unused(folder)
@@ -222,7 +222,7 @@ def _class_archive(java: str, quick: bool = False) -> str | None:
 
 
 def _claim(folder: Path) -> bool:
-    """Whether this process is the one that makes archives, until it ends, however it ends."""
+    """Whether this process is the one that creates archives; it stays so until it ends."""
     if folder not in _claims:
         lock = os.open(folder / "making.lock", os.O_WRONLY | os.O_CREAT, 0o600)
         try:
@@ -235,27 +235,27 @@ def _claim(folder: Path) -> bool:
 
 
 def _forget_unused(folder: Path) -> None:
-    """Remove the archives that were not used for longest; a JVM that runs on one keeps it."""
-    with contextlib.suppress(FileNotFoundError):  # another process does the same
+    """Remove the least recently used archives; a JVM that runs on one keeps it."""
+    with contextlib.suppress(FileNotFoundError):  # another process is doing the same
         used = [(file.stat().st_mtime_ns, file) for file in folder.glob("*.jsa")]
         for _, file in sorted(used, reverse=True)[ARCHIVES_MAX:]:
             file.unlink()
 
 
 def _fingerprint(jars: Path) -> str:
-    """Of the files as the JVM checks them: an archive is good only for the very same ones."""
+    """Of the files as the JVM checks them: an archive is valid only for exactly the same ones."""
     facts = sorted((jar.name, jar.stat().st_size, jar.stat().st_mtime_ns) for jar in jars.iterdir())
     return hashlib.sha256(repr(facts).encode()).hexdigest()[:8]
 
 
 def _adopt(folder: Path, name: str, archive: Path) -> None:
-    """Take an archive that an earlier process wrote; one that was just begun is left alone."""
+    """Use an archive that an earlier process wrote; one still being written is left alone."""
     for new in sorted(folder.glob(f"new-{name}-*.jsa")):
         with contextlib.suppress(FileNotFoundError):  # another process was faster
             if now_ns() - new.stat().st_mtime_ns <= ARCHIVE_AGE_SECONDS * 1_000_000_000:
                 continue
             if archive.exists():
-                new.unlink()  # several processes ended with one
+                new.unlink()  # several processes wrote one
             else:
                 new.replace(archive)
 
@@ -287,9 +287,9 @@ def _jars() -> Path:
 
 
 def _spark_home() -> Path:
-    """A home for Spark without its zipped Python: workers then start from the installed package.
+    """A home for Spark without its zipped Python, so that workers use the installed package.
 
-    A zip has no compiled modules, and importing from it takes each worker four times as long.
+    A zip has no compiled modules: importing from it takes each worker four times as long.
     """
     package = _package()
     home = _cache() / f"home-{hashlib.sha256(str(package).encode()).hexdigest()[:16]}"
@@ -300,5 +300,5 @@ def _spark_home() -> Path:
             try:
                 link.symlink_to(package / name, target_is_directory=True)
             except FileExistsError:
-                continue  # another process made it meanwhile
+                continue  # another process created it in the meantime
     return home

@@ -1,4 +1,4 @@
-"""Rows on their way out: checked, and sorted by topic and partition. Pure."""
+"""Rows of a sink: checked, and sorted by topic and partition. Pure."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ SINK_COLUMNS: Final[Mapping[str, str]] = {
 
 
 def check_columns(schema: pa.Schema, topic: str | None, is_table: bool) -> None:
-    """Refuse rows whose columns a sink does not take, before any is written."""
+    """Reject rows with columns that a sink does not accept, before any is written."""
     names: list[str] = schema.names
     for name in names:
         if name not in SINK_COLUMNS:
@@ -38,7 +38,7 @@ def check_columns(schema: pa.Schema, topic: str | None, is_table: bool) -> None:
     if "value" not in names:
         raise ConfigError("the sink needs a column 'value'")
     if topic is None and "topic" not in names:
-        raise ConfigError("where to? Give the option 'topic', or a column 'topic'")
+        raise ConfigError("no topic to write to: set the option 'topic', or add a column 'topic'")
     if is_table and "key" not in names:
         raise ConfigError("a table needs a column 'key'")
     for name in names:
@@ -98,14 +98,14 @@ def _headers(column: pa.Array | None) -> pa.Array | None:
         raise Unfit("headers", "a key and a value in every header", "null")
     for name in names.unique().to_pylist():
         if name.startswith(RESERVED_PREFIXES):
-            raise Unfit("headers", "names that do not begin with Nats- or Mill-", repr(name))
+            raise Unfit("headers", "names that do not start with Nats- or Mill-", repr(name))
     return column
 
 
 def placed(
     rows: pa.RecordBatch, chosen: pa.Array | None, partitions: int, turn: int
 ) -> Iterator[tuple[int, pa.RecordBatch]]:
-    """The events of each partition: the one a row chooses, else by key; without one by `turn`."""
+    """The events of each partition: the one a row names, else by key; without a key by `turn`."""
     if chosen is None or chosen.null_count == len(chosen):
         yield from by_partition(rows, partitions, turn % partitions)
         return

@@ -1,14 +1,14 @@
-"""Staged writes: tasks put packs aside, the driver makes them visible once.
+"""Staged writes: tasks store their packs aside, the driver makes them visible once.
 
-For batches of which all or nothing shall be seen, and for queries whose rows may move between tasks
-when a batch is run again.
+For batches that must become visible completely or not at all, and for queries whose rows may move
+between tasks when a batch is run again.
 
 1. Each attempt of each task stores its packs in a staging stream, which no reader of a topic sees.
-2. The driver, told by Spark which attempts count, stores the list of their packs: the manifest. The
-   first manifest of a batch is the one that holds, whoever runs the batch again.
+2. Spark reports to the driver which attempts count; it stores the list of their packs, the
+   manifest. The first manifest of a batch stays valid when the batch is run again.
 3. It copies the packs into the topics, in the order of the manifest, each partition under a fence
-   (see chain.py). What is copied is fixed, so a copy that was interrupted goes on where it was.
-4. It removes what was staged for the batch, the packs of attempts that did not count included.
+   (see chain.py). The list is fixed, so an interrupted copy continues where it stopped.
+4. It removes what was staged for the batch, including the packs of attempts that did not count.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ from millstream.wire.sync.streams import find_stream, get_message
 __all__ = ["STREAM", "StagedPack", "Staging", "ensure_staging"]
 
 STREAM: Final = "mill-staging"
-# What a broken query left behind goes away by itself; a query must be restarted within this time.
+# What a failed query left is removed automatically; a query must be restarted within this time.
 MAX_AGE_DAYS: Final = 7
 _DAY_NS: Final = 86_400_000_000_000
 _RACES_MAX: Final = 20
@@ -55,7 +55,7 @@ _RACES_MAX: Final = 20
 
 @dataclass(frozen=True, slots=True)
 class StagedPack:
-    """A pack in the staging stream, and where it belongs."""
+    """A pack in the staging stream, and the partition it is for."""
 
     topic: str
     partition: int
@@ -63,7 +63,7 @@ class StagedPack:
 
 
 def ensure_staging(settings: ConnectionSettings, replicas: int) -> None:
-    """Make the staging stream if it is not there."""
+    """Create the staging stream if it does not exist."""
     jetstream = jetstream_to(settings)
     if find_stream(jetstream, STREAM, PATIENCE_SECONDS) is not None:
         return
@@ -80,7 +80,7 @@ def ensure_staging(settings: ConnectionSettings, replicas: int) -> None:
     try:
         jetstream.ask(f"STREAM.CREATE.{STREAM}", config, PATIENCE_SECONDS)
     except TopicConflict:
-        return  # made by another query meanwhile
+        return  # another query created it in the meantime
 
 
 class Staging:
@@ -97,17 +97,17 @@ class Staging:
     def stage(
         self, rows: TaskRows, batches: Iterable[pa.RecordBatch]
     ) -> tuple[int, tuple[StagedPack, ...]]:
-        """Store a task's packs aside; how many rows, and where the packs are."""
+        """Store a task's packs aside; returns the number of rows and the staged packs."""
         if self._last_manifest().position > self._batch:
             return sum(batch.num_rows for batch in batches), ()
         subject = f"{STREAM}.{self._writer}.{self._batch}.{rows.task}.{unique_token(8)}".encode()
-        places: list[tuple[str, int]] = []
+        partitions: list[tuple[str, int]] = []  # of each pack: topic and number
         waiting: list[OutgoingMessage] = []
         sequences: list[int] = []
 
         def packer_for(target: Target, number: int) -> Packer:
             def give(pack: EncodedPack) -> None:
-                places.append((target.topic, number))
+                partitions.append((target.topic, number))
                 pairs = [("Nats-Msg-Id", unique_token()), *pack.headers.items()]
                 payload = memoryview(pack.payload).tobytes()
                 waiting.append(OutgoingMessage(subject, encode_headers(pairs), payload))
@@ -120,7 +120,7 @@ class Staging:
         self._send(waiting, sequences)
         packs = tuple(
             StagedPack(topic, number, sequence)
-            for (topic, number), sequence in zip(places, sequences, strict=True)
+            for (topic, number), sequence in zip(partitions, sequences, strict=True)
         )
         return total, packs
 
@@ -133,17 +133,17 @@ class Staging:
     # -- driver ---------------------------------------------------------------------------
 
     def commit(self, packs: Sequence[StagedPack]) -> None:
-        """Make the batch visible: exactly once, also when this is called again."""
+        """Make the batch visible exactly once, even if this is called again."""
         manifest = self._agree(sorted(packs, key=lambda pack: pack.sequence))
         if manifest:
             self._copy(manifest)
             self.discard()
 
     def discard(self, unless_listed: bool = False) -> None:
-        """Remove what was staged for the batch; what cannot be removed now goes with time.
+        """Remove what was staged for the batch; what cannot be removed now expires later.
 
-        With `unless_listed` a batch that has its manifest keeps its packs: when it is run again,
-        the manifest holds, and they are what is copied.
+        With `unless_listed` a batch that has a manifest keeps its packs: when it is run again, the
+        manifest is valid and its packs are copied.
         """
         subject = f"{STREAM}.{self._writer}.{self._batch}.>"
         try:
@@ -164,13 +164,13 @@ class Staging:
         return read_state(found.sequence, parse_headers(found.headers)), found.payload
 
     def _agree(self, packs: list[StagedPack]) -> list[StagedPack]:
-        """The manifest of the batch: ours, or the one that was stored before."""
+        """The manifest of the batch: this one, or the one that was stored first."""
         for _ in range(_RACES_MAX):
             state, payload = self._read_manifest()
             if state.position == self._batch + 1:
                 return _parse(payload)
             if state.position > self._batch or not packs:
-                return []  # a later batch is under way, so this one is complete; or no rows
+                return []  # a later batch has started, so this one is complete; or no rows
             wanted = state.next(self._batch + 1)
             pairs = [*state_headers(self._writer, wanted), ("Nats-Rollup", "sub")]
             block = encode_headers(pairs)
@@ -180,12 +180,14 @@ class Staging:
             except WrongSequence:
                 continue
             return packs
-        raise DataLoss(f"the manifest of writer '{self._writer}' keeps changing: two drivers?")
+        raise DataLoss(
+            f"the manifest of writer '{self._writer}' keeps changing: are two drivers running?"
+        )
 
     def _copy(self, packs: list[StagedPack]) -> None:
         chains = self._open_chains({(pack.topic, pack.partition) for pack in packs})
         try:
-            left = {place: chain for place, chain in chains.items() if not chain.is_complete()}
+            left = {key: chain for key, chain in chains.items() if not chain.is_complete()}
             wanted = {
                 pack.sequence: left[pack.topic, pack.partition]
                 for pack in packs
@@ -222,13 +224,14 @@ class Staging:
                 f"{MAX_AGE_DAYS} days"
             )
 
-    def _open_chains(self, places: set[tuple[str, int]]) -> dict[tuple[str, int], Chain]:
+    def _open_chains(self, partitions: set[tuple[str, int]]) -> dict[tuple[str, int], Chain]:
         """A chain for each partition, in their order."""
-        targets = {topic: find_target(self._settings, topic) for topic in {t for t, _ in places}}
+        topics = {topic for topic, _ in partitions}
+        targets = {topic: find_target(self._settings, topic) for topic in topics}
         writer = f"{self._writer}-staged"
         return {
             (topic, number): chain_of(self._settings, targets[topic], number, writer, self._batch)
-            for topic, number in sorted(places)
+            for topic, number in sorted(partitions)
         }
 
 

@@ -1,4 +1,4 @@
-"""The worker's side of a sink: record batches to packs, by topic and partition, to their fences."""
+"""The worker's side of a sink: from record batches to packs by partition, stored under fences."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Packer", "TaskRows", "chain_of", "write_chains"]
 
-UNIT_BYTES_TOTAL = 64 * 1024 * 1024  # of all partitions of a topic, kept by one worker
+UNIT_BYTES_TOTAL = 64 * 1024 * 1024  # of all partitions of a topic, held by one worker
 UNIT_BYTES_MIN = 4 * 1024 * 1024
 
 
@@ -43,7 +43,7 @@ class Packer:
         self.count = 0
 
     def add(self, rows: pa.RecordBatch) -> None:
-        """Take rows; full packs are given on."""
+        """Take rows; full packs are passed on."""
         self.count += rows.num_rows
         start = 0
         while start < rows.num_rows:
@@ -55,12 +55,12 @@ class Packer:
                 self.flush()
 
     def flush(self) -> None:
-        """Give the rest on."""
+        """Pass the rest on."""
         if not self._waiting:
             return
         waiting, self._waiting, self._rows = self._waiting, [], 0
-        for piece in split(_one(waiting), self._limits):
-            pack = encode(piece, schema_id=self._schema_id, compression=self._options.compression)
+        for rows in split(_one(waiting), self._limits):
+            pack = encode(rows, schema_id=self._schema_id, compression=self._options.compression)
             self._give(pack)
 
 
@@ -72,7 +72,7 @@ def _one(batches: list[pa.RecordBatch]) -> pa.RecordBatch:
 
 
 def _alike(batches: list[pa.RecordBatch]) -> list[pa.RecordBatch]:
-    """Batches of one schema: an envelope column that is all null was left out of some."""
+    """The batches with one schema: an envelope column that is all null is left out of some."""
     names = batches[0].schema.names
     if all(batch.schema.names == names for batch in batches):
         return batches
@@ -88,7 +88,7 @@ class TaskRows:
     settings: ConnectionSettings
     options: SinkOptions
     target: Target | None  # the topic of the option; None: each row names its own
-    task: int  # its number, by which rows without a key are placed
+    task: int  # its number, which chooses the partition of rows without a key
 
     def __post_init__(self) -> None:
         self._targets: dict[str, Target] = {}
@@ -103,7 +103,7 @@ class TaskRows:
         return known
 
     def check(self, schema: pa.Schema) -> None:
-        """Refuse rows whose values cannot be those of the topic, by their types alone."""
+        """Reject rows whose values cannot fit the topic, by their types alone."""
         if self.target is not None and not self.options.is_table:
             self._checked(self.target, pa.RecordBatch.from_pylist([], schema=schema))
 
@@ -112,7 +112,7 @@ class TaskRows:
         batches: Iterable[pa.RecordBatch],
         packer_for: Callable[[Target, int], Packer],
     ) -> int:
-        """Give every row to its packer; how many there were."""
+        """Pass every row to its packer; returns the number of rows."""
         packers: dict[tuple[str, int], Packer] = {}
         total = 0
         for batch in batches:
@@ -122,18 +122,18 @@ class TaskRows:
                 chosen = part.column("partition") if "partition" in part.schema.names else None
                 rows = enveloped(self._checked(target, part))
                 for number, some in placed(rows, chosen, target.partitions, self.task):
-                    place = (target.topic, number)
-                    if place not in packers:
-                        packers[place] = packer_for(target, number)
-                    packers[place].add(some)
-        for place in sorted(packers):
-            packers[place].flush()
+                    key = (target.topic, number)
+                    if key not in packers:
+                        packers[key] = packer_for(target, number)
+                    packers[key].add(some)
+        for key in sorted(packers):
+            packers[key].flush()
         return total
 
     def _checked(self, target: Target, batch: pa.RecordBatch) -> pa.RecordBatch:
         """The batch with values in the topic's type."""
-        place = batch.schema.get_field_index("value")
-        value = batch.column(place)
+        column = batch.schema.get_field_index("value")
+        value = batch.column(column)
         typed = pa.types.is_struct(value.type)
         if target.is_table:
             raise ConfigError(
@@ -158,7 +158,7 @@ class TaskRows:
 
             conformer = Conformer(target.schema.latest.record)
             self._conformers[target.topic] = conformer
-        return batch.set_column(place, "value", conformer.conform(value))
+        return batch.set_column(column, "value", conformer.conform(value))
 
 
 def chain_of(
@@ -173,7 +173,7 @@ def chain_of(
 
 
 def write_chains(rows: TaskRows, batches: Iterable[pa.RecordBatch], writer: str, batch: int) -> int:
-    """Store a task's rows, each partition's as a chain of its own; how many rows there were."""
+    """Store a task's rows, one chain for each partition; returns the number of rows."""
     chains: list[Chain] = []
 
     def packer_for(target: Target, number: int) -> Packer:

@@ -1,4 +1,4 @@
-"""The sink as Spark calls it: tasks write, the driver commits. Which names the fences have."""
+"""The sink as Spark calls it: tasks write, the driver commits. Names of the writers' fences."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ from millstream.wire.protocol import unique_token
 
 __all__ = ["BatchWriter", "Job", "StreamWriter", "Written"]
 
-QUERY_ID_CHARS = 16  # of a query's id: 64 bits, so that two never meet in a topic
+QUERY_ID_CHARS = 16  # of a query's id: 64 bits, so that no two queries share a name
 
 
 @dataclass
 class Written(WriterCommitMessage):
-    """What one task tells the driver."""
+    """What one task reports to the driver."""
 
     writer: str  # without the number of the task
     batch: int
@@ -39,7 +39,7 @@ class Written(WriterCommitMessage):
 
 @dataclass(frozen=True)
 class Job:
-    """What every task of a write needs; made on the driver."""
+    """What every task of a write needs; created on the driver."""
 
     settings: ConnectionSettings
     options: SinkOptions
@@ -60,7 +60,7 @@ class Job:
         return Written(writer, batch, write_chains(rows, batches, f"{writer}-{task}", batch))
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
-        """What is left to do when every task has written."""
+        """What is left to do after every task has written."""
         done = [message for message in messages if isinstance(message, Written)]
         if not self.options.staged or not done:
             return
@@ -68,7 +68,7 @@ class Job:
         Staging(self.settings, done[0].writer, done[0].batch).commit(packs)
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
-        """Remove what tasks staged and nobody will commit; what they wrote directly stays."""
+        """Remove what tasks staged and will not be committed; what they wrote directly stays."""
         done = [message for message in messages if isinstance(message, Written)]
         if self.options.staged and done:
             # A write with a name belongs to a query, which runs a batch that failed again.
@@ -92,7 +92,7 @@ def _name(query: str, name: str) -> str:
 
 
 class StreamWriter(DataSourceStreamArrowWriter):
-    """Writes each row of a streaming query once, however often a batch or a task is run."""
+    """Writes each row of a streaming query once, however many times a batch or task is run."""
 
     def __init__(self, job: Job) -> None:
         self._job = job
@@ -118,11 +118,11 @@ class StreamWriter(DataSourceStreamArrowWriter):
         messages: list[WriterCommitMessage | None],
         batchId: int,  # noqa: N803
     ) -> None:
-        """Nothing is removed: the batch is run again, and finds what is stored."""
+        """Nothing is removed: the batch is run again and finds what is already stored."""
 
 
 class BatchWriter(DataSourceArrowWriter):
-    """Writes a DataFrame: staged, so that nothing of it is visible before all of it is there."""
+    """Writes a DataFrame: staged, so that none of it is visible before all of it is written."""
 
     def __init__(self, job: Job) -> None:
         self._job = job
@@ -136,7 +136,7 @@ class BatchWriter(DataSourceArrowWriter):
             return self._job.write(iterator, f"spark-{self._id}", 0)
         if not name:
             raise ConfigError(
-                "a write inside foreachBatch needs the option writerName, another one for each "
+                "a write inside foreachBatch needs the option writerName, a different one for each "
                 "write of the function, so that a batch that is run again writes nothing twice. "
                 "Or use millstream.spark.topic_writer(...)"
             )

@@ -1,4 +1,4 @@
-"""Options: every one is checked when a query is built, and a wrong one names the right one."""
+"""Options: all are checked when a query is built; the error for a wrong one names the right one."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ def test_names_do_not_depend_on_case() -> None:
     ("given", "text"),
     [
         ({}, "give one of the options subscribe, subscribePattern"),
-        ({"subscribe": "a", "assign": '{"a": [0]}'}, "'subscribe' and 'assign' contradict"),
-        ({"subscribe": " , "}, "it names nothing"),
+        ({"subscribe": "a", "assign": '{"a": [0]}'}, "'subscribe' and 'assign' cannot be combined"),
+        ({"subscribe": " , "}, "it is empty"),
         ({"subscribePattern": "("}, "not a regular expression"),
         ({"assign": "a:0"}, "write it like"),
         ({"assign": '{"a": []}'}, "names no partition"),
@@ -40,18 +40,18 @@ def test_names_do_not_depend_on_case() -> None:
         ({"subscribe": "a", "kafka.group.id": "x"}, "no group is needed"),
         ({"subscribe": "a", "kafka.max.poll.records": "1"}, "Kafka client"),
         ({"subscribe": "a", "startingOffset": "x"}, "did you mean 'startingOffsets'"),
-        ({"subscribe": "a", "zzz": "x"}, "unknown option 'zzz': there are assign"),
+        ({"subscribe": "a", "zzz": "x"}, "unknown option 'zzz': the options are assign"),
         ({"topics": "a"}, "use 'subscribe'"),
         ({"subscribe": "a", "startingOffsets": "first"}, "choose earliest, latest, or offsets"),
         ({"subscribe": "a", "startingOffsets": '{"a": {"0": 0}}'}, "offsets start at 1"),
         ({"subscribe": "a", "startingOffsets": '{"a": 1}'}, "not JSON of the form"),
         (
             {"subscribe": "a", "startingOffsets": "latest", "startingTimestamp": "1"},
-            "'startingOffsets' and 'startingTimestamp' contradict",
+            "'startingOffsets' and 'startingTimestamp' cannot be combined",
         ),
         ({"subscribe": "a", "startingTimestamp": "yesterday"}, "milliseconds since 1970"),
         ({"subscribe": "a", "maxOffsetsPerTrigger": "0"}, "1 or more"),
-        ({"subscribe": "a", "minPartitions": "99999"}, "the most is 10,000"),
+        ({"subscribe": "a", "minPartitions": "99999"}, "the maximum is 10,000"),
         ({"subscribe": "a", "failOnDataLoss": "maybe"}, "choose true or false"),
         ({"subscribe": "a", "undecodable": "skip"}, "choose fail, null or drop"),
         ({"subscribe": "a", "columns": "price"}, "no column 'price'"),
@@ -59,11 +59,11 @@ def test_names_do_not_depend_on_case() -> None:
         ({"stream": "a", "subjects": "a..b"}, "non-empty words"),
         ({"subscribe": "a", "endingOffsets": "latest"}, "belongs to a batch read"),
         ({"subscribe": "a", "topic": "b"}, "'topic' belongs to a sink"),
-        ({"table": "a,b"}, "read them one by one"),
+        ({"table": "a,b"}, "read them separately"),
         ({"table": "a", "subjects": "x"}, "cannot be combined with 'table'"),
     ],
 )
-def test_a_wrong_option_of_a_stream_is_refused(given: dict[str, str], text: str) -> None:
+def test_a_wrong_option_of_a_stream_is_rejected(given: dict[str, str], text: str) -> None:
     with pytest.raises(ConfigError, match=re.escape(text)):
         source_options(given, batch=False)
 
@@ -85,22 +85,22 @@ def test_a_table_is_read_as_it_is_now() -> None:
 @pytest.mark.parametrize(
     ("given", "text"),
     [
-        ({"topic": "a", "table": "b"}, "contradict"),
+        ({"topic": "a", "table": "b"}, "cannot be combined"),
         ({"topic": "a b"}, "topic name 'a b'"),
         ({"topic": "a", "commitMode": "twice"}, "choose direct or staged"),
         ({"table": "a", "commitMode": "staged"}, "not for tables"),
         ({"topic": "a", "subscribe": "b"}, "'subscribe' belongs to a source"),
         ({"topic": "a", "compression": "gzip"}, "choose none, lz4 or zstd"),
-        ({"topic": "a", "maxRowsPerPack": "2000000"}, "the most is 1,000,000"),
+        ({"topic": "a", "maxRowsPerPack": "2000000"}, "the maximum is 1,000,000"),
         ({"topic": "a", "maxPackBytes": "big"}, "not a size"),
     ],
 )
-def test_a_wrong_option_of_a_sink_is_refused(given: dict[str, str], text: str) -> None:
+def test_a_wrong_option_of_a_sink_is_rejected(given: dict[str, str], text: str) -> None:
     with pytest.raises(ConfigError, match=re.escape(text)):
         sink_options(given)
 
 
-def test_what_spark_adds_is_no_unknown_option() -> None:
+def test_options_that_spark_adds_are_accepted() -> None:
     given = {"topic": "a", "checkpointlocation": "x", "queryname": "y", "maxPackBytes": "1MiB"}
     assert sink_options(given).pack_bytes == 1024 * 1024
 

@@ -1,4 +1,4 @@
-"""The session's settings, and what is said when something is missing."""
+"""The session's settings, and the errors if something is missing."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ def fake_java(folder: Path, text: str) -> Path:
     return folder
 
 
-def test_a_missing_pyspark_is_named_with_the_pip_line(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_error_for_a_missing_pyspark_has_the_pip_line(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(MODULE, "find_spec", lambda name: None)
     with pytest.raises(MissingExtra, match=r"pip install 'millstream\[spark\]'"):
         door()
 
 
-def test_a_missing_java_is_named_with_the_way_to_get_it(
+def test_the_error_for_a_missing_java_says_how_to_get_one(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.delenv("JAVA_HOME", raising=False)
@@ -41,13 +41,13 @@ def test_a_missing_java_is_named_with_the_way_to_get_it(
         MODULE._java()
 
 
-def test_an_old_java_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_an_old_java_is_rejected(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("JAVA_HOME", str(fake_java(tmp_path, 'openjdk version "11.0.2" 2019')))
     with pytest.raises(ConfigError, match=r"17 or newer; .* says: openjdk version"):
         MODULE._java()
 
 
-def test_a_java_that_does_not_start_is_named(
+def test_a_java_that_does_not_start_is_reported(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("JAVA_HOME", str(tmp_path / "nowhere"))
@@ -80,7 +80,7 @@ def test_importing_the_room_loads_no_pyspark() -> None:
     assert done.stdout.split() == ["False", "False"]
 
 
-def test_an_archive_of_classes_is_taken_when_it_is_complete(
+def test_an_archive_of_classes_is_used_once_it_is_complete(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
@@ -95,7 +95,7 @@ def test_an_archive_of_classes_is_taken_when_it_is_complete(
     assert "ArchiveClassesAtExit" in MODULE._class_archive("21")  # another Java, another archive
 
 
-def test_an_archive_of_classes_is_made_by_one_process_at_a_time_and_by_no_quick_one(
+def test_one_process_at_a_time_creates_an_archive_and_never_a_quick_one(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
@@ -113,10 +113,10 @@ def test_an_archive_of_classes_is_made_by_one_process_at_a_time_and_by_no_quick_
     assert MODULE._class_archive("17").startswith("-XX:ArchiveClassesAtExit=")
 
 
-def test_an_archive_of_jars_that_were_replaced_is_removed_and_made_anew(
+def test_an_archive_of_replaced_jars_is_removed_and_created_again(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """The JVM refuses it without a word, and every start would be a slow one."""
+    """The JVM ignores it silently, and every start would be a slow one."""
     jars = tmp_path / "jars"
     jars.mkdir()
     (jars / "spark-core.jar").write_bytes(b"old")
@@ -131,7 +131,7 @@ def test_an_archive_of_jars_that_were_replaced_is_removed_and_made_anew(
     assert not archive.exists()
 
 
-def test_archives_that_were_not_used_for_longest_are_removed(
+def test_the_least_recently_used_archives_are_removed(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
@@ -154,5 +154,5 @@ def test_rows_without_a_value_need_a_key() -> None:
         columns = ("a", "b")
 
     rows: Any = Rows()
-    with pytest.raises(ConfigError, match="no column 'value' but a, b"):
+    with pytest.raises(ConfigError, match="no column 'value', only a, b"):
         topic_writer("t")(rows, 0)
