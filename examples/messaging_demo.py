@@ -1,7 +1,7 @@
 """What messaging does, in ten seconds: `python -m examples.messaging_demo`.
 
 A broker starts in a temporary folder, orders are published, two workers share them, one event
-fails and comes again, the broker is killed in mid-flow, and nothing that was acknowledged is lost.
+fails and is redelivered, the broker is killed while events arrive, and no acked event is lost.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ import millstream
 from millstream import Broker, BrokerSettings, Mill, SubscriptionSettings
 
 PAYMENTS = 2_000
-PATIENCE = 20.0  # seconds for any part of it, on a slow machine
+PATIENCE = 20.0  # seconds for any step, on a slow machine
 
 
-def tell(text: str) -> None:
+def say(text: str) -> None:
     print(text, flush=True)
 
 
@@ -28,13 +28,13 @@ async def publish_and_read(mill: Mill) -> None:
     orders = await mill.create_topic("orders")
     for customer, sacks in (("ann", 3), ("ben", 5), ("cleo", 7), ("dora", 2)):
         receipt = await orders.publish(f"{sacks} sacks of flour", key=customer)
-        tell(f"   the order of {customer} is stored at offset {receipt.offset}")
+        say(f"   the order of {customer} is stored at offset {receipt.offset}")
     async for event in orders.read():
-        tell(f"   read back: {event.key} ordered {event.value.decode()}")
+        say(f"   read back: {event.key} ordered {event.value.decode()}")
 
 
 async def share_work(mill: Mill) -> None:
-    """Members of one subscription share its events; a failure is delivered again."""
+    """Members of one subscription share its events; a failed event is redelivered."""
     orders = await mill.topic("orders")
     billed: set[str | None] = set()
     finished = asyncio.Event()
@@ -44,11 +44,11 @@ async def share_work(mill: Mill) -> None:
             async for order in mine:
                 await asyncio.sleep(0.05)  # the work
                 if order.key == "ben" and order.attempt == 1:
-                    tell(f"   {name} fails on the order of ben; it will come again")
+                    say(f"   {name} fails on the order of ben; it will be redelivered")
                     order.nack(delay=0.1)
                     continue
                 order.ack()
-                tell(f"   {name} bills {order.key} (delivery {order.attempt})")
+                say(f"   {name} bills {order.key} (delivery {order.attempt})")
                 billed.add(order.key)
                 if len(billed) == 4:
                     finished.set()
@@ -70,11 +70,11 @@ async def ask(mill: Mill) -> None:
 
     async with service:
         answer = await mill.request("prices.flour")
-        tell(f"   a sack of flour costs {answer.data.decode()}")
+        say(f"   a sack of flour costs {answer.data.decode()}")
 
 
 async def survive_a_crash(mill: Mill, broker: Broker) -> None:
-    """The broker is killed while events are on their way; what was acknowledged is there."""
+    """The broker is killed while events arrive; every acknowledged event is stored."""
     topic = await mill.create_topic("payments")
     acked: set[str] = set()
     quarter = asyncio.Event()
@@ -92,25 +92,25 @@ async def survive_a_crash(mill: Mill, broker: Broker) -> None:
 
     publishing = asyncio.create_task(publish_all())
     await asyncio.wait_for(quarter.wait(), PATIENCE)
-    tell(f"   {len(acked)} acknowledged; killing the server with SIGKILL")
+    say(f"   {len(acked)} acknowledged; killing the server with SIGKILL")
     await asyncio.to_thread(broker.kill)
     await asyncio.to_thread(broker.restart)
-    tell("   started again; the publisher goes on by itself")
+    say("   started again; the publisher continues automatically")
     await publishing
     found = [event.key async for event in topic.read()]
     missing, twice = len(acked - set(found)), len(found) - len(set(found))
-    tell(f"   {len(acked):,} acknowledged: {missing} missing, {twice} stored twice")
+    say(f"   {len(acked):,} acknowledged: {missing} missing, {twice} stored twice")
 
 
 async def show(broker: Broker) -> None:
     async with millstream.connect(broker.url) as mill:
-        tell("\n1. A durable log")
+        say("\n1. A durable log")
         await publish_and_read(mill)
-        tell("\n2. Work shared by two members of a subscription")
+        say("\n2. Work shared by two members of a subscription")
         await share_work(mill)
-        tell("\n3. Request and reply")
+        say("\n3. Request and reply")
         await ask(mill)
-        tell("\n4. A crash in mid-flow")
+        say("\n4. A crash while events arrive")
         await survive_a_crash(mill, broker)
 
 
@@ -118,10 +118,10 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="millstream-demo-") as folder:
         start = time.perf_counter()
         with Broker(BrokerSettings(data=Path(folder))) as broker:
-            tell(f"A broker with JetStream runs at {broker.url}, every ack on disk first.")
-            tell(f"It took {time.perf_counter() - start:.2f} s to start.")
+            say(f"A broker with JetStream runs at {broker.url}, with every ack synced to disk.")
+            say(f"It took {time.perf_counter() - start:.2f} s to start.")
             asyncio.run(show(broker))
-    tell("\nNext: 'millstream up' for a broker of your own, README.md for ten lines of code.")
+    say("\nNext: 'millstream up' for a broker of your own, README.md for ten lines of code.")
 
 
 if __name__ == "__main__":

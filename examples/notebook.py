@@ -1,4 +1,4 @@
-"""Topics as DataFrames, step by step, as one would in a notebook.
+"""Topics as DataFrames, step by step, as in a notebook.
 
 `python -m examples.notebook`
 """
@@ -29,7 +29,7 @@ mill = blocking.connect(url)
 orders = mill.create_topic("orders", schema=Order)
 orders.publish_many([Order(name, amount) for name in ("ann", "ben") for amount in (1, 2, 3)])
 
-# %% A session, and the topic as a batch: values are columns, nothing is parsed
+# %% A session, and the topic as a batch: values are typed columns, no parsing needed
 spark = session("notebook", quick=True)
 batch = spark.read.format("millstream").option("url", url).option("subscribe", "orders").load()
 batch.groupBy("value.customer").agg(f.sum("value.amount").alias("amount")).orderBy(

@@ -1,4 +1,4 @@
-"""A broker for an example: the one of NATS_URL, or one of its own in a temporary folder."""
+"""A broker for an example: the one at NATS_URL, or a new one in a temporary folder."""
 
 from __future__ import annotations
 

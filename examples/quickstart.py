@@ -1,6 +1,6 @@
 """A topic, an event, a subscription: the first ten lines.
 
-`python -m examples.quickstart` starts a broker of its own; with NATS_URL set it uses that one.
+`python -m examples.quickstart` starts its own broker, or uses the one at NATS_URL if that is set.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Joins, windows and state as functions over DataFrames; docs/RECIPES.md explains each of them.
 
-Every function takes streams (and tables) and gives a stream, so it fits a flow of a pipeline:
+Every function takes streams (and tables) and returns a stream, for use in a pipeline:
 
     @mp.topic
     def paid_orders():
@@ -51,10 +51,10 @@ def customers_with_address(people: DataFrame, addresses: DataFrame) -> DataFrame
     address = f.struct("_offset", "_deleted", "city").alias("address")
     right = addresses.select("_key", address)
     sides = left.unionByName(right, allowMissingColumns=True)
-    # Of each side the change with the highest offset; the nulls of the other side do not count.
+    # The change with the highest offset of each side; nulls of the other side are ignored.
     last = sides.groupBy("_key").agg(f.max("person").alias("p"), f.max("address").alias("a"))
-    there = f.coalesce(~f.col("p._deleted") & ~f.col("a._deleted"), f.lit(False))
-    return last.select(f.col("_key").alias("id"), "p.name", "a.city", (~there).alias("gone"))
+    complete = f.coalesce(~f.col("p._deleted") & ~f.col("a._deleted"), f.lit(False))
+    return last.select(f.col("_key").alias("id"), "p.name", "a.city", (~complete).alias("gone"))
 
 
 def tumbling(orders: DataFrame) -> DataFrame:
@@ -80,7 +80,7 @@ def once_each(orders: DataFrame) -> DataFrame:
 
 
 class Silence(StatefulProcessor):
-    """Tells when a customer has not ordered for an hour, by the time of the events."""
+    """Reports customers that have not ordered for an hour, in event time."""
 
     HOUR_MS = 3_600_000
 
@@ -98,7 +98,7 @@ class Silence(StatefulProcessor):
         last = None if before is None else before[0]
         for time in sorted(int(row.time.timestamp() * 1000) for row in rows):
             if last is not None and time - last > self.HOUR_MS:
-                yield self._told(key, last)
+                yield self._row(key, last)
             last = time if last is None else max(last, time)
         self._last.update((last,))
         for timer in self._handle.listTimers():
@@ -114,13 +114,13 @@ class Silence(StatefulProcessor):
         last = self._last.get()
         if last is not None:
             self._last.clear()
-            yield self._told(key, last[0])
+            yield self._row(key, last[0])
 
-    def _told(self, key: Any, last: int) -> Row:
+    def _row(self, key: Any, last: int) -> Row:
         return Row(customer=key[0], since=datetime.fromtimestamp(last / 1000, UTC))
 
     def close(self) -> None:
-        """Nothing is held open."""
+        """There is nothing to close."""
 
 
 def silent_customers(orders: DataFrame) -> DataFrame:

@@ -35,7 +35,7 @@ async def main() -> None:
                 answer = await mill.request("prices.get", "flour")
                 print(f"a sack of flour costs {json.loads(answer.data)}")
                 answer = await mill.request("prices.list")
-                print(f"there are {', '.join(json.loads(answer.data))}")
+                print(f"for sale: {', '.join(json.loads(answer.data))}")
                 try:
                     await mill.request("prices.get", "gold")
                 except ServiceError as error:
@@ -43,7 +43,7 @@ async def main() -> None:
             try:
                 await mill.request("prices.get", "flour")
             except NoResponders:
-                print("the service is gone, and the request says so at once")
+                print("the service is gone, and the request fails immediately")
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
-"""A work queue: two workers share the jobs, one job fails for good and becomes a dead letter.
+"""A work queue: two workers share the jobs; one job keeps failing and becomes a dead letter.
 
-The dead letter is mended and driven back, and then it is done as well.
+The dead letter is fixed and redriven, and then it is done as well.
 `python -m examples.work_queue`
 """
 
@@ -53,7 +53,7 @@ async def show(mill: Mill) -> None:
     print(f"dead letter: {letters[0].value.decode()!r} after {letters[0].attempts} deliveries")
     await queue.edit(letters[0].offset, value=b"grind 1")
     report = await queue.redrive()
-    print(f"mended and driven back: {report.redriven}")
+    print(f"fixed and redriven: {report.redriven}")
     await work_until(jobs, done, len(JOBS))
     print(f"done: {', '.join(sorted(done))}")
 

@@ -1,4 +1,4 @@
-"""Charts as SVG text: lines, bars and a heat map. Pure; hovering over a shape tells its number."""
+"""Charts as SVG: lines, bars and a heat map; hovering over a shape shows its value. Pure."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from html import escape
 
 import pandas as pd
 
-# Told apart by people who see few colours as well (Okabe and Ito).
+# Distinguishable with colour blindness too (Okabe and Ito).
 COLORS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")
 GREY = "#a1a1aa"
 WIDTH, RIGHT = 860, 20
@@ -25,14 +25,14 @@ class Line:
 
 @dataclass(frozen=True)
 class Axis:
-    """A range of values, and what is written at some of them."""
+    """A range of values, and the labels at some of them."""
 
     low: float
     high: float
     ticks: Sequence[tuple[float, str]]
 
     def at(self, value: float, start: float, end: float) -> float:
-        """Where a value is between two edges of the drawing."""
+        """The coordinate of a value between two edges of the drawing."""
         return start + (end - start) * (value - self.low) / ((self.high - self.low) or 1.0)
 
 
@@ -47,7 +47,7 @@ def axis(low: float, high: float, unit: str = "", steps: int = 5) -> Axis:
 
 
 def lines(given: Sequence[Line], x: Axis, y: Axis, marks: Sequence[tuple[float, str]] = ()) -> str:
-    """Lines with a legend above them; `marks` are dashed lines across, with a word."""
+    """Lines with a legend above them; `marks` are dashed vertical lines with a label."""
     height, left, top, bottom = 320, 64, 34, 30
     low, right = height - bottom, WIDTH - RIGHT
     parts = _frame(height)
@@ -61,7 +61,7 @@ def lines(given: Sequence[Line], x: Axis, y: Axis, marks: Sequence[tuple[float, 
         at = x.at(value, left, right)
         parts.append(f'<line class="mark" x1="{at:.1f}" x2="{at:.1f}" y1="{top}" y2="{low}"/>')
         parts.append(f'<text class="mark" x="{at + 5:.1f}" y="{top + 12}">{escape(text)}</text>')
-    place = float(left)
+    legend_x = float(left)
     for number, line in enumerate(given):
         color = COLORS[number % len(COLORS)]
         points = " ".join(
@@ -70,32 +70,32 @@ def lines(given: Sequence[Line], x: Axis, y: Axis, marks: Sequence[tuple[float, 
         )
         parts.append(f'<polyline points="{points}" fill="none" stroke="{color}"/>')
         parts.append(
-            f'<rect x="{place:.0f}" y="9" width="12" height="12" rx="3" fill="{color}"/>'
-            + _text(place + 18, 19, line.name)
+            f'<rect x="{legend_x:.0f}" y="9" width="12" height="12" rx="3" fill="{color}"/>'
+            + _text(legend_x + 18, 19, line.name)
         )
-        place += 40 + 7 * len(line.name)
+        legend_x += 40 + 7 * len(line.name)
     return "\n".join([*parts, "</svg>"])
 
 
 def bars(series: pd.Series, unit: str = "", digits: int = 1, note: str = "") -> str:
-    """One bar for each name, the value behind it; `note` is told when hovering."""
+    """One bar for each name, followed by its value; `note` is shown when hovering."""
     return stacked(series.to_frame(note or "value"), unit, digits, legend=False)
 
 
 def stacked(frame: pd.DataFrame, unit: str = "", digits: int = 0, *, legend: bool = True) -> str:
-    """One bar for each row, made of the row's columns, the sum behind it."""
+    """One bar for each row, stacked from its columns and followed by the sum."""
     row, names, top = 26, 210, 34 if legend else 6
     parts = _frame(top + row * len(frame) + 4)
     most = max(1e-9, float(frame.clip(lower=0).sum(axis=1).max()))
     scale = (WIDTH - names - 100) / most
     if legend:
-        place = float(names)
+        legend_x = float(names)
         for number, column in enumerate(frame.columns):
             parts.append(
-                f'<rect x="{place:.0f}" y="7" width="12" height="12" rx="3" '
-                f'fill="{_color(number, str(column))}"/>' + _text(place + 18, 17, str(column))
+                f'<rect x="{legend_x:.0f}" y="7" width="12" height="12" rx="3" '
+                f'fill="{_color(number, str(column))}"/>' + _text(legend_x + 18, 17, str(column))
             )
-            place += 40 + 7 * len(str(column))
+            legend_x += 40 + 7 * len(str(column))
     for number, (name, values) in enumerate(frame.iterrows()):
         y, at = top + number * row, float(names)
         parts.append(_text(names - 10, y + 15, str(name), "end"))
@@ -112,7 +112,7 @@ def stacked(frame: pd.DataFrame, unit: str = "", digits: int = 0, *, legend: boo
 
 
 def heat(frame: pd.DataFrame, unit: str = "") -> str:
-    """A field for each row and column, the darker the higher its value; gaps stay empty."""
+    """A cell for each row and column, darker for higher values; missing ones stay empty."""
     left, top, size = 64, 24, 34
     wide = (WIDTH - left - RIGHT) / max(1, len(frame.columns))
     parts = _frame(top + size * len(frame) + 4)

@@ -1,4 +1,4 @@
-"""The same questions asked in batch, with pandas, and every row compared with the pipeline's."""
+"""Computes the same results in batch with pandas, and compares every row."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ WEATHER = ["temp", "wind", "rain", "sight"]
 
 @dataclass(frozen=True)
 class Verdict:
-    """One result compared with the batch answer."""
+    """One result of the pipeline compared with the batch result."""
 
     name: str
     events_in: int
@@ -32,7 +32,7 @@ class Verdict:
         return not (self.lost or self.duplicated or self.different)
 
 
-# -- the pipeline's answers -----------------------------------------------------------------
+# -- the pipeline's results -----------------------------------------------------------------
 
 
 async def topic_rows(mill: Mill, name: str) -> pd.DataFrame:
@@ -44,7 +44,7 @@ async def topic_rows(mill: Mill, name: str) -> pd.DataFrame:
 
 
 async def table_rows(mill: Mill, name: str) -> pd.DataFrame:
-    """The present values of a table."""
+    """The current values of a table."""
     table = await mill.table(name)
     return pd.DataFrame([entry.value async for entry in table.entries()])
 
@@ -63,7 +63,7 @@ def _plain(table: pa.Table) -> pd.DataFrame:
     return frame
 
 
-# -- the batch answers ----------------------------------------------------------------------
+# -- the batch results ----------------------------------------------------------------------
 
 
 def departures(year: data.Year) -> pd.DataFrame:
@@ -101,7 +101,7 @@ def delays(year: data.Year) -> pd.DataFrame:
 
 
 def fleet(year: data.Year, retired: set[str]) -> pd.DataFrame:
-    """The planes that are registered, with who flew them last."""
+    """The registered planes, each with the carrier that flew it last."""
     rows = _plain(year.flights).dropna(subset=["tailnum"]).sort_values(["time", "id"])
     last = rows.groupby("tailnum")["carrier"].last().reset_index()
     planes = _plain(year.tables["planes"][1])[["tailnum", "manufacturer", "model", "seats"]]
@@ -115,23 +115,23 @@ def fleet(year: data.Year, retired: set[str]) -> pd.DataFrame:
 def compare(
     name: str, events_in: int, found: pd.DataFrame, wanted: pd.DataFrame, key: list[str]
 ) -> Verdict:
-    """Every row of one answer against the other."""
+    """Compare every row of two results."""
     if _normal(found, key, wanted.columns).equals(_normal(wanted, key, wanted.columns)):
         return Verdict(name, events_in, len(found), 0, 0, 0)
     have, want = _by_key(found, key, wanted.columns), _by_key(wanted, key, wanted.columns)
-    lost = sum(max(0, len(rows) - len(have.get(place, []))) for place, rows in want.items())
-    twice = sum(max(0, len(rows) - len(want.get(place, []))) for place, rows in have.items())
+    lost = sum(max(0, len(rows) - len(have.get(item, []))) for item, rows in want.items())
+    duplicated = sum(max(0, len(rows) - len(want.get(item, []))) for item, rows in have.items())
     different = sum(
         1
-        for place, rows in want.items()
-        for one, other in zip(rows, have.get(place, []), strict=False)
+        for item, rows in want.items()
+        for one, other in zip(rows, have.get(item, []), strict=False)
         if one != other
     )
-    return Verdict(name, events_in, len(found), lost, twice, different)
+    return Verdict(name, events_in, len(found), lost, duplicated, different)
 
 
 def _normal(frame: pd.DataFrame, key: list[str], columns: Any) -> pd.DataFrame:
-    """The rows in the order of their keys, with the same types whoever made them."""
+    """The rows sorted by their keys, with the same types on both sides."""
     plain = {}
     for name in columns:
         column = frame[name] if name in frame else pd.Series(dtype="float64")
@@ -147,19 +147,19 @@ def _normal(frame: pd.DataFrame, key: list[str], columns: Any) -> pd.DataFrame:
 def _by_key(
     frame: pd.DataFrame, key: list[str], columns: Any
 ) -> dict[tuple[Any, ...], list[tuple[Any, ...]]]:
-    places = [list(columns).index(name) for name in key]
+    indexes = [list(columns).index(name) for name in key]
     result: dict[tuple[Any, ...], list[tuple[Any, ...]]] = {}
     if frame.empty:
         return result
     plain = frame[list(columns)].astype(object).where(frame[list(columns)].notna(), None)
     for row in plain.itertuples(index=False, name=None):
         clean = tuple(_number(item) for item in row)
-        result.setdefault(tuple(clean[n] for n in places), []).append(clean)
+        result.setdefault(tuple(clean[n] for n in indexes), []).append(clean)
     for rows in result.values():
         rows.sort(key=repr)
     return result
 
 
 def _number(item: Any) -> Any:
-    """2 and 2.0 are the same answer: pandas has no whole numbers beside nulls."""
+    """Treat 2 and 2.0 as equal: pandas turns integers with nulls into floats."""
     return float(item) if isinstance(item, int) and not isinstance(item, bool) else item

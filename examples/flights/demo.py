@@ -1,4 +1,4 @@
-"""The demo: a year of flights as live events, a pipeline that is killed on the way, one answer.
+"""The demo: a year of flights as live events, a pipeline that is killed, and correct results.
 
 `make demo`, or `python -m examples.flights --help`.
 """
@@ -28,7 +28,7 @@ from millstream.errors import TopicNotFound
 PROJECT = Path(__file__).parent / "pipeline"
 COMMAND = [sys.executable, "-c", "from millstream.cli.main import main; main()", "pipeline"]
 RETIRED = 25  # planes that leave the register at the end
-MARK = ".flights-demo"  # in a folder of the demo's own, which the next run may empty
+MARK = ".flights-demo"  # marks a folder that the demo created and may empty
 
 
 @dataclass(frozen=True)
@@ -37,14 +37,14 @@ class Plan:
 
     folder: Path
     days: int = 366
-    seconds: float = 60.0  # of the replay
-    kill_at: float = 0.4  # of the replay
-    patience: float = 600.0  # seconds for any part, on a machine with other work
+    seconds: float = 60.0  # duration of the replay
+    kill_at: float = 0.4  # share of the flights after which the pipeline is killed
+    patience: float = 600.0  # seconds for any step, on a busy machine
 
 
 @dataclass
 class Show:
-    """What is known at a moment, for whoever shows it."""
+    """The current state of the demo, for the screen and the report."""
 
     year: data.Year
     replay: Progress = field(default_factory=Progress)
@@ -53,16 +53,16 @@ class Show:
     notes: list[str] = field(default_factory=list)
     samples: list[tuple[float, int, int]] = field(default_factory=list)  # for the report
     marks: list[tuple[float, str]] = field(default_factory=list)
-    begun: float = field(default_factory=time.monotonic)
+    started: float = field(default_factory=time.monotonic)
 
     @property
     def seconds(self) -> float:
-        """Since the demo began."""
-        return time.monotonic() - self.begun
+        """Seconds since the demo started."""
+        return time.monotonic() - self.started
 
 
 class Pipeline:
-    """The pipeline as a process of its own."""
+    """The pipeline in its own process."""
 
     def __init__(self, folder: Path, url: str, patience: float) -> None:
         self.folder = folder
@@ -81,13 +81,13 @@ class Pipeline:
         )
 
     def kill(self) -> None:
-        """SIGKILL to the driver, its JVM and all workers: as if the power went."""
+        """Send SIGKILL to the driver, its JVM and all workers, as in a power cut."""
         if self._process is not None:
             os.killpg(self._process.pid, signal.SIGKILL)
             self._process.wait()
 
     def stop(self) -> None:
-        """Ask it to end between two batches, and wait until it has."""
+        """Stop it between two batches, and wait until it has ended."""
         words = ["stop", str(self.folder), "--timeout", self._patience]
         subprocess.run([*COMMAND, *words], check=True, stdout=self._log)
         if self._process is not None:
@@ -96,10 +96,10 @@ class Pipeline:
     def check_alive(self) -> None:
         if self._process is not None and self._process.poll() is not None:
             tail = (self.folder / "pipeline.log").read_text(errors="replace")[-3000:]
-            raise SystemExit(f"the pipeline ended by itself ({self._process.returncode}):\n{tail}")
+            raise SystemExit(f"the pipeline has ended ({self._process.returncode}):\n{tail}")
 
     def runs(self) -> bool:
-        """Whether every flow was started."""
+        """Whether every flow is running."""
         flows = self.status().get("flows", [])
         return bool(flows) and all(flow["state"] == "running" for flow in flows)
 
@@ -117,8 +117,8 @@ class Pipeline:
 
 
 async def run(plan: Plan, shown: Callable[[Show], None]) -> list[check.Verdict]:
-    """All of it; the verdicts. Results stay in the plan's folder."""
-    begun = time.monotonic()
+    """Run the demo and compare its results, which stay in the plan's folder."""
+    started = time.monotonic()
     claim(plan.folder)
     project = plan.folder / "project"
     shutil.copytree(PROJECT, project, ignore=shutil.ignore_patterns("__pycache__", ".pipeline"))
@@ -131,8 +131,8 @@ async def run(plan: Plan, shown: Callable[[Show], None]) -> list[check.Verdict]:
             try:
                 # While Spark starts.
                 year = await asyncio.to_thread(data.load, plan.days, tables)
-                show = Show(year, begun=begun)
-                show.notes.append("the broker runs, tables are filled; Spark starts")
+                show = Show(year, started=started)
+                show.notes.append("the broker runs, tables are filled; starting Spark")
                 retired = await _Play(plan, mill, pipeline, show, shown).all()
             finally:
                 pipeline.close()
@@ -142,10 +142,10 @@ async def run(plan: Plan, shown: Callable[[Show], None]) -> list[check.Verdict]:
 
 
 def claim(folder: Path) -> None:
-    """Make the folder, or empty the one that an earlier run made; anybody else's is refused."""
+    """Create the folder, or empty one that an earlier run created; any other is refused."""
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         if not (folder / MARK).is_file():
-            raise SystemExit(f"{folder} is not empty and not of this demo: name another --folder")
+            raise SystemExit(f"{folder} is not a folder of this demo: choose another --folder")
         shutil.rmtree(folder)
     folder.mkdir(parents=True, exist_ok=True)
     (folder / MARK).touch()
@@ -153,23 +153,23 @@ def claim(folder: Path) -> None:
 
 @dataclass
 class _Play:
-    """Replay, kill and restart, wait until everything is through."""
+    """Replays, kills and restarts the pipeline, and waits until everything is processed."""
 
     plan: Plan
     mill: Mill
     pipeline: Pipeline
     show: Show
     shown: Callable[[Show], None]
-    offset: int = 1  # of the next departure that was not counted yet
+    offset: int = 1  # of the next departure to count
 
     async def all(self) -> set[str]:
-        """Play it; the planes that were retired."""
+        """Run all steps; returns the planes that were retired."""
         plan, show, pipeline = self.plan, self.show, self.pipeline
         await self._until(pipeline.runs)
-        show.notes.append("the pipeline runs; the year begins")
+        show.notes.append("the pipeline runs; the year starts")
         replaying = asyncio.create_task(replay(self.mill, show.year, plan.seconds, show.replay))
         try:
-            # Killed where results are on their way: some are stored, the rest is not.
+            # Killed in the middle: some results are stored, others are not.
             total = len(show.year.flights)
             await self._until(
                 lambda: show.replay.flights > total * plan.kill_at and show.stored > 0
@@ -185,7 +185,7 @@ class _Play:
             await replaying
         finally:
             replaying.cancel()
-        # Only now: Spark lets time go on with an event, not with a start.
+        # Only now: Spark advances the watermark with events, not when it starts.
         await end(self.mill, show.year)
         show.notes.append(f"all {total:,} flights are published; waiting for the pipeline")
         wanted = len(await asyncio.to_thread(check.departures, show.year))
@@ -196,12 +196,12 @@ class _Play:
         return retired
 
     async def _retire(self) -> set[str]:
-        """Delete some planes from their table, and wait until the fleet has followed."""
+        """Delete some planes from their table, and wait until they are gone from the fleet."""
         retired = sorted(self.show.year.tables["planes"][1]["tailnum"].to_pylist())[:RETIRED]
         planes, fleet = await self.mill.table("planes"), await self.mill.table("fleet")
         for plane in retired:
             await planes.delete(plane)
-        self.show.notes.append(f"{RETIRED} planes were deleted from the table: the fleet follows")
+        self.show.notes.append(f"{RETIRED} planes were deleted; the fleet must follow")
         left = set(retired)
 
         async def look() -> None:
@@ -213,7 +213,7 @@ class _Play:
     async def _until(
         self, condition: Callable[[], bool], look: Callable[[], Awaitable[None]] | None = None
     ) -> None:
-        """Show how it goes until the condition holds; the end of everything when it never does."""
+        """Update the screen until the condition is true; end the demo if that takes too long."""
         deadline = time.monotonic() + self.plan.seconds + self.plan.patience
         while True:
             self.pipeline.check_alive()
@@ -234,20 +234,20 @@ class _Play:
         self.shown(show)
 
     async def _count(self) -> None:
-        """Count the departures that are stored; only what is new is read."""
+        """Count the stored departures, reading only new ones."""
         try:
             topic = await self.mill.topic("departures")
         except TopicNotFound:
-            return  # the pipeline has not made it yet
+            return  # the pipeline has not created it yet
         async for batch in topic.batches(start=millstream.Start.at_offset(self.offset)):
             self.show.stored += batch.num_rows
             self.offset = max(self.offset, int(batch.column("offset")[-1].as_py()) + 1)
 
 
 class _Quiet:
-    """Whether no flow had anything left to read each time the lag was measured lately."""
+    """True after several measurements in a row in which no flow had a lag."""
 
-    TIMES = 4  # measured once a second; the first may be older, and flows read from flows
+    TIMES = 4  # one a second; the first may be old, and flows read from other flows
 
     def __init__(self, pipeline: Pipeline) -> None:
         self._pipeline = pipeline

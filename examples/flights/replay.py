@@ -1,4 +1,4 @@
-"""Publishes the year as live events, in the order of their time, so many times faster."""
+"""Publishes the year as live events, in the order of their time and many times faster."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Progress:
 
 
 async def declare(mill: Mill, tables: data.Tables) -> None:
-    """The topics with their schemas, and the tables with their rows."""
+    """Create the topics with their schemas, and the tables with their rows."""
     await mill.create_topic("flights", schema=data.FLIGHT)
     await mill.create_topic("weather", schema=data.WEATHER)
     for name, (key, rows) in tables.items():
@@ -38,7 +38,7 @@ async def declare(mill: Mill, tables: data.Tables) -> None:
 
 
 async def replay(mill: Mill, year: data.Year, seconds: float, progress: Progress) -> None:
-    """Publish everything within about `seconds`; exactly once, also when it is started again."""
+    """Publish everything within about `seconds`; exactly once, even if it is started again."""
     first = year.flights["time"][0].as_py()
     last = year.flights["time"][-1].as_py()
     length = max(1.0, (last - first).total_seconds())
@@ -50,25 +50,25 @@ async def replay(mill: Mill, year: data.Year, seconds: float, progress: Progress
             passed = min(1.0, (time.monotonic() - start) / seconds)
             now = pa.scalar(first + (last - first) * passed, data.TIME)
             progress.clock = f"{now.as_py():%d %B %Y}"
-            whole = passed >= 1.0
-            upto = len(year.weather) if whole else _count(year.weather["hour"], now)
+            complete = passed >= 1.0
+            upto = len(year.weather) if complete else _count(year.weather["hour"], now)
             rows = year.weather.slice(progress.weather, upto - progress.weather)
             if rows.num_rows:
                 await blow.write_batch(rows, position=upto, columns=Columns(key="origin"))
             progress.weather = upto
-            upto = len(year.flights) if whole else _count(year.flights["time"], now)
+            upto = len(year.flights) if complete else _count(year.flights["time"], now)
             rows = year.flights.slice(progress.flights, upto - progress.flights)
             if rows.num_rows:
                 await fly.write_batch(rows, position=upto, columns=Columns(key="origin"))
             progress.flights = upto
-            if whole:
+            if complete:
                 progress.done = True
             else:
                 await asyncio.sleep(TICK)
 
 
 async def end(mill: Mill, year: data.Year) -> None:
-    """Publish the events behind the year: they let its last hours end."""
+    """Publish one event after the year in each topic, so that its last hours are complete."""
     flights, weather = await mill.topic("flights"), await mill.topic("weather")
     async with flights.writer(WRITER) as fly, weather.writer(WRITER) as blow:
         await blow.write_batch(data.last_weather(), position=len(year.weather) + 1)

@@ -1,4 +1,4 @@
-"""The report: one HTML page with everything in it, to be opened in any browser."""
+"""The report: one self-contained HTML page."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from examples.flights.check import Verdict
 
 NEW_YORK = "America/New_York"
 FEW_DAYS = 21
-MAKERS = 5  # of planes that are told apart in the chart
+MAKERS = 5  # of planes with their own colour in the chart
 
 PAGE = """<!doctype html>
 <html lang="en"><head><meta charset="utf-8">
@@ -58,11 +58,11 @@ svg line.mark {{ stroke: var(--bad); stroke-dasharray: 4 3 }} svg text.mark {{ f
 
 @dataclass(frozen=True)
 class Run:
-    """What happened while it ran, for the report."""
+    """The course of the run, for the report."""
 
     flights: int
     weather: int
-    seconds: float  # all of it
+    seconds: float  # of the complete demo
     speed: float
     samples: Sequence[tuple[float, int, int]]  # seconds, flights published, departures joined
     marks: Sequence[tuple[float, str]]  # seconds, what happened
@@ -70,7 +70,7 @@ class Run:
 
 @dataclass(frozen=True)
 class Answers:
-    """What the pipeline made."""
+    """The results of the pipeline."""
 
     verdicts: Sequence[Verdict]
     delays: pd.DataFrame
@@ -84,7 +84,7 @@ def write_report(path: Path, run: Run, answers: Answers) -> None:
     parts = [
         _tiles(run, answers),
         _section(
-            "The answers, row by row against the batch answers",
+            "The results, compared row by row with batch results",
             "Departures with the weather of that hour (topic), and with carrier, plane and airport "
             "as well (Parquet); delays by airport and day; planes by carrier. Compared with pandas "
             "over the same data.",
@@ -92,7 +92,7 @@ def write_report(path: Path, run: Run, answers: Answers) -> None:
         ),
         _section(
             "The run",
-            "The pipeline's processes were killed with SIGKILL on the way and started again.",
+            "The pipeline's processes were killed with SIGKILL during the run and started again.",
             _run(run),
         ),
         _section(
@@ -117,7 +117,7 @@ def write_report(path: Path, run: Run, answers: Answers) -> None:
         ),
         _section(
             "Planes by carrier and maker",
-            "The table that follows both the register of planes and who flew each of them last.",
+            "A table that follows the register of planes and each plane's last carrier.",
             stacked(_fleet(answers)),
         ),
     ]  # fmt: skip
@@ -136,19 +136,19 @@ WIND = ("to 5", "to 10", "to 15", "to 20", "to 25", "more")
 
 
 def _story(verdicts: Sequence[Verdict]) -> str:
-    killed = "The pipeline was killed once on the way and went on where it was."
+    killed = "The pipeline was killed once during the run and continued where it was."
     if all(verdict.right for verdict in verdicts):
-        return f"{killed} No row was lost, none came twice, none is different."
-    return f"{killed} The answers differ from the batch answers: see below."
+        return f"{killed} No row was lost, duplicated or different."
+    return f"{killed} The results differ from the batch results: see below."
 
 
 def _section(title: str, text: str, content: str) -> str:
-    told = f"<p>{escape(text)}</p>" if text else ""
-    return f"<section><h2>{escape(title)}</h2>{told}\n{content}</section>"
+    intro = f"<p>{escape(text)}</p>" if text else ""
+    return f"<section><h2>{escape(title)}</h2>{intro}\n{content}</section>"
 
 
 def _tiles(run: Run, answers: Answers) -> str:
-    lost, twice, other = (
+    lost, duplicated, different = (
         sum(getattr(verdict, name) for verdict in answers.verdicts)
         for name in ("lost", "duplicated", "different")
     )
@@ -157,9 +157,13 @@ def _tiles(run: Run, answers: Answers) -> str:
         (f"{sum(verdict.events_out for verdict in answers.verdicts):,}", "rows out", ""),
         *(
             (f"{number:,}", name, "bad" if number else "ok")
-            for number, name in ((lost, "lost"), (twice, "duplicated"), (other, "different"))
+            for number, name in (
+                (lost, "lost"),
+                (duplicated, "duplicated"),
+                (different, "different"),
+            )
         ),
-        (f"{run.seconds:,.0f} s", "from start to answer", ""),
+        (f"{run.seconds:,.0f} s", "from start to result", ""),
     ]
     inside = "".join(
         f'<div class="tile"><b class="{kind}">{value}</b><span>{name}</span></div>'
@@ -191,7 +195,7 @@ def _run(run: Run) -> str:
 
 
 def _by_airport(delays: pd.DataFrame) -> str:
-    """A line for each airport, with a point for each week, or for each day of few."""
+    """A line for each airport, with a point for each week, or each day of a short run."""
     rows = delays.assign(day=pd.to_datetime(delays["day"]))
     groups = pd.Grouper(key="day", freq="W" if rows["day"].nunique() > FEW_DAYS else "D")
     summed = rows.groupby(["origin", groups])[["delay", "departed"]].sum()

@@ -1,4 +1,4 @@
-"""The words of a pipeline project: what is made, from what, and where it goes. No pyspark here.
+"""The decorators of a pipeline project: what it reads, computes and writes. No pyspark here.
 
     from millstream import pipelines as mp
 
@@ -10,7 +10,7 @@
     def spending():
         return mp.read("paid").groupBy("customer").sum("amount")
 
-A function returns a DataFrame and is called when the pipeline runs. Every name is used once.
+A function returns a DataFrame and is called when the pipeline runs. Names are unique.
 """
 
 from __future__ import annotations
@@ -58,16 +58,16 @@ _MODES: Final = ("append", "update", "complete")
 
 @dataclass(frozen=True, slots=True)
 class Output:
-    """Where rows go: a topic, a table, a folder of files, or a sink of Spark's."""
+    """Where rows go: a topic, a table, a folder of files, or a Spark sink."""
 
     name: str
     kind: Kind
-    key: tuple[str, ...] = ()  # columns that make the key of an event
+    key: tuple[str, ...] = ()  # columns that form the key of an event
     timestamp: str | None = None  # column with the event's time
-    delete_when: str | None = None  # of a table: the condition under which a key is deleted
-    partitions: int | None = None  # of a topic that is made by the pipeline
-    format: str = ""  # of files and sinks
-    options: Mapping[str, str] = field(default_factory=dict)  # of files and sinks
+    delete_when: str | None = None  # for a table: rows that match delete their key
+    partitions: int | None = None  # for a topic that the pipeline creates
+    format: str = ""  # for files and sinks
+    options: Mapping[str, str] = field(default_factory=dict)  # for files and sinks
     where: str = ""  # file and line of the declaration
 
 
@@ -92,7 +92,7 @@ class View:
 
 
 class Pipeline:
-    """What one project declares. Names of views, outputs and flows are each used once."""
+    """What one project declares. Names of views and outputs are unique, and so are flow names."""
 
     def __init__(self, name: str = "pipeline") -> None:
         self.name = check_name("pipeline", name)
@@ -138,7 +138,7 @@ class Pipeline:
             )
 
     def check(self) -> None:
-        """Refuse flows to nowhere and outputs that nothing writes to."""
+        """Refuse flows without an output and outputs without a flow."""
         for flow in self.flows.values():
             if flow.target not in self.outputs:
                 raise PipelineInvalid(
@@ -169,7 +169,7 @@ class Pipeline:
         return [flow for flow in self.flows.values() if flow.target == target]
 
 
-# -- the pipeline that is being loaded, and the one that is being built ---------------------
+# -- the pipeline that is being loaded, and the one that is being resolved ------------------
 
 _loading: ContextVar[Pipeline | None] = ContextVar("millstream_pipeline", default=None)
 _reader: ContextVar[Callable[[str, str, Mapping[str, Any]], Any] | None] = ContextVar(
@@ -189,7 +189,7 @@ def loading(pipeline: Pipeline) -> Iterator[Pipeline]:
 
 @contextmanager
 def reading(reader: Callable[[str, str, Mapping[str, Any]], Any]) -> Iterator[None]:
-    """While this is open, `read` and its siblings ask this function (how, name, options)."""
+    """While this is open, `read` and its like call this function (how, name, options)."""
     token = _reader.set(reader)
     try:
         yield
@@ -201,17 +201,17 @@ def _pipeline() -> Pipeline:
     found = _loading.get()
     if found is None:
         raise ConfigError(
-            "nothing is declared here: the words of a pipeline are for the files of a project, "
-            "which 'millstream pipeline run' loads (or use `with loading(Pipeline(name)):`)"
+            "there is no pipeline to declare this in: use the decorators in the files of a "
+            "project, which 'millstream pipeline run' loads, or in `with loading(Pipeline(name)):`"
         )
     return found
 
 
 def check_name(what: str, name: str) -> str:
-    """A name that is good for topics, query names and folders."""
+    """A name that is valid for topics, query names and folders."""
     if not _NAME.fullmatch(name):
         raise PipelineInvalid(
-            f"{what} name {name!r}: use letters, digits, '_' and '-', a letter first, at most 64"
+            f"{what} name {name!r}: use up to 64 letters, digits, '_' and '-', a letter first"
         )
     return name
 
@@ -227,8 +227,8 @@ def _checked(function: Callable[[], Any], name: str | None, mode: str = "append"
     chosen = check_name("function", name or str(getattr(function, "__name__", "")))
     if inspect.signature(function).parameters:
         raise PipelineInvalid(
-            f"the function '{chosen}' ({_where(function)}) has parameters; what it needs it reads "
-            f'by name: read("...")'
+            f"the function '{chosen}' ({_where(function)}) has parameters; let it read what it "
+            f'needs by name: read("...")'
         )
     if mode not in _MODES:
         raise PipelineInvalid(f"'{chosen}': mode {mode!r}; choose append, update or complete")
@@ -239,7 +239,7 @@ def _columns(key: str | Sequence[str]) -> tuple[str, ...]:
     return (key,) if isinstance(key, str) else tuple(key)
 
 
-def _made_by(function: Function, output: Output, mode: str) -> Function:
+def _declare(function: Function, output: Output, mode: str) -> Function:
     pipeline = _pipeline()
     pipeline.add_output(output)
     pipeline.add_flow(Flow(output.name, output.name, function, _mode(mode), output.where))
@@ -277,15 +277,15 @@ def topic(
     partitions: int | None = None,
     mode: str = "append",
 ) -> Function | Callable[[Function], Function]:
-    """Rows become events of a topic, exactly once; the topic is made with the rows' columns.
+    """Rows become events of a topic, exactly once; the topic's schema has the rows' columns.
 
-    `key` names the columns that make the key, `timestamp` the one with the event's time. Rows
-    that have the columns of an event (`value`, with `key`, `headers`, ...) are taken as such.
+    `key` names the columns that form the key, `timestamp` the one with the event's time. Rows
+    with the columns of an event (`value`, optionally `key`, `headers`, ...) are written as is.
     """
 
     def declare(function: Function) -> Function:
         chosen = _checked(function, name, mode)
-        made = Output(
+        output = Output(
             name=chosen,
             kind="topic",
             key=_columns(key),
@@ -293,7 +293,7 @@ def topic(
             partitions=partitions,
             where=_where(function),
         )
-        return _made_by(function, made, mode)
+        return _declare(function, output, mode)
 
     return declare if function is None else declare(function)
 
@@ -306,15 +306,15 @@ def table(
     partitions: int | None = None,
     mode: str = "update",
 ) -> Callable[[Function], Function]:
-    """Rows become the latest value of their key in a table; the table is made with their columns.
+    """Rows become the latest value of their key in a table, whose schema has the rows' columns.
 
-    A row for which `delete_when` holds (an SQL condition, or the name of a column, which is then
-    not stored) deletes its key.
+    A row that matches `delete_when` (an SQL condition, or the name of a column, which is then not
+    stored) deletes its key.
     """
 
     def declare(function: Function) -> Function:
         chosen = _checked(function, name, mode)
-        made = Output(
+        output = Output(
             name=chosen,
             kind="table",
             key=_columns(key),
@@ -322,7 +322,7 @@ def table(
             partitions=partitions,
             where=_where(function),
         )
-        return _made_by(function, made, mode)
+        return _declare(function, output, mode)
 
     if not key:
         raise PipelineInvalid("a table needs a key: @table(key='customer')")
@@ -353,16 +353,16 @@ def files(
     partition_by: Iterable[str] = (),
     options: Mapping[str, Any] | None = None,
 ) -> Function | Callable[[Function], Function]:
-    """Rows become files in a folder (Parquet unless said), each row once.
+    """Rows become files in a folder (default: Parquet), each row once.
 
-    The folder is `path`, relative to the project; without it, `data/<name>`.
+    The folder is `path`, relative to the project (default: `data/<name>`).
     """
 
     def declare(function: Function) -> Function:
         chosen = _checked(function, name)
         given = {key: str(value) for key, value in (options or {}).items()}
         by = [partition_by] if isinstance(partition_by, str) else list(partition_by)
-        made = Output(
+        output = Output(
             name=chosen,
             kind="files",
             format=format,
@@ -370,13 +370,13 @@ def files(
             key=tuple(by),
             where=_where(function),
         )
-        return _made_by(function, made, "append")
+        return _declare(function, output, "append")
 
     return declare if function is None else declare(function)
 
 
 def sink(name: str, format: str, **options: Any) -> None:
-    """Declare an output of Spark's own: `console`, `jdbc`, `noop`, or any format with a sink.
+    """Declare a Spark sink: `console`, `jdbc`, `noop`, or any format that has one.
 
     Functions write to it with `@flow(name)`.
     """
@@ -391,7 +391,7 @@ def sink(name: str, format: str, **options: Any) -> None:
 def flow(
     target: str, *, name: str | None = None, mode: str | None = None
 ) -> Callable[[Function], Function]:
-    """The function's rows go to an output that is declared elsewhere; several may go to one."""
+    """The function's rows go to an output that is declared elsewhere; flows may share it."""
 
     def declare(function: Function) -> Function:
         pipeline = _pipeline()
@@ -435,15 +435,15 @@ def _ask(how: str, name: str, options: Mapping[str, Any]) -> Any:
     reader = _reader.get()
     if reader is None:
         raise ConfigError(
-            f'read("{name}") is for the functions of a pipeline, which are called when it runs'
+            f'read("{name}") works only in functions of a pipeline, which are called when it runs'
         )
     return reader(how, name, options)
 
 
 def read(name: str, **options: Any) -> DataFrame:
-    """A topic, view or files as a stream; from the first event unless `startingOffsets` says.
+    """A topic, view or files as a stream, by default from the first event (`startingOffsets`).
 
-    A topic with a schema gives its values' columns; with `envelope=True`, or without a schema, the
+    A topic with a schema has its values' columns; with `envelope=True`, or without a schema, the
     columns of an event: key, value, topic, partition, offset, timestamp, subject, index. Other
     options are those of `format("millstream")`.
     """
@@ -452,7 +452,7 @@ def read(name: str, **options: Any) -> DataFrame:
 
 
 def read_table(name: str, **options: Any) -> DataFrame:
-    """A table as it is now: joined with a stream, it is looked up anew for every batch."""
+    """A table as it is now; joined with a stream, it is read again for every batch."""
     frame: DataFrame = _ask("table", name, options)
     return frame
 

@@ -1,4 +1,4 @@
-"""What reads what: the drawn form of a pipeline. Pure."""
+"""The graph of a pipeline: what reads what, as text and as a picture. Pure."""
 
 from __future__ import annotations
 
@@ -33,59 +33,59 @@ class GraphNode:
 
     name: str
     kind: str
-    outside: bool = False  # only read by the pipeline, made elsewhere
+    outside: bool = False  # read by the pipeline, written elsewhere
 
 
 @dataclass(slots=True)
 class Graph:
-    """Nodes by name, and edges from what is read to what is made."""
+    """Nodes by name, and edges from an input to what is computed from it."""
 
     nodes: dict[str, GraphNode] = field(default_factory=dict)
     edges: set[tuple[str, str]] = field(default_factory=set)
 
     def add(self, node: GraphNode) -> None:
-        """Add a node; one that the pipeline makes wins over one that it only reads."""
+        """Add a node; one that the pipeline writes wins over one that it only reads."""
         known = self.nodes.get(node.name)
         if known is None or known.outside:
             self.nodes[node.name] = node
 
-    def sources(self, name: str) -> list[str]:
-        """What a node is made from, by name."""
-        return sorted(source for source, target in self.edges if target == name)
+    def inputs(self, name: str) -> list[str]:
+        """The names of what a node reads."""
+        return sorted(start for start, end in self.edges if end == name)
 
     def upstream(self, name: str) -> set[str]:
-        """Everything that a node is made from, near and far."""
+        """Everything that a node reads, directly or through others."""
         found: set[str] = set()
-        waiting = self.sources(name)
+        waiting = self.inputs(name)
         while waiting:
             near = waiting.pop()
             if near not in found:
                 found.add(near)
-                waiting += self.sources(near)
+                waiting += self.inputs(near)
         return found
 
     def as_dict(self) -> dict[str, Any]:
-        """The graph as what JSON knows."""
+        """The graph as values for JSON."""
         return {
             "nodes": [
                 {"name": node.name, "kind": node.kind, "outside": node.outside}
                 for node in sorted(self.nodes.values(), key=lambda node: node.name)
             ],
-            "edges": [{"from": source, "to": target} for source, target in sorted(self.edges)],
+            "edges": [{"from": start, "to": end} for start, end in sorted(self.edges)],
         }
 
 
 def layers(graph: Graph) -> list[list[str]]:
-    """The nodes in columns: each one right of everything it is made from."""
+    """The nodes in columns: each one to the right of everything it reads."""
     depth: dict[str, int] = {}
 
     def depth_of(name: str, path: tuple[str, ...]) -> int:
         if name in path:
-            circle = " -> ".join((*path[path.index(name) :], name))
-            raise PipelineInvalid(f"the pipeline reads itself in a circle: {circle}")
+            cycle = " -> ".join((*path[path.index(name) :], name))
+            raise PipelineInvalid(f"the pipeline has a cycle: {cycle}")
         if name not in depth:
-            above = [depth_of(source, (*path, name)) + 1 for source in graph.sources(name)]
-            depth[name] = max(above, default=0)
+            depths = [depth_of(near, (*path, name)) + 1 for near in graph.inputs(name)]
+            depth[name] = max(depths, default=0)
         return depth[name]
 
     for name in sorted(graph.nodes):
@@ -97,11 +97,11 @@ def layers(graph: Graph) -> list[list[str]]:
 
 
 def _ordered(graph: Graph, column: list[str], before: list[list[str]]) -> list[str]:
-    """Beside what it is made from, so that few lines cross."""
-    place = {name: n for names in before for n, name in enumerate(names)}
+    """The column sorted by the rows of the inputs, so that few lines cross."""
+    rows = {name: n for names in before for n, name in enumerate(names)}
 
     def middle(name: str) -> tuple[float, str]:
-        near = [place[source] for source in graph.sources(name) if source in place]
+        near = [rows[other] for other in graph.inputs(name) if other in rows]
         return (sum(near) / len(near) if near else 0.0, name)
 
     return sorted(column, key=middle)
@@ -111,11 +111,11 @@ def _ordered(graph: Graph, column: list[str], before: list[list[str]]) -> list[s
 
 
 def to_text(graph: Graph) -> str:
-    """The graph for a terminal: each thing that is made, with what it is made from below it."""
+    """The graph for a terminal: each result with its inputs below it."""
     lines: list[str] = []
-    made = [name for column in layers(graph) for name in column if not graph.nodes[name].outside]
-    ends = {source for source, _ in graph.edges}
-    roots = [name for name in made if name not in ends] or made
+    written = [name for column in layers(graph) for name in column if not graph.nodes[name].outside]
+    read = {start for start, _ in graph.edges}
+    roots = [name for name in written if name not in read] or written
     for root in roots:
         lines += _tree(graph, root, "", "", set())
     legend = "  ".join(f"{left}{kind}{right}" for kind, (left, right) in _SHAPES.items())
@@ -125,17 +125,17 @@ def to_text(graph: Graph) -> str:
 def _tree(graph: Graph, name: str, first: str, rest: str, seen: set[str]) -> Iterable[str]:
     node = graph.nodes[name]
     left, right = _SHAPES[node.kind]
-    sources = graph.sources(name)
-    again = name in seen and sources
+    inputs = graph.inputs(name)
+    again = name in seen and inputs
     seen.add(name)
     yield f"{first}{left}{name}{right}{'  (see above)' if again else ''}"
     if again:
         return
-    for n, source in enumerate(sources):
-        last = n == len(sources) - 1
+    for n, near in enumerate(inputs):
+        last = n == len(inputs) - 1
         yield from _tree(
             graph,
-            source,
+            near,
             rest + ("└─ " if last else "├─ "),
             rest + ("   " if last else "│  "),
             seen,
@@ -150,7 +150,7 @@ _EDGE: Final = 20
 
 
 def to_svg(graph: Graph, title: str) -> str:
-    """The graph as a picture: what is read on the left, what is made on the right."""
+    """The graph as a picture: inputs on the left, results on the right."""
     columns = layers(graph)
     width, height = _BOX
     gap_x, gap_y = _GAP
@@ -159,11 +159,11 @@ def to_svg(graph: Graph, title: str) -> str:
         2 * _EDGE + max(1, len(columns)) * (width + gap_x) - gap_x,
         2 * _EDGE + 24 + max(1, rows) * (height + gap_y) - gap_y,
     )
-    places: dict[str, tuple[int, int]] = {}
+    corners: dict[str, tuple[int, int]] = {}
     for x, column in enumerate(columns):
         shift = (rows - len(column)) * (height + gap_y) // 2
         for y, name in enumerate(column):
-            places[name] = (
+            corners[name] = (
                 _EDGE + x * (width + gap_x),
                 _EDGE + 24 + shift + y * (height + gap_y),
             )
@@ -173,14 +173,14 @@ def to_svg(graph: Graph, title: str) -> str:
         '<rect width="100%" height="100%" fill="white"/>',
         f'<text x="{_EDGE}" y="{_EDGE + 4}" font-size="16">{escape(title)}</text>',
     ]
-    parts += [_line(places[source], places[target]) for source, target in sorted(graph.edges)]
-    parts += [_box(graph.nodes[name], place) for name, place in places.items()]
+    parts += [_line(corners[start], corners[end]) for start, end in sorted(graph.edges)]
+    parts += [_box(graph.nodes[name], corner) for name, corner in corners.items()]
     return "\n".join([*parts, "</svg>", ""])
 
 
-def _line(source: tuple[int, int], target: tuple[int, int]) -> str:
-    x1, y1 = source[0] + _BOX[0], source[1] + _BOX[1] // 2
-    x2, y2 = target[0], target[1] + _BOX[1] // 2
+def _line(start: tuple[int, int], end: tuple[int, int]) -> str:
+    x1, y1 = start[0] + _BOX[0], start[1] + _BOX[1] // 2
+    x2, y2 = end[0], end[1] + _BOX[1] // 2
     middle = (x1 + x2) // 2
     return (
         f'<path d="M{x1},{y1} C{middle},{y1} {middle},{y2} {x2 - 6},{y2}" fill="none" '
@@ -189,8 +189,8 @@ def _line(source: tuple[int, int], target: tuple[int, int]) -> str:
     )
 
 
-def _box(node: GraphNode, place: tuple[int, int]) -> str:
-    x, y = place
+def _box(node: GraphNode, corner: tuple[int, int]) -> str:
+    x, y = corner
     width, height = _BOX
     dash = ' stroke-dasharray="4 3"' if node.outside or node.kind == "view" else ""
     return (

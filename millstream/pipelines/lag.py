@@ -1,4 +1,4 @@
-"""Keeps the lag of flows up to date while their batches run: Spark reports only between them."""
+"""Keeps the lag of flows up to date during batches: Spark reports progress only between them."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ EVERY_SECONDS: Final = 1.0
 
 
 class LagMeter(Closing):
-    """Asks the broker, on a thread of its own, where the topics end that flows read.
+    """Asks the broker, on its own thread, for the ends of the topics that flows read.
 
-    While the broker is away the last known lag stays.
+    While the broker cannot be reached the last known lag stays.
     """
 
     def __init__(self, watch: Watch, settings: ConnectionSettings) -> None:
@@ -55,6 +55,6 @@ class LagMeter(Closing):
         try:
             states = find_partitions(jetstream, SourceOptions(topics=topics))
         except MillstreamError as error:
-            _log.debug("the lag is not known: %s", error)
+            _log.debug("cannot measure the lag: %s", error)
             return
         self._watch.measure({key: state.next for key, state in states.items()}, asked)

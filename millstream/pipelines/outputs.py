@@ -1,4 +1,4 @@
-"""The broker's side of outputs: rows become events, and topics are made for them."""
+"""The outputs of a pipeline on the broker: rows become events, topics are created for them."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ KEY_SEPARATOR: Final = "/"  # between the columns of a key
 
 
 def shaped(frame: DataFrame, output: Output) -> DataFrame:
-    """The rows as the output takes them: events for topics and tables, as they are for others."""
+    """The rows in the form that the output takes: events for topics and tables, else unchanged."""
     from pyspark.sql import functions as sf
 
     if output.kind not in ("topic", "table"):
@@ -66,15 +66,15 @@ def _key(columns: tuple[str, ...]) -> Column:
     texts = [sf.col(f"`{name}`").cast("string") for name in columns]
     if len(texts) == 1:
         return texts[0]
-    # A null in the key must not make it the key of another row.
+    # A null must not turn the key into that of another row.
     return sf.concat_ws(KEY_SEPARATOR, *(sf.coalesce(text, sf.lit("")) for text in texts))
 
 
 class PipelineTopics(Closing):
-    """Looks up and makes topics while a pipeline is built."""
+    """Looks up and creates the topics of a pipeline."""
 
     def __init__(self, url: str | None = None, *, dry: bool = False) -> None:
-        self.dry = dry  # nothing is made: what the pipeline would make is stood in for
+        self.dry = dry  # create nothing; empty stand-ins replace missing topics
         self._url = url
         self._mill: Mill | None = None
 
@@ -93,17 +93,17 @@ class PipelineTopics(Closing):
         return self._mill
 
     def check_reachable(self) -> None:
-        """Connect, or raise why not."""
+        """Connect; raises if that fails."""
         self.mill.flush()
 
     def check_exists(self, name: str, suggest: Callable[[str, list[str]], str]) -> None:
-        """Refuse a name that neither the pipeline makes nor the broker has."""
+        """Refuse a name that neither the pipeline nor the broker has."""
         try:
             self.mill.topic(name)
         except TopicNotFound:
             known = [info.name for info in self.mill.topics()]
             raise PipelineInvalid(
-                f"nothing is called '{name}': the pipeline does not make it and the broker has no "
+                f"there is no '{name}': the pipeline does not declare it and the broker has no "
                 f"such topic; {suggest(name, known)}"
             ) from None
 
@@ -120,7 +120,7 @@ class PipelineTopics(Closing):
         if output.kind == "table" and topic.settings.history is None:
             raise PipelineInvalid(
                 f"'{output.name}' is a topic that keeps every event, and the pipeline declares it "
-                f"as a table. Choose another name, or delete the topic"
+                f"as a table. Choose another name or delete the topic"
             )
         if schema is not None:
             self._evolve(output, rows, schema)
@@ -143,8 +143,8 @@ class PipelineTopics(Closing):
         record = self.mill.schemas.find(output.name)
         if record is None:
             raise PipelineInvalid(
-                f"the topic '{output.name}' has no schema, so it takes bytes: return a column "
-                f"'value' of bytes, or choose another name"
+                f"the topic '{output.name}' has no schema, so its values are bytes: return a "
+                f"column 'value' of bytes, or choose another name"
             )
         latest = self.mill.schemas.schemas_of(record)[-1]
         known = StructType.fromDDL(to_spark(latest.record, nullability=False))

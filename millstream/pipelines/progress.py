@@ -1,4 +1,4 @@
-"""How a flow is doing: from Spark's progress reports to the numbers that people ask for. Pure."""
+"""The numbers of a flow, computed from Spark's progress reports. Pure."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from millstream.spark.source.offsets import TopicPartition, from_json, lag
 
 __all__ = ["OUTPUT_METRIC", "Numbers", "note_checkpoint", "note_latest", "note_progress"]
 
-# Name under which a flow counts the rows it gives to its output.
+# Name of the metric that counts the rows a flow writes.
 OUTPUT_METRIC: Final = "millstream_output"
 _NO_WATERMARK: Final = "1970-01-01T00:00:00.000Z"
 
@@ -28,20 +28,20 @@ class Numbers:
     rows_in_per_second: float = 0.0
     rows_out_per_second: float = 0.0
     batch_seconds: float = 0.0  # how long the last batch with rows took
-    lag_messages: int | None = None  # stored and not read yet; a pack is one message
-    lag_events: int | None = None  # the same in events, by the size of the packs read so far
-    lag_seconds: float | None = None  # since when the oldest of them waits, at most
+    lag_messages: int | None = None  # stored but not read yet; a pack is one message
+    lag_events: int | None = None  # the same in events, estimated from the packs read so far
+    lag_seconds: float | None = None  # how long the oldest of them has waited, at most
     lag_time: str | None = None  # when the broker was last asked where the topics end
     watermark: str | None = None
     state_rows: int = 0
     state_bytes: int = 0
-    late_rows: int = 0  # dropped because they came behind the watermark
-    messages_in: int = field(default=0)  # of the rows in, where the source can tell
+    late_rows: int = 0  # dropped because they were older than the watermark
+    messages_in: int = field(default=0)  # messages that the rows came from, if known
     ends: list[dict[str, Any]] = field(default_factory=list)  # how far each source was read
 
 
 def note_progress(numbers: Numbers, report: Mapping[str, Any], now: datetime) -> None:
-    """Take one progress report (Spark's JSON, as a dict) into the numbers."""
+    """Add one progress report (Spark's JSON, as a dict) to the numbers."""
     rows = int(report.get("numInputRows") or 0)
     seconds = float((report.get("durationMs") or {}).get("triggerExecution") or 0) / 1000
     out = _rows_out(report)
@@ -66,14 +66,14 @@ def note_progress(numbers: Numbers, report: Mapping[str, Any], now: datetime) ->
 
 
 def note_checkpoint(numbers: Numbers, offsets: Sequence[str]) -> None:
-    """Take how far a flow had read before this process: one that finds nothing new reports none."""
+    """Take over how far a flow had read earlier: Spark reports it only when there are new rows."""
     for text in offsets:
         end = _offset(text)
         try:
             if end is not None and from_json(end):
                 numbers.ends.append(end)
         except ConfigError:
-            continue  # a source of Spark's own
+            continue  # another Spark source
 
 
 def _rows_out(report: Mapping[str, Any]) -> int:
@@ -92,13 +92,13 @@ def _note_lag(numbers: Numbers, sources: list[Mapping[str, Any]], now: datetime)
         if end is None:
             continue
         try:
-            begun = _offset(source.get("startOffset"))
-            if begun is not None:
-                numbers.messages_in += lag(begun, end)
+            start = _offset(source.get("startOffset"))
+            if start is not None:
+                numbers.messages_in += lag(start, end)
             for where, position in from_json(newest or end).items():
                 latest[where] = max(position.next, latest.get(where, 0))
         except ConfigError:
-            continue  # a source of Spark's own: its offsets are not ours to read
+            continue  # another Spark source, with offsets of its own
         ends.append(end)
     if ends:
         numbers.ends = ends
@@ -106,23 +106,23 @@ def _note_lag(numbers: Numbers, sources: list[Mapping[str, Any]], now: datetime)
 
 
 def note_latest(numbers: Numbers, latest: Mapping[TopicPartition, int], now: datetime) -> None:
-    """Measure the lag against the logs' ends as they are now: the next offset of each partition."""
+    """Measure the lag against the partitions' ends as they are now: the next offset of each."""
     messages = 0
-    waiting: list[float] = []
+    ages: list[float] = []
     for end in numbers.ends:
         for where, position in from_json(end).items():
-            behind = max(0, latest.get(where, position.next) - position.next)
-            messages += behind
-            if behind and position.last_time:
-                waiting.append(_age(position.last_time, now))
+            waiting_here = max(0, latest.get(where, position.next) - position.next)
+            messages += waiting_here
+            if waiting_here and position.last_time:
+                ages.append(_age(position.last_time, now))
     per_message = max(1.0, numbers.rows_in / numbers.messages_in if numbers.messages_in else 1.0)
     numbers.lag_messages = messages
     numbers.lag_events = round(messages * per_message)
-    numbers.lag_seconds = max(waiting, default=0.0) if messages else 0.0
+    numbers.lag_seconds = max(ages, default=0.0) if messages else 0.0
 
 
 def _offset(given: object) -> dict[str, Any] | None:
-    """An offset as Spark reports it: JSON, or text that holds JSON."""
+    """An offset as Spark reports it: JSON, or a string of JSON."""
     if isinstance(given, str):
         try:
             given = json.loads(given)

@@ -33,18 +33,18 @@ _KEYS: Final = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class Project:
-    """Where a project is and what `[pipeline]` in its millstream.toml says."""
+    """A project's folder and the settings in `[pipeline]` of its millstream.toml."""
 
     folder: Path
     name: str
     files: tuple[str, ...] = ("*.py",)  # patterns of the Python files, relative to the folder
-    state: Path = Path(STATE)  # status, lock and, unless said, checkpoints
-    checkpoints: str = ""  # folder or address; on a cluster one that every node sees
-    trigger: float = 0.0  # seconds between batches; 0: as soon as there is something
-    master: str | None = None  # Spark's; None: the cores of this machine
-    restarts: int = 5  # of a failing flow, one after the other, until it is given up
-    state_store: str = "memory"  # or "rocksdb": for state larger than memory, and for timers
-    spark: Mapping[str, str] = field(default_factory=dict)  # settings of the session
+    state: Path = Path(STATE)  # status, lock and, by default, checkpoints
+    checkpoints: str = ""  # folder or URL; on a cluster one that every node can reach
+    trigger: float = 0.0  # seconds between batches; 0: as soon as there is new data
+    master: str | None = None  # Spark master; None: all cores of this machine
+    restarts: int = 5  # in a row, before a failing flow is given up
+    state_store: str = "memory"  # or "rocksdb", for state larger than memory and for timers
+    spark: Mapping[str, str] = field(default_factory=dict)  # settings of the Spark session
 
     @property
     def spec(self) -> Path | None:
@@ -53,7 +53,7 @@ class Project:
 
 
 def open_project(folder: Path | None = None) -> Project:
-    """The project in a folder, or the nearest one above where we are."""
+    """The project in a folder; by default the nearest one from the working directory upwards."""
     if folder is None:
         file = find_project_file()
         folder = Path.cwd() if file is None else file.parent
@@ -64,8 +64,8 @@ def open_project(folder: Path | None = None) -> Project:
     spec = spec_file(folder)
     if not file.is_file() and spec is None:
         raise ConfigError(
-            f"{folder} is no pipeline project: it has no {PROJECT_FILE}. "
-            f"Make one with 'millstream pipeline init'"
+            f"{folder} is not a pipeline project: it has no {PROJECT_FILE}. "
+            f"Create one with 'millstream pipeline init'"
         )
     table = project_table("pipeline", file) if file.is_file() else {}
     project = _project(folder, table, str(file))
@@ -85,7 +85,7 @@ def _project(folder: Path, table: Mapping[str, Any], file: str) -> Project:
     unknown = sorted(set(table) - _KEYS)
     if unknown:
         raise ConfigError(
-            f"{file}: [pipeline] has no setting '{unknown[0]}'; there are "
+            f"{file}: [pipeline] has no setting '{unknown[0]}'; the settings are "
             f"{', '.join(sorted(_KEYS))}"
         )
     name = str(table.get("name") or _as_name(folder.name).strip("-"))
@@ -94,11 +94,11 @@ def _project(folder: Path, table: Mapping[str, Any], file: str) -> Project:
     restarts = table.get("restarts", 5)
     spark = table.get("spark", {})
     if not isinstance(patterns, list) or not all(isinstance(item, str) for item in patterns):
-        raise ConfigError(f'{file}: [pipeline] files is a list of patterns, like ["*.py"]')
+        raise ConfigError(f'{file}: [pipeline] files must be a list of patterns, such as ["*.py"]')
     if not isinstance(restarts, int) or isinstance(restarts, bool) or restarts < 0:
-        raise ConfigError(f"{file}: [pipeline] restarts is a whole number of 0 or more")
+        raise ConfigError(f"{file}: [pipeline] restarts must be a whole number of 0 or more")
     if not isinstance(spark, dict):
-        raise ConfigError(f"{file}: [pipeline.spark] is a table of Spark's settings")
+        raise ConfigError(f"{file}: [pipeline.spark] must be a table of Spark settings")
     store = table.get("state_store", "memory")
     if store not in ("memory", "rocksdb"):
         raise ConfigError(f"{file}: [pipeline] state_store is memory or rocksdb, not {store!r}")
@@ -125,7 +125,7 @@ def _checkpoints(folder: Path, given: object, state: Path) -> str:
 
 
 def _flat(table: Mapping[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
-    """TOML reads `spark.sql.x = 1` as nested tables; Spark's names have dots."""
+    """Join nested keys: TOML reads `spark.sql.x = 1` as nested tables."""
     found: list[tuple[str, Any]] = []
     for key, value in table.items():
         name = f"{prefix}{key}"

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 __all__ = ["QueryPlan", "start_query"]
 
-# Spark's own option of a JDBC sink that is ours: the column with the number of the batch.
+# Our own option of a JDBC sink: the column with the number of the batch.
 BATCH_COLUMN: Final = "batchColumn"
 JDBC_NEEDS: Final = ("url", "dbtable")
 
@@ -28,15 +28,15 @@ class QueryPlan:
     """What a flow's query needs besides its rows."""
 
     name: str  # of the query
-    folder: Path  # of the project, to which paths of files are relative
+    folder: Path  # of the project; paths of files are relative to it
     checkpoint: str
     trigger: float  # seconds between batches
-    once: bool  # read what is there and end
-    options: Mapping[str, str]  # of every sink of ours
+    once: bool  # read what is available, then end
+    options: Mapping[str, str]  # of every Millstream sink
 
 
 def start_query(rows: DataFrame, flow: Flow, output: Output, plan: QueryPlan) -> StreamingQuery:
-    """Start the query of a flow; from now on it runs by itself."""
+    """Start the query of a flow; it runs in the background from then on."""
     from pyspark.sql import functions as sf
 
     if not rows.isStreaming:
@@ -67,12 +67,12 @@ def _to(writer: DataStreamWriter, flow: Flow, output: Output, plan: QueryPlan) -
         return writer.format(output.format).options(**output.options)
     if flow.mode == "append":
         return writer.format("millstream").options(**plan.options, **{output.kind: output.name})
-    # Spark gives changed rows (update) and whole results (complete) to no Python sink but this.
+    # Python sinks only take appended rows; changed rows and complete results need foreachBatch.
     return writer.foreachBatch(_changes(flow, output, plan.options))
 
 
 def _snapshot(path: str) -> Callable[[DataFrame, int], None]:
-    """The whole result, in the place of the one before."""
+    """Replace the previous result by the complete new one."""
 
     def write(batch: DataFrame, _: int) -> None:
         batch.write.mode("overwrite").parquet(path)
@@ -92,9 +92,9 @@ def _changes(
 
 
 def _jdbc(output: Output) -> Callable[[DataFrame, int], None]:
-    """Each batch in one transaction; with `batchColumn`, a batch that is there is left out.
+    """Write each batch in one transaction; with `batchColumn`, a stored batch is skipped.
 
-    Without it a batch that was stored when the process died is stored again.
+    Without it, a batch that was stored just before the process died is stored again.
     """
     given = dict(output.options)
     column = given.pop(BATCH_COLUMN, None)
@@ -122,7 +122,7 @@ def _has_batch(spark: Any, options: Mapping[str, str], column: str, number: int)
     try:
         stored = spark.read.format("jdbc").options(**options).load()
     except (PySparkException, Py4JError):
-        return False  # the table is made by the first batch; another fault shows when it is written
+        return False  # the first batch creates the table; other errors show when it is written
     if column not in stored.columns and column.upper() in stored.columns:
         column = column.upper()
     return not stored.where(stored[column] == number).limit(1).isEmpty()

@@ -1,4 +1,4 @@
-"""Beginning anew: which flows, and what becomes of what they wrote."""
+"""Resets flows, so that they start from scratch, and empties their outputs."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from millstream.pipelines.outputs import PipelineTopics
 from millstream.pipelines.project import Project
 from millstream.pipelines.state_folder import StateFolder
 
-__all__ = ["begin_anew", "chosen_flows"]
+__all__ = ["chosen_flows", "reset_flows"]
 
 
 def chosen_flows(pipeline: Pipeline, names: Sequence[str]) -> list[str]:
@@ -25,28 +25,28 @@ def chosen_flows(pipeline: Pipeline, names: Sequence[str]) -> list[str]:
     return list(names) or list(pipeline.flows)
 
 
-def begin_anew(
+def reset_flows(
     project: Project, pipeline: Pipeline, flows: Sequence[str], *, topics: PipelineTopics | None
 ) -> tuple[list[Path], list[str]]:
-    """Take the flows' checkpoints away, and with `topics` also what they wrote.
+    """Move the flows' checkpoints away; with `topics`, also remove what the flows wrote.
 
-    Nothing is changed while the pipeline runs or the broker is away. Where the old checkpoints are
-    now, and the names of the outputs that were emptied.
+    Nothing is changed while the pipeline runs or the broker cannot be reached. Returns where the
+    old checkpoints are now, and the names of the outputs that were emptied.
     """
     state = StateFolder(project)
     with state.idle():
         if topics is None:
             return state.reset(flows), []
         topics.check_reachable()
-        # Cut off between the two, the same command does the rest; the other way round a run in
-        # between would never make again what was removed.
+        # In this order: if interrupted in between, the same command does the rest. The other way
+        # round, a run in between would not write the removed results again.
         moved = state.reset(flows)
         outputs = {pipeline.flows[name].target for name in flows}
         return moved, _empty(project, [pipeline.outputs[name] for name in sorted(outputs)], topics)
 
 
 def _empty(project: Project, outputs: Sequence[Output], topics: PipelineTopics) -> list[str]:
-    """Remove what is in topics, tables and folders of files; sinks of Spark's are left alone."""
+    """Empty topics, tables and folders of files; Spark sinks are left alone."""
     done = []
     for output in outputs:
         if output.kind == "files":

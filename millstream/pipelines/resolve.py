@@ -29,11 +29,11 @@ class Resolved:
 
     graph: Graph
     flows: dict[str, DataFrame] = field(default_factory=dict)
-    reads: dict[str, set[str]] = field(default_factory=dict)  # flow -> what it reads, views through
+    reads: dict[str, set[str]] = field(default_factory=dict)  # flow -> what it reads, also by views
 
 
 class Resolver:
-    """Calls the functions of a pipeline. `read` inside one resolves what it names first."""
+    """Calls the functions of a pipeline. `read` in a function first resolves what it names."""
 
     def __init__(
         self,
@@ -131,10 +131,10 @@ class Resolver:
 
     def _enter(self, name: str) -> None:
         if name in self._path:
-            circle = " -> ".join([*self._path[self._path.index(name) :], name])
+            cycle = " -> ".join([*self._path[self._path.index(name) :], name])
             raise PipelineInvalid(
-                f"the pipeline reads itself in a circle: {circle}. Let one of them read a topic "
-                f"that is written elsewhere"
+                f"the pipeline has a cycle: {cycle}. Let one of them read a topic that is written "
+                f"elsewhere"
             )
         self._path.append(name)
 
@@ -148,8 +148,8 @@ class Resolver:
         except MillstreamError:
             raise
         except Exception as error:
-            told = reason_of(f"{type(error).__name__}: {error}")
-            raise PipelineInvalid(f"the function '{name}' ({where}) failed: {told}") from error
+            reason = reason_of(f"{type(error).__name__}: {error}")
+            raise PipelineInvalid(f"the function '{name}' ({where}) failed: {reason}") from error
         finally:
             self._readers.pop()
         if not isinstance(frame, DataFrame):
@@ -164,7 +164,7 @@ class Resolver:
         self._done.graph.edges.add((name, self._readers[-1]))
         if name in self._pipeline.views:
             if options:
-                raise PipelineInvalid(f"'{name}' is a view: it is read without options")
+                raise PipelineInvalid(f"'{name}' is a view, which is read without options")
             return self._view(name)
         output = self._pipeline.outputs.get(name)
         if output is not None:
@@ -172,7 +172,7 @@ class Resolver:
             if output.kind == "files":
                 return self._files(output, how)
             if output.kind == "sink":
-                raise PipelineInvalid(f"'{name}' is a sink: it is written to, not read")
+                raise PipelineInvalid(f"'{name}' is a sink, which cannot be read")
         else:
             kind = "topic" if how == "stream" else "table"
             self._done.graph.add(GraphNode(name, kind, outside=True))
@@ -181,8 +181,8 @@ class Resolver:
     def _files(self, output: Output, how: str) -> DataFrame:
         if output.format == SNAPSHOT:
             raise PipelineInvalid(
-                f"'{output.name}' ({output.where}) is a materialized view, replaced at every "
-                f"change: read what it is made from"
+                f"'{output.name}' ({output.where}) is a materialized view, which is "
+                f"replaced at every change: read what it is computed from"
             )
         columns = self._columns[output.name]
         if self._topics.dry:
@@ -217,7 +217,7 @@ class Resolver:
 
 
 def _stand_in(spark: SparkSession, schema: Any, batch: bool) -> DataFrame:
-    """Rows of a topic that is not there yet, for looking at a pipeline without running it."""
+    """No rows of a topic that does not exist yet, to resolve a pipeline without running it."""
     from pyspark.sql.types import StructType
 
     envelope: Any = StructType.fromDDL(
@@ -229,7 +229,7 @@ def _stand_in(spark: SparkSession, schema: Any, batch: bool) -> DataFrame:
 
 
 def _nothing(spark: SparkSession, schema: Any, batch: bool) -> DataFrame:
-    """No rows of these columns."""
+    """No rows, with these columns."""
     from pyspark.sql import functions as sf
 
     frame = spark.range(0) if batch else spark.readStream.format("rate").load()
@@ -237,7 +237,7 @@ def _nothing(spark: SparkSession, schema: Any, batch: bool) -> DataFrame:
 
 
 def _flat(frame: DataFrame, how: str) -> DataFrame:
-    """The columns of the values; of a table's changes with what happened besides."""
+    """The columns of the values; for a table's changes also those that describe the change."""
     from pyspark.sql import functions as sf
     from pyspark.sql.types import StructType
 

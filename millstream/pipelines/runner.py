@@ -1,4 +1,4 @@
-"""Runs a pipeline: one session, one query for each flow, watched, restarted, stopped cleanly."""
+"""Runs a pipeline: one query for each flow, watched, restarted and stopped cleanly."""
 
 from __future__ import annotations
 
@@ -36,12 +36,12 @@ _log = logging.getLogger("millstream.pipelines")
 State = Literal["waiting", "running", "restarting", "done", "failed", "skipped", "stopped"]
 ENDED: Final = ("done", "failed", "skipped", "stopped")
 POLL_SECONDS: Final = 0.2
-# A query starts a Python process for each source, and Spark gives up on one that is not there in
-# ten seconds: queries start one after the other. One that hangs holds others up this long at most.
+# A query starts a Python process for each source, and Spark fails if one is not ready in ten
+# seconds: so queries start one after the other. A query that hangs delays the next this long.
 START_SECONDS: Final = 30.0
-_STARTING: Final = "Initializing"  # how Spark's message begins until the sources are there
+_STARTING: Final = "Initializing"  # Spark's message starts with it until the sources are ready
 STATUS_SECONDS: Final = 1.0
-# How long the batches in flight may take at the end; then they are cut off, and run again at the
+# How long running batches may take at the end; then they are interrupted, and run again at the
 # next start with the same result.
 STOP_SECONDS: Final = 60.0
 
@@ -50,9 +50,9 @@ STOP_SECONDS: Final = 60.0
 class RunSettings:
     """How a pipeline is run."""
 
-    once: bool = False  # catch up with what is there, then end
+    once: bool = False  # catch up with what is available, then end
     stop_seconds: float = STOP_SECONDS
-    options: dict[str, str] = field(default_factory=dict)  # of every source and sink of ours
+    options: dict[str, str] = field(default_factory=dict)  # of every Millstream source and sink
 
 
 @dataclass(slots=True)
@@ -63,17 +63,17 @@ class _Run:
     restarts: Restarts
     state: State = "waiting"
     query: StreamingQuery | None = None
-    wait: Deadline | None = None  # until the next try
-    starting: Deadline | None = None  # until others need not wait for it to start
+    wait: Deadline | None = None  # until the restart
+    starting: Deadline | None = None  # how long other flows wait for it to start
     error: str | None = None  # the last one, kept when the flow runs again
     failed_at: str | None = None
-    seen: int | None = None  # the batch that was completed when the query was started
+    seen: int | None = None  # the last completed batch when the query was started
 
 
 class Runner:
-    """Runs the flows of a pipeline in one Spark session until it is told to stop.
+    """Runs the flows of a pipeline in one Spark session until it is stopped.
 
-    A flow that fails is started again after a growing pause while the others go on; after
+    A flow that fails is started again after a growing pause while the others continue; after
     `restarts` failures in a row it is given up. `stop` ends every flow between two batches.
     """
 
@@ -124,12 +124,12 @@ class Runner:
             raise FlowsFailed(self.project.name, reasons)
 
     def stop(self) -> None:
-        """Ask for the end; `run` returns when every flow is between two batches."""
+        """Ask `run` to return as soon as every flow is between two batches."""
         self._stopping.set()
 
     @property
     def stopping(self) -> bool:
-        """Whether the end was asked for."""
+        """Whether `stop` was called."""
         return self._stopping.is_set()
 
     def _loop(self, shown: Callable[[dict[str, Any]], None] | None) -> None:
@@ -155,13 +155,13 @@ class Runner:
         elif any(_is_starting(other) for other in self._runs.values()):
             return
         elif run.state == "waiting":
-            self._begin_when_ready(run)
+            self._start_when_ready(run)
         elif run.state == "restarting" and run.wait is not None and run.wait.passed:
             self._start(run, again=True)
 
-    def _begin_when_ready(self, run: _Run) -> None:
+    def _start_when_ready(self, run: _Run) -> None:
         if self.settings.once and self._resolved is not None:
-            # What is there ends where the flows before it ended.
+            # It must see everything that the flows it reads from write.
             above = self._resolved.reads[run.flow.name]
             before = [
                 other
@@ -188,7 +188,7 @@ class Runner:
         )
         try:
             rows = self._rows(flow, again)
-            self._watch.begin(flow.name, self.state.read_so_far(flow.name))
+            self._watch.start(flow.name, self.state.read_so_far(flow.name))
             run.seen = self._watch.batch(flow.name)
             run.query = start_query(rows, flow, self.pipeline.outputs[flow.target], plan)
         except MillstreamError as error:
@@ -197,7 +197,7 @@ class Runner:
             self._failed(run, str(error))
             return
         except Exception as error:
-            # Spark's own refusals: an output mode that does not fit, a sink that does not exist.
+            # Spark refuses it: an output mode that does not fit, a sink that does not exist.
             if not again:
                 reason = reason_of(str(error))
                 raise PipelineInvalid(f"the flow '{flow.name}' cannot start: {reason}") from error
@@ -238,7 +238,7 @@ class Runner:
             return
         run.state, run.wait = "restarting", Deadline(pause)
         _log.warning(
-            "flow '%s' failed and is started again in %g s (%d of %d): %s",
+            "flow '%s' failed and will be restarted in %g s (%d of %d): %s",
             run.flow.name,
             pause,
             run.restarts.in_row,
@@ -249,7 +249,7 @@ class Runner:
     # -- the end --------------------------------------------------------------------------
 
     def _end(self) -> None:
-        """Stop every query between two batches: sources offer nothing new, batches end."""
+        """Stop every query between two batches: sources offer no new rows, running batches end."""
         self.state.stop_file.touch()
         deadline = Deadline(self.settings.stop_seconds)
         drains = []
@@ -264,8 +264,8 @@ class Runner:
             thread.join(deadline.left())
             if thread.is_alive():
                 _log.warning(
-                    "flow '%s' did not end its batch within %g s; it is cut off and run again at "
-                    "the next start",
+                    "flow '%s' did not end its batch within %g s; it is interrupted and runs again "
+                    "at the next start",
                     run.flow.name,
                     self.settings.stop_seconds,
                 )
@@ -278,7 +278,7 @@ class Runner:
     # -- status ---------------------------------------------------------------------------
 
     def status(self, state: str) -> dict[str, Any]:
-        """How the pipeline and each flow are doing, as what JSON knows."""
+        """The state of the pipeline and the numbers of each flow, as values for JSON."""
         return {
             "pipeline": self.project.name,
             "state": state,
@@ -319,7 +319,7 @@ def _is_starting(run: _Run) -> bool:
 
 
 def _drain(query: StreamingQuery) -> None:
-    """Return when the query has ended its batch and found nothing more; a failure ends it too."""
+    """Return when the query has ended its batch and has no new rows, or has failed."""
     try:
         query.processAllAvailable()
     except Exception as error:

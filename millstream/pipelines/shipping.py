@@ -1,4 +1,4 @@
-"""Bringing code to where Spark runs it: to executors, and into a package for spark-submit."""
+"""Ships code to where Spark runs it: to executors, or in a package for spark-submit."""
 
 from __future__ import annotations
 
@@ -40,9 +40,9 @@ def is_local(master: str) -> bool:
 
 
 def ship(spark: SparkSession, project: Project) -> None:
-    """Give executors the project's modules and, on a cluster, this package as it is here.
+    """Send the project's modules to executors and, on a cluster, this installed package too.
 
-    What the package needs besides (pyarrow, msgspec) must be installed where executors run.
+    Its dependencies (pyarrow, msgspec) must be installed where executors run.
     """
     package = None
     if not is_local(spark.sparkContext.master or ""):
@@ -51,25 +51,25 @@ def ship(spark: SparkSession, project: Project) -> None:
 
 
 def ship_project(spark: SparkSession, project: Project, package: Path | None = None) -> None:
-    """Give executors the project's modules, where they have this package already.
+    """Send the project's modules to executors that already have this package.
 
-    `package` is the archive they have it from, as it lies beside the driver.
+    `package` is the archive on the driver that they have it from.
     """
     from millstream.spark.datasource import MillstreamDataSource
 
     if package is not None:
-        # Spark's processes beside the driver, which plan batches, have no files of the session.
+        # Spark's planner processes on the driver do not get the files of the session.
         found = spark.sparkContext.environment
         found["PYTHONPATH"] = os.pathsep.join(filter(None, [str(package), found.get("PYTHONPATH")]))
     _add(spark, "project", _project_files(project))
-    # A source that Spark found by its installed name would have to be installed on executors too.
+    # A data source found by its installed name would have to be installed on executors too.
     spark.dataSource.register(MillstreamDataSource)
 
 
 def _add(spark: SparkSession, name: str, files: dict[str, Path]) -> Path:
-    """Put an archive of these files on the executors' path; where it is here.
+    """Put an archive of these files on the executors' path; returns its path here.
 
-    Its name tells its content: Spark takes one file of a name in a session, and no other.
+    Its name depends on its content: a session takes only one file of each name.
     """
     folder = Path(tempfile.mkdtemp(prefix="millstream-"))
     draft = _write(folder / "draft.zip", files)

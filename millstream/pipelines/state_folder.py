@@ -1,11 +1,11 @@
-"""The state folder of a pipeline: who runs it, how it is doing, where its checkpoints are.
+"""The state folder of a pipeline: which process runs it, its status, its checkpoints.
 
 .pipeline/
-  run.lock        held by the process that runs the pipeline; its text says who that is
-  status.json     how it is doing, written every second while it runs
-  stop            while it is there, sources offer nothing new
+  run.lock        locked by the process that runs the pipeline; contains its process id
+  status.json     state and numbers of each flow, written every second
+  stop            while this file exists, sources offer no new rows
   checkpoints/    one folder for each flow: Spark's offsets, commits and state
-  reset/          checkpoints that `reset` took away
+  reset/          checkpoints that `reset` moved away
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ from millstream.pipelines.project import Project
 __all__ = ["StateFolder"]
 
 POLL_SECONDS: Final = 0.1
-# How long those who only look whether a pipeline runs may be in the way; they need microseconds.
-LOOK_SECONDS: Final = 30.0
+# How long to wait for processes that only check whether the pipeline runs: those take microseconds.
+CHECK_SECONDS: Final = 30.0
 
 
 class StateFolder:
@@ -42,7 +42,7 @@ class StateFolder:
 
     @property
     def stop_file(self) -> Path:
-        """While this file is there, the sources of the pipeline offer nothing new."""
+        """While this file exists, the sources of the pipeline offer no new rows."""
         return self.folder / "stop"
 
     @property
@@ -54,14 +54,14 @@ class StateFolder:
         return self.folder / "status.json"
 
     def checkpoint(self, flow: str) -> str:
-        """Where the checkpoint of a flow is."""
+        """The folder or URL of a flow's checkpoint."""
         return f"{self.project.checkpoints}/{flow}"
 
-    # -- who runs it ----------------------------------------------------------------------
+    # -- the process that runs it ---------------------------------------------------------
 
     @contextmanager
     def running(self) -> Iterator[None]:
-        """Hold the pipeline for this process; PipelineBusy when another one does."""
+        """Lock the pipeline for this process; PipelineBusy if another process runs it."""
         with self._held() as file:
             self.stop_file.unlink(missing_ok=True)
             me = {"pid": os.getpid(), "since": datetime.now(UTC).isoformat(timespec="seconds")}
@@ -73,7 +73,7 @@ class StateFolder:
 
     @contextmanager
     def idle(self) -> Iterator[None]:
-        """While this is open nobody runs the pipeline; PipelineBusy when somebody does."""
+        """While this is open no process can run the pipeline; PipelineBusy if one does already."""
         with self._held():
             yield
 
@@ -107,7 +107,7 @@ class StateFolder:
             return "another process"
 
     def stop(self, seconds: float) -> bool:
-        """Ask the running process to stop at a batch boundary; whether it has within `seconds`."""
+        """Ask the running process to stop between two batches; whether it did within `seconds`."""
         pid = self.pid()
         if pid is None:
             raise PipelineNotRunning(self.project.name)
@@ -119,16 +119,16 @@ class StateFolder:
             time.sleep(deadline.left(at_most=POLL_SECONDS))
         return True
 
-    # -- how it is doing ------------------------------------------------------------------
+    # -- status ---------------------------------------------------------------------------
 
     def write_status(self, status: dict[str, Any]) -> None:
-        """Replace the status in one step; readers see the old one or the new one."""
+        """Replace the status atomically: readers see the old one or the new one."""
         draft = self._status.with_name(f".status.{os.getpid()}")
         draft.write_text(json.dumps(status), encoding="utf-8")
         draft.replace(self._status)
 
     def read_status(self) -> dict[str, Any] | None:
-        """What was written last, or None when the pipeline never ran."""
+        """The last status, or None if the pipeline never ran."""
         try:
             found: dict[str, Any] = json.loads(self._status.read_text(encoding="utf-8"))
         except (FileNotFoundError, ValueError):
@@ -138,30 +138,30 @@ class StateFolder:
     # -- checkpoints ----------------------------------------------------------------------
 
     def reset(self, flows: Sequence[str]) -> list[Path]:
-        """Take the checkpoints of some flows away; they are kept under `reset/`. Where they are.
+        """Move the checkpoints of some flows to `reset/`; returns their new paths.
 
-        The flows begin anew at their next run and write their results again. Called while the
-        place is `idle`.
+        The flows start from scratch at their next run and write their results again. Called while
+        the pipeline is `idle`.
         """
         if "://" in self.project.checkpoints:
             raise ConfigError(
                 f"the checkpoints are at {self.project.checkpoints}, which this command cannot "
-                f"move. Remove the folders of the flows there: {', '.join(flows)}"
+                f"move. Remove the flows' folders there: {', '.join(flows)}"
             )
         target = self.folder / "reset" / str(now_ns())
         moved = []
         for flow in flows:
-            source = Path(self.checkpoint(flow))
-            if source.exists():
+            checkpoint = Path(self.checkpoint(flow))
+            if checkpoint.exists():
                 target.mkdir(parents=True, exist_ok=True)
-                shutil.move(source, target / flow)
+                shutil.move(checkpoint, target / flow)
                 moved.append(target / flow)
         return moved
 
     def read_so_far(self, flow: str) -> list[str]:
-        """The offsets of a flow's sources after its last completed batch, as Spark keeps them.
+        """The offsets of a flow's sources after its last completed batch, as Spark stores them.
 
-        Empty for a flow that never ran, and for checkpoints that are not on this machine's disk.
+        Empty for a flow that never ran, and for checkpoints that are not on a local disk.
         """
         folder = Path(self.checkpoint(flow))
         try:
@@ -169,21 +169,21 @@ class StateFolder:
             text = (folder / "offsets" / str(max(done))).read_text(encoding="utf-8")
         except (OSError, ValueError):
             return []
-        return text.splitlines()[2:]  # behind the version and the settings of the batch
+        return text.splitlines()[2:]  # after the version and the settings of the batch
 
 
 def _taken(file: IO[str]) -> bool:
-    """Take the lock; False when somebody holds it, and not only looks whether it is held.
+    """Take the lock; False if another process holds it, not if one only checks it.
 
-    The kernel frees it when the process ends, however it ends.
+    The kernel frees it when the process ends, even if it is killed.
     """
-    deadline = Deadline(LOOK_SECONDS)
+    deadline = Deadline(CHECK_SECONDS)
     while True:
         with suppress(BlockingIOError):
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             return True
         try:
-            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)  # as those who look do
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)  # as a check does
         except BlockingIOError:
             return False
         fcntl.flock(file, fcntl.LOCK_UN)

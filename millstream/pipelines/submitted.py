@@ -1,4 +1,4 @@
-"""What main.py of a packed project calls: the pipeline in the session that spark-submit gives."""
+"""Runs a packed project in spark-submit: main.py of the package calls this."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def run_submitted(name: str, arguments: Sequence[str]) -> None:
     parser.add_argument("--state", required=True, help="folder for status and checkpoints")
     given = parser.parse_args(arguments)
     if given.server is None and environment("NATS_URL") is None:
-        raise ConfigError("where is the broker? Give --server nats://host:4222, or set NATS_URL")
+        raise ConfigError("no broker address: give --server nats://host:4222 or set NATS_URL")
     with tempfile.TemporaryDirectory(prefix=f"{name}-") as folder:
         archive = _archive()
         project = _unpack(archive, Path(folder), given.state)
@@ -50,18 +50,18 @@ def run_submitted(name: str, arguments: Sequence[str]) -> None:
 
 
 def _session(project: Project) -> SparkSession:
-    """The session with what the project and our promises need; what spark-submit was told wins."""
+    """The session with the settings that the project and exactly-once need; spark-submit's win."""
     from pyspark import SparkConf
     from pyspark.sql import SparkSession
 
     from millstream.spark import session_settings
 
-    told = SparkConf()
-    master = told.get("spark.master", "local[*]") or ""
+    given = SparkConf()
+    master = given.get("spark.master", "local[*]") or ""
     ours = {n: v for n, v in session_settings(master).items() if not n.startswith("spark.ui.")}
     builder = SparkSession.builder.appName(project.name)
     for setting, value in {**ours, **settings_of(project)}.items():
-        if not told.contains(setting):
+        if not given.contains(setting):
             builder = builder.config(setting, value)
     return builder.getOrCreate()
 
@@ -70,18 +70,18 @@ def _archive() -> Path:
     """The archive that this package was loaded from."""
     found = [p for p in Path(millstream.__file__).parents if p.is_file() and zipfile.is_zipfile(p)]
     if not found:
-        raise ConfigError("main.py is run by spark-submit with --py-files pipeline.zip")
+        raise ConfigError("run main.py with spark-submit --py-files pipeline.zip")
     return found[0]
 
 
 def _unpack(archive: Path, folder: Path, state: str) -> Project:
-    """The project's files, out of the archive."""
+    """Extract the project's files from the archive."""
     with zipfile.ZipFile(archive) as packed:
         for item in packed.namelist():
             if item.startswith(f"{INSIDE}/") and ".." not in Path(item).parts:
                 packed.extract(item, folder)
     project = open_project(folder / INSIDE)
-    place = Path(state).resolve()
+    folder_of_state = Path(state).resolve()
     inside = project.checkpoints.startswith(str(project.folder))
-    checkpoints = str(place / "checkpoints") if inside else project.checkpoints
-    return dataclasses.replace(project, state=place, checkpoints=checkpoints)
+    checkpoints = str(folder_of_state / "checkpoints") if inside else project.checkpoints
+    return dataclasses.replace(project, state=folder_of_state, checkpoints=checkpoints)

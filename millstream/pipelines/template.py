@@ -14,17 +14,17 @@ _TOML: Final = """\
 [pipeline]
 name = "{name}"
 # files = ["*.py"]                  # what declares the pipeline
-# trigger = "1s"                    # pause between batches; without it: as soon as there is news
+# trigger = "1s"                    # pause between batches; default: none
 # master = "local[*]"               # or spark://host:7077
-# restarts = 5                      # of a failing flow, one after the other
-# checkpoints = "s3a://bucket/{name}" # on a cluster: a place that every node sees
+# restarts = 5                      # in a row, before a failing flow is given up
+# checkpoints = "s3a://bucket/{name}" # on a cluster: where every node can reach it
 
 # [pipeline.spark]
 # "spark.driver.memory" = "2g"
 """
 
 _PYTHON: Final = '''\
-"""A first pipeline: words are counted as they come.
+"""A first pipeline: counts words as they arrive.
 
 Give it something to read:
 
@@ -47,13 +47,13 @@ def words() -> DataFrame:
 
 @mp.table(key="word")
 def counts() -> DataFrame:
-    """How often each word came; a table holds the latest value of each key."""
+    """The count of each word; a table holds the latest value of each key."""
     return mp.read("words").groupBy("word").agg(f.count("*").alias("times"))
 '''
 
 
 def write_template(folder: Path) -> list[Path]:
-    """Write a project into a new or empty folder; what was written."""
+    """Write a project into a new or empty folder; returns the files."""
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise ConfigError(f"{folder} is not empty; name a new folder")
     name = check_name("pipeline", folder.resolve().name)

@@ -1,4 +1,4 @@
-"""Listens to Spark's reports about queries and keeps each flow's numbers."""
+"""Listens to Spark's reports about queries and keeps the numbers of each flow."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Watch:
         return self._prefix + flow
 
     def numbers(self, flow: str) -> dict[str, Any]:
-        """What is known of a flow now."""
+        """The numbers of a flow now."""
         with self._lock:
             found = asdict(self._numbers.get(flow, Numbers()))
         del found["messages_in"], found["ends"]
@@ -51,22 +51,22 @@ class Watch:
             return {topic for n in self._numbers.values() for end in n.ends for topic in end}
 
     def measure(self, latest: Mapping[tuple[str, int], int], asked: datetime) -> None:
-        """Measure every flow's lag against the ends of the logs, as they were when asked for."""
+        """Measure every flow's lag against the ends of the partitions at the time `asked`."""
         with self._lock:
             for numbers in self._numbers.values():
                 if numbers.ends:
                     note_latest(numbers, latest, datetime.now(UTC))
                     numbers.lag_time = asked.isoformat(timespec="milliseconds")
 
-    def begin(self, flow: str, offsets: Sequence[str]) -> None:
-        """Take how far a flow had read when this process started it."""
+    def start(self, flow: str, offsets: Sequence[str]) -> None:
+        """Take over how far a flow had read when this process started it."""
         with self._lock:
             numbers = self._numbers.setdefault(flow, Numbers())
             if not numbers.ends:
                 note_checkpoint(numbers, offsets)
 
     def note(self, query: str | None, report: dict[str, Any]) -> None:
-        """Take a report about a query; those of other queries are left alone."""
+        """Take a report about a query; queries of others are ignored."""
         if query is None or not query.startswith(self._prefix):
             return
         flow = query.removeprefix(self._prefix)
@@ -80,11 +80,11 @@ class Watch:
             note_progress(numbers, report, datetime.now(UTC))
 
     def catch_up(self, query: StreamingQuery) -> None:
-        """Take the reports of a query that has ended: the last ones may still be on their way."""
+        """Take the reports of a query that has ended: the listener may have missed the last."""
         try:
             reports = query.recentProgress
         except TypeError:
-            return  # PySpark stumbles over a query that failed before its first report
+            return  # PySpark raises it for a query that failed before its first report
         for progress in reports:
             self.note(progress.name, json.loads(progress.json))
 

@@ -1,4 +1,4 @@
-"""The demo of messaging shows what it says."""
+"""The messaging demo."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every example runs and prints what it says."""
+"""Every example runs and prints what it should."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ EXAMPLES = {
     "quickstart": ["stored at offset 1", "ann ordered 3 sacks of flour"],
     "service": [
         "a sack of flour costs 12.5",
-        "there are bran, flour",
+        "for sale: bran, flour",
         "refused: nobody sells gold",
         "the service is gone",
     ],
     "work_queue": [
         "'grind -1' fails, delivery 2",
         "dead letter: 'grind -1' after 2 deliveries",
-        "mended and driven back: 1",
+        "fixed and redriven: 1",
         "done: grind 1, grind 2, grind 4, grind 7",
     ],
     "import_once": [
@@ -49,6 +49,6 @@ def test_the_example(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_every_example_is_run() -> None:
     found = {path.stem for path in (ROOT / "examples").glob("*.py")}
-    # The notebook runs where a JVM runs already (tests/docs); the others have a test of their own,
-    # or are imported by others.
+    # The notebook is run by tests/docs, which has a JVM; the others have tests of their own or are
+    # imported by examples.
     assert found - set(EXAMPLES) == {"messaging_demo", "notebook", "own_broker", "recipes"}

@@ -1,4 +1,4 @@
-"""Departures of New York joined with weather, planes and carriers, as they happen.
+"""Departures of New York joined with weather, planes and carriers as they arrive.
 
 Reads the topics `flights` and `weather` and the tables `planes`, `airlines` and `airports`.
 """
@@ -10,9 +10,9 @@ from pyspark.sql import functions as f
 
 from millstream import pipelines as mp
 
-LATE = "3 hours"  # how much later than others an event may come
-MOST = 40  # packs in one batch of the join: after an outage results come in steps, not all at once
-# Behind the year stands one event in each topic that lets the last hours end.
+LATE = "3 hours"  # how late an event may arrive
+MOST = 40  # packs in one batch of the join: after an outage results arrive in steps
+# Each topic has one event after the year, which completes the last hours.
 END = "2014-01-02"
 
 
@@ -20,7 +20,7 @@ END = "2014-01-02"
 def departures() -> DataFrame:
     """Each departure with the weather of that hour at that airport: a stream with a stream.
 
-    A left join: a departure without weather is there as well, when no weather can come any more.
+    A left join: a departure without weather is included once no weather can arrive any more.
     """
     flights = mp.read("flights", maxOffsetsPerTrigger=MOST)
     flights = flights.withWatermark("hour", LATE).alias("flight")
@@ -36,7 +36,7 @@ def departures() -> DataFrame:
 
 @mp.files(path="lake/departures")
 def enriched() -> DataFrame:
-    """Departures with carrier, plane and destination: a stream with tables, looked up as they are.
+    """Departures with carrier, plane and destination: a stream with the current tables.
 
     The result is a folder of Parquet files.
     """
@@ -58,7 +58,7 @@ def enriched() -> DataFrame:
 
 @mp.table(key=["day", "origin"])
 def delays() -> DataFrame:
-    """Delays by airport and day: windows that are kept up to date while they are open."""
+    """Delays by airport and day: windows that are updated while they are open."""
     flights = mp.read("flights").withWatermark("hour", LATE).where(f.col("hour") < END)
     day = f.window("hour", "1 day").alias("window")
     counted = flights.groupBy(day, "origin").agg(
@@ -74,7 +74,7 @@ def delays() -> DataFrame:
 
 @mp.table(key="tailnum")
 def operators() -> DataFrame:
-    """Who flew each plane last."""
+    """The carrier that flew each plane last."""
     flights = mp.read("flights").where("tailnum IS NOT NULL AND id > 0")
     return flights.groupBy("tailnum").agg(
         f.max_by("carrier", f.struct("time", "id")).alias("carrier")
@@ -83,7 +83,7 @@ def operators() -> DataFrame:
 
 @mp.table(key="tailnum", delete_when="gone")
 def fleet() -> DataFrame:
-    """The planes of each carrier: a table with a table, which follows changes of both."""
+    """The planes of each carrier: a join of two tables that follows changes of both."""
     planes = mp.read_changes("planes").select(
         f.col("_key").alias("tailnum"),
         f.struct("_offset", "_deleted", "manufacturer", "model", "seats").alias("plane"),
@@ -94,12 +94,12 @@ def fleet() -> DataFrame:
         f.lit(None).cast(planes.schema["plane"].dataType).alias("plane"),
         f.struct("_offset", "_deleted", "carrier").alias("by"),
     )
-    # The last change of each side; nulls of the other side do not count.
+    # The last change of each side; nulls of the other side are ignored.
     both = (
         planes.union(operators)
         .groupBy("tailnum")
         .agg(f.max("plane").alias("plane"), f.max("by").alias("by"))
     )
-    there = f.coalesce(~f.col("plane._deleted") & ~f.col("by._deleted"), f.lit(False))
+    complete = f.coalesce(~f.col("plane._deleted") & ~f.col("by._deleted"), f.lit(False))
     names = ("plane.manufacturer", "plane.model", "plane.seats")
-    return both.select("tailnum", "by.carrier", *names, (~there).alias("gone"))
+    return both.select("tailnum", "by.carrier", *names, (~complete).alias("gone"))

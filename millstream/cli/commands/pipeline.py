@@ -225,7 +225,7 @@ def reset(
     from millstream.pipelines.launch import broker_options
     from millstream.pipelines.loader import load
     from millstream.pipelines.outputs import PipelineTopics
-    from millstream.pipelines.reset import begin_anew, chosen_flows
+    from millstream.pipelines.reset import chosen_flows, reset_flows
 
     project = _enter(folder)
     pipeline = load(project)
@@ -240,7 +240,7 @@ def reset(
     confirm(text, yes)
     with PipelineTopics(broker_options(project, server).get("url")) as topics:
         chosen = topics if empty_outputs else None
-        moved, emptied = begin_anew(project, pipeline, names, topics=chosen)
+        moved, emptied = reset_flows(project, pipeline, names, topics=chosen)
     if json_:
         print_json({"flows": names, "checkpoints": moved, "emptied": emptied})
         return

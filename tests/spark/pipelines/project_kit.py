@@ -27,14 +27,14 @@ from pyspark.sql import functions as f
 from millstream import pipelines as mp
 """
 
-# The limit of a wait for something that comes for certain, on a machine that may stand still.
+# The limit of a wait for something certain, on a machine that may stall.
 PATIENCE_SECONDS = 240.0
-# For processes that run for seconds: the compiler that is quick to start.
+# For short-lived processes: the compiler that starts quickly.
 QUICK = '[pipeline.spark]\n"spark.driver.extraJavaOptions" = "-XX:TieredStopAtLevel=1"\n'
 
 
 class Kit:
-    """A project in a folder of its own, on the tests' session and broker."""
+    """A project in its own folder, on the tests' session and broker."""
 
     def __init__(self, spark: SparkSession, place: Place, folder: Path) -> None:
         self.spark, self.place, self.folder = spark, place, folder
@@ -52,7 +52,7 @@ class Kit:
         return Runner(project, load(project), self.spark, settings)
 
     def once(self) -> dict[str, dict[str, Any]]:
-        """Run until all is read; the flows' status."""
+        """Run until all is read; returns the status of the flows."""
         runner = self.runner()
         with runner.state.running():
             runner.run()
@@ -64,7 +64,7 @@ class Kit:
         self.failed = None
 
         def work() -> None:
-            # Spark looks for sources in the session that is active in the thread.
+            # Spark looks for data sources in the thread's active session.
             kind = type(self.spark)
             kind._get_j_spark_session_class(self.spark._jvm).setActiveSession(
                 self.spark._jsparkSession
@@ -102,15 +102,15 @@ class Kit:
 
 
 def wait_for(condition: Callable[[], bool], seconds: float = PATIENCE_SECONDS) -> None:
-    begun = time.monotonic()
+    start = time.monotonic()
     while not condition():
-        passed = time.monotonic() - begun
-        assert passed < seconds, "it did not come"
-        time.sleep(min(0.5, 0.05 + passed / 10))  # looking takes time from what is waited for
+        passed = time.monotonic() - start
+        assert passed < seconds, "it did not happen"
+        time.sleep(min(0.5, 0.05 + passed / 10))  # a check takes CPU time from what is waited for
 
 
 def alive_in(session: int) -> list[int]:
-    """The processes of a session that have not ended; Spark's workers have groups of their own."""
+    """The running processes of a session; Spark's workers have process groups of their own."""
     found = []
     for folder in Path("/proc").iterdir():
         try:

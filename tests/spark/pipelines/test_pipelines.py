@@ -82,12 +82,12 @@ def test_a_running_pipeline_follows_its_topics_and_stops_between_two_batches(kit
         assert status["state"] == "running"
         with pytest.raises(PipelineBusy):
             kit.once()
-        kit.lines(*["four"] * 100)  # some of it is in flight when it stops
+        kit.lines(*["four"] * 100)  # some of them are being processed when it stops
     for flow in ("stored", "counts", "lake"):
         folder = kit.folder / ".pipeline" / "checkpoints" / flow
-        begun = {p.name for p in (folder / "offsets").iterdir() if p.name.isdigit()}
+        started = {p.name for p in (folder / "offsets").iterdir() if p.name.isdigit()}
         ended = {p.name for p in (folder / "commits").iterdir() if p.name.isdigit()}
-        assert begun == ended
+        assert started == ended
     status = json.loads((kit.folder / ".pipeline" / "status.json").read_text())
     assert {flow["state"] for flow in status["flows"]} == {"stopped"}
     kit.once()
@@ -129,10 +129,10 @@ def sound():
 )
 
 
-def test_a_failing_flow_is_restarted_and_says_why_while_the_others_go_on(kit: Kit) -> None:
+def test_a_failing_flow_is_restarted_with_its_reason_while_the_others_continue(kit: Kit) -> None:
     flag = kit.folder / "flag"
     flag.touch()
-    # So many that it is not given up while the other flow is waited for.
+    # Enough that it is not given up while the test waits for the other flow.
     kit.write(FAILING.replace("FLAG", repr(str(flag))), "restarts = 1000\n")
     with kit.running() as runner:
         kit.lines("a")
@@ -154,7 +154,7 @@ def test_a_failing_flow_is_restarted_and_says_why_while_the_others_go_on(kit: Ki
     assert [v["text"] for v in kit.place.values("sound")] == ["a", "b"]
 
 
-def test_a_flow_that_never_works_is_given_up_and_named_while_the_others_go_on(kit: Kit) -> None:
+def test_a_flow_that_never_works_is_given_up_while_the_others_continue(kit: Kit) -> None:
     flag = kit.folder / "flag"
     flag.touch()
     kit.write(FAILING.replace("FLAG", repr(str(flag))), "restarts = 1\n")
@@ -183,7 +183,7 @@ def a(): return mp.read("b")
 @mp.topic
 def b(): return mp.read("a")
 """,
-            "in a circle: a -> b -> a",
+            "has a cycle: a -> b -> a",
         ),
         ("@mp.topic\ndef a(): return mp.read('lined')", "did you mean 'lines'"),
         ("@mp.topic\ndef a(): return 5", r"'a' \(pipeline.py:\d+\) returned int, not a DataFrame"),
@@ -214,7 +214,7 @@ def test_a_flow_that_spark_refuses_stops_the_run_with_the_reason(kit: Kit) -> No
         kit.once()
 
 
-def test_the_graph_is_known_without_running_or_making_anything(kit: Kit) -> None:
+def test_the_graph_is_known_without_running_or_creating_anything(kit: Kit) -> None:
     kit.write(WORDS)
     found = kit.graph()
     assert found.edges == {
@@ -242,7 +242,7 @@ def test_new_columns_become_the_next_version_of_a_topic(kit: Kit) -> None:
     assert kit.place.values("a") == [{"size": 3, "mark": None}, {"size": 4, "mark": "x"}]
 
 
-def test_several_flows_write_to_one_topic_and_none_is_lost(kit: Kit) -> None:
+def test_several_flows_write_to_one_topic_and_no_row_is_lost(kit: Kit) -> None:
     kit.place.topic("more")
     kit.write(
         HEAD
@@ -263,7 +263,7 @@ def also():
     assert sorted(value["text"] for value in kit.place.values("all")) == wanted
 
 
-def test_jdbc_takes_each_batch_once_also_when_it_is_run_again(kit: Kit) -> None:
+def test_jdbc_stores_each_batch_once_even_if_it_runs_again(kit: Kit) -> None:
     url = f"jdbc:derby:{kit.folder}/derby;create=true"
     kit.write(
         HEAD

@@ -1,4 +1,4 @@
-"""`millstream pipeline`: what it says without a session."""
+"""`millstream pipeline`: the commands that need no session."""
 
 from __future__ import annotations
 
@@ -94,7 +94,9 @@ def test_status_shows_rates_lag_watermark_state_and_error(project: Path) -> None
     assert done.exit_code == Exit.UNHEALTHY
 
 
-def test_a_log_gets_a_line_for_each_change_of_state(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_log_file_gets_a_line_for_each_change_of_state(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     moment = {**STATUS, "pipeline": "words", "time": "2026-01-01T00:00:02+00:00"}
     running = {**moment, "flows": [{**STATUS["flows"][0], "state": "running"}]}
     with shown_live(quiet=False, as_json=False) as shown:
@@ -118,7 +120,7 @@ def test_a_terminal_gets_a_table_with_every_number() -> None:
         assert words in printed
 
 
-def test_stop_and_run_say_who_runs_it(project: Path) -> None:
+def test_stop_and_run_report_which_process_runs_it(project: Path) -> None:
     with pytest.raises(PipelineNotRunning):
         _raise(call("stop", str(project)))
     with StateFolder(open_project(project)).running(), pytest.raises(PipelineBusy):

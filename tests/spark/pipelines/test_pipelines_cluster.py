@@ -1,4 +1,4 @@
-"""Pipelines on a standalone cluster whose executors have never heard of this package."""
+"""Pipelines on a standalone cluster whose executors do not have this package installed."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ import shared_words
 from pyspark.sql import SparkSession
 
 @f.udf("string")
-def told(word):
+def shouted(word):
     import millstream
     return f"{shared_words.shout(word)} {sys.executable} {os.path.abspath(millstream.__file__)}"
 
@@ -38,7 +38,7 @@ def loud():
     words = mp.read("lines").select(f.col("value").cast("string").alias("word"))
     conf = SparkSession.active().conf
     setting = conf.get("spark.sql.adaptive.streaming.stateless.enabled")
-    return words.select(told("word").alias("word"), f.lit(setting).alias("setting"))
+    return words.select(shouted("word").alias("word"), f.lit(setting).alias("setting"))
 """
 )
 SHARED = "def shout(text):\n    return text.upper()\n"
@@ -60,7 +60,7 @@ COMMAND = [sys.executable, "-c", "from millstream.cli.main import main; main()",
 
 @pytest.fixture(scope="module")
 def bare(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A Python with everything that is installed here except this package."""
+    """A Python with everything that is installed here, except this package."""
     folder = tmp_path_factory.mktemp("bare")
     venv.create(folder, symlinks=True)
     paths = sysconfig.get_paths(vars={"base": str(folder), "platbase": str(folder)})
@@ -120,13 +120,13 @@ def run(command: list[str], place: Place, bare: Path, cwd: Path) -> None:
     assert done.returncode == 0, (done.stdout + done.stderr)[-5000:]
 
 
-def check_told(place: Place, bare: Path, archive: str) -> None:
-    """Every word came through an executor's Python, which has the package from an archive.
+def check_words(place: Place, bare: Path, archive: str) -> None:
+    """Every word went through an executor's Python, which has the package from an archive.
 
-    The archive lies in the folder of the worker: Spark brought it there.
+    The archive is in the folder of the worker: Spark copied it there.
     """
     for value, word in zip(place.values("loud"), ("ONE", "TWO"), strict=True):
-        assert value["setting"] == "false"  # the guarantee of the sink rests on it
+        assert value["setting"] == "false"  # exactly once depends on it
         shouted, python, file = value["word"].split()
         assert (shouted, python) == (word, str(bare))
         assert re.search(rf"/worker/app-[^/]+/\d+/\.?/?{archive}/millstream/__init__\.py$", file), (
@@ -140,7 +140,7 @@ def test_the_project_and_the_package_reach_executors_that_have_neither(
     place.topic("lines")
     place.publish("lines", [b"one", b"two"])
     run([*COMMAND, "run", str(project), "--once", "--master", master], place, bare, tmp_path)
-    check_told(place, bare, r"millstream-[0-9a-f]{16}\.zip")
+    check_words(place, bare, r"millstream-[0-9a-f]{16}\.zip")
 
 
 def test_a_packed_project_runs_with_spark_submit_on_that_cluster(
@@ -154,10 +154,10 @@ def test_a_packed_project_runs_with_spark_submit_on_that_cluster(
     run([*COMMAND, "package", str(project), "-o", str(dist)], place, bare, tmp_path)
     submit = str(Path(pyspark.__file__).parent / "bin" / "spark-submit")
     command = [submit, "--master", master, "--py-files", str(dist / "pipeline.zip")]
-    # Settings that the driver's JVM is started with come too late in millstream.toml; the others,
-    # such as the little memory that this worker has, are taken from there.
+    # Settings of the driver's JVM are too late in millstream.toml; the others, such as the small
+    # memory of this worker, are taken from there.
     command += ["--driver-java-options", "-XX:TieredStopAtLevel=1"]
     arguments = ["--once", "--server", place.url, "--state", str(tmp_path / "state")]
     run([*command, str(dist / "main.py"), *arguments], place, bare, tmp_path)
-    check_told(place, bare, r"pipeline\.zip")
+    check_words(place, bare, r"pipeline\.zip")
     assert (tmp_path / "state" / "checkpoints" / "loud").is_dir()

@@ -1,4 +1,4 @@
-"""`millstream pipeline` on real projects: run, look, compact, begin anew."""
+"""`millstream pipeline` on real projects: run, status, compact, reset."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def in_lake(kit: Kit) -> list[str]:
     return sorted(row["word"] for row in frame.collect())
 
 
-def test_the_graph_is_drawn_in_the_terminal_and_as_a_picture_and_nothing_is_made(
+def test_the_graph_is_shown_as_text_and_as_a_picture_and_nothing_is_created(
     kit: Kit,
 ) -> None:
     kit.write(PROJECT + FOLLOWED)
@@ -115,11 +115,13 @@ def test_the_graph_is_drawn_in_the_terminal_and_as_a_picture_and_nothing_is_made
     )
 
 
-def test_a_run_tells_states_rates_and_rows_and_status_keeps_them(kit: Kit) -> None:
+def test_a_run_reports_states_rates_and_rows_and_status_keeps_them(kit: Kit) -> None:
     kit.lines("to be or", "not to be")
-    told = [json.loads(line) for line in call(kit, "run", "--once", "--json").stdout.splitlines()]
-    assert told[-1]["state"] == "stopped"
-    assert {flow["state"] for flow in told[-1]["flows"]} == {"done"}
+    reports = [
+        json.loads(line) for line in call(kit, "run", "--once", "--json").stdout.splitlines()
+    ]
+    assert reports[-1]["state"] == "stopped"
+    assert {flow["state"] for flow in reports[-1]["flows"]} == {"done"}
     assert counts(kit) == {"to": 2, "be": 2, "or": 1, "not": 1}
     assert in_lake(kit) == sorted(["to", "be", "or", "not", "to", "be"])
 
@@ -134,7 +136,7 @@ def test_a_run_tells_states_rates_and_rows_and_status_keeps_them(kit: Kit) -> No
     assert listed["stored"]["rows_out"] == 6
 
 
-def test_a_flow_that_is_given_up_ends_the_command_with_its_reason(kit: Kit) -> None:
+def test_a_failed_flow_ends_the_command_with_its_reason(kit: Kit) -> None:
     kit.write(
         HEAD
         + """
@@ -173,7 +175,7 @@ def good():
     assert flows["bad"]["restarts"] == 1
 
 
-def test_compact_joins_what_batches_wrote_and_the_pipeline_goes_on(kit: Kit) -> None:
+def test_compact_merges_files_of_batches_and_the_pipeline_continues(kit: Kit) -> None:
     kit.write(FILES)
     for text in ("one", "two"):
         kit.lines(text)
@@ -193,7 +195,7 @@ def test_compact_joins_what_batches_wrote_and_the_pipeline_goes_on(kit: Kit) -> 
         call(kit, "compact", "lake/wrods")
 
 
-def test_files_that_a_flow_reads_as_a_stream_are_not_joined_under_it(kit: Kit) -> None:
+def test_files_that_a_flow_reads_as_a_stream_are_not_merged(kit: Kit) -> None:
     kit.write(FILES + FOLLOWED)
     for text in ("one", "two"):
         kit.lines(text)
@@ -203,7 +205,7 @@ def test_files_that_a_flow_reads_as_a_stream_are_not_joined_under_it(kit: Kit) -
     assert words_of(kit, "copied") == ["ONE", "TWO"]
 
 
-def test_reset_begins_anew_and_with_empty_outputs_nothing_comes_twice(kit: Kit) -> None:
+def test_reset_with_empty_outputs_starts_from_scratch_without_duplicates(kit: Kit) -> None:
     kit.lines("a b", "a")
     kit.once()
     done = json.loads(call(kit, "reset", "--empty-outputs", "--yes", "--json").stdout)
@@ -217,7 +219,7 @@ def test_reset_begins_anew_and_with_empty_outputs_nothing_comes_twice(kit: Kit) 
     assert in_lake(kit) == ["a", "a", "b"]
 
 
-def test_reset_changes_nothing_while_the_pipeline_runs_or_the_broker_is_away(kit: Kit) -> None:
+def test_reset_changes_nothing_while_the_pipeline_runs_or_the_broker_is_down(kit: Kit) -> None:
     state = StateFolder(open_project(kit.folder))
     checkpoint = Path(state.checkpoint("lake"))
     written = kit.folder / "lake" / "words" / "part-0.parquet"

@@ -1,4 +1,4 @@
-"""The demo on a sample: two days of real flights, the pipeline killed once, no row different."""
+"""The demo on a sample: two days of flights, the pipeline killed once, all rows correct."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ ROOT = Path(__file__).parents[3]
 COMMAND = [sys.executable, "-m", "examples.flights", "--days", "2", "--seconds", "4"]
 
 
-def test_the_demo_loses_doubles_and_changes_nothing(tmp_path: Path) -> None:
+def test_the_demo_loses_duplicates_and_changes_no_row(tmp_path: Path) -> None:
     folder = tmp_path / "demo"
     done = subprocess.run(
         [*COMMAND, "--folder", str(folder)],
@@ -37,11 +37,11 @@ def test_the_demo_loses_doubles_and_changes_nothing(tmp_path: Path) -> None:
     check_answers(done.stdout)
     killed = re.search(r"SIGKILL after ([\d,]+) stored departures; started again", done.stdout)
     assert killed is not None
-    assert int(killed[1].replace(",", "")) > 0  # in the middle, not before
+    assert int(killed[1].replace(",", "")) > 0  # in the middle, not at the start
     assert re.search(r"\] 0[12] January 2013: .* flights published, ", done.stdout)
     report = (folder / "report.html").read_text()
     assert report.count("<svg") == 7
-    assert "No row was lost, none came twice, none is different." in report
+    assert "No row was lost, duplicated or different." in report
     assert ">killed</text>" in report
 
 
@@ -61,12 +61,12 @@ def check_answers(printed: str) -> None:
     assert found["departures (Parquet)"][:2] == [flights, flights]
 
 
-def test_the_demo_runs_again_on_a_terminal_until_ctrl_c_and_nothing_of_it_is_left(
+def test_the_demo_runs_on_a_terminal_until_ctrl_c_and_leaves_no_process(
     tmp_path: Path,
 ) -> None:
     folder = tmp_path / "demo"
     claim(folder)
-    (folder / "report.html").touch()  # of an earlier run
+    (folder / "report.html").touch()  # from an earlier run
     ours, theirs = pty.openpty()
     termios.tcsetwinsize(theirs, (40, 100))
     process = subprocess.Popen(
@@ -108,24 +108,24 @@ def _read(terminal: int) -> str:
 
 
 def running(folder: Path, *more: bytes) -> list[int]:
-    """The processes whose command names the folder, pipeline and broker, and has these words."""
+    """The processes whose command contains the folder and these words."""
     found = []
-    for place in Path("/proc").glob("[0-9]*"):
+    for process in Path("/proc").glob("[0-9]*"):
         try:
-            command = (place / "cmdline").read_bytes()
+            command = (process / "cmdline").read_bytes()
         except OSError:
             continue
         if all(words in command for words in (str(folder).encode(), *more)):
-            found.append(int(place.name))
+            found.append(int(process.name))
     return found
 
 
 def pipelines(folder: Path) -> list[int]:
-    """Those that lead a session: what they start has their command until it has its own."""
+    """The leaders of sessions: a child has the same command until it executes its own."""
     return [pid for pid in running(folder, b"\0run\0") if pid in alive_in(pid)]
 
 
-def test_a_status_that_stands_still_does_not_say_that_all_is_read() -> None:
+def test_a_stale_status_does_not_mean_that_all_is_read() -> None:
     flow = {"lag_messages": 0, "lag_time": "0"}
     pipeline: Any = SimpleNamespace(status=lambda: {"flows": [flow]})
     quiet = _Quiet(pipeline)
@@ -138,9 +138,9 @@ def test_a_status_that_stands_still_does_not_say_that_all_is_read() -> None:
     assert seen == [False] * 6 + [True] * 2
 
 
-def test_a_folder_of_somebody_else_is_not_emptied(tmp_path: Path) -> None:
+def test_a_folder_that_is_not_the_demos_is_not_emptied(tmp_path: Path) -> None:
     (tmp_path / "thesis.txt").touch()
-    with pytest.raises(SystemExit, match="not of this demo"):
+    with pytest.raises(SystemExit, match="not a folder of this demo"):
         claim(tmp_path)
     assert (tmp_path / "thesis.txt").exists()
     claim(tmp_path / "new")

@@ -1,4 +1,4 @@
-"""The examples of docs/PIPELINES.md: its project runs, its commands and settings are real."""
+"""docs/PIPELINES.md: its project runs, its commands and settings exist."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ ORDER = pa.schema(
 
 
 def block(language: str, words: str) -> str:
-    """The block of the page with these words in it."""
+    """The block of the page that contains these words."""
     blocks = re.findall(rf"^```{language}\b[^\n]*\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
     (found,) = [body for body in blocks if words in body]
     return str(found)
@@ -60,25 +60,25 @@ def test_the_project_of_the_page_runs_with_the_commands_of_the_page(
         for name, amount, paid in rows
     ]
     place.pack("orders", [(order, None) for order in orders])
-    told = {}
+    printed = {}
     for line in block("sh", "pipeline ls").splitlines():
         command, *words = shlex.split(line, comments=True)
         assert command == "millstream"
         call(*words, "--help")
         if words[1:] in (["run", "--once"], ["ls"], ["status"], ["graph", "--svg", "p.svg"]):
             server = ("--server", place.url) if words[1] in ("run", "graph") else ()
-            told[words[1]] = call(*words, *server).stdout
+            printed[words[1]] = call(*words, *server).stdout
         elif words[1] == "reset":
-            told[words[1]] = call(*words, "--yes").stdout
-    assert set(told) == {"run", "ls", "status", "graph", "reset"}
+            printed[words[1]] = call(*words, "--yes").stdout
+    assert set(printed) == {"run", "ls", "status", "graph", "reset"}
     assert [value["amount"] for value in place.values("large_orders")] == [2000]
     assert kit.table("spending") == {"ann": {"customer": "ann", "spent": 2010}}
     lake = spark.read.parquet(str(tmp_path / "lake" / "orders"))
     assert lake.count() == 3
     assert (tmp_path / "lake" / "orders" / "day=2026-03-01").is_dir()
-    assert "[[spending]]" in told["graph"]
+    assert "[[spending]]" in printed["graph"]
     assert "<svg" in (tmp_path / "p.svg").read_text()
-    assert "Reset spending" in told["reset"]
+    assert "Reset spending" in printed["reset"]
     listed = json.loads(call("pipeline", "ls", "--json").stdout)["flows"]
     assert [flow["flow"] for flow in listed] == ["large_orders", "spending", "archive"]
 

@@ -1,4 +1,4 @@
-"""`millstream pipeline run` as a process: watched from outside, stopped by signals."""
+"""`millstream pipeline run` as a process: its status from outside, its end by signals."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ COMMAND = [sys.executable, "-c", "from millstream.cli.main import main; main()",
 
 
 class Process:
-    """The pipeline in a process group of its own, as a shell would start it."""
+    """The pipeline in its own process group, as a shell would start it."""
 
     def __init__(self, folder: Path, url: str) -> None:
         self.folder = folder
@@ -74,11 +74,11 @@ class Process:
             self._process.wait()
 
     def signal(self, number: int) -> None:
-        """To the whole group: that is what a terminal does at Ctrl-C."""
+        """Signal the complete group, as a terminal does at Ctrl-C."""
         os.killpg(self._process.pid, number)
 
     def ended(self) -> int:
-        """The exit code; nothing of the group is left."""
+        """The exit code, once no process of the group is left."""
         code = self._process.wait(PATIENCE_SECONDS)
         wait_for(lambda: not alive_in(self._process.pid))
         return code
@@ -91,8 +91,8 @@ class Process:
 
 
 def batches(folder: Path, flow: str, what: str) -> set[str]:
-    place = folder / ".pipeline" / "checkpoints" / flow / what
-    return {p.name for p in place.iterdir() if p.name.isdigit()} if place.is_dir() else set()
+    found = folder / ".pipeline" / "checkpoints" / flow / what
+    return {p.name for p in found.iterdir() if p.name.isdigit()} if found.is_dir() else set()
 
 
 def in_flight(folder: Path) -> bool:
@@ -116,12 +116,12 @@ def test_ctrl_c_and_sigterm_end_the_batch_and_the_process_and_lose_nothing(
         wait_for(lambda: process.flow("slow")["rows_out"] == 1)
         place.publish("lines", [b"hold"])
         wait_for(lambda: in_flight(tmp_path))
-        # Seen from another process while the batch hangs: what waits, and since when.
+        # While the batch hangs, another process sees how many events wait, and how long.
         place.publish("lines", [b"later"] * 7)
         wait_for(lambda: process.flow("slow").get("lag_events") == 8)
         assert process.flow("slow")["lag_seconds"] > 0
         assert process.flow("slow")["state"] == "running"
-        wait_for(lambda: "LATER" in process.output.read_text())  # the console goes on meanwhile
+        wait_for(lambda: "LATER" in process.output.read_text())  # the console goes on
         process.signal(signal.SIGINT)
         wait_for(lambda: (tmp_path / ".pipeline" / "stop").exists())
         assert words(place) == ["first"]
@@ -134,7 +134,7 @@ def test_ctrl_c_and_sigterm_end_the_batch_and_the_process_and_lose_nothing(
     assert "Batch: 0" in printed
     with Process(tmp_path, place.url) as process:
         wait_for(lambda: process.flow("slow")["rows_out"] == 7)
-        # Started anew with nothing left to read, it knows that it is not behind.
+        # Started again with nothing left to read, it reports no lag.
         wait_for(lambda: process.flow("printed").get("lag_events") == 0)
         stop = ["pipeline", "stop", str(tmp_path), "--timeout", PATIENCE]
         done = CliRunner().invoke(app, stop)  # by SIGTERM
@@ -147,7 +147,7 @@ def test_ctrl_c_and_sigterm_end_the_batch_and_the_process_and_lose_nothing(
     assert done.exit_code == Exit.OK
 
 
-def test_a_second_signal_ends_the_process_at_once(tmp_path: Path) -> None:
+def test_a_second_signal_ends_the_process_immediately(tmp_path: Path) -> None:
     (tmp_path / "millstream.toml").write_text('[pipeline]\nname = "held"\n')
     spark: Any = None  # nothing is started
     runner = Runner(open_project(tmp_path), Pipeline("held"), spark)

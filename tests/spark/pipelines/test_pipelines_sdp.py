@@ -63,7 +63,7 @@ def to_out():
     return spark.readStream.table("words").select(f.col("word").alias("value"))
 """
 SQL = """
--- words of more than two letters; a ';' in a comment ends nothing
+-- words of more than two letters; a ';' in a comment does not end the statement
 CREATE STREAMING TABLE long_words AS SELECT word FROM STREAM words WHERE length(word) > 2;
 """
 
@@ -130,7 +130,7 @@ def test_decorators_and_sql_run_continuously_and_no_row_of_two_flows_is_lost(
         ),
     ],
 )
-def test_what_is_not_supported_is_refused_with_the_reason(
+def test_unsupported_declarations_are_refused_with_the_reason(
     place: Place, tmp_path: Path, python: str, message: str
 ) -> None:
     write(tmp_path, place.url, python)

@@ -1,4 +1,4 @@
-"""Each recipe of docs/RECIPES.md: the streaming result is the batch result, row for row."""
+"""Each recipe of docs/RECIPES.md: the streaming result equals the batch result, row by row."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ PAYMENT = pa.schema([("order_id", pa.int32()), ("paid", pa.int32()), ("time", TI
 PERSON = pa.schema([("name", pa.string())])
 ADDRESS = pa.schema([("city", pa.string())])
 CUSTOMER = pa.schema([("customer", pa.string()), ("city", pa.string())])
-END = 9_999  # the id of what comes a day later, so that everything before it can end
+END = 9_999  # id of the events a day later, which complete everything before them
 
-# State with timers works on this store only, and it takes no other local file system.
+# State with timers needs this store, which needs this local file system.
 ROCKSDB = {
     "spark.sql.streaming.stateStore.providerClass": (
         "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
@@ -81,7 +81,7 @@ def payment(id: int, minutes: int) -> dict[str, Any]:
     return {"order_id": id, "paid": id * 9, "time": at(minutes)}
 
 
-# 3 and 7 are never paid, 8 too late; 50 is paid and was never ordered; 2 comes twice.
+# 3 and 7 are never paid, 8 too late; 50 is paid but was never ordered; 2 is a duplicate.
 ORDERS = [
     [order(1, "ann", 0), order(2, "ben", 5), order(3, "ann", 20), order(2, "ben", 5)],
     [order(7, "cleo", 70), order(8, "ann", 75), order(9, "ben", 200)],
@@ -97,9 +97,9 @@ LAST = ([order(END, "END", DAY)], [payment(END + 1, DAY)])
 
 @pytest.fixture(scope="module")
 def kit(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kit]:
-    """Recipes over the same events, which come in three steps; before the last one all stop.
+    """The recipes on the same events in three steps; before the last one the pipeline restarts.
 
-    A step is a pack, and a batch reads one.
+    A step is a pack, and a batch reads one pack.
     """
     from pyspark import cloudpickle
 
@@ -126,7 +126,7 @@ def kit(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Iterat
 
 
 def frames(kit: Kit, *, late: bool = False) -> tuple[DataFrame, DataFrame]:
-    """All events as batch frames; what came too late only when asked for."""
+    """All events as batch frames; late ones only on request."""
     orders = [*ORDERS[0], *ORDERS[1], *([LATE_ORDER] if late else [])]
     payments = [*PAYMENTS[0], *PAYMENTS[1], *([LATE_PAYMENT] if late else [])]
     return (
@@ -172,12 +172,12 @@ def test_windows_are_those_of_the_batch(kit: Kit, name: str) -> None:
     assert batch_rows(question(frames(kit, late=True)[0])) != wanted
 
 
-def test_what_comes_twice_is_kept_once(kit: Kit) -> None:
+def test_a_duplicate_is_dropped(kit: Kit) -> None:
     found = [row for row in stream_rows(kit, "once_each") if str(END) not in row]
     assert found == batch_rows(frames(kit)[0].dropDuplicates(["id"]))
 
 
-def test_timers_tell_who_fell_silent_and_when(kit: Kit) -> None:
+def test_timers_report_silent_customers_and_since_when(kit: Kit) -> None:
     quiet: list[dict[str, Any]] = []
     orders, _ = frames(kit)
     times: dict[str, list[datetime]] = {}
@@ -241,7 +241,7 @@ def test_a_join_of_two_tables_follows_both_with_deletes(
     assert kit.table("customers_with_address") == wanted
 
 
-def test_a_stream_sees_the_table_as_it_is_at_that_moment(
+def test_a_stream_sees_the_table_as_it_is_at_each_batch(
     spark: SparkSession, place: Place, tmp_path: Path
 ) -> None:
     place.topic("orders", schema=ORDER)

@@ -1,4 +1,4 @@
-"""Joining Parquet files: same rows, fewer files, safe to cut off."""
+"""Merging Parquet files: same rows, fewer files, safe to interrupt."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_small_files_become_one_and_the_list_follows(tmp_path: Path) -> None:
     assert rows(tmp_path) == before
     assert listed(tmp_path) == [p.name for p in tmp_path.glob("*.parquet")]
     names = sorted(p.name for p in (tmp_path / "_spark_metadata").iterdir())
-    assert names == ["0", "1", "2", "3", "4"]  # batches that count as written stay so
+    assert names == ["0", "1", "2", "3", "4"]  # the written batches stay written
 
 
 def test_files_stay_below_the_size_asked_for(tmp_path: Path) -> None:
@@ -65,7 +65,7 @@ def test_files_that_were_never_listed_are_removed(tmp_path: Path) -> None:
     assert rows(tmp_path) == [0, 100]
 
 
-def test_a_folder_without_a_list_and_with_sub_folders_is_joined_by_folder(tmp_path: Path) -> None:
+def test_a_folder_without_a_list_is_merged_one_sub_folder_at_a_time(tmp_path: Path) -> None:
     for day in ("day=1", "day=2"):
         (tmp_path / day).mkdir()
         for number in range(3):
@@ -76,7 +76,7 @@ def test_a_folder_without_a_list_and_with_sub_folders_is_joined_by_folder(tmp_pa
 
 
 @pytest.mark.parametrize("step", ["new.rename", "unlink"])
-def test_a_run_that_is_cut_off_is_undone_or_completed_by_the_next(
+def test_an_interrupted_run_is_undone_or_completed_by_the_next(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str
 ) -> None:
     for number in range(4):
@@ -105,7 +105,7 @@ def test_a_run_that_is_cut_off_is_undone_or_completed_by_the_next(
     assert not list(tmp_path.glob(".joined-*"))
 
 
-def test_nothing_is_joined_while_the_pipeline_runs(tmp_path: Path) -> None:
+def test_nothing_is_merged_while_the_pipeline_runs(tmp_path: Path) -> None:
     (tmp_path / "millstream.toml").write_text("[pipeline]\n")
     folder = tmp_path / "data"
     folder.mkdir()

@@ -1,4 +1,4 @@
-"""What the words of a pipeline declare, and what they refuse."""
+"""What the decorators of a pipeline declare, and what they refuse."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def with_parameter(_: int) -> Any:
     return None
 
 
-def test_each_word_declares_an_output_and_its_flow(pipeline: Pipeline) -> None:
+def test_each_decorator_declares_an_output_and_its_flow(pipeline: Pipeline) -> None:
     mp.topic(key="id", name="a")(rows)
     mp.table(key=["x", "y"], name="b", delete_when="gone")(rows)
     mp.files(name="c", partition_by="day")(rows)
@@ -57,7 +57,7 @@ def test_a_decorator_works_with_and_without_brackets(pipeline: Pipeline) -> None
     assert pipeline.outputs["plain"].where.startswith("test_declare.py:")
 
 
-def test_several_flows_go_to_one_output(pipeline: Pipeline) -> None:
+def test_several_flows_write_to_one_output(pipeline: Pipeline) -> None:
     mp.sink("out", "console", truncate=False)
     mp.flow("out", name="one")(rows)
     mp.flow("out", name="two", mode="update")(rows)
@@ -66,7 +66,7 @@ def test_several_flows_go_to_one_output(pipeline: Pipeline) -> None:
     assert pipeline.outputs["out"].options == {"truncate": "False"}
 
 
-def test_a_name_is_used_once(pipeline: Pipeline) -> None:
+def test_a_name_cannot_be_declared_twice(pipeline: Pipeline) -> None:
     mp.topic(name="a")(rows)
     with pytest.raises(PipelineInvalid, match="'a' is declared twice: test_declare"):
         mp.view(name="a")(rows)
@@ -79,7 +79,7 @@ def test_a_name_is_used_once(pipeline: Pipeline) -> None:
         (lambda: mp.sink("s", "console"), "nothing writes to 's'"),
         (lambda: mp.view(name="v")(rows), "declares no flow"),
         (lambda: (mp.view(name="v")(rows), mp.flow("v", name="f")(rows)), "is a view"),
-        (lambda: mp.topic(name="a b")(rows), "use letters"),
+        (lambda: mp.topic(name="a b")(rows), "use up to 64 letters"),
         (lambda: mp.topic(name="a")(cast("Any", with_parameter)), "has parameters"),
         (lambda: mp.topic(name="a", mode="all")(rows), "choose append, update or complete"),
         (lambda: mp.table(key=())(rows), "a table needs a key"),
@@ -96,7 +96,7 @@ def test_what_does_not_fit_together_is_refused(
         whole()
 
 
-def test_words_outside_a_project_say_where_they_belong() -> None:
+def test_decorators_outside_a_project_are_refused_with_where_they_belong() -> None:
     with pytest.raises(ConfigError, match="millstream pipeline run"):
         mp.topic(rows)
     with pytest.raises(ConfigError, match="called when it runs"):

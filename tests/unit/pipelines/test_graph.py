@@ -24,7 +24,7 @@ def graph() -> Graph:
     return made
 
 
-def test_each_node_stands_right_of_what_it_is_made_from() -> None:
+def test_each_node_is_to_the_right_of_its_inputs() -> None:
     assert layers(graph()) == [["orders", "people"], ["paid"], ["lake", "totals"]]
 
 
@@ -39,7 +39,7 @@ def test_the_terminal_shows_a_tree_for_each_result() -> None:
     )
 
 
-def test_the_picture_is_sound_and_shows_every_node_and_edge() -> None:
+def test_the_picture_is_valid_and_shows_every_node_and_edge() -> None:
     made = graph()
     made.add(GraphNode("a<b", "sink"))
     picture = ET.fromstring(to_svg(made, "p & q"))
@@ -49,14 +49,14 @@ def test_the_picture_is_sound_and_shows_every_node_and_edge() -> None:
     assert len(paths) == 2 * len(made.edges)
 
 
-def test_a_circle_is_named() -> None:
+def test_a_cycle_is_named() -> None:
     made = graph()
     made.edges.add(("totals", "paid"))
     with pytest.raises(PipelineInvalid, match="paid -> totals -> paid"):
         layers(made)
 
 
-def test_what_the_pipeline_makes_wins_over_what_it_only_reads() -> None:
+def test_a_node_that_the_pipeline_writes_wins_over_one_that_it_only_reads() -> None:
     made = Graph()
     made.add(GraphNode("a", "topic", outside=True))
     made.add(GraphNode("a", "table"))

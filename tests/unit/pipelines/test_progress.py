@@ -1,4 +1,4 @@
-"""From Spark's reports to numbers; restarts; reasons."""
+"""Numbers from Spark's reports; restarts; the reason in an error."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_rates_lag_and_state_are_taken_from_a_report() -> None:
     note_progress(numbers, report(stateOperators=state, eventTime=watermark), NOW)
     assert (numbers.batch, numbers.rows_in, numbers.rows_out) == (7, 500, 100)
     assert (numbers.rows_in_per_second, numbers.rows_out_per_second) == (250.0, 50.0)
-    # 5 messages brought 500 rows, so 3 that wait are about 300.
+    # 5 messages had 500 rows, so 3 waiting messages are about 300 events.
     assert (numbers.lag_messages, numbers.lag_events) == (3, 300)
     assert numbers.lag_seconds == pytest.approx(9.5, abs=0.01)
     assert numbers.watermark == "2026-01-01T11:00:00.000Z"
@@ -67,7 +67,7 @@ def test_a_flow_that_has_caught_up_has_no_lag() -> None:
     assert (numbers.lag_messages, numbers.lag_events, numbers.lag_seconds) == (0, 0, 0.0)
 
 
-def test_a_flow_that_found_nothing_new_since_it_was_started_has_a_lag_all_the_same() -> None:
+def test_a_flow_without_new_rows_since_its_start_has_a_lag_too() -> None:
     numbers = Numbers()
     note_checkpoint(numbers, [offset(6, "2026-01-01T12:00:00Z"), "-", '{"logOffset": 3}'])
     note_latest(numbers, {("orders", 0): 6}, NOW)
@@ -76,7 +76,7 @@ def test_a_flow_that_found_nothing_new_since_it_was_started_has_a_lag_all_the_sa
     assert (numbers.lag_messages, numbers.lag_seconds) == (2, 10.0)
 
 
-def test_the_lag_grows_while_a_batch_runs_and_nothing_is_reported() -> None:
+def test_the_lag_grows_while_a_batch_runs_and_spark_reports_nothing() -> None:
     numbers = Numbers()
     note_progress(numbers, report(), NOW)
     note_latest(numbers, {("orders", 0): 26, ("elsewhere", 0): 99}, NOW)
@@ -85,28 +85,28 @@ def test_the_lag_grows_while_a_batch_runs_and_nothing_is_reported() -> None:
     assert (numbers.lag_messages, numbers.lag_seconds) == (0, 0.0)
 
 
-def test_rows_out_are_counted_where_the_sink_does_not_tell() -> None:
+def test_rows_out_are_counted_if_the_sink_does_not_report_them() -> None:
     numbers = Numbers()
     observed = {OUTPUT_METRIC: {"rows": 4}}
     note_progress(numbers, report(sink={"numOutputRows": -1}, observedMetrics=observed), NOW)
     assert numbers.rows_out == 4
 
 
-def test_a_source_of_another_kind_has_no_lag_that_is_ours_to_tell() -> None:
+def test_another_spark_source_has_no_lag() -> None:
     numbers = Numbers()
     source = {"startOffset": "3", "endOffset": {"logOffset": 4}, "latestOffset": {"logOffset": 5}}
     note_progress(numbers, report(sources=[source]), NOW)
     assert numbers.lag_messages is None
 
 
-def test_an_idle_report_keeps_what_was_known() -> None:
+def test_an_idle_report_keeps_the_numbers() -> None:
     numbers = Numbers()
     note_progress(numbers, report(), NOW)
     note_progress(numbers, {"batchId": 8, "numInputRows": 0, "sources": []}, NOW)
     assert (numbers.rows_in, numbers.rows_in_per_second, numbers.lag_messages) == (500, 0.0, 3)
 
 
-def test_pauses_grow_to_a_limit_and_a_completed_batch_begins_anew() -> None:
+def test_pauses_grow_to_a_limit_and_a_completed_batch_resets_them() -> None:
     restarts = Restarts(limit=9)
     pauses = [restarts.failed() for _ in range(9)]
     assert pauses == [1, 2, 4, 8, 16, 32, 60, 60, 60]
@@ -116,7 +116,7 @@ def test_pauses_grow_to_a_limit_and_a_completed_batch_begins_anew() -> None:
     assert restarts.total == 10
 
 
-def test_a_flow_without_restarts_is_given_up_at_once() -> None:
+def test_a_flow_without_restarts_is_given_up_immediately() -> None:
     assert Restarts(limit=0).failed() is None
 
 

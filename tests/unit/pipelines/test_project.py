@@ -1,4 +1,4 @@
-"""Projects: settings, files, and what is said when they are wrong."""
+"""Projects: their settings, their files, and the errors for wrong ones."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ ui.enabled = true
     }
 
 
-def test_without_settings_the_folder_gives_the_name(tmp_path: Path) -> None:
+def test_the_default_name_is_that_of_the_folder(tmp_path: Path) -> None:
     folder = tmp_path / "my flights"
     folder.mkdir()
     found = open_project(project(folder, a=FLOW))
@@ -55,11 +55,11 @@ def test_without_settings_the_folder_gives_the_name(tmp_path: Path) -> None:
     ("toml", "message"),
     [
         ('[pipeline]\nnmae = "x"', r"no setting 'nmae'"),
-        ("[pipeline]\nrestarts = -1", "restarts is a whole number"),
-        ('[pipeline]\nfiles = "*.py"', "files is a list"),
+        ("[pipeline]\nrestarts = -1", "restarts must be a whole number"),
+        ('[pipeline]\nfiles = "*.py"', "files must be a list"),
         ('[pipeline]\ntrigger = "soon"', "not a duration"),
         ('[pipeline]\nstate_store = "disk"', "memory or rocksdb"),
-        ('[pipeline]\nname = "a b"', "use letters"),
+        ('[pipeline]\nname = "a b"', "use up to 64 letters"),
         ("pipeline = 3", r"must be a table"),
     ],
 )
@@ -68,7 +68,7 @@ def test_wrong_settings_are_refused(tmp_path: Path, toml: str, message: str) -> 
         open_project(project(tmp_path, toml))
 
 
-def test_a_folder_without_a_project_says_how_to_make_one(tmp_path: Path) -> None:
+def test_a_folder_without_a_project_is_refused_with_how_to_create_one(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="millstream pipeline init"):
         open_project(tmp_path)
 

@@ -1,4 +1,4 @@
-"""The state folder: who runs a pipeline, its status, its checkpoints."""
+"""The state folder: which process runs a pipeline, its status, its checkpoints."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def test_one_process_runs_a_pipeline_and_can_be_stopped(state: StateFolder) -> N
     assert state.pid() is None
 
 
-def test_a_process_that_is_killed_holds_nothing(state: StateFolder) -> None:
+def test_a_killed_process_frees_the_lock(state: StateFolder) -> None:
     with holder(state) as process:
         process.kill()
     assert state.pid() is None
@@ -68,7 +68,7 @@ def test_a_process_that_is_killed_holds_nothing(state: StateFolder) -> None:
 
 def test_asking_whether_a_pipeline_runs_does_not_keep_it_from_starting(state: StateFolder) -> None:
     with state.idle():
-        pass  # the file is there
+        pass  # it creates the file
     got = threading.Event()
 
     def run() -> None:
@@ -76,7 +76,7 @@ def test_asking_whether_a_pipeline_runs_does_not_keep_it_from_starting(state: St
             got.set()
 
     with (state.folder / "run.lock").open() as look:
-        fcntl.flock(look, fcntl.LOCK_SH)  # a `status` that stands still in the middle
+        fcntl.flock(look, fcntl.LOCK_SH)  # a `status` that is stalled in the middle
         thread = threading.Thread(target=run)
         thread.start()
         assert not got.wait(0.2)
@@ -84,7 +84,7 @@ def test_asking_whether_a_pipeline_runs_does_not_keep_it_from_starting(state: St
     assert got.is_set()
 
 
-def test_the_status_is_what_was_written_last(state: StateFolder) -> None:
+def test_the_status_is_the_last_one_written(state: StateFolder) -> None:
     assert state.read_status() is None
     with state.running():
         state.write_status({"state": "running"})
