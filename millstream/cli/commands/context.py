@@ -1,14 +1,16 @@
-"""`millstream env` and `context`: the running broker for other clients and the `nats` tool."""
+"""`millstream env` and `context`: connect other clients and the `nats` tool to the broker."""
 
 import json
 import os
 import re
 import shlex
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
+from millstream.cli.options.groups import grouped
 from millstream.cli.output import DataOption, JsonOption, print_json, say
 from millstream.errors import ConfigError
 from millstream.settings import data_folder, environment
@@ -17,17 +19,17 @@ __all__ = ["app", "connection_facts", "context_file", "exports"]
 
 app = typer.Typer()
 
-# Begins the description of every context that this command wrote, so that it may replace it.
+# Starts the description of every context that this command wrote, so that it may replace it.
 MARK = "millstream broker"
 
-RoleOption = Annotated[
-    str, typer.Option(help="User to be, when the broker has users: admin, app or reader.")
-]
 AccountOption = Annotated[
-    str | None, typer.Option(help="Tenant of that user. (default: the main account)")
+    str | None, typer.Option(help="Account of that user. (default: the main account)")
 ]
 CaOption = Annotated[
-    Path | None, typer.Option(help="File of authorities to trust, when the broker speaks TLS.")
+    Path | None, typer.Option(help="File with the authorities to trust, if the broker uses TLS.")
+]
+RoleOption = Annotated[
+    str, typer.Option(help="User to connect as, if the broker has users: admin, app or reader.")
 ]
 
 
@@ -41,7 +43,7 @@ def env(
 ) -> None:
     """Print exports for other clients: eval "$(millstream env)".
 
-    NATS_URL, and with users NATS_USER and NATS_PASSWORD. The password is shown: mind the screen.
+    NATS_URL, and with users NATS_USER and NATS_PASSWORD. The password is printed.
     """
     variables = exports(connection_facts(data_folder(data), role, account), ca)
     if json_:
@@ -51,28 +53,37 @@ def env(
         say(f"export {name}={shlex.quote(value)}")
 
 
+@dataclass(frozen=True, slots=True)
+class _File:
+    """What the written context does."""
+
+    tls_first: Annotated[
+        bool, typer.Option("--tls-first", help="The broker was started with --tls-first.")
+    ] = False
+    select: Annotated[bool, typer.Option(help="Make it the one that the nats tool uses.")] = True
+    force: Annotated[
+        bool, typer.Option("--force", help="Replace a context that millstream did not write.")
+    ] = False
+
+
 @app.command()
+@grouped
 def context(
+    options: _File,
     name: Annotated[str, typer.Argument(help="Name of the context.")] = "millstream",
     data: DataOption = None,
     role: RoleOption = "admin",
     account: AccountOption = None,
+    *,
     ca: CaOption = None,
-    tls_first: Annotated[
-        bool, typer.Option("--tls-first", help="The broker was started with --tls-first.")
-    ] = False,
-    select: Annotated[bool, typer.Option(help="Make it the one the nats tool uses.")] = True,
-    force: Annotated[
-        bool, typer.Option("--force", help="Replace a context that somebody else wrote.")
-    ] = False,
     json_: JsonOption = False,
 ) -> None:
-    """Write a context for the `nats` tool, so that `nats stream ls` works at once."""
+    """Write a context for the `nats` tool, so that `nats stream ls` just works."""
     if not re.fullmatch(r"[A-Za-z0-9_-]+", name):
         raise ConfigError(f"a context name has letters, digits, '-' and '_' only, not {name!r}")
     facts = connection_facts(data_folder(data), role, account)
     file = context_file(name)
-    if file.exists() and not force and not _is_ours(file):
+    if file.exists() and not options.force and not _is_ours(file):
         raise ConfigError(
             f"the context '{name}' in {file} was not written by millstream. "
             f"Choose another name, or replace it with --force"
@@ -83,15 +94,15 @@ def context(
         "user": facts.get("user", ""),
         "password": facts.get("password", ""),
         "ca": str(ca.resolve()) if ca else "",
-        "tls_first": tls_first,
+        "tls_first": options.tls_first,
     }
     write_private(file, json.dumps(content, indent=2) + "\n")
-    if select:
+    if options.select:
         _select(file.parents[1], name)
     if json_:
-        print_json({"name": name, "file": file, "selected": select})
+        print_json({"name": name, "file": file, "selected": options.select})
     else:
-        use = "it is selected" if select else f"use it with 'nats --context {name}'"
+        use = "it is selected" if options.select else f"use it with 'nats --context {name}'"
         say(f"Wrote the context '{name}' to {file}; {use}.")
 
 
@@ -124,7 +135,7 @@ def context_file(name: str) -> Path:
 
 
 def write_private(file: Path, text: str) -> None:
-    """Replace a file in one step; nobody but its owner may read it at any moment."""
+    """Replace a file in one step; only its owner can read it at any time."""
     file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     draft = file.with_name(f".{file.name}.{os.getpid()}")
     handle = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
@@ -134,7 +145,7 @@ def write_private(file: Path, text: str) -> None:
 
 
 def _select(folder: Path, name: str) -> None:
-    """Make it the selected context; `nats context previous` finds the way back."""
+    """Make it the selected context; `nats context previous` undoes it."""
     selected = folder / "context.txt"
     before = selected.read_text(encoding="utf-8").strip() if selected.exists() else ""
     if before and before != name:

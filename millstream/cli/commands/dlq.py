@@ -1,10 +1,12 @@
-"""`millstream dlq`: events that a subscription gave up."""
+"""`millstream dlq`: the dead letters of subscriptions."""
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from millstream.cli.options.bodies import HeaderOption, body_bytes, header_pairs
+from millstream.cli.options.groups import grouped
 from millstream.cli.options.reading import TopicArgument
 from millstream.cli.output import JsonOption, print_json, say
 from millstream.cli.session import ServerOption, YesOption, confirm, run
@@ -18,42 +20,60 @@ if TYPE_CHECKING:
 __all__ = ["app"]
 
 app = typer.Typer(
-    help="Dead letters: events that a subscription gave up. Look, repair, bring them back.",
+    help="Dead letters: events that a subscription gave up. Show, edit, redrive them.",
     no_args_is_help=True,
 )
 
 SubscriptionArgument = Annotated[
-    str, typer.Argument(metavar="SUBSCRIPTION", help="The subscription that gave them up.")
+    str, typer.Argument(metavar="SUBSCRIPTION", help="The subscription that dead-lettered them.")
 ]
 OffsetArgument = Annotated[
     int, typer.Argument(metavar="OFFSET", min=1, help="Offset of the dead letter, see 'dlq ls'.")
 ]
 KeyOption = Annotated[
-    list[str] | None, typer.Option("--key", "-k", help="Only of this key; repeat it for more.")
+    list[str] | None,
+    typer.Option("--key", "-k", help="Only events with this key; repeat it for more."),
 ]
 CauseOption = Annotated[
-    str | None, typer.Option("--cause", help="Only those whose cause has these words.")
+    str | None, typer.Option("--cause", help="Only those whose cause contains this text.")
 ]
-FirstOption = Annotated[int | None, typer.Option("--first", min=1, help="From this offset on.")]
-LastOption = Annotated[int | None, typer.Option("--last", min=1, help="Up to this offset.")]
-LimitOption = Annotated[
-    int | None, typer.Option("--limit", "-n", min=1, help="So many at most, the oldest first.")
-]
+
+
+@dataclass(frozen=True, slots=True)
+class _Selection:
+    """Which dead letters of a subscription are meant."""
+
+    key: KeyOption = None
+    cause: CauseOption = None
+    first: Annotated[
+        int | None, typer.Option("--first", min=1, help="Only from this offset on.")
+    ] = None
+    last: Annotated[int | None, typer.Option("--last", min=1, help="Only up to this offset.")] = (
+        None
+    )
+    limit: Annotated[
+        int | None, typer.Option("--limit", "-n", min=1, help="At most N, the oldest first.")
+    ] = None
+
+    def filter(self) -> "DeadLetterFilter":
+        """The same as a value of the dead-letter queue."""
+        from millstream.messaging.dead_letters.letter import DeadLetterFilter
+
+        keys = tuple(self.key or ())
+        return DeadLetterFilter(keys, self.cause, None, self.first, self.last, self.limit)
 
 
 @app.command("ls")
+@grouped
 def list_(
+    selection: _Selection,
     topic: Annotated[
-        str | None, typer.Argument(metavar="[TOPIC]", help="Topic; without it all are counted.")
+        str | None, typer.Argument(metavar="[TOPIC]", help="The topic; without it, count them all.")
     ] = None,
     subscription: Annotated[
-        str | None, typer.Argument(metavar="[SUBSCRIPTION]", help="List what this one gave up.")
+        str | None,
+        typer.Argument(metavar="[SUBSCRIPTION]", help="List what this subscription dead-lettered."),
     ] = None,
-    key: KeyOption = None,
-    cause: CauseOption = None,
-    first: FirstOption = None,
-    last: LastOption = None,
-    limit: LimitOption = None,
     server: ServerOption = None,
     json_: JsonOption = False,
 ) -> None:
@@ -67,7 +87,7 @@ def list_(
         else:
             view.show_counts(counts)
         return
-    which = _filter(key, cause, first, last, limit)
+    which = selection.filter()
 
     async def work(mill: "Mill") -> "list[DeadLetter]":
         return await (await _queue(mill, topic, subscription)).list(which)
@@ -88,7 +108,7 @@ def show(
     server: ServerOption = None,
     json_: JsonOption = False,
 ) -> None:
-    """Show one dead letter: value, cause, attempts and origin."""
+    """Show one dead letter: value, cause, attempts and where it comes from."""
     from millstream.cli.views import dlq as view
     from millstream.cli.views.event_text import value_bytes
 
@@ -109,19 +129,21 @@ def edit(
     topic: TopicArgument,
     subscription: SubscriptionArgument,
     offset: OffsetArgument,
+    *,
     value: Annotated[
-        str | None, typer.Option("--value", help="The new value; @FILE a file, - what is piped in.")
+        str | None,
+        typer.Option("--value", help="The new value; @FILE reads a file, - reads stdin."),
     ] = None,
     header: HeaderOption = None,
     no_headers: Annotated[
-        bool, typer.Option("--no-headers", help="Take all its headers away.")
+        bool, typer.Option("--no-headers", help="Remove all its headers.")
     ] = False,
     server: ServerOption = None,
     json_: JsonOption = False,
 ) -> None:
-    """Replace the value or the headers of a dead letter before it is brought back.
+    """Replace the value or the headers of a dead letter before it is redriven.
 
-    Key, cause, origin and its place in the order are kept; it gets a new offset.
+    Key, cause, original event and its order are kept; it gets a new offset.
     """
     from millstream.cli.views import dlq as view
 
@@ -132,7 +154,7 @@ def edit(
         changes["headers"] = dict(header_pairs(header))
     data = None if value is None else body_bytes(value)
     if data is None and not changes:
-        raise ConfigError("say what to change: --value, --header or --no-headers")
+        raise ConfigError("nothing to change: give --value, --header or --no-headers")
 
     async def work(mill: "Mill") -> "DeadLetter":
         queue = await _queue(mill, topic, subscription)
@@ -144,32 +166,32 @@ def edit(
     if json_:
         print_json(view.letter_record(letter))
     else:
-        say(f"Changed; the dead letter now has the offset {letter.offset}")
+        say(f"Changed; the dead letter is now at offset {letter.offset}")
 
 
 @app.command()
+@grouped
 def redrive(
     topic: TopicArgument,
     subscription: SubscriptionArgument,
-    key: KeyOption = None,
-    cause: CauseOption = None,
-    first: FirstOption = None,
-    last: LastOption = None,
-    limit: LimitOption = None,
+    selection: _Selection,
     to_all: Annotated[
         bool,
-        typer.Option("--to-all", help="For all who read it, not only the one that gave them up."),
+        typer.Option(
+            "--to-all", help="For all readers, not only the subscription that dead-lettered them."
+        ),
     ] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only count.")] = False,
+    *,
     server: ServerOption = None,
     json_: JsonOption = False,
 ) -> None:
-    """Bring dead letters back into their topic, in order and exactly once.
+    """Redrive dead letters: send them back to their topic, in order and exactly once.
 
-    When it is interrupted, run it again: what was brought back is not brought back twice. Other
-    subscriptions and readers of the topic do not see it again, unless with --to-all.
+    If it is interrupted, run it again: nothing is sent back twice. Other subscriptions and readers
+    of the topic do not see the events again, except with --to-all.
     """
-    which = _filter(key, cause, first, last, limit)
+    which = selection.filter()
 
     async def work(mill: "Mill") -> "RedriveReport":
         queue = await _queue(mill, topic, subscription)
@@ -179,10 +201,10 @@ def redrive(
     if json_:
         print_json(report)
     elif dry_run:
-        say(f"{report.redriven:,} dead letters would be brought back")
+        say(f"{report.redriven:,} dead letters would be redriven")
     else:
-        before = f"; {report.recovered:,} had been before" if report.recovered else ""
-        say(f"Brought {report.redriven:,} dead letters back into '{topic}'{before}")
+        before = f"; {report.recovered:,} had been redriven before" if report.recovered else ""
+        say(f"Redrove {report.redriven:,} dead letters to '{topic}'{before}")
 
 
 @app.command("rm")
@@ -192,18 +214,19 @@ def remove(
     offset: Annotated[
         int | None, typer.Argument(metavar="[OFFSET]", min=1, help="Only this one.")
     ] = None,
+    *,
     key: KeyOption = None,
     cause: CauseOption = None,
     yes: YesOption = False,
     server: ServerOption = None,
     json_: JsonOption = False,
 ) -> None:
-    """Remove dead letters for good: one, those that the options name, or all."""
-    which = _filter(key, cause, None, None, None)
+    """Remove dead letters permanently: one, those that the options select, or all."""
+    which = _Selection(key, cause).filter()
     if offset is not None and (key or cause):
         raise ConfigError("give an offset, or --key and --cause")
     what = "the dead letters" if offset is None else f"the dead letter at {offset}"
-    confirm(f"Remove {what} of '{subscription}' for good?", yes)
+    confirm(f"Remove {what} of '{subscription}' permanently?", yes)
 
     async def work(mill: "Mill") -> int:
         queue = await _queue(mill, topic, subscription)
@@ -221,11 +244,3 @@ def remove(
 
 async def _queue(mill: "Mill", topic: str, subscription: str) -> "DeadLetterQueue":
     return await (await mill.topic(topic)).dead_letters(subscription)
-
-
-def _filter(
-    key: list[str] | None, cause: str | None, first: int | None, last: int | None, limit: int | None
-) -> "DeadLetterFilter":
-    from millstream.messaging.dead_letters.letter import DeadLetterFilter
-
-    return DeadLetterFilter(tuple(key or ()), cause, None, first, last, limit)

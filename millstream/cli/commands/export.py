@@ -1,16 +1,16 @@
 """`millstream export`: the events of a topic, or a range of them, in a file."""
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
 from millstream.cli.files.formats import FormatNameOption, Progress, file_format
+from millstream.cli.options.groups import grouped
 from millstream.cli.options.reading import (
-    PLACE_HELP,
     CountOption,
-    KeyOption,
-    PartitionOption,
-    SubjectOption,
+    Range,
+    Selection,
     TopicArgument,
     ValueOption,
 )
@@ -20,7 +20,7 @@ from millstream.errors import ConfigError
 
 if TYPE_CHECKING:
     from millstream.cli.files.export import EventFile
-    from millstream.cli.options.positions import Place
+    from millstream.cli.options.positions import Position
     from millstream.messaging import Event
     from millstream.mill import Mill
 
@@ -28,66 +28,73 @@ __all__ = ["app"]
 
 app = typer.Typer()
 
-EVENTS_AT_ONCE: Final = 1000
-BYTES_AT_ONCE: Final = 8 * 1024 * 1024  # held before they are written
+BATCH_EVENTS: Final = 1000
+BATCH_BYTES: Final = 8 * 1024 * 1024  # held before they are written
+
+
+@dataclass(frozen=True, slots=True)
+class _Target:
+    """The file, and how it is written."""
+
+    file: Annotated[str, typer.Argument(metavar="FILE", help="The file; - is stdout.")]
+    form: FormatNameOption = None
+    value: ValueOption = "auto"
+    force: Annotated[bool, typer.Option("--force", help="Replace an existing file.")] = False
 
 
 @app.command()
+@grouped
 def export(
     topic: TopicArgument,
-    file: Annotated[str, typer.Argument(metavar="FILE", help="The file; - is stdout.")],
-    form: FormatNameOption = None,
-    start: Annotated[
-        str, typer.Option("--start", metavar="PLACE", help=f"Where to begin: {PLACE_HELP}.")
-    ] = "beginning",
-    end: Annotated[
-        str,
-        typer.Option("--end", metavar="PLACE", help="Where to end, exclusive: an offset or @TIME."),
-    ] = "end",
+    target: _Target,
+    events: Range,
+    selection: Selection,
     count: CountOption = None,
-    key: KeyOption = None,
-    subject: SubjectOption = None,
-    partition: PartitionOption = None,
-    value: ValueOption = "auto",
-    force: Annotated[bool, typer.Option("--force", help="Replace a file that exists.")] = False,
+    *,
     server: ServerOption = None,
     json_: JsonOption = False,
 ) -> None:
     """Export a topic, or a range of it, to a file: JSON lines, CSV or Parquet.
 
-    What is stored when it begins is exported, each event once. The file appears under its name
-    when it is complete. 'import' makes the same events of it again.
+    Every event that is stored when it starts is exported once. The file appears under its name when
+    it is complete. 'import' turns it into the same events again.
     """
-    from millstream.cli.commands.topic_read import plan_end
     from millstream.cli.files.export import open_file
-    from millstream.cli.options.positions import place
 
+    file = target.file
     if file == "-" and json_:
         raise ConfigError("--json prints a report, and FILE - prints the events. Choose one")
-    begin, until = place(start), plan_end(end)
-    chosen = file_format(file, form)
-    choices = {
-        "keys": key or (), "subjects": subject or (), "partitions": partition, "end": until,
-    }  # fmt: skip
+    start, end = events.positions()
+    chosen = file_format(file, target.form)
+    plan = _Plan(start, {**selection.arguments(), "end": end}, count)
 
     async def work(mill: "Mill") -> int:
-        out = open_file(file, chosen, value, force=force)
+        out = open_file(file, chosen, target.value, force=target.force)
         try:
-            return await _export(mill, topic, (begin, choices, count), out)
+            return await _export(mill, topic, plan, out)
         finally:
             out.abandon()
 
-    events = run(work, server)
+    exported = run(work, server)
     if json_:
-        print_json({"topic": topic, "file": file, "events": events})
+        print_json({"topic": topic, "file": file, "events": exported})
     elif file != "-":
-        say(f"Exported {events:,} events of '{topic}' to {file}")
+        say(f"Exported {exported:,} events of '{topic}' to {file}")
+
+
+@dataclass(frozen=True, slots=True)
+class _Plan:
+    """What to read."""
+
+    start: "Position"
+    arguments: dict[str, Any]
+    count: int | None
 
 
 async def _export(
     mill: "Mill",
     name: str,
-    what: "tuple[Place, dict[str, Any], int | None]",
+    plan: _Plan,
     out: "EventFile",
 ) -> int:
     import asyncio
@@ -96,13 +103,12 @@ async def _export(
     from millstream.cli.commands.topic_read import events_from
     from millstream.cli.views.event_text import value_bytes
 
-    begin, choices, count = what
     topic = await mill.topic(name)
     parts = (await topic.info()).partitions
     firsts = {part.number: part.first_offset for part in parts}
     total = sum(part.last_offset - part.first_offset + 1 for part in parts)
     reached: dict[int, int] = {}
-    events = await events_from(topic, begin, choices)
+    events = await events_from(topic, plan.start, plan.arguments)
     group: list[Event] = []
     exported = size = 0
     with Progress(f"Exporting {name}", total) as progress:
@@ -112,12 +118,12 @@ async def _export(
                 size += len(value_bytes(event.value))
                 reached[event.partition] = event.offset
                 exported += 1
-                if len(group) >= EVENTS_AT_ONCE or size >= BYTES_AT_ONCE:
+                if len(group) >= BATCH_EVENTS or size >= BATCH_BYTES:
                     await asyncio.to_thread(out.write, group)
                     done = sum(offset - firsts[part] + 1 for part, offset in reached.items())
                     progress.show(done, exported)
                     group, size = [], 0
-                if exported == count:
+                if exported == plan.count:
                     break
         await asyncio.to_thread(out.write, group)
         await asyncio.to_thread(out.complete)

@@ -1,11 +1,13 @@
-"""`millstream import`: the rows of a file become events of a topic."""
+"""`millstream import`: store the rows of a file as events of a topic."""
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from millstream.cli.files.formats import FormatNameOption, Progress, file_format
+from millstream.cli.options.groups import grouped
 from millstream.cli.options.reading import TopicArgument
 from millstream.cli.output import JsonOption, print_json, say
 from millstream.cli.session import ServerOption, run
@@ -22,94 +24,121 @@ __all__ = ["app"]
 app = typer.Typer()
 
 
-@app.command("import")
-def import_(
-    topic: TopicArgument,
-    file: Annotated[str, typer.Argument(metavar="FILE", help="The file; - is what is piped in.")],
-    form: FormatNameOption = None,
+@dataclass(frozen=True, slots=True)
+class _ColumnOptions:
+    """Which columns of a row become what of an event."""
+
     key: Annotated[
         str | None, typer.Option("--key", "-k", metavar="COLUMN", help="Column with the key.")
-    ] = None,
+    ] = None
     value: Annotated[
         str | None,
-        typer.Option("--value", metavar="COLUMN", help="Column with the value, instead of all."),
-    ] = None,
+        typer.Option(
+            "--value", metavar="COLUMN", help="Column with the value, instead of the entire row."
+        ),
+    ] = None
     time: Annotated[
         str | None, typer.Option("--time", metavar="COLUMN", help="Column with the event's time.")
-    ] = None,
+    ] = None
     time_unit: Annotated[
-        str | None, typer.Option(help="Unit of times that are numbers: s, ms, us or ns since 1970.")
-    ] = None,
+        str | None, typer.Option(help="Unit of numeric times: s, ms, us or ns since 1970.")
+    ] = None
     event_id: Annotated[
         str | None, typer.Option("--id", metavar="COLUMN", help="Column with the event's id.")
-    ] = None,
+    ] = None
     whole: Annotated[
-        bool, typer.Option("--whole", help="The row is the value, also if it has a column 'value'.")
-    ] = False,
+        bool, typer.Option("--whole", help="The row is the value, even with a column 'value'.")
+    ] = False
+
+    def columns(self, form: str) -> "Columns":
+        """The same for the reader of a file of this format."""
+        from millstream.cli.files.events import Columns
+
+        csv = form in ("csv", "tsv")
+        names = (self.key, self.value, self.time, self.event_id)
+        return Columns(*names, self.time_unit, self.whole, empty_is_none=csv)
+
+
+@dataclass(frozen=True, slots=True)
+class _Run:
+    """Which rows an import stores, and what it remembers."""
+
     name: Annotated[
         str | None,
-        typer.Option(
-            help="Name of this import, by which it goes on. (default: the path of the file)"
-        ),
-    ] = None,
+        typer.Option(help="Name under which an import continues. (default: the path of the file)"),
+    ] = None
     again: Annotated[
-        bool, typer.Option("--again", help="Store every row, also those stored before.")
-    ] = False,
+        bool, typer.Option("--again", help="Store every row, even if it was stored before.")
+    ] = False
     from_row: Annotated[
-        int, typer.Option("--from-row", min=1, help="Leave out the rows before this one.")
-    ] = 1,
+        int, typer.Option("--from-row", min=1, help="Skip the rows before this one.")
+    ] = 1
+
+    def writer_name(self, file: str) -> str | None:
+        """The name of the writer, or None for one that remembers nothing."""
+        if self.again and self.name is not None:
+            raise ConfigError("--again starts a new import; leave --name out")
+        if self.name is None and file != "-" and not self.again:
+            return str(Path(file).resolve())
+        return self.name
+
+
+@app.command("import")
+@grouped
+def import_(
+    topic: TopicArgument,
+    file: Annotated[str, typer.Argument(metavar="FILE", help="The file; - is stdin.")],
+    chosen: _ColumnOptions,
+    how: _Run,
+    form: FormatNameOption = None,
     delimiter: Annotated[
-        str | None, typer.Option("--delimiter", "-d", help="What separates the fields of CSV.")
+        str | None, typer.Option("--delimiter", "-d", help="Separator of the fields of a CSV file.")
     ] = None,
+    *,
     server: ServerOption = None,
     json_: JsonOption = False,
 ) -> None:
     """Import a file into a topic: JSON lines, CSV or Parquet.
 
-    A file that 'export' wrote becomes the same events again. Of any other file each row is a
-    value, as JSON (in a topic with a schema: of its type); --key, --time and --id name columns.
-    Exactly once: stopped or killed and run again it goes on behind the last row that is stored,
-    and run again after the end it stores nothing. See --again for the other wish.
+    A file that 'export' wrote becomes the same events again. In any other file each row is a value,
+    as JSON (in a topic with a schema: of its type); --key, --time and --id name columns.
+    Exactly once: an import that was stopped or killed continues after the last stored row when it
+    is run again, and once complete it stores nothing more. To store everything again, use --again.
     """
-    from millstream.cli.files.events import Columns
     from millstream.cli.files.rows import open_rows
 
-    if again and name is not None:
-        raise ConfigError("--again is an import of its own; leave --name out")
-    if name is None and file != "-" and not again:
-        name = str(Path(file).resolve())
-    chosen = file_format(file, form)
-    csv = chosen in ("csv", "tsv")
-    columns = Columns(key, value, time, event_id, time_unit, whole, empty_is_none=csv)
-    reader = open_rows(file, chosen, delimiter)
+    name = how.writer_name(file)
+    format_name = file_format(file, form)
+    columns = chosen.columns(format_name)
+    reader = open_rows(file, format_name, delimiter)
     try:
         stored, before = run(
-            lambda mill: _import(mill, topic, reader, columns, (name, from_row)), server
+            lambda mill: _import(mill, topic, reader, columns, (name, how.from_row)), server
         )
     finally:
         reader.close()
     if json_:
         print_json({"topic": topic, "file": file, "stored": stored, "stored_before": before})
     else:
-        repeated = f"; {before:,} were there before" if before else ""
+        repeated = f"; {before:,} were already stored" if before else ""
         say(f"Stored {stored:,} events of {file} in '{topic}'{repeated}")
 
 
 async def _import(
     mill: "Mill",
-    name: str,
+    topic_name: str,
     reader: "RowReader",
     columns: "Columns",
-    place: tuple[str | None, int],
+    start: tuple[str | None, int],
 ) -> tuple[int, int]:
-    """How many rows were stored, and how many had been before."""
+    """How many rows were stored now, and how many had been stored before."""
     from millstream.cli.files.typed import typed_values
     from millstream.cli.files.writer import open_writer
 
-    topic = await mill.topic(name)
+    topic = await mill.topic(topic_name)
     columns = columns.typed(typed_values(topic))
-    import_name, from_row = place
-    async with open_writer(topic, import_name) as writer:
+    writer_name, from_row = start
+    async with open_writer(topic, writer_name) as writer:
         first = max(writer.first, from_row)
         with Progress(f"Importing {reader.file}", reader.total) as progress:
             stored = await _copy(reader, columns, writer, progress, first)
@@ -123,7 +152,7 @@ async def _copy(
     progress: Progress,
     first: int,
 ) -> int:
-    """Write the rows from `first` on, group by group; how many that were."""
+    """Write the rows from `first` on, group by group; return how many were stored."""
     import asyncio
 
     stored = 0
@@ -144,6 +173,6 @@ async def _copy(
             progress.show(reader.position, stored)
     except BaseException:
         if reached > 1:
-            typer.echo(f"Rows before {reached:,} are stored. Run it again to go on", err=True)
+            typer.echo(f"Rows before {reached:,} are stored. Run it again to continue", err=True)
         raise
     return stored

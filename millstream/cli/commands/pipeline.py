@@ -81,12 +81,13 @@ def init(
 def run(
     folder: FolderArgument = None,
     once: Annotated[
-        bool, typer.Option("--once", help="Catch up with what is there now, then end.")
+        bool, typer.Option("--once", help="Catch up with what is stored now, then stop.")
     ] = False,
+    *,
     master: MasterOption = None,
     server: ServerOption = None,
     stop_within: Annotated[
-        str, typer.Option(help="At the end, how long the batches in flight may take.")
+        str, typer.Option(help="How long to wait for running batches when it stops.")
     ] = "60s",
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Show nothing while it runs.")] = (
         False

@@ -1,4 +1,4 @@
-"""`millstream request` and `reply`: ask, and answer."""
+"""`millstream request` and `reply`: send requests and answer them."""
 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Final
@@ -10,9 +10,11 @@ from millstream.cli.options.bodies import (
     HeaderOption,
     TemplateOption,
     body_bytes,
-    filled,
+    fill_template,
     header_pairs,
+    template_variables,
 )
+from millstream.cli.options.groups import grouped
 from millstream.cli.output import JsonOption
 from millstream.cli.session import ServerOption, run
 from millstream.errors import ConfigError, MillstreamError
@@ -27,29 +29,31 @@ __all__ = ["app"]
 app = typer.Typer()
 
 REPLY_QUEUE: Final = "millstream-reply"
-COMMANDS_AT_ONCE: Final = 16  # processes that answer at the same time; more would fight for the CPU
-COMMAND_SECONDS: Final = 60.0  # nobody waits longer for an answer
-OUTPUT_ERROR_CHARS: Final = 200  # of a failed command's words that fit into a header
+COMMANDS_MAX: Final = 16  # processes that answer at the same time
+COMMAND_SECONDS: Final = 60.0  # no client waits longer for an answer
+OUTPUT_ERROR_CHARS: Final = 200  # of a failed command's output that fit into a header
 
 
 @app.command()
 def request(
-    subject: Annotated[str, typer.Argument(metavar="SUBJECT", help="Whom to ask.")],
+    subject: Annotated[str, typer.Argument(metavar="SUBJECT", help="Subject to send to.")],
     body: BodyArgument = None,
     header: HeaderOption = None,
+    *,
     replies: Annotated[
-        int, typer.Option("--replies", "-n", min=0, help="So many answers; 0: of all who listen.")
+        int,
+        typer.Option("--replies", "-n", min=0, help="Number of answers; 0 for all responders."),
     ] = 1,
     timeout: Annotated[str, typer.Option("--timeout", help="How long to wait.")] = "5s",
     raw: Annotated[
-        bool, typer.Option("--raw", "-r", help="Print the bare bodies, each with a line end.")
+        bool, typer.Option("--raw", "-r", help="Print only the bodies, one per line.")
     ] = False,
     server: ServerOption = None,
     json_: JsonOption = False,
 ) -> None:
-    """Ask on a subject and print the answer; an error at once when nobody listens.
+    """Send a request and print the answer; without a responder it fails immediately.
 
-    An answer that is an error makes the exit code 1. With --json one object for each answer.
+    If the answer is an error, the exit code is 1. With --json one object for each answer.
     """
     data, pairs, seconds = body_bytes(body), header_pairs(header), parse_duration(timeout)
 
@@ -77,38 +81,47 @@ def _show(answers: "list[Message]", raw: bool, as_json: bool) -> None:
         raise errors[0]
 
 
+@dataclass(frozen=True, slots=True)
+class _AnswerOptions:
+    """What requests are answered with."""
+
+    echo: Annotated[bool, typer.Option("--echo", help="Answer with the request itself.")] = False
+    command: Annotated[
+        str | None,
+        typer.Option(help="Answer with the output of this program; it reads the request."),
+    ] = None
+    header: HeaderOption = None
+    template: TemplateOption = False
+
+
 @app.command()
+@grouped
 def reply(
     subject: Annotated[
         str, typer.Argument(metavar="SUBJECT", help="Subject to answer on; wildcards allowed.")
     ],
+    options: _AnswerOptions,
     body: Annotated[str | None, typer.Argument(metavar="[BODY]", help="The answer.")] = None,
-    echo: Annotated[bool, typer.Option("--echo", help="Answer with the request itself.")] = False,
-    command: Annotated[
-        str | None,
-        typer.Option(help="Answer with what this program prints; it reads the request."),
-    ] = None,
     queue: Annotated[
         str, typer.Option("--queue", "-q", help="Queue group that shares the requests.")
     ] = REPLY_QUEUE,
     count: Annotated[
-        int | None, typer.Option("--count", "-c", min=1, help="End after so many answers.")
+        int | None, typer.Option("--count", "-c", min=1, help="Stop after N answers.")
     ] = None,
-    header: HeaderOption = None,
-    template: TemplateOption = False,
+    *,
     server: ServerOption = None,
     json_: JsonOption = False,
 ) -> None:
     """Answer requests until Ctrl-C: with a body, an echo, or the output of a program.
 
-    Several of them share the load. A program that fails answers with error 500. It finds the
+    Several of them share the load. If the program fails, the answer is error 500. It finds the
     subject in MILLSTREAM_SUBJECT.
     """
-    if (body is not None) + echo + (command is not None) != 1:
+    if (body is not None) + options.echo + (options.command is not None) != 1:
         raise ConfigError("give one of: a body, --echo, --command PROGRAM")
-    answer = _Answer(None if body is None else body_bytes(body), command, template)
-    pairs = header_pairs(header)
-    run(lambda mill: _serve(mill, subject, queue, count, (answer, pairs, json_)), server)
+    fixed = None if body is None else body_bytes(body)
+    answer = _Answer(fixed, options.command, options.template, header_pairs(options.header))
+    run(lambda mill: _serve(mill, (subject, queue), count, answer, json_), server)
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,6 +131,7 @@ class _Answer:
     body: bytes | None
     command: str | None
     template: bool
+    headers: list[tuple[str, str]]
 
     async def to(self, message: "Message", number: int) -> bytes:
         if self.command is not None:
@@ -126,7 +140,8 @@ class _Answer:
             return message.data
         if not self.template:
             return self.body
-        return filled(self.body, _words(message, number))
+        variables = template_variables(number, message.subject)
+        return fill_template(self.body, {**variables, "Request": message.data})
 
     async def _output(self, command: str, message: "Message") -> bytes:
         import asyncio
@@ -150,45 +165,27 @@ class _Answer:
                 child.kill()
                 await child.wait()
         if child.returncode:
-            words = err.decode("utf-8", "replace").strip()[-OUTPUT_ERROR_CHARS:]
-            raise ConfigError(f"exit code {child.returncode}: {words}")
+            output = err.decode("utf-8", "replace").strip()[-OUTPUT_ERROR_CHARS:]
+            raise ConfigError(f"exit code {child.returncode}: {output}")
         return out
 
 
-def _words(message: "Message", number: int) -> dict[str, bytes]:
-    from millstream.cli.options.positions import time_text
-    from millstream.deadline import now_ns
-    from millstream.wire.protocol import unique_token
-
-    return {
-        "Count": b"%d" % number,
-        "Time": time_text(now_ns()).encode(),
-        "ID": unique_token().encode(),
-        "Subject": message.subject.encode("utf-8", "surrogateescape"),
-        "Request": message.data,
-    }
-
-
 async def _serve(
-    mill: "Mill",
-    subject: str,
-    queue: str,
-    count: int | None,
-    manner: tuple[_Answer, list[tuple[str, str]], bool],
+    mill: "Mill", address: tuple[str, str], count: int | None, answer: _Answer, as_json: bool
 ) -> None:
     import asyncio
 
     from millstream.cli.commands.sub import message_writer
-    from millstream.cli.views.lines import Lines
+    from millstream.cli.views.stdout_writer import StdoutWriter
     from millstream.messaging import SubscriberSettings
 
-    answer, headers, as_json = manner
+    subject, queue = address
     write = message_writer(False, as_json)
-    slots = asyncio.Semaphore(COMMANDS_AT_ONCE)
+    slots = asyncio.Semaphore(COMMANDS_MAX)
 
     async def respond(message: "Message", number: int) -> None:
         try:
-            message.respond(await answer.to(message, number), headers)
+            message.respond(await answer.to(message, number), answer.headers)
         except (ConfigError, OSError) as error:
             typer.echo(f"error: {error}", err=True)
             message.respond_error(500, str(error))
@@ -198,12 +195,12 @@ async def _serve(
     number = 0
     running: set[asyncio.Task[None]] = set()
     subscriber = mill.subscribe(subject, SubscriberSettings(queue=queue))
-    async with subscriber, Lines() as out:
+    async with subscriber, StdoutWriter() as out:
         typer.echo(f"Answering on '{subject}'", err=True)
         while count is None or number < count:
             message = await subscriber.next()
             if message.reply is None:
-                continue  # published, not asked
+                continue  # published, not a request
             number += 1
             await out.write(write(number, message))
             await slots.acquire()

@@ -1,11 +1,13 @@
-"""`millstream schema`: give topics schemas, change them safely, and check changes in CI."""
+"""`millstream schema`: register and evolve the schemas of topics, and check changes in CI."""
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from millstream.cli.exits import Exit
-from millstream.cli.options.schema_source import SOURCE_HELP, load_schema
+from millstream.cli.options.groups import grouped
+from millstream.cli.options.schema_file import SCHEMA_HELP, SchemaFormat, load_schema
 from millstream.cli.output import JsonOption, print_json, print_table, say
 from millstream.cli.session import ServerOption, run
 from millstream.errors import ConfigError
@@ -22,19 +24,10 @@ app = typer.Typer(
 )
 
 TopicArgument = Annotated[str, typer.Argument(metavar="TOPIC", help="The topic.")]
-SourceArgument = Annotated[str, typer.Argument(metavar="SOURCE", help=SOURCE_HELP)]
-FormatOption = Annotated[
-    str | None,
-    typer.Option(
-        "--format", metavar="FORMAT", help="avro, json or protobuf, where the file does not say."
-    ),
-]
-MessageOption = Annotated[
-    str | None, typer.Option(metavar="NAME", help="The Protobuf message that is the event.")
-]
+SchemaArgument = Annotated[str, typer.Argument(metavar="SCHEMA", help=SCHEMA_HELP)]
 DropOption = Annotated[
     bool,
-    typer.Option("--drop-constraints", help="Give up constraints such as patterns and minimums."),
+    typer.Option("--drop-constraints", help="Drop constraints such as patterns and minimums."),
 ]
 ModeOption = Annotated[
     str | None,
@@ -45,37 +38,47 @@ ModeOption = Annotated[
 ]
 
 
-@app.command()
-def register(
-    topic: TopicArgument,
-    source: SourceArgument,
+@dataclass(frozen=True, slots=True)
+class _New:
+    """How the topic holds its first schema."""
+
     wire_format: Annotated[
         str | None,
-        typer.Option(metavar="FORMAT", help="How single events are written: json, avro, protobuf."),
-    ] = None,
-    mode: ModeOption = None,
+        typer.Option(
+            metavar="FORMAT", help="Format of single events in the topic: json, avro or protobuf."
+        ),
+    ] = None
     create: Annotated[
-        bool, typer.Option("--create", help="Declare the topic if it is not there.")
-    ] = False,
-    format_: FormatOption = None,
-    message: MessageOption = None,
+        bool, typer.Option("--create", help="Create the topic if it does not exist.")
+    ] = False
+
+
+@app.command()
+@grouped
+def register(
+    topic: TopicArgument,
+    given: SchemaArgument,
+    new: _New,
+    form: SchemaFormat,
+    mode: ModeOption = None,
+    *,
     drop_constraints: DropOption = False,
     server: ServerOption = None,
     json_: JsonOption = False,
 ) -> None:
-    """Give a topic a schema, or its next version; the same schema again changes nothing."""
-    schema = load_schema(source, format_, message, drop_constraints)
+    """Register a topic's schema or its next version; the same schema again changes nothing."""
+    schema = load_schema(given, form, drop_constraints)
 
     async def work(mill: "Mill") -> "tuple[Version, TopicSchemas]":
         from millstream.errors import TopicNotFound
         from millstream.messaging import TopicSettings
 
         try:
-            version = await mill.schemas.register(topic, schema, mode, wire_format)
+            version = await mill.schemas.register(topic, schema, mode, new.wire_format)
         except TopicNotFound:
-            if not create:
+            if not new.create:
                 raise
-            settings = TopicSettings(wire_format=wire_format or "json")
+            settings = TopicSettings(wire_format=new.wire_format or "json")
             await mill.create_topic(topic, settings, schema=schema, compatibility=mode)
             version = (await mill.schemas.topic(topic)).latest
         return version, await mill.schemas.topic(topic)
@@ -84,21 +87,22 @@ def register(
 
 
 @app.command()
+@grouped
 def evolve(
     topic: TopicArgument,
-    source: SourceArgument,
+    given: SchemaArgument,
+    form: SchemaFormat,
     mode: ModeOption = None,
-    format_: FormatOption = None,
-    message: MessageOption = None,
     drop_constraints: DropOption = False,
+    *,
     server: ServerOption = None,
     json_: JsonOption = False,
 ) -> None:
-    """Register the next version of a topic's schema, if its promise allows it.
+    """Register the next version of a topic's schema, if its compatibility mode allows it.
 
-    With --mode the promise is changed first, and the version is checked under the new one.
+    With --mode the mode is changed first, and the version is checked under the new one.
     """
-    schema = load_schema(source, format_, message, drop_constraints)
+    schema = load_schema(given, form, drop_constraints)
 
     async def work(mill: "Mill") -> "tuple[Version, TopicSchemas]":
         version = await mill.schemas.evolve(topic, schema, mode)
@@ -156,7 +160,7 @@ def show(
     server: ServerOption = None,
     json_: JsonOption = False,
 ) -> None:
-    """Show a version of a topic's schema in the format that is wanted."""
+    """Show a version of a topic's schema, in any format."""
 
     async def work(mill: "Mill") -> "tuple[TopicSchemas, Version, Schema]":
         found, schema = await mill.schemas.version(topic, version)
@@ -171,31 +175,34 @@ def show(
 
 
 @app.command()
+@grouped
 def check(
-    source: SourceArgument,
+    given: SchemaArgument,
+    form: SchemaFormat,
     topic: Annotated[
         str | None, typer.Option("--topic", "-t", metavar="TOPIC", help="Check against this topic.")
     ] = None,
     against: Annotated[
         list[str] | None,
-        typer.Option(metavar="SOURCE", help="Check against this, without a broker; oldest first."),
+        typer.Option(
+            metavar="SCHEMA", help="Check against this schema, without a broker; oldest first."
+        ),
     ] = None,
     mode: ModeOption = None,
-    format_: FormatOption = None,
-    message: MessageOption = None,
+    *,
     server: ServerOption = None,
     json_: JsonOption = False,
 ) -> None:
-    """Check whether a schema may be the next version; made for CI, nothing is changed.
+    """Check whether a schema can be the next version; nothing is changed, made for CI.
 
-    Exit code 4 when it may not, with every field and rule that it breaks. Alone, without --topic
-    and --against, it checks that the schema can be declared.
+    Exit code 4 if it cannot, with every field and rule that it breaks. Without --topic and
+    --against it only checks that the schema itself is valid.
     """
     if topic is not None and against:
         raise ConfigError("check against a topic or against files, not both")
-    schema = load_schema(source, format_, message)
+    schema = load_schema(given, form)
     if topic is None:
-        problems = _offline(schema, against or [], mode, format_, message)
+        problems = _offline(schema, against or [], mode, form)
     else:
         problems = run(lambda mill: mill.schemas.check(topic, schema, mode), server)
     if json_:
@@ -210,31 +217,27 @@ def check(
 
 
 def _offline(
-    schema: "Schema",
-    against: list[str],
-    mode: str | None,
-    format_: str | None,
-    message: str | None,
+    schema: "Schema", against: list[str], mode: str | None, form: SchemaFormat
 ) -> "list[Problem]":
     from millstream.schemas import check as compare
 
-    olds = [load_schema(old, format_, message) for old in against]
+    olds = [load_schema(old, form) for old in against]
     return compare(schema, olds, mode or "BACKWARD")
 
 
 @app.command("mode")
 def mode_(
     topic: TopicArgument,
-    mode: Annotated[str, typer.Argument(metavar="MODE", help="The new promise.")],
+    mode: Annotated[str, typer.Argument(metavar="MODE", help="The new compatibility mode.")],
     server: ServerOption = None,
     json_: JsonOption = False,
 ) -> None:
-    """Change what a topic promises about the next versions of its schema."""
+    """Change the compatibility mode of a topic's schema."""
     record = run(lambda mill: mill.schemas.set_mode(topic, mode), server)
     if json_:
         print_json(_record(record))
     else:
-        say(f"Topic '{topic}' promises {record.mode} from now on")
+        say(f"Topic '{topic}' now has the compatibility mode {record.mode}")
 
 
 # -- forms --------------------------------------------------------------------------------
@@ -258,7 +261,7 @@ def render(schema: "Schema", form: str) -> str:
         return str(schemas.to_arrow(schema.record))
     if form == "origin":
         if schema.origin is None:
-            raise ConfigError("the schema was declared as a record; it has no text of its own")
+            raise ConfigError("the schema was declared as a record; it has no original text")
         return schema.origin.text
     raise ConfigError(f"--as {form!r}: choose avro, json, proto, spark, arrow or origin")
 

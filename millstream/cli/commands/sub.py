@@ -1,4 +1,4 @@
-"""`millstream sub`: the messages of a subject as they come."""
+"""`millstream sub`: print the messages of a subject as they arrive."""
 
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Annotated
@@ -22,27 +22,29 @@ app = typer.Typer()
 @app.command()
 def sub(
     subject: Annotated[
-        str, typer.Argument(metavar="SUBJECT", help="Subject; * is one word, > the rest.")
+        str, typer.Argument(metavar="SUBJECT", help="Subject; * is one token, > all that follow.")
     ],
+    *,
     queue: Annotated[
         str, typer.Option("--queue", "-q", help="Share the messages in this queue group.")
     ] = "",
     count: Annotated[
-        int | None, typer.Option("--count", "-c", min=1, help="End after so many messages.")
+        int | None, typer.Option("--count", "-c", min=1, help="Stop after N messages.")
     ] = None,
     wait: Annotated[
-        str | None, typer.Option("--wait", help="End after so long without a message, such as 5s.")
+        str | None,
+        typer.Option("--wait", help="Stop after this time without a message, such as 5s."),
     ] = None,
     raw: Annotated[
-        bool, typer.Option("--raw", "-r", help="Print the bare bodies, each with a line end.")
+        bool, typer.Option("--raw", "-r", help="Print only the bodies, one per line.")
     ] = False,
     server: ServerOption = None,
     json_: JsonOption = False,
 ) -> None:
-    """Print the messages of a subject until Ctrl-C; with --json one object a line.
+    """Print the messages of a subject until Ctrl-C; with --json one object per line.
 
-    At most once: what was published before, or while the connection was lost, is not shown. See
-    'topic tail' for events that are stored.
+    At most once: messages published before, or while the connection is lost, are not shown. For
+    stored events see 'topic tail'.
     """
     write = message_writer(raw, json_)
     seconds = None if wait is None else parse_duration(wait)
@@ -57,14 +59,14 @@ async def _follow(
     seconds: float | None,
     write: "Callable[[int, Message], bytes]",
 ) -> None:
-    from millstream.cli.views.lines import Lines
+    from millstream.cli.views.stdout_writer import StdoutWriter
     from millstream.errors import NoMessage
     from millstream.messaging import SubscriberSettings
 
     subscriber = mill.subscribe(subject, SubscriberSettings(queue=queue))
     number = lost = 0
     try:
-        async with subscriber, Lines() as out:
+        async with subscriber, StdoutWriter() as out:
             typer.echo(f"Listening on '{subject}'", err=True)
             while count is None or number < count:
                 try:
@@ -76,11 +78,11 @@ async def _follow(
                 lost = subscriber.counters.dropped  # closing counts what is still pending
     finally:
         if lost:
-            typer.echo(f"{lost:,} messages came too fast and were dropped", err=True)
+            typer.echo(f"{lost:,} messages arrived too fast and were dropped", err=True)
 
 
 def message_writer(raw: bool, as_json: bool) -> "Callable[[int, Message], bytes]":
-    """How a message, the n-th, is written."""
+    """The function that turns the n-th message into bytes to print."""
     from millstream.cli.views.event_text import json_line, shown, value_field
 
     if raw and as_json:

@@ -1,17 +1,13 @@
 """`millstream subscription`: the durable readers of topics."""
 
-from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from millstream.cli.options.reading import (
-    PLACE_HELP,
-    FormatOption,
-    RawOption,
-    TopicArgument,
-    ValueOption,
-)
+from millstream.cli.options.groups import grouped
+from millstream.cli.options.positions import POSITION_HELP, parse_position
+from millstream.cli.options.reading import EventFormat, TopicArgument
 from millstream.cli.output import JsonOption, print_json, say
 from millstream.cli.session import ServerOption, YesOption, confirm, run
 from millstream.errors import ConfigError
@@ -30,74 +26,107 @@ app = typer.Typer(
 )
 
 NameArgument = Annotated[str, typer.Argument(metavar="NAME", help="Name of the subscription.")]
-AckWaitOption = Annotated[
-    str | None, typer.Option(help="Lease: unsettled by then, it is delivered again. (default: 30s)")
-]
-MaxDeliverOption = Annotated[
-    str | None, typer.Option(help="Deliveries of one event until it is a dead letter, or none.")
-]
-BackoffOption = Annotated[
-    str | None,
-    typer.Option(metavar="1s,10s,1m", help="Delays before the next deliveries after a nack."),
-]
-MaxInFlightOption = Annotated[
-    int | None, typer.Option(min=1, help="Delivered and unsettled messages at most.")
-]
-RateLimitOption = Annotated[
-    str | None, typer.Option(help="Events a second that a member is given at most, or none.")
-]
-DeadLetterOption = Annotated[
-    str | None,
-    typer.Option(metavar="TOPIC", help="Topic for dead letters. (default: TOPIC-NAME-dead)"),
-]
-DescriptionOption = Annotated[str | None, typer.Option(help="What it is for.")]
 
 
-@app.command()
-def create(
-    ctx: typer.Context,
-    topic: TopicArgument,
-    name: NameArgument,
+@dataclass(frozen=True, slots=True)
+class _Beginning:
+    """Settings that are fixed when a subscription is created."""
+
     start: Annotated[
         str,
         typer.Option(
-            "--start", metavar="PLACE", help=f"Where it begins: {PLACE_HELP}. Not -N, but last."
+            "--start",
+            metavar="POSITION",
+            help=f"Where it starts: {POSITION_HELP}; or last, not -N.",
         ),
-    ] = "beginning",
+    ] = "beginning"
     key: Annotated[
-        list[str] | None, typer.Option("--key", "-k", help="Only this key; repeat it for more.")
-    ] = None,
+        list[str] | None,
+        typer.Option("--key", "-k", help="Only events with this key; repeat it for more."),
+    ] = None
     subject: Annotated[
         list[str] | None,
         typer.Option("--subject", help="Only this subject pattern; repeat it for more."),
-    ] = None,
+    ] = None
     ack: Annotated[
         str,
-        typer.Option(help="explicit, all (an ack covers all before it) or none (once at most)."),
-    ] = "explicit",
-    ack_wait: AckWaitOption = None,
-    max_deliver: MaxDeliverOption = None,
-    backoff: BackoffOption = None,
-    max_in_flight: MaxInFlightOption = None,
-    rate_limit: RateLimitOption = None,
-    dead_letter: DeadLetterOption = None,
+        typer.Option(
+            help="explicit, all (an ack also covers all events before) or none (at most once)."
+        ),
+    ] = "explicit"
     inactive_after: Annotated[
-        str | None, typer.Option(help="Forget it when it was unused for so long.")
-    ] = None,
-    description: DescriptionOption = None,
+        str | None, typer.Option(help="Delete the subscription after this time without members.")
+    ] = None
+
+    def settings(self) -> dict[str, Any]:
+        """The settings, in the forms that SubscriptionSettings takes."""
+        values: dict[str, Any] = {"start": _start(self.start), "ack": self.ack}
+        values |= {"keys": tuple(self.key or ()), "subjects": tuple(self.subject or ())}
+        if self.inactive_after is not None:
+            values["inactive_after"] = parse_duration(self.inactive_after)
+        return values
+
+
+@dataclass(frozen=True, slots=True)
+class _Changeable:
+    """Settings that can be changed later."""
+
+    ack_wait: Annotated[
+        str | None,
+        typer.Option(
+            help="Lease: events that are not acked in time are redelivered. (default: 30s)"
+        ),
+    ] = None
+    max_deliver: Annotated[
+        str | None, typer.Option(help="Deliveries before an event is dead-lettered, or none.")
+    ] = None
+    backoff: Annotated[
+        str | None,
+        typer.Option(metavar="1s,10s,1m", help="Delays before redelivery after a nack."),
+    ] = None
+    max_in_flight: Annotated[
+        int | None,
+        typer.Option(min=1, help="Maximum number of messages that are delivered and not acked."),
+    ] = None
+    rate_limit: Annotated[
+        str | None, typer.Option(help="Maximum number of events per second and member, or none.")
+    ] = None
+    dead_letter: Annotated[
+        str | None,
+        typer.Option(metavar="TOPIC", help="Topic for dead letters. (default: TOPIC-NAME-dead)"),
+    ] = None
+    description: Annotated[str | None, typer.Option(help="What the subscription is for.")] = None
+
+    def settings(self) -> dict[str, Any]:
+        """The settings that were given, in the forms that SubscriptionSettings takes."""
+        as_given = ("max_in_flight", "dead_letter", "description")
+        values = {name: getattr(self, name) for name in as_given}
+        values["ack_wait"] = None if self.ack_wait is None else parse_duration(self.ack_wait)
+        values = {name: value for name, value in values.items() if value is not None}
+        if self.backoff is not None:
+            delays = (part for part in self.backoff.split(",") if part.strip())
+            values["backoff"] = tuple(parse_duration(part) for part in delays)
+        if self.max_deliver is not None:
+            values["max_deliver"] = _number_or_none("--max-deliver", self.max_deliver, int)
+        if self.rate_limit is not None:
+            values["rate_limit"] = _number_or_none("--rate-limit", self.rate_limit, float)
+        return values
+
+
+@app.command()
+@grouped
+def create(
+    topic: TopicArgument,
+    name: NameArgument,
+    beginning: _Beginning,
+    more: _Changeable,
     server: ServerOption = None,
     json_: JsonOption = False,
 ) -> None:
-    """Create a subscription; nothing happens when it is there with the same settings."""
+    """Create a subscription; a no-op if it already exists with the same settings."""
     from millstream.messaging import SubscriptionSettings
 
-    values = _settings(ctx.params)
-    if inactive_after is not None:
-        values["inactive_after"] = parse_duration(inactive_after)
-    settings = SubscriptionSettings(
-        start=_start(start), keys=tuple(key or ()), subjects=tuple(subject or ()),
-        ack=ack, **values,  # type: ignore[arg-type]
-    )  # fmt: skip
+    settings = SubscriptionSettings(**beginning.settings(), **more.settings())
 
     async def work(mill: "Mill") -> "SubscriptionInfo":
         found = await mill.topic(topic)
@@ -108,18 +137,18 @@ def create(
     if json_:
         _print_json(info, None)
     else:
-        say(f"Subscription '{name}' of topic '{topic}' is ready, {info.pending:,} messages to come")
+        say(f"Subscription '{name}' of topic '{topic}' is ready, {info.pending:,} messages pending")
 
 
 @app.command("ls")
 def list_(
     topic: Annotated[
-        str | None, typer.Argument(metavar="[TOPIC]", help="Only those of this topic.")
+        str | None, typer.Argument(metavar="[TOPIC]", help="Only subscriptions of this topic.")
     ] = None,
     server: ServerOption = None,
     json_: JsonOption = False,
 ) -> None:
-    """List subscriptions with what they have left to do."""
+    """List subscriptions and how many messages each has left."""
     from millstream.cli.views import subscription as view
 
     async def work(mill: "Mill") -> "list[SubscriptionInfo]":
@@ -140,7 +169,7 @@ def list_(
 def info(
     topic: TopicArgument, name: NameArgument, server: ServerOption = None, json_: JsonOption = False
 ) -> None:
-    """Show a subscription: settings, where it stands, its lag in messages and seconds."""
+    """Show a subscription: settings, position, and lag in messages and seconds."""
     from millstream.cli.views import subscription as view
 
     async def work(mill: "Mill") -> "tuple[SubscriptionInfo, Lag]":
@@ -155,25 +184,19 @@ def info(
 
 
 @app.command()
+@grouped
 def edit(
-    ctx: typer.Context,
     topic: TopicArgument,
     name: NameArgument,
-    ack_wait: AckWaitOption = None,
-    max_deliver: MaxDeliverOption = None,
-    backoff: BackoffOption = None,
-    max_in_flight: MaxInFlightOption = None,
-    rate_limit: RateLimitOption = None,
-    dead_letter: DeadLetterOption = None,
-    description: DescriptionOption = None,
+    given: _Changeable,
     server: ServerOption = None,
     json_: JsonOption = False,
 ) -> None:
-    """Change settings of a subscription; where it stands is kept.
+    """Change settings of a subscription; its position is kept.
 
-    Members that run now keep the settings they began with.
+    Members that are running keep the settings they started with.
     """
-    changes = _settings(ctx.params)
+    changes = given.settings()
     if not changes:
         raise ConfigError(f"nothing to change in '{name}': give at least one setting")
 
@@ -189,103 +212,119 @@ def edit(
         say(f"Changed {', '.join(sorted(changes))} of subscription '{name}'")
 
 
+@dataclass(frozen=True, slots=True)
+class _Pull:
+    """How many events `pull` takes, and what becomes of them."""
+
+    limit: Annotated[
+        int, typer.Option("--limit", "-n", min=1, help="Maximum number of events to take.")
+    ] = 1
+    ack: Annotated[bool, typer.Option("--ack", help="Ack the events once they are printed.")] = (
+        False
+    )
+    wait: Annotated[str, typer.Option("--wait", help="How long to wait for the first event.")] = (
+        "5s"
+    )
+
+
 @app.command()
+@grouped
 def pull(
     topic: TopicArgument,
     name: NameArgument,
-    limit: Annotated[int, typer.Option("--limit", "-n", min=1, help="Events to take at most.")] = 1,
-    ack: Annotated[
-        bool, typer.Option("--ack", help="Ack them: they are done when they are printed.")
-    ] = False,
-    wait: Annotated[
-        str, typer.Option("--wait", help="How long to wait for the first event.")
-    ] = "5s",
-    form: FormatOption = None,
-    raw: RawOption = False,
-    value: ValueOption = "auto",
+    how: _Pull,
+    form: EventFormat,
     server: ServerOption = None,
     json_: JsonOption = False,
 ) -> None:
-    """Take events from a subscription and print them; with --json one object a line.
+    """Take events from a subscription and print them; with --json one object per line.
 
-    Without --ack they come again when their lease is over, and it counts as a delivery. To only
-    look, without touching the subscription, use 'topic tail'.
+    Without --ack they are redelivered when their lease ends, and that counts as a delivery. To read
+    events without affecting the subscription, use 'topic tail'.
     """
-    from millstream.cli.views.event_text import formatter
-
-    write = formatter(form, raw=raw, as_json=json_, value=value)
-    seconds = parse_duration(wait)
-    run(lambda mill: _pull(mill, topic, name, (limit, ack, seconds), write), server)
+    write = form.formatter(json_)
+    run(lambda mill: _pull(mill, topic, name, how, write), server)
 
 
-async def _pull(
-    mill: "Mill", topic: str, name: str, how: tuple[int, bool, float], write: "Formatter"
-) -> None:
-    from millstream.cli.views.lines import Lines
+async def _pull(mill: "Mill", topic: str, name: str, how: _Pull, write: "Formatter") -> None:
+    from millstream.cli.views.stdout_writer import StdoutWriter
 
-    limit, ack, seconds = how
+    seconds = parse_duration(how.wait)
     found = await mill.topic(topic)
-    await found.subscriptions.info(name)  # a misspelt name must not make a subscription
-    async with found.subscribe(name) as member, Lines() as out:
-        member.inbox.fetch_at_most = limit
-        left = limit
+    await found.subscriptions.info(name)  # a misspelt name must not create a subscription
+    async with found.subscribe(name) as member, StdoutWriter() as out:
+        member.inbox.fetch_at_most = how.limit
+        left = how.limit
         while left:
             deliveries = await member.pull(left, seconds)
             for delivery in deliveries:
                 await out.write(write(delivery))
             await out.flush()
-            if ack:  # only what the reader has
+            if how.ack:  # only what the reader has received
                 for delivery in deliveries:
                     await delivery.ack_sync()
             left -= len(deliveries)
             if not deliveries:
                 break
-            seconds = min(seconds, 0.5)  # the rest is there already or it is not
+            seconds = min(seconds, 0.5)  # the rest is either available by now or not stored
+
+
+@dataclass(frozen=True, slots=True)
+class _Target:
+    """The new position of a subscription."""
+
+    offset: Annotated[int | None, typer.Option("--offset", min=1, help="Move to this offset.")] = (
+        None
+    )
+    time: Annotated[
+        str | None,
+        typer.Option("--time", help="Move to this time: a date, or 10m for ten minutes ago."),
+    ] = None
+    start: Annotated[bool, typer.Option("--start", help="Move to the first event.")] = False
+    end: Annotated[bool, typer.Option("--end", help="Move after the last event.")] = False
+
+    def position(self) -> "Start":
+        """The position that was given."""
+        from millstream.cli.options.times import moment
+        from millstream.messaging import Start
+
+        if (self.offset is not None) + (self.time is not None) + self.start + self.end != 1:
+            raise ConfigError("give one of --offset, --time, --start and --end")
+        if self.offset is not None:
+            return Start.at_offset(self.offset)
+        if self.time is not None:
+            return Start.at_time(moment(self.time))
+        return Start.ALL if self.start else Start.NEW
 
 
 @app.command()
+@grouped
 def seek(
     topic: TopicArgument,
     name: NameArgument,
-    offset: Annotated[int | None, typer.Option("--offset", min=1, help="To this offset.")] = None,
-    time: Annotated[
-        str | None,
-        typer.Option("--time", help="To this time: a date, or 10m for ten minutes ago."),
-    ] = None,
-    start: Annotated[bool, typer.Option("--start", help="To the first event.")] = False,
-    end: Annotated[bool, typer.Option("--end", help="Behind the last event.")] = False,
+    target: _Target,
     yes: YesOption = False,
     server: ServerOption = None,
     json_: JsonOption = False,
 ) -> None:
-    """Move a subscription: what lies behind the new place is delivered (again).
+    """Move a subscription: events after the new position are delivered (again).
 
     Moving forward skips events, so it asks first.
     """
-    from millstream.cli.options.positions import moment
-    from millstream.messaging import Start
-
-    if (offset is not None) + (time is not None) + start + end != 1:
-        raise ConfigError("say where to: one of --offset, --time, --start, --end")
-    if offset is not None:
-        place = Start.at_offset(offset)
-    elif time is not None:
-        place = Start.at_time(moment(time))
-    else:
-        place = Start.ALL if start else Start.NEW
-    if not start:
+    position = target.position()
+    if not target.start:
         confirm(f"Move subscription '{name}' of topic '{topic}'? It may skip events.", yes)
 
     async def work(mill: "Mill") -> "SubscriptionInfo":
         found = await mill.topic(topic)
-        await found.subscriptions.seek(name, place)
+        await found.subscriptions.seek(name, position)
         return await found.subscriptions.info(name)
 
     info = run(work, server)
     if json_:
         _print_json(info, None)
     else:
-        say(f"Moved subscription '{name}': {info.pending:,} messages to come")
+        say(f"Moved subscription '{name}': {info.pending:,} messages pending")
 
 
 @app.command()
@@ -293,12 +332,12 @@ def pause(
     topic: TopicArgument,
     name: NameArgument,
     time: Annotated[
-        str | None, typer.Option("--for", help="For so long. (default: until 'resume')")
+        str | None, typer.Option("--for", help="For this long. (default: until 'resume')")
     ] = None,
     server: ServerOption = None,
     json_: JsonOption = False,
 ) -> None:
-    """Deliver nothing to a subscription until it is resumed, or for a time."""
+    """Pause delivery to a subscription, until it is resumed or for a time."""
     seconds = None if time is None else parse_duration(time)
 
     async def work(mill: "Mill") -> str:
@@ -315,7 +354,7 @@ def pause(
 
 @app.command()
 def resume(topic: TopicArgument, name: NameArgument, server: ServerOption = None) -> None:
-    """Deliver to a paused subscription again."""
+    """Resume delivery to a paused subscription."""
 
     async def work(mill: "Mill") -> None:
         await (await mill.topic(topic)).subscriptions.resume(name)
@@ -328,7 +367,7 @@ def resume(topic: TopicArgument, name: NameArgument, server: ServerOption = None
 def remove(
     topic: TopicArgument, name: NameArgument, yes: YesOption = False, server: ServerOption = None
 ) -> None:
-    """Remove a subscription; where it stood is forgotten, the topic's events stay."""
+    """Remove a subscription and its position; the events of the topic stay."""
     confirm(f"Remove subscription '{name}' of topic '{topic}'?", yes)
 
     async def work(mill: "Mill") -> None:
@@ -345,36 +384,18 @@ def _print_json(info: "SubscriptionInfo", lag: "Lag | None") -> None:
 
 
 def _start(text: str) -> "Start":
-    from millstream.cli.options.positions import place
     from millstream.messaging import Start
 
     if text == "last":
         return Start.LAST
-    found = place(text)
+    found = parse_position(text)
     if found.last is not None:
-        raise ConfigError("--start: a subscription begins at one place; -N differs by partition")
-    return Start.NEW if found.word == "end" else found.start(0)
+        raise ConfigError("--start: -N is another offset in each partition; give one position")
+    return Start.NEW if found.name == "end" else found.start(0)
 
 
-def _settings(options: Mapping[str, Any]) -> dict[str, Any]:
-    """What was given of a subscription's settings, in the forms SubscriptionSettings takes."""
-    values: dict[str, Any] = {
-        name: options[name]
-        for name in ("max_in_flight", "dead_letter", "description")
-        if options.get(name) is not None
-    }
-    if options.get("ack_wait") is not None:
-        values["ack_wait"] = parse_duration(options["ack_wait"])
-    if options.get("backoff") is not None:
-        delays = (part for part in options["backoff"].split(",") if part.strip())
-        values["backoff"] = tuple(parse_duration(part) for part in delays)
-    for name, kind in (("max_deliver", int), ("rate_limit", float)):
-        text = options.get(name)
-        if text is None:
-            continue
-        try:
-            values[name] = None if text == "none" else kind(text)
-        except ValueError:
-            option = f"--{name.replace('_', '-')}"
-            raise ConfigError(f"{option}: {text!r} is not a number. Give one, or 'none'") from None
-    return values
+def _number_or_none(option: str, text: str, kind: type[int] | type[float]) -> float | None:
+    try:
+        return None if text == "none" else kind(text)
+    except ValueError:
+        raise ConfigError(f"{option}: {text!r} is not a number. Give one, or 'none'") from None

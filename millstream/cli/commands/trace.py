@@ -1,4 +1,4 @@
-"""`millstream trace`: the way of a message through servers, accounts, streams and listeners."""
+"""`millstream trace`: the path of a message through servers, accounts and streams."""
 
 from typing import TYPE_CHECKING, Annotated
 
@@ -19,8 +19,9 @@ app = typer.Typer()
 
 @app.command()
 def trace(
-    subject: Annotated[str, typer.Argument(metavar="SUBJECT", help="Where the message goes.")],
-    body: Annotated[str | None, typer.Argument(metavar="[BODY]", help="Its body.")] = None,
+    subject: Annotated[str, typer.Argument(metavar="SUBJECT", help="Subject of the message.")],
+    body: Annotated[str | None, typer.Argument(metavar="[BODY]", help="Body of it.")] = None,
+    *,
     deliver: Annotated[
         bool,
         typer.Option("--deliver", help="Really deliver and store it. (default: only a dry run)"),
@@ -30,9 +31,9 @@ def trace(
     server: ServerOption = None,
     json_: JsonOption = False,
 ) -> None:
-    """Draw the way of a message: servers, accounts, streams, listeners and what refused it.
+    """Trace the path of a message: servers, accounts, streams, subscribers and refusals.
 
-    A dry run: nobody receives the message and no topic stores it, unless --deliver is given.
+    A dry run: the message is neither delivered nor stored, except with --deliver.
     """
     from millstream.cli.views.trace import collect, draw
 

@@ -12,7 +12,7 @@ from typing import Any, Final
 import msgspec
 
 from millstream.cli.files.rows import Row
-from millstream.cli.options.positions import nanoseconds
+from millstream.cli.options.times import nanoseconds
 from millstream.errors import ConfigError
 from millstream.events.event import nanoseconds_of
 from millstream.messaging import NewEvent

@@ -13,7 +13,7 @@ from typing import IO, Any, Final
 import msgspec
 
 from millstream.cli.files.formats import open_input
-from millstream.cli.options.positions import time_text
+from millstream.cli.options.times import time_text
 from millstream.errors import ConfigError
 
 __all__ = ["Row", "RowReader", "open_rows"]

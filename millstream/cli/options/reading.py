@@ -1,29 +1,29 @@
-"""Options of the commands that read events; the same words everywhere."""
+"""Options of the commands that read events; the same names everywhere."""
 
-from __future__ import annotations
-
-from typing import Annotated, Final
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
+from millstream.cli.options.positions import POSITION_HELP, Position, parse_position
+from millstream.errors import ConfigError
+
+if TYPE_CHECKING:
+    from datetime import datetime
+
+    from millstream.cli.views.event_text import Formatter
+
 __all__ = [
     "FORMAT_HELP",
-    "PLACE_HELP",
     "VALUE_FORMS",
     "CountOption",
-    "FormatOption",
-    "KeyOption",
-    "PartitionOption",
-    "RawOption",
-    "SubjectOption",
+    "EventFormat",
+    "Range",
+    "Selection",
     "TopicArgument",
     "ValueOption",
 ]
 
-PLACE_HELP: Final = (
-    "beginning, end, an offset, -N (the last N of each partition), keys (the last of each key), "
-    "or @TIME (2026-01-31T12:00Z, or 10m: ten minutes ago)"
-)
 FORMAT_HELP: Final = (
     "%t topic, %p partition, %o offset, %k key, %s value, %S and %K their sizes, "
     "%T time in ms, %h headers, %i id, %%; \\n \\t \\r \\xHH"
@@ -32,26 +32,7 @@ VALUE_FORMS: Final = ("auto", "text", "json", "base64")
 
 TopicArgument = Annotated[str, typer.Argument(metavar="TOPIC", help="Name of the topic.")]
 CountOption = Annotated[
-    int | None, typer.Option("--count", "-c", min=1, help="End after so many events.")
-]
-FormatOption = Annotated[
-    str | None,
-    typer.Option("--format", "-f", metavar="FORMAT", help=f"Format of each event: {FORMAT_HELP}."),
-]
-RawOption = Annotated[
-    bool, typer.Option("--raw", "-r", help="Print the bare values, each with a line end.")
-]
-KeyOption = Annotated[
-    list[str] | None,
-    typer.Option("--key", "-k", help="Only events of this key; repeat it for more."),
-]
-SubjectOption = Annotated[
-    list[str] | None,
-    typer.Option("--subject", help="Only messages on this subject pattern; repeat it for more."),
-]
-PartitionOption = Annotated[
-    list[int] | None,
-    typer.Option("--partition", "-p", min=0, help="Only this partition; repeat it for more."),
+    int | None, typer.Option("--count", "-c", min=1, help="Stop after N events.")
 ]
 ValueOption = Annotated[
     str,
@@ -60,3 +41,74 @@ ValueOption = Annotated[
         help="How a value is written in JSON: auto (text, else base64), text, json or base64.",
     ),
 ]
+
+
+@dataclass(frozen=True, slots=True)
+class Selection:
+    """Which events of a topic are read."""
+
+    key: Annotated[
+        list[str] | None,
+        typer.Option("--key", "-k", help="Only events with this key; repeat it for more."),
+    ] = None
+    subject: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--subject", help="Only messages on this subject pattern; repeat it for more."
+        ),
+    ] = None
+    partition: Annotated[
+        list[int] | None,
+        typer.Option("--partition", "-p", min=0, help="Only this partition; repeat it for more."),
+    ] = None
+
+    def arguments(self) -> dict[str, Any]:
+        """The arguments of `topic.read`."""
+        keys, subjects = self.key or (), self.subject or ()
+        return {"keys": keys, "subjects": subjects, "partitions": self.partition}
+
+
+@dataclass(frozen=True, slots=True)
+class Range:
+    """From where to where a topic is read."""
+
+    start: Annotated[
+        str, typer.Option("--start", metavar="POSITION", help=f"Where to start: {POSITION_HELP}.")
+    ] = "beginning"
+    end: Annotated[
+        str,
+        typer.Option(
+            "--end", metavar="POSITION", help="Where to end, exclusive: an offset, @TIME or end."
+        ),
+    ] = "end"
+
+    def positions(self) -> "tuple[Position, int | datetime | None]":
+        """The start, and the end, exclusive; None: everything that is stored now."""
+        start, end = parse_position(self.start), parse_position(self.end)
+        if end.name == "end":
+            return start, None
+        if end.offset is None and end.time is None:
+            raise ConfigError(f"--end {self.end}: give an offset, @TIME or end")
+        return start, end.offset if end.offset is not None else end.time
+
+
+@dataclass(frozen=True, slots=True)
+class EventFormat:
+    """How events are printed."""
+
+    form: Annotated[
+        str | None,
+        typer.Option(
+            "--format", "-f", metavar="FORMAT", help=f"Format of each event: {FORMAT_HELP}."
+        ),
+    ] = None
+    raw: Annotated[
+        bool, typer.Option("--raw", "-r", help="Print only the values, one per line.")
+    ] = False
+    value: ValueOption = "auto"
+
+    def formatter(self, as_json: bool) -> "Formatter":
+        """The function that turns an event into bytes to print."""
+        from millstream.cli.views.event_text import formatter
+
+        return formatter(self.form, raw=self.raw, as_json=as_json, value=self.value)

@@ -92,7 +92,7 @@ def _pairs(option: str, texts: list[str]) -> dict[str, str]:
 
 def origin(option: str, text: str) -> "Origin":
     """A topic to copy from: `orders`, `orders,domain=edge,start=17,filter=eu`."""
-    from millstream.cli.options.positions import moment
+    from millstream.cli.options.times import moment
     from millstream.messaging import Origin
 
     topic, *details = text.split(",")

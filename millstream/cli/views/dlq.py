@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
-from millstream.cli.options.positions import time_text
+from millstream.cli.options.times import time_text
 from millstream.cli.output import print_table, say
 from millstream.cli.views.event_text import key_field, shown, value_bytes, value_field
 from millstream.cli.views.topic import age, simple

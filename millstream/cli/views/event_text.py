@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
-from millstream.cli.options.positions import time_text
 from millstream.cli.options.reading import FORMAT_HELP, VALUE_FORMS
+from millstream.cli.options.times import time_text
 from millstream.errors import ConfigError
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ from datetime import datetime, timedelta
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
-from millstream.cli.options.positions import time_text
+from millstream.cli.options.times import time_text
 from millstream.cli.output import print_table, say, size
 from millstream.deadline import now_ns
 from millstream.events.event import nanoseconds_of

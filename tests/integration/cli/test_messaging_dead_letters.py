@@ -66,17 +66,17 @@ def test_one_is_shown_with_cause_attempts_and_origin(run: Commands) -> None:
         run("dlq", "show", *ARGUMENTS, "999")
 
 
-def test_repaired_letters_come_back_in_order_and_once(run: Commands) -> None:
+def test_edited_letters_are_redriven_in_order_and_once(run: Commands) -> None:
     offset = str(run.json("dlq", "ls", *ARGUMENTS)[0]["offset"])
     edit = ("dlq", "edit", *ARGUMENTS, offset)
-    assert "say what" in run.error(*edit)
+    assert "nothing to change" in run.error(*edit)
     assert "not both" in run.error(*edit, "-H", "A: b", "--no-headers")
     edited = run.json(*edit, "--value", "-", "-H", "Fixed: yes", piped="repaired")
     assert (edited["value"], edited["headers"]) == ("repaired", {"Fixed": "yes"})
     assert edited["edited"]
     assert "3 dead letters would" in run("dlq", "redrive", *ARGUMENTS, "--dry-run", "--limit", "3")
     assert run.json("dlq", "redrive", *ARGUMENTS) == {"redriven": 4, "recovered": 0}
-    assert "Brought 0" in run("dlq", "redrive", *ARGUMENTS)
+    assert "Redrove 0" in run("dlq", "redrive", *ARGUMENTS)
     pulled = run.lines("subs", "pull", *ARGUMENTS, "-n", "9", "--ack", "--wait", "30s")
     assert [event["value"] for event in pulled] == ["repaired", "event 1", "event 2", "event 3"]
     assert pulled[0]["headers"] == {"Fixed": "yes"}

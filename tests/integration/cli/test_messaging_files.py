@@ -204,7 +204,7 @@ def test_running_an_import_again_stores_nothing_twice_unless_asked(
     assert run.json("import", "orders", str(file)) == {
         "topic": "orders", "file": str(file), "stored": 2, "stored_before": 0,
     }  # fmt: skip
-    assert "2 were there before" in run("import", "orders", str(file))
+    assert "2 were already stored" in run("import", "orders", str(file))
     assert run.json("import", "orders", str(file), "--name", "other")["stored"] == 2
     assert run.json("import", "orders", str(file), "--again")["stored"] == 2
     assert len(contents(run.url, "orders")) == 6

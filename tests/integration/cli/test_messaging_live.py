@@ -176,7 +176,7 @@ def test_a_waiting_tail_ends_when_its_reader_is_gone(broker: Cli, run: Commands)
         assert process.stderr.read() == b""
 
 
-def test_an_import_that_is_interrupted_says_how_to_go_on(broker: Cli, run: Commands) -> None:
+def test_an_interrupted_import_says_how_to_continue(broker: Cli, run: Commands) -> None:
     run("topic", "create", "slow")
     process = subprocess.Popen(
         [MILLSTREAM, "import", "slow", "-", "--name", "pipe"],
@@ -199,7 +199,7 @@ def test_an_import_that_is_interrupted_says_how_to_go_on(broker: Cli, run: Comma
         process.send_signal(signal.SIGINT)
         _, err = process.communicate(timeout=60)
     assert process.returncode == 130
-    assert err == "Rows before 1,001 are stored. Run it again to go on\n"
+    assert err == "Rows before 1,001 are stored. Run it again to continue\n"
 
 
 def unread(pipe: IO[str] | None) -> int:
@@ -234,7 +234,7 @@ def test_a_terminal_is_asked_before_anything_is_removed(broker: Cli, run: Comman
     run("pub", "-t", "doomed", "x")
     code, shown = on_a_terminal(broker, "topic", "purge", "doomed", answer=b"n\n")
     assert code == 1
-    assert "Remove events of topic 'doomed'?" in shown
+    assert "Remove all events of topic 'doomed'?" in shown
     assert run.json("topic", "info", "doomed")["messages"] == 1
     code, shown = on_a_terminal(broker, "topic", "rm", "doomed", answer=b"y\n")
     assert code == 0

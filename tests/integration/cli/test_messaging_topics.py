@@ -117,7 +117,7 @@ def test_a_receipt_says_where_an_event_is_and_that_a_second_one_was_there(run: C
     again = run.json("pub", "-t", "orders", "hello", "-k", "a", "--id", "one")
     assert (first["topic"], first["partition"], first["offset"]) == ("orders", 0, 1)
     assert (first["duplicate"], again["duplicate"], again["offset"]) == (False, True, 1)
-    assert "Was there before" in run("pub", "-t", "orders", "hello", "--id", "one")
+    assert "Already stored" in run("pub", "-t", "orders", "hello", "--id", "one")
     assert "offset 2" in run("pub", "-t", "orders", "other")
 
 
@@ -256,7 +256,7 @@ def test_a_replay_into_another_topic_keeps_events_and_stores_none_twice(orders: 
     assert "Stored 2 events" in said
     said = orders("topic", "replay", "orders", "--to", "again", "-k", "k1")
     assert "Stored 0 events" in said
-    assert "2 were there before" in said
+    assert "2 were already stored" in said
     copies = orders.lines("topic", "replay", "again")
     originals = orders.lines("topic", "replay", "orders", "-k", "k1")
     assert [(c["key"], c["value"], c["timestamp"]) for c in copies] == [

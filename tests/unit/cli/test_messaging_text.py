@@ -16,11 +16,10 @@ from hypothesis import strategies as st
 from millstream.cli import session
 from millstream.cli.files.events import Columns
 from millstream.cli.files.formats import Progress, file_format
-from millstream.cli.options import bodies
-from millstream.cli.options import positions as places
+from millstream.cli.options import bodies, positions, times
 from millstream.cli.options import topic as topic_options
 from millstream.cli.views.event_text import event_record, formatter, json_line, shown, value_field
-from millstream.cli.views.lines import Lines
+from millstream.cli.views.stdout_writer import StdoutWriter
 from millstream.cli.views.trace import draw
 from millstream.errors import ConfigError
 from millstream.events.event import Partition, PlainEvent
@@ -58,24 +57,24 @@ def event(
         ("@2026-01-31T12:00+01:00", 9, Start.at_time(datetime(2026, 1, 31, 11, tzinfo=UTC))),
     ],
 )
-def test_a_place_is_where_reading_begins(text: str, last: int, start: Start) -> None:
-    assert places.place(text).start(last) == start
+def test_a_position_is_where_reading_starts(text: str, last: int, start: Start) -> None:
+    assert positions.parse_position(text).start(last) == start
 
 
 @pytest.mark.parametrize("text", ["", "0", "soon", "@", "@yesterday", "@5", "--5", "@2026-01-31"])
-def test_what_is_no_place_is_refused(text: str) -> None:
+def test_an_invalid_position_is_refused(text: str) -> None:
     with pytest.raises(ConfigError):
-        places.place(text)
+        positions.parse_position(text)
 
 
 def test_a_duration_is_before_now() -> None:
-    then = places.moment("10m")
+    then = times.moment("10m")
     assert timedelta(minutes=10) <= datetime.now(UTC) - then < timedelta(minutes=11)
 
 
 @given(st.integers(-INT64, INT64))
 def test_a_time_is_written_so_that_it_can_be_read_again(nanoseconds: int) -> None:
-    assert places.nanoseconds(places.time_text(nanoseconds)) == nanoseconds
+    assert times.nanoseconds(times.time_text(nanoseconds)) == nanoseconds
 
 
 # -- events as text -----------------------------------------------------------------------
@@ -209,7 +208,7 @@ def test_no_question_is_asked_without_a_terminal() -> None:
 async def test_lines_come_out_in_order_at_once_and_at_the_end(
     capfdbinary: pytest.CaptureFixture[bytes],
 ) -> None:
-    async with Lines() as out:
+    async with StdoutWriter() as out:
         await out.write(b"one\n")
         shown = b""
         for _ in range(3000):

@@ -1,45 +1,61 @@
-"""Where a schema on the command line comes from: a file, or a class of the user's own code."""
-
-from __future__ import annotations
+"""A schema on the command line: a file, or a class of the user's own code."""
 
 import importlib
 import sys
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Annotated, Final
+
+import typer
 
 from millstream.errors import ConfigError
 
 if TYPE_CHECKING:
     from millstream.schemas import Schema
 
-__all__ = ["SOURCE_HELP", "load_schema"]
+__all__ = ["SCHEMA_HELP", "SchemaFormat", "load_schema"]
 
-SOURCE_HELP: Final = (
+SCHEMA_HELP: Final = (
     "A file (.avsc, .json, .proto, or a descriptor set .pb), or a class as module:Class."
 )
 _FORMATS: Final = {".avsc": "avro", ".proto": "protobuf"}
 
 
-def load_schema(
-    source: str, format_: str | None, message: str | None, drop_constraints: bool = False
-) -> Schema:
+@dataclass(frozen=True, slots=True)
+class SchemaFormat:
+    """How the file of a schema is read."""
+
+    format_: Annotated[
+        str | None,
+        typer.Option(
+            "--format",
+            metavar="FORMAT",
+            help="avro, json or protobuf. (default: from the name of the file)",
+        ),
+    ] = None
+    message: Annotated[
+        str | None, typer.Option(metavar="NAME", help="The Protobuf message that is the event.")
+    ] = None
+
+
+def load_schema(given: str, form: SchemaFormat, drop_constraints: bool = False) -> "Schema":
     """The schema in a file, or of a class that can be imported from this folder."""
     from millstream.schemas import declare
 
-    path = Path(source)
-    module, colon, name = source.partition(":")
+    path = Path(given)
+    module, colon, name = given.partition(":")
     if colon and not path.exists() and all(part.isidentifier() for part in module.split(".")):
         return declare(_class(module, name), drop_constraints=drop_constraints)
     if path.suffix in (".pb", ".desc", ".bin"):
-        return declare(path.read_bytes(), message=message)
+        return declare(path.read_bytes(), message=form.message)
     try:
         text = path.read_text(encoding="utf-8")
     except UnicodeDecodeError as error:
-        raise ConfigError(f"{source} is no text ({error}); a descriptor set ends in .pb") from error
+        raise ConfigError(f"{given} is not text ({error}); a descriptor set ends in .pb") from error
     return declare(
         text,
-        format=format_ or _FORMATS.get(path.suffix),
-        message=message,
+        format=form.format_ or _FORMATS.get(path.suffix),
+        message=form.message,
         drop_constraints=drop_constraints,
     )
 

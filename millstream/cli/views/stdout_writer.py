@@ -1,4 +1,4 @@
-"""Lines on stdout from a coroutine: at once when few come, in bulk when many do."""
+"""Writes to stdout from a coroutine: immediately while little comes, in bulk when much does."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from typing import Final
 
 from millstream.closing import AsyncClosing
 
-__all__ = ["Lines"]
+__all__ = ["StdoutWriter"]
 
-BULK_BYTES: Final = 64 * 1024  # what a pipe takes at once
-LATEST_SECONDS: Final = 0.02  # a reader's eye does not notice less
+BULK_BYTES: Final = 64 * 1024  # what a pipe holds
+LATEST_SECONDS: Final = 0.02  # too short for a person to notice
 
 
-class Lines(AsyncClosing):
+class StdoutWriter(AsyncClosing):
     """Writes in a thread, so that a slow reader of the pipe never stops the connection.
 
     Use it as `async with`. When the reader is gone (`| head`), the task that writes is stopped and
@@ -50,7 +50,7 @@ class Lines(AsyncClosing):
             self._later = self._loop.create_task(self._flush_later())
 
     async def flush(self) -> None:
-        """Return when everything written so far is with the reader."""
+        """Return when everything written so far has been handed to the reader."""
         async with self._lock:
             text = b"".join(self._parts)
             self._parts.clear()
