@@ -1,4 +1,4 @@
-"""Tables: the latest value of each key, kept by the broker as a compacted topic."""
+"""Tables: the latest value of each key, stored by the broker as a compacted topic."""
 
 from __future__ import annotations
 
@@ -42,14 +42,14 @@ class Table:
     """The latest value of each key. Writes are acknowledged; a revision makes them conditional.
 
     A conditional write succeeds for one of several writers: the others get WrongSequence, or
-    Unconfirmed when the broker was lost meanwhile and nobody can tell any more. Within a key
-    changes are seen in the order of writing; readers may skip over values that were replaced.
+    Unconfirmed if the broker was lost meanwhile and it is unknown who won. Within a key
+    readers see changes in the order of writing, but may skip values that were replaced.
     """
 
     def __init__(self, topic: Topic) -> None:
         if topic.settings.history is None:
             raise ConfigError(
-                f"'{topic.name}' keeps every event, so it is not a table: declare it with "
+                f"'{topic.name}' keeps every event, so it is not a table: create it with "
                 f"create_table, or as a topic with history=1"
             )
         self.topic = topic
@@ -71,11 +71,11 @@ class Table:
         return await self._write(key, value, revision)
 
     async def delete(self, key: str, *, revision: int | None = None) -> int:
-        """Remove a key; readers that follow the table see it go."""
+        """Delete a key; readers that follow the table see the deletion."""
         return await self._write(key, None, revision)
 
     async def put_many(self, values: dict[str, Any]) -> dict[str, int]:
-        """Set several keys, many in flight; their revisions. Not atomic."""
+        """Set several keys, many in flight; return their revisions. Not atomic."""
         receipts = await self.topic.publish_many(
             NewEvent(value, key) for key, value in values.items()
         )
@@ -93,15 +93,15 @@ class Table:
         return None if event is None or event.value is None else _entry(event)
 
     async def revision(self, key: str) -> int:
-        """The key's latest revision, its deletion included; 0 when it never had a value."""
+        """The key's latest revision, also of a deletion; 0 if it never had a value."""
         event = await self.topic.last(key)
         return 0 if event is None else event.offset
 
     async def entries(self, keys: Sequence[str] = ()) -> AsyncIterator[Entry]:
         """All present values, or those of some keys, each key once.
 
-        Not a snapshot: a key that is written meanwhile comes with its old or its new value; one
-        that is there all along is never missing.
+        Not a snapshot: a key that is written meanwhile has its old or its new value; one that
+        exists all the time is never missing.
         """
         async for event in self.topic.latest(keys):
             if event.value is not None:
@@ -110,7 +110,7 @@ class Table:
     async def changes(
         self, keys: Sequence[str] = (), *, start: Start = Start.LAST_PER_KEY
     ) -> AsyncIterator[Change]:
-        """The present values, then every change as it comes, for ever."""
+        """The present values, then every change as it comes, forever."""
         async for event in self.topic.read(ReadPlan(start=start, keys=keys, follow=True)):
             if event.key is not None:
                 yield Change(event.key, event.value, event.offset, event.timestamp, event.partition)

@@ -1,8 +1,8 @@
 """The canonical JSON form of a type, in which the registry keeps schemas.
 
-The form is stable: equal types give equal bytes, on every version of this package. Simple types
+The form is stable: equal types give equal bytes, in every version of this package. Simple types
 are their short name (`"int32"`, `"decimal(10,2)"`), the others an object with a `type`; absent
-facts are left out rather than written as null.
+properties are left out rather than written as null.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def texts(form: Any, what: str) -> tuple[str, ...]:
 
 
 def parse_json(text: str | bytes, what: str) -> Any:
-    """JSON of bounded size; any fault of the text is a `SchemaError` that names `what`."""
+    """JSON of bounded size; faults are a `SchemaError` that names `what`."""
     if len(text) > MAX_TEXT:
         raise errors.SchemaError(
             f"the {what} has {len(text):,} characters; at most {MAX_TEXT:,} are read"
@@ -90,7 +90,7 @@ def load(text: str | bytes) -> t.Type:
 
 
 def type_to(type_: t.Type) -> Any:
-    """The canonical form of a type, as what `json` can write."""
+    """The canonical form of a type, as values that `json` can write."""
     match type_:
         case t.Enum():
             form = {"type": "enum", "name": type_.name, "symbols": list(type_.symbols)}
@@ -131,7 +131,7 @@ def _field_to(field: t.Field) -> dict[str, Any]:
 
 
 def type_from(form: Any, depth: int = 0) -> t.Type:
-    """The type of a canonical form; anything else is refused with what was found."""
+    """The type of a canonical form; anything else is refused."""
     if depth > t.MAX_DEPTH:
         raise errors.SchemaError(f"the schema is nested more than {t.MAX_DEPTH} levels deep")
     if isinstance(form, str):
@@ -173,16 +173,16 @@ def _simple_from(name: str) -> t.Type:
 
 
 def default_to(type_: t.Type, value: Any) -> Any:
-    """A plain default as JSON; a union's is written with the place of its option.
+    """A plain default as JSON; a union's default is written with the index of its option.
 
-    Text alone would not say whether it is a date, base64 or itself.
+    The text alone would not show whether it is a date, base64 or plain text.
     """
     match type_:
         case t.Nullable():
             return None if value is None else default_to(type_.of, value)
         case t.Union():
-            place = option_of(type_, value)
-            return [place, default_to(type_.options[place], value)]
+            index = option_of(type_, value)
+            return [index, default_to(type_.options[index], value)]
         case t.List():
             return [default_to(type_.item, item) for item in value]
         case t.Map():
@@ -194,12 +194,12 @@ def default_to(type_: t.Type, value: Any) -> Any:
 
 
 def default_from(type_: t.Type, form: Any) -> Any:
-    """The plain default of its JSON; `Unfit` if it is none of the type."""
+    """The plain default of its JSON; `Unfit` if it does not fit the type."""
     match type_, form:
         case t.Nullable(), _:
             return None if form is None else default_from(type_.of, form)
-        case t.Union(), [int(place), inner] if 0 <= place < len(type_.options):
-            return default_from(type_.options[place], inner)
+        case t.Union(), [int(index), inner] if 0 <= index < len(type_.options):
+            return default_from(type_.options[index], inner)
         case t.List(), list():
             return [default_from(type_.item, item) for item in form]
         case t.Map(), dict():

@@ -1,8 +1,8 @@
 """Single events as bytes: Avro, Protobuf and JSON behind one protocol.
 
 A codec is compiled once for the schema its owner writes and reads. `encode` checks a value strictly
-before a byte is made; `decode` reads what any version wrote, checks it just as strictly (the bytes
-may come from a client of any language) and resolves it to the owner's version.
+before it is written. `decode` reads bytes of any version, checks them just as strictly (they may
+come from a client in any language) and resolves the value to the owner's version.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ __all__ = ["WIRE_FORMATS", "Codec", "Wire", "WireFormat", "make_codec"]
 
 WireFormat: TypeAlias = Literal["avro", "json", "protobuf"]
 WIRE_FORMATS: Final[tuple[WireFormat, ...]] = ("avro", "json", "protobuf")
-# Writer versions kept compiled; a topic has a handful, and one too many costs a compile, no more.
+# Compiled writer versions to keep; a topic has a handful, and a miss only costs a compile.
 _MAX_WRITERS: Final = 64
 
 
@@ -61,7 +61,7 @@ class _SchemaCodec:
     def __init__(self, schema: Schema, format_: WireFormat) -> None:
         if format_ not in WIRE_FORMATS:
             raise errors.ConfigError(
-                f"'{format_}' is not a wire format; one of {', '.join(WIRE_FORMATS)} is"
+                f"'{format_}' is not a wire format; choose one of {', '.join(WIRE_FORMATS)}"
             )
         self.format = format_
         self.schema = schema

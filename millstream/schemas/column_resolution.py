@@ -13,121 +13,121 @@ import pyarrow.compute as pc
 
 from millstream.schemas import types as t
 from millstream.schemas.arrow_types import arrow_type
-from millstream.schemas.resolution import matching_field, refuse_mismatches, value_turn
+from millstream.schemas.resolution import matching_field, refuse_mismatches, value_converter
 from millstream.schemas.values.columns import builder_for
 from millstream.schemas.values.fit import fresh
 from millstream.schemas.values.rows import reader_for
 
 __all__ = ["ColumnResolution"]
 
-_Turn: TypeAlias = Callable[[Any], Any]
+_Convert: TypeAlias = Callable[[Any], Any]
 
 
 class ColumnResolution:
-    """Turns struct arrays of the writer's record into the reader's."""
+    """Converts struct arrays of the writer's record to the reader's."""
 
     def __init__(self, writer: t.Record, reader: t.Record) -> None:
         refuse_mismatches(writer, reader)
-        self._column = _column_turn(writer, reader)
+        self._column = _column_converter(writer, reader)
 
     def column(self, array: pa.StructArray) -> pa.StructArray:
-        """A struct array of the writer as one of the reader; unchanged columns are not copied."""
+        """The reader's form of a struct array of the writer."""
         return array if self._column is None else self._column(array)
 
 
-def _column_turn(writer: t.Type, reader: t.Type) -> _Turn | None:
-    """A function on Arrow arrays, or None where they stay as they are."""
+def _column_converter(writer: t.Type, reader: t.Type) -> _Convert | None:
+    """A function on Arrow arrays, or None if they stay the same."""
     writer, _ = t.strip(writer)
     reader, _ = t.strip(reader)
     if isinstance(writer, t.Union) or isinstance(reader, t.Union):
         return None if writer == reader else _by_values(writer, reader)
     match writer, reader:
         case t.Record(), t.Record():
-            return _struct_turn(writer, reader)
+            return _struct_converter(writer, reader)
         case (t.List(), t.List()) | (t.Map(), t.Map()):
-            return _nested_turn(writer, reader)
+            return _nested_converter(writer, reader)
         case t.Enum(), t.Enum():
-            return None if value_turn(writer, reader) is None else _enum_turn(reader)
+            return None if value_converter(writer, reader) is None else _enum_converter(reader)
         case _:
             target = arrow_type(reader)
             return None if arrow_type(writer) == target else lambda array: array.cast(target)
 
 
-def _by_values(writer: t.Type, reader: t.Type) -> _Turn:
-    """The slow but general way: to Python values, turned one by one, and back."""
+def _by_values(writer: t.Type, reader: t.Type) -> _Convert:
+    """The slow but general path: to Python values, converted one by one, and back."""
     read = reader_for(writer)
-    turn = value_turn(t.Nullable(writer), t.Nullable(reader))
+    convert = value_converter(t.Nullable(writer), t.Nullable(reader))
     build = builder_for(t.Nullable(reader))
 
-    def turn_column(array: Any) -> Any:
+    def convert_column(array: Any) -> Any:
         values = read(array)
-        return build(values if turn is None else [turn(value) for value in values])
+        return build(values if convert is None else [convert(value) for value in values])
 
-    return turn_column
+    return convert_column
 
 
-def _enum_turn(reader: t.Enum) -> _Turn:
+def _enum_converter(reader: t.Enum) -> _Convert:
     known = pa.array(reader.symbols, pa.string())
     default = pa.scalar(reader.default, pa.string())
 
-    def turn(array: Any) -> Any:
+    def convert(array: Any) -> Any:
         keep = pc.or_(pc.is_in(array, known), pc.is_null(array))
         return pc.if_else(keep, array, default)
 
-    return turn
+    return convert
 
 
 def _mask(array: Any) -> Any:
     return array.is_null() if array.null_count else None
 
 
-def _struct_turn(writer: t.Record, reader: t.Record) -> _Turn | None:
-    if arrow_type(writer) == arrow_type(reader) and value_turn(writer, reader) is None:
+def _struct_converter(writer: t.Record, reader: t.Record) -> _Convert | None:
+    if arrow_type(writer) == arrow_type(reader) and value_converter(writer, reader) is None:
         return None
-    places = {field.name: index for index, field in enumerate(writer.fields)}
-    plan: list[tuple[int | None, _Turn | None, Any]] = []
+    indices = {field.name: number for number, field in enumerate(writer.fields)}
+    plan: list[tuple[int | None, _Convert | None, Any]] = []
     for field in reader.fields:
-        source = matching_field(field, writer)
-        if source is None:
+        written = matching_field(field, writer)
+        if written is None:
             plan.append((None, None, builder_for(field.type)([fresh(field.default)])))
         else:
-            plan.append((places[source.name], _column_turn(source.type, field.type), None))
+            plan.append((indices[written.name], _column_converter(written.type, field.type), None))
     fields = list(arrow_type(reader))
 
-    def turn_struct(array: Any) -> Any:
+    def convert_struct(array: Any) -> Any:
         columns = []
-        for place, turn, one in plan:
-            if place is None:
+        for index, convert, one in plan:
+            if index is None:
                 columns.append(one.take(pa.repeat(pa.scalar(0, pa.int64()), len(array))))
             else:
-                child = array.field(place)
-                columns.append(child if turn is None else turn(child))
+                child = array.field(index)
+                columns.append(child if convert is None else convert(child))
         return pa.StructArray.from_arrays(columns, fields=fields, mask=_mask(array))
 
-    return turn_struct
+    return convert_struct
 
 
-def _nested_turn(writer: t.Type, reader: t.Type) -> _Turn | None:
+def _nested_converter(writer: t.Type, reader: t.Type) -> _Convert | None:
     target = arrow_type(reader)
     is_map = isinstance(writer, t.Map) and isinstance(reader, t.Map)
     if isinstance(writer, t.Map) and isinstance(reader, t.Map):
-        inner = _column_turn(writer.value, reader.value)
+        inner = _column_converter(writer.value, reader.value)
     elif isinstance(writer, t.List) and isinstance(reader, t.List):
-        inner = _column_turn(writer.item, reader.item)
+        inner = _column_converter(writer.item, reader.item)
     else:
         inner = None
     if inner is None and arrow_type(writer) == target:
         return None
 
-    def turn_nested(array: Any) -> Any:
+    def convert_nested(array: Any) -> Any:
         if array.offset and array.null_count:
-            # Arrow refuses a mask beside offsets that do not start at their buffer.
+            # Arrow refuses a mask with offsets that do not start at the buffer's start.
             array = array.take(pa.array(range(len(array)), pa.int64()))
-        turned = array.items if is_map else array.values
-        turned = turned if inner is None else inner(turned)
+        converted = array.items if is_map else array.values
+        converted = converted if inner is None else inner(converted)
         if is_map:
-            parts = (array.offsets, array.keys, turned)
+            parts = (array.offsets, array.keys, converted)
             return pa.MapArray.from_arrays(*parts, type=target, mask=_mask(array))
-        return pa.ListArray.from_arrays(array.offsets, turned, type=target, mask=_mask(array))
+        return pa.ListArray.from_arrays(array.offsets, converted, type=target, mask=_mask(array))
 
-    return turn_nested
+    return convert_nested

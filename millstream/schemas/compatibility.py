@@ -44,7 +44,7 @@ class Mode(enum.StrEnum):
 
     @property
     def directions(self) -> tuple[_Direction, ...]:
-        """Who must be able to read whom."""
+        """Which side must be able to read the other's data."""
         return _DIRECTIONS[self.value.removesuffix("_TRANSITIVE")]
 
 
@@ -57,7 +57,7 @@ _DIRECTIONS: Final[dict[str, tuple[_Direction, ...]]] = {
 
 
 def parse_mode(text: str) -> Mode:
-    """The mode of a name in any case; another name is a `ConfigError` that lists them."""
+    """The mode of that name, in any case; `ConfigError` lists the names."""
     try:
         return Mode(text.upper())
     except ValueError:
@@ -68,14 +68,14 @@ def parse_mode(text: str) -> Mode:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Problem:
-    """One reason why a version may not follow: the field, the rule it breaks, and against whom."""
+    """One reason why a version may not follow: the field, the broken rule, and both versions."""
 
     field: str
     rule: str
     message: str
     # "backward": the new version cannot read old data. "forward": old readers cannot read new data.
     direction: _Direction
-    # The place in `olds` of the version it was compared with.
+    # The index in `olds` of the version it was compared with.
     version: int
 
     def __str__(self) -> str:
@@ -105,7 +105,7 @@ def _record(schema: Schema | t.Record) -> t.Record:
 
 
 def _numbers(writer: t.Type, reader: t.Type, path: str) -> list[Mismatch]:
-    """Protobuf readers go by number alone: a number must keep its field and a field its number."""
+    """Protobuf readers use numbers only: a number must keep its field and a field its number."""
     writer, reader = t.strip(writer)[0], t.strip(reader)[0]
     match writer, reader:
         case t.List(), t.List():

@@ -1,4 +1,4 @@
-"""One door for every way to declare a schema."""
+"""Declaring a schema from a class, an Arrow schema, or Avro, Protobuf or JSON Schema."""
 
 from __future__ import annotations
 
@@ -34,10 +34,10 @@ def declare(
 ) -> Schema:
     """The schema of a class, an Arrow schema, or an Avro, Protobuf or JSON Schema text or object.
 
-    The format is seen from the source; `format` ("avro", "json", "protobuf") settles it where text
-    could be several. `name` renames the record, `message` picks a Protobuf message, and
-    `drop_constraints` gives up value constraints (`pattern`, `gt`) that no type can hold. Whatever
-    cannot be mapped is refused here, with the field and the reason.
+    The format is detected; `format` ("avro", "json", "protobuf") sets it if a text could be more
+    than one. `name` renames the record, `message` chooses a Protobuf message, and
+    `drop_constraints` drops value constraints (`pattern`, `gt`) that types cannot express. Anything
+    that cannot be mapped is refused with the field and the reason.
     """
     record, origin = _read(source, format, name, message, drop_constraints)
     if name is not None:
@@ -65,7 +65,7 @@ def _read(
     if isinstance(source, (str, dict)):
         return _text(source, format_ or _format_of(source), name, message, drop)
     raise errors.SchemaError(
-        f"no schema can be made from {type(source).__name__}; give a dataclass, a msgspec Struct, "
+        f"cannot read a schema from {type(source).__name__}; give a dataclass, a msgspec Struct, "
         f"a Pydantic model, an Arrow schema, or Avro, Protobuf or JSON Schema"
     )
 
@@ -82,7 +82,7 @@ def _format_of(source: str | dict[str, Any]) -> str:
             return "json"
     raise errors.SchemaError(
         "the text is neither .proto, nor an Avro record, nor a JSON Schema object; "
-        "say which with format='avro', 'json' or 'protobuf'"
+        "set format='avro', 'json' or 'protobuf'"
     )
 
 
@@ -100,12 +100,12 @@ def _text(
         full = find_message(list(files.file), message)
         return from_descriptor(files, full), SchemaOrigin("protobuf", text, full)
     raise errors.SchemaError(
-        f"'{format_}' is not a schema text; 'avro', 'json' and 'protobuf' (as text) are"
+        f"'{format_}' is not a format of schema texts; use 'avro', 'json' or 'protobuf' (as text)"
     )
 
 
 def _arrow(source: Any, name: str | None) -> tuple[t.Record, SchemaOrigin]:
-    # Here only: a schema that is declared otherwise needs no Arrow.
+    # Imported here: other schemas do not need Arrow.
     import pyarrow as pa
 
     from millstream.schemas.formats.arrow import from_arrow

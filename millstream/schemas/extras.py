@@ -11,12 +11,12 @@ __all__ = ["needed"]
 
 
 def needed(module: str) -> Any:
-    """The module, or `MissingExtra` with the pip line if its library is not installed."""
+    """The module, or `MissingExtra` with the pip command if its library is not installed."""
     try:
         return importlib.import_module(module)
     except ModuleNotFoundError as error:
         library = module.partition(".")[0]
-        # Anything else that is missing is a fault of the library, and passes through.
+        # Another missing module is a fault of the library itself.
         if (error.name or "").partition(".")[0] != library:
             raise
         raise errors.MissingExtra("schemas", module) from None

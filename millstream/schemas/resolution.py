@@ -1,10 +1,9 @@
 """Reading what was written with another version of a schema.
 
-`mismatches(writer, reader)` lists every reason why values of the writer's type cannot all be read
-as the reader's; `Resolution` turns them when there is none. `column_resolution` does the same with
-Arrow columns.
-The rules are Avro's, less those that lose something (a 64-bit number as a float) and those that
-would make another Avro reader see other values (milliseconds read as microseconds).
+`mismatches(writer, reader)` lists the reasons why some values of the writer's type cannot be read
+as the reader's. If there are none, `Resolution` converts values; `column_resolution` does the same
+for Arrow columns. The rules are Avro's, without those that lose something (a 64-bit number as a
+float) or that make another Avro reader see other values (milliseconds read as microseconds).
 """
 
 from __future__ import annotations
@@ -23,10 +22,10 @@ __all__ = [
     "matching_field",
     "mismatches",
     "refuse_mismatches",
-    "value_turn",
+    "value_converter",
 ]
 
-_Turn: TypeAlias = Callable[[Any], Any]
+_Convert: TypeAlias = Callable[[Any], Any]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -39,7 +38,7 @@ class Mismatch:
 
 
 def matching_field(field: t.Field, writer: t.Record) -> t.Field | None:
-    """The writer's field a reader's field is read from: the one of its name, else of an alias."""
+    """The writer's field that a reader's field is read from, by name or else by alias."""
     by_name = {candidate.name: candidate for candidate in writer.fields}
     for name in (field.name, *field.aliases):
         if name in by_name:
@@ -74,7 +73,7 @@ def _solid(writer: t.Type, reader: t.Type, path: str) -> list[Mismatch]:
     if isinstance(reader, t.Union):
         if any(not _solid(writer, option, path) for option in reader.options):
             return []
-        message = f"{t.kind(writer)} was written and is no option of {t.kind(reader)}"
+        message = f"{t.kind(writer)} was written and is not an option of {t.kind(reader)}"
         return [Mismatch(path, "option_unknown", message)]
     match writer, reader:
         case t.Record(), t.Record():
@@ -124,15 +123,15 @@ def _records(writer: t.Record, reader: t.Record, path: str) -> list[Mismatch]:
         )
     for field in reader.fields:
         where = f"{path}.{field.name}" if path else field.name
-        source = matching_field(field, writer)
-        if source is not None:
-            out += mismatches(source.type, field.type, where)
+        written = matching_field(field, writer)
+        if written is not None:
+            out += mismatches(written.type, field.type, where)
         elif field.required:
             out.append(
                 Mismatch(
                     where,
                     "no_default",
-                    "the written data does not have it and it has no default to take instead",
+                    "the written data does not have it and it has no default",
                 )
             )
     return out
@@ -170,37 +169,37 @@ def refuse_mismatches(writer: t.Record, reader: t.Record) -> None:
 
 
 class Resolution:
-    """Turns values of the writer's record into the reader's; refused where that cannot be done."""
+    """Converts values of the writer's record to the reader's; SchemaError if that is impossible."""
 
     def __init__(self, writer: t.Record, reader: t.Record) -> None:
         refuse_mismatches(writer, reader)
-        self._value = value_turn(writer, reader)
+        self._value = value_converter(writer, reader)
 
     def value(self, plain: dict[str, Any]) -> dict[str, Any]:
-        """A plain value of the writer as one of the reader."""
-        turned: dict[str, Any] = plain if self._value is None else self._value(plain)
-        return turned
+        """The reader's form of a plain value of the writer."""
+        converted: dict[str, Any] = plain if self._value is None else self._value(plain)
+        return converted
 
 
-def value_turn(writer: t.Type, reader: t.Type) -> _Turn | None:
-    """A function on plain values, or None where they stay as they are."""
+def value_converter(writer: t.Type, reader: t.Type) -> _Convert | None:
+    """A function on plain values, or None if they stay the same."""
     if isinstance(writer, t.Nullable):
-        inner = value_turn(writer.of, t.strip(reader)[0])
+        inner = value_converter(writer.of, t.strip(reader)[0])
         return None if inner is None else lambda v: None if v is None else inner(v)
     reader, _ = t.strip(reader)
     if isinstance(writer, t.Union):
-        return _union_turn(writer, reader)
+        return _union_converter(writer, reader)
     if isinstance(reader, t.Union):
         options = [option for option in reader.options if not _solid(writer, option, "")]
-        return value_turn(writer, options[0])
+        return value_converter(writer, options[0])
     match writer, reader:
         case t.Record(), t.Record():
-            return _record_turn(writer, reader)
+            return _record_converter(writer, reader)
         case t.List(), t.List():
-            item = value_turn(writer.item, reader.item)
+            item = value_converter(writer.item, reader.item)
             return None if item is None else lambda v: [item(e) for e in v]
         case t.Map(), t.Map():
-            value = value_turn(writer.value, reader.value)
+            value = value_converter(writer.value, reader.value)
             return None if value is None else lambda v: {k: value(e) for k, e in v.items()}
         case t.Enum(), t.Enum():
             known, default = frozenset(reader.symbols), reader.default
@@ -213,41 +212,41 @@ def value_turn(writer: t.Type, reader: t.Type) -> _Turn | None:
             return None
 
 
-def _record_turn(writer: t.Record, reader: t.Record) -> _Turn | None:
-    plan: list[tuple[str, str | None, _Turn | None, object]] = []
+def _record_converter(writer: t.Record, reader: t.Record) -> _Convert | None:
+    plan: list[tuple[str, str | None, _Convert | None, object]] = []
     for field in reader.fields:
-        source = matching_field(field, writer)
-        if source is None:
+        written = matching_field(field, writer)
+        if written is None:
             plan.append((field.name, None, None, field.default))
         else:
-            turn = value_turn(source.type, field.type)
-            plan.append((field.name, source.name, turn, None))
+            convert = value_converter(written.type, field.type)
+            plan.append((field.name, written.name, convert, None))
     names = [field.name for field in writer.fields]
-    if [source for _, source, _, _ in plan] == names and all(
-        name == source and turn is None for name, source, turn, _ in plan
+    if [written for _, written, _, _ in plan] == names and all(
+        name == written and convert is None for name, written, convert, _ in plan
     ):
         return None
 
-    def turn_record(value: dict[str, Any]) -> dict[str, Any]:
+    def convert_record(value: dict[str, Any]) -> dict[str, Any]:
         return {
             name: (
                 fresh(default)
-                if source is None
-                else (value[source] if turn is None else turn(value[source]))
+                if written is None
+                else (value[written] if convert is None else convert(value[written]))
             )
-            for name, source, turn, default in plan
+            for name, written, convert, default in plan
         }
 
-    return turn_record
+    return convert_record
 
 
-def _union_turn(writer: t.Union, reader: t.Type) -> _Turn | None:
-    turns = [value_turn(option, reader) for option in writer.options]
-    if not any(turns):
+def _union_converter(writer: t.Union, reader: t.Type) -> _Convert | None:
+    converters = [value_converter(option, reader) for option in writer.options]
+    if not any(converters):
         return None
 
-    def turn_option(value: Any) -> Any:
-        turn = turns[option_of(writer, value)]
-        return value if turn is None else turn(value)
+    def convert_option(value: Any) -> Any:
+        convert = converters[option_of(writer, value)]
+        return value if convert is None else convert(value)
 
-    return turn_option
+    return convert_option

@@ -1,4 +1,4 @@
-"""A declared schema: the record every event of a topic is, and the text it was declared with."""
+"""A declared schema: the record type of a topic's events, and the text it was declared with."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ __all__ = ["Format", "Schema", "SchemaOrigin", "checked"]
 
 Format: TypeAlias = Literal["arrow", "avro", "descriptor", "json", "protobuf", "python"]
 _FORMATS: Final = ("arrow", "avro", "descriptor", "json", "protobuf", "python")
-# The formats whose own text decides the bytes on the wire (Avro's fixed sizes, Protobuf's numbers).
+# The formats whose text determines the bytes on the wire (Avro's fixed sizes, Protobuf's numbers).
 _WIRE_FORMATS: Final = ("avro", "descriptor", "protobuf")
 
 
@@ -26,13 +26,13 @@ class SchemaOrigin:
 
     format: Format
     text: str
-    # Protobuf only: the full name of the message that is the event.
+    # Protobuf only: the full name of the event's message.
     message: str = ""
 
     def __post_init__(self) -> None:
         if self.format not in _FORMATS:
             raise errors.SchemaError(
-                f"'{self.format}' is not a schema format; one of {', '.join(_FORMATS)} is"
+                f"'{self.format}' is not a schema format; choose one of {', '.join(_FORMATS)}"
             )
 
 
@@ -48,7 +48,7 @@ class Schema:
 
     @functools.cached_property
     def fingerprint(self) -> str:
-        """SHA-256 of the canonical form (and of the original text where that is the wire form)."""
+        """SHA-256 of the canonical form (and of the text if it determines the wire format)."""
         digest = hashlib.sha256(canonical.dump(self.record).encode())
         if self.origin is not None and self.origin.format in _WIRE_FORMATS:
             origin = self.origin
@@ -60,12 +60,12 @@ class Schema:
         return compile_fit(self.record)
 
     def fit(self, value: object) -> dict[str, Any]:
-        """The plain form of a value; `Unfit` names the field, what it must be and what it is."""
+        """The plain form of a value; `Unfit` names field, expected and found."""
         plain: dict[str, Any] = self._fit(value)
         return plain
 
     def to_json(self) -> str:
-        """The text the registry keeps: the canonical form and the original text."""
+        """The text that the registry stores: the canonical form and the original text."""
         form: dict[str, Any] = {"record": canonical.type_to(self.record)}
         if self.origin is not None:
             form["origin"] = {k: v for k, v in dataclasses.asdict(self.origin).items() if v}
@@ -73,13 +73,13 @@ class Schema:
 
     @classmethod
     def from_json(cls, text: str | bytes) -> Schema:
-        """The schema a kept text describes."""
+        """The schema of a stored text."""
         form = canonical.parse_json(text, "schema")
         try:
             record = canonical.type_from(form["record"])
             origin = SchemaOrigin(**form["origin"]) if "origin" in form else None
         except (KeyError, TypeError) as error:
-            raise errors.SchemaError(f"the kept schema is incomplete: {error!r}") from None
+            raise errors.SchemaError(f"the stored schema is incomplete: {error!r}") from None
         if not isinstance(record, t.Record):
             raise errors.SchemaError(f"a schema is a record, not {t.kind(record)}")
         return cls(record, origin)

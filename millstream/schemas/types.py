@@ -1,12 +1,11 @@
-"""The one type model every schema is turned into.
+"""The type model: every schema is converted to it.
 
-Values of these classes are frozen and small; every format is mapped to and from them, so nothing
-else in the package knows about pairs of formats. They double as annotations in Python classes:
-`price: Annotated[Decimal, types.Decimal(10, 2)]`.
+Every format is mapped to and from these small frozen classes, so no code handles pairs of formats.
+They are also annotations for Python classes: `price: Annotated[Decimal, types.Decimal(10, 2)]`.
 
-A type is a tree: a schema that refers to itself has no Arrow or Spark form and is refused where it
-is read. Each composite knows the size and depth of the tree below it, so that a schema made
-to explode when expanded is refused while it is built, before anything walks it.
+A type is a tree: a schema that refers to itself has no Arrow or Spark form and is refused when it
+is read. Each composite knows the size and depth of its tree, so that a schema built to explode when
+it is expanded is refused while it is built, before anything walks it.
 """
 
 from __future__ import annotations
@@ -53,7 +52,7 @@ __all__ = [
 MAX_DEPTH: Final = 32
 # Types in one schema, counted as they are expanded; Spark and Arrow slow down well before this.
 MAX_NODES: Final = 5_000
-# Symbols in one enum; beyond this it is a lookup table, not a type.
+# Symbols in one enum; with more it is a lookup table, not a type.
 MAX_SYMBOLS: Final = 2_000
 # The longest name; the strictest of the common systems (databases, Parquet readers) take 255.
 MAX_NAME: Final = 255
@@ -198,7 +197,7 @@ class Uuid:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Enum:
-    """One of `symbols`; `default` is what a reader takes for a symbol it does not know."""
+    """One of `symbols`; readers replace unknown symbols by `default`."""
 
     name: str
     symbols: tuple[str, ...]
@@ -208,9 +207,10 @@ class Enum:
         _check_name(self.name, "enum")
         if not 1 <= len(self.symbols) <= MAX_SYMBOLS:
             raise errors.SchemaError(
-                f"enum '{self.name}' has {len(self.symbols)} symbols; it may have {MAX_SYMBOLS:,}"
+                f"enum '{self.name}' has {len(self.symbols)} symbols; it may have 1 to "
+                f"{MAX_SYMBOLS:,}"
             )
-        _check_distinct(self.symbols, f"enum '{self.name}' names the symbol")
+        _check_distinct(self.symbols, f"enum '{self.name}' has the symbol")
         for symbol in self.symbols:
             if not isinstance(symbol, str) or not symbol or len(symbol) > MAX_NAME:
                 raise errors.SchemaError(f"enum '{self.name}': {symbol!r} is not a symbol")
@@ -281,7 +281,7 @@ class Map(_Composite):
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Union(_Composite):
-    """One of several types that a value tells apart by itself; None is said with `Nullable`."""
+    """One of several types; the value itself shows which. None needs `Nullable`."""
 
     options: tuple[Type, ...] = ()
 
@@ -298,10 +298,10 @@ class Field:
 
     name: str
     type: Type
-    # What a reader takes where the writer did not know the field.
+    # The value for readers if the writer did not know the field.
     default: object = dataclasses.field(default=MISSING, hash=False)
     doc: str = ""
-    # Earlier names, under which older events still hold it.
+    # Earlier names, used by older events.
     aliases: tuple[str, ...] = ()
     # The Protobuf field number, where one was declared.
     number: int | None = None
@@ -403,7 +403,7 @@ def _check_name(name: object, what: str) -> None:
 
 def _check_doc(doc: object, name: str) -> None:
     if not isinstance(doc, str):
-        raise errors.SchemaError(f"'{name}': its doc is not text but {doc!r:.40}")
+        raise errors.SchemaError(f"'{name}': its doc must be text, not {doc!r:.40}")
 
 
 def _check_record_name(name: object) -> None:
@@ -422,7 +422,7 @@ def _check_distinct(names: Iterable[object], what: str) -> None:
 
 
 def _check_options(options: tuple[Type, ...]) -> None:
-    """Refuse a union whose values could not be told apart by themselves."""
+    """Refuse a union if a value could belong to two options."""
     groups: dict[str, Type] = {}
     records: list[Record] = []
     for option in options:
@@ -435,8 +435,7 @@ def _check_options(options: tuple[Type, ...]) -> None:
         groups[group] = option
         if other is not None and not (isinstance(other, Record) and isinstance(option, Record)):
             raise errors.SchemaError(
-                f"a union of {kind(other)} and {kind(option)} is ambiguous: "
-                f"a value cannot tell which one it is"
+                f"a union of {kind(other)} and {kind(option)} is ambiguous: a value could be either"
             )
     _check_distinct((r.name for r in records), "a union has the record")
     for i, one in enumerate(records):

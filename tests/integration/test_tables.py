@@ -44,7 +44,7 @@ async def test_a_key_has_the_value_that_was_put_last(table: Table) -> None:
     assert [entry.key async for entry in table.entries(["pears", "plums", "pears"])] == ["pears"]
 
 
-async def test_a_deleted_key_is_gone_for_everybody(mill: Mill, table: Table) -> None:
+async def test_a_deleted_key_is_gone_for_every_reader(mill: Mill, table: Table) -> None:
     await table.put("apples", b"3")
     gone = await table.delete("apples")
     assert await table.get("apples") is None
@@ -56,7 +56,7 @@ async def test_a_deleted_key_is_gone_for_everybody(mill: Mill, table: Table) -> 
         await table.put("apples", None)
 
 
-async def test_many_keys_are_put_at_once(table: Table) -> None:
+async def test_many_keys_are_put_together(table: Table) -> None:
     revisions = await table.put_many({f"k{number}": b"%d" % number for number in range(100)})
     assert len(revisions) == 100
     assert await table.as_dict() == {f"k{number}": b"%d" % number for number in range(100)}
@@ -101,7 +101,9 @@ async def test_a_conditional_write_needs_the_latest_revision(table: Table) -> No
     await table.put("k", b"4", revision=third)
 
 
-async def test_of_many_who_create_a_key_one_succeeds(mill: Mill, millstream_url: str) -> None:
+async def test_of_many_clients_that_create_a_key_one_succeeds(
+    mill: Mill, millstream_url: str
+) -> None:
     await mill.create_table("locks")
     async with millstream.connect(millstream_url, request_timeout=30) as other:
         tables = [await mill.table("locks"), await other.table("locks")]
@@ -121,7 +123,7 @@ async def test_of_many_who_create_a_key_one_succeeds(mill: Mill, millstream_url:
 
 
 async def increment(table: Table, key: str, links: list[tuple[int, int]]) -> None:
-    """Add one, however many others do; the step from revision to revision is noted."""
+    """Add one while others do the same; record the step from revision to revision."""
     while True:
         entry = await table.get(key)
         before, number = (0, 0) if entry is None else (entry.revision, int(entry.value))
@@ -134,7 +136,7 @@ async def increment(table: Table, key: str, links: list[tuple[int, int]]) -> Non
 
 
 def check_chain(links: list[tuple[int, int]]) -> None:
-    """Every successful write followed another one directly: the writes have one order."""
+    """Every successful write directly follows another one: the writes have one order."""
     assert len({before for before, _ in links}) == len(links)
     follows = dict(links)
     revision = 0
@@ -203,10 +205,10 @@ def _kill_and_restart(broker: Broker) -> None:
 # -- reading while it is written ----------------------------------------------------------
 
 
-async def test_a_key_that_is_there_all_along_is_never_missing(
+async def test_a_key_that_exists_all_the_time_is_never_missing(
     mill: Mill, table: Table, millstream_url: str
 ) -> None:
-    """Also one that is written so often that its value is replaced before it is read."""
+    """Also one whose value is replaced again and again before it is read."""
     keys = [f"k{number}" for number in range(60)]
     await table.put_many(dict.fromkeys(keys, b"0"))
     stop = asyncio.Event()
@@ -219,7 +221,7 @@ async def test_a_key_that_is_there_all_along_is_never_missing(
                 number += 1
                 await busy.put_many(dict.fromkeys(mine, b"%d" % number))
 
-        writing = [asyncio.create_task(write(keys[place::3])) for place in range(3)]
+        writing = [asyncio.create_task(write(keys[start::3])) for start in range(3)]
         try:
             for _ in range(15):
                 found = [entry.key async for entry in table.entries()]
@@ -229,7 +231,9 @@ async def test_a_key_that_is_there_all_along_is_never_missing(
             await asyncio.gather(*writing)
 
 
-async def test_watching_gives_what_is_there_and_then_every_change(mill: Mill, table: Table) -> None:
+async def test_watching_gives_the_current_values_and_then_every_change(
+    mill: Mill, table: Table
+) -> None:
     await table.put("a", b"1")
     await table.put("b", b"1")
     await table.delete("b")

@@ -31,8 +31,8 @@ class Table(Twin):
     """The latest value of each key. Writes are acknowledged; a revision makes them conditional.
 
     A conditional write succeeds for one of several writers: the others get WrongSequence, or
-    Unconfirmed when the broker was lost meanwhile and nobody can tell any more. Within a key
-    changes are seen in the order of writing; readers may skip over values that were replaced.
+    Unconfirmed if the broker was lost meanwhile and it is unknown who won. Within a key
+    readers see changes in the order of writing, but may skip values that were replaced.
     """
 
     __slots__ = ()
@@ -55,11 +55,11 @@ class Table(Twin):
         return self._loop.call(self._inner.put(key, value, revision=revision))
 
     def delete(self, key: str, *, revision: int | None = None) -> int:
-        """Remove a key; readers that follow the table see it go."""
+        """Delete a key; readers that follow the table see the deletion."""
         return self._loop.call(self._inner.delete(key, revision=revision))
 
     def put_many(self, values: dict[str, Any]) -> dict[str, int]:
-        """Set several keys, many in flight; their revisions. Not atomic."""
+        """Set several keys, many in flight; return their revisions. Not atomic."""
         return self._loop.call(self._inner.put_many(values))
 
     def get(self, key: str) -> Entry | None:
@@ -67,21 +67,21 @@ class Table(Twin):
         return self._loop.call(self._inner.get(key))
 
     def revision(self, key: str) -> int:
-        """The key's latest revision, its deletion included; 0 when it never had a value."""
+        """The key's latest revision, also of a deletion; 0 if it never had a value."""
         return self._loop.call(self._inner.revision(key))
 
     def entries(self, keys: Sequence[str] = ()) -> Iterator[Entry]:
         """All present values, or those of some keys, each key once.
 
-        Not a snapshot: a key that is written meanwhile comes with its old or its new value; one
-        that is there all along is never missing.
+        Not a snapshot: a key that is written meanwhile has its old or its new value; one that
+        exists all the time is never missing.
         """
         return self._loop.iterate(self._inner.entries(keys))
 
     def changes(
         self, keys: Sequence[str] = (), *, start: Start = Start.LAST_PER_KEY
     ) -> Iterator[Change]:
-        """The present values, then every change as it comes, for ever."""
+        """The present values, then every change as it comes, forever."""
         return self._loop.iterate(self._inner.changes(keys, start=start))
 
     def as_dict(self) -> dict[str, Any]:
@@ -92,8 +92,8 @@ class Table(Twin):
 class Registry(Twin):
     """Versions of topics' schemas. Ids are stable; a breaking change is refused.
 
-    Several processes may register at once: every version gets one number, and the same schema is
-    the same version for all of them.
+    Several processes may register at the same time: every version gets one number, and the same
+    schema is the same version for all of them.
     """
 
     __slots__ = ()
@@ -129,14 +129,14 @@ class Registry(Twin):
     ) -> list[Problem]:
         """Why a schema may not become the topic's next version; nothing is written.
 
-        `mode` asks what would be under another promise. `how` is passed to `declare`.
+        `mode` checks under another compatibility mode. `how` is passed to `declare`.
         """
         return self._loop.call(self._inner.check(topic, source, mode, **how))
 
     def check_first(
         self, topic: str, source: object, wire_format: str | None, mode: Mode | str | None = None
     ) -> None:
-        """Refuse what could not be a topic's first schema, before anything is made for it."""
+        """Refuse what could not be a topic's first schema, before anything is created."""
         self._loop.call(self._inner.check_first(topic, source, wire_format, mode))
 
     def register(
@@ -147,14 +147,14 @@ class Registry(Twin):
         wire_format: str | None = None,
         **how: Any,
     ) -> Version:
-        """Give an existing topic a schema, or its next version; the version it has now.
+        """Give an existing topic a schema or its next version; return the current version.
 
         A schema that is registered already is left as it is. Incompatible names the field and the
         rule that a new one breaks. `how` is passed to `declare`.
 
-        1. Mark the topic as one with a schema, so that nothing untyped is written from now on.
+        1. Mark the topic as one with a schema, so that from now on nothing untyped is written.
         2. Store the schema under its fingerprint; its offset is its id.
-        3. Add the version to the topic's record, if that is still as it was read; else again.
+        3. Add the version to the topic's record if that has not changed meanwhile; else repeat.
         """
         return self._loop.call(self._inner.register(topic, source, mode, wire_format, **how))
 
@@ -163,12 +163,12 @@ class Registry(Twin):
     ) -> Version:
         """Register the next version of a topic that has a schema.
 
-        With `mode` its promise is changed first, so that the new version is checked under it.
+        With `mode` the compatibility mode is changed first; the new version is checked under it.
         """
         return self._loop.call(self._inner.evolve(topic, source, mode, **how))
 
     def set_mode(self, topic: str, mode: Mode | str) -> TopicSchemas:
-        """Change what a topic promises about its next versions."""
+        """Change the compatibility mode for a topic's next versions."""
         return self._loop.call(self._inner.set_mode(topic, mode))
 
     def adopt(self, topic: str, record: TopicSchemas) -> TopicSchemas:
@@ -183,8 +183,8 @@ class Registry(Twin):
 class Guard(ContextTwin):
     """Stores what fits a topic's schema and refuses the rest, for clients of any language.
 
-    At least once, with `Nats-Msg-Id` each id once within the topic's duplicate window. Messages of
-    one client and key keep their order. Several guards of a topic share the work.
+    Stored at least once; with `Nats-Msg-Id` once per id within the topic's duplicate window.
+    Messages of one client and key keep their order. Several guards of a topic share the work.
     """
 
     __slots__ = ()
@@ -217,12 +217,12 @@ class Guard(ContextTwin):
         return self._loop.invoke(lambda: self._inner.streams)
 
     def open(self) -> Self:
-        """Listen; from now on what is published to the entrance is checked and stored."""
+        """Listen: messages that are published to the entrance are checked and stored."""
         self._loop.call(self._inner.open())
         return self
 
     def close(self) -> None:
-        """Take no more, and return when everything taken is answered."""
+        """Accept no more messages, and return when all accepted ones are answered."""
         self._loop.call(self._inner.close())
 
     def run(self) -> None:

@@ -16,12 +16,12 @@ from millstream.schemas.arrow_types import arrow_field
 __all__ = ["from_arrow", "to_arrow"]
 
 FORMAT: Final = "Arrow"
-# Schema metadata that keeps what Arrow's types cannot say (symbols, defaults, docs, aliases).
+# Schema metadata with what Arrow's types cannot express (symbols, defaults, docs, aliases).
 METADATA: Final = b"millstream.schema"
 
 
 def to_arrow(record: t.Record) -> pa.Schema:
-    """The Arrow schema of a record; its metadata lets `from_arrow` give the same record back."""
+    """The Arrow schema of a record; with its metadata `from_arrow` returns the same record."""
     fields = [arrow_field(field.name, field.type) for field in record.fields]
     return pa.schema(fields, metadata={METADATA: canonical.dump(record).encode()})
 
@@ -32,7 +32,7 @@ def from_arrow(schema: pa.Schema | pa.StructType, name: str = "record") -> t.Rec
     kept = (schema.metadata or {}).get(METADATA) if isinstance(schema, pa.Schema) else None
     if kept is not None:
         record = canonical.load(kept)
-        # Columns may have been added or cast since it was written; then the columns are the truth.
+        # If columns were added or cast since it was written, the columns count.
         if isinstance(record, t.Record) and pa.schema(fields).equals(
             to_arrow(record), check_metadata=False
         ):
@@ -62,7 +62,7 @@ def _from_field(field: Any, path: str, name: str, depth: int) -> t.Type:
 
 def _from_type(arrow: Any, path: str, name: str, depth: int) -> t.Type:
     if at.is_dictionary(arrow):
-        # A dictionary is a way to store a column, not another type of value.
+        # A dictionary is an encoding of a column, not another type.
         return _from_type(arrow.value_type, path, name, depth)
     if at.is_list(arrow) or at.is_large_list(arrow):
         return t.List(_from_field(arrow.value_field, f"{path}[]", f"{name}_item", depth))
@@ -102,7 +102,7 @@ def _leaf(arrow: Any) -> t.Type | str:
         return _temporal(arrow)
     if getattr(arrow, "extension_name", "") == "arrow.uuid":
         return t.Uuid()
-    return "there is no such type in the model"
+    return "the model has no such type"
 
 
 def _temporal(arrow: Any) -> t.Type | str:

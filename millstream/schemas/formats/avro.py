@@ -1,8 +1,8 @@
 """Avro: schemas to and from its JSON.
 
-Where Avro's own types say less than the model (int8, unsigned numbers, durations), the field's type
-carries the canonical form under the property `millstream`, which other Avro readers ignore. It is
-believed only while it agrees with the Avro type around it.
+Where Avro's types are less exact than the model's (int8, unsigned numbers, durations), the field's
+type has the canonical form in the property `millstream`, which other Avro readers ignore. It counts
+only if it agrees with the Avro type around it.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def parse_avro(source: str | bytes | dict[str, Any]) -> Any:
 
 
 def to_avro(record: t.Record) -> dict[str, Any]:
-    """The Avro schema of a record; what Avro has no type for is refused."""
+    """The Avro schema of a record; types that Avro does not have are refused."""
     form: dict[str, Any] = _Writer().record(record, "", "")
     return form
 
@@ -69,7 +69,7 @@ def _refusal(path: str, type_: t.Type, reason: str) -> errors.Unmappable:
 
 
 class _Writer:
-    """One schema being written: named types are spelled out once and referred to after that."""
+    """One schema being written: named types are written out once and referenced afterwards."""
 
     def __init__(self) -> None:
         self.named: dict[str, t.Type] = {}
@@ -83,7 +83,7 @@ class _Writer:
                 return {"type": "array", "items": self.type(type_.item, f"{path}[]", space)}
             case t.Map():
                 if not isinstance(type_.key, t.String):
-                    raise _refusal(path, type_, "its map keys are text only")
+                    raise _refusal(path, type_, "Avro's map keys are always text")
                 return {"type": "map", "values": self.type(type_.value, f"{path}{{}}", space)}
             case t.Union():
                 return self.union(type_, path, space)
@@ -161,7 +161,7 @@ class _Writer:
                 reason = "a default must be of the first option of each union; reorder or drop it"
                 raise _refusal(path, field.type, reason) from None
             if field.default is not None and isinstance(field.type, t.Nullable):
-                # Avro's default belongs to the first type of a union; null may stand anywhere.
+                # Avro's default belongs to the first type of a union; null may be anywhere.
                 form["type"] = [form["type"][1], "null", *form["type"][2:]]
         if field.doc:
             form["doc"] = field.doc
@@ -192,13 +192,13 @@ class _Writer:
 
 
 def _annotated(type_: t.Type, path: str) -> dict[str, Any]:
-    """The Avro type that holds every value of a type Avro does not have."""
+    """The Avro type for every value of a type that Avro does not have."""
     if isinstance(type_, t.Duration) or type_ == t.Int(32, signed=False):
         base = "long"
     elif isinstance(type_, t.Int) and type_.bits < 32:
         base = "int"
     else:
-        raise _refusal(path, type_, "none of its types holds every value")
+        raise _refusal(path, type_, "no Avro type holds every value")
     return {"type": base, ANNOTATION: canonical.type_to(type_)}
 
 
@@ -262,7 +262,7 @@ class _Reader:
                 raise errors.Unmappable(path, f"record {full}", FORMAT, reason)
             if full in self.named:
                 return self.named[full]
-        raise errors.SchemaError(f"field '{path}': Avro knows no type named '{name}'")
+        raise errors.SchemaError(f"field '{path}': there is no Avro type named '{name}'")
 
     def keep(self, form: dict[str, Any], space: str, type_: t.Type) -> t.Type:
         self.named[_full(form, space)] = type_
@@ -271,7 +271,7 @@ class _Reader:
     def union(self, options: list[Any], path: str, space: str, depth: int) -> t.Type:
         types = [self.type(o, path, space, depth + 1) for o in options if o != "null"]
         if not types:
-            raise errors.Unmappable(path, "union", FORMAT, "it holds nothing but null")
+            raise errors.Unmappable(path, "union", FORMAT, "it allows nothing but null")
         try:
             union = types[0] if len(types) == 1 else t.Union(tuple(types))
         except errors.SchemaError as error:
@@ -326,13 +326,13 @@ def _primitive(base: str, form: dict[str, Any], path: str) -> t.Type:
     known = _LOGICAL.get((base, logical or ""))
     if logical is not None and known is None and logical in _REFUSED:
         raise errors.Unmappable(path, logical, FORMAT, _REFUSED[logical])
-    # The specification tells readers to ignore a logical type they do not know.
+    # By the specification, readers ignore unknown logical types.
     return known or _PLAIN[base]
 
 
 _REFUSED: Final = {
-    "timestamp-nanos": "times are kept in microseconds",
-    "local-timestamp-nanos": "times are kept in microseconds",
+    "timestamp-nanos": "times have microseconds at most",
+    "local-timestamp-nanos": "times have microseconds at most",
     "big-decimal": "its scale changes from value to value; use decimal",
 }
 

@@ -1,4 +1,4 @@
-"""Values as Avro writes them inside a schema: logical types as the numbers they stand for."""
+"""Values in an Avro schema's defaults: logical types are plain numbers there."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def from_raw(type_: t.Type, raw: Any) -> Any:
         case t.Nullable():
             return None if raw is None else from_raw(type_.of, raw)
         case t.Union():
-            # A default belongs to the first option, which here may stand after a null.
+            # A default belongs to the first option, which may come after a null here.
             return from_raw(type_.options[0], raw)
         case t.List():
             return [from_raw(type_.item, item) for item in raw]

@@ -20,7 +20,7 @@ _MICROSECOND: Final = dt.timedelta(microseconds=1)
 
 
 class AvroWire:
-    """A schema declared in Avro is written as declared, any other as `to_avro` gives it."""
+    """A schema declared in Avro is written as declared, any other as `to_avro` maps it."""
 
     def __init__(self, schema: Schema) -> None:
         fastavro = needed("fastavro")
@@ -31,7 +31,7 @@ class AvroWire:
             form = to_avro(record)
         try:
             self._parsed = fastavro.parse_schema(copy.deepcopy(form), named_schemas={})
-        except Exception as error:  # fastavro has several bases for what is wrong with a schema
+        except Exception as error:  # fastavro's schema errors have no common base class
             raise errors.SchemaError(f"fastavro refuses the Avro schema: {error}") from error
         names: dict[str, Any] = {}
         _gather_names(self._parsed, names)
@@ -51,14 +51,14 @@ class AvroWire:
 
     def load(self, data: bytes) -> dict[str, Any]:
         """The plain value of the bytes, checked; bytes left over are refused too."""
-        source = io.BytesIO(data)
+        stream = io.BytesIO(data)
         try:
-            value = self._read(source, self._parsed, None)
-        except Exception as error:  # fastavro raises whatever a wrong byte leads to
+            value = self._read(stream, self._parsed, None)
+        except Exception as error:  # fastavro raises anything for wrong bytes
             reason = f"{type(error).__name__} {error}"
             raise errors.Unfit("", f"{self._kind} in Avro", f"other bytes: {reason}") from None
-        if source.tell() != len(data):
-            left = len(data) - source.tell()
+        if stream.tell() != len(data):
+            left = len(data) - stream.tell()
             raise errors.Unfit("", f"{self._kind} in Avro", f"{left} more bytes after it")
         plain: dict[str, Any] = self._fit(value if self._from is None else self._from(value))
         return plain
@@ -80,7 +80,7 @@ def _gather_names(form: Any, names: dict[str, Any]) -> None:
 
 
 def _tag(form: Any) -> str:
-    """The name by which fastavro knows an option of a union."""
+    """fastavro's name for an option of a union."""
     while isinstance(form, dict):
         if form.get("type") in ("record", "error", "enum", "fixed"):
             return str(form["name"])
@@ -98,12 +98,12 @@ def _to_wire(type_: t.Type, form: Any, names: dict[str, Any]) -> Fit | None:
     if isinstance(form, list):
         options = [option for option in form if option != "null"]
         if isinstance(inner, t.Union):
-            turn: Fit | None = _union_to_wire(inner, options, names)
+            convert: Fit | None = _union_to_wire(inner, options, names)
         else:
-            turn = _to_wire(inner, options[0], names)
-        if turn is None or not nullable:
-            return turn
-        return lambda value: None if value is None else turn(value)
+            convert = _to_wire(inner, options[0], names)
+        if convert is None or not nullable:
+            return convert
+        return lambda value: None if value is None else convert(value)
     match inner:
         case t.Duration():
             return lambda value: value // _MICROSECOND
@@ -115,34 +115,36 @@ def _to_wire(type_: t.Type, form: Any, names: dict[str, Any]) -> Fit | None:
             return element and (lambda value: {k: element(v) for k, v in value.items()})
         case t.Record():
             forms = {field["name"]: field["type"] for field in form["fields"]}
-            turns = {f.name: _to_wire(f.type, forms[f.name], names) for f in inner.fields}
-            return _on_fields({name: turn for name, turn in turns.items() if turn is not None})
+            converters = {f.name: _to_wire(f.type, forms[f.name], names) for f in inner.fields}
+            return _on_fields(
+                {name: convert for name, convert in converters.items() if convert is not None}
+            )
         case _:
             return None
 
 
-def _on_fields(turns: dict[str, Fit]) -> Fit | None:
-    if not turns:
+def _on_fields(converters: dict[str, Fit]) -> Fit | None:
+    if not converters:
         return None
-    pairs = list(turns.items())
+    pairs = list(converters.items())
 
-    def turn(value: dict[str, Any]) -> dict[str, Any]:
+    def convert(value: dict[str, Any]) -> dict[str, Any]:
         out = dict(value)
         for name, one in pairs:
             out[name] = one(out[name])
         return out
 
-    return turn
+    return convert
 
 
 def _union_to_wire(union: t.Union, forms: list[Any], names: dict[str, Any]) -> Fit:
-    # fastavro would guess the option by trying; a number for a date among them, it guesses wrong.
+    # fastavro finds the option by trial and error, and guesses wrong for a date among numbers.
     plan = [
         (compile_fit(option), _tag(form), _to_wire(option, form, names))
         for option, form in zip(union.options, forms, strict=True)
     ]
 
-    def turn(value: Any) -> Any:
+    def convert(value: Any) -> Any:
         for fit, tag, inner in plan:
             try:
                 fit(value)
@@ -151,7 +153,7 @@ def _union_to_wire(union: t.Union, forms: list[Any], names: dict[str, Any]) -> F
             return (tag, value if inner is None else inner(value))
         raise errors.Unfit("", t.kind(union), repr(value))
 
-    return turn
+    return convert
 
 
 def _from_wire(type_: t.Type) -> Fit | None:
@@ -169,8 +171,10 @@ def _from_wire(type_: t.Type) -> Fit | None:
             element = _from_wire(type_.value)
             return element and (lambda value: {k: element(v) for k, v in value.items()})
         case t.Record():
-            turns = {f.name: _from_wire(f.type) for f in type_.fields}
-            return _on_fields({name: turn for name, turn in turns.items() if turn is not None})
+            converters = {f.name: _from_wire(f.type) for f in type_.fields}
+            return _on_fields(
+                {name: convert for name, convert in converters.items() if convert is not None}
+            )
         case t.Union():
             return _union_from_wire(type_)
         case _:
@@ -178,19 +182,22 @@ def _from_wire(type_: t.Type) -> Fit | None:
 
 
 def _union_from_wire(union: t.Union) -> Fit | None:
-    turns = [_from_wire(option) for option in union.options]
-    if not any(turns):
+    converters = [_from_wire(option) for option in union.options]
+    if not any(converters):
         return None
-    plan = [(compile_fit(option), turn) for option, turn in zip(union.options, turns, strict=True)]
+    plan = [
+        (compile_fit(option), convert)
+        for option, convert in zip(union.options, converters, strict=True)
+    ]
 
-    def turn_option(value: Any) -> Any:
-        for fit, turn in plan:
+    def convert_option(value: Any) -> Any:
+        for fit, convert in plan:
             try:
-                turned = value if turn is None else turn(value)
-                fit(turned)
+                converted = value if convert is None else convert(value)
+                fit(converted)
             except (errors.Unfit, TypeError, KeyError, AttributeError, OverflowError):
                 continue
-            return turned
+            return converted
         return value
 
-    return turn_option
+    return convert_option

@@ -1,9 +1,9 @@
 """JSON Schema (draft 2020-12): schemas to and from its objects.
 
-What JSON Schema states in its own words is used as such (integer ranges, `format`, `enum`, `$ref`);
-what it cannot state (decimal digits, 32-bit floats, enum names) stands beside it as `x-millstream`,
-the canonical form, which is believed only while it agrees with the words around it. Keywords that
-narrow values in ways a type cannot hold are refused, unless told to drop them.
+What JSON Schema can express is written with its own keywords (integer ranges, `format`, `enum`,
+`$ref`). What it cannot (decimal digits, 32-bit floats, enum names) is in `x-millstream`, the
+canonical form, which counts only if it agrees with the keywords around it. Keywords that constrain
+values more than a type can are refused by default.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _FORMATS: Final[dict[str, t.Type]] = {
     "duration": t.Duration(),
     "uuid": t.Uuid(),
 }
-# Words that say something about a schema without narrowing its values.
+# Keywords that describe a schema without constraining its values.
 _NOTES: Final = frozenset({
     "$anchor", "$comment", "$defs", "$id", "$schema", "definitions", "deprecated", "description",
     "examples", "readOnly", "title", "writeOnly", "default", ANNOTATION,
@@ -59,7 +59,7 @@ def to_json_schema(record: t.Record) -> dict[str, Any]:
 
 
 def _type_to(type_: t.Type, path: str) -> dict[str, Any]:
-    """A type in JSON Schema's words, with the annotation where they do not say it all."""
+    """A type in JSON Schema's keywords, annotated if they do not express all of it."""
     form = _words(type_, path)
     if not isinstance(type_, t.Record) and _understood(form) != type_:
         form[ANNOTATION] = canonical.type_to(type_)
@@ -67,7 +67,7 @@ def _type_to(type_: t.Type, path: str) -> dict[str, Any]:
 
 
 def _understood(form: dict[str, Any]) -> t.Type | None:
-    """What the words alone would be read as."""
+    """The type that the keywords alone stand for."""
     try:
         return _Reader({}, drop=False).type(form, "", "", 0)
     except errors.SchemaError:
@@ -123,7 +123,7 @@ def _union_to(union: t.Union, path: str) -> dict[str, Any]:
                 t.kind(union),
                 FORMAT,
                 f"{t.kind(other)} and {t.kind(option)} are both a {form['type']} in JSON, "
-                f"so a reader could not tell them apart",
+                f"so readers could not distinguish them",
             )
     return {"anyOf": options}
 
@@ -133,7 +133,7 @@ def _record_to(record: t.Record, path: str) -> dict[str, Any]:
     for field in record.fields:
         where = f"{path}.{field.name}" if path else field.name
         form = _type_to(field.type, where)
-        # A record says in `description` what it is itself.
+        # A record's `description` is its own.
         if field.doc and not isinstance(field.type, t.Record):
             form["description"] = field.doc
         if field.default is not t.MISSING:
@@ -155,7 +155,7 @@ def _record_to(record: t.Record, path: str) -> dict[str, Any]:
 
 
 def _record_facts(record: t.Record) -> dict[str, Any]:
-    """What only other formats have: aliases, field numbers and names that are no plain title."""
+    """Properties of other formats: aliases, field numbers and names that cannot be a title."""
     facts: dict[str, Any] = {}
     if not _TITLE.fullmatch(record.name):
         facts["name"] = record.name
@@ -182,7 +182,7 @@ def from_json_schema(
 ) -> t.Record:
     """The record of a JSON Schema object, given as text or as its values.
 
-    Keywords that narrow values beyond their type (`pattern`, `minLength`, ...) are refused, or
+    Keywords that constrain values beyond their type (`pattern`, `minLength`, ...) are refused, or
     ignored with `drop_constraints=True`.
     """
     form = canonical.parse_json(source, FORMAT) if isinstance(source, (str, bytes)) else source
@@ -217,7 +217,7 @@ class _Reader:
         if depth > 3 * t.MAX_DEPTH:
             raise errors.SchemaError(f"the JSON Schema is nested too deeply at '{path[:80]}'")
         if not isinstance(form, dict):
-            raise self.refuse(path, form, "any value at all is no type; name one")
+            raise self.refuse(path, form, "'any value' is not a type; name one")
         if "$ref" in form:
             return self.reference(form, path, name, depth)
         for word in ("anyOf", "oneOf"):
@@ -235,13 +235,13 @@ class _Reader:
             options = [{**rest, "type": one} if one != "null" else {"type": one} for one in kind]
             return self.choice(options, path, name, depth)
         if kind not in _WORDS:
-            raise self.refuse(path, kind or form, "it has no 'type' that could be a column")
+            raise self.refuse(path, kind or form, "it has no 'type' that can be a column")
         self.only(form, _WORDS[kind] | {"type"}, path)
         if kind == "object":
             return self.mapping(form, path, name, depth)
         if kind == "array":
             if "items" not in form:
-                raise self.refuse(path, "array", "say what it holds with 'items'")
+                raise self.refuse(path, "array", "set its type with 'items'")
             item = self.type(form["items"], f"{path}[]", f"{name}_item", depth + 1)
             return self.annotated(form, t.List(item), path)
         return self.annotated(form, self.leaf(kind, form, path, name), path)
@@ -253,7 +253,7 @@ class _Reader:
                 path,
                 beyond[0],
                 "the keyword is not part of a type and would be lost; declare with "
-                "drop_constraints=True to do without it",
+                "drop_constraints=True to drop it",
             )
 
     def annotated(self, form: dict[str, Any], read: t.Type, path: str) -> t.Type:
@@ -279,7 +279,7 @@ class _Reader:
         for part in target.lstrip("#").split("/")[1:]:
             part = part.replace("~1", "/").replace("~0", "~")
             if not isinstance(found, dict) or part not in found:
-                raise self.refuse(path, target, "there is no such definition in the document")
+                raise self.refuse(path, target, "the document has no such definition")
             found = found[part]
         self.following.append(target)
         last = target.rpartition("/")[2]
@@ -290,7 +290,7 @@ class _Reader:
     def choice(self, options: list[Any], path: str, name: str, depth: int) -> t.Type:
         solid = [option for option in options if option != {"type": "null"}]
         if not solid:
-            raise self.refuse(path, "null", "it holds nothing but null")
+            raise self.refuse(path, "null", "it allows nothing but null")
         types = [self.type(option, path, name, depth + 1) for option in solid]
         if len(types) == 1:
             return types[0] if len(solid) == len(options) else _nullable(types[0])
@@ -304,12 +304,12 @@ class _Reader:
         extra = form.get("additionalProperties", True)
         if "properties" not in form:
             if not isinstance(extra, dict):
-                raise self.refuse(path, "object", "say its 'properties', or what it maps to with "
-                                  "'additionalProperties'")  # fmt: skip
+                raise self.refuse(path, "object", "set its 'properties', or the type of its values "
+                                  "with 'additionalProperties'")  # fmt: skip
             value = self.type(extra, f"{path}{{}}", f"{name}_value", depth + 1)
             return self.annotated(form, t.Map(value), path)
         if isinstance(extra, dict):
-            raise self.refuse(path, "object", "it is a record and a map at once; choose one")
+            raise self.refuse(path, "object", "it is both a record and a map; choose one")
         return self.record(form, path, name, depth)
 
     def record(self, form: dict[str, Any], path: str, name: str, depth: int) -> t.Type:
@@ -322,7 +322,7 @@ class _Reader:
             type_ = self.type(value, where, below, depth + 1)
             default = self.default(value, type_, where)
             if key not in required and default is t.MISSING:
-                # A property that may be left out is one that may be null.
+                # An optional property is a nullable field.
                 type_, default = _nullable(type_), None
             fact = facts.get("fields", {}).get(key, {})
             fields.append(
@@ -366,7 +366,7 @@ class _Reader:
                 raise self.refuse(path, form["contentEncoding"], "bytes are written in base64 only")
             return t.Binary()
         word = form.get("format")
-        # Formats without a type of their own (email, uri, hostname) stay text, which they are.
+        # Formats without a type of their own (email, uri, hostname) stay text.
         return _FORMATS.get(word, t.String()) if word is not None else t.String()
 
     def integer(self, form: dict[str, Any], path: str) -> t.Type:

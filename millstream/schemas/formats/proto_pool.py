@@ -18,7 +18,7 @@ _WELL_KNOWN: Final = frozenset({
     "any", "api", "descriptor", "duration", "empty", "field_mask", "source_context", "struct",
     "timestamp", "type", "wrappers",
 })  # fmt: skip
-# A descriptor set brings its imports along; beyond this it is a whole repository, not a schema.
+# A descriptor set brings its imports along; more than this is a repository, not a schema.
 _MAX_FILES: Final = 200
 
 
@@ -38,14 +38,14 @@ def _well_known(path: str) -> FileDescriptorProto | None:
 
 
 def make_pool(files: Iterable[FileDescriptorProto]) -> Any:
-    """A pool of the files and of the well-known ones they import, in the order they need."""
+    """A pool of the files and the well-known files that they import, imports first."""
     from google.protobuf import descriptor_pool
 
     pool = descriptor_pool.DescriptorPool()
     waiting = {file.name: file for file in files}
     if len(waiting) > _MAX_FILES:
         raise errors.SchemaError(
-            f"the descriptor set has {len(waiting)} files; {_MAX_FILES} at most"
+            f"the descriptor set has {len(waiting)} files; at most {_MAX_FILES} are read"
         )
     done: set[str] = set()
 
@@ -56,7 +56,7 @@ def make_pool(files: Iterable[FileDescriptorProto]) -> Any:
             wanted = waiting.get(name) or _well_known(name)
             if wanted is None:
                 raise errors.SchemaError(
-                    f"'{file.name}' imports '{name}', which is not there; declare the schema with "
+                    f"'{file.name}' imports '{name}', which is missing; declare the schema with "
                     f"a FileDescriptorSet that includes its imports (protoc --include_imports)"
                 )
             if name not in done:

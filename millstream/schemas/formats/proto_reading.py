@@ -1,4 +1,4 @@
-"""Protobuf descriptors to records, and the pools that resolve them.
+"""Protobuf descriptors to records.
 
 proto3 fields without presence read as required-by-type with Protobuf's own zero as default; fields
 with presence (`optional`, messages) are nullable; a oneof is a nullable union.
@@ -40,7 +40,7 @@ def load_set(data: bytes) -> FileDescriptorSet:
         )
     try:
         return pb.FileDescriptorSet.FromString(data)
-    except Exception as error:  # upb raises its own DecodeError, which each version puts elsewhere
+    except Exception as error:  # upb has its own DecodeError, in a different module in each version
         raise errors.SchemaError(f"the bytes are not a FileDescriptorSet: {error}") from None
 
 
@@ -50,7 +50,7 @@ def load_text(text: str) -> FileDescriptorSet:
 
 
 def find_message(files: list[FileDescriptorProto], name: str | None) -> str:
-    """The full name of the message that is the event: the one asked for, or the only candidate."""
+    """The full name of the message that is the event: the given one, or the only candidate."""
     last = files[-1] if files else None
     if last is None:
         raise errors.SchemaError("the descriptor set has no files")
@@ -67,7 +67,7 @@ def find_message(files: list[FileDescriptorProto], name: str | None) -> str:
     if len(free) != 1:
         known = ", ".join(m.name for m in last.message_type) or "none"
         raise errors.SchemaError(
-            f"the file has the messages {known}: say which one is the event with message='...'"
+            f"the file has the messages {known}: choose the event's message with message='...'"
         )
     return f"{prefix}{free[0]}"
 
@@ -97,19 +97,19 @@ def _comments(files: list[FileDescriptorProto]) -> dict[str, str]:
     out: dict[str, str] = {}
     for file in files:
         texts = {
-            tuple(place.path): place.leading_comments
-            for place in file.source_code_info.location
-            if place.leading_comments
+            tuple(info.path): info.leading_comments
+            for info in file.source_code_info.location
+            if info.leading_comments
         }
 
-        def walk(message: Any, name: str, place: tuple[int, ...], texts: Any = texts) -> None:
-            out[name] = texts.get(place, "")
+        def walk(message: Any, name: str, location: tuple[int, ...], texts: Any = texts) -> None:
+            out[name] = texts.get(location, "")
             for i, field in enumerate(message.field):
-                out[f"{name}.{field.name}"] = texts.get((*place, 2, i), "")
+                out[f"{name}.{field.name}"] = texts.get((*location, 2, i), "")
             for i, oneof in enumerate(message.oneof_decl):
-                out[f"{name}.{oneof.name}"] = texts.get((*place, 8, i), "")
+                out[f"{name}.{oneof.name}"] = texts.get((*location, 8, i), "")
             for i, nested in enumerate(message.nested_type):
-                walk(nested, f"{name}.{nested.name}", (*place, 3, i))
+                walk(nested, f"{name}.{nested.name}", (*location, 3, i))
 
         for i, message in enumerate(file.message_type):
             walk(message, f"{file.package}.{message.name}".lstrip("."), (4, i))
@@ -270,7 +270,7 @@ def _default_of(field: Any) -> object:
 
 
 def _with_facts(field: t.Field, facts: dict[str, Any]) -> t.Field:
-    """The field with what its message's comment says of it."""
+    """The field with the facts from its message's comment."""
     default = field.default
     if field.name in facts.get("required", ()):
         default = t.MISSING
@@ -290,7 +290,7 @@ def _with_facts(field: t.Field, facts: dict[str, Any]) -> t.Field:
 
 
 def _typed_zero(type_: t.Type, default: object) -> object:
-    """Protobuf's zero where it is a value of the annotated type, else none (a date is no 0)."""
+    """Protobuf's zero if it is a value of the annotated type (0 is not a date)."""
     if default is t.MISSING:
         return default
     try:

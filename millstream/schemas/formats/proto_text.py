@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 __all__ = ["parse_proto", "to_proto"]
 
-# Braces within braces; the parser is recursive, about eight frames a level.
+# Nested braces; the parser recurses, about eight frames per level.
 _MAX_BRACES: Final = 24
 _SCALARS: Final = frozenset({
     "double", "float", "int64", "uint64", "int32", "fixed64", "fixed32", "bool", "string", "bytes",
@@ -35,10 +35,10 @@ _SCALARS: Final = frozenset({
 
 
 def parse_proto(text: str) -> FileDescriptorProto:
-    """The descriptor of a `.proto` text; syntax errors are refused with their place."""
+    """The descriptor of a `.proto` text; syntax errors name line and column."""
     if len(text) > canonical.MAX_TEXT:
         raise errors.SchemaError(
-            f"the .proto text has {len(text):,} characters; {canonical.MAX_TEXT:,} at most are read"
+            f"the .proto text has {len(text):,} characters; at most {canonical.MAX_TEXT:,} are read"
         )
     depth = deepest = 0
     for mark in re.finditer(r"[{}\[\]<>()]", text):
@@ -55,7 +55,7 @@ def _parse(text: str) -> Any:
     listener: Any = needed("antlr4.error.ErrorListener").ErrorListener
 
     class Refuse(listener):  # type: ignore[misc]
-        """The parser would print errors and go on with what it guessed."""
+        """Raises: the parser itself would print the error and continue with a guess."""
 
         def syntaxError(  # noqa: N802
             self, recognizer: Any, symbol: Any, line: int, column: int, msg: str, e: Any
@@ -85,7 +85,7 @@ class _Builder:
 
     def file(self, tree: Any) -> FileDescriptorProto:
         if tree.edition is not None:
-            raise errors.SchemaError("a .proto text of an edition needs a compiler; give a "
+            raise errors.SchemaError("a .proto text with an edition needs a compiler; give a "
                                      "FileDescriptorSet, or syntax = \"proto3\"")  # fmt: skip
         syntax = (tree.syntax or "proto2").strip("\"'")
         if syntax not in ("proto2", "proto3"):
@@ -103,43 +103,45 @@ class _Builder:
                 case self.ast.Import():
                     file.dependency.append(element.name)
                 case self.ast.Message():
-                    place = [4, len(file.message_type)]
-                    self.message(file.message_type.add(name=element.name), element, place, comments)
+                    location = [4, len(file.message_type)]
+                    self.message(
+                        file.message_type.add(name=element.name), element, location, comments
+                    )
                 case self.ast.Enum():
                     self.enum(file.enum_type.add(name=element.name), element)
                 case self.ast.Extension():
-                    raise errors.SchemaError("extensions in a .proto text are not read")
+                    raise errors.SchemaError("extensions in a .proto text are not supported")
             comments = self.gathered(comments, element)
         return file
 
     def gathered(self, comments: list[Any], element: Any) -> list[Any]:
-        """The comments that stand before the next element."""
+        """The comments before the next element."""
         if isinstance(element, self.ast.Comment):
             return comments if element.inline else [*comments, element]
         return []
 
-    def comment(self, place: list[int], comments: list[Any]) -> None:
+    def comment(self, location: list[int], comments: list[Any]) -> None:
         lines = [line for comment in comments for line in _comment_lines(comment.text)]
         if lines:
             text = "".join(f"{line}\n" for line in lines)
-            self.locations.add(path=place, leading_comments=text)
+            self.locations.add(path=location, leading_comments=text)
 
-    def message(self, message: Any, tree: Any, place: list[int], before: list[Any]) -> None:
-        self.comment(place, before)
+    def message(self, message: Any, tree: Any, location: list[int], before: list[Any]) -> None:
+        self.comment(location, before)
         comments: list[Any] = []
         for element in tree.elements:
             match element:
                 case self.ast.Field():
-                    self.comment([*place, 2, len(message.field)], comments)
+                    self.comment([*location, 2, len(message.field)], comments)
                     self.field(message, element)
                 case self.ast.MapField():
-                    self.comment([*place, 2, len(message.field)], comments)
+                    self.comment([*location, 2, len(message.field)], comments)
                     self.map_field(message, element)
                 case self.ast.OneOf():
-                    self.comment([*place, 8, len(message.oneof_decl)], comments)
-                    self.oneof(message, element, place)
+                    self.comment([*location, 8, len(message.oneof_decl)], comments)
+                    self.oneof(message, element, location)
                 case self.ast.Message():
-                    inner = [*place, 3, len(message.nested_type)]
+                    inner = [*location, 3, len(message.nested_type)]
                     nested = message.nested_type.add(name=element.name)
                     self.message(nested, element, inner, comments)
                 case self.ast.Enum():
@@ -187,13 +189,13 @@ class _Builder:
         field.label, field.type = pb.LABEL_REPEATED, pb.TYPE_MESSAGE
         field.type_name = entry.name
 
-    def oneof(self, message: Any, tree: Any, place: list[int]) -> None:
+    def oneof(self, message: Any, tree: Any, location: list[int]) -> None:
         index = len(message.oneof_decl)
         message.oneof_decl.add(name=tree.name)
         comments: list[Any] = []
         for element in tree.elements:
             if isinstance(element, self.ast.Field):
-                self.comment([*place, 2, len(message.field)], comments)
+                self.comment([*location, 2, len(message.field)], comments)
                 self.field(message, element, index)
             elif isinstance(element, self.ast.Group):
                 raise errors.Unmappable(element.name, "group", FORMAT, "use a message")
@@ -256,7 +258,7 @@ class _Printer:
     def __init__(self, file: FileDescriptorProto) -> None:
         self.file = file
         self.comments = {
-            tuple(place.path): place.leading_comments for place in file.source_code_info.location
+            tuple(info.path): info.leading_comments for info in file.source_code_info.location
         }
 
     def text(self) -> str:
@@ -269,12 +271,12 @@ class _Printer:
             lines += [*self.message(message, (4, i)), ""]
         return "\n".join(lines)
 
-    def comment(self, place: tuple[int, ...], indent: str) -> list[str]:
-        text = self.comments.get(place, "")
+    def comment(self, location: tuple[int, ...], indent: str) -> list[str]:
+        text = self.comments.get(location, "")
         return [f"{indent}//{line}".rstrip() for line in text.splitlines()]
 
-    def message(self, message: Any, place: tuple[int, ...]) -> list[str]:
-        lines = [*self.comment(place, ""), f"message {message.name} {{"]
+    def message(self, message: Any, location: tuple[int, ...]) -> list[str]:
+        lines = [*self.comment(location, ""), f"message {message.name} {{"]
         for enum in message.enum_type:
             lines.append(f"  enum {enum.name} {{")
             lines += [f"    {value.name} = {value.number};" for value in enum.value]
@@ -282,22 +284,22 @@ class _Printer:
         entries = {nested.name: nested for nested in message.nested_type}
         shown: set[int] = set()
         for i, field in enumerate(message.field):
-            at = (*place, 2, i)
+            at = (*location, 2, i)
             if field.HasField("oneof_index") and not field.proto3_optional:
                 if field.oneof_index not in shown:
                     shown.add(field.oneof_index)
-                    lines += self.oneof(message, field.oneof_index, place)
+                    lines += self.oneof(message, field.oneof_index, location)
                 continue
             lines += self.comment(at, "  ")
             lines.append(f"  {_field_words(field, entries)} {field.name} = {field.number};")
         return [*lines, "}"]
 
-    def oneof(self, message: Any, index: int, place: tuple[int, ...]) -> list[str]:
-        lines = self.comment((*place, 8, index), "  ")
+    def oneof(self, message: Any, index: int, location: tuple[int, ...]) -> list[str]:
+        lines = self.comment((*location, 8, index), "  ")
         lines.append(f"  oneof {message.oneof_decl[index].name} {{")
         for i, field in enumerate(message.field):
             if field.HasField("oneof_index") and field.oneof_index == index:
-                lines += self.comment((*place, 2, i), "    ")
+                lines += self.comment((*location, 2, i), "    ")
                 lines.append(f"    {_type_words(field)} {field.name} = {field.number};")
         return [*lines, "  }"]
 

@@ -1,9 +1,9 @@
-"""Protobuf: schemas to and from descriptors (`FileDescriptorProto`), which carry comments along.
+"""Schemas to Protobuf descriptors (`FileDescriptorProto`), comments included.
 
-What Protobuf's types do not say (decimal digits, defaults, aliases, that a nested record is always
-there) stands in comments as `@millstream {...}`, so that a schema written as `.proto` text and read
-again is the same schema, and any other Protobuf tool reads the rest. `.proto` text itself is the
-business of `proto_text`.
+What Protobuf's types cannot express (decimal digits, defaults, aliases, that a nested record is
+required) is written in comments as `@millstream {...}`. A schema written as `.proto` text and read
+again is therefore the same schema, and other Protobuf tools ignore the comments. `proto_reading`
+reads descriptors, `proto_text` reads and writes `.proto` text.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ __all__ = [
 ]
 
 FORMAT: Final = "Protobuf"
-# Begins the comment line that holds what the types do not say.
+# Starts the comment line with what the types cannot express.
 MARK: Final = "@millstream "
 FILE_NAME: Final = "schema.proto"
 TIMESTAMP: Final = "google.protobuf.Timestamp"
@@ -68,11 +68,11 @@ def scalar_name(type_: t.Type) -> str:
         case t.Time() | t.Timestamp(False):
             return "int64"
         case _:
-            raise errors.SchemaError(f"{t.kind(type_)} is no Protobuf scalar")
+            raise errors.SchemaError(f"{t.kind(type_)} is not a Protobuf scalar")
 
 
 def is_message(type_: t.Type) -> bool:
-    """Whether values are written as a message, which Protobuf can leave out by itself."""
+    """Whether values are written as a message, which Protobuf can leave out."""
     return isinstance(type_, (t.Record, t.Duration)) or (
         isinstance(type_, t.Timestamp) and type_.utc
     )
@@ -131,7 +131,7 @@ def pin_numbers(record: t.Record, earlier: Sequence[t.Record] = ()) -> t.Record:
 
 
 def to_descriptor(record: t.Record) -> FileDescriptorProto:
-    """The proto3 file of a record: its message first, then one message a nested record."""
+    """The proto3 file of a record: its message first, then one message per nested record."""
     pb = need()
     package, _, _ = record.name.rpartition(".")
     file = pb.FileDescriptorProto(name=FILE_NAME, package=package, syntax="proto3")
@@ -144,7 +144,7 @@ def to_descriptor(record: t.Record) -> FileDescriptorProto:
 
 
 def _refuse_clashes(file: FileDescriptorProto, record: t.Record) -> None:
-    """Names that only Protobuf confuses (`a_0` and `a0` are one in its JSON) are refused here."""
+    """Refuse names that clash only in Protobuf (`a_0` and `a0` are the same in its JSON)."""
     try:
         make_pool([file])
     except errors.Unmappable:
@@ -154,7 +154,7 @@ def _refuse_clashes(file: FileDescriptorProto, record: t.Record) -> None:
 
 
 class _Writer:
-    """One file being written; each record becomes one message, however often it is used."""
+    """One file being written; each record becomes one message, also if it is used several times."""
 
     def __init__(self, pb: Any, file: FileDescriptorProto) -> None:
         self.pb = pb
@@ -167,7 +167,7 @@ class _Writer:
         return record.name.removeprefix(package).replace(".", "_")
 
     def message(self, record: t.Record, path: str) -> str:
-        """The message's name; it is written to the file if it is not there yet."""
+        """The message's name; it is added to the file if it is not in it yet."""
         name = self.name(record)
         if not _NAME.fullmatch(name):
             raise refusal(path or name, record, f"'{name}' is not a name: letters, digits, _")
@@ -177,7 +177,7 @@ class _Writer:
         if any(message.name == name for message in self.file.message_type):
             return name
         message = self.file.message_type.add(name=name)
-        place = [4, len(self.file.message_type) - 1]
+        location = [4, len(self.file.message_type) - 1]
         facts: dict[str, Any] = {}
         full = f"{self.file.package}.{name}" if self.file.package else name
         if full != record.name:
@@ -187,13 +187,13 @@ class _Writer:
         numbers = assigned_numbers(record)
         for field in record.fields:
             where = f"{path}.{field.name}" if path else field.name
-            self.field(message, field, where, numbers[field.name], place)
+            self.field(message, field, where, numbers[field.name], location)
             self.field_facts(field, facts)
-        # A record without declared numbers is the rule, and said in one word.
+        # Most records declare no numbers at all: one flag instead of a list.
         if len(facts.get("unnumbered", ())) == len(record.fields):
             facts["unnumbered"] = True
         self.synthetic_oneofs(message)
-        self.comment(place, record.doc, facts)
+        self.comment(location, record.doc, facts)
         return name
 
     def field_facts(self, field: t.Field, facts: dict[str, Any]) -> None:
@@ -213,7 +213,7 @@ class _Writer:
 
     def field(
         self, message: DescriptorProto, field: t.Field, path: str, numbers: list[int],
-        place: list[int],
+        location: list[int],
     ) -> None:  # fmt: skip
         inner, nullable = t.strip(field.type)
         if not _NAME.fullmatch(field.name):
@@ -221,15 +221,15 @@ class _Writer:
         if any(not 1 <= n <= _MAX_NUMBER or n in _RESERVED for n in numbers):
             raise refusal(path, field.type, f"{numbers[0]} is not a field number")
         if isinstance(inner, t.Union):
-            self.oneof(message, field, inner, path, numbers, place)
+            self.oneof(message, field, inner, path, numbers, location)
             return
         proto = message.field.add(name=field.name, number=numbers[0])
         proto.label = self.pb.FieldDescriptorProto.LABEL_OPTIONAL
-        at = [*place, 2, len(message.field) - 1]
+        at = [*location, 2, len(message.field) - 1]
         facts: dict[str, Any] = {}
         if isinstance(inner, (t.List, t.Map)):
             if nullable:
-                raise refusal(path, field.type, "an empty list or map cannot be told from none")
+                raise refusal(path, field.type, "an empty list or map looks like a missing one")
             proto.label = self.pb.FieldDescriptorProto.LABEL_REPEATED
             if isinstance(inner, t.Map):
                 facts |= self.map_entry(message, proto, inner, path)
@@ -244,7 +244,7 @@ class _Writer:
         self.comment(at, field.doc, facts)
 
     def value(self, message: DescriptorProto, proto: Any, type_: t.Type, path: str) -> Any:
-        """Set the type of a field; what its Protobuf type does not say is returned."""
+        """Set the type of a field; return what its Protobuf type cannot express."""
         if isinstance(type_, (t.Nullable, t.List, t.Map, t.Union)):
             raise refusal(path, type_, "a list or map cannot hold it; wrap it in a record")
         package = f".{self.file.package}." if self.file.package else "."
@@ -302,18 +302,18 @@ class _Writer:
 
     def oneof(
         self, message: DescriptorProto, field: t.Field, union: t.Union, path: str,
-        numbers: list[int], place: list[int],
+        numbers: list[int], location: list[int],
     ) -> None:  # fmt: skip
         index = len(message.oneof_decl)
         message.oneof_decl.add(name=field.name)
         facts = {} if isinstance(field.type, t.Nullable) else {"present": True}
-        self.comment([*place, 8, index], field.doc, facts)
+        self.comment([*location, 8, index], field.doc, facts)
         for name, option, number in zip(
             union_members(field, union), union.options, numbers, strict=True
         ):
             proto = message.field.add(name=name, number=number, oneof_index=index)
             proto.label = self.pb.FieldDescriptorProto.LABEL_OPTIONAL
-            at = [*place, 2, len(message.field) - 1]
+            at = [*location, 2, len(message.field) - 1]
             self.comment(at, "", self.value(message, proto, option, path))
 
     def synthetic_oneofs(self, message: DescriptorProto) -> None:
@@ -323,13 +323,13 @@ class _Writer:
                 proto.oneof_index = len(message.oneof_decl)
                 message.oneof_decl.add(name=f"_{proto.name}")
 
-    def comment(self, place: list[int], doc: str, facts: dict[str, Any]) -> None:
+    def comment(self, location: list[int], doc: str, facts: dict[str, Any]) -> None:
         lines = doc.splitlines()
         if facts:
             lines.append(MARK + json.dumps(facts, sort_keys=True, separators=(",", ":")))
         if lines:
             text = "".join(f" {line}\n" if line else "\n" for line in lines)
-            self.file.source_code_info.location.add(path=place, leading_comments=text)
+            self.file.source_code_info.location.add(path=location, leading_comments=text)
 
 
 SCALARS: Final[dict[str, t.Type]] = {

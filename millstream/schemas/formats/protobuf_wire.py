@@ -20,7 +20,7 @@ from millstream.schemas.values.fit import compile_fit, fresh, unfit_below
 
 __all__ = ["ProtobufWire"]
 
-_Turn: TypeAlias = Callable[[Any], Any]
+_Convert: TypeAlias = Callable[[Any], Any]
 _EPOCH: Final = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
 _LOCAL_EPOCH: Final = dt.datetime(1970, 1, 1)  # noqa: DTZ001 (a wall clock has no zone)
 _MICROSECOND: Final = dt.timedelta(microseconds=1)
@@ -29,7 +29,7 @@ _MAX_SECONDS: Final = 315_576_000_000
 
 
 class ProtobufWire:
-    """A schema declared in Protobuf is written as declared, any other as `to_descriptor` has it."""
+    """Writes a schema declared in Protobuf as declared, any other as `to_descriptor` maps it."""
 
     def __init__(self, schema: Schema) -> None:
         need()
@@ -73,7 +73,7 @@ def _declared(format_: str, text: str) -> Any:
     try:
         return load_set(base64.b64decode(text, validate=True))
     except binascii.Error as error:
-        raise errors.SchemaError(f"the kept descriptor is not base64: {error}") from None
+        raise errors.SchemaError(f"the stored descriptor is not base64: {error}") from None
 
 
 def _class_of(message: Any) -> Any:
@@ -85,7 +85,7 @@ def _class_of(message: Any) -> Any:
 # -- to messages --------------------------------------------------------------------------
 
 
-def _record_encoder(record: t.Record, message: Any) -> _Turn:
+def _record_encoder(record: t.Record, message: Any) -> _Convert:
     made = _class_of(message)
     plan = [
         (field.name, _field_encoder(field, message), field.name in message.oneofs_by_name)
@@ -94,16 +94,16 @@ def _record_encoder(record: t.Record, message: Any) -> _Turn:
 
     def encode(value: dict[str, Any]) -> Any:
         given: dict[str, Any] = {}
-        for name, turn, is_oneof in plan:
+        for name, convert, is_oneof in plan:
             element = value[name]
             if element is None:
                 continue
             try:
                 if is_oneof:
-                    member, element = turn(element)
+                    member, element = convert(element)
                     given[member] = element
                 else:
-                    given[name] = turn(element)
+                    given[name] = convert(element)
             except errors.Unfit as error:
                 raise unfit_below(name, error) from None
         return made(**given)
@@ -111,7 +111,7 @@ def _record_encoder(record: t.Record, message: Any) -> _Turn:
     return encode
 
 
-def _field_encoder(field: t.Field, message: Any) -> _Turn:
+def _field_encoder(field: t.Field, message: Any) -> _Convert:
     inner, _ = t.strip(field.type)
     oneof = message.oneofs_by_name.get(field.name)
     if oneof is not None:
@@ -128,7 +128,7 @@ def _field_encoder(field: t.Field, message: Any) -> _Turn:
             return _encoder(inner, proto)
 
 
-def _oneof_encoder(type_: t.Type, oneof: Any) -> _Turn:
+def _oneof_encoder(type_: t.Type, oneof: Any) -> _Convert:
     options = type_.options if isinstance(type_, t.Union) else (type_,)
     plan = [
         (proto.name, compile_fit(option), _encoder(option, proto))
@@ -136,18 +136,18 @@ def _oneof_encoder(type_: t.Type, oneof: Any) -> _Turn:
     ]
 
     def encode(value: Any) -> tuple[str, Any]:
-        for name, fit, turn in plan:
+        for name, fit, convert in plan:
             try:
                 fit(value)
             except errors.Unfit:
                 continue
-            return name, turn(value)
+            return name, convert(value)
         raise errors.Unfit("", t.kind(type_), repr(value))
 
     return encode
 
 
-def _encoder(type_: t.Type, proto: Any) -> _Turn:
+def _encoder(type_: t.Type, proto: Any) -> _Convert:
     match type_:
         case t.Record():
             return _record_encoder(type_, proto.message_type)
@@ -183,7 +183,7 @@ def _seconds(made: Any, micros: int) -> Any:
     return made(seconds=seconds, nanos=rest * 1000)
 
 
-def _duration_encoder(made: Any) -> _Turn:
+def _duration_encoder(made: Any) -> _Convert:
     def encode(value: dt.timedelta) -> Any:
         micros = value // _MICROSECOND
         if abs(micros) > _MAX_SECONDS * 1_000_000:
@@ -199,7 +199,7 @@ def _duration_encoder(made: Any) -> _Turn:
 # -- from messages ------------------------------------------------------------------------
 
 
-def _record_decoder(record: t.Record, message: Any) -> _Turn:
+def _record_decoder(record: t.Record, message: Any) -> _Convert:
     from google.protobuf.unknown_fields import UnknownFieldSet
 
     plan = [(field.name, _field_decoder(field, message)) for field in record.fields]
@@ -209,11 +209,11 @@ def _record_decoder(record: t.Record, message: Any) -> _Turn:
         unknown = UnknownFieldSet(value)
         if len(unknown):
             number = unknown[0].field_number
-            raise errors.Unfit(f"#{number}", f"no field of that number in {kind}", "a value")
+            raise errors.Unfit(f"#{number}", f"no field with that number in {kind}", "a value")
         out = {}
-        for name, turn in plan:
+        for name, convert in plan:
             try:
-                out[name] = turn(value)
+                out[name] = convert(value)
             except errors.Unfit as error:
                 raise unfit_below(name, error) from None
         return out
@@ -221,7 +221,7 @@ def _record_decoder(record: t.Record, message: Any) -> _Turn:
     return decode
 
 
-def _field_decoder(field: t.Field, message: Any) -> _Turn:
+def _field_decoder(field: t.Field, message: Any) -> _Convert:
     """A function from the message that holds the field to the field's plain value."""
     inner, nullable = t.strip(field.type)
     name = field.name
@@ -235,14 +235,14 @@ def _field_decoder(field: t.Field, message: Any) -> _Turn:
         case t.Map():
             entry = _decoder(inner.value, proto.message_type.fields_by_name["value"])
             return lambda m: {key: entry(e) for key, e in getattr(m, name).items()}
-    turn = _decoder(inner, proto)
+    convert = _decoder(inner, proto)
     if not proto.has_presence:
-        return lambda m: turn(getattr(m, name))
+        return lambda m: convert(getattr(m, name))
     absent = None if nullable else field.default
 
     def decode(m: Any) -> Any:
         if m.HasField(name):
-            return turn(getattr(m, name))
+            return convert(getattr(m, name))
         if absent is t.MISSING:
             raise errors.Unfit("", t.kind(inner), "nothing: the field is missing")
         return fresh(absent)
@@ -250,10 +250,10 @@ def _field_decoder(field: t.Field, message: Any) -> _Turn:
     return decode
 
 
-def _oneof_decoder(field: t.Field, oneof: Any) -> _Turn:
+def _oneof_decoder(field: t.Field, oneof: Any) -> _Convert:
     inner, nullable = t.strip(field.type)
     options = inner.options if isinstance(inner, t.Union) else (inner,)
-    turns = {
+    converters = {
         proto.name: _decoder(option, proto)
         for option, proto in zip(options, oneof.fields, strict=True)
     }
@@ -262,7 +262,7 @@ def _oneof_decoder(field: t.Field, oneof: Any) -> _Turn:
     def decode(m: Any) -> Any:
         member = m.WhichOneof(name)
         if member is not None:
-            return turns[member](getattr(m, member))
+            return converters[member](getattr(m, member))
         if not nullable:
             raise errors.Unfit("", t.kind(inner), "nothing: no option is set")
         return None
@@ -270,7 +270,7 @@ def _oneof_decoder(field: t.Field, oneof: Any) -> _Turn:
     return decode
 
 
-def _decoder(type_: t.Type, proto: Any) -> _Turn:
+def _decoder(type_: t.Type, proto: Any) -> _Convert:
     match type_:
         case t.Record():
             return _record_decoder(type_, proto.message_type)
@@ -302,31 +302,31 @@ def _time_of(micros: int) -> dt.time:
 
 def _micros(message: Any) -> int:
     if message.nanos % 1000:
-        raise ValueError(f"{message.nanos} nanoseconds are no whole microseconds")
+        raise ValueError(f"{message.nanos} nanoseconds are not whole microseconds")
     return int(message.seconds) * 1_000_000 + int(message.nanos) // 1000
 
 
-def _number_decoder(type_: t.Type, turn: _Turn) -> _Turn:
+def _number_decoder(type_: t.Type, convert: _Convert) -> _Convert:
     def decode(value: Any) -> Any:
         try:
-            return turn(value)
+            return convert(value)
         except (ValueError, OverflowError) as error:
             raise errors.Unfit("", t.kind(type_), f"{value!r:.60} ({error})") from None
 
     return decode
 
 
-def _text_decoder(type_: t.Type, turn: _Turn) -> _Turn:
+def _text_decoder(type_: t.Type, convert: _Convert) -> _Convert:
     def decode(value: Any) -> Any:
         try:
-            return turn(value)
+            return convert(value)
         except (ValueError, decimal.InvalidOperation):
             raise errors.Unfit("", f"{t.kind(type_)} as text", f"{value!r:.60}") from None
 
     return decode
 
 
-def _enum_decoder(type_: t.Enum, enum: Any) -> _Turn:
+def _enum_decoder(type_: t.Enum, enum: Any) -> _Convert:
     symbols: dict[int, str] = {value.number: value.name for value in enum.values}
 
     def decode(number: int) -> str:

@@ -1,7 +1,7 @@
 """Schemas from Python classes: dataclasses, msgspec Structs and Pydantic models.
 
-The annotation decides the type. Where Python's own types say too little, annotate with a type of
-the model, which then rules: `Annotated[int, types.Int(32)]`, `Annotated[Decimal,
+The annotation is the type. Where Python's types are not exact enough, annotate with a type of the
+model, which takes precedence: `Annotated[int, types.Int(32)]`, `Annotated[Decimal,
 types.Decimal(10, 2)]`, `Annotated[datetime, types.Timestamp(utc=False)]`. A bare `datetime` is a
 point in time (with zone). `Field(...)` facts (doc, aliases) come from `Annotated[..., Doc("...")]`
 and `Annotated[..., Aliases("old_name")]`, or Pydantic's `description`.
@@ -77,7 +77,7 @@ class Aliases:
 
 @dataclasses.dataclass(slots=True)
 class _Walk:
-    """Where the reading is, and which classes it is inside of."""
+    """The current path, and the classes around it."""
 
     drop_constraints: bool
     inside: tuple[type, ...] = ()
@@ -92,15 +92,15 @@ class _Walk:
 
 
 def is_schema_class(source: object) -> bool:
-    """Whether it is a class a schema can be made from."""
+    """Whether a schema can be derived from the class."""
     return isinstance(source, type) and field_names(source) is not None
 
 
 def from_python(cls: type, *, name: str | None = None, drop_constraints: bool = False) -> t.Record:
     """The record of a dataclass, msgspec Struct or Pydantic model.
 
-    Value constraints (`gt`, `pattern`, `max_length`) are beyond the type model: they are refused,
-    or left to the class alone with `drop_constraints=True`.
+    Value constraints (`gt`, `pattern`, `max_length`) are not part of the type model: they are
+    refused, or left to the class with `drop_constraints=True`.
     """
     if not is_schema_class(cls):
         raise errors.SchemaError(
@@ -126,7 +126,7 @@ def _record(cls: type, walk: _Walk) -> t.Record:
         fields.append(_field(name, hints[name], defaults.get(name, t.MISSING), inner.below(name)))
     if not fields:
         raise walk.refuse(cls, "the class has no fields")
-    # Generated docs ("Order(id: int)") say nothing; inherited ones belong to the base class.
+    # Generated docs ("Order(id: int)") are useless; inherited ones belong to the base class.
     doc = cls.__dict__.get("__doc__") or ""
     doc = "" if doc.startswith(f"{cls.__name__}(") else inspect.cleandoc(doc)
     return t.Record(cls.__name__, tuple(fields), doc)
@@ -137,7 +137,7 @@ def _field(name: str, hint: Any, default: object, walk: _Walk) -> t.Field:
     aliases: tuple[str, ...] = ()
     facts = _metadata(hint)
     if isinstance(default, _PydanticField):
-        # Pydantic has already moved the facts out of the annotation, wherever they were written.
+        # Pydantic has already moved the facts out of the annotation.
         hint, facts, doc, default = default.hint, default.facts, default.doc, default.default
         type_ = _type(hint, walk, facts)
     else:
@@ -190,14 +190,14 @@ def _type(hint: Any, walk: _Walk, facts: tuple[Any, ...] = ()) -> t.Type:
 
 def _advice(hint: Any) -> str:
     if hint is decimal.Decimal:
-        return "say its digits: Annotated[Decimal, types.Decimal(precision, scale)]"
+        return "set its digits: Annotated[Decimal, types.Decimal(precision, scale)]"
     if hint is Any or hint is object:
-        return "any value at all is no type; name one"
+        return "'any value' is not a type; name one"
     if hint in (list, dict, tuple):
-        return "say what it holds, such as list[int] or dict[str, int]"
+        return "set its item type, such as list[int] or dict[str, int]"
     if hint in (set, frozenset) or typing.get_origin(hint) in (set, frozenset):
         return "no format has sets; use a list"
-    return "there is no such type in the model"
+    return "the model has no such type"
 
 
 def _given(hint: Any, given: list[Any], walk: _Walk) -> t.Type:
@@ -228,7 +228,7 @@ def _union(args: tuple[Any, ...], walk: _Walk, facts: tuple[Any, ...]) -> t.Type
 def _list(hint: Any, walk: _Walk) -> t.Type:
     args = typing.get_args(hint)
     if typing.get_origin(hint) is tuple and (len(args) != 2 or args[1] is not Ellipsis):
-        raise walk.refuse(hint, "a tuple of fixed length has no form; use a class or list[...]")
+        raise walk.refuse(hint, "tuples of fixed length cannot be mapped; use a class or list[...]")
     return t.List(_type(args[0], walk.below("[]")))
 
 
@@ -239,12 +239,12 @@ def _literal(symbols: tuple[Any, ...], walk: _Walk) -> t.Type:
 
 
 def _enum(cls: type[enum.Enum]) -> t.Type:
-    """Text values are the symbols; members with other values are known by their names."""
+    """Text values are the symbols; for members with other values the names are."""
     texts = all(isinstance(member.value, str) for member in cls)
     return t.Enum(cls.__name__, tuple(m.value if texts else m.name for m in cls))
 
 
-# -- what libraries say beside the annotation ---------------------------------------------
+# -- constraints of libraries -------------------------------------------------------------
 
 _CONSTRAINTS: Final = (
     "gt", "ge", "lt", "le", "multiple_of", "min_length", "max_length", "pattern", "regex",
@@ -254,7 +254,7 @@ _CONSTRAINTS: Final = (
 def _narrowed(hint: Any, facts: tuple[Any, ...], walk: _Walk) -> t.Type | None:
     """A type that Pydantic's or msgspec's own metadata makes exact; constraints are refused."""
     said: dict[str, Any] = {}
-    # Pydantic's Field(...) keeps its constraints in a list of their own.
+    # Pydantic's Field(...) has its constraints in a separate list.
     inner = (one for fact in facts for one in getattr(fact, "metadata", ()) or ())
     for fact in (*facts, *inner):
         for name in (*_CONSTRAINTS, "max_digits", "decimal_places", "tz", "tz_constraint"):
@@ -292,7 +292,7 @@ def _pydantic_alias(hint: Any) -> t.Type | None:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class _PydanticField:
-    """What Pydantic knows of one field."""
+    """Pydantic's facts about one field."""
 
     hint: Any
     facts: tuple[Any, ...]
@@ -341,7 +341,7 @@ def _pydantic_defaults(cls: Any) -> dict[str, Any]:
 
 
 def _made(factory: Any) -> object:
-    """The constant a factory makes; one that makes another each time (a clock, an id) is none."""
+    """The constant that a factory returns; MISSING if it returns a new value each time."""
     if factory in (list, dict):
         return factory()
     try:

@@ -90,7 +90,7 @@ def _quoted(name: str) -> str:
 
 
 def _refuse_case_twins(record: t.Record, path: str) -> None:
-    """Spark takes column names without regard to case, unless told otherwise."""
+    """Refuse names that differ only in case: Spark ignores case by default."""
     seen: dict[str, str] = {}
     for field in record.fields:
         other = seen.setdefault(field.name.casefold(), field.name)
@@ -99,7 +99,7 @@ def _refuse_case_twins(record: t.Record, path: str) -> None:
                 f"{path}.{field.name}" if path else field.name,
                 t.kind(field.type),
                 FORMAT,
-                f"Spark cannot tell it from '{other}': names differ only in case",
+                f"Spark cannot distinguish it from '{other}': the names differ only in case",
             )
 
 

@@ -1,4 +1,4 @@
-"""A topic's values under its schema: checked and encoded on the way in, resolved on the way out."""
+"""A topic's values under its schema: checked and encoded when written, resolved when read."""
 
 from __future__ import annotations
 
@@ -32,24 +32,24 @@ __all__ = ["Fetch", "RawValues", "TypedValues", "WrittenVersion"]
 Fetch = Callable[[int], Awaitable[Schema]]
 _Make = Callable[[dict[str, Any]], Any]
 
-# Versions met in one topic; more than a topic can have, so only made-up ids fill it.
+# Known versions of one topic; more than a topic can have, so only invalid ids can fill it.
 VERSIONS_KEPT: Final = 2000
-# An id that could not be fetched is asked for again after this time, not with every message.
+# An id that could not be fetched is retried after this time, not for every message.
 RETRY_SECONDS: Final = 2.0
 _MARK: Final = f"\r\n{SCHEMA_HEADER}: ".encode()
-# What decoding bytes of unknown origin may raise besides our own errors.
-_STUMBLES: Final = (MillstreamError, ValueError, OverflowError, LookupError)
+# What decoding of foreign bytes may raise.
+_UNREADABLE: Final = (MillstreamError, ValueError, OverflowError, LookupError)
 
 
 class WrittenVersion:
-    """How values of one version are read as a reader wants them. Nothing is compiled unused."""
+    """Reads values of one version as the reader's type. Compiled on first use."""
 
     def __init__(
         self, schema: Schema, format_: WireFormat, record: t.Record, make: _Make | None
     ) -> None:
         self.schema = schema
         self._format = format_
-        self._record = record  # what the reader wants
+        self._record = record  # the reader's type
         self._make = make  # from a plain value to the reader's class; None: it stays a dict
 
     @cached_property
@@ -73,16 +73,16 @@ class WrittenVersion:
         return self._resolution.value(self._codec.decode(data))
 
     def value(self, data: bytes) -> Any:
-        """One value of the wire format, as the reader wants it."""
+        """One value of the wire format, as the reader's type."""
         plain = self.plain(data)
         return plain if self._make is None else self._make(plain)
 
     def check(self, data: bytes) -> None:
-        """Refuse bytes that are no value of this version; Unfit says why."""
+        """Unfit if the bytes are not a value of this version."""
         self._codec.decode(data)
 
     def column(self, values: pa.StructArray) -> pa.StructArray:
-        """A column of a pack; what another writer may have put there is checked."""
+        """A column of a pack, checked: another writer may have written it."""
         written = values.drop_null() if values.null_count else values
         if written.type != self._conformer.type:
             written = self._conformer.conform(written)
@@ -91,9 +91,9 @@ class WrittenVersion:
 
 
 class TypedValues:
-    """The values of one topic: written as one version, read as the reader's, whoever wrote them.
+    """The values of one topic: written as one version, any version read as the reader's.
 
-    Values come as dicts, or as objects of the class that was given.
+    Values are dicts, or objects of the given class.
     """
 
     def __init__(
@@ -137,7 +137,7 @@ class TypedValues:
         return self._codec.encode(value)
 
     def parse(self, text: bytes) -> dict[str, Any]:
-        """A value that people wrote as JSON, to be published; Unfit when it does not fit."""
+        """A value given as JSON text, to be published; Unfit when it does not fit."""
         return self._parser.decode(text)
 
     def column(self, values: Sequence[object]) -> pa.StructArray:
@@ -145,13 +145,13 @@ class TypedValues:
         return _column(self._builder, values)
 
     def conform(self, values: pa.StructArray) -> pa.StructArray:
-        """A column that came as Arrow data, in the topic's type; Unfit when it does not fit."""
+        """A column of Arrow data in the topic's type; Unfit when it does not fit."""
         return self._conformer.conform(values)
 
     # -- reading --------------------------------------------------------------------------
 
     async def learn(self, messages: Iterable[RawMessage]) -> None:
-        """Fetch the versions these messages name that are not known yet."""
+        """Fetch the versions named in these messages that are not known yet."""
         seen = self._seen
         for raw in messages:
             block = raw.headers
@@ -186,7 +186,7 @@ class TypedValues:
         return WrittenVersion(schema, self.format, self.reader_schema.record, self._make)
 
     def written(self, schema_id: str | None) -> WrittenVersion:
-        """How to read what was written with a version; None: with the topic's latest."""
+        """How to read values of a version; None: the topic's latest."""
         if schema_id is None:
             return self.current
         known = self._known.get(schema_id)
@@ -196,15 +196,15 @@ class TypedValues:
         reason = "it was not looked up" if why is None else str(why[1])
         raise SchemaNotFound(
             f"a value of topic '{self._topic}' was written with schema id {schema_id!r:.40}, which "
-            f"cannot be had: {reason}"
+            f"is not available: {reason}"
         )
 
     def decode(self, data: bytes, schema_id: str | None) -> Any:
-        """One value as written with the given version, as the reader wants it."""
+        """One value that was written with the given version, as the reader's type."""
         return self.written(schema_id).value(data)
 
     def resolve(self, values: pa.StructArray, schema_id: str | None) -> pa.StructArray:
-        """A column as written with the given version, resolved without copying what is the same."""
+        """A column of the given version, resolved; unchanged parts are not copied."""
         return self.written(schema_id).column(values)
 
     def read_column(self, payloads: Sequence[tuple[bytes | None, str | None]]) -> pa.StructArray:
@@ -216,7 +216,7 @@ class TypedValues:
         return _column(self._reader_builder, values)
 
     def rows(self, pack: Pack) -> Iterable[tuple[Any, ...]]:
-        """The events of a pack; a value that cannot be read raises when it is asked for."""
+        """The events of a pack; a value that cannot be read raises when it is accessed."""
         return zip(
             pack.keys(),
             pack.timestamps(),
@@ -234,42 +234,42 @@ class TypedValues:
             return [self._decoded(data, pack.schema_id) for data in values.to_pylist()]
         try:
             return self._reader.read(self.resolve(values, pack.schema_id))
-        except _STUMBLES:
+        except _UNREADABLE:
             return [self._one(values.slice(row, 1), pack.schema_id) for row in range(pack.count)]
 
     def _one(self, value: pa.StructArray, schema_id: str | None) -> Any:
-        """One row alone, because one of its neighbours cannot be read."""
+        """One row on its own, because another row of the pack cannot be read."""
         try:
             return self._reader.read(self.resolve(value, schema_id))[0]
-        except _STUMBLES as error:
+        except _UNREADABLE as error:
             return Unreadable(_ours(error, self._topic))
 
     def _decoded(self, data: bytes | None, schema_id: str | None) -> Any:
         try:
             return None if data is None else self.decode(data, schema_id)
-        except _STUMBLES as error:
+        except _UNREADABLE as error:
             return Unreadable(_ours(error, self._topic))
 
 
 class RawValues:
-    """The values of a topic with a schema as they are stored, for tools; nothing can be written."""
+    """The values of a topic with a schema as they are stored, for tools; read-only."""
 
     def __init__(self, topic: str) -> None:
         self._topic = topic
 
     @property
     def schema_id(self) -> str:
-        """There is none to write with."""
+        """Refused: there is no schema to write with."""
         raise self._refusal()
 
     def _refusal(self) -> SchemaError:
         return SchemaError(
-            f"topic '{self._topic}' has a schema and was opened with type=bytes, which is for "
-            f"reading what is stored. Open it without to write"
+            f"topic '{self._topic}' has a schema and was opened with type=bytes, which is "
+            f"read-only. Open it without type=bytes to write"
         )
 
     def encode(self, value: object) -> bytes:
-        """Refused: nobody would check the value."""
+        """Refused: the value would not be checked."""
         raise self._refusal()
 
     def parse(self, text: bytes) -> Any:
@@ -310,7 +310,7 @@ def _choose(
     """The version to write and its schema, and the schema to read as."""
     if cls is None:
         return record.latest, schemas[-1], schemas[-1]
-    # Objects are made by their fields: what the class is called does not matter.
+    # Only the fields of the class matter, not its name.
     reader = declare(cls, name=schemas[-1].record.name, drop_constraints=True)
     refuse_mismatches(schemas[-1].record, reader.record)
     found = matching(record, schemas, reader)
@@ -326,7 +326,7 @@ def _ours(error: Exception, topic: str) -> Exception:
 
 
 def _column(builder: ColumnBuilder, values: Sequence[object]) -> pa.StructArray:
-    """A column of the values; None among them, an event without a value, is null."""
+    """A column of the values; None, an event without a value, becomes null."""
     try:
         return builder.build(values)
     except Unfit:
@@ -339,6 +339,6 @@ def _column(builder: ColumnBuilder, values: Sequence[object]) -> pa.StructArray:
 
 
 def _spread(values: pa.StructArray, there: Any) -> pa.StructArray:
-    """The values at the places that are there, null at the others."""
-    places = pc.subtract(pc.cumulative_sum(there.cast(pa.int64())), 1)
-    return values.take(pc.if_else(there, places, pa.scalar(None, pa.int64())))
+    """The values in the rows where `there` is true, null in the others."""
+    indices = pc.subtract(pc.cumulative_sum(there.cast(pa.int64())), 1)
+    return values.take(pc.if_else(there, indices, pa.scalar(None, pa.int64())))

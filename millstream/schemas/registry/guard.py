@@ -1,4 +1,4 @@
-"""The guarded entrance: plain NATS messages of any client, checked before they are stored.
+"""The guarded entrance: plain NATS messages from any client, checked before they are stored.
 
 Clients publish to `ingress.<topic>.<key>` (or `ingress.<topic>` without a key) as they would to a
 JetStream stream. The guard checks the payload against the topic's schema, stores it and answers
@@ -51,22 +51,22 @@ _log = logging.getLogger("millstream.schemas")
 
 # The guard's own error numbers, outside those of the server (10000 and up).
 ERR_UNFIT: Final = 40001  # the payload does not fit the schema
-ERR_HEADER: Final = 40002  # a header asks for what the entrance does not do
-ERR_NOT_STORED: Final = 40003  # not stored, or not known whether; publish it again with its id
-ERR_BUSY: Final = 40004  # more messages than the guard takes; publish it again
+ERR_HEADER: Final = 40002  # a header asks for something that the entrance does not support
+ERR_NOT_STORED: Final = 40003  # not stored, or unknown; publish it again with its id
+ERR_BUSY: Final = 40004  # too many messages at the moment; publish it again
 EXPECTED_STREAM: Final = "Nats-Expected-Stream"
 EXPECTED_SEQUENCE: Final = "Nats-Expected-Last-Subject-Sequence"
-# Refusals in the log: the first ones say what is wrong, the rest only fill the disk.
+# Refusals that are logged: the first show what is wrong, more would fill the disk.
 LOGGED_MAX: Final = 100
 
 
 @dataclass(frozen=True, slots=True)
 class GuardSettings:
-    """Where a guard listens and how much it takes at once."""
+    """Where a guard listens and how many messages it accepts at the same time."""
 
     subject: str | None = None  # None: ingress.<topic>
     max_in_flight: int = 1024  # events being stored; more wait in `messages_max`
-    messages_max: int = 65_536  # messages that wait; more are answered with an error
+    messages_max: int = 65_536  # waiting messages; beyond this the answer is an error
 
     def __post_init__(self) -> None:
         if self.subject is not None:
@@ -77,7 +77,7 @@ class GuardSettings:
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """Why a message was not stored, in the server's own form of an error."""
+    """Why a message was not stored, in the server's error format."""
 
     code: int
     err_code: int
@@ -85,7 +85,7 @@ class Refused:
 
 
 class _Checked(RawValues):
-    """Payloads that are values of one version already: checked, then stored as they came."""
+    """Payloads that are encoded already: checked, then stored unchanged."""
 
     schema_id = ""  # of the version
 
@@ -105,8 +105,8 @@ class _Checked(RawValues):
 class Guard(AsyncClosing):
     """Stores what fits a topic's schema and refuses the rest, for clients of any language.
 
-    At least once, with `Nats-Msg-Id` each id once within the topic's duplicate window. Messages of
-    one client and key keep their order. Several guards of a topic share the work.
+    Stored at least once; with `Nats-Msg-Id` once per id within the topic's duplicate window.
+    Messages of one client and key keep their order. Several guards of a topic share the work.
     """
 
     def __init__(self, client: Client, topic: str, settings: GuardSettings | None = None) -> None:
@@ -134,7 +134,7 @@ class Guard(AsyncClosing):
         await self.close()
 
     async def open(self) -> Self:
-        """Listen; from now on what is published to the entrance is checked and stored."""
+        """Listen: messages that are published to the entrance are checked and stored."""
         self._info = await open_topic(self._client.jetstream, self.topic)
         self.streams = [part.stream for part in self._info.partitions]
         if not self._info.settings.guarded:
@@ -162,11 +162,11 @@ class Guard(AsyncClosing):
         return self
 
     async def close(self) -> None:
-        """Take no more, and return when everything taken is answered."""
+        """Accept no more messages, and return when all accepted ones are answered."""
         for subscriber in self._subscribers:
             await subscriber.drain()
         for task in self._tasks[:1]:
-            task.cancel()  # the one that follows versions; the others end with their subscriber
+            task.cancel()  # the task that follows versions; the others end with their subscriber
         await asyncio.gather(*self._tasks, return_exceptions=True)
         while self._pending:
             await asyncio.wait(set(self._pending))
@@ -187,7 +187,7 @@ class Guard(AsyncClosing):
             )
 
     async def _follow_versions(self) -> None:
-        """Know each new version of the schema as soon as it is registered."""
+        """Load each new version of the schema as soon as it is registered."""
         table = Table(await self._client.topic(TABLE))
         async for change in table.changes([record_key(self.topic)]):
             if change.value is not None:
@@ -202,7 +202,7 @@ class Guard(AsyncClosing):
                 await entrance.take(message)
             except MillstreamError as error:
                 self._refuse(message, refusal_of(error))
-            except Exception as error:  # a fault of ours must not close the door for the others
+            except Exception as error:  # a bug must not stop the guard for the other clients
                 _log.exception("guard of '%s' failed on '%s'", self.topic, message.subject)
                 self._refuse(message, refusal_of(error))
 
@@ -215,7 +215,7 @@ class Guard(AsyncClosing):
         if known is not None:
             return known
         if wanted not in {str(version.id) for version in record.versions}:
-            raise SchemaNotFound(f"schema id {wanted!r:.40} is no version of topic '{self.topic}'")
+            raise SchemaNotFound(f"schema id {wanted!r:.40} is not one of topic '{self.topic}'")
         schemas = await self._registry.schemas_of(record)
         values = TypedValues(record, schemas, self._registry.schema)
         topic = await self._client.open_as(self._info, _Checked(self.topic, values, wanted))
@@ -258,14 +258,14 @@ class Guard(AsyncClosing):
 
 
 class _Entrance:
-    """One version's way into the topic."""
+    """The publisher for one version of the topic."""
 
     def __init__(self, guard: Guard, topic: Topic) -> None:
         self._guard = guard
         self._producer = topic.event_producer(guard.settings.max_in_flight)
 
     async def take(self, message: Message) -> None:
-        """Check a message and begin to store it; its sender is answered when that is done."""
+        """Check a message and start to store it; the sender is answered when it is stored."""
         event = self._event(message)
         receipt = await self._producer.send(
             event.value,
@@ -288,11 +288,11 @@ class _Entrance:
         event_id = headers.pop("Nats-Msg-Id", None)
         time = headers.pop("Mill-Time", None)
         if time is not None and not time.isdigit():
-            raise ConfigError(f"header Mill-Time {time!r:.40}: nanoseconds since 1970 are wanted")
+            raise ConfigError(f"header Mill-Time {time!r:.40}: expected nanoseconds since 1970")
         options = _options(headers)
         for name in headers:
             if name.startswith(("Nats-", "Mill-")):
-                raise ConfigError(f"header {name!r}: the guarded entrance does not know it")
+                raise ConfigError(f"header {name!r}: not supported by the guarded entrance")
         key = _key(message.subject, self._guard.subject)
         value = None if null else message.data
         timestamp = None if time is None else int(time)
@@ -300,7 +300,7 @@ class _Entrance:
 
 
 def _options(headers: dict[str, str]) -> PublishOptions | None:
-    """What JetStream headers ask for; they are taken out."""
+    """The options in JetStream headers, which are removed."""
     ttl, expected = headers.pop("Nats-TTL", None), headers.pop(EXPECTED_SEQUENCE, None)
     if ttl is None and expected is None:
         return None
@@ -315,7 +315,7 @@ def _options(headers: dict[str, str]) -> PublishOptions | None:
 
 
 def _key(subject: str, entrance: str) -> str | None:
-    """The key in a subject: its words beyond the entrance; words may be escaped as in topics."""
+    """The key in a subject: the tokens after the entrance, escaped as in topics."""
     if subject == entrance:
         return None
     words = subject[len(entrance) + 1 :].split(".")
@@ -325,7 +325,7 @@ def _key(subject: str, entrance: str) -> str | None:
 
 
 def refusal_of(error: BaseException) -> Refused:
-    """An error as an answer to a publish."""
+    """An error as the answer to a publish."""
     if isinstance(error, ApiError):
         return Refused(error.code or 400, error.err_code, error.description)
     if isinstance(error, SchemaError):

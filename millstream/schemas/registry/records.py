@@ -1,4 +1,4 @@
-"""What the registry keeps, as values; pure, shared by the asynchronous and the blocking registry.
+"""The records of the registry; pure, shared by the asynchronous and the blocking registry.
 
 Everything is in one table, the topic `mill-schemas`, so it is as durable as the events. A schema
 is stored once, under its fingerprint, and its id is the offset of that message: stable and unique
@@ -42,7 +42,7 @@ __all__ = [
 ]
 
 TABLE: Final = "mill-schemas"
-# A topic with more versions than this has something register on every start.
+# With more versions than this, something registers a new version on every start.
 VERSIONS_MAX: Final = 1000
 _SCHEMA: Final = "schema/"
 _TOPIC: Final = "topic/"
@@ -59,7 +59,7 @@ class Version:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class TopicSchemas:
-    """A topic's record: how its events are encoded, its promise, and its versions, oldest first."""
+    """A topic's record: wire format, compatibility mode, and versions, oldest first."""
 
     topic: str
     format: WireFormat
@@ -68,7 +68,7 @@ class TopicSchemas:
 
     @property
     def latest(self) -> Version:
-        """The version that is written when nothing else is said."""
+        """The version that is written by default."""
         return self.versions[-1]
 
     def version(self, number: int | None = None) -> Version:
@@ -90,13 +90,13 @@ class TopicSchemas:
         """The record with one more version."""
         if len(self.versions) >= VERSIONS_MAX:
             raise SchemaError(
-                f"topic '{self.topic}' has {VERSIONS_MAX:,} schema versions, the most there can be"
+                f"topic '{self.topic}' has {VERSIONS_MAX:,} schema versions, which is the maximum"
             )
         new = Version(len(self.versions) + 1, id_, fingerprint)
         return dataclasses.replace(self, versions=(*self.versions, new))
 
     def to_json(self) -> str:
-        """The text that is kept."""
+        """The text that is stored."""
         return msgspec.json.encode(self).decode()
 
 
@@ -111,12 +111,12 @@ def record_key(topic: str) -> str:
 
 
 def message_subject(key: str) -> str:
-    """The subject of a key's message, for who reads it without the table."""
+    """The subject of a key's message, for readers that do not use the table."""
     return f"{TABLE}.{key_token(key)}"
 
 
 def read_record(text: bytes) -> TopicSchemas:
-    """The record in a kept text; DataLoss when it is none."""
+    """The record of a stored text; DataLoss if it is not one."""
     try:
         return msgspec.json.decode(text, type=TopicSchemas)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
@@ -129,7 +129,7 @@ def read_schema(id_: int, subject: str, text: bytes, fingerprint: str | None = N
     """The schema in the message at offset `id_`; it must be the one that was registered."""
     begin = f"{TABLE}.{_SCHEMA}"
     if not subject.startswith(begin):
-        raise SchemaNotFound(f"there is no schema with id {id_}: check where the id comes from")
+        raise SchemaNotFound(f"there is no schema with id {id_}: check the source of the id")
     if fingerprint is not None and subject != begin + fingerprint:
         raise DataLoss(
             f"schema id {id_} is not the schema that was registered under it: the registry "
@@ -168,7 +168,7 @@ def new_record(topic: str, format_: str | None, mode: Mode | str | None) -> Topi
 def next_version(record: TopicSchemas, olds: Sequence[Schema], schema: Schema) -> Schema:
     """The schema as it would be registered next; refused when it may not follow.
 
-    In a Protobuf topic fields without numbers get some that stay theirs in all versions.
+    In a Protobuf topic, fields without numbers get permanent ones.
     """
     numbered = with_numbers(record.format, olds, schema)
     if record.of(numbered.fingerprint) is not None:
@@ -183,7 +183,7 @@ def next_version(record: TopicSchemas, olds: Sequence[Schema], schema: Schema) -
 def problems_of(
     record: TopicSchemas, olds: Sequence[Schema], schema: Schema, mode: Mode | str | None = None
 ) -> list[Problem]:
-    """Why a schema may not follow, under the topic's mode or another one; empty: it may."""
+    """Why a schema may not follow, under the topic's mode or another; empty if it may."""
     numbered = with_numbers(record.format, olds, schema)
     if record.of(numbered.fingerprint) is not None:
         return []
@@ -192,7 +192,7 @@ def problems_of(
 
 
 def with_numbers(format_: WireFormat, olds: Sequence[Schema], schema: Schema) -> Schema:
-    """The schema with a number for every field, where the wire format goes by numbers."""
+    """The schema with a number for every field, if the wire format uses numbers."""
     if format_ != "protobuf":
         return schema
     pinned = pin_numbers(schema.record, [old.record for old in olds])

@@ -1,4 +1,4 @@
-"""The schema registry: versions of every topic's schema, kept in the broker itself."""
+"""The schema registry: versions of every topic's schema, stored in the broker itself."""
 
 from __future__ import annotations
 
@@ -40,9 +40,9 @@ from millstream.wire.api import ErrorCode
 
 __all__ = ["Registry"]
 
-# Schemas kept decoded. They never change; a process meets a few dozen.
+# Decoded schemas in memory. They never change; a process uses a few dozen.
 SCHEMAS_KEPT: Final = 1000
-# Each lost race means that another process registered something: this many at once is a mistake.
+# Each lost race means that another process registered something; so many are a mistake.
 TRIES_MAX: Final = 50
 PAUSE_SECONDS: Final = 0.02
 
@@ -54,8 +54,8 @@ _SETTINGS: Final = TopicSettings(
 class Registry:
     """Versions of topics' schemas. Ids are stable; a breaking change is refused.
 
-    Several processes may register at once: every version gets one number, and the same schema is
-    the same version for all of them.
+    Several processes may register at the same time: every version gets one number, and the same
+    schema is the same version for all of them.
     """
 
     def __init__(self, client: Client) -> None:
@@ -63,7 +63,7 @@ class Registry:
         self._table: Table | None = None
         self._schemas: dict[int, Schema] = {}
 
-    # -- looking --------------------------------------------------------------------------
+    # -- reading --------------------------------------------------------------------------
 
     async def topic(self, name: str) -> TopicSchemas:
         """The versions of a topic's schema; SchemaNotFound when it has none."""
@@ -110,7 +110,7 @@ class Registry:
     ) -> list[Problem]:
         """Why a schema may not become the topic's next version; nothing is written.
 
-        `mode` asks what would be under another promise. `how` is passed to `declare`.
+        `mode` checks under another compatibility mode. `how` is passed to `declare`.
         """
         schema = declare(source, **how)
         record = await self.find(topic)
@@ -122,7 +122,7 @@ class Registry:
     async def check_first(
         self, topic: str, source: object, wire_format: str | None, mode: Mode | str | None = None
     ) -> None:
-        """Refuse what could not be a topic's first schema, before anything is made for it."""
+        """Refuse what could not be a topic's first schema, before anything is created."""
         if await self.find(topic) is None:
             next_version(new_record(topic, wire_format, mode), (), declare(source))
 
@@ -136,14 +136,14 @@ class Registry:
         wire_format: str | None = None,
         **how: Any,
     ) -> Version:
-        """Give an existing topic a schema, or its next version; the version it has now.
+        """Give an existing topic a schema or its next version; return the current version.
 
         A schema that is registered already is left as it is. Incompatible names the field and the
         rule that a new one breaks. `how` is passed to `declare`.
 
-        1. Mark the topic as one with a schema, so that nothing untyped is written from now on.
+        1. Mark the topic as one with a schema, so that from now on nothing untyped is written.
         2. Store the schema under its fingerprint; its offset is its id.
-        3. Add the version to the topic's record, if that is still as it was read; else again.
+        3. Add the version to the topic's record if that has not changed meanwhile; else repeat.
         """
         schema = declare(source, **how)
         await self.check_first(topic, schema, wire_format, mode)
@@ -154,8 +154,8 @@ class Registry:
                 record = new_record(topic, await self._format(topic), mode)
             elif mode is not None and parse_mode(mode) is not record.mode:
                 raise SchemaError(
-                    f"topic '{topic}' promises {record.mode}, wanted {parse_mode(mode)}: "
-                    f"change the promise first (set_mode, or 'millstream schema evolve --mode')"
+                    f"topic '{topic}' has the mode {record.mode}, not {parse_mode(mode)}: "
+                    f"change the mode first (set_mode, or 'millstream schema evolve --mode')"
                 )
             following = next_version(record, await self.schemas_of(record), schema)
             known = record.of(following.fingerprint)
@@ -176,7 +176,7 @@ class Registry:
     ) -> Version:
         """Register the next version of a topic that has a schema.
 
-        With `mode` its promise is changed first, so that the new version is checked under it.
+        With `mode` the compatibility mode is changed first; the new version is checked under it.
         """
         await self.topic(topic)
         if mode is not None:
@@ -184,12 +184,12 @@ class Registry:
         return await self.register(topic, source, **how)
 
     async def set_mode(self, topic: str, mode: Mode | str) -> TopicSchemas:
-        """Change what a topic promises about its next versions."""
+        """Change the compatibility mode for a topic's next versions."""
         wanted = parse_mode(mode)
         for _ in range(TRIES_MAX):
             record, revision = await self._record(topic)
             if record is None:
-                return await self.topic(topic)  # says that there is none
+                return await self.topic(topic)  # raises if there is none
             if record.mode is wanted:
                 return record
             changed = dataclasses.replace(record, mode=wanted)
@@ -220,7 +220,7 @@ class Registry:
     # -- the table ------------------------------------------------------------------------
 
     async def _record(self, topic: str) -> tuple[TopicSchemas | None, int]:
-        """A topic's record and its revision; the revision counts also when it was deleted."""
+        """A topic's record and its revision, which also counts if the record was deleted."""
         try:
             found = await self._client.jetstream.get_message(TABLE, record_query(topic))
         except TopicNotFound:
@@ -245,7 +245,7 @@ class Registry:
         key = schema_key(schema.fingerprint)
         try:
             return await self._put(key, schema.to_json(), 0)
-        except WrongSequence:  # somebody stored it before
+        except WrongSequence:  # another process stored it first
             return await (await self._writable()).revision(key)
 
     async def _put(self, key: str, text: str, revision: int) -> int:
@@ -260,7 +260,7 @@ class Registry:
         return self._table
 
     async def _create(self) -> Topic:
-        """On three nodes where there are: losing the ids would be losing every typed topic."""
+        """On three nodes if there are three: without the ids, every typed topic is lost."""
         if self._client.connection.info.cluster:
             try:
                 return await self._client.create_topic(TABLE, _SETTINGS.changed({"replicas": 3}))
@@ -296,7 +296,7 @@ class Registry:
 
 
 async def _pause() -> None:
-    """A moment, never the same for two that race."""
+    """A random pause, so that two competing processes do not retry in step."""
     await asyncio.sleep(PAUSE_SECONDS * random.random())
 
 

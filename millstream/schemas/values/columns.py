@@ -1,11 +1,11 @@
 """Many Python objects to Arrow columns, fast and strict.
 
-`pa.array` alone would take 1.5 for an int64, bytes for text, a number for a date, a datetime
-without a zone for one with (each tried), and rows as dicts cost 32 µs each. So values are gathered
-column by column, the set of their exact Python types is compared with what the column takes (one
-pass in C), and only then is Arrow asked. Whatever does not pass takes the slow way: every row
-through `compile_fit`, which either names the misfit or gives plain values that do pass. The slow
-way is the definition; the fast way may only ever be a shortcut to the same result.
+`pa.array` alone would accept 1.5 as an int64, bytes as text, a number as a date and a datetime
+without a zone as one with a zone, and rows as dicts cost 32 µs each. So values are gathered column
+by column, the set of their exact Python types is compared with what the column accepts (one pass in
+C), and only then passed to Arrow. Everything else takes the slow path: every row goes through
+`compile_fit`, which either names the misfit or returns plain values that pass. The slow path is the
+definition; the fast path may only be a shortcut to the same result.
 """
 
 from __future__ import annotations
@@ -49,24 +49,24 @@ _EXACT: Final[dict[type, frozenset[type]]] = {
 _zone_of: Final = operator.attrgetter("tzinfo")
 _micro_of: Final = operator.attrgetter("microsecond")
 _INFINITY: Final = float("inf")
-# Zones known to give an offset for every time, so that no value need be asked on its own.
+# Zones that have an offset for every time, so that values need not be checked one by one.
 _SOUND_ZONES: Final = (dt.timezone, zoneinfo.ZoneInfo)
 
 
 class _NotFast(Exception):
-    """The column holds something the fast way does not vouch for."""
+    """The fast path cannot be sure about a value of the column."""
 
 
 class ColumnBuilder:
-    """Turns many values of one record into a struct array; compiled once, used for every batch."""
+    """Builds struct arrays from values of one record; compiled once, used for every batch."""
 
     def __init__(self, record: t.Record) -> None:
         self.record = record
         self.type: pa.StructType = arrow_type(record)
         self._fit = compile_fit(record)
         self._build = _record_builder(record)
-        # Everything the fast way may stumble over; the slow way then says what it was.
-        self._stumbles = (
+        # What the fast path may raise; the slow path then reports the cause.
+        self._refusals = (
             _NotFast, pa.ArrowException, OverflowError, ValueError, TypeError, LookupError,
             AttributeError,
         )  # fmt: skip
@@ -76,7 +76,7 @@ class ColumnBuilder:
         rows = values if isinstance(values, list) else list(values)
         try:
             return self._build(rows)
-        except self._stumbles:
+        except self._refusals:
             return self._build(self._plain(rows))
 
     def batch(self, values: Sequence[object]) -> pa.RecordBatch:
@@ -138,7 +138,7 @@ def _gather_some(
                 raise _NotFast
             column = [fresh(default) if value is t.MISSING else value for value in column]
         columns.append(column)
-    # More keys than those taken: some row has a field the record does not know.
+    # More keys than were taken: some row has an unknown field.
     if sum(map(len, rows)) != held:
         raise _NotFast
     return columns
@@ -170,7 +170,7 @@ def builder_for(type_: t.Type) -> _Build:
         return _solid_builder(type_)
     inner = type_.of
     if type(inner) in _EXACT:
-        # Arrow takes None in a flat column by itself.
+        # Arrow accepts None in a flat column.
         return _leaf_builder(inner, nullable=True)
     solid = _solid_builder(inner)
 
@@ -183,10 +183,10 @@ def builder_for(type_: t.Type) -> _Build:
 
 
 def _spread(compact: Any, present: list[bool]) -> Any:
-    """The compact array with nulls put in where values are not present."""
-    places = accumulate(present, initial=-1)
-    next(places)
-    indices = [place if here else None for place, here in zip(places, present, strict=True)]
+    """The compact array with nulls inserted where values are missing."""
+    counts = accumulate(present, initial=-1)
+    next(counts)
+    indices = [count if here else None for count, here in zip(counts, present, strict=True)]
     return compact.take(pa.array(indices, pa.int64()))
 
 
@@ -231,7 +231,7 @@ def _leaf_builder(type_: t.Type, *, nullable: bool) -> _Build:
 
 
 def _further_check(type_: t.Type) -> Callable[[list[Any]], None] | None:
-    """What exact Python types alone do not say; raises where the slow way must decide."""
+    """Checks beyond exact Python types; they raise if the slow path must decide."""
     match type_:
         case t.Timestamp(utc, unit):
             return lambda values: _check_times(values, utc, unit == "ms")
@@ -247,8 +247,7 @@ def _check_times(values: list[Any], utc: bool, whole_ms: bool) -> None:
     solid = [value for value in values if value is not None] if None in values else values
     zones = set(map(_zone_of, solid))
     if utc:
-        # Other zones than UTC may leave the years 1 to 9999 on the way to UTC: seen by the slow way
-        # only at the edges, so the edges are asked here.
+        # Times near the years 1 and 9999 may leave that range when they are converted to UTC.
         if not all(isinstance(zone, _SOUND_ZONES) for zone in zones):
             raise _NotFast
         if zones - {dt.UTC} and any(value.year in (1, 9999) for value in solid):
@@ -260,7 +259,7 @@ def _check_times(values: list[Any], utc: bool, whole_ms: bool) -> None:
 
 
 def _check_singles(values: list[Any]) -> None:
-    """Arrow rounds what is too large for 32 bits to infinity."""
+    """Refuse numbers too large for 32 bits, which Arrow would round to infinity."""
     solid = [value for value in values if value is not None] if None in values else values
     if any(_MAX_FLOAT32 < abs(value) < _INFINITY for value in solid):
         raise _NotFast
@@ -323,7 +322,7 @@ def _union_builder(type_: t.Union) -> _Build:
             plain.append(fitted)
         arrays = []
         for index, make in enumerate(builders):
-            present = [place == index for place in chosen]
+            present = [option == index for option in chosen]
             compact = make([v for v, here in zip(plain, present, strict=True) if here])
             arrays.append(_spread(compact, present))
         return pa.StructArray.from_arrays(arrays, fields=fields)

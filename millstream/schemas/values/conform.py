@@ -2,7 +2,7 @@
 
 Columns are matched by name and cast only where every value keeps its meaning (large or
 dictionary-encoded text, narrower numbers, other units of time, each cast checked for loss); then
-nulls, symbols and the like are checked in whole columns, so a clean batch costs microseconds.
+nulls, symbols and the like are checked column by column, so a clean batch costs microseconds.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ __all__ = ["Conformer"]
 _UUID: Final = "^[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}$"
 
 
-# The first and last number of each column that Python's own types have: days, or microseconds.
+# The smallest and largest number that Python's own types can hold: days, or microseconds.
 _DAY: Final = 86_400_000_000
 _FIRST_DAY: Final = dt.date.min.toordinal() - dt.date(1970, 1, 1).toordinal()
 _LAST_DAY: Final = dt.date.max.toordinal() - dt.date(1970, 1, 1).toordinal()
@@ -37,7 +37,7 @@ _LIMITS: Final[dict[type, tuple[int, int]]] = {
 
 
 class Conformer:
-    """Turns Arrow batches into struct arrays of one record, or says why they are none."""
+    """Converts Arrow batches to struct arrays of one record, or reports why it cannot."""
 
     def __init__(self, record: t.Record) -> None:
         self.record = record
@@ -90,7 +90,7 @@ def _cast_column(column: Any, field: t.Field, target: Any) -> Any:
 
 
 def _loosened(target: Any) -> Any:
-    """The type with every field nullable: Arrow's cast stumbles over others; nulls are checked."""
+    """The type with every field nullable: Arrow cannot cast to others. Nulls are checked later."""
     if at.is_struct(target):
         return pa.struct([(field.name, _loosened(field.type)) for field in target])
     if at.is_map(target):
@@ -101,7 +101,7 @@ def _loosened(target: Any) -> Any:
 
 
 def _retyped(array: Any, target: Any) -> Any:
-    """The same columns under a type that differs only in what may be null."""
+    """The same columns under a type that differs only in nullability."""
     if array.type == target:
         return array
     mask = array.is_null() if array.null_count else None
@@ -109,7 +109,7 @@ def _retyped(array: Any, target: Any) -> Any:
         children = [_retyped(array.field(i), field.type) for i, field in enumerate(target)]
         return pa.StructArray.from_arrays(children, fields=list(target), mask=mask)
     if mask is not None and array.offset:
-        # Arrow refuses a mask beside offsets that do not start at their buffer.
+        # Arrow refuses a mask with offsets that do not start at the buffer's start.
         array = array.take(pa.array(range(len(array)), pa.int64()))
     if at.is_map(target):
         items = _retyped(array.items, target.item_type)
@@ -173,13 +173,13 @@ def _holds(source: Any, type_: t.Int) -> bool:
     return type_.low <= narrow.low and narrow.high <= type_.high
 
 
-# -- what the Arrow type does not say -----------------------------------------------------
+# -- checks beyond the Arrow type ---------------------------------------------------------
 
 
 def _first(mask: Any) -> int | None:
-    """The first place where the mask is true."""
-    place = pc.index(mask.fill_null(False), True).as_py()
-    return None if place < 0 else int(place)
+    """The first row where the mask is true."""
+    row = pc.index(mask.fill_null(False), True).as_py()
+    return None if row < 0 else int(row)
 
 
 def _misfit(path: str, expected: str, found: str, row: int | None, nested: bool) -> errors.Unfit:
@@ -214,7 +214,7 @@ def _check(array: Any, type_: t.Type, path: str, present: Any, nested: bool = Fa
 
 
 def _entries(array: Any) -> tuple[Any, Any]:
-    """Keys and items of the maps that are there."""
+    """Keys and items of the maps that are not null."""
     array = array.drop_null() if array.null_count else array
     if not len(array):
         return array.keys.slice(0, 0), array.items.slice(0, 0)
@@ -237,7 +237,7 @@ def _check_leaf(array: Any, type_: t.Type, path: str, nested: bool) -> None:
         case t.Date() | t.Time() | t.Timestamp():
             bad = _bad_times(array, type_)
         case t.String():
-            # Arrow does not look into text columns given to it as buffers.
+            # Arrow does not check text columns that are given to it as buffers.
             try:
                 array.validate(full=True)
             except pa.ArrowInvalid as error:
@@ -245,7 +245,7 @@ def _check_leaf(array: Any, type_: t.Type, path: str, nested: bool) -> None:
     row = None if bad is None else _first(bad)
     if row is not None:
         if isinstance(type_, (t.Date, t.Time, t.Timestamp)):
-            # Python has no value for some of them, and Arrow's own text for these is wrong.
+            # Python cannot hold some of them, and Arrow prints those wrongly.
             found = f"the number {_numbers(array)[row].as_py()}"
         else:
             found = repr(array[row].as_py())[:60]
@@ -257,7 +257,7 @@ def _numbers(array: Any) -> Any:
 
 
 def _bad_times(array: Any, type_: t.Type) -> Any:
-    """Times that Python does not have (beyond the years 1 to 9999), or finer than they may be."""
+    """Times outside Python's years 1 to 9999, or finer than the type's unit."""
     numbers = _numbers(array)
     low, high = _LIMITS[type(type_)]
     bad = pc.or_(pc.less(numbers, low), pc.greater(numbers, high))
@@ -269,7 +269,7 @@ def _bad_times(array: Any, type_: t.Type) -> Any:
 
 
 def _check_members(array: Any, union: t.Union, path: str, nested: bool) -> None:
-    """Exactly one member of a union is set in every row that is there."""
+    """Exactly one member of a union is set in every row that is not null."""
     children = array.flatten()
     count = pa.repeat(pa.scalar(0, pa.int64()), len(array))
     for option, child in zip(union.options, children, strict=True):

@@ -186,7 +186,7 @@ def _default(default: Any) -> Any:
 
 
 def _struct(record: t.Record, fields: list[tuple[str, Any, Any]]) -> Any:
-    """The Struct of a record, or None if msgspec cannot have one of its names."""
+    """The Struct of a record, or None if msgspec does not support one of its names."""
     if any('"' in field.name or "\\" in field.name for field in record.fields):
         return None
     return msgspec.defstruct(
@@ -321,7 +321,7 @@ def _check_record(record: t.Record) -> Fit | None:
 
 
 def _further_checks(checks: dict[str, Fit]) -> Fit:
-    """Checks of some attributes of a Struct, which is returned; compiled as `_read_record` is."""
+    """Checks some attributes of a Struct and returns it; compiled like `_read_record`."""
     lines = [f"    value.{name} = check_{name}(value.{name})\n" for name in checks]
     used: dict[str, Any] = {"__builtins__": {}}
     used |= {f"check_{name}": check for name, check in checks.items()}
@@ -331,7 +331,7 @@ def _further_checks(checks: dict[str, Fit]) -> Fit:
 
 
 def _attribute_reader(names: tuple[str, ...]) -> Fit:
-    """From an object with exactly these fields to a dict; compiled as `_read_record` does it."""
+    """From an object with exactly these fields to a dict; compiled like `_read_record`."""
     if not all(name.isidentifier() and not iskeyword(name) for name in names):
         return members
     items = ", ".join(f"{name!r}: value.{name}" for name in names)
@@ -339,7 +339,7 @@ def _attribute_reader(names: tuple[str, ...]) -> Fit:
     return reader
 
 
-# Bounded as `field_names` is.
+# Bounded like `field_names`.
 @functools.lru_cache(maxsize=1024)
 def _attributes(cls: Any) -> tuple[str, ...] | None:
     """The field names of an event class; None for mappings, whose items count."""

@@ -29,7 +29,7 @@ def compile_finite_fit(type_: t.Type) -> Fit:
 
 
 def _finite_check(type_: t.Type) -> _Check | None:
-    """A check that every float can be written as JSON, or None where there are none."""
+    """A check that every float can be written as JSON, or None if the type has no floats."""
     match type_:
         case t.Float():
             return _check_finite
@@ -71,7 +71,7 @@ def _record_check(plan: list[tuple[str, _Check]]) -> _Check:
 
 
 def _check_any(value: Any, path: str) -> None:
-    """Floats at any depth of a value whose option is not known."""
+    """Check floats at any depth of a value of unknown option."""
     if isinstance(value, float):
         _check_finite(value, path)
     elif isinstance(value, dict):

@@ -3,7 +3,7 @@
 `compile_fit(type)` builds a function once; calling it checks a value strictly (nothing is coerced
 that could lose or change meaning) and returns it in plain form: dicts for records, every default
 filled in, symbols as text, timestamps in UTC, decimals at their scale. With `text=True` the leaves
-are first read from what JSON can hold (ISO 8601, base64, decimal text), so defaults, the JSON wire
+are first read from JSON's forms (ISO 8601, base64, decimal text), so defaults, the JSON wire
 format and Python objects share one set of rules.
 """
 
@@ -40,12 +40,12 @@ __all__ = [
 
 Fit: TypeAlias = Callable[[Any], Any]
 
-# Long values are cut in messages: enough to recognise one, never a log flood.
+# Long values are cut in messages: enough to recognise one without flooding a log.
 _SHOWN = 60
 MAX_FLOAT32: Final = struct.unpack("<f", b"\xff\xff\x7f\x7f")[0]
 _LEAST_TIMEDELTA: Final = dt.timedelta(microseconds=-(2**63))
 _MOST_TIMEDELTA: Final = dt.timedelta(microseconds=2**63 - 1)
-# Room for every digit a value may carry here, so that quantize never rounds or signals.
+# Enough digits that quantize never rounds or signals.
 _CONTEXT: Final = decimal.Context(prec=80)
 
 
@@ -74,7 +74,7 @@ def unfit_below(name: str, error: errors.Unfit) -> errors.Unfit:
 
 
 def jsonable(plain: object) -> Any:
-    """A plain value in what JSON can hold; `compile_fit(type, text=True)` reads it back."""
+    """A plain value in JSON's forms; `compile_fit(type, text=True)` reads it back."""
     return msgspec.to_builtins(plain, str_keys=True)
 
 
@@ -89,7 +89,7 @@ def members(value: object) -> Mapping[str, Any] | None:
     return {name: getattr(value, name, t.MISSING) for name in names}
 
 
-# A program has few event classes; the bound keeps classes made in a loop from piling up.
+# A program has few event classes; the bound is for classes created in a loop.
 @functools.lru_cache(maxsize=1024)
 def field_names(cls: type) -> tuple[str, ...] | None:
     """The field names of a dataclass, msgspec Struct or Pydantic model class."""
@@ -235,7 +235,7 @@ def _fit_record(record: t.Record, text: bool) -> Fit:
 
 
 def fresh(default: Any) -> Any:
-    """A default that may be changed by its receiver without changing the schema."""
+    """A copy of a default, which the caller may change."""
     if isinstance(default, dict):
         return {key: fresh(value) for key, value in default.items()}
     if isinstance(default, list):
@@ -408,7 +408,7 @@ def _plain_time(value: dt.datetime | dt.time) -> dt.time:
 
 
 def _refuse_nanoseconds(value: Any, expected: str) -> None:
-    """Pandas' timestamps are datetimes that can hold nanoseconds no microsecond type can."""
+    """Pandas' timestamps are datetimes that may hold nanoseconds."""
     if getattr(value, "nanosecond", 0) or getattr(value, "nanoseconds", 0):
         raise errors.Unfit("", f"{expected} in whole microseconds", found(value))
 

@@ -1,8 +1,8 @@
 """Arrow columns to many Python objects, fast.
 
 Arrow's own `to_pylist` is quick for numbers and text (25-75 ns a value) and slow for the rest
-(4 µs a timestamp, 0.8 µs a decimal), and dearest of all for whole structs. So columns are read one
-by one, with readers of our own where that pays, and zipped into dicts or the user's class.
+(4 µs a timestamp, 0.8 µs a decimal), and slowest for structs. So columns are read one by one, with
+readers of our own where that is faster, and zipped into dicts or the user's class.
 """
 
 from __future__ import annotations
@@ -33,14 +33,13 @@ _EPOCH_ORDINAL: Final = dt.date(1970, 1, 1).toordinal()
 
 
 class RowReader:
-    """Turns struct arrays of one record into dicts, or into objects of `cls`."""
+    """Converts struct arrays of one record to dicts, or into objects of `cls`."""
 
     def __init__(self, record: t.Record, cls: type | None = None) -> None:
         self.record = record
         self.cls = cls
         self._columns = _columns_reader(record)
         self._make = _dict_maker(record) if cls is None else _maker(cls, record)
-        self._object = None if cls is None else object_maker(cls, record)
 
     def read(self, array: pa.StructArray | pa.RecordBatch) -> list[Any]:
         """The rows of a struct array or record batch, None where a struct is null."""
@@ -50,18 +49,14 @@ class RowReader:
         except (OverflowError, ValueError) as error:
             if isinstance(error, errors.MillstreamError):
                 raise
-            # What went through this package has none; another writer may have stored it.
+            # This package never stores such a value; another writer may have.
             kind = t.kind(self.record)
             raise errors.Unfit("", kind, f"a value that Python cannot hold: {error}") from error
-
-    def make(self, plain: dict[str, Any]) -> Any:
-        """One plain value (as a codec decodes it) as a row: itself, or an object of the class."""
-        return plain if self._object is None else self._object(plain)
 
     def _read(self, struct: Any) -> list[Any]:
         if not struct.null_count:
             return self._make(zip(*self._columns(struct), strict=True))
-        # A class must not be made from the columns of a row that is not there.
+        # No object may be created from the columns of a null row.
         present = struct.is_valid()
         rows = iter(self._make(zip(*self._columns(struct.filter(present)), strict=True)))
         return [next(rows) if here else None for here in present.to_pylist()]
@@ -120,7 +115,7 @@ def _to_pylist(array: Any) -> list[Any]:
 
 
 def _numbers(array: Any, bits: int) -> list[Any]:
-    """The whole numbers behind a column of dates or times."""
+    """The integers under a column of dates or times."""
     values: list[Any] = array.view(pa.int64() if bits == 64 else pa.int32()).to_pylist()
     return values
 
@@ -174,7 +169,7 @@ _LEAF_READERS: Final[dict[type, _Read]] = {
 
 
 def _ranges(array: Any) -> tuple[int, int, list[tuple[int, int]]]:
-    """First and last place of a list column in its values, and each row's range from there."""
+    """Where a list column starts and ends in its values, and each row's range from there."""
     offsets = array.offsets.to_pylist()
     first = offsets[0] if offsets else 0
     return first, (offsets[-1] if offsets else 0), list(pairwise(o - first for o in offsets))
@@ -227,13 +222,13 @@ def _dict_maker(record: t.Record) -> Callable[[Iterable[tuple[Any, ...]]], list[
     """A function from tuples to dicts.
 
     The dict display is compiled for the record's own names, as `dataclasses` does for `__init__`:
-    a third of the time of `dict(zip(names, row))`. Names enter the code only as literals.
+    it takes a third of the time of `dict(zip(names, row))`. Names enter the code only as literals.
     """
-    places = [f"v{i}" for i in range(len(record.fields))]
+    variables = [f"v{i}" for i in range(len(record.fields))]
     pairs = ", ".join(
-        f"{field.name!r}: {place}" for field, place in zip(record.fields, places, strict=True)
+        f"{field.name!r}: {name}" for field, name in zip(record.fields, variables, strict=True)
     )
-    code = f"lambda rows: [{{{pairs}}} for {', '.join(places)}, in rows]"
+    code = f"lambda rows: [{{{pairs}}} for {', '.join(variables)}, in rows]"
     maker: Callable[[Iterable[tuple[Any, ...]]], list[Any]] = eval(code, {"__builtins__": {}})
     return maker
 
@@ -250,24 +245,24 @@ def _maker(cls: type, record: t.Record) -> Callable[[Iterable[tuple[Any, ...]]],
     closed = [f.name for f in getattr(cls, "__dataclass_fields__", {}).values() if not f.init]
     if closed:
         raise errors.SchemaError(
-            f"{cls.__name__} does not take '{closed[0]}' when it is made; read dicts instead"
+            f"{cls.__name__} does not accept '{closed[0]}' in its constructor; read dicts instead"
         )
     hints = typing.get_type_hints(cls)
     converters = [_converter(hints[f.name], f.type) for f in record.fields]
     if hasattr(cls, "model_validate") and not any(converters):
         from pydantic import TypeAdapter
 
-        # One call for all rows: half the time of a model_validate for each.
+        # One call for all rows takes half the time of one model_validate per row.
         dicts = _dict_maker(record)
         validate = TypeAdapter(list[cls]).validate_python  # type: ignore[valid-type]
-        # By their own names: an alias is for the outside of the program.
+        # By field name: aliases are for data outside the program.
         return lambda rows: validate(dicts(rows), by_name=True, by_alias=False)
     if any(converters):
         keep = [convert or _same for convert in converters]
         return lambda rows: [
             cls(**{n: c(v) for n, c, v in zip(names, keep, row, strict=True)}) for row in rows
         ]
-    # The names a class takes by position are its match arguments, keyword-only ones left out.
+    # `__match_args__` are the names that a class takes by position.
     if getattr(cls, "__match_args__", None) == names:
         return lambda rows: list(starmap(cls, rows))
     return lambda rows: [cls(**dict(zip(names, row, strict=True))) for row in rows]
@@ -278,7 +273,7 @@ def _same(value: Any) -> Any:
 
 
 def _converter(hint: Any, type_: t.Type) -> Callable[[Any], Any] | None:
-    """From a plain value to what the annotation wants; None where they are the same."""
+    """From a plain value to the annotated type; None if they are the same."""
     type_, nullable = t.strip(type_)
     if typing.get_origin(hint) in (typing.Union, pytypes.UnionType):
         options = [arg for arg in typing.get_args(hint) if arg is not type(None)]

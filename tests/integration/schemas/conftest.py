@@ -1,4 +1,4 @@
-"""Connections to an own, empty account of the session's broker."""
+"""Connections to an empty account of the session's broker, one per test."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import millstream
 from millstream import Mill
 
 Connect = Callable[[], Awaitable[Mill]]
-PATIENCE = 30  # seconds for an answer: no test here waits for one that does not come
+PATIENCE = 30  # seconds to wait for an answer; every test here gets one
 
 
 @pytest.fixture
@@ -45,5 +45,5 @@ async def peer(millstream_url: str) -> AsyncIterator[Client]:
 
 @pytest.fixture
 def js(peer: Client) -> JetStreamContext:
-    """What that library publishes with."""
+    """That library's JetStream context."""
     return peer.jetstream(timeout=PATIENCE)

@@ -1,4 +1,4 @@
-"""Versions of one schema, as a program would have them over the years."""
+"""Versions of one schema, as a program has them over the years."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Order:
 
 @dataclasses.dataclass
 class OrderWithNote:
-    """The second one: a field more, with a default."""
+    """The second: one more field, with a default."""
 
     id: int
     customer: str
@@ -35,7 +35,7 @@ class OrderWithNote:
 
 @dataclasses.dataclass
 class OrderWithWeight:
-    """One that may not follow: a field more, without a default."""
+    """One that may not follow: one more field, without a default."""
 
     id: int
     customer: str

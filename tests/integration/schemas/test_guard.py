@@ -1,4 +1,4 @@
-"""The guarded entrance: any JetStream client publishes, what fits is stored, the rest refused."""
+"""The guarded entrance: clients publish; what fits is stored, the rest is refused."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ async def test_headers_of_jetstream_are_honoured_or_refused_but_never_ignored(
     assert events[2].value is None
 
 
-async def test_words_of_the_subject_are_the_key(
+async def test_tokens_of_the_subject_are_the_key(
     mill: Mill, topic: Topic, js: JetStreamContext
 ) -> None:
     async with mill.guard("orders"):
@@ -113,7 +113,7 @@ async def test_words_of_the_subject_are_the_key(
     assert [event.key async for event in topic.read()] == ["eu.42", "a.b", None]
 
 
-async def test_a_new_version_is_taken_as_soon_as_it_is_registered(
+async def test_a_new_version_is_accepted_as_soon_as_it_is_registered(
     mill: Mill, topic: Topic, js: JetStreamContext
 ) -> None:
     noted = BODY.replace(b"}", b', "note": "hi"}')
@@ -169,7 +169,7 @@ async def test_guards_share_the_work_and_closing_one_loses_nothing(
     assert len(set(by_key["k1"])) == 1
 
 
-async def test_too_much_at_once_is_answered_not_lost(
+async def test_too_many_messages_are_answered_not_lost(
     mill: Mill, topic: Topic, peer: Client
 ) -> None:
     settings = GuardSettings(max_in_flight=1, messages_max=5)
@@ -201,13 +201,13 @@ async def test_a_guard_is_refused_where_it_would_guard_nothing(mill: Mill) -> No
         await mill.create_topic("bare", guarded=True)
 
 
-async def test_a_guard_without_a_registered_schema_says_so(mill: Mill, topic: Topic) -> None:
+async def test_a_guard_without_a_registered_schema_is_refused(mill: Mill, topic: Topic) -> None:
     await mill.schemas.forget("orders")
     with pytest.raises(SchemaNotFound, match="has no schema"):
         await mill.guard("orders").open()
 
 
-async def test_a_published_message_that_awaits_no_answer_is_stored_as_well(
+async def test_a_message_without_a_reply_subject_is_stored_as_well(
     mill: Mill, topic: Topic, peer: Client
 ) -> None:
     async with mill.guard("orders") as guard:

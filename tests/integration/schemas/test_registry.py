@@ -1,4 +1,4 @@
-"""The registry on a real broker: stable ids, refused changes, and several who register at once."""
+"""The registry on a real broker: stable ids, refused changes, concurrent registrations."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from millstream.schemas.registry.records import TABLE, TopicSchemas, Version
 from tests.integration.schemas.orders import Order, OrderWithNote, OrderWithWeight, version
 
 
-async def test_a_version_has_a_number_and_an_id_that_stay(mill: Mill) -> None:
+async def test_a_version_has_a_permanent_number_and_id(mill: Mill) -> None:
     await mill.create_topic("orders", schema=Order)
     first = (await mill.schemas.topic("orders")).latest
     second = await mill.schemas.evolve("orders", version(OrderWithNote))
@@ -53,7 +53,7 @@ async def test_a_breaking_change_is_refused_with_the_field_and_the_rule(mill: Mi
     assert len((await mill.schemas.topic("orders")).versions) == 1
 
 
-async def test_create_topic_registers_the_next_version_or_says_why_not(mill: Mill) -> None:
+async def test_create_topic_registers_the_next_version_or_reports_why_not(mill: Mill) -> None:
     await mill.create_topic("orders", schema=Order)
     await mill.create_topic("orders", schema=version(OrderWithNote))
     assert len((await mill.schemas.topic("orders")).versions) == 2
@@ -61,7 +61,7 @@ async def test_create_topic_registers_the_next_version_or_says_why_not(mill: Mil
         await mill.create_topic("orders", schema=version(OrderWithWeight))
 
 
-async def test_a_check_says_the_same_as_a_registration_and_writes_nothing(mill: Mill) -> None:
+async def test_a_check_reports_the_same_as_a_registration_and_writes_nothing(mill: Mill) -> None:
     await mill.create_topic("orders", schema=Order)
     assert await mill.schemas.check("orders", version(OrderWithNote)) == []
     problems = await mill.schemas.check("orders", version(OrderWithWeight))
@@ -71,10 +71,10 @@ async def test_a_check_says_the_same_as_a_registration_and_writes_nothing(mill: 
     assert len((await mill.schemas.topic("orders")).versions) == 1
 
 
-async def test_the_promise_can_be_chosen_and_changed(mill: Mill) -> None:
+async def test_the_compatibility_mode_can_be_chosen_and_changed(mill: Mill) -> None:
     await mill.create_topic("orders", schema=Order, compatibility="FORWARD")
     await mill.schemas.register("orders", version(OrderWithWeight))
-    with pytest.raises(SchemaError, match="promises FORWARD, wanted FULL"):
+    with pytest.raises(SchemaError, match="has the mode FORWARD, not FULL"):
         await mill.create_topic("orders", schema=Order, compatibility="FULL")
     assert (await mill.schemas.set_mode("orders", "none")).mode is Mode.NONE
     last = await mill.schemas.evolve("orders", version(OrderWithNote), mode="BACKWARD_TRANSITIVE")
@@ -82,7 +82,7 @@ async def test_the_promise_can_be_chosen_and_changed(mill: Mill) -> None:
     assert (await mill.schemas.topic("orders")).mode is Mode.BACKWARD_TRANSITIVE
 
 
-async def test_a_transitive_promise_looks_at_every_version(mill: Mill) -> None:
+async def test_a_transitive_mode_checks_every_version(mill: Mill) -> None:
     one = types.Record("r", (types.Field("a", types.Int(32)),))
     two = types.Record("r", (types.Field("b", types.Int(32), default=0),))
     three = types.Record("r", (types.Field("a", types.String(), default=""),))
@@ -94,7 +94,7 @@ async def test_a_transitive_promise_looks_at_every_version(mill: Mill) -> None:
         await mill.schemas.evolve("all", three)
 
 
-async def test_what_is_not_there_is_said_plainly(mill: Mill) -> None:
+async def test_what_does_not_exist_is_reported_plainly(mill: Mill) -> None:
     with pytest.raises(SchemaNotFound, match="topic 'orders' has no schema"):
         await mill.schemas.topic("orders")
     with pytest.raises(SchemaNotFound, match="id 7"):
@@ -105,7 +105,7 @@ async def test_what_is_not_there_is_said_plainly(mill: Mill) -> None:
     with pytest.raises(SchemaNotFound, match="no schema version 2; it has 1 to 1"):
         await mill.schemas.version("orders", 2)
     with pytest.raises(SchemaNotFound, match="no schema with id 2"):
-        await mill.schemas.schema(2)  # the topic's record is there
+        await mill.schemas.schema(2)  # the topic's record exists
     assert await mill.schemas.topics() == [await mill.schemas.topic("orders")]
 
 
@@ -124,7 +124,7 @@ async def test_an_existing_topic_gets_a_schema_and_keeps_its_format(mill: Mill) 
         await mill.edit_topic("orders", wire_format="avro")
 
 
-async def test_a_schema_the_wire_format_cannot_hold_makes_no_topic(mill: Mill) -> None:
+async def test_a_schema_the_wire_format_cannot_hold_creates_no_topic(mill: Mill) -> None:
     record = types.Record("r", (types.Field("a", types.Int(64, signed=False)),))
     with pytest.raises(Unmappable, match="field 'a'"):
         await mill.create_topic("orders", schema=record, wire_format="avro")
@@ -142,10 +142,10 @@ async def test_a_deleted_topic_takes_its_versions_with_it(mill: Mill) -> None:
     await mill.create_topic("orders", schema=OrderWithWeight)
     record = await mill.schemas.topic("orders")
     assert [v.version for v in record.versions] == [1]
-    assert (await mill.schemas.schema(old.id)).record.name == "Order"  # ids are for ever
+    assert (await mill.schemas.schema(old.id)).record.name == "Order"  # ids are permanent
 
 
-async def test_a_topic_whose_registry_is_gone_is_not_taken_for_one_without_schema(
+async def test_a_topic_whose_registry_is_gone_is_not_read_as_untyped(
     mill: Mill,
 ) -> None:
     await mill.create_topic("orders", schema=Order)
@@ -155,7 +155,7 @@ async def test_a_topic_whose_registry_is_gone_is_not_taken_for_one_without_schem
 
 
 async def test_an_id_that_names_another_schema_now_is_data_loss(mill: Mill) -> None:
-    """A registry that was restored to an earlier state may give an id away twice."""
+    """A registry that was restored to an earlier state may assign an id twice."""
     await mill.create_topic("orders", schema=Order)
     await mill.jetstream.delete_stream(TABLE)
     await Mill(mill.connection).create_topic("others", schema=OrderWithNote)
@@ -194,11 +194,11 @@ async def test_protobuf_fields_keep_their_numbers_over_the_versions(mill: Mill) 
         await mill.schemas.evolve("t", parse_proto(text))
 
 
-# -- several at once ----------------------------------------------------------------------
+# -- concurrency --------------------------------------------------------------------------
 
 
 def _register(url: str, names: list[str]) -> list[tuple[str, int, int]]:
-    """In a process of its own: register fields one after the other, each a version."""
+    """In its own process: register fields one after the other, each as a version."""
 
     async def work() -> list[tuple[str, int, int]]:
         got = []
@@ -212,8 +212,10 @@ def _register(url: str, names: list[str]) -> list[tuple[str, int, int]]:
     return asyncio.run(work())
 
 
-async def test_many_processes_register_at_once_and_agree(mill: Mill, millstream_url: str) -> None:
-    """Every schema gets one version and one id, the same for all who registered it."""
+async def test_many_processes_register_concurrently_and_agree(
+    mill: Mill, millstream_url: str
+) -> None:
+    """Every schema gets one version and one id, the same for all processes that registered it."""
     await mill.create_topic("orders", schema=types.Record("r", (types.Field("z", types.Bool()),)))
     await mill.schemas.set_mode("orders", "NONE")
     names = [f"f{number}" for number in range(6)]
@@ -225,19 +227,19 @@ async def test_many_processes_register_at_once_and_agree(mill: Mill, millstream_
             *(loop.run_in_executor(pool, _register, millstream_url, mine) for mine in orders)
         )
     agreed = {found for result in results for found in result}
-    assert len(agreed) == len(names)  # the same number and id for everybody
+    assert len(agreed) == len(names)  # the same number and id for every process
     record = await mill.schemas.topic("orders")
     assert sorted(v.version for v in record.versions) == list(range(1, len(names) + 2))
     assert {(v.version, v.id) for v in record.versions[1:]} == {(v, i) for _, v, i in agreed}
 
 
-async def test_topics_of_a_name_declared_at_once_have_one_schema(mill: Mill) -> None:
+async def test_topics_of_one_name_created_concurrently_have_one_schema(mill: Mill) -> None:
     others = [Mill(mill.connection) for _ in range(8)]
     await asyncio.gather(*(one.create_topic("orders", schema=Order) for one in others))
     assert len((await mill.schemas.topic("orders")).versions) == 1
 
 
-async def test_in_a_cluster_the_registry_is_kept_by_three_nodes(
+async def test_in_a_cluster_the_registry_is_stored_on_three_nodes(
     millstream_cluster: Cluster,
 ) -> None:
     async with millstream.connect(millstream_cluster.url, request_timeout=30) as mill:

@@ -1,4 +1,4 @@
-"""Typed topics: what fits comes back as it was, what does not is stored by no entrance."""
+"""Typed topics: what fits comes back unchanged, what does not is stored by no path."""
 
 from __future__ import annotations
 
@@ -77,8 +77,8 @@ async def test_old_versions_are_read_as_the_readers_own(mill: Mill, wire_format:
     assert await values(old) == [order(number) for number in (1, 2, 3, 4)]
 
 
-async def test_a_class_writes_the_version_it_is(mill: Mill) -> None:
-    """A producer that was not deployed anew goes on as before."""
+async def test_a_class_writes_its_own_version(mill: Mill) -> None:
+    """A producer that was not redeployed works as before."""
     await mill.create_topic("orders", schema=Order)
     first = (await mill.schemas.topic("orders")).latest
     second = await mill.schemas.evolve("orders", version(OrderWithNote))
@@ -129,7 +129,9 @@ async def test_a_plain_message_without_an_id_is_read_as_the_current_version(
     assert event.key == "eve"
 
 
-async def test_an_unreadable_message_harms_only_itself(mill: Mill, js: JetStreamContext) -> None:
+async def test_an_unreadable_message_affects_no_other_message(
+    mill: Mill, js: JetStreamContext
+) -> None:
     topic = await mill.create_topic("orders", schema=Order)
     await topic.publish(order(1))
     await js.publish("orders.x", b"not json")
@@ -151,7 +153,7 @@ async def test_an_unreadable_message_harms_only_itself(mill: Mill, js: JetStream
 async def test_a_pack_of_another_shape_is_an_error_of_its_values(
     mill: Mill, connect: Callable[[], Awaitable[Mill]]
 ) -> None:
-    """Somebody wrote it without the SDK, or before the topic had its schema."""
+    """It was written without the SDK, or before the topic had its schema."""
     raw = await mill.create_topic("orders")
     async with raw.producer() as producer:
         await producer.send(b'{"id": 5}', "k")
@@ -168,7 +170,7 @@ async def test_a_pack_of_another_shape_is_an_error_of_its_values(
         _ = events[1].value
 
 
-async def test_a_subscription_gives_the_unreadable_to_the_application(
+async def test_a_subscription_delivers_unreadable_values_to_the_application(
     mill: Mill, js: JetStreamContext
 ) -> None:
     topic = await mill.create_topic("orders", schema=Order)
@@ -236,7 +238,7 @@ async def test_a_collection_of_topics_is_read_with_their_schema(mill: Mill) -> N
         if len(found) == 2:
             break
     await mill.schemas.evolve("us", version(OrderWithNote))
-    assert (await mill.topic("all")).value_type is None  # two versions: say which one to read
+    assert (await mill.topic("all")).value_type is None  # two versions: the reader must choose one
     typed = await mill.topic("all", Order)
     assert {value.customer for value in await values(typed)} == {"eu", "us"}
 
@@ -338,7 +340,7 @@ ENTRANCES = [
 
 
 @pytest.mark.parametrize("entrance", ENTRANCES)
-async def test_no_entrance_stores_what_does_not_fit(
+async def test_no_path_stores_what_does_not_fit(
     mill: Mill, entrance: Callable[[Topic], Awaitable[None]]
 ) -> None:
     topic = await mill.create_topic("orders", schema=declare(Order))
@@ -379,7 +381,7 @@ async def test_a_process_stores_nothing_unfit(mill: Mill) -> None:
     assert await values(target) == []
 
 
-async def test_one_misfit_of_many_does_not_keep_the_others_back(mill: Mill) -> None:
+async def test_one_misfit_does_not_hold_up_the_others(mill: Mill) -> None:
     topic = await mill.create_topic("orders", schema=Order)
     with pytest.raises(PartlyStored) as caught:
         await topic.publish_many([order(1), UNFIT, order(2)])
@@ -387,14 +389,14 @@ async def test_one_misfit_of_many_does_not_keep_the_others_back(mill: Mill) -> N
     assert await values(topic) == [order(1), order(2)]
 
 
-async def test_times_must_say_where_they_are(mill: Mill) -> None:
+async def test_times_must_have_a_zone(mill: Mill) -> None:
     topic = await mill.create_topic("orders", schema=Order)
     local = dt.datetime(2026, 1, 1)  # noqa: DTZ001
     with pytest.raises(Unfit, match="field 'placed'"):
         await topic.publish(Order(1, "ada", Decimal(1), local))
 
 
-async def test_an_ordered_group_reads_versions_that_are_younger_than_itself(mill: Mill) -> None:
+async def test_an_ordered_group_reads_versions_newer_than_itself(mill: Mill) -> None:
     topic = await mill.create_topic("orders", schema=Order, partitions=2)
     await topic.publish(order(1), "a")
     seen: list[Any] = []

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from millstream import errors
 from millstream.schemas import types as t
 
-# Nested schemas are slow to draw, so few are; rare faults need hundreds (raise it by hand).
+# Nested schemas are slow to draw, so there are few; rare bugs need hundreds (raise it by hand).
 quick = settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=12)

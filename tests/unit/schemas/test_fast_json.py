@@ -36,7 +36,7 @@ TEXTS = (
     "P200000000D", "YWJj", "YWJ", "YWJj\n", "____", "00000000-0000-0000-0000-000000000001",
     "00000000000000000000000000000001", "{00000000-0000-0000-0000-000000000001}", "é\u2028",
 )  # fmt: skip
-# Written as they are: `json.dumps` would not write some of these, or not so.
+# Used as they are: `json.dumps` would not write some of these, or not like this.
 LITERALS = (
     "null", "true", "false", "0", "-0", "1", "-1", "127", "128", "255", "256", "-129", "1.0",
     "-0.0", "1e0", "16777217", "9007199254740991", "9007199254740992", "9007199254740993",
@@ -50,9 +50,9 @@ LITERALS = (
 
 
 def outcome(work: Callable[[Any], object], given: Any) -> tuple[str, ...]:
-    """What a call did, so that two calls can be compared; values to their last type."""
+    """The result of a call, comparable with another's; values include their types."""
     try:
-        return "taken", repr(work(given))
+        return "accepted", repr(work(given))
     except errors.Unfit as error:
         return "refused", str(error), error.field, str(error.__suppress_context__)
     except Exception as error:
@@ -63,7 +63,7 @@ def same_both_ways(wire: JsonWire, value: Any) -> None:
     """Writing a value does what the checker does; so does reading what was written."""
     written = outcome(wire.dump, value)
     assert written == outcome(wire.dump_by_checker, value), value
-    if written[0] == "taken":
+    if written[0] == "accepted":
         same_reading(wire, wire.dump(value))
 
 
@@ -81,7 +81,9 @@ def wire_of(record: t.Record) -> JsonWire | None:
 
 @pytest.mark.parametrize("type_", COLUMNS, ids=t.kind)
 @pytest.mark.parametrize("nullable", [False, True], ids=["", "or null"])
-def test_odd_values_are_taken_or_refused_as_by_the_checker(type_: t.Type, nullable: bool) -> None:
+def test_odd_values_are_accepted_or_refused_as_by_the_checker(
+    type_: t.Type, nullable: bool
+) -> None:
     field = t.Nullable(type_) if nullable else type_
     wire = wire_of(t.Record("R", (t.Field("x", field), t.Field("y", t.Int(64), 3))))
     assert wire is not None
@@ -114,7 +116,7 @@ def test_random_records_behave_as_by_the_checker(
 
 
 class Literal:
-    """JSON text that stands in a value as it is."""
+    """JSON text inside a value, used as it is."""
 
     def __init__(self, text: str) -> None:
         self.text = text
@@ -134,7 +136,7 @@ def literally(form: Any) -> str:
 
 
 def changed(value: Any, draw: Any, odd: st.SearchStrategy[Any]) -> Any:
-    """The value with something odd in one of its parts, or a field fewer, or one more."""
+    """The value with something odd in one part, a field less, or a field more."""
     if isinstance(value, dict) and value and draw(st.integers(0, 5)):
         key = draw(st.sampled_from(sorted(value, key=repr)))
         match draw(st.integers(0, 5)):
@@ -239,7 +241,7 @@ def test_defaults_of_read_values_are_plain_and_belong_to_the_reader() -> None:
     assert load(b'{"id":7,"at":"2024-05-06T12:00:00Z"}')["tags"] == ["new"]
 
 
-def test_an_object_with_attributes_that_are_no_fields_of_its_class_has_the_default() -> None:
+def test_an_attribute_that_is_not_a_field_of_its_class_is_ignored() -> None:
     class WithPrice(Order):
         tags = ("not a field",)
 
@@ -267,12 +269,12 @@ class ItemsAndFields(UserDict[str, Any]):
         self.data = {"id": 5, "at": NOON}
 
 
-def test_of_a_mapping_with_fields_the_items_count() -> None:
+def test_the_items_of_a_mapping_count_not_its_fields() -> None:
     assert JsonWire(Schema(ORDER)).dump(ItemsAndFields()).startswith(b'{"id":5,')
 
 
 @pytest.mark.parametrize("name", ['a"b', "a\\b", "class", "__init__", "f1", "mro", "a b", "é", "1"])
-def test_any_name_of_a_field_works(name: str) -> None:
+def test_every_field_name_works(name: str) -> None:
     inner = t.Record("I", (t.Field(name, t.Int(8)), t.Field("f0", t.Date(), dt.date(2024, 1, 1))))
     wire = JsonWire(Schema(t.Record("R", (t.Field(name, t.Nullable(inner), None),))))
     same_both_ways(wire, {name: {name: 1}})

@@ -1,4 +1,4 @@
-"""What the registry keeps, and how values are bound to it, without a broker."""
+"""The registry's records, and how values are bound to them, without a broker."""
 
 from __future__ import annotations
 
@@ -85,15 +85,15 @@ def test_an_unreadable_record_is_data_loss(text: bytes) -> None:
         read_record(text)
 
 
-def test_a_version_that_is_not_there_is_named() -> None:
+def test_a_missing_version_is_named_in_the_error() -> None:
     for number in (0, 2, -1):
         with pytest.raises(SchemaNotFound, match=f"no schema version {number}; it has 1 to 1"):
             record(ONE).version(number)
 
 
-def test_versions_have_an_end() -> None:
+def test_the_number_of_versions_is_limited() -> None:
     full = dataclasses.replace(record(), versions=(Version(1, 1, "f"),) * VERSIONS_MAX)
-    with pytest.raises(SchemaError, match="the most there can be"):
+    with pytest.raises(SchemaError, match="which is the maximum"):
         full.followed_by(9, "g")
 
 
@@ -105,7 +105,7 @@ def test_a_record_needs_a_known_format_and_mode() -> None:
         new_record("t", None, "SIDEWAYS")
 
 
-def test_a_kept_schema_must_be_the_registered_one() -> None:
+def test_a_stored_schema_must_be_the_registered_one() -> None:
     subject = message_subject(schema_key(ONE.fingerprint))
     text = ONE.to_json().encode()
     assert read_schema(7, subject, text, ONE.fingerprint) == ONE
@@ -124,7 +124,7 @@ def test_the_next_version_is_checked_against_the_earlier_ones() -> None:
     assert [p.field for p in problems_of(record(ONE), [ONE], BAD)] == ["b"]
     assert problems_of(record(ONE), [ONE], BAD, "NONE") == []
     known = record(ONE, TWO)
-    assert next_version(known, [ONE, TWO], ONE) == ONE  # it is there: nothing to check
+    assert next_version(known, [ONE, TWO], ONE) == ONE  # registered already: nothing to check
 
 
 def test_in_protobuf_a_field_keeps_its_number() -> None:
@@ -157,7 +157,7 @@ def message(schema_id: str | None, data: bytes = b"{}") -> RawMessage:
     return RawMessage(b"t.k", b"", headers, data)
 
 
-async def test_versions_are_fetched_once_and_failures_are_not_asked_for_all_the_time() -> None:
+async def test_versions_are_fetched_once_and_failures_are_not_retried_at_once() -> None:
     asked: list[int] = []
 
     async def fetch(id_: int) -> Schema:
@@ -177,7 +177,7 @@ async def test_versions_are_fetched_once_and_failures_are_not_asked_for_all_the_
         values.decode(b"{}", "78")
 
 
-async def test_made_up_ids_do_not_fill_the_memory() -> None:
+async def test_invalid_ids_do_not_fill_the_memory() -> None:
     values = TypedValues(record(ONE), [ONE], nothing)
     await values.learn(message(f"x{number}") for number in range(5000))
     assert len(values._missing) <= 2000
@@ -188,7 +188,7 @@ def packed(column: pa.Array, schema_id: str | None) -> Any:
     return decode(made.headers, made.payload)
 
 
-def test_rows_of_a_pack_are_read_one_by_one_when_a_neighbour_cannot_be() -> None:
+def test_rows_of_a_pack_are_read_one_by_one_if_one_is_unreadable() -> None:
     values = TypedValues(record(TWO), [TWO], nothing)
     column = pa.array(
         [{"a": 1, "b": "x"}, {"a": None, "b": "y"}, {"a": 3, "b": "z"}],
@@ -200,7 +200,7 @@ def test_rows_of_a_pack_are_read_one_by_one_when_a_neighbour_cannot_be() -> None
     assert isinstance(rows[1].error, Unfit)
 
 
-def test_a_column_may_have_holes() -> None:
+def test_a_column_may_have_nulls() -> None:
     values = TypedValues(record(TWO), [TWO], nothing)
     column = values.column([{"a": 1}, None, {"a": 2, "b": "x"}])
     assert column.to_pylist() == [{"a": 1, "b": "-"}, None, {"a": 2, "b": "x"}]
@@ -214,7 +214,7 @@ def test_a_column_may_have_holes() -> None:
         values.column([{"a": 1}, {"a": "x"}])
 
 
-def test_json_of_people_becomes_a_value_of_any_wire_format() -> None:
+def test_json_text_becomes_a_value_of_any_wire_format() -> None:
     values = TypedValues(record(TWO, format_="avro"), [TWO], nothing)
     parsed = values.parse(b'{"a": 5}')
     assert parsed == {"a": 5, "b": "-"}
@@ -264,7 +264,7 @@ def test_the_key_of_a_guarded_subject(subject: str, key: str | None) -> None:
         (TimeoutError(), 503, ERR_NOT_STORED),
     ],
 )
-def test_every_refusal_has_a_code_of_jetstreams_kind(
+def test_every_refusal_has_a_code_like_jetstreams(
     error: Exception, code: int, err_code: int
 ) -> None:
     refusal = refusal_of(error)

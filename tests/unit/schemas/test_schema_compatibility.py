@@ -1,4 +1,4 @@
-"""The compatibility rules, change by change, and against fastavro's own reading."""
+"""The compatibility rules, change by change, and compared with fastavro."""
 
 from __future__ import annotations
 
@@ -123,7 +123,7 @@ CHANGES: list[tuple[str, t.Record, t.Record, str, str]] = [
      record(field(t.Union((I32, TEXT, t.Bool())))), "", "option_unknown"),
     ("a union loses an option", record(field(t.Union((I32, TEXT)))), record(field(TEXT)),
      "option_unknown", ""),
-    ("a union's options change places", record(field(t.Union((I32, TEXT)))),
+    ("a union's options change order", record(field(t.Union((I32, TEXT)))),
      record(field(t.Union((TEXT, I32)))), "", ""),
     ("a field number changes", record(field(TEXT, "", number=2)), record(field(TEXT, "", number=3)),
      "number_changed", "number_changed"),
@@ -174,7 +174,7 @@ def test_what_the_table_allows_fastavro_reads_and_what_it_refuses_resolution_ref
 
 
 def reads_everywhere(old: t.Record, new: t.Record, value: Any) -> None:
-    """One value of the old version, read with the new one by every way there is."""
+    """One value of the old version, read with the new one along every path."""
     old, new = checked(old), checked(new)
     resolution = Resolution(old, new)
     plain = resolution.value(value)
@@ -191,7 +191,7 @@ def reads_everywhere(old: t.Record, new: t.Record, value: Any) -> None:
     theirs = fastavro.schemaless_reader(io.BytesIO(data), json_copy(writer), json_copy(reader))
     for one in new.fields:
         source = matching_field(one, old)
-        # fastavro leaves defaults and durations as numbers; the written values are what counts.
+        # fastavro leaves defaults and durations as numbers; only the written values are compared.
         if source is not None and isinstance(t.strip(one.type)[0], (t.Int, t.String, t.Bool)):
             assert theirs[one.name] == plain[one.name]  # type: ignore[index, call-overload]
 
@@ -207,8 +207,8 @@ def evolutions(draw: st.DrawFn) -> tuple[t.Record, t.Record, Any]:
     old = checked(draw(records(1)))
     fields = list(old.fields)
     for _ in range(draw(st.integers(1, 3))):
-        place = draw(st.integers(0, len(fields) - 1))
-        one = fields[place]
+        index = draw(st.integers(0, len(fields) - 1))
+        one = fields[index]
         match draw(st.sampled_from(["add", "remove", "retype", "nullable", "rename", "widen"])):
             case "add":
                 name = draw(NAMES.filter(lambda n: all(n != f.name for f in fields)))
@@ -216,18 +216,18 @@ def evolutions(draw: st.DrawFn) -> tuple[t.Record, t.Record, Any]:
                 default = draw(st.just(t.MISSING) | values(type_, finite=True))
                 fields.append(t.Field(name, type_, default))
             case "remove" if len(fields) > 1:
-                fields.pop(place)
+                fields.pop(index)
             case "retype":
-                fields[place] = t.Field(one.name, draw(types(1)))
+                fields[index] = t.Field(one.name, draw(types(1)))
             case "nullable" if not isinstance(one.type, t.Nullable):
-                fields[place] = t.Field(one.name, t.Nullable(one.type))
+                fields[index] = t.Field(one.name, t.Nullable(one.type))
             case "rename":
                 taken = [n for f in fields for n in (f.name, *f.aliases)]
                 if f"n_{one.name}" not in taken:
                     aliases = (one.name,) if draw(st.booleans()) else ()
-                    fields[place] = t.Field(f"n_{one.name}", one.type, aliases=aliases)
+                    fields[index] = t.Field(f"n_{one.name}", one.type, aliases=aliases)
             case "widen" if isinstance(one.type, t.Int) and one.type.bits < 64:
-                fields[place] = t.Field(one.name, t.Int(64))
+                fields[index] = t.Field(one.name, t.Int(64))
     try:
         new = checked(dataclasses.replace(old, fields=tuple(fields)))
     except errors.SchemaError:
@@ -265,8 +265,7 @@ def test_only_the_transitive_modes_look_past_the_last_version() -> None:
 def test_a_problem_says_field_rule_and_direction_in_one_line() -> None:
     (problem,) = check(record(field(t.Nullable(TEXT))), [record()], "backward")
     assert str(problem) == (
-        "field 'x': the written data does not have it and it has no default to take instead "
-        "[backward, no_default]"
+        "field 'x': the written data does not have it and it has no default [backward, no_default]"
     )
 
 
@@ -281,9 +280,9 @@ def test_unchanged_columns_are_not_copied_when_a_batch_is_resolved() -> None:
     rows = [{"id": n, "x": f"text {n}"} for n in range(100)]
     array = ColumnBuilder(old).build(rows)
     resolved = ColumnResolution(old, new).column(array)
-    for place in (0, 1):
-        before = [b.address for b in array.field(place).buffers() if b is not None]
-        after = [b.address for b in resolved.field(place).buffers() if b is not None]
+    for index in (0, 1):
+        before = [b.address for b in array.field(index).buffers() if b is not None]
+        after = [b.address for b in resolved.field(index).buffers() if b is not None]
         assert before == after
     assert RowReader(new).read(resolved) == [{**row, "z": 7} for row in rows]
     assert ColumnResolution(old, old).column(array) is array

@@ -1,4 +1,4 @@
-"""Schemas declared in every way there is, and what is refused with which reason."""
+"""Schemas declared in every supported form, and what is refused for which reason."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def test_a_dataclass_gives_names_types_defaults_docs_and_aliases() -> None:
             F("kind", t.Enum("kind", ("a", "b")), "a"),
             F("seen", t.Nullable(t.Timestamp(utc=False)), None),
             F("tags", t.List(t.String()), []),
-            # A default that is another one each time is none a reader could fill in.
+            # A default that differs each time is not one that readers can use.
             F("made", t.Timestamp()),
         ),
     )
@@ -93,7 +93,7 @@ class Struct(msgspec.Struct):
     either: int | str | None = None
 
 
-def test_pydantic_models_and_structs_say_what_their_libraries_know() -> None:
+def test_pydantic_models_and_structs_use_their_libraries_metadata() -> None:
     assert declare(Model).record.fields == (
         F("id", t.Int(64), doc="the key"),
         F("price", t.Decimal(10, 2)),
@@ -120,11 +120,11 @@ def one(hint: Any) -> type:
 @pytest.mark.parametrize(
     ("hint", "reason"),
     [
-        (decimal.Decimal, "say its digits"),
-        (Any, "any value at all"),
-        (list, "say what it holds"),
+        (decimal.Decimal, "set its digits"),
+        (Any, "any value' is not a type"),
+        (list, "set its item type"),
         (set[int], "no format has sets"),
-        (tuple[int, str], "a tuple of fixed length"),
+        (tuple[int, str], "tuples of fixed length"),
         (complex, "no such type"),
         (Literal[1, 2], "only text"),
         (str | bytes | Literal["a"], "ambiguous"),
@@ -133,7 +133,9 @@ def one(hint: Any) -> type:
         (Annotated[str, msgspec.Meta(pattern="a+")], "the constraint pattern='a\\+'"),
     ],
 )
-def test_what_python_cannot_say_is_refused_with_field_and_reason(hint: Any, reason: str) -> None:
+def test_what_python_cannot_express_is_refused_with_field_and_reason(
+    hint: Any, reason: str
+) -> None:
     with pytest.raises(errors.Unmappable, match=f"field 'x': .*({reason})"):
         declare(one(hint))
 
@@ -143,7 +145,7 @@ def test_a_class_that_contains_itself_is_refused() -> None:
         declare(Tree)
 
 
-def test_constraints_are_kept_out_only_when_asked() -> None:
+def test_constraints_are_dropped_only_on_request() -> None:
     cls = one(Annotated[str, msgspec.Meta(max_length=3)])
     assert declare(cls, drop_constraints=True).record.fields == (F("x", t.String()),)
 
@@ -216,7 +218,7 @@ def test_an_avro_schema_is_read_and_written_exactly_as_declared() -> None:
         ('{"type": "record", "name": "R", "fields": [{"name": "x", "type": "null"}]}',
          "null alone"),
         ('{"type": "record", "name": "R", "fields": [{"name": "x", "type": "Foo"}]}',
-         "no type named"),
+         "no Avro type named"),
         ('{"type": "record", "name": "R", "fields": [{"name": "x", "type": {"type": "long", '
          '"logicalType": "timestamp-nanos"}}]}', "microseconds"),
         ('{"type": "record", "name": "R", "fields": [{"name": "x", "type": "int", '
@@ -288,10 +290,10 @@ def test_a_json_schema_is_read_with_references_and_optional_properties() -> None
     [
         ({"type": "string", "pattern": "a+"}, "pattern.*would be lost"),
         ({"type": "integer", "minimum": 3}, "only the ranges"),
-        ({"type": "array"}, "say what it holds"),
+        ({"type": "array"}, "set its type"),
         ({}, "no 'type'"),
-        (True, "any value at all"),
-        ({"type": "object"}, "say its 'properties'"),
+        (True, "any value' is not a type"),
+        ({"type": "object"}, "set its 'properties'"),
         ({"$ref": "#/$defs/Nope"}, "no such definition"),
         ({"$ref": "https://example.org/x"}, "inside the document"),
         ({"$ref": "#"}, "contains itself"),
@@ -356,7 +358,7 @@ def test_protobuf_events_are_written_with_the_declared_numbers_and_encodings() -
     # note absent; id (3) as sint64; blobs (9); kind (10) by its number 5; cash (12) a message.
     assert data.hex() == "1801" + "4a05080112" + "0178" + "5005" + "62050d07000000"
     assert codec.decode(data) == {**value, "note": None, "at": None, "lines": []}
-    with pytest.raises(errors.Unfit, match="'#99': expected no field of that number"):
+    with pytest.raises(errors.Unfit, match="'#99': expected no field with that number"):
         codec.decode(data + bytes.fromhex("980601"))
     with pytest.raises(errors.Unfit, match=r"field 'kind'.*the number 3"):
         codec.decode(bytes.fromhex("5003"))
@@ -364,7 +366,7 @@ def test_protobuf_events_are_written_with_the_declared_numbers_and_encodings() -
         codec.decode(b"\xff")
 
 
-def test_descriptors_sets_and_message_classes_are_taken_too() -> None:
+def test_descriptors_sets_and_message_classes_are_accepted_too() -> None:
     from millstream.schemas import parse_proto
 
     file = parse_proto(PROTO)
@@ -379,7 +381,7 @@ def test_descriptors_sets_and_message_classes_are_taken_too() -> None:
     assert make_codec(kept, "protobuf").encode({"n": 1}) == b"\x0d\x01\x00\x00\x00"
 
 
-def test_the_event_is_the_message_no_other_one_uses_not_even_in_a_map() -> None:
+def test_the_event_is_the_message_that_no_other_message_uses() -> None:
     text = 'syntax = "proto3"; message B { int64 b = 1; } message A { map<string, B> m = 1; }'
     assert declare(text).record.name == "A"
     assert declare(text, message="B").record.name == "B"
@@ -422,7 +424,7 @@ def test_proto2_required_and_default_fields_are_understood() -> None:
         ('import "other.proto"; message A { int64 id = 1; }', "include_imports"),
         ('import "google/protobuf/any.proto"; message A { google.protobuf.Any a = 1; }',
          "use a scalar"),
-        ("message A { int64 a = 1; } message B { int64 b = 1; }", "say which one"),
+        ("message A { int64 a = 1; } message B { int64 b = 1; }", "choose the event's message"),
         ("message A { }", "no fields"),
         ("message A { E e = 1; enum E { option allow_alias = true; X = 0; Y = 0; } }",
          "share a number"),
@@ -444,7 +446,7 @@ def test_pinned_numbers_survive_new_and_removed_fields() -> None:
     assert numbers == [{"a": 1, "b": 2}, {"c": 3, "a": 1}, {"d": 4, "x": 3}]
 
 
-def test_names_that_only_protobuf_confuses_are_refused() -> None:
+def test_names_that_clash_only_in_protobuf_are_refused() -> None:
     union = t.Union((t.Int(64), t.String()))
     with pytest.raises(errors.Unmappable, match="duplicate json_name"):
         make_codec(Schema(t.Record("R", (F("a", union), F("a0", t.Int(64))))), "protobuf")
@@ -452,7 +454,7 @@ def test_names_that_only_protobuf_confuses_are_refused() -> None:
         make_codec(Schema(t.Record("R", (F("a", union), F("a_0", t.Int(64))))), "protobuf")
 
 
-def test_nothing_else_is_taken_for_a_schema() -> None:
+def test_nothing_else_is_accepted_as_a_schema() -> None:
     for source in (7, object(), {"a": 1}, int, "{}"):
         with pytest.raises(errors.SchemaError, match=r"(?i)schema"):
             declare(source)
@@ -471,7 +473,7 @@ def test_importing_the_room_loads_no_heavy_library() -> None:
         ("proto_schema_parser", lambda: declare(PROTO)),
     ],
 )
-def test_a_missing_extra_is_named_with_the_pip_line(
+def test_a_missing_extra_is_reported_with_the_pip_command(
     module: str, use: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in [name for name in sys.modules if name.partition(".")[0] == module]:

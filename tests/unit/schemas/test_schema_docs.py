@@ -1,6 +1,6 @@
-"""The tables of docs/SCHEMAS.md, made from the code.
+"""The tables of docs/SCHEMAS.md, generated from the code.
 
-`python -m tests.unit.schemas.test_schema_docs` writes them anew.
+`python -m tests.unit.schemas.test_schema_docs` writes them again.
 """
 
 from __future__ import annotations

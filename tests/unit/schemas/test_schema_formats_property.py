@@ -111,7 +111,7 @@ def _names_the_field(refused: errors.Unmappable, format_: str) -> None:
 
 @quick
 @given(records())
-def test_spark_ddl_is_made_for_every_record(record: t.Record) -> None:
+def test_every_record_has_spark_ddl(record: t.Record) -> None:
     ddl = to_spark(checked(record))
     assert all(field.name in ddl for field in record.fields)
     assert pa.types.is_struct(spark_arrow_type(record))
@@ -131,7 +131,7 @@ def test_values_become_columns_and_come_back(pair: tuple[t.Record, list[Any]]) -
 
 @quick
 @given(records_and_values())
-def test_the_fast_way_and_the_slow_way_build_the_same_columns(
+def test_the_fast_and_the_slow_path_build_the_same_columns(
     pair: tuple[t.Record, list[Any]],
 ) -> None:
     record, rows = pair

@@ -1,4 +1,4 @@
-"""The fast way to columns takes and refuses exactly what the slow way does."""
+"""The fast path to columns accepts and refuses exactly what the slow path does."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ class Text(str):
 
 
 class Moment(dt.datetime):
-    """A datetime of a class of its own, as pandas' Timestamp is one."""
+    """A subclass of datetime with nanoseconds, like pandas' Timestamp."""
 
     nanosecond = 7
 
 
 class OwnMoment(dt.datetime):
-    """A datetime of a class of its own that holds nothing more."""
+    """A subclass of datetime that holds nothing more."""
 
 
 class OwnDate(dt.date):
@@ -63,7 +63,7 @@ class OwnUuid(uuid.UUID):
 
 
 class NoOffset(dt.tzinfo):
-    """A zone that gives no offset, which makes a datetime naive."""
+    """A zone without an offset, which makes a datetime naive."""
 
     def utcoffset(self, when: dt.datetime | None) -> None:
         return None
@@ -110,7 +110,7 @@ COLUMNS: tuple[t.Type, ...] = (
 
 @pytest.mark.parametrize("type_", COLUMNS, ids=t.kind)
 @pytest.mark.parametrize("nullable", [False, True], ids=["", "or null"])
-def test_odd_values_are_taken_or_refused_alike(type_: t.Type, nullable: bool) -> None:
+def test_odd_values_are_accepted_or_refused_alike(type_: t.Type, nullable: bool) -> None:
     record = t.Record("R", (t.Field("x", t.Nullable(type_) if nullable else type_),))
     builder, schema, reader = ColumnBuilder(record), Schema(record), RowReader(record)
     for value in ODD:
@@ -135,15 +135,15 @@ def test_a_misfit_among_good_values_is_found_in_its_row(type_: t.Type) -> None:
 
     @settings(max_examples=10, deadline=None)
     @given(st.lists(values(type_), max_size=4), st.sampled_from(ODD), st.integers(0, 4))
-    def check(good: list[Any], odd: Any, place: int) -> None:
+    def check(good: list[Any], odd: Any, index: int) -> None:
         rows = [{"id": 1, "x": value} for value in good]
-        rows.insert(place, {"id": 1, "x": odd})
+        rows.insert(index, {"id": 1, "x": odd})
         try:
             schema.fit({"id": 1, "x": odd})
         except errors.Unfit:
             with pytest.raises(errors.Unfit) as found:
                 builder.build(rows)
-            assert found.value.row == min(place, len(good))
+            assert found.value.row == min(index, len(good))
         else:
             assert len(builder.build(rows)) == len(rows)
 
@@ -151,14 +151,14 @@ def test_a_misfit_among_good_values_is_found_in_its_row(type_: t.Type) -> None:
 
 
 @given(st.lists(st.sampled_from(ODD), min_size=1, max_size=4))
-def test_rows_that_are_no_records_are_refused(rows: list[Any]) -> None:
+def test_rows_that_are_not_records_are_refused(rows: list[Any]) -> None:
     builder = ColumnBuilder(t.Record("R", (t.Field("x", t.Int(64)),)))
     with pytest.raises(errors.Unfit) as found:
         builder.build(rows)
     assert found.value.row == 0
 
 
-def test_text_columns_with_bytes_that_are_no_text_are_refused() -> None:
+def test_text_columns_with_invalid_utf8_are_refused() -> None:
     record = t.Record("R", (t.Field("x", t.String()),))
     broken = pa.Array.from_buffers(
         pa.string(), 1, [None, pa.py_buffer(b"\0\0\0\0\2\0\0\0"), pa.py_buffer(b"\xff\xfe")]
