@@ -1,4 +1,4 @@
-"""New events to subjects and header blocks: pure, shared by every way of publishing."""
+"""New events to subjects and header blocks. Pure; shared by all publishers."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ SCHEDULE_TOKEN: Final = "_schedule"
 # The server's limit for the header block of one message.
 HEADER_BYTES_MAX: Final = 64 * 1024
 
-# Placing a key costs more than looking it up; this many keys take a few megabytes.
+# Routing a key costs more than looking it up; this many keys take a few megabytes.
 KEYS_REMEMBERED_MAX: Final = 10_000
 
 Encoded = tuple[int, bytes, bytes]  # partition, subject, header block
@@ -71,28 +71,28 @@ def check_headers(headers: Mapping[str, str]) -> None:
 class TopicShape:
     """How a topic's events are laid out over subjects and partitions."""
 
-    __slots__ = ("_known", "_turn", "partitions", "prefixes", "topic")
+    __slots__ = ("_routes", "_turn", "partitions", "prefixes", "topic")
 
     def __init__(self, topic: str, prefixes: Sequence[str]) -> None:
         self.topic = topic
         self.partitions = len(prefixes)
         self.prefixes = list(prefixes)  # what the subjects of each partition begin with
         self._turn = 0
-        self._known: dict[str | bytes, tuple[int, bytes]] = {}
+        self._routes: dict[str | bytes, tuple[int, bytes]] = {}
 
-    def place(self, key: str | bytes | None) -> tuple[int, bytes]:
+    def route(self, key: str | bytes | None) -> tuple[int, bytes]:
         """Partition and subject of an event; events without a key take turns."""
         if key is not None:
-            known = self._known.get(key)
+            known = self._routes.get(key)
             if known is not None:
                 return known
-            if len(self._known) >= KEYS_REMEMBERED_MAX:
-                self._known.clear()
-            found = self._known[key] = self._place(key)
+            if len(self._routes) >= KEYS_REMEMBERED_MAX:
+                self._routes.clear()
+            found = self._routes[key] = self._route(key)
             return found
-        return self._place(None)
+        return self._route(None)
 
-    def _place(self, key: str | bytes | None) -> tuple[int, bytes]:
+    def _route(self, key: str | bytes | None) -> tuple[int, bytes]:
         if self.partitions == 1:
             partition = 0
         elif key is None:
@@ -104,17 +104,8 @@ class TopicShape:
 
     def encode(self, event: NewEvent, event_id: str, schema_id: str | None) -> Encoded:
         """Partition, subject and header block of an event."""
-        partition, subject = self.place(event.key)
-        if (
-            event.headers is None
-            and event.timestamp is None
-            and schema_id is None
-            and event.options is None
-            and event.value is not None
-            and event_id.isalnum()
-        ):
-            return partition, subject, f"NATS/1.0\r\n{ID_HEADER}: {event_id}\r\n\r\n".encode()
-        pairs = [(ID_HEADER, event_id)]
+        partition, subject = self.route(event.key)
+        pairs: list[tuple[str, str]] = []
         if event.timestamp is not None:
             pairs.append((TIME_HEADER, str(nanoseconds_of(event.timestamp))))
         if schema_id is not None:
@@ -126,10 +117,12 @@ class TopicShape:
             pairs.extend(event.headers.items())
         if event.options is not None:
             subject = self._apply(event.options, partition, subject, event_id, pairs)
-        block = encode_headers(pairs)
+        if not pairs and event_id.isalnum():  # most events: there is nothing to check
+            return partition, subject, f"NATS/1.0\r\n{ID_HEADER}: {event_id}\r\n\r\n".encode()
+        block = encode_headers([(ID_HEADER, event_id), *pairs])
         if len(block) > HEADER_BYTES_MAX:
             raise ConfigError(
-                f"headers of {len(block):,} bytes: the server takes {HEADER_BYTES_MAX:,}. "
+                f"headers of {len(block):,} bytes: the server accepts {HEADER_BYTES_MAX:,}. "
                 f"Put large data into the value"
             )
         return partition, subject, block

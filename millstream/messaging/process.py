@@ -46,7 +46,7 @@ from millstream.events.subject import check_name
 from millstream.events.unpack import events_in
 from millstream.messaging.dead_letters.store import DeadLetterStore, default_dead_letter_topic
 from millstream.messaging.publishing.fenced_lane import FencedLane
-from millstream.messaging.publishing.writer import WriterTarget
+from millstream.messaging.publishing.target import PackTarget
 from millstream.messaging.reading.replay import ReadPlan, read_messages
 from millstream.wire.api import parse_ack_address
 from millstream.wire.batch import BATCH_BYTES_MAX
@@ -108,7 +108,7 @@ class _UnfitOutput(Exception):
 class _Fence:
     """The fence of one input partition on one output partition, and what waits for it."""
 
-    def __init__(self, lane: FencedLane, target: WriterTarget, packing: Packing) -> None:
+    def __init__(self, lane: FencedLane, target: PackTarget, packing: Packing) -> None:
         self.lane = lane
         self.waiting: list[_Output] = []
         self.done = 0  # input offset up to which earlier lives stored the outputs
@@ -155,7 +155,7 @@ class Process:
     def __init__(
         self,
         inputs: Sequence[Partition],
-        output: WriterTarget,
+        output: PackTarget,
         function: Transform,
         settings: ProcessSettings,
     ) -> None:
@@ -218,7 +218,7 @@ class _PartitionWorker:
         name = f"{settings.name}-{self._partition.number}"
         for output, prefix in zip(target.partitions, target.shape.prefixes, strict=True):
             subject = fence_subject(prefix, name)
-            lane = FencedLane(target.jetstream, target.lane, output.stream, subject, name)
+            lane = FencedLane(target.jetstream, target.publisher, output.stream, subject, name)
             self._fences.append(_Fence(lane, target, settings.packing))
         await asyncio.gather(*(fence.lane.claim() for fence in self._fences))
         for fence in self._fences:
@@ -339,7 +339,7 @@ class _PartitionWorker:
             return 0
         if new.key is None:
             return (event.offset + event.index + number) % len(self._fences)
-        return self._target.shape.place(new.key)[0]
+        return self._target.shape.route(new.key)[0]
 
     async def _failed(self, event: Event, error: Exception) -> None:
         """Stop at an event, or put it aside and go on."""
@@ -347,7 +347,7 @@ class _PartitionWorker:
         if self._settings.on_error == "stop":
             raise ProcessFailed(name, repr(event), error) from error
         topic = default_dead_letter_topic(event.topic, name)
-        store = DeadLetterStore(self._target.jetstream, self._target.lane, topic, name)
+        store = DeadLetterStore(self._target.jetstream, self._target.publisher, topic, name)
         await store.store(event, f"{type(error).__name__}: {error}", 1)
 
     # -- committing -----------------------------------------------------------------------

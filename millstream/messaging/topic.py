@@ -26,6 +26,7 @@ from millstream.messaging.publishing.bulk import publish_atomic, publish_many
 from millstream.messaging.publishing.event_producer import EventProducer
 from millstream.messaging.publishing.event_publisher import PUBLISH_SECONDS, EventPublisher
 from millstream.messaging.publishing.expected_last import publish_after
+from millstream.messaging.publishing.target import PackTarget
 from millstream.messaging.reading.at_offset import events_at
 from millstream.messaging.reading.latest import last_of_key, read_latest
 from millstream.messaging.reading.replay import ReadPlan, plan_of, read_events
@@ -46,7 +47,7 @@ if TYPE_CHECKING:
 
     from millstream.messaging.process import Process, ProcessSettings, Transform
     from millstream.messaging.publishing.pack_producer import PackProducer
-    from millstream.messaging.publishing.writer import Writer, WriterTarget
+    from millstream.messaging.publishing.writer import Writer
 
 __all__ = ["Topic"]
 
@@ -142,16 +143,13 @@ class Topic:
             self.settings.ttl_text(options.ttl)  # refuses what the broker would cut short
         if self._stream_publisher.full:
             await self._stream_publisher.room()
-        if headers is None and timestamp is None and id is None and options is None:
-            return await self._publisher.send_plain(value, key)
-        event = NewEvent(value, key, headers, timestamp, id, options)
         if options is None or options.expected_last is None:
-            return await self._publisher.send(event)
+            return await self._publisher.publish(value, key, headers, timestamp, id, options)
         return await publish_after(
             self._jetstream,
             self._publisher,
             self._partitions,
-            event,
+            NewEvent(value, key, headers, timestamp, id, options),
             options.expected_last,
         )
 
@@ -202,17 +200,15 @@ class Topic:
         chosen = settings or ProcessSettings(f"{self.name}-to-{target.name}")
         return Process(self._partitions, target._target(), function, chosen)
 
-    def _target(self) -> WriterTarget:
+    def _target(self) -> PackTarget:
         """What producers of packs write to; refused where packs cannot be stored."""
-        from millstream.messaging.publishing.writer import WriterTarget
-
         self._check_writable()
         if not self.settings.takes_packs:
             raise ConfigError(
                 f"'{self.name}' keeps the last events of each key (history), and in a pack the "
                 f"broker cannot tell keys apart: publish single events to it"
             )
-        return WriterTarget(
+        return PackTarget(
             self._jetstream, self._stream_publisher, self._shape, self._partitions, self._value_type
         )
 

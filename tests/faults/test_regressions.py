@@ -62,7 +62,7 @@ async def test_of_many_writers_that_open_at_once_only_the_last_claimant_stores(
         topic = await mill.create_topic("orders")
         target = topic._target()
         lanes = [
-            FencedLane(target.jetstream, target.lane, "orders", "orders._pack.w", "w")
+            FencedLane(target.jetstream, target.publisher, "orders", "orders._pack.w", "w")
             for _ in range(6)
         ]
         await asyncio.gather(*(lane.claim() for lane in lanes))
@@ -83,7 +83,7 @@ async def test_a_claim_follows_what_the_old_writer_stores_meanwhile(millstream_u
         target = topic._target()
 
         def lane() -> FencedLane:
-            return FencedLane(target.jetstream, target.lane, "orders", "orders._pack.w", "w")
+            return FencedLane(target.jetstream, target.publisher, "orders", "orders._pack.w", "w")
 
         old, new = lane(), lane()
         await old.claim()

@@ -21,10 +21,10 @@ async def publish_many(
     """Store events with many in flight; PartlyStored says which of them were refused."""
     futures: list[asyncio.Future[Receipt]] = []
     for event in events:
-        if publisher.lane.full:
-            await publisher.lane.room()
+        if publisher.stream_publisher.full:
+            await publisher.stream_publisher.room()
         try:
-            futures.append(publisher.send(_as_new(event)))
+            futures.append(publisher.publish_event(_as_new(event)))
         except MillstreamError as error:
             futures.append(asyncio.get_running_loop().create_future())
             futures[-1].set_exception(error)

@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from millstream.closing import AsyncClosing
 from millstream.errors import ConfigError, ConnectionClosed, MillstreamError, PartlyStored
-from millstream.events.event import NewEvent, PublishOptions, Receipt
+from millstream.events.event import PublishOptions, Receipt
 from millstream.messaging.publishing.event_publisher import EventPublisher
 
 __all__ = ["EventProducer"]
@@ -29,7 +29,7 @@ class EventProducer(AsyncClosing):
         if max_in_flight < 1:
             raise ConfigError(f"max_in_flight {max_in_flight!r}: must be 1 or more")
         self._publisher = publisher
-        self._lane = publisher.lane
+        self._stream_publisher = publisher.stream_publisher
         self._max = max_in_flight
         self._in_flight = 0
         self._room: asyncio.Future[None] | None = None
@@ -63,13 +63,10 @@ class EventProducer(AsyncClosing):
         """Hand over an event; the future gives its receipt. Waits while the window is full."""
         if self._closed:
             raise ConnectionClosed("the producer is closed")
-        while self._in_flight >= self._max or self._lane.full:
+        while self._in_flight >= self._max or self._stream_publisher.full:
             await self._wait()
-        if headers is None and timestamp is None and id is None and options is None:
-            future = self._publisher.send_plain(value, key, self, self._sent)
-        else:
-            event = NewEvent(value, key, headers, timestamp, id, options)
-            future = self._publisher.send(event, self, self._sent)
+        future = self._publisher.publish(value, key, headers, timestamp, id, options)
+        self._stream_publisher.watch(future, self, self._sent)
         self._sent += 1
         self._in_flight += 1
         return future
@@ -90,7 +87,7 @@ class EventProducer(AsyncClosing):
 
     async def _wait(self, all_of_them: bool = False) -> None:
         if self._in_flight < self._max and not all_of_them:
-            await self._lane.room()
+            await self._stream_publisher.room()
             return
         if self._room is None:
             self._room = asyncio.get_running_loop().create_future()
@@ -98,15 +95,15 @@ class EventProducer(AsyncClosing):
         await asyncio.shield(self._room)
 
     def stored(self, count: int) -> None:
-        """Called by the lane when events are answered."""
+        """Called by the publisher when events are stored."""
         self._in_flight -= count
         if self._room is not None and self._in_flight <= self._wake_at:
             self._room.set_result(None)
             self._room = None
 
-    def failed(self, place: int, error: Exception) -> None:
-        """Called by the lane when an event is not stored."""
+    def failed(self, index: int, error: Exception) -> None:
+        """Called by the publisher when an event is not stored."""
         self._failures += 1
         if len(self._failed) < FAILURES_KEPT and isinstance(error, MillstreamError):
-            self._failed[place] = error
+            self._failed[index] = error
         self.stored(1)

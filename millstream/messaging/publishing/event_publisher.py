@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from datetime import datetime
 from typing import Any, Final
 
 from millstream.events.encoding import IdSource, TopicShape, value_bytes
-from millstream.events.event import Durability, NewEvent, Receipt
+from millstream.events.event import Durability, NewEvent, PublishOptions, Receipt
 from millstream.events.value_type import ValueType
-from millstream.wire.aio.publisher import StreamPublisher, Watcher
+from millstream.wire.aio.publisher import StreamPublisher
 from millstream.wire.api import PubAck
 from millstream.wire.message import OutgoingMessage
 
@@ -22,16 +23,16 @@ _new: Final = tuple.__new__
 
 
 class EventPublisher:
-    """Sends events of one topic over a lane; each send is a future of its receipt."""
+    """Publishes the events of one topic; each publish is a future of its receipt."""
 
     def __init__(
         self,
-        lane: StreamPublisher,
+        stream_publisher: StreamPublisher,
         shape: TopicShape,
         durabilities: Sequence[Durability],
         encoder: ValueType | None = None,
     ) -> None:
-        self.lane = lane
+        self.stream_publisher = stream_publisher
         self._shape = shape
         self._encoder = encoder
         self._ids = IdSource()
@@ -45,28 +46,39 @@ class EventPublisher:
             for partition, durability in enumerate(durabilities)
         ]
 
-    def send(
-        self, event: NewEvent, watcher: Watcher | None = None, place: int = 0
+    def publish(
+        self,
+        value: Any,
+        key: str | bytes | None = None,
+        headers: Mapping[str, str] | None = None,
+        timestamp: datetime | int | None = None,
+        id: str | None = None,
+        options: PublishOptions | None = None,
     ) -> asyncio.Future[Receipt]:
         """Start publishing; the event is checked and encoded before this returns."""
+        if (
+            headers is not None
+            or timestamp is not None
+            or id is not None
+            or options is not None
+            or value is None
+            or self._encoder is not None
+        ):
+            return self.publish_event(NewEvent(value, key, headers, timestamp, id, options))
+        # Nothing but bytes and a key: the quick way.
+        data = value if type(value) is bytes else value_bytes(value)
+        partition, subject = self._shape.route(key)
+        make = self._receipts[partition]
+        return self.stream_publisher.publish_bare(subject, data, PUBLISH_SECONDS, make)
+
+    def publish_event(self, event: NewEvent) -> asyncio.Future[Receipt]:
+        """Like `publish`, for an event that may have everything."""
         partition, message = self.encode(event)
         options = event.options
         timeout = PUBLISH_SECONDS
         if options is not None and options.timeout is not None:
             timeout = options.timeout
-        make = self._receipts[partition]
-        return self.lane.publish(message, timeout, make, watcher, place)
-
-    def send_plain(
-        self, value: Any, key: str | bytes | None, watcher: Watcher | None = None, place: int = 0
-    ) -> asyncio.Future[Receipt]:
-        """Like `send` for an event that is only value and key: the short way."""
-        if self._encoder is not None or value is None:
-            return self.send(NewEvent(value, key), watcher, place)
-        data = value if type(value) is bytes else value_bytes(value)
-        partition, subject = self._shape.place(key)
-        make = self._receipts[partition]
-        return self.lane.publish_once(subject, data, PUBLISH_SECONDS, make, watcher, place)
+        return self.stream_publisher.publish(message, timeout, self._receipts[partition])
 
     def encode(self, event: NewEvent) -> tuple[int, OutgoingMessage]:
         """The partition of an event, and its message."""

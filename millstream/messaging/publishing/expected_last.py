@@ -29,7 +29,7 @@ async def publish_after(
     """
     event = replace(event, id=event.id or unique_token(20))
     try:
-        return await publisher.send(event)
+        return await publisher.publish_event(event)
     except WrongSequence as refused:
         if not refused.sent_again:
             raise

@@ -24,7 +24,7 @@ from millstream.events.row_buffer import (
     enveloped,
 )
 from millstream.events.subject import PACK_TOKEN
-from millstream.messaging.publishing.writer import WriterTarget
+from millstream.messaging.publishing.target import PackTarget
 from millstream.wire.api import PubAck
 from millstream.wire.protocol import unique_token
 
@@ -48,17 +48,17 @@ class PackProducer(AsyncClosing):
     everything else is stored. For exactly once use a writer.
     """
 
-    def __init__(self, target: WriterTarget, packing: Packing, durability: str) -> None:
+    def __init__(self, target: PackTarget, packing: Packing, durability: str) -> None:
         self._target = target
         self._packing = packing
         self._durability = durability
         self._limits = packing.limits(target.jetstream.connection.info.max_payload)
-        self._schema_id = target.value_type.schema_id if target.value_type else None
+        self._schema_id = target.schema_id
         self._name = f"p{unique_token(12)}"
         count = target.shape.partitions
         self._buffers = [RowBuffer(target.value_type) for _ in range(count)]
         self._subjects = [f"{p}.{PACK_TOKEN}.{self._name}" for p in target.shape.prefixes]
-        self._places: list[list[int]] = [[] for _ in range(count)]  # of events in the buffers
+        self._indexes: list[list[int]] = [[] for _ in range(count)]  # of events in the buffers
         self._order = [asyncio.Lock() for _ in range(count)]  # packs leave in their order
         self._turn = 0
         self._packs = 0
@@ -100,7 +100,7 @@ class PackProducer(AsyncClosing):
             buffer.add(value, key)
         else:
             buffer.add_event(value, key, headers, timestamp, id)
-        self._places[partition].append(self._taken)
+        self._indexes[partition].append(self._taken)
         self._taken += 1
         if len(buffer) >= self._packing.max_events or buffer.bytes >= self._packing.max_bytes:
             await self._seal(partition)
@@ -124,7 +124,7 @@ class PackProducer(AsyncClosing):
                     await self._send(partition, part, first)
 
     def _partition(self, key: str | bytes | None) -> int:
-        return self._target.shape.place(key)[0]
+        return self._target.shape.route(key)[0]
 
     # -- sending packs --------------------------------------------------------------------
 
@@ -156,49 +156,49 @@ class PackProducer(AsyncClosing):
             buffer = self._buffers[partition]
             if not len(buffer):
                 return
-            rows, places = buffer.drain(), self._places[partition]
-            self._places[partition] = []
+            rows, indexes = buffer.drain(), self._indexes[partition]
+            self._indexes[partition] = []
             try:
-                parts = [(buffer.build(rows), places[0])]
+                parts = [(buffer.build(rows), indexes[0])]
             except Unfit:
-                parts = self._fit_parts(buffer, rows, places)
-            for batch, place in parts:
-                await self._send(partition, batch, place)
+                parts = self._fit_parts(buffer, rows, indexes)
+            for batch, first in parts:
+                await self._send(partition, batch, first)
 
     def _fit_parts(
-        self, buffer: RowBuffer, rows: Rows, places: list[int]
+        self, buffer: RowBuffer, rows: Rows, indexes: list[int]
     ) -> list[tuple[pa.RecordBatch, int]]:
         """The rows that fit, found by halving; each that does not is noted as refused."""
         try:
-            return [(buffer.build(rows), places[0])]
+            return [(buffer.build(rows), indexes[0])]
         except Unfit as unfit:
             if rows.count == 1:
-                self._refuse(places[0], 1, unfit)
+                self._refuse(indexes[0], 1, unfit)
                 return []
         left, right = rows.halves()
         return [
-            *self._fit_parts(buffer, left, places[: left.count]),
-            *self._fit_parts(buffer, right, places[left.count :]),
+            *self._fit_parts(buffer, left, indexes[: left.count]),
+            *self._fit_parts(buffer, right, indexes[left.count :]),
         ]
 
-    async def _send(self, partition: int, batch: pa.RecordBatch, place: int) -> None:
-        lane = self._target.lane
+    async def _send(self, partition: int, batch: pa.RecordBatch, first: int) -> None:
+        publisher = self._target.publisher
         for piece in split(batch, self._limits):
             pack = self._packing.pack(piece, self._schema_id)
             while self._in_flight >= self._packing.max_in_flight:
                 await self._wait()
-            if lane.full:
-                await lane.room()
+            if publisher.full:
+                await publisher.room()
             self._packs += 1
             pairs = [(ID_HEADER, f"{self._name}-{self._packs}")]
             message = pack.message(self._subjects[partition], pairs)
             self._in_flight += 1
-            future = lane.publish(message, PUBLISH_SECONDS, _same)
-            future.add_done_callback(partial(self._settled, place, piece.num_rows, partition))
-            place += piece.num_rows
+            future = publisher.publish(message, PUBLISH_SECONDS, _same)
+            future.add_done_callback(partial(self._settled, first, piece.num_rows, partition))
+            first += piece.num_rows
 
     def _settled(
-        self, place: int, count: int, partition: int, done: asyncio.Future[PubAck]
+        self, first: int, count: int, partition: int, done: asyncio.Future[PubAck]
     ) -> None:
         self._in_flight -= 1
         error = done.exception()
@@ -207,7 +207,7 @@ class PackProducer(AsyncClosing):
             topic = self._target.shape.topic
             self.last = Receipt(topic, partition, ack.seq, ack.duplicate, self._durability)
         elif isinstance(error, MillstreamError):
-            self._refuse(place, count, error)
+            self._refuse(first, count, error)
         if self._room is not None:
             self._room.set_result(None)
             self._room = None

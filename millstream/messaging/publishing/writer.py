@@ -14,8 +14,6 @@ import pyarrow.compute as pc
 
 from millstream.closing import AsyncClosing
 from millstream.errors import ConfigError, ConnectionClosed, MillstreamError
-from millstream.events.encoding import TopicShape
-from millstream.events.event import Partition
 from millstream.events.fence import check_note, fence_subject
 from millstream.events.packs.pack import EncodedPack, split
 from millstream.events.packs.packing import Packing
@@ -23,23 +21,11 @@ from millstream.events.row_buffer import Columns, RowBuffer, batches_of, envelop
 from millstream.events.subject import check_name, key_bytes
 from millstream.events.value_type import ValueType
 from millstream.messaging.publishing.fenced_lane import FencedLane
-from millstream.wire.aio.jetstream import JetStream
-from millstream.wire.aio.publisher import StreamPublisher
+from millstream.messaging.publishing.target import PackTarget
 
-__all__ = ["Writer", "WriterTarget"]
+__all__ = ["Writer"]
 
 LANES_MAX: Final = 64
-
-
-@dataclass(frozen=True, slots=True)
-class WriterTarget:
-    """The topic that a writer writes to."""
-
-    jetstream: JetStream
-    lane: StreamPublisher
-    shape: TopicShape
-    partitions: Sequence[Partition]
-    value_type: ValueType | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +76,7 @@ class Writer(AsyncClosing):
     the first one out. Events of one key are stored in the order of writing.
     """
 
-    def __init__(self, target: WriterTarget, name: str, packing: Packing, lanes: int = 1) -> None:
+    def __init__(self, target: PackTarget, name: str, packing: Packing, lanes: int = 1) -> None:
         check_name("writer", name)
         if not 1 <= lanes <= LANES_MAX:
             raise ConfigError(f"lanes {lanes!r}: choose 1 to {LANES_MAX} for each partition")
@@ -100,7 +86,7 @@ class Writer(AsyncClosing):
         self._packing = packing
         self._max_events = packing.max_events
         self._limits = packing.limits(target.jetstream.connection.info.max_payload)
-        self._schema_id = target.value_type.schema_id if target.value_type else None
+        self._schema_id = target.schema_id
         self._lanes: list[_Lane] = []
         self._lanes_each = lanes
         self._lane_count = lanes * target.shape.partitions
@@ -120,7 +106,7 @@ class Writer(AsyncClosing):
             for number in range(self._lanes_each):
                 subject = fence_subject(prefix, self.name, number)
                 fence = FencedLane(
-                    target.jetstream, target.lane, partition.stream, subject, self.name
+                    target.jetstream, target.publisher, partition.stream, subject, self.name
                 )
                 self._lanes.append(_Lane(fence, target.value_type))
         await asyncio.gather(*(lane.fence.claim() for lane in self._lanes))

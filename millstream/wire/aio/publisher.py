@@ -34,8 +34,8 @@ RESEND_SECONDS: Final = 2.0
 REFUSED_PAUSE_SECONDS: Final = 0.1
 _TICK_SECONDS: Final = 0.1
 
-# What `publish_once` writes; the size of its header block, without the number that ends the id.
-_ONCE: Final = b"HPUB %b %b%b %d %d\r\nNATS/1.0\r\nNats-Msg-Id: %b%b\r\n\r\n%b\r\n"
+# What `publish_bare` writes; the size of its header block, without the number that ends the id.
+_BARE: Final = b"HPUB %b %b%b %d %d\r\nNATS/1.0\r\nNats-Msg-Id: %b%b\r\n\r\n%b\r\n"
 _ID_BLOCK_BYTES: Final = len(b"NATS/1.0\r\nNats-Msg-Id: \r\n\r\n") + 16
 
 _decode_ack = msgspec.json.Decoder(PubAck).decode
@@ -43,13 +43,13 @@ _now = time.monotonic  # not the loop's clock: this is asked for every message
 
 
 class Watcher(Protocol):
-    """Told how its messages are answered, without a turn of the event loop."""
+    """Learns how its messages are answered, without a turn of the event loop."""
 
     def stored(self, count: int) -> None:
-        """So many more are stored (or nobody waits for them any more)."""
+        """This many more are stored (or nobody waits for them any more)."""
 
-    def failed(self, place: int, error: Exception) -> None:
-        """The message of this place is not stored, or it is not known whether it is."""
+    def failed(self, index: int, error: Exception) -> None:
+        """The message of this number is not stored, or it is unknown whether it is."""
 
 
 class _InFlight(asyncio.Future[Any]):
@@ -60,8 +60,8 @@ class _InFlight(asyncio.Future[Any]):
         "due",  # time at which it is sent again
         "frame",
         "give_up",  # time at which it counts as unconfirmed
+        "index",  # the watcher's number for it
         "make",  # what the future gives, from the ack
-        "place",
         "refused",  # the last try found nobody listening
         "unsure",  # an earlier try did not: it may be stored all the same
         "watcher",
@@ -69,7 +69,7 @@ class _InFlight(asyncio.Future[Any]):
     frame: bytes
     make: Callable[[PubAck], Any]
     watcher: Watcher | None
-    place: int
+    index: int
     due: float
     give_up: float
     refused: bool
@@ -103,7 +103,7 @@ class StreamPublisher:
         prefix = f"{connection.settings.inbox_prefix}.{unique_token()}"
         self._prefix = f"{prefix}.".encode()
         self._prefix_size = len(self._prefix)
-        self._word = unique_token(16).encode()  # what the ids of `publish_once` begin with
+        self._word = unique_token(16).encode()  # what the ids of `publish_bare` begin with
         self._in_flight: dict[bytes, _InFlight] = {}
         self._counter = 0
         self._room: asyncio.Future[None] | None = None
@@ -154,31 +154,24 @@ class StreamPublisher:
         message: OutgoingMessage,
         timeout: float,
         make: Callable[[PubAck], T],
-        watcher: Watcher | None = None,
-        place: int = 0,
     ) -> asyncio.Future[T]:
-        """Send a message; the future gives `make(ack)`, or why it is not stored.
-
-        `watcher` is told as well, without a turn of the event loop, with the `place` given here.
-        """
+        """Send a message; the future gives `make(ack)`, or why it is not stored."""
         subject, headers, payload = message
         self._connection.check_size(len(headers) + len(payload))
         self._counter += 1
         token = b"%x" % self._counter
         reply = self._prefix + token
         frame = hpub(subject, reply, headers, payload) if headers else pub(subject, reply, payload)
-        return self._send(token, frame, timeout, make, watcher, place)
+        return self._send(token, frame, timeout, make)
 
-    def publish_once(
+    def publish_bare(
         self,
         subject: bytes,
         payload: bytes,
         timeout: float,
         make: Callable[[PubAck], T],
-        watcher: Watcher | None = None,
-        place: int = 0,
     ) -> asyncio.Future[T]:
-        """Like `publish` for a message without headers, to which the lane gives an id."""
+        """Like `publish` for a message without headers, to which the publisher gives an id."""
         self._counter = count = self._counter + 1
         token = b"%x" % count
         size = _ID_BLOCK_BYTES + len(token)
@@ -186,8 +179,16 @@ class StreamPublisher:
         if total > self._connection.info.max_payload:
             raise PayloadTooLarge(total, self._connection.info.max_payload)
         reply, word = self._prefix, self._word
-        frame = _ONCE % (subject, reply, token, size, total, word, token, payload)
-        return self._send(token, frame, timeout, make, watcher, place)
+        frame = _BARE % (subject, reply, token, size, total, word, token, payload)
+        return self._send(token, frame, timeout, make)
+
+    def watch(self, sent: asyncio.Future[Any], watcher: Watcher, index: int) -> None:
+        """Report the outcome of a message that was just sent to `watcher` too, as number `index`.
+
+        Unlike a callback of the future this takes no turn of the event loop.
+        """
+        if isinstance(sent, _InFlight):
+            sent.watcher, sent.index = watcher, index
 
     def _send(
         self,
@@ -195,8 +196,6 @@ class StreamPublisher:
         frame: bytes,
         timeout: float,
         make: Callable[[PubAck], T],
-        watcher: Watcher | None,
-        place: int,
     ) -> asyncio.Future[T]:
         connection, in_flight = self._connection, self._in_flight
         if not connection.connected:
@@ -212,8 +211,7 @@ class StreamPublisher:
         entry.refused = entry.unsure = entry.again = False
         entry.frame = frame
         entry.make = make
-        entry.watcher = watcher
-        entry.place = place
+        entry.watcher = None
         if self._timer is None:
             self._timer = self._loop.call_later(_TICK_SECONDS, self._tick)
         return entry
@@ -278,7 +276,7 @@ class StreamPublisher:
             if message.watcher is not None:
                 message.exception()  # the watcher knows; a future nobody awaits is no mistake
         if message.watcher is not None:
-            message.watcher.failed(message.place, error)
+            message.watcher.failed(message.index, error)
         self._wake()
 
     def _forget(self, token: bytes, message: _InFlight) -> None:
