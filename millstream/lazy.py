@@ -23,7 +23,10 @@ Names = tuple[list[str], Callable[[str], Any], Callable[[], list[str]]]
 
 
 def lazy_names(package: str, file: str) -> Names:
-    """`__all__`, `__getattr__` and `__dir__` of a package, from the imports of its stub."""
+    """`__all__`, `__getattr__` and `__dir__` of a package, from the imports of its stub.
+
+    A package inside this one (`from millstream import blocking`) is loaded, but not in `__all__`.
+    """
     stub = ast.parse(Path(file).with_suffix(".pyi").read_text(encoding="utf-8"))
     homes = {
         alias.name: str(node.module)
@@ -35,8 +38,11 @@ def lazy_names(package: str, file: str) -> Names:
     def load(name: str) -> Any:
         if name not in homes:
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
+        if homes[name] == package:
+            return import_module(f"{package}.{name}")
         value = getattr(import_module(homes[name]), name)
         setattr(sys.modules[package], name, value)
         return value
 
-    return sorted(homes), load, lambda: sorted({*vars(sys.modules[package]), *homes})
+    listed = sorted(name for name, home in homes.items() if home != package)
+    return listed, load, lambda: sorted({*vars(sys.modules[package]), *homes})
