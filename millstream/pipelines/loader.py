@@ -38,7 +38,7 @@ def load(project: Project, session: Callable[[], object] | None = None) -> Pipel
             if path.suffix == ".sql":
                 if session is not None:
                     session()  # its settings apply to the parser too
-                declare_sql(pipeline, path.read_text(encoding="utf-8"), path)
+                declare_sql(pipeline, path.read_text(encoding="utf-8"), path, project.spark)
             else:
                 _add(pipeline, path, session, declaring, {"spark": ActiveSession()})
     else:

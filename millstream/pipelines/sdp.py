@@ -8,9 +8,10 @@ materialized views over materialized views, and names of several parts.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final
 
 from millstream.errors import PipelineInvalid
@@ -160,9 +161,14 @@ def _missing_table(error: AnalysisException) -> str:
 # -- SQL ------------------------------------------------------------------------------------
 
 
-def declare_sql(pipeline: Pipeline, text: str, path: Path) -> None:
-    """Add what the statements of an SQL file declare."""
-    for statement in read_sql(text, path):
+def declare_sql(
+    pipeline: Pipeline,
+    text: str,
+    path: Path,
+    settings: Mapping[str, str] = MappingProxyType({}),
+) -> None:
+    """Add what the statements of an SQL file declare; `settings` are the project's for Spark."""
+    for statement in read_sql(text, path, settings):
         name, where = statement.name, statement.where
         if statement.kind == "temporary view":
             pipeline.add_view(View(name, _rows(pipeline, statement), where))

@@ -8,12 +8,13 @@ about a third of the time. So commands that only list what a project declares (`
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, Literal
 
-from millstream.errors import PipelineInvalid
+from millstream.errors import ConfigError, PipelineInvalid
 from millstream.pipelines.declare import check_name
 
 if TYPE_CHECKING:
@@ -49,9 +50,14 @@ class Statement:
     where: str  # file and line
 
 
-def read_sql(text: str, path: Path) -> list[Statement]:
-    """The statements of a file; PipelineInvalid names the file and line of the first wrong one."""
-    parser = _parser()
+def read_sql(
+    text: str, path: Path, settings: Mapping[str, str] = MappingProxyType({})
+) -> list[Statement]:
+    """The statements of a file; PipelineInvalid names the file and line of the first wrong one.
+
+    Without a session the parser gets the project's `settings`, which may change the syntax.
+    """
+    parser = _parser(settings)
     return [_statement(parser, part, line, path.name) for part, line in _split(text)]
 
 
@@ -66,8 +72,9 @@ def query_of(statement: Statement) -> DataFrame:
     return DataFrame(rows, session)
 
 
-def _parser() -> Any:
+def _parser(settings: Mapping[str, str] = MappingProxyType({})) -> Any:
     from pyspark import SparkContext
+    from pyspark.errors import IllegalArgumentException
     from pyspark.errors.exceptions.captured import install_exception_handler
     from pyspark.sql import SparkSession
 
@@ -79,6 +86,13 @@ def _parser() -> Any:
     start_java()
     install_exception_handler()  # which a session does: Java's ParseException becomes Python's
     jvm: Any = SparkContext._jvm
+    conf = jvm.org.apache.spark.sql.internal.SQLConf.get()
+    for name, value in settings.items():
+        if name.startswith("spark.sql."):
+            try:
+                conf.setConfString(name, value)
+            except IllegalArgumentException as error:
+                raise ConfigError(f"{name} = {value!r}: {_sentence(error)}") from error
     return jvm.org.apache.spark.sql.execution.SparkSqlParser()
 
 
@@ -110,15 +124,18 @@ def _statement(parser: Any, text: str, first_line: int, file: str) -> Statement:
     try:
         plan = parser.parsePlan(text)
     except ParseException as error:
-        found = _SENTENCE.fullmatch(str(error))
-        reason = found[1] if found else str(error)
         line = first_line + _line(error, text) - 1
-        raise PipelineInvalid(f"{file}:{line}: {reason}") from error
+        raise PipelineInvalid(f"{file}:{line}: {_sentence(error)}") from error
     where = f"{file}:{first_line + plan.origin().line().get() - 1}"
     try:
         return _declared(plan, text, where)
     except PipelineInvalid as error:
         raise PipelineInvalid(f"{where}: {error}") from error
+
+
+def _sentence(error: Exception) -> str:
+    found = _SENTENCE.fullmatch(str(error))
+    return found[1] if found else str(error)
 
 
 def _line(error: ParseException, text: str) -> int:

@@ -81,7 +81,7 @@ def _unpack(archive: Path, folder: Path, state: str) -> Project:
             if item.startswith(f"{INSIDE}/") and ".." not in Path(item).parts:
                 packed.extract(item, folder)
     project = open_project(folder / INSIDE)
-    folder_of_state = Path(state).resolve()
+    state_folder = Path(state).resolve()
     inside = project.checkpoints.startswith(str(project.folder))
-    checkpoints = str(folder_of_state / "checkpoints") if inside else project.checkpoints
-    return dataclasses.replace(project, state=folder_of_state, checkpoints=checkpoints)
+    checkpoints = str(state_folder / "checkpoints") if inside else project.checkpoints
+    return dataclasses.replace(project, state=state_folder, checkpoints=checkpoints)

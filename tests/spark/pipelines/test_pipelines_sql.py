@@ -169,6 +169,11 @@ def test_a_project_in_sql_runs_with_quoted_names(
     assert sorted(value["word"] for value in place.values("marked")) == ["be;", "or;", "to;"]
 
 
+ANSI = """
+[pipeline.spark]
+"spark.sql.ansi.enabled" = true
+"spark.sql.ansi.doubleQuotedIdentifiers" = true
+"""
 LIST = """
 import sys
 from pyspark import SparkContext
@@ -192,6 +197,10 @@ def listed(folder: Path) -> subprocess.CompletedProcess[str]:
 
 def test_a_project_in_sql_is_listed_without_a_session(tmp_path: Path) -> None:
     write(tmp_path, "lines")
+    # A setting that changes the syntax holds without a session too.
+    (tmp_path / "millstream.toml").write_text(ANSI)
+    sql = tmp_path / "a.sql"
+    sql.write_text(sql.read_text().replace("TABLE marked", 'TABLE "marked"'))
     done = listed(tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr
     flows = json.loads(done.stdout)["flows"]
