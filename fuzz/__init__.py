@@ -1,1 +1,1 @@
-"""Fuzzing of everything that reads bytes from strangers: `make fuzz`."""
+"""Fuzzing of everything that reads untrusted bytes: `make fuzz`."""

@@ -1,7 +1,7 @@
-"""Every decoder that takes bytes from outside, and what must hold for any bytes at all.
+"""Every decoder of untrusted bytes, and what must hold for any input.
 
 Shared by the atheris harness (fuzz/decoders.py) and the tests: a target either uses what it decoded
-or refuses it with an error of Millstream's own; anything else is a fault.
+or refuses it with an error of Millstream's own; anything else is a bug.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ __all__ = ["TARGETS", "Target", "check"]
 
 
 class Target(NamedTuple):
-    """A decoder and inputs that it takes."""
+    """A decoder and valid inputs."""
 
     decode: Callable[[bytes], object]
     seeds: tuple[bytes, ...]
 
 
 def check(name: str, data: bytes) -> str:
-    """Decode an input; "sound" or the reason of its refusal. Any other error is a fault."""
+    """Decode an input; "sound" or the reason of its refusal. Any other error is a bug."""
     try:
         TARGETS[name].decode(data)
     except MillstreamError as error:
@@ -45,13 +45,13 @@ def check(name: str, data: bytes) -> str:
 
 
 def _frames(data: bytes) -> object:
-    """The same frames, however the bytes are cut; the first byte says how."""
-    # Long ones in fewer pieces: a line that does not end is looked at again with each of them.
+    """The same frames, however the bytes are split; the first byte chooses how."""
+    # Long ones in fewer pieces: a line without an end is scanned again with each of them.
     step = (data[0] % 7 if data else 0) + 1 + len(data) // 4096
     whole, pieces = _parsed([data[1:]]), []
     cut = _parsed([data[at : at + step] for at in range(1, len(data), step)])
     if whole[1] is None and cut[1] is None and whole[0] != cut[0]:
-        raise AssertionError(f"cut differently, read differently: {whole} {cut}")
+        raise AssertionError(f"split differently, read differently: {whole} {cut}")
     if (runs := _parsed([data[1:]], in_runs=True)) != whole:
         raise AssertionError(f"in runs, read differently: {whole} {runs}")
     pieces.append(whole)
@@ -93,7 +93,7 @@ def _key(data: bytes) -> object:
 
 
 def _event(data: bytes) -> object:
-    """A plain event whose subject, headers and value a stranger chose."""
+    """A plain event with untrusted subject, headers and value."""
     subject, _, rest = data.partition(b"\0")
     block, _, value = rest.partition(b"\0")
     partition = Partition("orders", "orders", 0, "orders")
@@ -123,7 +123,7 @@ def _declared(format_: str) -> Callable[[bytes], object]:
 
 
 def _words(data: bytes) -> object:
-    """Settings that people write by hand."""
+    """Settings written by hand."""
     text = data.decode("utf-8", "replace")
     for parse in (settings.parse_duration, settings.parse_size, parse_address):
         check_one(parse, text)
@@ -131,7 +131,7 @@ def _words(data: bytes) -> object:
 
 
 def check_one(parse: Callable[[str], object], text: str) -> None:
-    """Parse, or be refused in our own words."""
+    """Parse, or refuse with an error of Millstream's own."""
     try:
         parse(text)
     except MillstreamError:

@@ -1,7 +1,7 @@
 """Fuzz every decoder with atheris: python -m fuzz.decoders SECONDS [libFuzzer options]
 
 The first byte of an input chooses the decoder. Inputs that break one are written to the working
-folder as crash-*; run one again by giving its path.
+folder as crash-*; rerun one by giving its path.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ NAMES = list(TARGETS)
 
 
 def main() -> None:
-    """Run libFuzzer on all decoders, beginning with inputs that they take."""
+    """Run libFuzzer on all decoders, starting with valid inputs."""
     seconds, *options = sys.argv[1:] or ["60"]
     with tempfile.TemporaryDirectory() as folder:
         for number, target in enumerate(TARGETS.values()):
-            for place, seed in enumerate(target.seeds):
-                (Path(folder) / f"{number}-{place}").write_bytes(bytes([number]) + seed)
+            for index, seed in enumerate(target.seeds):
+                (Path(folder) / f"{number}-{index}").write_bytes(bytes([number]) + seed)
         arguments = [
             sys.argv[0],
             f"-max_total_time={int(seconds)}",

@@ -1,6 +1,6 @@
 """Fuzz the pack decoder with atheris: python -m fuzz.pack SECONDS [libFuzzer options]
 
-Inputs that break it are written to the working folder as crash-*; run one again by giving its path.
+Inputs that break it are written to the working folder as crash-*; rerun one by giving its path.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ MEMORY_MB = 1024  # of the process; the decoder's own bound is checked for every
 
 
 def main() -> None:
-    """Run libFuzzer on `check`, beginning with the test vectors."""
+    """Run libFuzzer on `check`, starting with the test vectors."""
     seconds, *options = sys.argv[1:] or ["60"]
     with tempfile.TemporaryDirectory() as folder:
         for name, data in seeds():

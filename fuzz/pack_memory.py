@@ -1,7 +1,7 @@
-"""Decode mutated packs in a process that may not grow: python -m fuzz.pack_memory SECONDS SEED
+"""Decode mutated packs in a process with limited memory: python -m fuzz.pack_memory SECONDS SEED
 
 The process limits its own address space to what it has plus the bound `ReadLimits` promises, so
-that an allocation beyond it fails at once, whoever makes it. Ends with 0 and a line of counts.
+that any allocation beyond it fails immediately. Exits with 0 and prints a line of counts.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""What must hold for any bytes that claim to be a pack: refused with a reason, or wholly usable.
+"""What must hold for any bytes that claim to be a pack: refused with a reason, or usable.
 
 Shared by the atheris harness (fuzz/pack.py) and the tests. An input is the count as 4 bytes and the
-payload; the checksum is made right, else nothing behind it would ever be reached.
+payload; the checksum is corrected, or nothing after its check would ever be reached.
 """
 
 from __future__ import annotations
@@ -44,14 +44,14 @@ def sound_seeds() -> list[bytes]:
 
 
 def check(data: bytes) -> str:
-    """Decode an input and use everything of it; returns the refusal's reason or 'sound'.
+    """Decode an input and use all of it; returns the reason of its refusal or 'sound'.
 
-    Raises anything but PackError, and ends the process, only if the decoder has a fault.
+    Raises other errors, or crashes the process, only if the decoder has a bug.
     """
     if len(data) < 4:
         return "short"
     usual = pa.default_memory_pool()
-    # A pool of its own: the usual one remembers the peak of everything the process ever did.
+    # A separate pool: the default one reports the peak of everything the process ever did.
     pool = pa.proxy_memory_pool(usual)
     pa.set_memory_pool(pool)
     try:

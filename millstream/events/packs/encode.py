@@ -27,10 +27,10 @@ _DEFAULTS = ReadLimits()
 
 @dataclass(frozen=True, slots=True)
 class PackLimits:
-    """How large one pack may become; whichever is reached first."""
+    """The limits of one pack; the first one that is reached counts."""
 
-    max_count: int = 5_000  # events: beyond this a larger pack no longer gains speed
-    max_bytes: int = 1024 * 1024  # payload and headers; the server's max_payload unless changed
+    max_count: int = 5_000  # events: larger packs are no faster
+    max_bytes: int = 1024 * 1024  # payload and headers; NATS's default max_payload
     header_bytes: int = 4096  # kept free for headers: the pack's, the fence's, 1 KiB of position
 
     def __post_init__(self) -> None:
@@ -47,7 +47,7 @@ class PackLimits:
 
 @dataclass(frozen=True, slots=True)
 class EncodedPack:
-    """One message ready to be sent. `headers` is the caller's to add to before it is."""
+    """One message to send. The caller may add to `headers` first."""
 
     headers: dict[str, str]
     payload: pa.Buffer
@@ -55,7 +55,7 @@ class EncodedPack:
 
     @property
     def size(self) -> int:
-        """Bytes of the whole message, as the server's max_payload counts them."""
+        """Bytes of the message, as the server's max_payload counts them."""
         return message_size(self.headers, self.payload.size)
 
     def message(self, subject: str, pairs: Sequence[tuple[str, str]] = ()) -> OutgoingMessage:
@@ -72,8 +72,8 @@ def encode(
 ) -> EncodedPack:
     """One pack with the rows of `batches`, which have envelope columns (see `envelope`).
 
-    Several batches stay several record batches, nothing is joined. Compression that would not make
-    the payload smaller is left out. Raises `Unfit` for columns that packs do not hold.
+    Several batches stay several record batches; they are not joined. Compression that would not
+    make the payload smaller is left out. Raises `Unfit` for columns that packs do not hold.
     """
     if compression not in ("none", "lz4", "zstd"):
         raise ConfigError(f"compression must be 'none', 'lz4' or 'zstd', not {compression!r}")
@@ -89,7 +89,7 @@ def encode(
 
 
 def empty(schema_id: str | None = None) -> EncodedPack:
-    """A pack without events and without payload: what a writer stores to claim its subject."""
+    """A pack without events and without payload: a writer stores it to claim its subject."""
     payload = pa.py_buffer(b"")
     return EncodedPack(_headers(0, schema_id, payload), payload, 0)
 
@@ -105,7 +105,7 @@ _UNCHECKED_BYTES = _DEFAULTS.max_values // 8
 
 
 def _needs_check(form: _Form, batches: list[pa.RecordBatch], payload: pa.Buffer) -> bool:
-    """Whether readers might refuse what was written: not for one batch of flat columns."""
+    """Whether readers might refuse the pack; never for one batch of flat columns."""
     return (
         payload.size > _UNCHECKED_BYTES
         or len(batches) > 1
@@ -115,18 +115,18 @@ def _needs_check(form: _Form, batches: list[pa.RecordBatch], payload: pa.Buffer)
 
 
 def _readable(payload: pa.Buffer, count: int) -> bool:
-    """Whether readers with default limits take the payload; False: its empty columns are odd."""
+    """Whether readers with default limits accept it; False: empty columns do not start at 0."""
     try:
         if count > _DEFAULTS.max_rows:
-            raise PackError(f"{count:,} events; readers take {_DEFAULTS.max_rows:,}", "limit")
+            raise PackError(f"{count:,} events; readers accept {_DEFAULTS.max_rows:,}", "limit")
         return has_clean_offsets(payload, _DEFAULTS, count)
     except PackError as error:
         raise ConfigError(f"{error.text}. Split the events over several packs") from error
 
 
 def _fresh(batch: pa.RecordBatch) -> pa.RecordBatch:
-    """The batch in new memory. Frames of other libraries may have lists that are empty and yet do
-    not begin at 0, which Arrow writes as they are and cannot read back safely."""
+    """The batch in new memory. Data of other libraries may have empty lists that do not start at 0,
+    which Arrow writes unchanged and cannot read back safely."""
     rows = pa.array(range(batch.num_rows), pa.int32())
     return pa.RecordBatch.from_arrays(
         [column.take(rows) for column in batch.columns], schema=batch.schema
@@ -135,7 +135,7 @@ def _fresh(batch: pa.RecordBatch) -> pa.RecordBatch:
 
 # -- columns ----------------------------------------------------------------------------------
 
-# Serialized schema -> form. Producers repeat few schemas; 64 of at most 16 KiB: 1 MiB of keys.
+# Serialized schema -> form. Producers use few schemas; 64 of at most 16 KiB: 1 MiB of keys.
 _CACHED_SCHEMAS = 64
 _CACHED_SCHEMA_BYTES = 16 * 1024
 _forms: OrderedDict[bytes, _Form] = OrderedDict()
@@ -239,7 +239,7 @@ def _write_stream(
 def split(batch: pa.RecordBatch, limits: PackLimits) -> list[pa.RecordBatch]:
     """The batch as slices (views, nothing is copied) that each fit one pack, in order.
 
-    Sizes are those without compression, so a compressed pack fits as well. Raises
+    Sizes are uncompressed, so a compressed pack fits as well. Raises
     `PayloadTooLarge` when a single event does not fit, before anything was sent.
     """
     form, plain = _plain(batch)
@@ -252,7 +252,7 @@ def split(batch: pa.RecordBatch, limits: PackLimits) -> list[pa.RecordBatch]:
         rows = _rows_that_fit(form, plain.slice(start, most), room, min(guess, most))
         slices.append(plain.slice(start, rows))
         start += rows
-        # Neighbours are alike: begin near what fitted last, so that each slice costs a few looks.
+        # Events are similar: start near the size that fitted last, so that few checks are needed.
         guess = 2 * rows
     return slices
 
@@ -265,5 +265,5 @@ def _rows_that_fit(form: _Form, batch: pa.RecordBatch, room: int, guess: int) ->
             return rows
         if rows == 1:
             raise PayloadTooLarge(size, room)
-        # At least a halving every second step, so at most 2 log2(rows) looks.
+        # At least a halving every second step, so at most 2 log2(rows) checks.
         rows = max(1, min(rows - 1, rows * room // size, rows // 2 + rows // 4))

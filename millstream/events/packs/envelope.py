@@ -1,4 +1,4 @@
-"""The columns around every value of a pack: names, types, and how they are put together."""
+"""The columns around every value of a pack: names, types, and how they are assembled."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ EMPTY_SCHEMA: Final = pa.schema([("value", pa.binary())])
 
 
 def check_columns(schema: pa.Schema) -> list[str]:
-    """The names of a pack's columns this version knows, in the sender's order.
+    """The names of a pack's columns that this version knows, in the sender's order.
 
     Columns of other names are ignored: a later writer of the same format version may add some.
     """
@@ -83,10 +83,10 @@ def envelope(
     headers: pa.Array | None = None,
     id: pa.Array | None = None,
 ) -> pa.RecordBatch:
-    """Column data as one batch that `encode` takes.
+    """Column data as one batch for `encode`.
 
     `value` is a record batch or struct array (typed), or a binary or string array. Types that
-    differ from the envelope's are cast where nothing is lost (text keys, other time units); a
+    differ from the envelope's are cast if nothing is lost (text keys, other time units); a
     timestamp without zone is UTC. Columns without any value are left out. Raises `Unfit` for what
     cannot be cast.
     """
@@ -143,14 +143,14 @@ def _value_type(found: pa.DataType) -> pa.DataType:
 
 
 def cast_column(name: str, column: pa.Array) -> pa.Array:
-    """The column in the type a pack has for it; itself where it has that type already."""
+    """The column in its type in a pack; unchanged if it has that type already."""
     wanted = COLUMN_TYPES.get(name) or _value_type(column.type)
     if column.type.equals(wanted):
         return column
     if name == "timestamp" and not pa.types.is_timestamp(column.type):
         raise Unfit(name, "timestamps", str(column.type))
     try:
-        # safe=False only lets a finer time unit be cut to microseconds.
+        # safe=False only allows truncating a finer time unit to microseconds.
         return column.cast(wanted, safe=name != "timestamp")
     except pa.ArrowException as error:
         raise Unfit(name, str(wanted), f"{column.type} ({error})") from error

@@ -1,8 +1,8 @@
 """Read the few flatbuffers tables of Arrow's metadata, with every access checked.
 
-Arrow's own reader trusts metadata with memory before anyone could look at it (declared sizes,
-key-value lists), so a pack's metadata is read here first. Nothing is allocated beyond what a
-caller asks for.
+Arrow's own reader allocates what the metadata declares (sizes, key-value lists) before it can be
+checked, so a pack's metadata is read here first. Nothing is allocated beyond what the caller asks
+for.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import struct
 
 from millstream.errors import PackError
 
-__all__ = ["Table", "root"]
+__all__ = ["FlatTable", "root"]
 
 _U8 = struct.Struct("<B")
 _I16 = struct.Struct("<h")
@@ -21,23 +21,22 @@ _U32 = struct.Struct("<I")
 _I64 = struct.Struct("<q")
 
 
-def root(data: memoryview) -> Table:
+def root(data: memoryview) -> FlatTable:
     """The root table of a flatbuffer."""
-    return Table(data, _read(_U32, data, 0))
+    return FlatTable(data, _read(_U32, data, 0))
 
 
 def _read(kind: struct.Struct, data: memoryview, at: int) -> int:
-    # unpack_from counts a negative offset from the end, which would read the wrong bytes in
-    # silence.
+    # unpack_from counts a negative offset from the end and would silently read wrong bytes.
     if at < 0 or at + kind.size > len(data):
         raise PackError(
-            f"metadata points to byte {at} of {len(data)}: it is cut off or damaged", "metadata"
+            f"metadata points to byte {at} of {len(data)}: it is truncated or damaged", "metadata"
         )
     value: int = kind.unpack_from(data, at)[0]
     return value
 
 
-class Table:
+class FlatTable:
     """One flatbuffers table; a field that is absent reads as its default."""
 
     __slots__ = ("_at", "_data", "_slots", "_vtable")
@@ -50,7 +49,7 @@ class Table:
         if self._vtable + self._slots > len(data):
             raise PackError("a metadata table reaches beyond its message", "metadata")
 
-    def _place(self, field: int) -> int:
+    def _position(self, field: int) -> int:
         slot = 4 + 2 * field
         if slot + 2 > self._slots:
             return 0
@@ -58,8 +57,8 @@ class Table:
         return self._at + offset if offset else 0
 
     def _scalar(self, kind: struct.Struct, field: int, default: int) -> int:
-        place = self._place(field)
-        return _read(kind, self._data, place) if place else default
+        position = self._position(field)
+        return _read(kind, self._data, position) if position else default
 
     def u8(self, field: int, default: int = 0) -> int:
         """An unsigned byte: union tags, enums of one byte, booleans."""
@@ -78,13 +77,13 @@ class Table:
         return self._scalar(_I64, field, default)
 
     def _target(self, field: int) -> int:
-        place = self._place(field)
-        return place + _read(_U32, self._data, place) if place else 0
+        position = self._position(field)
+        return position + _read(_U32, self._data, position) if position else 0
 
-    def table(self, field: int) -> Table | None:
+    def table(self, field: int) -> FlatTable | None:
         """The table a field points to."""
         target = self._target(field)
-        return Table(self._data, target) if target else None
+        return FlatTable(self._data, target) if target else None
 
     def text(self, field: int, limit: int) -> str | None:
         """The string a field points to, of at most `limit` bytes of UTF-8."""
@@ -123,13 +122,13 @@ class Table:
             raise PackError("a vector reaches beyond its message", "metadata")
         return struct.unpack_from(f"<{2 * count}q", self._data, start)
 
-    def tables(self, field: int) -> list[Table]:
+    def tables(self, field: int) -> list[FlatTable]:
         """The tables in the vector of a field. The caller bounds `count(field)` first."""
         target = self._target(field)
         if not target:
             return []
         found = []
         for number in range(_read(_U32, self._data, target)):
-            place = target + 4 + 4 * number
-            found.append(Table(self._data, place + _read(_U32, self._data, place)))
+            position = target + 4 + 4 * number
+            found.append(FlatTable(self._data, position + _read(_U32, self._data, position)))
         return found

@@ -41,7 +41,7 @@ _SCHEMA = re.compile(r"[!-~]{1,128}")
 
 @dataclass(frozen=True, slots=True)
 class PackHeaders:
-    """What the headers of a pack say."""
+    """The contents of a pack's headers."""
 
     count: int
     checksum: int
@@ -72,7 +72,7 @@ def read_headers(headers: Mapping[str, str]) -> PackHeaders:
 
 
 def write_headers(pack: PackHeaders) -> dict[str, str]:
-    """The headers that say so."""
+    """These contents as headers."""
     headers = {
         CONTENT_TYPE: MEDIA_TYPE,
         VERSION: FORMAT_VERSION,

@@ -1,8 +1,8 @@
 """Check one Arrow IPC stream before Arrow touches it, then read it without copying.
 
-The checks bound memory: frames and buffers lie inside the payload and never overlap, declared
+The checks bound memory: frames and buffers are inside the payload and never overlap, declared
 (decompressed) sizes and row counts are summed before anything is allocated, and no list of
-unknown length is handed to Arrow's own parser. What remains (offsets, UTF-8, null counts, ranges)
+unknown length is passed to Arrow's own parser. What remains (offsets, UTF-8, null counts, ranges)
 is Arrow's full validation.
 """
 
@@ -17,7 +17,7 @@ import pyarrow as pa
 
 from millstream.errors import ConfigError, PackError
 from millstream.events.packs.envelope import check_columns
-from millstream.events.packs.flatbuffer import Table, root
+from millstream.events.packs.flatbuffer import FlatTable, root
 from millstream.events.packs.types import Node, Reading, read_fields
 
 __all__ = [
@@ -32,7 +32,7 @@ __all__ = [
 ]
 
 END_OF_STREAM = b"\xff\xff\xff\xff\x00\x00\x00\x00"
-MAX_BATCHES = 256  # each costs some 10 KiB of objects; writers make one, or one a source batch
+MAX_BATCHES = 256  # each costs some 10 KiB of objects; writers create one, or one per input batch
 MAX_METADATA_BYTES = 1024 * 1024  # MAX_FIELDS fields need less than a quarter of it
 
 _FRAME = struct.Struct("<Ii")
@@ -41,21 +41,21 @@ _CONTINUATION = 0xFFFFFFFF
 _VERSION_V5 = 4
 _SCHEMA, _DICTIONARY, _RECORD_BATCH = 1, 2, 3
 _CODECS = {0: "lz4", 1: "zstd"}
-_RAW = -1  # in place of a decompressed size: this buffer was left uncompressed
+_RAW = -1  # instead of a decompressed size: this buffer is not compressed
 
 
 @dataclass(frozen=True, slots=True)
 class ReadLimits:
-    """What a reader accepts of one pack; decoding never takes more memory than these allow.
+    """The limits of a reader for one pack; decoding never takes more memory than they allow.
 
     Decoding allocates at most `max_decoded_bytes` for decompressed columns, one aligned copy of a
     payload that does not start at a multiple of 8 bytes, and 16 MiB for metadata and codecs.
     """
 
-    max_rows: int = 1_000_000  # events in one pack; writers make packs of thousands
+    max_rows: int = 1_000_000  # events in one pack; writers create packs of thousands
     max_decoded_bytes: int = (
         64 * 1024 * 1024
-    )  # the largest payload a NATS server can be set to take
+    )  # the largest payload that a NATS server can be configured for
     max_values: int = 8 * 1024 * 1024  # leaves and items of all columns: bounds Python objects
 
     def __post_init__(self) -> None:
@@ -86,12 +86,12 @@ class Stream:
 
 @dataclass(slots=True)
 class _Message:
-    table: Table  # the Message table
+    table: FlatTable  # the Message table
     kind: int
     start: int  # of the frame, in the payload
     body: int  # of the body, in the payload
     body_size: int
-    # Offsets buffers of columns without values: (place among the buffers, bytes of an offset).
+    # Offsets buffers of columns without values: (index of the buffer, bytes of an offset).
     hollow: list[tuple[int, int]] = field(default_factory=list)
 
     @property
@@ -100,7 +100,7 @@ class _Message:
 
 
 def read_stream(payload: pa.Buffer, limits: ReadLimits, rows: int) -> Stream:
-    """The record batches of a payload that holds exactly `rows` rows, as views where uncompressed.
+    """The record batches of a payload that holds exactly `rows` rows, as views if uncompressed.
 
     Raises `PackError` for anything else, before memory beyond `limits` is used.
     """
@@ -120,18 +120,18 @@ def read_stream(payload: pa.Buffer, limits: ReadLimits, rows: int) -> Stream:
 def check_stream(
     payload: pa.Buffer, limits: ReadLimits, rows: int
 ) -> tuple[Layout, list[_Message], set[str]]:
-    """Steps 1 to 3 of docs/PACKS.md, 'Reading': frames, schema, sizes; values are not looked at."""
+    """Steps 1 to 3 of docs/PACKS.md, 'Reading': frames, schema, sizes; values are not checked."""
     data = memoryview(payload)
     first = _message(data, 0)
     if first is None or first.kind != _SCHEMA:
-        raise PackError("the stream does not begin with a schema", "framing")
+        raise PackError("the stream does not start with a schema", "framing")
     layout = layout_of(bytes(data[first.start : first.body]))
     messages, codecs = _check_batches(data, first, layout, limits, rows)
     return layout, messages, codecs
 
 
 def has_clean_offsets(payload: pa.Buffer, limits: ReadLimits, rows: int) -> bool:
-    """Whether the columns without values of a stream, checked as by `check_stream`, begin at 0."""
+    """Whether the columns without values of a checked stream start at 0."""
     layout, messages, codecs = check_stream(payload, limits, rows)
     if not any(message.hollow for message in messages):
         return True
@@ -156,7 +156,7 @@ def _message(data: memoryview, at: int) -> _Message | None:
         )
     marker, size = _FRAME.unpack_from(data, at)
     if marker != _CONTINUATION:
-        raise PackError(f"no message begins at byte {at:,}", "framing")
+        raise PackError(f"no message starts at byte {at:,}", "framing")
     if size == 0:
         if at + 8 != len(data):
             raise PackError(f"{len(data) - at - 8:,} bytes follow the end of the stream", "framing")
@@ -175,7 +175,7 @@ def _message(data: memoryview, at: int) -> _Message | None:
     if body_size < 0 or body_size % 8 or body_size > len(data) - body:
         raise PackError(
             f"a message at byte {at:,} claims a body of {body_size:,} bytes; "
-            f"{len(data) - body:,} are there, and a multiple of 8 is needed",
+            f"{len(data) - body:,} are present, and a multiple of 8 is needed",
             "framing",
         )
     return _Message(table, table.u8(1), at, body, body_size)
@@ -183,7 +183,7 @@ def _message(data: memoryview, at: int) -> _Message | None:
 
 # -- the schema -----------------------------------------------------------------------------
 
-# Packs of one topic repeat their schema byte for byte. 64 schemas of at most 16 KiB: 1 MiB of keys.
+# Packs of one topic have the same schema bytes. 64 schemas of at most 16 KiB: 1 MiB of keys.
 _CACHED_SCHEMAS = 64
 _CACHED_SCHEMA_BYTES = 16 * 1024
 _layouts: OrderedDict[bytes, Layout] = OrderedDict()
@@ -233,7 +233,7 @@ def _lists_of_lists(nodes: list[Node]) -> bool:
 
 @dataclass(slots=True)
 class _Budget:
-    """What is left of the limits while the batches of one pack are checked."""
+    """The rest of the limits while the batches of one pack are checked."""
 
     rows: int
     decoded_bytes: int
@@ -297,8 +297,8 @@ def _check_batch(
     return codec
 
 
-def _check_lengths(batch: Table, layout: Layout, budget: _Budget) -> list[tuple[int, int]]:
-    """Check row and value counts; return the places of the offsets buffers of empty columns."""
+def _check_lengths(batch: FlatTable, layout: Layout, budget: _Budget) -> list[tuple[int, int]]:
+    """Check row and value counts; return the indices of the offsets buffers of empty columns."""
     rows = batch.i64(0)
     nodes = batch.pairs(1, len(layout.nodes))
     if not 0 <= rows <= budget.rows:
@@ -326,7 +326,7 @@ def _check_lengths(batch: Table, layout: Layout, budget: _Budget) -> list[tuple[
 
 
 def _decoded_size(body: memoryview, buffers: tuple[int, ...], codec: str | None) -> int:
-    """Bytes of all buffers once decompressed; refuses buffers outside the body or overlapping."""
+    """Decompressed bytes of all buffers; refuses buffers that are outside the body or overlap."""
     end = total = 0
     for offset, size in zip(buffers[::2], buffers[1::2], strict=True):
         if size == 0:
@@ -360,13 +360,13 @@ def _declared(body: memoryview, offset: int, size: int) -> int:
 def _check_hollow(batch: pa.RecordBatch, hollow: list[tuple[int, int]]) -> None:
     """Refuse a first offset other than 0 in a column without values.
 
-    Arrow's validation passes over these, and its flatten() then ends the process.
+    Arrow's validation skips these, and its flatten() then crashes the process.
     """
     if not hollow:
         return
     buffers = [buffer for column in batch.columns for buffer in column.buffers()]
-    for place, width in hollow:
-        offsets = buffers[place]
+    for index, width in hollow:
+        offsets = buffers[index]
         if offsets is not None and any(memoryview(offsets)[:width]):
             raise PackError("a column without values has an offset other than 0", "values")
 
@@ -382,8 +382,8 @@ def _load(
             for message in messages
         ]
     # The direct call would decompress on a thread pool, which takes 2 to 4 times as long for
-    # packs of usual size. The stream reader can be told not to, but would parse the sender's
-    # schema: so it gets ours. The bytes copied here are the compressed ones.
+    # packs of usual size. The stream reader can avoid that, but would parse the sender's
+    # schema, so it gets ours. Only compressed bytes are copied here.
     parts = [layout.schema.serialize(), payload.slice(messages[0].start)]
     joined = pa.py_buffer(b"".join(parts))
     options = pa.ipc.IpcReadOptions(use_threads=False)

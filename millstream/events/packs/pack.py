@@ -50,9 +50,7 @@ __all__ = [
 ]
 
 _DEFAULT_LIMITS = ReadLimits()
-_ALIGNMENT = (
-    8  # Arrow's compiled loops may assume it; a payload that starts elsewhere is copied once
-)
+_ALIGNMENT = 8  # Arrow's compiled loops may assume it; an unaligned payload is copied once
 
 # The years 1 to 9999 in microseconds since 1970: what Python, SQL and Spark can hold.
 _FIRST_TIME = -62_135_596_800_000_000
@@ -66,23 +64,23 @@ Row: TypeAlias = "tuple[str | None, int | None, Headers | None, str | None, Any]
 def decode(
     headers: Mapping[str, str], payload: Payload, limits: ReadLimits = _DEFAULT_LIMITS
 ) -> Pack:
-    """The pack in a message, proven sound: its columns are views of `payload` where uncompressed.
+    """The checked pack of a message; its columns are views of `payload` if uncompressed.
 
     The payload must not be changed while the pack or anything read from it is in use. Raises
-    `PackError` with the reason for anything unsound, and takes no more memory than `limits` allows.
-    Full validation is not optional: a wrong offset would crash the process at first use, and it
-    costs less than the checksum does.
+    `PackError` with the reason for anything invalid, and takes no more memory than `limits` allows.
+    Full validation is not optional: a wrong offset would crash the process on first use, and it
+    costs less than the checksum.
     """
     found = read_headers(headers)
     if found.count > limits.max_rows:
         raise PackError(
-            f"{found.count:,} events; this reader takes {limits.max_rows:,} (max_rows)", "limit"
+            f"{found.count:,} events; this reader accepts {limits.max_rows:,} (max_rows)", "limit"
         )
     buffer = payload if isinstance(payload, pa.Buffer) else pa.py_buffer(payload)
     if zlib.crc32(buffer) != found.checksum:
         raise PackError(
             f"the payload's CRC-32 is {zlib.crc32(buffer):08x}, the header says "
-            f"{found.checksum:08x}: it was damaged or cut on its way",
+            f"{found.checksum:08x}: it was damaged or truncated on the way",
             "checksum",
         )
     if buffer.size == 0:
@@ -117,10 +115,10 @@ def _check_envelope(batch: pa.RecordBatch) -> None:
 
 
 class Pack:
-    """The events of one message, by column or one by one; made by `decode`, so always sound.
+    """The events of one message, by column or one by one; returned by `decode`, so always valid.
 
     `count` is the number of events, `schema_id` the schema of typed values, `compression` the
-    codec the payload came with. Rows are numbered from 0, an event's `index`.
+    codec of the payload. Rows are numbered from 0, an event's `index`.
     """
 
     def __init__(self, stream: Stream, count: int, schema_id: str | None) -> None:
@@ -145,7 +143,7 @@ class Pack:
     def batch(self) -> pa.RecordBatch:
         """All events as one batch with the columns that were sent.
 
-        A view when the pack has one record batch, as Millstream's producers make them; several
+        A view when the pack has one record batch, as Millstream's producers write them; several
         are joined.
         """
         if len(self.batches) == 1:
@@ -201,7 +199,7 @@ class Pack:
         return to_python(self.column("value"))
 
     def value_columns(self) -> dict[str, list[Any]]:
-        """The typed columns as Python lists, the quickest way to objects: `map(Order, *columns)`.
+        """The typed columns as Python lists, the fastest path to objects: `map(Order, *columns)`.
 
         A deletion (null value) is None in every column. Raises `TypeError` for values that are
         bytes.
@@ -217,7 +215,7 @@ class Pack:
         }
 
     def event(self, index: int) -> Row:
-        """One event by its index: slow, and not disturbed by a neighbour Python cannot hold."""
+        """One event by its index: slow, but works beside values that Python cannot hold."""
         if not 0 <= index < self.count:
             raise IndexError(f"the pack has {self.count:,} events, from 0; there is no {index}")
         stream = Stream(self.schema, (self.batch.slice(index, 1),), self.compression)

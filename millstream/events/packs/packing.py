@@ -1,4 +1,4 @@
-"""When a pack is full, and cutting batches into packs that fit. Pure."""
+"""When a producer's pack is full. Pure."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ __all__ = ["Packing"]
 
 @dataclass(frozen=True, slots=True)
 class Packing:
-    """When a pack is full: whichever limit is reached first."""
+    """A pack is full when the first of these limits is reached."""
 
     max_events: int = 5_000
-    max_bytes: int = 1024 * 1024  # of the whole message; below the server's max_payload
+    max_bytes: int = 1024 * 1024  # of the message; below the server's max_payload
     linger: float = 0.05  # seconds an event waits for others
     compression: Literal["none", "lz4", "zstd"] = "none"
     max_in_flight: int = 8  # packs sent and not acknowledged; a fence always has one
@@ -39,7 +39,7 @@ class Packing:
             )
 
     def limits(self, max_payload: int) -> PackLimits:
-        """The limits of a pack on a server that takes messages of `max_payload` bytes."""
+        """The limits of a pack on a server that accepts messages of `max_payload` bytes."""
         from millstream.events.packs.pack import PackLimits
 
         return PackLimits(self.max_events, min(self.max_bytes, max_payload))

@@ -1,8 +1,8 @@
-"""Turn Arrow columns into Python values, a column at a time.
+"""Convert Arrow columns to Python values, a column at a time.
 
-Arrow's own conversion is quick for numbers and text and slow where it builds one scalar object a
-value: for dates, times and structs this is 5 to 20 times quicker. Values finer than a microsecond
-are cut to what Python's own types hold, with or without pandas installed.
+Arrow's own conversion is fast for numbers and text and slow where it builds one scalar object per
+value: for dates, times and structs this is 5 to 20 times faster. Values finer than a microsecond
+are truncated to what Python's own types hold, with or without pandas installed.
 """
 
 from __future__ import annotations
@@ -104,7 +104,7 @@ def _timestamps(array: pa.Array, kind: pa.DataType) -> list[Any]:
     zone = time_zone(kind.tz) if kind.tz else None
     numbers = _microseconds(array, kind)
     if zone is not None and _exact_as_float(numbers, array.null_count):
-        # 3 times as quick as adding a timedelta, and most of the time of typical events.
+        # 3 times as fast as adding a timedelta; times take most of the time for typical events.
         moment = datetime.fromtimestamp
         if array.null_count:
             return [None if us is None else moment(us / 1_000_000, zone) for us in numbers]
@@ -117,7 +117,7 @@ def _timestamps(array: pa.Array, kind: pa.DataType) -> list[Any]:
 
 
 def _exact_as_float(numbers: list[Any], nulls: int) -> bool:
-    """Whether each time is after 1970 and early enough for a float to keep its microsecond."""
+    """Whether each time is after 1970 and early enough for a float to hold its microseconds."""
     present = [number for number in numbers if number is not None] if nulls else numbers
     return not present or (min(present) >= 0 and max(present) < _FLOAT_LIMIT)
 
@@ -143,7 +143,7 @@ def _structs(array: pa.Array, path: str) -> list[Any]:
 
 
 def _lists(array: pa.Array, items: list[Any]) -> list[Any]:
-    """Cut the items of a list array; flatten() has left out those of null lists."""
+    """Split the items of a list array; flatten() leaves out those of null lists."""
     lengths = array.value_lengths().to_pylist()
     found: list[Any] = []
     start = 0

@@ -1,7 +1,8 @@
-"""Which Arrow types a pack may hold: read from metadata, and made from what a caller has.
+"""Which Arrow types a pack may hold: read from metadata, and converted from a caller's types.
 
-The list leaves out every type whose values may outgrow their bytes (null, views, run-end encoding,
-dictionaries, dense unions, structs without columns): with the rest, memory follows payload size.
+The list excludes every type whose values may need more memory than their bytes (null, views,
+run-end encoding, dictionaries, dense unions, structs without columns), so memory follows
+the payload's size.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from functools import lru_cache
 import pyarrow as pa
 
 from millstream.errors import PackError, Unfit
-from millstream.events.packs.flatbuffer import Table
+from millstream.events.packs.flatbuffer import FlatTable
 
 __all__ = ["MAX_DEPTH", "MAX_FIELDS", "Node", "Reading", "plain_type", "read_fields", "time_zone"]
 
@@ -65,14 +66,18 @@ class Reading:
 
 
 def read_fields(
-    table: Table, vector: int, reading: Reading, place: tuple[int, int] = (-1, 1), depth: int = 1
+    table: FlatTable,
+    vector: int,
+    reading: Reading,
+    parent: tuple[int, int] = (-1, 1),
+    depth: int = 1,
 ) -> list[pa.Field]:
-    """The Arrow fields of a vector of Field tables; `place` is (parent node, length factor)."""
+    """The Arrow fields of a vector of Field tables; `parent` is (its node, length factor)."""
     if depth > MAX_DEPTH:
         raise PackError(f"the schema is nested deeper than {MAX_DEPTH} levels", "limit")
     if table.count(vector) > MAX_FIELDS:
         raise PackError(f"the schema has more than {MAX_FIELDS:,} fields", "limit")
-    fields = [_read_field(child, reading, place, depth) for child in table.tables(vector)]
+    fields = [_read_field(child, reading, parent, depth) for child in table.tables(vector)]
     names = [field.name for field in fields]
     if len(set(names)) != len(names):
         twice = next(name for name in names if names.count(name) > 1)
@@ -80,7 +85,9 @@ def read_fields(
     return fields
 
 
-def _read_field(table: Table, reading: Reading, place: tuple[int, int], depth: int) -> pa.Field:
+def _read_field(
+    table: FlatTable, reading: Reading, parent: tuple[int, int], depth: int
+) -> pa.Field:
     name = table.text(0, MAX_NAME_BYTES) or ""
     if table.table(4) is not None:
         raise PackError(f"field {name!r} is dictionary-encoded; packs hold plain values", "type")
@@ -95,7 +102,7 @@ def _read_field(table: Table, reading: Reading, place: tuple[int, int], depth: i
             raise PackError(
                 f"field {name!r} has {children} children, which its type forbids", "type"
             )
-        kind = _read_nested(tag, (table, detail), reading, place, depth)
+        kind = _read_nested(tag, (table, detail), reading, parent, depth)
     else:
         if children:
             raise PackError(f"field {name!r} has children, which its type forbids", "type")
@@ -105,24 +112,28 @@ def _read_field(table: Table, reading: Reading, place: tuple[int, int], depth: i
             raise PackError(f"field {name!r} has the type {found}, which packs do not hold", "type")
         kind = read(detail)
         offset = _OFFSET_BYTES.get(tag, 0)
-        reading.add(Node(*place, buffers=3 if offset else 2, offset_bytes=offset))
+        reading.add(Node(*parent, buffers=3 if offset else 2, offset_bytes=offset))
     return pa.field(name, kind, nullable=bool(table.u8(1)))
 
 
 def _read_nested(
-    tag: int, tables: tuple[Table, Table], reading: Reading, place: tuple[int, int], depth: int
+    tag: int,
+    tables: tuple[FlatTable, FlatTable],
+    reading: Reading,
+    parent: tuple[int, int],
+    depth: int,
 ) -> pa.DataType:
     table, detail = tables
     if tag == 13:
-        index = reading.add(Node(*place, buffers=1))
+        index = reading.add(Node(*parent, buffers=1))
         return pa.struct(read_fields(table, 5, reading, (index, 1), depth + 1))
     if tag == 16:
         size = detail.i32(0)
         if not 0 < size <= MAX_WIDTH:
             raise PackError(f"a fixed-size list of {size:,} items, not 1 to {MAX_WIDTH:,}", "type")
-        index = reading.add(Node(*place, buffers=1))
+        index = reading.add(Node(*parent, buffers=1))
         return pa.list_(read_fields(table, 5, reading, (index, size), depth + 1)[0], size)
-    index = reading.add(Node(*place, buffers=2, offset_bytes=_OFFSET_BYTES[tag]))
+    index = reading.add(Node(*parent, buffers=2, offset_bytes=_OFFSET_BYTES[tag]))
     (item,) = read_fields(table, 5, reading, (index, 0), depth + 1)
     if tag == 12:
         return pa.list_(item)
@@ -141,21 +152,21 @@ def _unit(number: int) -> str:
     return _UNITS[number]
 
 
-def _int(detail: Table) -> pa.DataType:
+def _int(detail: FlatTable) -> pa.DataType:
     width, signed = detail.i32(0), bool(detail.u8(1))
     if width not in (8, 16, 32, 64):
         raise PackError(f"integers of {width} bits", "type")
     return getattr(pa, f"{'' if signed else 'u'}int{width}")()
 
 
-def _float(detail: Table) -> pa.DataType:
+def _float(detail: FlatTable) -> pa.DataType:
     precision = detail.i16(0)
     if not 0 <= precision <= 2:
         raise PackError(f"unknown floating-point precision {precision}", "type")
     return (pa.float16(), pa.float32(), pa.float64())[precision]
 
 
-def _decimal(detail: Table) -> pa.DataType:
+def _decimal(detail: FlatTable) -> pa.DataType:
     precision, scale, width = detail.i32(0), detail.i32(1), detail.i32(2, 128)
     most = {32: 9, 64: 18, 128: 38, 256: 76}.get(width, 0)
     if not 1 <= precision <= most or not -most <= scale <= most:
@@ -163,28 +174,28 @@ def _decimal(detail: Table) -> pa.DataType:
     return getattr(pa, f"decimal{width}")(precision, scale)
 
 
-def _date(detail: Table) -> pa.DataType:
+def _date(detail: FlatTable) -> pa.DataType:
     unit = detail.i16(0, 1)
     if unit not in (0, 1):
         raise PackError(f"unknown date unit {unit}", "type")
     return pa.date32() if unit == 0 else pa.date64()
 
 
-def _time(detail: Table) -> pa.DataType:
+def _time(detail: FlatTable) -> pa.DataType:
     unit, width = _unit(detail.i16(0, 1)), detail.i32(1, 32)
     if width != (32 if unit in ("s", "ms") else 64):
         raise PackError(f"time of day in {unit} with {width} bits", "type")
     return pa.time32(unit) if width == 32 else pa.time64(unit)
 
 
-def _timestamp(detail: Table) -> pa.DataType:
+def _timestamp(detail: FlatTable) -> pa.DataType:
     unit, zone = _unit(detail.i16(0)), detail.text(1, MAX_ZONE_BYTES)
     if zone and time_zone(zone) is None:
         raise PackError(f"unknown time zone {zone!r}", "type")
     return pa.timestamp(unit, zone or None)
 
 
-@lru_cache(maxsize=256)  # zones in use; the rules of each are read from disk once
+@lru_cache(maxsize=256)  # zones in use; each is read from disk once
 def time_zone(name: str) -> tzinfo | None:
     """The zone a timestamp column names (`UTC`, `+hh:mm`, a tz database name); None if unknown."""
     if name == "UTC":
@@ -200,7 +211,7 @@ def time_zone(name: str) -> tzinfo | None:
         return None
 
 
-def _fixed_binary(detail: Table) -> pa.DataType:
+def _fixed_binary(detail: FlatTable) -> pa.DataType:
     width = detail.i32(0)
     if not 0 < width <= MAX_WIDTH:
         raise PackError(f"fixed-size binary of {width:,} bytes, not 1 to {MAX_WIDTH:,}", "type")
@@ -208,7 +219,7 @@ def _fixed_binary(detail: Table) -> pa.DataType:
 
 
 # Numbers are those of the union `Type` in Arrow's Schema.fbs.
-_FLAT: dict[int, Callable[[Table], pa.DataType]] = {
+_FLAT: dict[int, Callable[[FlatTable], pa.DataType]] = {
     2: _int,
     3: _float,
     4: lambda _: pa.binary(),
@@ -227,11 +238,11 @@ _OFFSET_BYTES = {4: 4, 5: 4, 12: 4, 17: 4, 19: 8, 20: 8, 21: 8}
 _NESTED = {12: 1, 13: 0, 16: 1, 17: 1, 21: 1}  # tag: number of children, 0 = one or more
 
 
-# -- what a caller has, made packable -------------------------------------------------------
+# -- a caller's types to types of a pack ----------------------------------------------------
 
 
 def plain_type(kind: pa.DataType, path: str, depth: int = 1) -> pa.DataType:
-    """The type as packs hold it; dictionaries, views and extensions become what they stand for.
+    """The type in a pack; dictionaries, views and extensions become plain types.
 
     Raises `Unfit` with the field's path for a type that has no such form.
     """

@@ -134,7 +134,7 @@ def test_an_empty_pack_has_no_payload() -> None:
     assert found.complete().num_columns == 5
 
 
-def test_foreign_types_become_what_they_stand_for() -> None:
+def test_foreign_types_become_plain_types() -> None:
     values = pa.RecordBatch.from_arrays(
         [
             pa.array(["a", "b", "a"]).dictionary_encode(),
@@ -315,7 +315,7 @@ def test_a_compressed_pack_may_hold_buffers_left_uncompressed() -> None:
     with pa.ipc.new_stream(sink, batch.schema, options=options) as writer:
         writer.write_batch(batch)
     payload = bytes(sink.getvalue())
-    # The data buffer comes last: in place of its size and LZ4 frame put -1 and the plain bytes.
+    # The data buffer comes last: replace its size and LZ4 frame by -1 and the plain bytes.
     at = payload.rindex(bytes.fromhex("04224d18")) - 8
     body = payload.index(struct.pack("<q", 8) + bytes.fromhex("04224d18"))
     framed = 8 + 7 + 4 + 16 + 4
@@ -383,7 +383,7 @@ def test_times_become_pythons_own_types() -> None:
     st.lists(st.one_of(st.none(), st.integers(-(2**55), 2**55), st.integers(0, 2**53)), min_size=1),
     st.sampled_from(["UTC", "Europe/Berlin", "-03:30"]),
 )
-def test_no_microsecond_is_lost_on_the_way_to_python(micros: list[int | None], zone: str) -> None:
+def test_no_microsecond_is_lost_in_python_values(micros: list[int | None], zone: str) -> None:
     column = pa.array(micros, pa.int64()).view(pa.timestamp("us", zone))
     found = to_python(column)
     epoch = datetime(1970, 1, 1, tzinfo=UTC)
@@ -400,7 +400,7 @@ def test_a_time_beyond_pythons_names_its_column_and_stays_readable_as_arrow() ->
         found.values()
 
 
-def test_one_event_is_read_beside_a_neighbour_python_cannot_hold() -> None:
+def test_one_event_is_read_beside_one_that_python_cannot_hold() -> None:
     times = pa.array([0, 2**60, 1]).view(pa.timestamp("s", "UTC"))
     found = reread(envelope(pa.StructArray.from_arrays([times], names=["t"])))
     with pytest.raises(PackError):
@@ -412,7 +412,7 @@ def test_one_event_is_read_beside_a_neighbour_python_cannot_hold() -> None:
         found.event(3)
 
 
-def test_what_a_null_struct_hides_is_not_looked_at() -> None:
+def test_values_inside_a_null_struct_are_not_read() -> None:
     hidden = pa.array([2**60, 0]).view(pa.timestamp("s"))
     value = pa.StructArray.from_arrays([hidden], names=["t"], mask=pa.array([True, False]))
     epoch = datetime(1970, 1, 1, tzinfo=UTC).replace(tzinfo=None)
@@ -440,7 +440,7 @@ def test_nested_values_come_out_of_slices_too() -> None:
             assert reread(part).values() == rows[start : start + count]
 
 
-def test_typed_columns_make_objects() -> None:
+def test_typed_columns_become_objects() -> None:
     columns = reread(orders(3)).value_columns()
     assert list(columns) == ["order", "text", "paid"]
     assert list(zip(*columns.values(), strict=True))[2] == (2, "xxxxxxxx", True)
@@ -448,8 +448,8 @@ def test_typed_columns_make_objects() -> None:
         reread(envelope(pa.array([b"a"]))).value_columns()
 
 
-def test_empty_lists_that_do_not_begin_at_zero_are_put_right_by_the_encoder() -> None:
-    """Frames of other libraries have such lists; Arrow's flatten() would end the process."""
+def test_the_encoder_fixes_empty_lists_that_do_not_start_at_zero() -> None:
+    """Data of other libraries has such lists; Arrow's flatten() would crash the process."""
     items = pa.array([1, 2, 3, 4, 5, 6], pa.int8())
     five = pa.py_buffer(struct.pack("<i", 5))
     inner = pa.Array.from_buffers(pa.list_(pa.int8()), 0, [None, five], children=[items])

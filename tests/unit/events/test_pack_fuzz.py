@@ -26,7 +26,7 @@ SEEDS = sound_seeds()
 
 @settings(max_examples=250, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(st.sampled_from(SEEDS), st.randoms(use_true_random=False))
-def test_a_damaged_pack_is_refused_or_wholly_usable(data: bytes, chance: random.Random) -> None:
+def test_a_damaged_pack_is_refused_or_completely_usable(data: bytes, chance: random.Random) -> None:
     check(mutate(data, chance))
 
 
@@ -45,7 +45,7 @@ def test_arbitrary_headers_are_refused(headers: dict[str, bytes]) -> None:
 
 
 def test_no_input_makes_a_process_outgrow_the_stated_bound() -> None:
-    """Bombs and mutations, in a process that may grow by the bound and no further."""
+    """Bombs and mutations, in a process that may grow by the bound only."""
     found = subprocess.run(
         [sys.executable, "-m", "fuzz.pack_memory", "2", "1"],
         cwd=ROOT,
@@ -82,7 +82,7 @@ def laughing_schema(levels: int, width: int) -> bytes:
     at = len(data)
     data += struct.pack("<iI", at - schema, 4)
     step = 4 + 4 * width + 16
-    tables = len(data) + levels * step  # where the one type table will be
+    tables = len(data) + levels * step  # the position of the one type table
     for _ in range(levels):
         at = len(data)
         data += struct.pack("<I", width)
@@ -153,4 +153,4 @@ def test_declared_sizes_are_summed_over_buffers_and_batches() -> None:
     with pytest.raises(PackError, match="max_decoded_bytes") as caught:
         decode(sign(payload, 8), payload)
     assert caught.value.reason == "limit"
-    assert pa.total_allocated_bytes() <= before  # what other tests left may go meanwhile
+    assert pa.total_allocated_bytes() <= before  # garbage of other tests may be freed meanwhile
