@@ -1,6 +1,6 @@
-"""The commands, put together. A command's module is loaded when it is asked for, and so are rooms.
+"""All commands. The module of a command, and the rooms it needs, are loaded when it is called.
 
-A module of commands has an `app`: with one command, with several, or (`node`) a group of commands.
+A module has an `app`: with one command, with several, or (`node`) a group of commands.
 Such modules do not postpone annotations (PEP 563): typer would compile the text of every option's
 annotation again at every start, a tenth of the time a command needs to answer.
 """
@@ -45,7 +45,7 @@ ALIASES = {"subs": "subscription"}
 
 
 class _OnDemand(TyperGroup):
-    """Loads the module of the asked command only; the help and a wrong name load all."""
+    """Loads only the module of the called command; the help and a wrong name load all."""
 
     def list_commands(self, ctx: typer.Context) -> list[str]:  # type: ignore[override]
         return list(COMMANDS)
@@ -104,7 +104,8 @@ def _settings(
 ) -> None:
     """Event streaming for Python: durable messaging in front, Spark pipelines behind.
 
-    What is set where: an option, then the environment, then the nearest millstream.toml.
+    A setting comes from its option, else from the environment, else from the nearest
+    millstream.toml.
     """
     if ctx.invoked_subcommand == "up":
         from millstream.cli.options.broker import project_defaults

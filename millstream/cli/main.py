@@ -1,4 +1,4 @@
-"""The `millstream` command: runs what was asked and turns errors into words and exit codes."""
+"""The `millstream` command: runs a command and turns errors into messages and exit codes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How commands speak: exit codes, JSON for programs, tables for people."""
+"""Output of commands: JSON for programs, tables for people."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def say(text: str) -> None:
 
 
 def plain(value: Any) -> Any:
-    """A value as what JSON knows; a dataclass becomes an object. Secrets are refused."""
+    """A value as JSON can hold it; a dataclass becomes an object. Secrets are refused."""
     if is_dataclass(value) and not isinstance(value, type):
         return {field.name: plain(getattr(value, field.name)) for field in fields(value)}
     if isinstance(value, dict):
@@ -61,7 +61,7 @@ def print_json(value: Any, *, line: bool = False) -> None:
 
 
 def print_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
-    """A table for people; a column whose heading begins with '#' is a number."""
+    """A table for people; a column whose heading starts with '#' is a number."""
     from rich import box
     from rich.console import Console
     from rich.table import Table
@@ -73,7 +73,7 @@ def print_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[obje
         table.add_column(column.removeprefix("#"), justify="right" if number else "left")
     for row in rows:
         table.add_row(*(Text("" if cell is None else str(cell)) for cell in row))
-    # A pipe has no width of its own; a narrow guess would cut names short.
+    # A pipe has no width of its own; a narrow default would cut names short.
     Console(width=None if sys.stdout.isatty() else 160, highlight=False).print(table)
 
 

@@ -1,4 +1,4 @@
-"""One connection for one command: opened, used, and closed also when Ctrl-C ends it."""
+"""One connection for one command, closed even when Ctrl-C ends it."""
 
 from __future__ import annotations
 
@@ -28,7 +28,8 @@ ServerOption = Annotated[
     ),
 ]
 YesOption = Annotated[
-    bool, typer.Option("--yes", "-y", help="Do not ask; needed where there is no terminal.")
+    bool,
+    typer.Option("--yes", "-y", help="Do not ask for confirmation; required without a terminal."),
 ]
 
 
@@ -40,18 +41,18 @@ def run(work: Callable[[Mill], Coroutine[Any, Any, T]], server: str | None = Non
 
     settings = connection_settings(server)
 
-    async def whole() -> T:
+    async def session() -> T:
         async with connect(settings=settings) as mill:
             return await work(mill)
 
-    return asyncio.run(whole())
+    return asyncio.run(session())
 
 
 def connection_settings(server: str | None) -> ConnectionSettings:
-    """Where to connect and as whom.
+    """The address to connect to, and the user.
 
-    A broker with users that 'millstream up' started on this folder's data is used as its admin:
-    who runs commands here can read its passwords anyway.
+    If 'millstream up' started the broker on this data folder, with users, commands run as its
+    admin: anyone who can run them here can also read its passwords.
     """
     settings = ConnectionSettings.load(server, name="millstream command line")
     chosen = (settings.user, settings.token, settings.nkey_seed, settings.creds)
@@ -69,14 +70,14 @@ def connection_settings(server: str | None) -> ConnectionSettings:
             return settings
         admin = broker.read_credentials(data_folder(), broker.Role.ADMIN)
     except MillstreamError:
-        return settings  # the connection itself will say what is wrong
+        return settings  # connecting will report what is wrong
     return replace(settings, user=admin.user, password=admin.password)
 
 
 def confirm(question: str, yes: bool) -> None:
-    """Go on only when the user agrees; without a terminal only `--yes` counts."""
+    """Continue only if the user agrees; without a terminal `--yes` is required."""
     if yes:
         return
     if not (sys.stdin.isatty() and sys.stdout.isatty()):
-        raise ConfigError(f"{question} There is no terminal to ask on: say so with --yes")
+        raise ConfigError(f"{question} There is no terminal to ask on: confirm with --yes")
     typer.confirm(question, abort=True)

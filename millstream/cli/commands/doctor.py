@@ -1,4 +1,4 @@
-"""`millstream doctor`: what this machine has, what it lacks, and how to get it."""
+"""`millstream doctor`: check what this machine has, what is missing, and how to fix it."""
 
 import os
 import re
@@ -27,15 +27,15 @@ app = typer.Typer()
 PYTHON = (3, 11)
 JAVA = 17
 DISK_FREE = 1024**3  # bytes; below a gigabyte the store limit leaves little room for events
-FSYNC_SLOW = 0.020  # seconds; one fsync a message then means fewer than 50 acks a second
+FSYNC_SLOW = 0.020  # seconds; with one fsync per message, fewer than 50 acks per second
 JAVA_SECONDS = 20.0  # a cold Java start on a busy machine
 EARLIEST_NS = 1_767_225_600 * 10**9  # 2026-01-01: this software did not exist before
-CLOCK_ERROR = 5  # adjtimex(2): the kernel says the clock is not synchronised
+CLOCK_ERROR = 5  # adjtimex(2): the clock is not synchronised
 
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """One finding. `warning` means that something works less well, or only a part does not."""
+    """One finding. `warning`: something works less well, or only a part does not work."""
 
     name: str
     state: Literal["ok", "warning", "failed"]
@@ -47,13 +47,13 @@ class Check:
 def doctor(
     data: DataOption = None,
     port: Annotated[
-        int, typer.Option(envvar="MILLSTREAM_PORT", help="Port the broker shall have.")
+        int, typer.Option(envvar="MILLSTREAM_PORT", help="Port that the broker will use.")
     ] = 4222,
     json_: JsonOption = False,
 ) -> None:
-    """Check Python, Java, server, ports, disk and clock; say how to fix what is wrong.
+    """Check Python, Java, server, ports, disk and clock, and explain how to fix problems.
 
-    Exit code 4 when a check failed; a warning is not a failure.
+    Exit code 4 if a check failed; a warning is not a failure.
     """
     checks = list(run_checks(data_folder(data), port))
     if json_:
@@ -74,7 +74,7 @@ def _failed(checks: list[Check]) -> bool:
 
 
 def run_checks(folder: Path, port: int) -> Iterator[Check]:
-    """Every check, each on its own: one that cannot be made is a finding, not the end."""
+    """Every check, each on its own: one that cannot be run is a finding, not the end."""
     checks: list[tuple[str, Callable[[], Check]]] = [
         ("python", _python),
         ("java", _java),
@@ -110,7 +110,9 @@ def _java() -> Check:
     except (OSError, subprocess.TimeoutExpired):
         version = None
     if version is None:
-        return Check("java", "warning", f"{binary} does not tell its version", f"for Spark: {how}")
+        return Check(
+            "java", "warning", f"{binary} does not report its version", f"for Spark: {how}"
+        )
     if version < JAVA:
         return Check("java", "warning", f"Java {version} at {binary}; Spark needs {JAVA}", how)
     return Check("java", "ok", f"Java {version} at {binary}")
@@ -165,39 +167,39 @@ def _ports(folder: Path, port: int) -> Check:
     except NotRunning:
         pass
     else:
-        return Check("ports", "ok", f"a broker of this folder runs at {state.url}")
+        return Check("ports", "ok", f"a broker of this folder is running at {state.url}")
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             probe.bind(("127.0.0.1", port))
         except OSError as error:
-            fix = "stop what listens there, or choose another: millstream up --port N (0: any free)"
+            fix = "stop what uses it, or choose another: millstream up --port N (0: any free)"
             return Check("ports", "failed", f"127.0.0.1:{port}: {error.strerror}", fix)
     return Check("ports", "ok", f"127.0.0.1:{port} is free")
 
 
 def _disk(folder: Path) -> Check:
-    place = next(path for path in (folder, *folder.parents) if path.exists())
-    if not os.access(place, os.W_OK):
-        fix = "choose another folder (--data DIR), or make this one writable for you"
-        return Check("disk", "failed", f"{place} cannot be written", fix)
-    free = shutil.disk_usage(place).free
-    slowness = _fsync_seconds(place)
-    found = f"{size(free)} free at {place}, fsync takes {slowness * 1000:.1f} ms"
+    existing = next(path for path in (folder, *folder.parents) if path.exists())
+    if not os.access(existing, os.W_OK):
+        fix = "choose another folder (--data DIR), or make this one writable"
+        return Check("disk", "failed", f"{existing} is not writable", fix)
+    free = shutil.disk_usage(existing).free
+    slowness = _fsync_seconds(existing)
+    found = f"{size(free)} free at {existing}, fsync takes {slowness * 1000:.1f} ms"
     if free < DISK_FREE:
         return Check("disk", "failed", found, "free some space, or use another disk (--data DIR)")
     if slowness > FSYNC_SLOW:
-        fix = "every single publish waits for this; use a faster disk, or publish in packs"
+        fix = "every publish waits for this; use a faster disk, or publish in packs"
         return Check("disk", "warning", found, fix)
     return Check("disk", "ok", found)
 
 
-def _fsync_seconds(place: Path, times: int = 5) -> float:
-    """The median time of a small write and fsync there; the file never has a name for long."""
+def _fsync_seconds(existing: Path, times: int = 5) -> float:
+    """The median time of a small write with fsync in that folder."""
     import tempfile
 
     spent = []
-    with tempfile.TemporaryFile(dir=place, prefix=".millstream-doctor-") as file:
+    with tempfile.TemporaryFile(dir=existing, prefix=".millstream-doctor-") as file:
         for _ in range(times):
             file.write(b"x" * 512)
             file.flush()
@@ -214,18 +216,18 @@ def _clock() -> Check:
         return Check("clock", "failed", f"{moment} cannot be right", fix)
     synchronised = _clock_is_synchronised()
     if synchronised is None:
-        return Check("clock", "ok", f"{moment} (this system does not say if it is synchronised)")
+        return Check("clock", "ok", f"{moment} (it is unknown whether it is synchronised)")
     if not synchronised:
         return Check("clock", "warning", f"{moment}, not synchronised with a time server", fix)
     return Check("clock", "ok", f"{moment}, synchronised")
 
 
 def _clock_is_synchronised() -> bool | None:
-    """What the kernel says of its own clock; None where it cannot be asked."""
+    """Whether the kernel reports a synchronised clock; None if it cannot be asked."""
     if sys.platform != "linux":
         return None
     import ctypes
 
-    # All zero means "change nothing, only tell"; the buffer is larger than any `struct timex`.
+    # All zero means "change nothing, only report"; the buffer is larger than any `struct timex`.
     answer = ctypes.CDLL(None).adjtimex(ctypes.create_string_buffer(1024))
     return None if answer < 0 else answer != CLOCK_ERROR

@@ -24,23 +24,23 @@ if TYPE_CHECKING:
 
 __all__ = ["serve"]
 
-TAKEOVER_WAIT = 60.0  # seconds for one wait; waiting itself has no end, that is its purpose
-GONE_POLL = 0.5  # seconds between looks at the nodes of a cluster
+TAKEOVER_WAIT = 60.0  # seconds of one wait; waiting as such has no limit
+GONE_POLL = 0.5  # seconds between checks of the nodes of a cluster
 
 
 class _Stop(BaseException):
-    """SIGTERM came: not an error, and nothing on the way up may swallow it."""
+    """SIGTERM arrived: not an error, so no `except Exception` may catch it."""
 
 
 def serve(settings: BrokerSettings, launch: Launch, *, as_json: bool) -> None:
     """Serve until SIGTERM (exit 0) or Ctrl-C (exit 130); a server that dies is an error.
 
-    Prints one line when ready and tells systemd (`Type=notify`).
+    Prints one line when ready and notifies systemd (`Type=notify`).
     """
     from millstream.broker import Broker, Cluster, read_state
 
     if launch.nodes > 1 and launch.standby:
-        raise ConfigError("--standby is for one node; a cluster survives the loss of a node itself")
+        raise ConfigError("--standby is for one node; a cluster survives the loss of a node anyway")
     timeout = parse_duration(launch.timeout)
     with _stop_on_sigterm():
         held = Cluster(settings, nodes=launch.nodes) if launch.nodes > 1 else Broker(settings)
@@ -59,7 +59,7 @@ def serve(settings: BrokerSettings, launch: Launch, *, as_json: bool) -> None:
             _wait_until_gone(held, settings.data)
             raise BrokerError(
                 f"the server is gone: it crashed or was stopped from elsewhere. "
-                f"Its last words are in {state.nodes[0].log}"
+                f"Its last output is in {state.nodes[0].log}"
             )
         except _Stop:
             _notify("STOPPING=1")
@@ -71,14 +71,14 @@ def _stand_by(held: Broker) -> None:
     """Return when the broker owns the folder; a service manager counts waiting as ready."""
     if not held.standing_by:
         return
-    typer.echo(f"{held.data} has another owner; standing by", err=True)
+    typer.echo(f"{held.data} has another owner; waiting to take over", err=True)
     _notify("READY=1\nSTATUS=standing by")
     while not held.await_takeover(TAKEOVER_WAIT):
         continue
 
 
 def _wait_until_gone(held: Broker | Cluster, data: Path) -> None:
-    """Block until no server of it runs any more."""
+    """Block until none of its servers is running."""
     from millstream.broker import Broker, read_state
 
     if isinstance(held, Broker):
@@ -103,7 +103,7 @@ def _stop_on_sigterm() -> Iterator[None]:
 
 
 def _notify(message: str) -> None:
-    """Tell systemd, when it is there to listen (sd_notify)."""
+    """Notify systemd, if it started this process (sd_notify)."""
     address = environment("NOTIFY_SOCKET")
     if address is None:
         return

@@ -1,4 +1,4 @@
-"""`millstream guard`: keep a topic's guarded entrance open."""
+"""`millstream guard`: run the guard of a topic."""
 
 from typing import TYPE_CHECKING, Annotated
 
@@ -18,12 +18,10 @@ app = typer.Typer()
 
 @app.command()
 def guard(
-    topic: Annotated[
-        str, typer.Argument(metavar="TOPIC", help="A topic declared with a guarded entrance.")
-    ],
+    topic: Annotated[str, typer.Argument(metavar="TOPIC", help="A guarded topic.")],
     subject: Annotated[
         str | None,
-        typer.Option(metavar="SUBJECT", help="Where to listen. (default: ingress.TOPIC)"),
+        typer.Option(metavar="SUBJECT", help="Subject to listen on. (default: ingress.TOPIC)"),
     ] = None,
     declare: Annotated[
         bool, typer.Option("--declare", help="Declare the topic as guarded if it is not.")
@@ -31,11 +29,11 @@ def guard(
     server: ServerOption = None,
     json_: JsonOption = False,
 ) -> None:
-    """Check and store what other NATS clients publish to a topic's entrance, until it is stopped.
+    """Check and store what other NATS clients publish to a typed topic, until it is stopped.
 
-    They publish to ingress.TOPIC.KEY with any JetStream client and get its ack, or the reason why
-    not. Run several for one topic to share the work. SIGTERM ends it with exit code 0 when all
-    that was taken is answered.
+    They publish to ingress.TOPIC.KEY with any JetStream client and get an ack, or the reason for
+    the refusal. Run several for one topic to share the load. SIGTERM ends it with exit code 0 once
+    all messages it took are answered.
     """
 
     async def work(mill: "Mill") -> "Guard":
@@ -59,7 +57,7 @@ def guard(
 
 
 async def _until_stopped(door: "Guard") -> None:
-    """Return when SIGTERM comes; a fault of the guard is raised."""
+    """Return on SIGTERM; an error of the guard is raised."""
     import asyncio
     import signal
 

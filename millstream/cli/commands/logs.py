@@ -1,4 +1,4 @@
-"""`millstream logs`: what the servers wrote, also after they are gone."""
+"""`millstream logs`: the log of the servers, even after they stopped."""
 
 import os
 import re
@@ -19,9 +19,9 @@ __all__ = ["Tail", "app", "last_lines", "parse_line"]
 
 app = typer.Typer()
 
-LOG_FILES = "nodes/*/server.log"  # of a broker that does not run, below its data folder
-POLL_SECONDS = 0.2  # a reader's eye does not notice less
-READ_LINES = 10_000  # at most at once, so that one busy node does not silence the others
+LOG_FILES = "nodes/*/server.log"  # of a stopped broker, below its data folder
+POLL_SECONDS = 0.2  # too short for a person to notice
+READ_LINES = 10_000  # of one read, so that one busy node does not hide the others
 
 _LINE = re.compile(r"\[\d+\] (\d{4})/(\d\d)/(\d\d) (\S+) \[(\w+)\] (.*)")
 _LEVELS = {"INF": "info", "WRN": "warning", "ERR": "error", "FTL": "fatal", "DBG": "debug"}
@@ -30,14 +30,18 @@ _LEVELS = {"INF": "info", "WRN": "warning", "ERR": "error", "FTL": "fatal", "DBG
 @app.command()
 def logs(
     data: DataOption = None,
-    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on as lines come.")] = False,
-    lines: Annotated[int, typer.Option("--lines", "-n", min=0, help="Lines from the end.")] = 50,
+    follow: Annotated[
+        bool, typer.Option("--follow", "-f", help="Continue as lines are written.")
+    ] = False,
+    lines: Annotated[
+        int, typer.Option("--lines", "-n", min=0, help="Number of lines from the end.")
+    ] = 50,
     node: Annotated[str | None, typer.Option(help="Only this node.")] = None,
     json_: JsonOption = False,
 ) -> None:
     """Show the log of the broker, the newest lines last.
 
-    With --json one object a line: node, time, level, text.
+    With --json one object per line: node, time, level, text.
     """
     files = _chosen(log_files(data_folder(data)), node)
     named = len(files) > 1
@@ -80,12 +84,12 @@ def _chosen(files: dict[str, Path], node: str | None) -> dict[str, Path]:
     if node is None:
         return files
     if node not in files:
-        raise ConfigError(f"there is no node '{node}'; there are: {', '.join(files)}")
+        raise ConfigError(f"there is no node '{node}'. The nodes are: {', '.join(files)}")
     return {node: files[node]}
 
 
 def parse_line(line: str) -> dict[str, str | None]:
-    """Time, level and text of a server's line; another line is text only.
+    """Time, level and text of a server's line; any other line is text only.
 
     >>> parse_line("[7] 2026/01/02 03:04:05.678901 [WRN] Slow")
     {'time': '2026-01-02T03:04:05.678901Z', 'level': 'warning', 'text': 'Slow'}
@@ -125,16 +129,18 @@ class Tail:
             return None
 
     def close(self) -> None:
-        """Let go of the file."""
+        """Close the file."""
         if self._stream is not None:
             self._stream.close()
 
     def new_lines(self) -> Iterator[str]:
-        """Whole lines written since the last call, at most READ_LINES."""
+        """Complete lines written since the last call, at most READ_LINES."""
         stream = self._stream = self._stream or self._open()
         if stream is None:
             return
-        moved = self._moved_on(stream)  # asked first: what is read next is the rest of the old file
+        moved = self._moved_on(
+            stream
+        )  # checked first: what is read next is the rest of the old file
         for _ in range(READ_LINES):
             line = stream.readline()
             if not line:

@@ -42,7 +42,7 @@ def list_(data: DataOption = None, json_: JsonOption = False) -> None:
 
 @app.command()
 def stop(name: NameArgument, data: DataOption = None, timeout: TimeoutOption = "30s") -> None:
-    """Stop one node gently; its leaders move to the others first."""
+    """Stop one node cleanly; its leaders move to the others first."""
     from millstream import broker
 
     broker.stop_node(data_folder(data), name, timeout=parse_duration(timeout))
@@ -65,9 +65,9 @@ def start(
     timeout: TimeoutOption = "30s",
     json_: JsonOption = False,
 ) -> None:
-    """Start a node again that was stopped or killed.
+    """Start a node that was stopped or killed.
 
-    A key that was given in MILLSTREAM_ENCRYPTION_KEY must be there again.
+    If the key was given in MILLSTREAM_ENCRYPTION_KEY, it must be set again.
     """
     from millstream import broker
     from millstream.cli.options.broker import encryption_of

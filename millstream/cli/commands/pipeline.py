@@ -1,4 +1,4 @@
-"""`millstream pipeline`: make, run, watch and reset pipelines of Spark queries."""
+"""`millstream pipeline`: create, run, watch and reset pipelines of Spark queries."""
 
 import os
 from pathlib import Path
@@ -22,7 +22,7 @@ app = typer.Typer(
     help="Run folders of Spark code continuously: topics and tables in, topics, tables, files out.",
 )
 
-# What `ls` tells of a flow that ran; `status` has the rest.
+# What `ls` shows of a flow that ran; `status` has the rest.
 LISTED = (
     "rows_in",
     "rows_out",
@@ -66,7 +66,7 @@ def init(
     folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="The new project.")],
     json_: JsonOption = False,
 ) -> None:
-    """Make a project: millstream.toml and a file with a first pipeline to change."""
+    """Create a project: millstream.toml and a file with a first pipeline to change."""
     from millstream.pipelines.template import write_template
 
     written = write_template(folder)
@@ -89,15 +89,15 @@ def run(
     stop_within: Annotated[
         str, typer.Option(help="How long to wait for running batches when it stops.")
     ] = "60s",
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Show nothing while it runs.")] = (
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing while it runs.")] = (
         False
     ),
     json_: JsonOption = False,
 ) -> None:
-    """Run a pipeline until Ctrl-C or SIGTERM, which end it between two batches.
+    """Run a pipeline until Ctrl-C or SIGTERM, which stop it between two batches.
 
-    A flow that fails is started again after a growing pause while the others go on. Exit code 1
-    when a flow was given up. With --json the status is printed as one line a second.
+    A flow that fails is restarted after a growing pause while the others continue. Exit code 1 if a
+    flow failed for good. With --json the status is printed once a second, one object per line.
     """
     from millstream.cli.views.pipeline import shown_live
     from millstream.pipelines.launch import broker_options, make_runner
@@ -115,9 +115,9 @@ def run(
 
 @app.command()
 def ls(folder: FolderArgument = None, json_: JsonOption = False) -> None:
-    """List the flows of a project: what they write, and how they are doing.
+    """List the flows of a project: what they write, and their state.
 
-    Unlike `status` it also names flows that never ran.
+    Unlike `status` it also lists flows that never ran.
     """
     from millstream.cli.views.pipeline import print_flows
     from millstream.pipelines.loader import load
@@ -148,7 +148,7 @@ def ls(folder: FolderArgument = None, json_: JsonOption = False) -> None:
 
 
 def _state(flow: dict[str, Any] | None, running: bool) -> str:
-    """The state of a flow; while nothing runs, what was running was cut off."""
+    """The state of a flow; if the pipeline is not running, neither is the flow."""
     state = "new" if flow is None else str(flow["state"])
     return "stopped" if not running and state in ("running", "waiting", "restarting") else state
 
@@ -157,8 +157,8 @@ def _state(flow: dict[str, Any] | None, running: bool) -> str:
 def status(folder: FolderArgument = None, json_: JsonOption = False) -> None:
     """Show rates, lag, watermark, state and last error of every flow.
 
-    Exit code 4 when a flow was given up or is being restarted, or when the process that ran the
-    pipeline is gone without having stopped it.
+    Exit code 4 if a flow failed for good or is being restarted, or if the process that ran the
+    pipeline died.
     """
     from millstream.cli.views.pipeline import print_status
     from millstream.pipelines.state_folder import StateFolder
@@ -169,7 +169,7 @@ def status(folder: FolderArgument = None, json_: JsonOption = False) -> None:
     found = state.read_status() or never
     pid = state.pid()
     if pid is None and found["state"] == "running":
-        found = state.read_status() or never  # it may just have stopped, and said so
+        found = state.read_status() or never  # it may just have stopped and recorded that
         if found["state"] == "running":
             found["state"] = "gone"
     found = {"pipeline": project.name, **found, "pid": pid}
@@ -185,7 +185,7 @@ def status(folder: FolderArgument = None, json_: JsonOption = False) -> None:
 @app.command()
 def stop(
     folder: FolderArgument = None,
-    timeout: Annotated[str, typer.Option(help="How long to wait for the end.")] = "90s",
+    timeout: Annotated[str, typer.Option(help="How long to wait until it has stopped.")] = "90s",
     json_: JsonOption = False,
 ) -> None:
     """Stop a running pipeline between two batches, and wait until it has."""
@@ -199,7 +199,7 @@ def stop(
         say(f"The pipeline '{project.name}' has stopped.")
     if not ended:
         if not json_:
-            say(f"It was told to stop and has not ended within {timeout}; see its status.")
+            say(f"It was asked to stop and has not ended within {timeout}; see its status.")
         raise typer.Exit(Exit.ERROR)
 
 
@@ -207,7 +207,8 @@ def stop(
 def reset(
     folder: FolderArgument = None,
     flow: Annotated[
-        list[str] | None, typer.Option("--flow", metavar="NAME", help="Only this flow; repeatable.")
+        list[str] | None,
+        typer.Option("--flow", metavar="NAME", help="Only this flow; repeat it for more."),
     ] = None,
     empty_outputs: Annotated[
         bool,
@@ -219,9 +220,9 @@ def reset(
     yes: YesOption = False,
     json_: JsonOption = False,
 ) -> None:
-    """Forget how far flows have read: at the next run they begin anew and write all results again.
+    """Reset flows: at the next run they start from scratch and write all results again.
 
-    Nothing is reset while the pipeline runs. Old checkpoints are kept beside the new ones.
+    Refused while the pipeline is running. Old checkpoints are kept beside the new ones.
     """
     from millstream.pipelines.launch import broker_options
     from millstream.pipelines.loader import load
@@ -234,9 +235,9 @@ def reset(
     outputs = sorted({pipeline.outputs[pipeline.flows[name].target].name for name in names})
     text = f"Reset {', '.join(names)} of '{project.name}': they will read everything again. "
     text += (
-        f"What is in {', '.join(outputs)} is removed."
+        f"The contents of {', '.join(outputs)} are removed."
         if empty_outputs
-        else f"Their results come a second time to {', '.join(outputs)}."
+        else f"Their results are written to {', '.join(outputs)} a second time."
     )
     confirm(text, yes)
     with PipelineTopics(broker_options(project, server).get("url")) as topics:
@@ -260,7 +261,7 @@ def graph(
     server: ServerOption = None,
     json_: JsonOption = False,
 ) -> None:
-    """Show what reads what. The functions are called; nothing is written."""
+    """Show which flow reads what. The functions are called; nothing is written."""
     from millstream.pipelines.graph import to_svg, to_text
     from millstream.pipelines.launch import graph_of
 
@@ -281,7 +282,7 @@ def graph(
 def package(
     folder: FolderArgument = None,
     output: Annotated[
-        Path, typer.Option("--output", "-o", metavar="DIR", help="Where to write it.")
+        Path, typer.Option("--output", "-o", metavar="DIR", help="Folder to write it to.")
     ] = Path("dist"),
     json_: JsonOption = False,
 ) -> None:
@@ -291,7 +292,7 @@ def package(
 
     target = output.absolute()
     project = _enter(folder)
-    load(project)  # what does not load here would not load there
+    load(project)  # if it does not load here, it would not load there either
     main, archive = pack(project, target)
     command = f"spark-submit --py-files {archive} {main}"
     if json_:
@@ -304,13 +305,13 @@ def package(
 @app.command()
 def compact(
     files: Annotated[Path, typer.Argument(metavar="FILES", help="A folder of Parquet files.")],
-    size: Annotated[str, typer.Option(help="Size of the files that it makes, about.")] = "128MiB",
+    size: Annotated[str, typer.Option(help="Approximate size of the new files.")] = "128MiB",
     json_: JsonOption = False,
 ) -> None:
     """Join the small Parquet files that a pipeline wrote into files of a sensible size.
 
-    Rows stay the same, and so does the pipeline's log of which rows it wrote. Not while the
-    pipeline that writes the folder runs.
+    Rows stay the same, and so does the pipeline's record of which rows it wrote. Not while the
+    pipeline that writes the folder is running.
     """
     from millstream.pipelines.compact import compact_folder
 

@@ -28,7 +28,7 @@ app = typer.Typer()
 def status(data: DataOption = None, json_: JsonOption = False) -> None:
     """Show the broker: nodes, streams, consumers, disk, memory, durability.
 
-    Exit code 3 when none runs, 4 when one runs that is not well.
+    Exit code 3 if no broker is running, 4 if one is running but unhealthy.
     """
     from millstream import broker
 
@@ -47,10 +47,10 @@ def _as_json(state: "State", health: "Health") -> dict[str, Any]:
     """State and health in one object; each node with both, each stream once."""
     nodes = []
     for known, asked in zip(state.nodes, health.nodes, strict=True):
-        said = plain(asked)
-        said["server"] = said.pop("name")
-        del said["streams"]
-        nodes.append({**plain(known), **said})
+        record = plain(asked)
+        record["server"] = record.pop("name")
+        del record["streams"]
+        nodes.append({**plain(known), **record})
     return {
         **plain(state),
         **plain(health),
@@ -111,12 +111,12 @@ def _show(state: "State", health: "Health") -> None:
         for one in stream.consumers
     ]
     if consumers:
-        columns = ["stream", "consumer", "#not delivered", "#not acknowledged", "#redelivered"]
+        columns = ["stream", "consumer", "#not delivered", "#not acked", "#redelivered"]
         print_table("Consumers", columns, consumers)
 
 
 def _node_row(node: "NodeHealth", leader: str | None) -> tuple[object, ...]:
-    state = "ok" if node.ok else "not well"
+    state = "ok" if node.ok else "unhealthy"
     return (
         node.name,
         f"{state}, leader" if node.name == leader else state,

@@ -23,23 +23,23 @@ def top(
         list[str] | None, typer.Argument(metavar="[TOPIC]...", help="Only these topics.")
     ] = None,
     interval: Annotated[
-        str, typer.Option("--interval", "-i", help="Time between looks, such as 2s.")
+        str, typer.Option("--interval", "-i", help="Time between updates, such as 2s.")
     ] = "1s",
     count: Annotated[
-        int | None, typer.Option("--count", "-c", min=1, help="End after so many looks.")
+        int | None, typer.Option("--count", "-c", min=1, help="Stop after N updates.")
     ] = None,
     server: ServerOption = None,
     json_: JsonOption = False,
 ) -> None:
     """Show rates and lag of topics and subscriptions until Ctrl-C.
 
-    Rates are of messages; a pack of many events is one. With --json one object a line.
+    Rates count messages; a pack of many events is one. With --json one object per line.
     """
     from millstream.cli.views.top import watch
 
     seconds = parse_duration(interval)
     if seconds < 0.1:
-        raise ConfigError(f"--interval {interval}: the shortest is 100ms")
+        raise ConfigError(f"--interval {interval}: the minimum is 100ms")
 
     async def work(mill: "Mill") -> None:
         await watch(mill, topic or [], seconds, count, as_json=json_)

@@ -1,4 +1,4 @@
-"""`millstream verify`: walk a topic's log and name every hole."""
+"""`millstream verify`: check a topic and report every gap."""
 
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated, Any
@@ -23,14 +23,14 @@ FLAWS_SHOWN = 50
 
 @app.command()
 def verify(
-    topic: Annotated[str, typer.Argument(metavar="TOPIC", help="The topic to walk.")],
+    topic: Annotated[str, typer.Argument(metavar="TOPIC", help="The topic to check.")],
     server: ServerOption = None,
     json_: JsonOption = False,
 ) -> None:
-    """Walk a topic's log: check every pack's checksum and every writer's chain.
+    """Check a topic: the checksum of every pack and the sequence of every writer.
 
-    For a broker that 'millstream up' started on this machine also where its logs once ended.
-    Exit code 4 when something is missing or damaged; each flaw is named with its offset.
+    For a broker that 'millstream up' started on this machine, it also reports events that its disk
+    lost. Exit code 4 if something is missing or damaged; each flaw is reported with its offset.
     """
 
     async def work(mill: "Mill") -> "Verification":
@@ -63,7 +63,7 @@ async def _walk(reports: Any, total: int, quiet: bool) -> "Verification":
 
 
 def _add_losses(report: "Verification", info: "TopicInfo", server: str | None) -> None:
-    """Name the ends that the broker has noted as lost: the log itself cannot tell of them."""
+    """Add the losses that the broker has recorded: the stored events do not show them."""
     from millstream import broker
     from millstream.errors import NotRunning
     from millstream.messaging.reading.verify import Flaw
@@ -73,7 +73,7 @@ def _add_losses(report: "Verification", info: "TopicInfo", server: str | None) -
     except NotRunning:
         return
     if state.url != ",".join(ConnectionSettings.load(server).urls):
-        return  # another one
+        return  # another broker
     partitions = {part.stream: part.number for part in info.partitions}
     for loss in broker.read_losses(data_folder()):
         if loss.account == broker.DEFAULT_ACCOUNT and loss.stream in partitions:

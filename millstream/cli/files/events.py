@@ -26,7 +26,7 @@ UNITS: Final = {"s": 1_000_000_000, "ms": 1_000_000, "us": 1_000, "ns": 1}
 class Columns:
     """What the columns of a file mean.
 
-    Without `value`, and in files that have no column `value` or `value_base64`, the whole row is
+    Without `value`, and in files that have no column `value` or `value_base64`, the entire row is
     the value, as JSON. The names of the envelope are those that `export` writes.
     """
 
@@ -36,7 +36,7 @@ class Columns:
     id: str | None = None
     unit: str | None = None  # of times that are numbers
     whole: bool = False  # the row is the value, whatever its columns are called
-    empty_is_none: bool = False  # CSV has no null: an empty field is no key
+    empty_is_none: bool = False  # CSV has no null: an empty field is a missing key
 
     value_of: Callable[[Any], Any] | None = None  # makes a value of the topic's type
 
@@ -47,11 +47,11 @@ class Columns:
             raise ConfigError(f"--time-unit is one of {', '.join(UNITS)}, not {self.unit!r}")
 
     def typed(self, value_of: Callable[[Any], Any] | None) -> Columns:
-        """With what makes values of the topic's type; None: they are bytes."""
+        """The same, with a function that makes values of the topic's type; None: they are bytes."""
         return replace(self, value_of=value_of)
 
     def settled(self, row: Any) -> Columns:
-        """With what the first row of the file shows filled in."""
+        """The same, completed from the first row of the file."""
         if self.whole or self.value is not None:
             return self
         if not isinstance(row, Mapping) or not {"value", "value_base64"} & row.keys():
@@ -65,7 +65,7 @@ class Columns:
         )
 
     def event(self, row: Row) -> NewEvent:
-        """The event that a row is."""
+        """The event of a row."""
         _, fields, own = row
         table: Mapping[str, Any] = fields if isinstance(fields, Mapping) else {}
         value: Any
@@ -115,7 +115,7 @@ class Columns:
             return None if not key and self.empty_is_none else key
         if isinstance(key, int) and not isinstance(key, bool):
             return str(key)
-        raise ConfigError(f"column '{self.key}': a key is a text or a whole number, not {key!r}")
+        raise ConfigError(f"column '{self.key}': a key is a string or a whole number, not {key!r}")
 
     def _time(self, table: Mapping[str, Any]) -> int | None:
         time = self._column(table, self.time, wanted=self.time not in (None, "timestamp"))
@@ -138,7 +138,7 @@ class Columns:
         return None if given is None or given == "" else str(given)
 
     def _typed_column(self, table: Mapping[str, Any]) -> Any:
-        """The value column as JSON has it; files that hold it as text (CSV) are parsed."""
+        """The value column as JSON; files that hold it as text (CSV) are parsed."""
         value = self._column(table, self.value or "value", wanted=True)
         if not isinstance(value, str | bytes):
             return value
@@ -167,7 +167,7 @@ def _headers(found: Any) -> dict[str, str] | None:
             for name, value in found.items()
         }
     if not isinstance(found, dict) or not all(isinstance(v, str) for v in found.values()):
-        raise ConfigError(f"column 'headers': {found!r} is not an object of texts")
+        raise ConfigError(f"column 'headers': {found!r} is not an object of strings")
     return found or None
 
 

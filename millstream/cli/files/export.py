@@ -1,4 +1,4 @@
-"""Events into files: JSON lines, CSV, Parquet. Blocking; whole or not at all."""
+"""Events to files: JSON lines, CSV, Parquet. Blocking; a file is complete or absent."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from millstream.messaging import Event
 
 __all__ = ["EventFile", "open_file"]
 
-# What Parquet readers hold in memory at once; fewer rows make larger files, more make slow ones.
+# What Parquet readers hold in memory; fewer rows make larger files, more make slow ones.
 GROUP_EVENTS: Final = 50_000
 GROUP_BYTES: Final = 64 * 1024 * 1024
 CSV_COLUMNS: Final = ("partition", "offset", "index", "timestamp", "key", "key_base64", "id",
@@ -45,14 +45,14 @@ class EventFile(ABC):
 
     @abstractmethod
     def _finish(self) -> None:
-        """Write what is left."""
+        """Write what is still buffered."""
 
     @abstractmethod
     def _close(self) -> None:
-        """Let go of the file; harmless when it is done twice."""
+        """Close the file; harmless if it is closed already."""
 
     def complete(self) -> None:
-        """All events are in: give the file its name."""
+        """All events are written: give the file its name."""
         self._finish()
         if self._draft is not None and self.path is not None:
             self._close()
@@ -60,7 +60,7 @@ class EventFile(ABC):
             self._draft = None
 
     def abandon(self) -> None:
-        """Leave nothing behind; harmless after `complete`."""
+        """Remove an incomplete file; harmless after `complete`."""
         if self._draft is not None:
             self._close()
             self._draft.unlink(missing_ok=True)
@@ -106,7 +106,7 @@ class _Csv(EventFile):
         if event.key == "":
             raise ConfigError(
                 f"the event at partition {event.partition}, offset {event.offset} has an empty "
-                f"key, which CSV cannot tell from none. Export it as jsonl or parquet"
+                f"key, which CSV cannot distinguish from no key. Export it as jsonl or parquet"
             )
         record = event_record(event, self._value)
         if "headers" in record:
@@ -184,7 +184,7 @@ class _Parquet(EventFile):
         try:
             self._writer.write_table(table.cast(self._schema))
         except pa.ArrowInvalid as error:
-            raise ConfigError(f"a value is not UTF-8: {error}. Take --value auto") from error
+            raise ConfigError(f"a value is not UTF-8: {error}. Use --value auto") from error
         self._waiting.clear()
         self._size = 0
 
@@ -201,7 +201,9 @@ def open_file(file: str, form: str, value: str, *, force: bool) -> EventFile:
         raise ConfigError(f"--value is one of {', '.join(VALUE_FORMS)}, not {value!r}")
     if form == "parquet":
         if value not in ("auto", "text"):
-            raise ConfigError(f"--value {value} is of text formats; Parquet has auto and text")
+            raise ConfigError(
+                f"--value {value} applies to text formats; Parquet takes auto and text"
+            )
         return _Parquet(file, value, force=force)
     if form in ("csv", "tsv"):
         return _Csv(file, value, "\t" if form == "tsv" else ",", force=force)

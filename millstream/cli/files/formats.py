@@ -1,4 +1,4 @@
-"""Files of events: which format, where the bytes are, how far we are."""
+"""Files of events: their format, their bytes, and the progress."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ FormatNameOption = Annotated[
     typer.Option(
         "--format",
         "-f",
-        help="jsonl, csv, tsv or parquet. (default: as the name ends, .gz or not; in a pipe jsonl)",
+        help="jsonl, csv, tsv or parquet. (default: from the name; jsonl in a pipe)",
     ),
 ]
 
 
 def file_format(file: str, given: str | None) -> str:
-    """The format of a file, by its name unless it is given.
+    """The format of a file: as given, or from its name.
 
     >>> file_format("a.jsonl.gz", None), file_format("a.parquet", None), file_format("-", "csv")
     ('jsonl', 'parquet', 'csv')
@@ -50,7 +50,7 @@ def file_format(file: str, given: str | None) -> str:
         suffix = Path(file.removesuffix(".gz")).suffix.lower()
         if suffix not in SUFFIXES:
             known = ", ".join(FORMATS)
-            raise ConfigError(f"the name {file!r} does not say its format: give --format, {known}")
+            raise ConfigError(f"the name {file!r} has no known ending: give --format, {known}")
         found = SUFFIXES[suffix]
     if found == "parquet" and (file == "-" or file.endswith(".gz")):
         raise ConfigError("Parquet is read and written as a plain file, not in a pipe or .gz")
@@ -58,7 +58,7 @@ def file_format(file: str, given: str | None) -> str:
 
 
 def open_input(file: str) -> tuple[IO[bytes], IO[bytes]]:
-    """The bytes of a file or of stdin, and the raw file below, whose place is the progress."""
+    """The bytes of a file or of stdin, and the raw file below, whose position is the progress."""
     if file == "-":
         return sys.stdin.buffer, sys.stdin.buffer
     raw = Path(file).open("rb")  # noqa: SIM115 - the reader closes it
@@ -70,7 +70,7 @@ def open_input(file: str) -> tuple[IO[bytes], IO[bytes]]:
 
 
 class Progress(Closing):
-    """A bar on stderr where that is a terminal, and nothing where it is not."""
+    """A progress bar on stderr if that is a terminal, otherwise nothing."""
 
     def __init__(self, what: str, total: int | None) -> None:
         self._bar = None
@@ -103,6 +103,6 @@ class Progress(Closing):
             self._bar.stop()
 
     def show(self, done: int, events: int) -> None:
-        """How far it is, in the unit of the total, and how many events that were."""
+        """Show the progress, in the unit of the total, and the number of events."""
         if self._bar is not None:
             self._bar.update(self._task, completed=done, events=events)

@@ -18,7 +18,7 @@ from millstream.errors import ConfigError
 
 __all__ = ["Row", "RowReader", "open_rows"]
 
-ROWS_AT_ONCE: Final = 1000
+ROWS_PER_GROUP: Final = 1000
 FIELD_BYTES_MAX: Final = 64 * 1024 * 1024  # the server's hard limit for a message
 
 # The number from 1, the row as Python values, and its own bytes when it is JSON already.
@@ -28,7 +28,7 @@ Row = tuple[int, Any, bytes | None]
 class RowReader(ABC):
     """The rows of one file. `total` and `position` are in one unit, bytes or rows."""
 
-    total: int | None = None  # None: not known, as in a pipe
+    total: int | None = None  # None: unknown, as in a pipe
 
     def __init__(self, file: str) -> None:
         self.file = file
@@ -44,16 +44,16 @@ class RowReader(ABC):
 
     @abstractmethod
     def close(self) -> None:
-        """Let go of the file."""
+        """Close the file."""
 
     def groups(self, first: int) -> Iterator[list[Row]]:
-        """The rows from a number on, in groups of ROWS_AT_ONCE."""
+        """The rows from a number on, in groups of ROWS_PER_GROUP."""
         rows = (row for row in self.rows() if row[0] >= first)
-        while group := list(islice(rows, ROWS_AT_ONCE)):
+        while group := list(islice(rows, ROWS_PER_GROUP)):
             yield group
 
     def fault(self, number: int, what: object) -> ConfigError:
-        """What is wrong with a row."""
+        """The error that reports what is wrong with a row."""
         return ConfigError(f"{self.file}, row {number:,}: {what}")
 
 
@@ -106,7 +106,9 @@ class _Csv(_StreamReader):
             if reader.fieldnames is None:
                 return
             if len(set(reader.fieldnames)) != len(reader.fieldnames):
-                raise self.fault(0, f"a column is named twice: {', '.join(reader.fieldnames)}")
+                raise self.fault(
+                    0, f"two columns have the same name: {', '.join(reader.fieldnames)}"
+                )
             for number, row in enumerate(reader, 1):
                 if None in row or None in row.values():
                     raise self.fault(number, "it has more or fewer fields than the first line")
@@ -138,7 +140,7 @@ class _Parquet(RowReader):
         self._file.close()
 
     def rows(self) -> Iterator[Row]:
-        for batch in self._file.iter_batches(batch_size=ROWS_AT_ONCE):
+        for batch in self._file.iter_batches(batch_size=ROWS_PER_GROUP):
             plain, exact = self._plain(batch)
             for row in plain.to_pylist():
                 self._read += 1
@@ -150,7 +152,7 @@ class _Parquet(RowReader):
     def _plain(self, batch: Any) -> tuple[Any, list[str]]:
         """The batch with times of nanoseconds, which Python has no type for, as numbers.
 
-        They are named, to be written as texts that keep the nanoseconds.
+        They are listed, so that they are written as text that keeps the nanoseconds.
         """
         import pyarrow as pa
 
@@ -172,5 +174,5 @@ def open_rows(file: str, form: str, delimiter: str | None) -> RowReader:
             raise ConfigError(f"--delimiter is one character, not {sign!r}")
         return _Csv(file, sign)
     if delimiter is not None:
-        raise ConfigError(f"--delimiter is of CSV, and this is {form}")
+        raise ConfigError(f"--delimiter applies to CSV only, and this is {form}")
     return _Parquet(file) if form == "parquet" else _JsonLines(file)

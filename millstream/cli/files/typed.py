@@ -1,4 +1,4 @@
-"""Rows of a file to values of a topic's type. Pure but for the topic that is asked for it."""
+"""Rows of a file to values of a topic's type. Pure except for asking the topic."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ _FALSE: Final = frozenset({"false", "f", "no", "0"})
 
 
 def typed_values(topic: Topic) -> Callable[[Any], Any] | None:
-    """What makes a value of a row, in the topic's type; None for a topic without a schema.
+    """The function that makes a value of the topic's type of a row; None without a schema.
 
-    Fields that are text (as all of CSV) become numbers and truth values where the schema has
-    those; the rest is read as JSON has it: times as ISO 8601, bytes as base64.
+    Text fields (all fields of CSV) become numbers and booleans where the schema has those; the rest
+    is read as in JSON: times as ISO 8601, bytes as base64.
     """
     from millstream.schemas.registry.binding import TypedValues
     from millstream.schemas.values.fit import compile_fit
@@ -34,7 +34,7 @@ def typed_values(topic: Topic) -> Callable[[Any], Any] | None:
 
     def make(row: Any) -> Any:
         if not isinstance(row, Mapping):
-            raise ConfigError(f"a row with columns is needed, found {type(row).__name__}")
+            raise ConfigError(f"expected a row with columns, found {type(row).__name__}")
         plain = {
             name: _from_text(value, *plans[name]) if isinstance(value, str) else value
             for name, value in row.items()
@@ -58,7 +58,7 @@ def _plan(type_: Any) -> tuple[str, bool]:
 
 
 def _from_text(text: str, kind: str, empty_is_null: bool) -> Any:
-    """The value a text stands for; text that stands for none is left, and refused by the type."""
+    """The value of a text; text that is no such value stays text and is refused by the type."""
     if not text and empty_is_null:
         return None
     try:

@@ -1,4 +1,4 @@
-"""Where imported rows go: a fenced writer that stores each once, or a table."""
+"""Stores imported rows: with a fenced writer that stores each once, or in a table."""
 
 from __future__ import annotations
 
@@ -29,18 +29,18 @@ class RowWriter(AsyncClosing):
 
     @abstractmethod
     async def write(self, rows: Rows) -> int:
-        """Return when all are stored; how many of them were there before."""
+        """Store all of them; return how many had been stored before."""
 
 
 def writer_name(name: str | None) -> str:
-    """The writer of an import; without a name it is one that nobody can go on with."""
+    """The writer of an import; without a name it cannot be continued."""
     if name is None:
         return f"import-{unique_token(16)}"
     return f"import-{blake2b(name.encode(), digest_size=8).hexdigest()}"
 
 
 def open_writer(topic: Topic, name: str | None) -> RowWriter:
-    """Exactly once wherever packs can be stored; a table takes single events, the last counts."""
+    """A fenced writer if the topic takes packs, else one for tables, where the last row counts."""
     if topic.settings.takes_packs:
         return FencedRows(topic, writer_name(name))
     return TableRows(topic)

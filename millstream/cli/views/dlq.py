@@ -50,7 +50,7 @@ def letter_record(letter: DeadLetter) -> dict[str, Any]:
 def show_list(letters: Sequence[DeadLetter]) -> None:
     """Dead letters as a table."""
     if not letters:
-        say("There are no such dead letters")
+        say("No dead letters found")
         return
     print_table(
         "Dead letters",
@@ -90,7 +90,7 @@ def show(letter: DeadLetter) -> None:
 
 
 def new_value(letter: DeadLetter, data: bytes) -> Any:
-    """A value that was typed in, in the kind that the letter has."""
+    """A value from the command line, of the type that the letter has."""
     if letter.value is None or isinstance(letter.value, bytes):
         return data
     try:
@@ -103,7 +103,7 @@ async def count(mill: Mill, topic: str | None) -> list[dict[str, Any]]:
     """How many messages each dead-letter topic holds, by subscription."""
     infos = {info.name: info for info in await mill.topics()}
     if topic is not None and topic not in infos:
-        await mill.topic(topic)  # says that there is none
+        await mill.topic(topic)  # raises if it does not exist
     found = []
     for name in [topic] if topic else list(infos):
         if not infos[name].subscriptions:
@@ -120,7 +120,7 @@ async def count(mill: Mill, topic: str | None) -> list[dict[str, Any]]:
 def show_counts(counts: Sequence[dict[str, Any]]) -> None:
     """Subscriptions with the number of their dead letters."""
     if not counts:
-        say("There is no subscription, so nothing has died")
+        say("There is no subscription, so there are no dead letters")
         return
     print_table(
         "Dead letters",

@@ -1,4 +1,4 @@
-"""Events as text: one JSON object, a line of a chosen format, or the bare value. Pure."""
+"""Events as text: one JSON object, a line of a chosen format, or only the value. Pure."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _ESCAPES: Final = {b"n": b"\n", b"t": b"\t", b"r": b"\r", b"\\": b"\\", b"0": b"
 
 
 def value_bytes(value: Any) -> bytes:
-    """A value as bytes: its own, JSON of a typed one, nothing of none."""
+    """A value as bytes: as it is, as JSON if it is typed, empty if there is none."""
     if value is None:
         return b""
     if isinstance(value, bytes):
@@ -41,7 +41,7 @@ def value_bytes(value: Any) -> bytes:
 
 
 def shown(data: bytes) -> bytes:
-    """Bytes fit for one line of a terminal: text as it is, anything else escaped.
+    """Bytes that are safe on one line of a terminal: text as it is, anything else escaped.
 
     >>> shown("gr\\u00fcn".encode()), shown(b"a\\nb\\xff")
     (b'gr\\xc3\\xbcn', b'a\\\\nb\\\\xff')
@@ -59,7 +59,7 @@ def shown(data: bytes) -> bytes:
 
 
 def event_record(event: Event, form: str = "auto") -> dict[str, Any]:
-    """An event as JSON knows it; bytes that are no text are under a name that ends in _base64."""
+    """An event as JSON; bytes that are not text are in a field that ends in _base64."""
     record: dict[str, Any] = {
         "topic": event.topic,
         "partition": event.partition,
@@ -79,7 +79,7 @@ def event_record(event: Event, form: str = "auto") -> dict[str, Any]:
 
 
 def value_field(value: Any, form: str) -> dict[str, Any]:
-    """The value under the name that says how it is written."""
+    """The value, in a field whose name says how it is written."""
     if not isinstance(value, bytes):
         return {"value": value}
     if form == "base64":
@@ -88,17 +88,17 @@ def value_field(value: Any, form: str) -> dict[str, Any]:
         try:
             return {"value": msgspec.json.decode(value)}
         except msgspec.DecodeError as error:
-            raise ConfigError(f"a value is not JSON: {error}. Take --value auto") from error
+            raise ConfigError(f"a value is not JSON: {error}. Use --value auto") from error
     try:
         return {"value": value.decode()}
     except UnicodeDecodeError as error:
         if form == "text":
-            raise ConfigError(f"a value is not UTF-8: {error}. Take --value auto") from error
+            raise ConfigError(f"a value is not UTF-8: {error}. Use --value auto") from error
         return {"value_base64": base64.b64encode(value).decode()}
 
 
 def key_field(key: str | None) -> dict[str, str]:
-    """The key under the name that says how it is written; nothing when there is none."""
+    """The key, in a field whose name says how it is written; nothing if there is none."""
     if key is None:
         return {}
     if _encodable(key):
@@ -127,7 +127,7 @@ Formatter = Callable[["Event"], bytes]
 
 
 def formatter(form: str | None, *, raw: bool, as_json: bool, value: str = "auto") -> Formatter:
-    """How events are written; at most one of the choices may be made."""
+    """How events are written; at most one of the options may be given."""
     if (form is not None) + raw + as_json > 1:
         raise ConfigError("choose one of --format, --raw and --json")
     if value not in VALUE_FORMS:
@@ -174,7 +174,7 @@ _FIELDS: Final[Mapping[bytes, Formatter]] = {
 
 
 def _compiled(form: str) -> Formatter:
-    """A format of kcat's kind as a function; what it does not know is refused."""
+    """A format like kcat's, as a function; an unknown field is refused."""
     source = form.encode()
     pieces: list[bytes | Formatter] = []
     end = 0

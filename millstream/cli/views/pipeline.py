@@ -1,4 +1,4 @@
-"""How pipelines are shown: a live table, one line of JSON a second, or plain lines."""
+"""How pipelines are shown: a live table, one line of JSON per second, or plain lines."""
 
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -84,7 +84,7 @@ def _number(value: float | None) -> str:
 
 
 def _lag(flow: dict[str, Any]) -> tuple[str, str]:
-    """How far behind a flow is, in events and in seconds; empty when nobody can tell."""
+    """How far behind a flow is, in events and in seconds; empty if it is unknown."""
     seconds = flow.get("lag_seconds")
     return _number(flow.get("lag_events")), "" if seconds is None else f"{seconds:,.1f} s"
 
@@ -106,7 +106,7 @@ def shown_live(*, quiet: bool, as_json: bool) -> Iterator[Shown]:
 
 
 def live_table(status: dict[str, Any]) -> Any:
-    """The status of a running pipeline as a table that is drawn again and again."""
+    """The status of a running pipeline as a table that is redrawn."""
     from rich import box
     from rich.table import Table
     from rich.text import Text
@@ -121,7 +121,7 @@ def live_table(status: dict[str, Any]) -> Any:
 
 
 class _Lines:
-    """For logs: a line when a flow's state changes, nothing otherwise."""
+    """For log files: a line when a flow's state changes, nothing otherwise."""
 
     def __init__(self) -> None:
         self._states: dict[str, str] = {}

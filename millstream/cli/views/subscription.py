@@ -17,7 +17,7 @@ __all__ = ["show", "show_list", "subscription_record"]
 
 
 def subscription_record(info: SubscriptionInfo, lag: Lag | None) -> dict[str, Any]:
-    """A subscription as an object; the lag, where it was asked for, in messages and seconds."""
+    """A subscription as an object; with its lag, if given, in messages and seconds."""
     settings = {
         field.name: simple(getattr(info.settings, field.name))
         for field in fields(info.settings)
@@ -45,7 +45,7 @@ def _start_text(start: Start) -> str:
 def show_list(infos: Sequence[SubscriptionInfo]) -> None:
     """Subscriptions as a table."""
     if not infos:
-        say("There is no subscription. Make one with 'millstream subscription create TOPIC NAME'")
+        say("There is no subscription. Create one with 'millstream subscription create TOPIC NAME'")
         return
     print_table(
         "Subscriptions",

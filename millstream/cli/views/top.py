@@ -1,4 +1,4 @@
-"""What `millstream top` sees: two looks at the broker make a rate."""
+"""What `millstream top` shows: rates between two snapshots of the broker."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Look:
 
 
 async def look(mill: Mill, wanted: list[str]) -> Look:
-    """Topics and subscriptions right now; what is removed meanwhile is left out."""
+    """Topics and subscriptions right now; those removed meanwhile are left out."""
     infos = [info for info in await mill.topics() if not wanted or info.name in wanted]
     unknown = set(wanted) - {info.name for info in infos}
     if unknown:
@@ -60,7 +60,7 @@ async def _subscriptions(mill: Mill, info: TopicInfo) -> list[tuple[Subscription
 
 
 def rates(before: Look, after: Look) -> dict[str, Any]:
-    """The second look as an object, with rates since the first."""
+    """The second snapshot as an object, with rates since the first."""
     seconds = max(after.time - before.time, 1e-9)
     topics = []
     for name, info in after.topics.items():
@@ -107,7 +107,7 @@ def _rate(before: int, after: int, seconds: float) -> float:
 async def watch(
     mill: Mill, wanted: list[str], seconds: float, count: int | None, *, as_json: bool
 ) -> None:
-    """Look again and again, and show what changed."""
+    """Take snapshots and show what changed between them."""
     from rich.console import Console
     from rich.live import Live
 

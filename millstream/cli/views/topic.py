@@ -21,7 +21,7 @@ __all__ = ["age", "settings_record", "show", "show_list", "simple", "span", "top
 
 
 def simple(value: Any) -> Any:
-    """A setting as JSON knows it: durations and times as texts, the rest as it is."""
+    """A setting as JSON: durations and times as text, the rest as it is."""
     if isinstance(value, timedelta):
         return duration_text(value)
     if isinstance(value, datetime):
@@ -75,7 +75,7 @@ def _settings(settings: TopicSettings) -> dict[str, Any]:
 def show_list(infos: Sequence[TopicInfo]) -> None:
     """The topics as a table."""
     if not infos:
-        say("There is no topic yet. Make one with 'millstream topic create NAME'")
+        say("There is no topic yet. Create one with 'millstream topic create NAME'")
         return
     print_table(
         "Topics",
@@ -141,7 +141,7 @@ def show(info: TopicInfo) -> None:
 
 
 def age(moment: datetime | None) -> str:
-    """How long ago it was, in the unit that fits."""
+    """How long ago it was, in a suitable unit."""
     if moment is None:
         return "-"
     past = max(0, now_ns() - nanoseconds_of(moment))

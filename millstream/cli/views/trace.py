@@ -22,7 +22,7 @@ __all__ = ["collect", "draw"]
 DEST_HEADER: Final = "Nats-Trace-Dest"
 ONLY_HEADER: Final = "Nats-Trace-Only"
 HOP_HEADER: Final = "Nats-Trace-Hop"
-REPORTS_MAX: Final = 1000  # servers on one message's way; a larger number is a loop
+REPORTS_MAX: Final = 1000  # servers on the path of a message; a larger number is a loop
 # Kinds of connections, as the server numbers them.
 KINDS: Final = ("client", "server of the cluster", "gateway", "system", "leaf node", "JetStream",
                 "account")  # fmt: skip
@@ -36,7 +36,7 @@ async def collect(
     deliver: bool,
     seconds: float,
 ) -> list[dict[str, object]]:
-    """Publish the message with a trace; the report of every server on its way."""
+    """Publish the message with a trace; return the report of every server on its path."""
     subject, data, pairs = message
     inbox = f"{mill.connection.inbox}.trace.{unique_token(8)}"
     traced = [(DEST_HEADER, inbox), *pairs]
@@ -46,8 +46,8 @@ async def collect(
     deadline = Deadline(seconds)
     async with mill.subscribe(inbox) as subscriber:
         await mill.publish(subject, data, traced)
-        # The first server's, and each says how many servers it passed it on to. They come in any
-        # order: until the first one's is here, nothing is known of the others.
+        # The first server's, and each says to how many servers it passed it on. They arrive in any
+        # order: until the first one's has arrived, nothing is known of the others.
         expected, begun = 1, False
         while not begun or len(reports) < min(expected, REPORTS_MAX):
             try:
@@ -97,7 +97,7 @@ def _add_server(tree: Tree, report: Mapping[str, Any], by_hop: Mapping[str, Any]
         if hop and hop in by_hop:
             _add_server(branch, by_hop[hop], by_hop)
     if all(event.get("type") == "in" for event in events):
-        node.add(Text("nobody listens there and no topic stores it"))
+        node.add(Text("no subscriber and no topic"))
 
 
 def _words(event: Mapping[str, Any]) -> str:

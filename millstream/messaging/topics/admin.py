@@ -1,7 +1,7 @@
-"""Declare, open, change, empty and delete topics over the JetStream API.
+"""Declare, open, change, purge and delete topics over the JetStream API.
 
 A topic of several partitions is several streams, and no request spans them. Each call therefore
-goes in an order that another run of the same call can pick up after a crash: partition 0 is made
+works in an order that another run of the same call can resume after a crash: partition 0 is created
 first and deleted last, so it exists exactly when anything of the topic does.
 """
 
@@ -40,7 +40,7 @@ from millstream.messaging.topics.lookup import (
 from millstream.messaging.topics.settings import Origin, TopicSettings
 from millstream.messaging.topics.stream_config import (
     VERSION,
-    Identity,
+    StreamIdentity,
     changed_config,
     identity_of,
     resolved,
@@ -60,7 +60,7 @@ __all__ = [
     "purge",
 ]
 
-# An origin beyond a leaf node that is not connected answers nothing; that is soon clear.
+# An origin beyond a leaf node that is not connected never answers; do not wait long.
 ORIGIN_SECONDS: Final = 2.0
 _SUBJECTS_OVERLAP: Final = 10065
 
@@ -68,14 +68,14 @@ _SUBJECTS_OVERLAP: Final = 10065
 
 
 async def declare(js: JetStream, name: str, settings: TopicSettings | None = None) -> TopicInfo:
-    """Make sure that a topic with these settings exists; may be repeated and run side by side.
+    """Make sure that a topic with these settings exists; may be repeated and run concurrently.
 
-    1. Look what is there. 2. The same settings: nothing is done; others: TopicConflict.
+    1. Look up what exists. 2. The same settings: nothing is done; others: TopicConflict.
     3. Look up the origins of a copy. 4. Create the partitions that are missing, 0 first.
 
-    Before a topic is created, the server is asked for its health where this user may ask (it then
-    raises Unhealthy). On other people's servers that question has to be granted, see
-    `check_health`; without it, do not declare topics on a server that may run with a wrong key.
+    Before a topic is created, the server is asked for its health if this user may ask (it raises
+    Unhealthy). On servers that others operate this must be granted, see `check_health`; without it,
+    do not declare topics on a server that may run with a wrong key.
     """
     check_name("topic", name)
     settings = settings or TopicSettings()
@@ -108,7 +108,7 @@ def _check_same(name: str, wanted: TopicSettings, found: Sequence[StreamInfo]) -
             raise conflict(name, others, "exists with other settings")
 
 
-def _check_ours(name: str, info: StreamInfo, doing: str) -> Identity:
+def _check_ours(name: str, info: StreamInfo, doing: str) -> StreamIdentity:
     identity = identity_of(info.config)
     if identity.topic != name:
         raise _part_of(name, identity)
@@ -134,7 +134,7 @@ def _check_ours(name: str, info: StreamInfo, doing: str) -> Identity:
 async def _check_free(
     js: JetStream, name: str, configs: Sequence[Mapping[str, Any]], found: Sequence[StreamInfo]
 ) -> None:
-    """Refuse before anything is made if a stream of another topic has one of the names."""
+    """Refuse, before anything is created, if a stream of another topic has one of the names."""
     known = {info.config["name"] for info in found}
     names = [config["name"] for config in configs if config["name"] not in known]
     for info in await side_by_side(lambda stream: find_stream(js, stream), names):
@@ -169,7 +169,7 @@ async def _create(
             info = await find_stream(js, config["name"])
             if info is not None and identity_of(info.config).topic != name:
                 raise _name_taken(name, info) from error
-            if info is not None:  # somebody else declares the same topic right now
+            if info is not None:  # another client is declaring the same topic right now
                 _check_same(name, settings, [info])
                 return info
         raise
@@ -206,14 +206,14 @@ async def _origin(js: JetStream, origin: Origin) -> Origin:
         return origin
     there = JetStream(js.connection, origin.domain) if origin.domain else js
     where = f" in the domain '{origin.domain}'" if origin.domain else ""
-    advice = "Create it first, or say what it will be with Origin(..., partitions=N)"
+    advice = "Create it first, or describe it with Origin(..., partitions=N)"
     try:
         found = await find_streams(there, origin.topic, ORIGIN_SECONDS)
     except (RequestTimeout, NoResponders) as error:
         raise TopicNotFound(
             0,
             ErrorCode.STREAM_NOT_FOUND,
-            f"the origin '{origin.topic}'{where} cannot be asked: {error}",
+            f"the origin '{origin.topic}'{where} cannot be reached: {error}",
             advice,
         ) from error
     if not found:
@@ -226,12 +226,12 @@ async def _origin(js: JetStream, origin: Origin) -> Origin:
 
 
 async def edit(js: JetStream, name: str, changes: Mapping[str, Any]) -> TopicInfo:
-    """Change some settings; what was not named stays, also what Millstream does not know of.
+    """Change some settings; the others stay, including those that Millstream does not know.
 
     Everything is checked first; a change that the server cannot make raises TopicConflict and
-    nothing is changed. Repeating it after a crash changes the partitions that were left.
+    nothing is changed. Repeating it after a crash changes the remaining partitions.
     """
-    found = await _whole(js, name)
+    found = await _complete(js, name)
     wanted = {}
     for info in found:
         settings = topic_info(name, [info]).settings
@@ -242,7 +242,7 @@ async def edit(js: JetStream, name: str, changes: Mapping[str, Any]) -> TopicInf
             if not difference.changeable
         ]
         if fixed:
-            raise conflict(name, fixed, "cannot be changed like that")
+            raise conflict(name, fixed, "cannot be changed like this")
     resolved_once = {s: await _with_origins(js, s) for s in set(wanted.values())}
     updates = []
     for info in found:
@@ -253,30 +253,30 @@ async def edit(js: JetStream, name: str, changes: Mapping[str, Any]) -> TopicInf
 
 
 async def promote(js: JetStream, name: str, *, allow_lag: bool = False) -> TopicInfo:
-    """Make a mirror a topic of its own, which goes on at the next offset under the same subjects.
+    """Make a mirror a normal topic, which continues at the next offset under the same subjects.
 
-    For when the origin is gone: while it is there, in the same domain, its subjects are taken. In
-    another domain it must not come back as it was, or both would store what is published. Events
-    that were not copied yet are lost, so a mirror that is known to be behind is refused unless
-    `allow_lag`. Partitions that were promoted before are left alone, so it may be repeated.
+    Use it when the origin is gone: while it exists, in the same domain, its subjects are taken. In
+    another domain it must not come back unchanged, or both would store what is published. Events
+    that were not copied yet are lost, so a mirror that is known to lag is refused unless
+    `allow_lag`. Partitions that were promoted before are skipped, so it may be repeated.
     """
-    found = await _whole(js, name)
+    found = await _complete(js, name)
     _check_ours(name, found[0], "promote")
     info = topic_info(name, found)
     mirrors = [stream for stream in found if stream.config.get("mirror")]
     if not mirrors:
-        raise ConfigError(f"topic '{name}' is not a mirror, so there is nothing to promote")
+        raise ConfigError(f"topic '{name}' is not a mirror, so it cannot be promoted")
     if any(topic_info(name, [stream]).prefix is None for stream in mirrors):
         raise ConfigError(
-            f"topic '{name}' mirrors a stream that is not a topic, so its subjects are not known. "
-            f"Make it one with STREAM.UPDATE: remove the mirror and name the subjects"
+            f"topic '{name}' mirrors a stream that is not a topic, so its subjects are unknown. "
+            f"Make it one with STREAM.UPDATE: remove the mirror and set the subjects"
         )
     if info.lag and not allow_lag:
         raise TopicConflict(
             0,
             ErrorCode.STREAM_NAME_IN_USE,
             f"the mirror '{name}' is {info.lag:,} messages behind its origin",
-            "Wait until it has caught up, or promote it with allow_lag=True and lose those",
+            "Wait until it has caught up, or promote it with allow_lag=True and lose them",
         )
     for stream in mirrors:
         settings = topic_info(name, [stream]).settings
@@ -285,20 +285,20 @@ async def promote(js: JetStream, name: str, *, allow_lag: bool = False) -> Topic
     return await open_topic(js, name)
 
 
-async def _whole(js: JetStream, name: str) -> list[StreamInfo]:
+async def _complete(js: JetStream, name: str) -> list[StreamInfo]:
     """The streams of a topic that is complete and may be changed under this name."""
     found = await streams_of(js, name)
     identity = identity_of(found[0].config)
     if identity.topic != name:
         raise _part_of(name, identity)
     if len(found) != identity.partitions:
-        await open_topic(js, name)  # says which partitions are missing
+        await open_topic(js, name)  # reports which partitions are missing
     if identity.managed:
         _check_ours(name, found[0], "change")
     return found
 
 
-def _part_of(name: str, identity: Identity) -> TopicConflict:
+def _part_of(name: str, identity: StreamIdentity) -> TopicConflict:
     return TopicConflict(
         0,
         ErrorCode.STREAM_NAME_IN_USE,
@@ -313,7 +313,7 @@ def _updated(
     """A stream's configuration and what it has to become."""
     before = topic_info(name, [info]).settings
     number = identity_of(info.config).partition
-    # A stream of others has a name that a topic may not have; only the difference counts.
+    # A foreign stream may have a name that a topic may not have; only the difference counts.
     shown = name if identity_of(info.config).managed else "stream"
     rendered = [to_stream_configs(shown, settings)[number] for settings in (before, after)]
     return info.config, changed_config(info.config, *rendered)
@@ -332,18 +332,18 @@ async def _update(
         raise
 
 
-# -- emptying and deleting ----------------------------------------------------------------
+# -- purging and deleting -----------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class Purge:
     """Which events to remove; nothing given means all of them."""
 
-    key: str | bytes | None = None  # only those of this key, also redriven; not those in packs
-    subject: str | None = None  # only those under this pattern of whole subjects
-    before: int | None = None  # only those before this offset, of one partition
-    keep: int | None = None  # all but the newest so many, of each partition
-    partition: int | None = None  # only in this one
+    key: str | bytes | None = None  # only plain events with this key, redriven ones too
+    subject: str | None = None  # only messages on this pattern of full subjects
+    before: int | None = None  # only events before this offset, in one partition
+    keep: int | None = None  # all but this number of newest events of each partition
+    partition: int | None = None  # only in this partition
 
     def __post_init__(self) -> None:
         if self.key is not None and self.subject is not None:
@@ -351,7 +351,7 @@ class Purge:
         if self.before is not None and self.keep is not None:
             raise ConfigError("purge: give `before` or `keep`, not both")
         if self.before is not None and self.before < 1:
-            raise ConfigError(f"purge: offsets begin at 1, so before cannot be {self.before}")
+            raise ConfigError(f"purge: offsets start at 1, so before cannot be {self.before}")
         if self.keep is not None and self.keep < 0:
             raise ConfigError(f"purge: keep cannot be {self.keep}")
         if self.subject is not None:
@@ -359,7 +359,7 @@ class Purge:
 
 
 async def purge(js: JetStream, name: str, what: Purge | None = None) -> int:
-    """Remove events; how many messages that were (a repeated request counts what was left)."""
+    """Remove events; return how many messages (a repeated request counts what was left)."""
     what = what or Purge()
     info = topic_info(name, await streams_of(js, name))
     parts = info.partitions
@@ -374,7 +374,7 @@ async def purge(js: JetStream, name: str, what: Purge | None = None) -> int:
         parts = tuple(part for part in parts if part.number == home)
     if what.before is not None and len(parts) > 1:
         raise ConfigError(
-            f"purge: an offset is one of a partition, and '{name}' has {len(parts)}. "
+            f"purge: an offset belongs to a partition, and '{name}' has {len(parts)}. "
             f"Give the partition as well"
         )
     request: dict[str, Any] = {}
@@ -412,4 +412,4 @@ async def delete(js: JetStream, name: str, *, missing_ok: bool = False) -> None:
         try:
             await js.delete_stream(info.config["name"])
         except TopicNotFound:
-            continue  # somebody else deletes it as well
+            continue  # another client is deleting it too

@@ -1,4 +1,4 @@
-"""What a client can learn about the server behind a topic: its health, how durable an ack is."""
+"""What a client can learn about the server of a topic: its health, how durable an ack is."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from millstream.wire.protocol import status_of, unique_token
 
 __all__ = ["check_health", "durabilities_of", "durability_of"]
 
-ASK_SECONDS: Final = 1.0  # these questions are answered by the server itself, or never
-# In a cluster that has just come together a server may not hear the first one.
+ASK_SECONDS: Final = 1.0  # the server answers these requests itself, or never
+# In a cluster that has just formed, a server may miss the first request.
 ASK_TRIES: Final = 4
 _HEALTH_SUBJECT: Final = "$SYS.REQ.SERVER.PING.HEALTHZ"
 _OWN_SERVER_SUBJECT: Final = "$SYS.REQ.USER.INFO"
@@ -41,16 +41,16 @@ class _Server(msgspec.Struct):
 
 class _Answer(msgspec.Struct):
     server: _Server = msgspec.field(default_factory=_Server)
-    data: _Health = msgspec.field(default_factory=_Health)  # the rest of it is not looked at
+    data: _Health = msgspec.field(default_factory=_Health)  # the rest is ignored
 
 
 async def check_health(js: JetStream) -> None:
-    """Raise Unhealthy if the server says that it could not read what it has stored.
+    """Raise Unhealthy if the server reports that it could not read what it has stored.
 
     A server with a wrong encryption key looks empty, and creating a stream there deletes the old
-    files. An embedded broker refuses to start like that. Elsewhere an account's users may ask only
+    files. An embedded broker refuses to start then. Elsewhere an account's users may ask only
     if the operator exports the service `$SYS.REQ.SERVER.PING.HEALTHZ` from $SYS and the account
-    imports it; where nobody answers, nothing is known and nothing is raised. In a cluster another
+    imports it; without an answer the health is unknown and nothing is raised. In a cluster another
     node's copy would be used, and a node that is catching up is unhealthy for a while: no check.
     """
     connection = js.connection
@@ -70,8 +70,8 @@ async def durability_of(
 ) -> Durability:
     """What holds for an event when its ack arrives, of a stream that `leader` leads.
 
-    `replicated`: a majority of nodes has it. `memory`: it is gone when the broker stops. `fsync`
-    and `periodic` depend on the server's own settings, which no user can ask for; a Millstream
+    `replicated`: a majority of nodes has it. `memory`: it is lost when the broker stops. `fsync`
+    and `periodic` depend on the server's own settings, which users cannot ask for; a Millstream
     broker publishes them as server metadata. Where it is not published, it is `unknown`. A server
     can change it only by a restart, so an answer holds until the connection is lost.
     """
@@ -88,7 +88,7 @@ async def durability_of(
 
 
 async def _server(js: JetStream, leader: str | None) -> _Server:
-    """The server that keeps a stream; an empty value when it is not known which one that is."""
+    """The server that stores a stream; an empty value if it is unknown."""
     connection = js.connection
     own = (await _ask(connection, _OWN_SERVER_SUBJECT, _is_own(connection))).server
     domain = js.domain or own.domain
@@ -114,7 +114,7 @@ def _is_own(connection: Connection) -> Callable[[_Server], bool]:
 
 
 async def _ask(connection: Connection, subject: str, wanted: Callable[[_Server], bool]) -> _Answer:
-    """The first answer of a wanted server; those beyond leaf nodes hear these questions too."""
+    """The first answer of a wanted server; servers beyond leaf nodes answer these requests too."""
     found: asyncio.Future[_Answer] = asyncio.get_running_loop().create_future()
 
     def answered(_subject: bytes, _reply: bytes, headers: bytes, payload: bytes) -> None:

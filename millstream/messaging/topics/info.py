@@ -1,4 +1,4 @@
-"""What a topic is and holds, as frozen values. Pure."""
+"""Settings and state of a topic, as frozen values. Pure."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ class CopyState:
     """How far a mirror or source is behind its origin."""
 
     stream: str  # of the origin
-    lag: int  # messages that are not copied yet, as last heard
-    heard: timedelta | None  # time since the origin was last heard of; None: never
+    lag: int  # messages that are not copied yet, as last reported
+    heard: timedelta | None  # time since the origin last answered; None: never
     problem: str | None
 
 
@@ -40,7 +40,7 @@ class PartitionInfo:
 
     number: int
     stream: str
-    prefix: str | None  # what its subjects begin with; None: a stream with subjects of its own
+    prefix: str | None  # what its subjects start with; None: a foreign stream
     subjects: tuple[str, ...]  # empty for a copy
     first_offset: int
     last_offset: int
@@ -50,9 +50,9 @@ class PartitionInfo:
     first_time: datetime | None  # when the oldest message was stored; None: it is empty
     last_time: datetime | None
     subscriptions: int
-    leader: str | None = field(compare=False)  # node that leads it; None: none, or it was not said
+    leader: str | None = field(compare=False)  # node that leads it; None: none, or unknown
     replicas: tuple[Replica, ...]
-    copies: tuple[CopyState, ...]  # of a mirror one, of sources several, by stream
+    copies: tuple[CopyState, ...]  # one for a mirror, several for sources, by stream
     config: Mapping[str, Any] = field(compare=False)  # as the server has it
 
 
@@ -65,7 +65,7 @@ class TopicInfo:
     partitions: tuple[PartitionInfo, ...]
     created: datetime
     managed: bool  # declared by Millstream; else a JetStream stream, opened as it is
-    missing: tuple[int, ...] = ()  # partitions that are not there: declare it again
+    missing: tuple[int, ...] = ()  # partitions that do not exist: declare it again
     uneven: bool = False  # partitions have different settings: edit it again
 
     @property
@@ -78,29 +78,29 @@ class TopicInfo:
 
     @property
     def subscriptions(self) -> int:
-        """Subscriptions of the topic; each has one consumer a partition."""
+        """Subscriptions of the topic; each has one consumer per partition."""
         return max((part.subscriptions for part in self.partitions), default=0)
 
     @property
     def lag(self) -> int | None:
-        """Messages that a copy has not got yet; None: the topic is no copy."""
+        """Messages that are not copied yet; None: the topic is not a copy."""
         if not self.settings.is_copy:
             return None
         return sum(copy.lag for part in self.partitions for copy in part.copies)
 
     @property
     def prefix(self) -> str | None:
-        """What all its subjects begin with; None: a stream with subjects of its own."""
+        """What all its subjects start with; None: a foreign stream."""
         return self.settings.subject_prefix(self.name) if self.managed else None
 
 
 def topic_info(name: str, streams: Sequence[StreamInfo]) -> TopicInfo:
-    """The topic that these streams are (those that are there, in any order)."""
+    """The topic of these streams (those that exist, in any order)."""
     parts = sorted(streams, key=lambda info: identity_of(info.config).partition)
     settings = from_stream_config(parts[0].config)
     identity = identity_of(parts[0].config)
     created = _moment(parts[0].created) or datetime.fromtimestamp(0, UTC)
-    if identity.topic != name:  # one partition of another topic, looked at alone
+    if identity.topic != name:  # one partition of another topic, on its own
         alone = replace(_partition(parts[0]), number=0)
         settings = settings.changed({"partitions": 1}, check=False)
         return TopicInfo(name, settings, (alone,), created, managed=False)

@@ -1,4 +1,4 @@
-"""Find topics and the streams they are made of, over the JetStream API."""
+"""Find topics and their streams, over the JetStream API."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from millstream.wire.api import ErrorCode, StreamInfo
 
 __all__ = ["list_topics", "open_topic", "side_by_side"]
 
-# Partitions are asked for side by side, but not so many that the server's API queue fills up.
+# Partitions are requested concurrently, but too few to fill the server's API queue.
 AT_ONCE: Final = 16
 
 T = TypeVar("T")
@@ -23,13 +23,13 @@ R = TypeVar("R")
 
 
 async def open_topic(js: JetStream, name: str) -> TopicInfo:
-    """A topic by name, or any JetStream stream as it is; with its state right now."""
+    """A topic by name, or any JetStream stream as it is, with its current state."""
     info = topic_info(name, await streams_of(js, name))
     if info.missing:
         raise TopicNotFound(
             0,
             ErrorCode.STREAM_NOT_FOUND,
-            f"topic '{name}' is there only in part: of {info.settings.partitions} partitions "
+            f"topic '{name}' is incomplete: of {info.settings.partitions} partitions "
             f"{', '.join(map(str, info.missing))} are missing",
             "Declare it again to complete it, or delete it",
         )
@@ -37,7 +37,7 @@ async def open_topic(js: JetStream, name: str) -> TopicInfo:
 
 
 async def list_topics(js: JetStream) -> list[TopicInfo]:
-    """Every topic and every other stream of the account, by name; half-made ones included."""
+    """Every topic and every other stream of the account, by name; incomplete ones included."""
     groups: dict[str, list[StreamInfo]] = {}
     async for info in js.streams():
         groups.setdefault(identity_of(info.config).topic, []).append(info)
@@ -45,7 +45,7 @@ async def list_topics(js: JetStream) -> list[TopicInfo]:
 
 
 async def streams_of(js: JetStream, name: str) -> list[StreamInfo]:
-    """The streams of a topic that must be there."""
+    """The streams of a topic that must exist."""
     found = await find_streams(js, name)
     if not found:
         text = f"there is no topic or stream '{name}'"

@@ -225,7 +225,7 @@ class TopicSettings:
         switch(),
         "Ack before the event is written: faster, but a killed broker loses acked events.",
         group=RULES,
-        change=Fixed("the server fixes it at the start. Declare a topic of another name"),
+        change=Fixed("it is set when the topic is created. Declare a topic of another name"),
     )
     prefix: Setting[str | None, str | None] = Setting(
         None,

@@ -29,7 +29,7 @@ from millstream.wire.api import api_prefix
 
 __all__ = [
     "MAX_SUBSCRIPTIONS",
-    "Identity",
+    "StreamIdentity",
     "changed_config",
     "from_stream_config",
     "identity_of",
@@ -38,7 +38,7 @@ __all__ = [
 ]
 
 VERSION: Final = 1  # of the layout of streams, subjects and metadata
-# The server stops at 1,000 when nothing is said, which a busy topic's readers soon use up.
+# The server's default of 1,000 is soon used up by the readers of a busy topic.
 MAX_SUBSCRIPTIONS: Final = 100_000
 _UNLIMITED: Final = -1
 _MICROSECOND: Final = timedelta(microseconds=1)
@@ -57,7 +57,7 @@ _SINGLE: Final = {name: item for name, item in TOPIC_SETTINGS.items() if item.st
 
 
 @dataclass(frozen=True, slots=True)
-class Identity:
+class StreamIdentity:
     """Which part of which topic a stream is."""
 
     topic: str
@@ -160,19 +160,19 @@ def _mirror(origin: Origin, number: int) -> dict[str, Any]:
 
 
 def _sources(origin: Origin, prefix: str, number: int, partitions: int) -> list[dict[str, Any]]:
-    """What one partition takes from an origin: the same partition, or all if it is the only one."""
+    """What one partition copies of an origin: the same partition, or all if it is the only one."""
     theirs = origin.partitions or 1
     taken = range(theirs) if partitions == 1 else (number,)
     entries = []
     for other in taken:
         entry = _origin_entry(origin, stream_name(origin.topic, other, theirs))
-        source = _within(origin, other, theirs)
+        subjects = _within(origin, other, theirs)
         if not origin.foreign:
             own = partition_prefix(prefix, number, partitions)
             target = f"{own}.{_target(origin.filter or '>')}"
-            entry["subject_transforms"] = [{"src": source, "dest": target}]
+            entry["subject_transforms"] = [{"src": subjects, "dest": target}]
         elif origin.filter is not None:
-            entry["filter_subject"] = source
+            entry["filter_subject"] = subjects
         entries.append(entry)
     return entries
 
@@ -202,38 +202,38 @@ def _target(pattern: str) -> str:
     >>> _target("eu.*.>"), _target("*.x.*")
     ('eu.{{wildcard(1)}}.>', '{{wildcard(1)}}.x.{{wildcard(2)}}')
     """
-    words, seen = [], 0
-    for word in pattern.split("."):
-        if word == "*":
+    tokens, seen = [], 0
+    for token in pattern.split("."):
+        if token == "*":
             seen += 1
-            word = f"{{{{wildcard({seen})}}}}"
-        words.append(word)
-    return ".".join(words)
+            token = f"{{{{wildcard({seen})}}}}"
+        tokens.append(token)
+    return ".".join(tokens)
 
 
-# -- the way back -------------------------------------------------------------------------
+# -- and back -----------------------------------------------------------------------------
 
 
-def identity_of(config: Mapping[str, Any]) -> Identity:
-    """Which topic a stream belongs to; any stream of others is a topic of its own name."""
+def identity_of(config: Mapping[str, Any]) -> StreamIdentity:
+    """Which topic a stream belongs to; a foreign stream is a topic of its own name."""
     name, metadata = config["name"], config.get("metadata") or {}
     try:
         version = int(metadata[_VERSION_KEY])
         topic = metadata[_TOPIC_KEY]
         number, partitions = int(metadata[_PARTITION_KEY]), int(metadata[_PARTITIONS_KEY])
     except (KeyError, ValueError):
-        return Identity(name, 0, 1, None, managed=False)
+        return StreamIdentity(name, 0, 1, None, managed=False)
     if not 0 <= number < partitions or stream_name(topic, number, partitions) != name:
-        return Identity(name, 0, 1, None, managed=False)
+        return StreamIdentity(name, 0, 1, None, managed=False)
     prefix: str | None = partition_prefix(metadata.get(_PREFIX_KEY, topic), number, partitions)
     origins = _origins_of(metadata)
     if origins and config.get("mirror") and origins[0].foreign:
         prefix = None
-    return Identity(topic, number, partitions, prefix, managed=True, version=version)
+    return StreamIdentity(topic, number, partitions, prefix, managed=True, version=version)
 
 
 def from_stream_config(config: Mapping[str, Any]) -> TopicSettings:
-    """The settings that a stream was made with, or that describe it best."""
+    """The settings that a stream was created with, or that describe it best."""
     metadata = config.get("metadata") or {}
     identity = identity_of(config)
     values: dict[str, Any] = {
@@ -269,7 +269,7 @@ def from_stream_config(config: Mapping[str, Any]) -> TopicSettings:
     return TopicSettings.unchecked({**values, **given})
 
 
-def _copied_from(config: Mapping[str, Any], identity: Identity) -> dict[str, Any]:
+def _copied_from(config: Mapping[str, Any], identity: StreamIdentity) -> dict[str, Any]:
     """`mirror` and `sources`: as declared if the stream still has them so, else as found."""
     mirror, sources = config.get("mirror"), config.get("sources") or []
     if not mirror and not sources:
@@ -296,7 +296,7 @@ def _sorted(entries: list[dict[str, Any]]) -> list[bytes]:
 
 
 def _bare(entry: Mapping[str, Any]) -> dict[str, Any]:
-    """An origin as the server tells it, without what is empty."""
+    """An origin as the server reports it, without empty values."""
     bare = {key: value for key, value in entry.items() if value}
     if "external" in bare:
         bare["external"] = {key: value for key, value in bare["external"].items() if value}
@@ -324,7 +324,7 @@ def _origins_of(metadata: Mapping[str, str]) -> tuple[Origin, ...]:
     try:
         return msgspec.json.decode(metadata.get(_ORIGINS_KEY, "[]"), type=tuple[Origin, ...])
     except (msgspec.DecodeError, ConfigError):
-        return ()  # written by somebody else; the stream's own configuration is what counts
+        return ()  # not written by Millstream; the stream's own configuration is what counts
 
 
 def resolved(origin: Origin, config: Mapping[str, Any]) -> Origin:

@@ -58,7 +58,7 @@ def test_a_java_that_does_not_answer_is_only_a_warning(
     monkeypatch.setattr("millstream.cli.commands.doctor.JAVA_SECONDS", 0.1)
     java = checks(tmp_path)["java"]
     assert java.state == "warning"
-    assert "does not tell its version" in java.found
+    assert "does not report its version" in java.found
 
 
 def test_a_missing_server_says_what_to_install(
