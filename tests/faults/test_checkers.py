@@ -40,7 +40,7 @@ def log(*numbers: int) -> list[Stored]:
     return [Stored(f"p.0:k:{n}", "k", 0, place) for place, n in enumerate(numbers, 1)]
 
 
-def test_a_sound_history_of_publishes_is_sound() -> None:
+def test_a_correct_history_of_publishes_passes() -> None:
     found = check_publishes(publishes(), log(1, 2, 3, 4))
     assert found.sound
     assert (found.counts["acked"], found.counts["events"]) == (4, 4)
@@ -57,7 +57,7 @@ def test_a_sound_history_of_publishes_is_sound() -> None:
         ([*log(1, 2, 3, 4), Stored(None, "k", 0, 5)], "corrupt"),
     ],
 )
-def test_each_fault_of_a_log_is_named(stored: list[Stored], problem: str) -> None:
+def test_each_fault_of_a_log_is_reported(stored: list[Stored], problem: str) -> None:
     assert problem in check_publishes(publishes(), stored).problems
 
 
@@ -84,7 +84,7 @@ def written(*numbers: int) -> list[Stored]:
         (written(1, 2, 3, 4, 5, 6), "phantom"),
     ],
 )
-def test_each_fault_of_a_writer_is_named(stored: list[Stored], problem: str) -> None:
+def test_each_fault_of_a_writer_is_reported(stored: list[Stored], problem: str) -> None:
     records: list[Record] = [
         {"what": "given", "writer": "w", "position": 5},
         {"what": "flushed", "writer": "w", "position": 3},
@@ -94,7 +94,7 @@ def test_each_fault_of_a_writer_is_named(stored: list[Stored], problem: str) -> 
     assert problem in check_writer(records, stored).problems
 
 
-def test_a_skipped_a_made_up_and_a_changed_delivery_are_named() -> None:
+def test_skipped_invented_and_changed_deliveries_are_reported() -> None:
     seen: list[Record] = [{"what": "delivered", "id": f"p.0:k:{n}", "offset": n} for n in (1, 2, 2)]
     found = check_deliveries(seen, log(1, 2))
     assert found.sound
@@ -113,7 +113,7 @@ def handled(*numbers: int) -> list[Record]:
     return [call(what, number) for number in numbers for what in ("start", "end")]
 
 
-def test_each_fault_of_a_group_is_named() -> None:
+def test_each_fault_of_a_group_is_reported() -> None:
     assert check_group(handled(1, 2, 3), log(1, 2, 3)).sound
     assert check_group(handled(1, 2, 2, 3), log(1, 2, 3)).counts["redelivered"] == 1
     assert "reordered" in check_group(handled(1, 3, 2), log(1, 2, 3)).problems
@@ -126,7 +126,7 @@ def test_each_fault_of_a_group_is_named() -> None:
     assert check_group(again[:2], log(1)).problems == {"skipped": 1}
 
 
-def test_a_frozen_owner_is_refused_by_its_epoch_and_a_young_one_is_not() -> None:
+def test_an_older_epoch_is_refused_and_the_present_one_is_not() -> None:
     late = [
         *handled(1),
         *[call(w, 2, 2) for w in ("start", "end")],
@@ -138,7 +138,7 @@ def test_a_frozen_owner_is_refused_by_its_epoch_and_a_young_one_is_not() -> None
     assert found.counts["refused by epoch"] == 2
 
 
-def test_outputs_must_be_the_function_of_the_inputs() -> None:
+def test_outputs_must_be_a_function_of_the_inputs() -> None:
     def function(name: str) -> list[str]:
         return [f"{name}>0"]
 
@@ -161,7 +161,7 @@ def read(value: str | None, start: int, end: int) -> Operation:
     return Operation("read", start, end, value)
 
 
-def test_registers_that_are_linearizable_and_registers_that_are_not() -> None:
+def test_linearizable_registers_pass_and_others_fail() -> None:
     assert linearizable([write("a", None, 0, 1), read("a", 2, 3)])
     assert not linearizable([write("a", None, 0, 1), read(None, 2, 3)])  # stale
     assert linearizable([write("a", None, 0, 9), read(None, 1, 2), read("a", 3, 4)])
@@ -172,7 +172,7 @@ def test_registers_that_are_linearizable_and_registers_that_are_not() -> None:
     assert not linearizable([write("b", None, 1, 6, "refused")])  # refused for no reason
 
 
-def test_an_old_read_is_told_from_one_of_what_never_was() -> None:
+def test_a_stale_read_is_distinguished_from_a_wrong_one() -> None:
     """cluster-tables, seed 305: a leader that was frozen answered before it knew of another."""
     writes = [write("a", None, 0, 1), write("b", "a", 2, 3)]
     assert only_reads_are_old([*writes, read("a", 4, 5), read(None, 6, 7)])
@@ -220,7 +220,7 @@ def test_two_winners_over_one_revision_are_doubled() -> None:
     assert check_table(records).problems == {"doubled": 1, "claimed": 1}
 
 
-def test_a_schedule_depends_on_its_seed_alone() -> None:
+def test_a_schedule_depends_only_on_its_seed() -> None:
     kinds = list(FAULTS)
     first = schedule(random.Random("1"), kinds, 60)
     assert first == schedule(random.Random("1"), kinds, 60)
@@ -228,7 +228,7 @@ def test_a_schedule_depends_on_its_seed_alone() -> None:
     assert {step.fault for step in first[: len(kinds)]} <= set(kinds)
 
 
-def test_a_changed_byte_is_seen_in_every_place() -> None:
+def test_a_changed_byte_is_found_anywhere() -> None:
     body = body_of("p0.1:k3:77")
     assert id_of(body) == "p0.1:k3:77"
     for place in range(len(body)):
@@ -238,7 +238,7 @@ def test_a_changed_byte_is_seen_in_every_place() -> None:
     assert id_of(body[:-1]) is None
 
 
-def test_a_history_keeps_whole_notes_and_a_report_shows_them(tmp_path: object) -> None:
+def test_a_history_keeps_complete_notes_and_a_report_shows_them(tmp_path: object) -> None:
     from pathlib import Path
 
     folder = Path(str(tmp_path))

@@ -46,7 +46,7 @@ async def mill(millstream_url: str) -> AsyncIterator[Mill]:
 
 
 @pytest.mark.parametrize("name", NAMES)
-async def test_a_hostile_name_is_refused_or_works_and_harms_nobody(mill: Mill, name: str) -> None:
+async def test_a_hostile_name_is_refused_or_works_and_harms_nothing(mill: Mill, name: str) -> None:
     witness = await mill.create_topic("witness")
     await witness.publish(b"1")
     with contextlib.suppress(ConfigError):
@@ -71,7 +71,7 @@ async def test_a_hostile_name_is_refused_or_works_and_harms_nobody(mill: Mill, n
     value=st.binary(max_size=200),
     headers=st.dictionaries(st.text(max_size=12), st.text(max_size=20), max_size=3),
 )
-def test_any_event_comes_back_as_it_was_or_is_refused(
+def test_any_event_is_read_back_unchanged_or_refused(
     millstream_url: str, key: str | bytes | None, value: bytes, headers: dict[str, str]
 ) -> None:
     async def there_and_back() -> None:
@@ -89,7 +89,7 @@ def test_any_event_comes_back_as_it_was_or_is_refused(
     asyncio.run(there_and_back())
 
 
-async def test_a_payload_too_large_is_refused_here_and_the_connection_lives(mill: Mill) -> None:
+async def test_a_payload_that_is_too_large_is_refused_and_the_connection_stays(mill: Mill) -> None:
     topic = await mill.create_topic("big")
     limit = mill.connection.info.max_payload
     with pytest.raises(PayloadTooLarge):
@@ -103,7 +103,7 @@ async def test_a_payload_too_large_is_refused_here_and_the_connection_lives(mill
     assert (await topic.publish(b"")).offset == 1
 
 
-async def test_many_hostile_events_in_one_call_leave_the_sound_ones_stored(mill: Mill) -> None:
+async def test_valid_events_are_stored_next_to_hostile_ones(mill: Mill) -> None:
     topic = await mill.create_topic("mixed")
     events = [NewEvent(b"1"), NewEvent(b"2", headers={"a\r\nb": "x"}), NewEvent(b"3")]
     with pytest.raises(MillstreamError):
@@ -131,7 +131,7 @@ COMMANDS = [
 
 
 @pytest.mark.parametrize("words", COMMANDS, ids=" ".join)
-async def test_a_nonsensical_command_line_ends_with_an_error_and_no_traceback(
+async def test_a_nonsensical_command_line_fails_without_a_traceback(
     millstream_url: str, words: list[str]
 ) -> None:
     extra = [] if "--server" in words else ["--server", millstream_url]

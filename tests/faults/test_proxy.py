@@ -66,7 +66,7 @@ async def test_a_stall_holds_bytes_back_and_loses_none() -> None:
             assert await streams[0].readexactly(5) == b"waits"
 
 
-async def test_a_delay_lasts_as_long_as_it_says() -> None:
+async def test_a_delay_lasts_as_long_as_configured() -> None:
     async with echo() as proxy, client(proxy) as streams:
         proxy.delay = 0.1
         begun = asyncio.get_running_loop().time()
@@ -74,7 +74,7 @@ async def test_a_delay_lasts_as_long_as_it_says() -> None:
         assert asyncio.get_running_loop().time() - begun >= 0.2
 
 
-async def test_dropped_bytes_are_gone_and_the_connection_ends_with_them() -> None:
+async def test_dropped_bytes_end_the_connection() -> None:
     async with echo() as proxy, client(proxy) as streams:
         proxy.dropping = True
         assert not await answered(streams, b"gone", 0.1)
@@ -99,14 +99,14 @@ async def test_a_cut_ends_every_connection_and_refusing_keeps_new_ones_out() -> 
             assert await answered(fresh, b"again", SECONDS)
 
 
-async def test_a_half_close_towards_the_client_ends_what_it_hears() -> None:
+async def test_a_half_close_towards_the_client_ends_its_input() -> None:
     async with echo() as proxy, client(proxy) as streams:
         proxy.half_close(towards_server=False)
         async with asyncio.timeout(SECONDS):
             assert await streams[0].read(1) == b""
 
 
-async def test_a_proxy_without_a_target_keeps_everybody_out_until_it_has_another() -> None:
+async def test_a_proxy_without_a_target_refuses_connections() -> None:
     async with echo() as one, echo() as two:
         one.target = None
         reader, writer = await asyncio.open_connection("127.0.0.1", one.port)

@@ -37,7 +37,7 @@ from tests.integration.messaging.topic_kit import eventually
 T = TypeVar("T")
 
 
-def test_a_claim_of_the_same_epoch_by_another_is_not_taken_for_ones_own() -> None:
+def test_a_writer_does_not_mistake_anothers_claim_of_the_same_epoch_for_its_own() -> None:
     """writers, seed 1: two claimants believed to own one fence, and lost each other's packs."""
     last = FenceState(sequence=7, epoch=3, number=9, position=100)
     mine, theirs = last.claimed("me"), last.claimed("they")
@@ -47,14 +47,14 @@ def test_a_claim_of_the_same_epoch_by_another_is_not_taken_for_ones_own() -> Non
     assert judge_refusal("w", theirs, stored) == theirs.stored_at(8)
 
 
-def test_a_log_that_went_back_is_still_data_loss() -> None:
+def test_a_log_that_became_shorter_is_still_data_loss() -> None:
     mine = FenceState(sequence=7, epoch=3, number=9, owner="me").next(50)
     older = FenceState(sequence=5, epoch=3, number=8, owner="me")
     with pytest.raises(DataLoss):
         judge_refusal("w", mine, older)
 
 
-async def test_of_many_writers_that_open_at_once_only_the_last_claimant_stores(
+async def test_of_many_writers_that_open_together_only_the_last_claimant_stores(
     millstream_url: str,
 ) -> None:
     """writers, seed 1, with a real broker: every lane but one is fenced out, no unit vanishes."""
@@ -76,7 +76,9 @@ async def test_of_many_writers_that_open_at_once_only_the_last_claimant_stores(
         assert await lanes[0].look() == stored[0]
 
 
-async def test_a_claim_follows_what_the_old_writer_stores_meanwhile(millstream_url: str) -> None:
+async def test_a_claim_follows_what_the_old_writer_stores_in_the_meantime(
+    millstream_url: str,
+) -> None:
     """writers, seed 1: a unit of the old writer between look and claim was called data loss."""
     async with millstream.connect(millstream_url) as mill:
         topic = await mill.create_topic("orders")
@@ -114,7 +116,7 @@ async def _read_into(seen: list[bytes], topic: millstream.Topic) -> None:
         seen.append(event.value)
 
 
-async def test_reading_a_damaged_end_of_a_log_ends_and_tells(
+async def test_reading_a_damaged_end_of_a_log_ends_with_an_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """flipped-byte, seed 1: the broker counted a last message it could not read; reads hung."""
@@ -137,7 +139,7 @@ async def test_reading_a_damaged_end_of_a_log_ends_and_tells(
             assert [flaw.kind for flaw in reports[-1].flaws] == ["hole"]
 
 
-async def test_who_may_not_delete_a_topic_does_not_take_its_schema_away() -> None:
+async def test_a_refused_delete_of_a_topic_keeps_its_schema() -> None:
     """security matrix: app-delete removed the schema's versions, then was refused the topic."""
     users = (User("boss", Secret("b"), Role.ADMIN), User("app", Secret("a"), Role.APP))
     async with (
@@ -172,7 +174,7 @@ def test_a_password_in_an_address_is_not_in_the_repr_of_settings() -> None:
         b"Nats-Msg-Id: \xf8\xff",
     ],
 )
-async def test_a_strangers_header_does_not_stop_the_readers_of_a_topic(
+async def test_a_foreign_clients_header_does_not_stop_readers_of_a_topic(
     millstream_url: str, header: bytes
 ) -> None:
     """decoder fuzzing: any NATS client could make `timestamp` or `key` raise in every reader."""
@@ -211,7 +213,7 @@ class _Deaf(Proxy):
 
 
 @pytest.mark.parametrize("replaced", [0, 1, 2])
-async def test_a_write_that_was_stored_and_replaced_is_not_called_refused(
+async def test_a_write_that_was_stored_and_replaced_is_not_reported_as_refused(
     tmp_path: Path, replaced: int
 ) -> None:
     """tables, seed 1: its ack was lost with the broker, which then knew its id no longer."""
@@ -242,7 +244,7 @@ async def test_a_write_that_was_stored_and_replaced_is_not_called_refused(
                     assert await writing == await table.revision("k") > first
 
 
-async def test_a_write_that_never_arrived_is_refused_for_certain(millstream_url: str) -> None:
+async def test_a_write_that_never_arrived_is_reported_as_refused(millstream_url: str) -> None:
     """Sent again, it finds that another was stored in its place: that is no doubt."""
     host, port = millstream_url.rpartition("@")[2].split(":")
     reconnect = Reconnect(wait=0.02, wait_max=0.1)
@@ -277,7 +279,7 @@ def _without_a_leader(real: Callable[..., Awaitable[T]]) -> Callable[..., Awaita
     return call
 
 
-async def test_a_reader_waits_for_a_leader_longer_than_for_one_answer(
+async def test_a_reader_waits_longer_for_a_leader_than_for_one_answer(
     millstream_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A cluster without a majority: readers ended when they had to be served by another node."""
@@ -299,7 +301,7 @@ async def test_a_reader_waits_for_a_leader_longer_than_for_one_answer(
             assert seen == [b"1", b"2"]
 
 
-async def test_a_subscription_waits_for_a_leader_longer_than_for_one_answer(
+async def test_a_subscription_waits_longer_for_a_leader_than_for_one_answer(
     millstream_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The same of a durable subscription that looks whether it is still there."""
@@ -327,7 +329,7 @@ async def test_a_subscription_waits_for_a_leader_longer_than_for_one_answer(
         assert lane.stop() == []
 
 
-async def test_a_publish_that_may_be_stored_is_not_said_to_have_found_nobody(
+async def test_a_publish_that_may_be_stored_does_not_raise_no_responders(
     millstream_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its first ack was lost; then the topic had no leader, or was gone, and refused the rest."""
@@ -348,7 +350,7 @@ async def test_a_publish_that_may_be_stored_is_not_said_to_have_found_nobody(
                 await publishing
 
 
-async def test_closing_soon_after_a_reconnect_leaves_no_complaint_in_the_log(
+async def test_closing_soon_after_a_reconnect_logs_no_error(
     millstream_url: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     """import, seed 3: what was found out about the new server was cancelled, and asyncio told."""

@@ -24,7 +24,9 @@ ELSEWHERE = {*CLUSTERED, *PARTITIONED, *CLUSTER_POWER, *SPARKED}  # the files be
 
 
 @pytest.mark.parametrize("name", [name for name in SCENARIOS if name not in ELSEWHERE])
-async def test_a_scenario_holds_through_each_kind_of_its_faults(name: str, tmp_path: Path) -> None:
+async def test_a_scenario_keeps_its_promises_through_each_kind_of_fault(
+    name: str, tmp_path: Path
+) -> None:
     await hold(name, tmp_path)
 
 

@@ -16,5 +16,7 @@ from tests.faults.short import hold
 
 
 @pytest.mark.parametrize("name", [*CLUSTERED, *PARTITIONED, *CLUSTER_POWER])
-async def test_a_scenario_holds_through_each_kind_of_its_faults(name: str, tmp_path: Path) -> None:
+async def test_a_scenario_keeps_its_promises_through_each_kind_of_fault(
+    name: str, tmp_path: Path
+) -> None:
     await hold(name, tmp_path)

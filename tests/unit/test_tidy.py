@@ -195,16 +195,24 @@ def test_a_text_names_no_folder_of_one_machine(path: Path) -> None:
     assert not MACHINE.findall(path.read_text())
 
 
+BARE_TEST = re.compile(r"`(test_\w+)`")
 NAMED_TEST = re.compile(r"\b(tests/[\w/]+\.py)(?:::(\w+))?")
 
 
 def missing_tests(text: str) -> list[str]:
-    """Tests that a text names (`tests/x.py`, `tests/x.py::test_y`) and that do not exist."""
-    return [
+    """Tests that a text names (`tests/x.py`, `tests/x.py::test_y`, `test_y`) in vain."""
+    missing = [
         f"{file}::{test}" if test else file
         for file, test in NAMED_TEST.findall(text)
         if not (ROOT / file).is_file() or (test and f"def {test}(" not in (ROOT / file).read_text())
     ]
+    return missing + [name for name in BARE_TEST.findall(text) if name not in all_tests()]
+
+
+@cache
+def all_tests() -> set[str]:
+    files = (path for path in PYTHON if path.is_relative_to(ROOT / "tests"))
+    return {name for path in files for name in re.findall(r"def (test_\w+)\(", path.read_text())}
 
 
 @pytest.mark.parametrize("path", TEXTS, ids=name_of)
@@ -215,7 +223,8 @@ def test_a_test_that_a_page_names_exists(path: Path) -> None:
 def test_a_named_test_that_does_not_exist_is_found() -> None:
     this = "tests/unit/test_tidy.py"
     assert missing_tests(f"{this}, {this}::test_a_fault_is_found") == []
-    for wrong in ("tests/unit/test_untidy.py", f"{this}::test_a_fault"):
+    assert missing_tests("`test_a_fault_is_found`") == []
+    for wrong in ("tests/unit/test_untidy.py", f"{this}::test_a_fault", "test_a_fault"):
         assert missing_tests(f"see `{wrong}`.") == [wrong]
 
 

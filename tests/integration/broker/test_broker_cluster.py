@@ -131,7 +131,7 @@ async def hand_over(cluster: Cluster, number: int) -> float:
     return took
 
 
-async def test_a_node_stopped_gently_hands_over_quickly(cluster: Cluster) -> None:
+async def test_a_node_stopped_gracefully_hands_over_quickly(cluster: Cluster) -> None:
     # An election after a kill never takes less than three seconds. A machine that stands still can
     # make one handover as slow, but not each of five.
     for number in range(5):
@@ -153,12 +153,12 @@ async def test_a_reload_reaches_every_node_without_dropping_connections() -> Non
         assert answers == {"-ERR 'Authorization Violation'"}
 
 
-def test_a_wrong_node_name_is_told(cluster: Cluster) -> None:
+def test_a_wrong_node_name_is_refused(cluster: Cluster) -> None:
     with pytest.raises(ConfigError, match="the nodes are n1, n2, n3"):
         cluster.kill("n9")
 
 
-def test_a_folder_of_a_cluster_is_locked_and_kept_as_it_was_made(cluster: Cluster) -> None:
+def test_a_folder_of_a_cluster_is_locked_and_keeps_its_nodes(cluster: Cluster) -> None:
     with pytest.raises(FolderLocked):
         Broker(cluster.settings).start()
     with pytest.raises(FolderLocked):
@@ -179,7 +179,7 @@ def guess(port: int) -> bytes:
     return answer
 
 
-def test_nobody_joins_a_cluster_without_its_secret(cluster: Cluster, tmp_path: Path) -> None:
+def test_no_node_joins_a_cluster_without_its_secret(cluster: Cluster, tmp_path: Path) -> None:
     plan = json.loads((cluster.data / "nodes/n1/plan.json").read_text())
     # Who is slow to guess is told that instead.
     wait_until(lambda: b"Authorization Violation" in guess(plan["ports"]["cluster"]))
@@ -210,7 +210,7 @@ def test_a_failed_start_of_one_node_leaves_no_node(tmp_path: Path) -> None:
         read_state(tmp_path)
 
 
-def test_a_cluster_in_the_background_is_driven_by_name(tmp_path: Path) -> None:
+def test_nodes_of_a_background_cluster_are_controlled_by_name(tmp_path: Path) -> None:
     state = up(BrokerSettings(data=tmp_path), nodes=3)
     try:
         assert [node.name for node in state.nodes] == ["n1", "n2", "n3"]

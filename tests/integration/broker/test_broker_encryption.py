@@ -78,7 +78,7 @@ async def test_a_wrong_key_is_refused_before_a_server_runs_and_changes_nothing(
 
 
 @pytest.mark.parametrize("given", [Encryption(key=WRONG), None], ids=["wrong", "missing"])
-async def test_streams_of_unknown_origin_are_tried_behind_closed_doors(
+async def test_streams_of_unknown_origin_are_opened_without_clients_first(
     given: Encryption | None, tmp_path: Path
 ) -> None:
     """Without a fingerprint only the server can tell; no client may meet it meanwhile."""
@@ -116,7 +116,7 @@ async def test_plain_data_is_encrypted_when_a_key_is_given(tmp_path: Path) -> No
         Broker(settings(tmp_path, None)).start()
 
 
-async def test_a_key_file_is_made_once_and_never_replaced(tmp_path: Path) -> None:
+async def test_a_key_file_is_created_once_and_never_replaced(tmp_path: Path) -> None:
     key_file = tmp_path / "keys" / "mill.key"
     encryption = Encryption(key_file=key_file)
     await fill(tmp_path / "data", encryption)
@@ -130,7 +130,7 @@ async def test_a_key_file_is_made_once_and_never_replaced(tmp_path: Path) -> Non
     assert not key_file.exists()
 
 
-async def test_the_default_key_lies_in_the_data_folder(tmp_path: Path) -> None:
+async def test_the_default_key_is_stored_in_the_data_folder(tmp_path: Path) -> None:
     await fill(tmp_path, Encryption())
     assert stat.S_IMODE((tmp_path / "encryption.key").stat().st_mode) == 0o600
     with Broker(settings(tmp_path, Encryption())) as broker:

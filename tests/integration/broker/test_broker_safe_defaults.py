@@ -58,7 +58,7 @@ def test_events_are_on_disk_before_the_ack(broker: Broker) -> None:
         assert config["sync_interval"] == 2_500_000_000
 
 
-def test_a_client_that_is_held_up_may_log_in_late(broker: Broker) -> None:
+def test_a_delayed_client_can_log_in_late(broker: Broker) -> None:
     """The server's own two seconds cut off clients of a busy machine before they said a word."""
     assert ask(broker, "/varz")["auth_timeout"] == 10
 
@@ -70,7 +70,7 @@ def test_the_broker_listens_on_loopback_only(broker: Broker) -> None:
     assert facts.get("cluster", {}).get("cluster_port", 0) == 0
 
 
-async def test_a_message_of_eight_megabytes_is_taken(broker: Broker) -> None:
+async def test_a_message_of_eight_megabytes_is_accepted(broker: Broker) -> None:
     async with client(broker.url) as connection:
         assert connection.max_payload == 8 * 1024 * 1024
     assert await publish(broker.url, b"x" * (8 * 1024 * 1024 - 1024), stream="large") == [1]
@@ -160,7 +160,7 @@ async def test_the_limit_keeps_a_small_disk_from_filling_up(tmp_path: Path) -> N
         assert broker.health().ok
 
 
-async def test_a_disk_filled_by_others_is_told_and_the_broker_recovers_when_space_is_freed(
+async def test_a_disk_filled_by_others_is_reported_and_the_broker_recovers_when_space_is_freed(
     tmp_path: Path,
 ) -> None:
     with (
@@ -232,7 +232,7 @@ def test_no_leaf_node_connects_without_credentials() -> None:
             assert ask(hub, "/leafz")["leafnodes"] == 0
 
 
-async def test_a_create_while_a_stream_is_unreadable_never_happens(tmp_path: Path) -> None:
+async def test_nothing_is_created_while_a_stream_is_unreadable(tmp_path: Path) -> None:
     """A stream whose description is damaged keeps the broker from serving at all."""
     settings = BrokerSettings(data=tmp_path)
     with Broker(settings) as broker:

@@ -80,7 +80,7 @@ async def refused(connection: Any, subject: str, body: object = None) -> bool:
     return any("permissions violation" in words.lower() for words in connection.seen[before:])
 
 
-def test_nobody_connects_without_a_password(broker: Broker) -> None:
+def test_no_client_connects_without_a_password(broker: Broker) -> None:
     app = broker.credentials(Role.APP)
     assert login(broker.url, app.user, app.password.reveal()) == "PONG"
     for stranger in ({}, {"user": "app", "password": "guess"}, {"user": "anonymous"}):
@@ -117,7 +117,7 @@ async def test_a_reader_reads_everything_and_changes_nothing(broker: Broker) -> 
         assert (await admin.jetstream().stream_info("orders")).state.messages == 2
 
 
-async def test_a_reader_hears_live_events_but_joins_no_queue_group(broker: Broker) -> None:
+async def test_a_reader_receives_live_events_but_joins_no_queue_group(broker: Broker) -> None:
     async with (
         client(broker.url, broker.credentials(Role.READER)) as reader,
         client(broker.url, broker.credentials(Role.APP)) as app,

@@ -205,7 +205,7 @@ async def test_a_broker_in_the_background_outlives_its_starter(data: Path) -> No
     assert up(BrokerSettings(data=data)).url == url
 
 
-def test_a_second_up_says_who_is_there(data: Path) -> None:
+def test_a_second_up_names_the_running_broker(data: Path) -> None:
     state = up(BrokerSettings(data=data))
     with pytest.raises(FolderLocked, match=f"process {state.pid} since"):
         up(BrokerSettings(data=data))
@@ -234,7 +234,7 @@ def test_new_settings_reach_a_broker_in_the_background(data: Path) -> None:
         reload_settings(BrokerSettings(data=data / "other"))
 
 
-def test_a_sign_left_by_a_killed_standby_is_not_believed(data: Path) -> None:
+def test_a_file_left_by_a_killed_standby_is_ignored(data: Path) -> None:
     settings = BrokerSettings(data=data)
     up(settings)
     (standby,) = up(settings, standby=True).standby
@@ -243,7 +243,7 @@ def test_a_sign_left_by_a_killed_standby_is_not_believed(data: Path) -> None:
     assert list((data / "nodes/n1").glob("standby.*.json"))
 
 
-def test_a_crashed_server_in_the_background_is_started_again(data: Path) -> None:
+def test_a_crashed_server_in_the_background_is_restarted(data: Path) -> None:
     state = up(BrokerSettings(data=data))
     os.kill(state.nodes[0].server_pid, signal.SIGKILL)
 

@@ -90,14 +90,14 @@ def test_starting_twice_is_starting_once(settings: BrokerSettings) -> None:
         assert broker.start().pid == pid
 
 
-def test_a_broker_that_was_never_started_says_so(settings: BrokerSettings) -> None:
+def test_a_broker_that_was_never_started_raises_not_running(settings: BrokerSettings) -> None:
     with pytest.raises(NotRunning, match="millstream up"):
         _ = Broker(settings).url
     with pytest.raises(NotRunning):
         Broker(settings).health()
 
 
-def test_a_taken_port_is_named(settings: BrokerSettings, taken_port: int) -> None:
+def test_the_error_names_a_port_that_is_in_use(settings: BrokerSettings, taken_port: int) -> None:
     with pytest.raises(PortTaken, match=f"127.0.0.1:{taken_port} is in use"):
         Broker(replace(settings, port=taken_port)).start()
     with pytest.raises(PortTaken, match=f"127.0.0.1:{taken_port} is in use"):
@@ -106,7 +106,7 @@ def test_a_taken_port_is_named(settings: BrokerSettings, taken_port: int) -> Non
         assert broker.running
 
 
-def test_a_remembered_port_that_is_taken_meanwhile_is_replaced(settings: BrokerSettings) -> None:
+def test_a_remembered_port_that_is_now_in_use_is_replaced(settings: BrokerSettings) -> None:
     with Broker(settings) as broker:
         port = int(broker.url.rpartition(":")[2])
     with socket.socket() as listener:
@@ -129,7 +129,9 @@ def test_a_port_lost_between_choosing_and_listening_is_chosen_again(
         assert not broker.url.endswith(f":{taken_port}")
 
 
-def test_a_locked_folder_says_who_holds_it_and_is_not_touched(settings: BrokerSettings) -> None:
+def test_the_error_of_a_locked_folder_names_its_holder_and_nothing_is_changed(
+    settings: BrokerSettings,
+) -> None:
     with Broker(settings) as broker:
         before = broker.log.with_name("server.conf").read_bytes()
         with pytest.raises(FolderLocked, match=f"in use by process {broker.keeper_pid} since 20"):
@@ -174,7 +176,7 @@ def test_a_tiny_disk_is_refused_before_anything_starts(tmp_path: Path) -> None:
         Broker(BrokerSettings(data=folder / "data")).start()
 
 
-def test_a_folder_that_cannot_be_made_is_refused(tmp_path: Path) -> None:
+def test_a_folder_that_cannot_be_created_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(ConfigError, match="cannot be used"):
         Broker(BrokerSettings(data=tmp_path / "file" / "data")).start()
@@ -247,7 +249,7 @@ async def test_turning_authentication_on_keeps_the_events(settings: BrokerSettin
         assert await stored(broker.url, who=broker.credentials()) == [b"open"]
 
 
-async def test_a_limit_on_payload_is_told_to_clients() -> None:
+async def test_clients_learn_the_payload_limit() -> None:
     with running_broker(limits=Limits(max_payload=4096)) as broker:
         async with client(broker.url) as connection:
             assert connection.max_payload == 4096
@@ -275,7 +277,7 @@ def test_no_orphan_is_left_when_the_owner_is_killed(tmp_path: Path) -> None:
         assert broker.health().ok
 
 
-def test_no_orphan_is_left_when_a_fork_of_the_killed_owner_lives_on(tmp_path: Path) -> None:
+def test_no_orphan_is_left_when_a_fork_of_the_killed_owner_survives(tmp_path: Path) -> None:
     """The fork has copies of all our pipes, so that none of them is closed by the kill."""
     fork = "import os\n    if forked := os.fork(): print(forked, flush=True)"
     with owner(OWNER.format(then=fork), tmp_path) as process:
@@ -322,7 +324,7 @@ def _read(path: Path) -> str:
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_signal_to_the_keeper_stops_the_server_gently(
+def test_a_signal_to_the_keeper_stops_the_server_gracefully(
     number: signal.Signals, settings: BrokerSettings
 ) -> None:
     broker = Broker(settings).start()
@@ -342,7 +344,7 @@ def test_a_crashed_server_ends_an_embedded_broker(settings: BrokerSettings) -> N
     broker.stop()
 
 
-def test_a_stuck_server_is_killed_after_the_grace(settings: BrokerSettings) -> None:
+def test_a_stuck_server_is_killed_after_the_grace_period(settings: BrokerSettings) -> None:
     broker = Broker(settings).start()
     server = broker.pid
     os.kill(server, signal.SIGSTOP)

@@ -47,7 +47,7 @@ async def again(broker: Broker, between: Callable[[], None], kill: bool) -> tupl
 
 
 @pytest.mark.parametrize("part", [0.0, 0.5, 0.999])
-async def test_a_flipped_byte_in_the_log_of_a_killed_broker_is_told_at_its_start(
+async def test_a_flipped_byte_in_the_log_of_a_killed_broker_is_reported_at_its_start(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, part: float
 ) -> None:
     """flipped-byte, seed 113: the server cut the log at the damage and nobody knew."""
@@ -67,7 +67,7 @@ async def test_a_flipped_byte_in_the_log_of_a_killed_broker_is_told_at_its_start
         assert await again(broker, lambda: None, kill=False) == ()
 
 
-async def test_what_was_marked_while_the_broker_ran_is_missed_for_certain(tmp_path: Path) -> None:
+async def test_events_before_a_checkpoint_are_reported_as_lost_for_certain(tmp_path: Path) -> None:
     """flipped-byte: without a mark, damage and a write torn by a crash look alike."""
     async with running_broker(data=tmp_path) as broker:
         await fill(broker)
@@ -81,7 +81,7 @@ async def test_what_was_marked_while_the_broker_ran_is_missed_for_certain(tmp_pa
         assert f"though {COUNT} was seen there at {loss.marked_at}" in loss.text
 
 
-async def test_an_older_copy_of_the_store_is_told(tmp_path: Path) -> None:
+async def test_an_older_copy_of_the_store_is_reported(tmp_path: Path) -> None:
     data, copy = tmp_path / "data", tmp_path / "copy"
     async with running_broker(data=data) as broker:
         await fill(broker)
@@ -92,7 +92,7 @@ async def test_an_older_copy_of_the_store_is_told(tmp_path: Path) -> None:
         assert (loss.last, loss.marked, loss.cut) == (COUNT, COUNT + 20, False)
 
 
-async def test_a_server_that_is_held_up_while_it_is_stopped_leaves_its_mark(
+async def test_a_server_that_is_delayed_while_it_stops_leaves_a_checkpoint(
     tmp_path: Path,
 ) -> None:
     async with running_broker(data=tmp_path) as broker:
@@ -113,7 +113,7 @@ def _copy(source: Path, target: Path) -> None:
 
 
 @pytest.mark.parametrize("kill", [True, False], ids=["killed", "stopped"])
-async def test_nothing_is_told_of_logs_that_are_whole(tmp_path: Path, kill: bool) -> None:
+async def test_complete_logs_are_not_reported(tmp_path: Path, kill: bool) -> None:
     """Expired, purged, deleted and made anew, compacted, in memory: all of that is in order."""
     async with running_broker(data=tmp_path) as broker:
         await fill(broker)

@@ -42,7 +42,7 @@ async def test_a_broker_runs_for_a_block_and_leaves_nothing(tmp_path: Path) -> N
     assert left_in(tmp_path) == []
 
 
-async def test_the_same_works_asynchronously(tmp_path: Path) -> None:
+async def test_a_broker_runs_for_an_async_block(tmp_path: Path) -> None:
     async with running_broker(durability="memory") as broker:
         assert await publish(broker.url, b"1") == [1]
         assert broker.settings.durability == "memory"
@@ -88,7 +88,7 @@ async def test_a_cluster_runs_for_a_block(tmp_path: Path) -> None:
         pass
 
 
-async def test_accounts_of_a_pool_are_empty_and_apart_and_never_run_out(tmp_path: Path) -> None:
+async def test_accounts_of_a_pool_are_empty_and_isolated_and_never_run_out(tmp_path: Path) -> None:
     with AccountPool(size=2) as pool:
         urls = [pool.url() for _ in range(5)]
         assert len(set(urls)) == 5
@@ -133,7 +133,7 @@ def test_the_fixtures_work_in_a_users_project(tmp_path: Path) -> None:
     assert "3 passed" in done.stdout
 
 
-def test_a_broker_for_a_test_costs_a_fraction_of_a_second() -> None:
+def test_a_broker_for_a_test_takes_a_fraction_of_a_second() -> None:
     """Hundreds of tests with a broker of their own stay within a minute or two."""
     for _ in range(20):  # a machine with much to do makes many of them slow, but not each
         started = time.monotonic()

@@ -48,7 +48,7 @@ def test_a_second_up_on_the_folder_says_who_holds_it(cli: Cli) -> None:
     assert cli.json("status")["ok"]
 
 
-def test_a_taken_port_is_named(cli: Cli) -> None:
+def test_the_error_names_a_port_that_is_in_use(cli: Cli) -> None:
     with socket.socket() as other:
         other.bind(("127.0.0.1", 0))
         other.listen()

@@ -243,7 +243,7 @@ async def _is_not_heard(broker: Broker, mill: Mill, deed: str) -> None:
 
 @pytest.mark.parametrize("deed", list(DEEDS))
 @pytest.mark.parametrize("role", list(Role))
-async def test_a_role_does_what_it_may_and_nothing_else(
+async def test_a_role_can_do_what_it_may_and_nothing_else(
     broker: Broker, role: Role, deed: str
 ) -> None:
     async with as_user(broker, role) as mill:
@@ -260,9 +260,7 @@ async def test_a_role_does_what_it_may_and_nothing_else(
 
 
 @pytest.mark.parametrize("deed", list(DEEDS))
-async def test_another_tenant_finds_nothing_here_whatever_it_tries(
-    broker: Broker, deed: str
-) -> None:
+async def test_a_tenant_cannot_reach_another_tenants_data(broker: Broker, deed: str) -> None:
     before = await _state(broker)
     async with as_user(broker, Role.ADMIN, "acme") as stranger:
         if deed in OWN:
@@ -288,12 +286,12 @@ async def test_another_tenant_finds_nothing_here_whatever_it_tries(
         {"user": "system", "password": "system"},
     ],
 )
-async def test_who_is_not_known_does_not_get_in(broker: Broker, who: dict[str, Any]) -> None:
+async def test_an_unknown_user_cannot_connect(broker: Broker, who: dict[str, Any]) -> None:
     with pytest.raises(AuthenticationFailed):
         await millstream.connect(broker.url, **PATIENT, **who)
 
 
-async def test_a_role_of_one_account_has_no_power_in_another(broker: Broker) -> None:
+async def test_a_role_in_one_account_has_no_rights_in_another(broker: Broker) -> None:
     main, acme = broker.credentials(Role.ADMIN), broker.credentials(Role.ADMIN, "acme")
     assert main.password.reveal() != acme.password.reveal()
     with pytest.raises(AuthenticationFailed):

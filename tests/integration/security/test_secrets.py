@@ -43,7 +43,9 @@ def secrets_of(broker: Broker) -> list[str]:
     return [PASSWORD, KEY, *made]
 
 
-async def test_files_with_secrets_are_for_their_owner_alone(broker: Broker, folder: Path) -> None:
+async def test_files_with_secrets_are_readable_by_their_owner_only(
+    broker: Broker, folder: Path
+) -> None:
     async with millstream.connect(broker.url, user="ann", password=PASSWORD) as mill:
         await (await mill.create_topic("orders")).publish(b"1")
     modes = await asyncio.to_thread(_modes, folder, secrets_of(broker))
@@ -60,7 +62,7 @@ def _modes(folder: Path, secrets: list[str]) -> dict[str, int]:
     }
 
 
-def test_the_key_of_the_store_lies_nowhere_beside_the_store(broker: Broker, folder: Path) -> None:
+def test_the_key_of_the_store_is_not_stored_next_to_it(broker: Broker, folder: Path) -> None:
     found = [f for f in folder.rglob("*") if f.is_file() and KEY.encode() in content(f)]
     assert found == []
 
@@ -81,7 +83,7 @@ def _command(path: Path) -> bytes:
         return b""
 
 
-async def test_logs_say_no_secret_even_at_their_most_talkative(
+async def test_logs_contain_no_secret_even_at_debug_level(
     broker: Broker, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.DEBUG)
@@ -132,7 +134,7 @@ def _certificate(folder: Path) -> bool:
     return made.returncode == 0
 
 
-async def test_who_speaks_plainly_to_a_broker_with_tls_gives_nothing_away(tmp_path: Path) -> None:
+async def test_a_client_without_tls_sends_no_password_to_a_broker_with_tls(tmp_path: Path) -> None:
     made = await asyncio.to_thread(_certificate, tmp_path)
     if not made:
         pytest.skip("openssl cannot make certificates here")
