@@ -1,4 +1,4 @@
-"""What every test runs under."""
+"""Fixtures and settings for all tests."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ BLOCKING_ROOMS = [
     "millstream.closing",  # `with`, which those rooms use
 ]
 
-# Where the event loop may wait for the disk all the same: settings are read once for a connection,
-# a module and a time zone once for a process.
+# Where the event loop may still wait for the disk: settings are read once for a connection, a
+# module and a time zone once for a process.
 MAY_BLOCK = [
     ("millstream/settings.py", {"load", "data_folder", "read_project_file"}),
     ("millstream/events/packs/types.py", {"time_zone"}),
@@ -31,9 +31,9 @@ MAY_BLOCK = [
 ]
 
 
-# A machine that stands still for a while is no fault of the code: no example has a time limit of
-# its own, nor has the drawing of its data. What hangs is ended by pytest. `make test` draws the
-# same examples every time, `make test-all` (`--hypothesis-profile new`) and `make fuzz` new ones.
+# A stalled machine is not a bug: no example has a time limit, nor has the generation of its data.
+# Pytest ends tests that hang. `make test` uses the same examples every time, `make test-all`
+# (`--hypothesis-profile new`) and `make fuzz` new ones.
 settings.register_profile(
     "new",
     settings.default,

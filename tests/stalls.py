@@ -1,4 +1,4 @@
-"""Runs tests while their processes stand still at random, as on a machine with too much to do.
+"""Runs tests while their processes are stopped at random, as on an overloaded machine.
 
 `python -m tests.stalls [--seed N] [--longest SECONDS] -- tests/integration ...` gives everything
 after `--` to pytest. Meanwhile one random process below it after the other is stopped for a moment:
@@ -18,17 +18,19 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
-STOPPERS: Final = 2  # so that two processes may stand still at once, as two cores can be busy
+STOPPERS: Final = (
+    2  # so that two processes can be stopped at the same time, as two cores can be busy
+)
 PAUSE_SECONDS: Final = 0.5  # on average, between two stops
-STOP_SECONDS: Final = 0.5  # on average, for which a process stands still
+STOP_SECONDS: Final = 0.5  # on average, for which a process is stopped
 
 
 def descendants(root: int) -> list[int]:
-    """The processes below one, without those that are dead, or stopped by somebody else."""
+    """The descendants of a process that are neither dead nor stopped by another process."""
     children: dict[int, list[tuple[int, str]]] = {}
     for folder in Path("/proc").iterdir():
         if folder.name.isdigit():
-            with suppress(OSError):  # it ended meanwhile
+            with suppress(OSError):  # it has ended
                 state, parent = (folder / "stat").read_text().rpartition(")")[2].split()[:2]
                 children.setdefault(int(parent), []).append((int(folder.name), state))
     found, ahead = [], [root]
@@ -41,7 +43,7 @@ def descendants(root: int) -> list[int]:
 
 
 def stop_now_and_then(root: int, seed: int, longest: float, over: threading.Event) -> None:
-    """Stop random processes below `root` until it is over; each goes on, whatever happens."""
+    """Stop random processes below `root` until it ends; each is always continued."""
     chance = random.Random(seed)
     while not over.wait(chance.expovariate(1 / PAUSE_SECONDS)):
         living = descendants(root)

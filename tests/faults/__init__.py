@@ -1,1 +1,1 @@
-"""The program that breaks Millstream on purpose and counts: `python -m tests.faults`."""
+"""The program that injects faults and checks the promises: `python -m tests.faults`."""

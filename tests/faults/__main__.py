@@ -1,4 +1,4 @@
-"""Break Millstream and count: python -m tests.faults --seed N --minutes M --scenario NAME"""
+"""Inject faults and count: python -m tests.faults --seed N --minutes M --scenario NAME"""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def _run(name: str, arguments: argparse.Namespace, base: Path) -> dict[str, Any]
     summary = summary_of(orders, findings, time.monotonic() - begun)
     page = write_report(folder, summary)
     if findings.sound:
-        shutil.rmtree(folder / "data", ignore_errors=True)  # with problems it is the evidence
+        shutil.rmtree(folder / "data", ignore_errors=True)  # after problems it is kept as evidence
     if not arguments.json:
         verdict = "sound" if findings.sound else f"PROBLEMS {dict(findings.problems)}"
         _say(
@@ -61,7 +61,7 @@ def _run(name: str, arguments: argparse.Namespace, base: Path) -> dict[str, Any]
 
 
 def main() -> int:
-    """Run the scenarios one after the other; 1 when anything that must hold did not."""
+    """Run the scenarios one after the other; 1 if a promise was broken."""
     arguments = _arguments()
     chosen = arguments.scenario or ["all"]
     names = list(SCENARIOS) if "all" in chosen else chosen
@@ -73,7 +73,7 @@ def main() -> int:
         if reason is None:
             runs.append(_run(name, arguments, base))
         elif not arguments.json:
-            _say(f"{name}: left out: {reason}")
+            _say(f"{name}: skipped: {reason}")
     total = total_of(runs)
     if arguments.json:
         _say(json.dumps({"total": total, "runs": runs}, indent=2))

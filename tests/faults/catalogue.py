@@ -1,4 +1,4 @@
-"""All scenarios by name, what each breaks, and what it needs of the machine."""
+"""All scenarios by name, their faults, and what they need from the machine."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ SCENARIOS: Final[dict[str, Scenario]] = {
     **MOUNTED,
     **SPARKED,
 }
-# The kinds of fault that every run of a scenario, however short, must have had.
+# The kinds of fault that every run of a scenario must include, however short it is.
 KINDS: Final[dict[str, tuple[str, ...]]] = {
     "publish": EVERYTHING,
     "writers": (*BROKER, *NETWORK, *CLIENTS[:2]),
@@ -56,5 +56,5 @@ _NEEDS: Final[dict[str, Callable[[], str | None]]] = {
 
 
 def why_not(name: str) -> str | None:
-    """Why a scenario cannot run here; None when it can."""
+    """Why a scenario cannot run on this machine; None if it can."""
     return _NEEDS[name]() if name in _NEEDS else None

@@ -1,4 +1,4 @@
-"""What must hold of a run, as pure functions over its history; each can fail, and tests prove it.
+"""What must be true of a run, as pure functions over its history; tests prove that each can fail.
 
 The kinds of problem:
 
@@ -32,17 +32,17 @@ __all__ = [
     "check_writer",
 ]
 
-EXAMPLES: Final = 20  # problems of one kind that are kept in words; all are counted
+EXAMPLES: Final = 20  # problems of one kind that are described; all are counted
 
 
 class Stored(NamedTuple):
-    """One event as it was read back; `id` is None when its bytes are not those of any event."""
+    """One event as it was read back; `id` is None if its bytes belong to no event that was sent."""
 
     id: str | None
     key: str | None
     partition: int
     offset: int
-    row: int = 0  # its place in a pack
+    row: int = 0  # its index in a pack
 
     @property
     def place(self) -> tuple[int, int, int]:
@@ -75,12 +75,12 @@ class Findings:
 
 
 def _places(found: Findings, stored: Iterable[Stored], once: bool) -> dict[str, Stored]:
-    """Where each event is; what is there twice, or is nothing that was ever made, is a problem."""
+    """Where each event is; one that is stored twice or was never sent is a problem."""
     places: dict[str, Stored] = {}
     for event in stored:
         found.counts["events"] += 1
         if event.id is None:
-            found.problem("corrupt", f"offset {event.offset} holds other bytes than were sent")
+            found.problem("corrupt", f"offset {event.offset} has other bytes than were sent")
         elif event.id in places:
             if once:
                 found.problem("doubled", f"{event.id} at {places[event.id].place}, {event.place}")
@@ -90,7 +90,7 @@ def _places(found: Findings, stored: Iterable[Stored], once: bool) -> dict[str, 
 
 
 def check_publishes(records: Iterable[Record], stored: Sequence[Stored]) -> Findings:
-    """Awaited publishes: every acknowledged event stored once, in order, where its receipt says."""
+    """Awaited publishes: every acknowledged event once, in order, at its receipt's offset."""
     found = Findings()
     places = _places(found, stored, once=True)
     invoked: set[str] = set()
@@ -111,7 +111,9 @@ def check_publishes(records: Iterable[Record], stored: Sequence[Stored]) -> Find
     for name, record in acked.items():
         event = places.get(name)
         if event is None:
-            found.problem("lost", f"{name} was acknowledged at offset {record['offset']}")
+            found.problem(
+                "lost", f"{name} was acknowledged at offset {record['offset']} and is not stored"
+            )
         elif (event.partition, event.offset) != (record["partition"], record["offset"]):
             found.problem("claimed", f"{name}: receipt {record['offset']}, is at {event.place}")
     for name in places.keys() - invoked:
@@ -144,23 +146,23 @@ def check_writer(records: Iterable[Record], stored: Sequence[Stored]) -> Finding
         writer, number = name.split(":")[0], int(name.rsplit(":", 1)[1])
         numbers[writer][number] = event
     given: dict[str, int] = defaultdict(int)
-    said: dict[str, int] = defaultdict(int)  # the furthest position that was claimed as stored
+    reported: dict[str, int] = defaultdict(int)  # the highest position that was reported as stored
     for record in records:
         if record["what"] == "given":
             given[record["writer"]] = max(given[record["writer"]], record["position"])
         elif record["what"] in ("flushed", "opened"):
             found.counts[record["what"]] += 1
-            said[record["writer"]] = max(said[record["writer"]], record["position"])
-    for writer, position in said.items():
+            reported[record["writer"]] = max(reported[record["writer"]], record["position"])
+    for writer, position in reported.items():
         for number in range(max(numbers[writer], default=0) + 1, position + 1):
-            found.problem("lost", f"{writer}: position {position} said, {number} not stored")
+            found.problem("lost", f"{writer}: position {position} reported, {number} not stored")
     for writer, events in numbers.items():
         found.counts["operations"] += given[writer]
         if max(events, default=0) > given[writer]:
             found.problem("phantom", f"{writer}: {max(events)} is stored, given {given[writer]}")
         for number in range(1, max(events, default=0) + 1):
             if number not in events:
-                found.problem("lost", f"{writer}: {number} of {max(events)} is a hole")
+                found.problem("lost", f"{writer}: {number} of {max(events)} is missing")
     _check_key_order(found, numbers)
     return found
 
@@ -179,7 +181,7 @@ def _check_key_order(found: Findings, numbers: Mapping[str, Mapping[int, Stored]
 
 
 def check_deliveries(records: Iterable[Record], stored: Sequence[Stored]) -> Findings:
-    """A durable subscription: every stored event delivered at least once, none made up."""
+    """A durable subscription: every stored event delivered at least once, none invented."""
     found = Findings()
     known = {event.id for event in stored}
     delivered: Counter[str] = Counter()
@@ -187,7 +189,9 @@ def check_deliveries(records: Iterable[Record], stored: Sequence[Stored]) -> Fin
         if record["what"] == "delivered":
             found.counts["deliveries"] += 1
             if record["id"] is None:
-                found.problem("corrupt", f"offset {record['offset']} came with other bytes")
+                found.problem(
+                    "corrupt", f"offset {record['offset']} was delivered with other bytes"
+                )
             else:
                 delivered[record["id"]] += 1
         elif record["what"] == "settled":
@@ -235,9 +239,9 @@ def check_group(records: Iterable[Record], stored: Sequence[Stored]) -> Findings
             if rank[name] > done[key] + 1:
                 found.problem("reordered", f"{name} before {order[key][done[key] + 1]}")
             if key in running:
-                found.problem("overlapped", f"{name} began while {running[key]['id']} ran")
+                found.problem("overlapped", f"{name} started while {running[key]['id']} ran")
             running[key] = record
-        elif what == "stopped":  # its owner was in doubt of its lease; the event comes again
+        elif what == "stopped":  # its owner was not sure of its lease; the event is redelivered
             running.pop(key, None)
         else:
             running.pop(key, None)
@@ -245,14 +249,14 @@ def check_group(records: Iterable[Record], stored: Sequence[Stored]) -> Findings
             done[key] = max(done[key], rank[name])
     found.counts["redelivered"] += sum(count - 1 for count in ended.values())
     for name in rank.keys() - ended.keys():
-        found.problem("skipped", f"{name} is stored and was never handled to its end")
+        found.problem("skipped", f"{name} is stored and was never handled completely")
     return found
 
 
 def check_outputs(
     inputs: Sequence[Stored], outputs: Sequence[Stored], function: Callable[[str], list[str]]
 ) -> Findings:
-    """Consume, transform, produce: the outputs are the function of the inputs, each once.
+    """Consume, transform, produce: the outputs are a function of the inputs, each once.
 
     Within a key of one input partition outputs have the order of their inputs.
     """
@@ -265,7 +269,7 @@ def check_outputs(
             wanted.add(name)
             output = places.get(name)
             if output is None:
-                found.problem("lost", f"{name} was not made from {event.id} at {event.place}")
+                found.problem("lost", f"{name} was not produced from {event.id} at {event.place}")
                 continue
             if output.key in last and last[output.key] >= output.place:
                 found.problem("reordered", f"{name} at {output.place} after {last[output.key]}")

@@ -1,4 +1,4 @@
-"""Scenarios on a cluster of three: nodes and leaders die, freeze and are cut off."""
+"""Scenarios on a cluster of three: nodes and leaders are killed, frozen and isolated."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class LocalNode:
 
     cluster: Cluster
     name: str
-    patience: float = START_SECONDS  # until all its copies are current; it serves before
+    patience: float = START_SECONDS  # until all its replicas are current; it works before that
 
     @property
     def pid(self) -> int:
@@ -160,7 +160,7 @@ PARTITIONS: Final = ("isolate node", "isolate leader")
 
 
 async def _events(stage: Stage, faults: tuple[str, ...]) -> Findings:
-    """Publishes, packs and a subscription, three copies of everything."""
+    """Publishes, packs and a subscription, everything with three replicas."""
     async with stage.mill() as mill:
         await mill.create_topic("events", replicas=3)
         await mill.create_topic("packs", replicas=3)
@@ -190,7 +190,7 @@ async def _led(stage: Stage) -> bool:
 
 
 async def _table(stage: Stage, faults: tuple[str, ...]) -> Findings:
-    """A table with three copies under compare-and-set."""
+    """A table with three replicas under compare-and-set."""
     async with stage.mill() as mill:
         await mill.create_table("state", replicas=3)
     for number in range(3):
@@ -201,25 +201,25 @@ async def _table(stage: Stage, faults: tuple[str, ...]) -> Findings:
 
 
 async def cluster(orders: Orders) -> Findings:
-    """Three copies; nodes and leaders are killed, restarted and frozen."""
+    """Three replicas; nodes and leaders are killed, restarted and frozen."""
     async with local_stage(orders) as stage:
         return await _events(stage, (*BROKER, *LEADERS, *CLIENTS))
 
 
 async def cluster_tables(orders: Orders) -> Findings:
-    """A table with three copies; nodes and leaders are killed, restarted and frozen."""
+    """A table with three replicas; nodes and leaders are killed, restarted and frozen."""
     async with local_stage(orders) as stage:
         return await _table(stage, (*BROKER, *LEADERS))
 
 
 async def partitions(orders: Orders) -> Findings:
-    """Three copies; nodes and leaders are cut off from their peers, but not from the clients."""
+    """Three replicas; nodes and leaders are isolated from their peers, not from clients."""
     async with networked_stage(orders) as stage:
         return await _events(stage, (*PARTITIONS, "kill leader"))
 
 
 async def partition_tables(orders: Orders) -> Findings:
-    """A table with three copies, its leader cut off while clients still reach it."""
+    """A table with three replicas, its leader isolated while clients still reach it."""
     async with networked_stage(orders) as stage:
         return await _table(stage, PARTITIONS)
 

@@ -1,4 +1,4 @@
-"""Disks of their own for servers, that lose power or fill up.
+"""Disks for servers that can lose power or fill up.
 
 A disk is a file with an ext4 file system, mounted through a loop device over a node's store. Power
 loss is the kernel's own: the file system is shut down in one instant (FS_IOC_SHUTDOWN without a
@@ -29,12 +29,12 @@ __all__ = ["Disk", "can_mount", "lose_power"]
 
 FS_IOC_SHUTDOWN: Final = 0x8004587D
 WITHOUT_LOG_FLUSH: Final = 2
-UNMOUNT_SECONDS: Final = 60.0  # until processes that were killed are gone
+UNMOUNT_SECONDS: Final = 60.0  # until killed processes have ended
 STOP_SECONDS: Final = 30.0
 
 
 def can_mount() -> str | None:
-    """None when this machine can; else why not."""
+    """None if this machine can; otherwise why not."""
     if os.geteuid() != 0:
         return "a disk of its own needs root, for mount"
     for command in ("mkfs.ext4", "mount", "umount", "losetup", "sync"):
@@ -55,10 +55,10 @@ class Disk:
         self._image, self.at = image, at
         with image.open("wb") as file:
             file.truncate(megabytes * 1024 * 1024)
-        # Tables that are written lazily would be lost with the power and slow the first mount.
+        # Lazily written tables would be lost with the power and slow down the first mount.
         _run("mkfs.ext4", "-q", "-F", "-E", "lazy_itable_init=0,lazy_journal_init=0", str(image))
         at.mkdir(parents=True, exist_ok=True, mode=0o700)
-        # One device for the disk's whole life: a second one would not see what the first one holds.
+        # One device as long as the disk exists: a second one would not see the first one's data.
         found = subprocess.run(
             ["losetup", "--find", "--show", str(image)], check=True, capture_output=True, text=True
         )
@@ -84,11 +84,11 @@ class Disk:
             time.sleep(0.05)
 
     def sync(self) -> None:
-        """Let all that was written reach this disk, and wait for no other."""
+        """Sync this disk, and no other."""
         _run("sync", "-f", str(self.at))
 
     def lose_power(self) -> None:
-        """From this instant nothing reaches the disk, and what had not is lost."""
+        """From now on nothing reaches the disk; what has not reached it yet is lost."""
         folder = os.open(self.at, os.O_RDONLY)
         try:
             fcntl.ioctl(folder, FS_IOC_SHUTDOWN, struct.pack("I", WITHOUT_LOG_FLUSH))
@@ -96,7 +96,7 @@ class Disk:
             os.close(folder)
 
     def fill(self) -> int:
-        """Use up all the space there is; the bytes that took."""
+        """Fill the disk; returns how many bytes that took."""
         block, total = b"\0" * 65_536, 0
         file = os.open(self.at / "filler", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
         try:
@@ -116,7 +116,7 @@ class Disk:
         try:
             self.unmount()
         except OSError:
-            _run("umount", "--lazy", str(self.at))  # the kernel ends it with whoever holds it
+            _run("umount", "--lazy", str(self.at))  # the kernel unmounts it when its last user ends
             raise
         finally:
             self._detach()
@@ -127,7 +127,7 @@ class Disk:
 
 
 def lose_power(pids: Sequence[int], disks: Sequence[Disk]) -> None:
-    """Stop processes, then let nothing more reach their disks; the processes are left stopped."""
+    """Stop processes, then cut the power of their disks; the processes stay stopped."""
     for pid in pids:
         os.kill(pid, signal.SIGSTOP)
     for pid in pids:
@@ -148,6 +148,6 @@ def _await_stopped(pid: int) -> None:
 def _thread_states(pid: int) -> list[str]:
     states = []
     for task in Path(f"/proc/{pid}/task").iterdir():
-        with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # it ended by itself
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # it has ended
             states.append((task / "stat").read_text().rsplit(")", 1)[1].split()[0])
     return states

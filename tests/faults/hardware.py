@@ -41,8 +41,8 @@ SERVE_SECONDS: Final = 30.0  # for a cluster to elect its leaders after all node
 SHORT_SERVE_SECONDS: Final = 15.0  # in a short run, which fails for neither answer
 SHORT_SYNC_SECONDS: Final = 1.0  # in a short run
 FILLED_SECONDS: Final = 1.0
-REST_SECONDS: Final = 6.0  # the keeper marks the ends of logs every five
-LOOK_SECONDS: Final = 60.0  # to read and verify a small log, damaged or not
+REST_SECONDS: Final = 6.0  # the keeper saves a checkpoint every five
+READ_SECONDS: Final = 60.0  # to read and verify a small log, damaged or not
 
 
 @asynccontextmanager
@@ -51,10 +51,10 @@ async def disk_stage(orders: Orders, count: int = 1, **settings: Any) -> AsyncIt
     orders.folder.mkdir(parents=True, exist_ok=True)
     data = orders.folder / "data"
     chosen = BrokerSettings(data=data, **settings)
-    # Under `periodic` copies may never become current by themselves: no use to wait for long.
+    # Under `periodic` replicas may never become current on their own: do not wait for long.
     patience = START_SECONDS if chosen.durability is Durability.FSYNC else START_SECONDS / 2
     running: Broker | Cluster = Broker(chosen) if count == 1 else Cluster(chosen, nodes=count)
-    async with AsyncExitStack() as last:  # each is done, whatever became of the one before
+    async with AsyncExitStack() as last:  # each step runs, even if the one before failed
         disks: dict[str, Disk] = {}
         for name in (f"n{n}" for n in range(1, count + 1)):
             image = orders.folder / f"{name}.img"
@@ -87,7 +87,7 @@ async def _power(stage: Stage, step: Step) -> None:
     await asyncio.to_thread(_lose_power, stage, stage.nodes)
     await asyncio.sleep(step.length / 3)
     starts = [asyncio.to_thread(node.start) for node in stage.nodes]
-    # One that fails must not be told of while others still start: they would outlive the stage.
+    # Do not raise an error while other nodes still start: they would outlive the stage.
     for outcome in await asyncio.gather(*starts, return_exceptions=True):
         if isinstance(outcome, BaseException):
             raise outcome
@@ -101,7 +101,7 @@ async def _power_of_one(stage: Stage, step: Step) -> None:
 
 
 async def _full(stage: Stage, step: Step) -> None:
-    """Somebody else fills the disk; freed again, the server needs a restart, as its health says."""
+    """Other programs fill the disk; after that the server needs a restart, as its health says."""
     node = stage.nodes[0]
     disk = stage.disks[node.name]
     stage.findings.counts["bytes filled"] += await asyncio.to_thread(disk.fill)
@@ -140,28 +140,28 @@ async def _under(stage: Stage, faults: tuple[str, ...], **topic: Any) -> Finding
 
 
 async def power(orders: Orders) -> Findings:
-    """Power loss under `fsync`: what was acknowledged is there."""
+    """Power loss under `fsync`: acknowledged events are stored."""
     async with disk_stage(orders) as stage:
         return await _under(stage, ("power loss",))
 
 
 async def cluster_power(orders: Orders) -> Findings:
-    """Three copies under `fsync`; one node, or all at once, lose power."""
+    """Three replicas under `fsync`; one node, or all together, lose power."""
     async with disk_stage(orders, 3) as stage:
         return await _under(stage, ("power loss", "power loss of a node"), replicas=3)
 
 
 async def power_periodic(orders: Orders) -> Findings:
-    """Power loss under `periodic`: how much of what was acknowledged is gone; no problem, a figure.
+    """Power loss under `periodic`: how many acknowledged events are lost; a figure, not a problem.
 
-    Offsets are given again after a loss, so only counts are compared; that what is lost is the end
+    Offsets are reused after a loss, so only counts are compared; that the lost events are the end
     of the log, and no more than was written since the last sync, is checked.
     """
     return await _measured(orders, 1)
 
 
 async def cluster_power_periodic(orders: Orders) -> Findings:
-    """The same with three copies: copies do not help when all lose power at once."""
+    """The same with three replicas: they do not help if all lose power together."""
     return await _measured(orders, 3)
 
 
@@ -171,12 +171,14 @@ async def _measured(orders: Orders, nodes: int) -> Findings:
         async with stage.mill() as mill:
             await mill.create_topic("events", replicas=nodes)
         for disk in stage.disks.values():
-            await asyncio.to_thread(disk.sync)  # the topic is an old one; only events are at stake
+            await asyncio.to_thread(
+                disk.sync
+            )  # the topic itself must survive; only events may be lost
         await stage.worker("p0", "produce", topic="events", keys=8, pace=0.004)
         await stage.ready()
         chance = orders.chance("power")
         for _ in range(max(1, int(orders.seconds / (interval * 2)))):
-            # Some time after a sync: the loss is what came since.
+            # Some time after a sync: what came since is lost.
             await asyncio.sleep(interval + chance.random() * interval)
             await stage.worked()
             stage.findings.counts["fault: power loss"] += 1
@@ -189,7 +191,7 @@ async def _measured(orders: Orders, nodes: int) -> Findings:
             stored = await stored_events(await mill.topic("events"))
         measured = check_publishes(stage.records(), stored)
         lost = measured.problems.pop("lost", 0)
-        # Offsets are given anew after a loss, so a receipt from before it may name another event.
+        # Offsets are reused after a loss, so an earlier receipt may name another event.
         measured.problems.pop("claimed", 0)
         measured.problems.pop("reordered", 0)
         measured.examples.clear()
@@ -198,13 +200,13 @@ async def _measured(orders: Orders, nodes: int) -> Findings:
 
 
 async def _serves_again(stage: Stage, replicas: int) -> bool:
-    """Whether publishes are acknowledged again; if not, what docs/RELIABILITY.md says is done.
+    """Whether publishes are acknowledged again; if not, do what docs/RELIABILITY.md advises.
 
-    Not a problem, a figure: under `periodic` copies that lost their ends may not find together.
+    A figure, not a problem: under `periodic` replicas that lost their ends may never agree.
     """
     if await _serves(stage):
         return True
-    stage.findings.counts["did not serve again by itself"] += 1
+    stage.findings.counts["did not recover on its own"] += 1
     with contextlib.suppress(MillstreamError, TimeoutError):
         async with asyncio.timeout(SERVE_SECONDS), stage.mill() as mill:
             await mill.edit_topic("events", replicas=1)
@@ -220,13 +222,13 @@ async def _serves(stage: Stage) -> bool:
 
 
 async def full_disk(orders: Orders) -> Findings:
-    """Others fill the disk again and again; nothing acknowledged is lost."""
+    """Other programs fill the disk repeatedly; nothing acknowledged is lost."""
     async with disk_stage(orders) as stage:
         return await _under(stage, ("disk full",))
 
 
 async def flipped_byte(orders: Orders) -> Findings:
-    """One byte of a block changes: nothing wrong is ever served, and verify names what is gone."""
+    """One byte of a block changes: it is never served, and verify reports what is lost."""
     findings = Findings()
     chance = orders.chance("flips")
     loop = asyncio.get_running_loop()
@@ -245,7 +247,7 @@ class Flip(NamedTuple):
 
     kind: str
     killed: bool
-    rested: bool  # long enough for the keeper to have marked where the log ends
+    rested: bool  # long enough for the keeper to have saved a checkpoint
 
     def __str__(self) -> str:
         how = f"{self.kind}, {'killed' if self.killed else 'stopped'}"
@@ -292,7 +294,7 @@ async def _judge_flip(stage: Stage, before: list[Stored], how: str, findings: Fi
     losses = await asyncio.to_thread(_losses, stage)
     async with stage.mill() as mill:
         try:
-            async with asyncio.timeout(LOOK_SECONDS):
+            async with asyncio.timeout(READ_SECONDS):
                 topic = await mill.topic("log")
                 after = await stored_events(topic)
                 async for report in topic.admin.verify():
@@ -302,7 +304,7 @@ async def _judge_flip(stage: Stage, before: list[Stored], how: str, findings: Fi
             findings.problem("stuck", f"{how}: reading {stage.orders.folder} does not end")
             return
         except MillstreamError as error:
-            findings.counts[f"told by an error ({how}): {type(error).__name__}"] += 1
+            findings.counts[f"reported by an error ({how}): {type(error).__name__}"] += 1
             return
         findings.counts["events"] += len(after)
         wrong = set(after) - set(before)
@@ -311,13 +313,15 @@ async def _judge_flip(stage: Stage, before: list[Stored], how: str, findings: Fi
         if len(after) == len(before):
             findings.counts["nothing lost"] += 1
         elif told:
-            findings.counts[f"told by verify ({how})"] += 1
+            findings.counts[f"reported by verify ({how})"] += 1
         elif losses:
             certain = any(loss.marked is not None and loss.last < loss.marked for loss in losses)
             word = "as lost" if certain else "as lost or torn"
-            findings.counts[f"told by the broker at its start, {word} ({how})"] += 1
+            findings.counts[f"reported by the broker at its start, {word} ({how})"] += 1
         else:
-            findings.problem("lost", f"{how}: {len(before) - len(after)} gone, and nothing tells")
+            findings.problem(
+                "lost", f"{how}: {len(before) - len(after)} lost, and nothing reports it"
+            )
         if losses and len(after) == len(before):
             findings.problem("claimed", f"{how}: {losses[0].text}; but nothing is lost")
 

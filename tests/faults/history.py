@@ -17,12 +17,12 @@ __all__ = ["History", "Progress", "Record", "body_of", "id_of", "read_histories"
 
 Record = dict[str, Any]
 
-# What a worker notes when it has got something done.
+# What a worker records when it has completed something.
 DONE: Final = ("ok", "flushed", "settled", "end", "read-ok")
 
 
 class History:
-    """The notes of one process."""
+    """The records of one process."""
 
     def __init__(self, folder: Path, who: str) -> None:
         self.who = who
@@ -38,7 +38,7 @@ class History:
 
 
 def read_histories(folder: Path) -> list[Record]:
-    """All notes of a run, in the order of time; half a line at the end of a file is no note."""
+    """All records of a run, in order of time; an incomplete last line is ignored."""
     records: list[Record] = []
     for file in sorted(folder.glob("*.jsonl")):
         for line in file.read_bytes().split(b"\n")[:-1]:
@@ -47,7 +47,7 @@ def read_histories(folder: Path) -> list[Record]:
 
 
 class Progress:
-    """Counts what the processes of a run get done, reading only what is new."""
+    """Counts what the processes of a run complete, reading only new records."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -55,24 +55,25 @@ class Progress:
         self._count = 0
 
     def count(self) -> int:
-        """What has been done since the beginning of the run."""
+        """What has been completed since the start of the run."""
         for file in self._folder.glob("*.jsonl"):
             with file.open("rb") as notes:
                 notes.seek(self._read.get(file, 0))
                 fresh = notes.read()
-            whole = fresh[: fresh.rfind(b"\n") + 1]  # a line that is being written comes later
-            self._read[file] = self._read.get(file, 0) + len(whole)
-            self._count += sum(whole.count(f'"what":"{what}"'.encode()) for what in DONE)
+            # A line that is still being written is read later.
+            complete = fresh[: fresh.rfind(b"\n") + 1]
+            self._read[file] = self._read.get(file, 0) + len(complete)
+            self._count += sum(complete.count(f'"what":"{what}"'.encode()) for what in DONE)
         return self._count
 
 
 def body_of(name: str) -> bytes:
-    """The payload of an event, which its id decides: any changed byte shows."""
+    """The payload of an event, derived from its id: any changed byte is detected."""
     check = zlib.crc32(name.encode())
     return f"{name}|{check:08x}|".encode() + b"." * (check % 200)
 
 
 def id_of(body: bytes) -> str | None:
-    """The id whose payload this is; None when the payload is not as it was written."""
+    """The id of this payload; None if the payload was changed."""
     name = body.split(b"|", 1)[0].decode("utf-8", "replace")
     return name if body_of(name) == body else None

@@ -15,26 +15,28 @@ from typing import Final, Literal
 from tests.faults.checker import Findings
 from tests.faults.history import Record
 
-__all__ = ["Operation", "check_table", "linearizable", "only_reads_are_old", "operations_of"]
+__all__ = ["Operation", "check_table", "linearizable", "only_reads_are_stale", "operations_of"]
 
 NEVER: Final = 1 << 62  # the end of an operation that never ended
-STATES_MAX: Final = 500_000  # of one key; beyond it the answer is "not decided", and that is told
+STATES_MAX: Final = (
+    500_000  # of one key; beyond that the result is "not decided", which is reported
+)
 
 
 @dataclass(frozen=True, slots=True)
 class Operation:
-    """One call: when it ran, what it asked and what it was told."""
+    """One call: when it ran, what it requested and what it got."""
 
     kind: Literal["read", "write"]
     start: int
     end: int
     value: str | None  # read: what was found; write: the name of the write
-    expected: str | None = None  # write: the write that must be the present one
+    expected: str | None = None  # write: the write that must be the current one
     outcome: Literal["ok", "refused", "unknown"] = "ok"
 
 
 def linearizable(operations: Sequence[Operation]) -> bool | None:
-    """Whether some order explains every answer; None when it takes too long to tell."""
+    """Whether some order explains every answer; None if it takes too long to decide."""
     ops = sorted(operations, key=lambda op: op.start)
     must = frozenset(n for n, op in enumerate(ops) if op.outcome != "unknown")
     seen: set[tuple[frozenset[int], str | None]] = set()
@@ -49,7 +51,7 @@ def linearizable(operations: Sequence[Operation]) -> bool | None:
         left = must - done
         if not left:
             return True
-        # Nothing may come before an operation that had ended when it began.
+        # An operation cannot come before one that ended before it started.
         horizon = min(ops[n].end for n in left)
         for number, op in enumerate(ops):
             if op.start > horizon:
@@ -71,15 +73,15 @@ def _fits(op: Operation, state: str | None) -> bool:
 
 
 def operations_of(records: Iterable[Record]) -> dict[str, list[Operation]]:
-    """The operations on each key, from what the clients noted."""
-    begun: dict[str, Record] = {}
+    """The operations on each key, from the records of the clients."""
+    started: dict[str, Record] = {}
     found: dict[str, list[Operation]] = defaultdict(list)
     for record in records:
         what = record["what"]
         if what in ("read", "write"):
-            begun[record["op"]] = record
+            started[record["op"]] = record
         elif what in ("read-ok", "ok", "refused", "unknown") and "op" in record:
-            start = begun.pop(record["op"])
+            start = started.pop(record["op"])
             if start["what"] == "read":
                 if what == "read-ok":
                     found[start["key"]].append(
@@ -90,7 +92,7 @@ def operations_of(records: Iterable[Record]) -> dict[str, list[Operation]]:
             found[start["key"]].append(
                 Operation("write", start["t"], end, start["op"], start["expected"], what)
             )
-    for start in begun.values():  # their process was killed
+    for start in started.values():  # their process was killed
         if start["what"] == "write":
             found[start["key"]].append(
                 Operation("write", start["t"], NEVER, start["op"], start["expected"], "unknown")
@@ -98,23 +100,23 @@ def operations_of(records: Iterable[Record]) -> dict[str, list[Operation]]:
     return found
 
 
-def only_reads_are_old(operations: Sequence[Operation]) -> bool:
-    """Whether the writes are linearizable, and every read is of a state the key had before.
+def only_reads_are_stale(operations: Sequence[Operation]) -> bool:
+    """Whether the writes are linearizable, and every read returns a state that the key had.
 
     With several copies a leader that was frozen or cut off answers for a moment as if it still led:
     then reads and refusals are about the past. What it would accept is not stored.
     """
     writes = [op for op in operations if _writes(op)]
-    begun = {op.value: op.start for op in writes}
+    started = {op.value: op.start for op in writes}
     reads = [op for op in operations if op.kind == "read" and op.value is not None]
-    known = all(op.value in begun and begun[op.value] < op.end for op in reads)
+    known = all(op.value in started and started[op.value] < op.end for op in reads)
     return known and linearizable(writes) is True
 
 
 def check_table(records: Iterable[Record], *, copies: int = 1) -> Findings:
-    """Every key linearizable, and no two writers told that they replaced the same write.
+    """Every key is linearizable, and no two writers succeeded in replacing the same write.
 
-    With several copies that holds for writes; a read may be old, and is counted if it was.
+    With several replicas this holds for writes; stale reads are counted.
     """
     findings = Findings()
     for key, ops in operations_of(records).items():
@@ -130,7 +132,7 @@ def check_table(records: Iterable[Record], *, copies: int = 1) -> Findings:
             if op.outcome == "ok":
                 replaced.add(op.expected)
         answer = linearizable(ops)
-        if answer is False and copies > 1 and only_reads_are_old(ops):
+        if answer is False and copies > 1 and only_reads_are_stale(ops):
             findings.counts["keys with an old read"] += 1
         elif answer is None:
             findings.counts["keys not decided"] += 1

@@ -1,4 +1,4 @@
-"""Faults: what they do, and when, as the seed says.
+"""Faults: what they do, and when; the seed decides.
 
 The schedule of a run is decided before it begins, so the same seed gives the same faults with the
 same lengths and pauses. What the processes make of them depends on the machine as well: a run that
@@ -28,12 +28,12 @@ class Step(NamedTuple):
 
     pause: float  # seconds before it
     fault: str
-    length: float  # seconds that it lasts
-    pick: float  # 0 to 1: which of several it hits
+    length: float  # its duration in seconds
+    pick: float  # 0 to 1: which target it hits
 
 
 def schedule(chance: random.Random, faults: Sequence[str], seconds: float) -> list[Step]:
-    """The faults of a run; every kind comes before any comes again."""
+    """The faults of a run; every kind occurs before any is repeated."""
     steps: list[Step] = []
     total = 0.0
     bag: list[str] = []
@@ -53,7 +53,7 @@ def schedule(chance: random.Random, faults: Sequence[str], seconds: float) -> li
 
 
 async def haunt(stage: Stage, faults: Sequence[str], seconds: float) -> None:
-    """Let faults happen for so long, in a short run each kind once, then heal everything."""
+    """Inject faults for this long (each kind once in a short run), then end all of them."""
     await stage.ready()
     if stage.orders.short:
         await _each_once(stage, faults)

@@ -1,4 +1,4 @@
-"""Nodes in network namespaces of their own, so that a node can be cut off from its peers.
+"""Nodes in network namespaces of their own, so that a node can be isolated from its peers.
 
 Each node of the cluster lives in a namespace on one bridge; clients reach all of them from outside.
 A partition is a pair of blackhole routes: packets between the two nodes vanish, connections stay
@@ -25,13 +25,13 @@ __all__ = ["NetworkNode", "can_partition", "heal", "isolate", "networked"]
 
 PORT: Final = 4222
 ROUTE_PORT: Final = 6222
-START_SECONDS: Final = 120.0  # for a host to answer; it gives its server less
+START_SECONDS: Final = 120.0  # for a host to answer; it gives its server less time
 CLOSE_SECONDS: Final = 60.0
 USER, PASSWORD = "boss", "fault-tests"
 
 
 def can_partition() -> str | None:
-    """None when this machine can; else why not."""
+    """None if this machine can; otherwise why not."""
     if os.geteuid() != 0:
         return "partitions need root, for network namespaces"
     for command in ("ip", "nsenter"):
@@ -51,7 +51,7 @@ def _ip(*words: str) -> None:
 
 
 class NetworkNode:
-    """One node, run by a process inside its namespace that takes orders line by line."""
+    """One node, run by a process inside its namespace that reads commands line by line."""
 
     def __init__(self, name: str, address: str, namespace: str) -> None:
         self.name, self.address, self.namespace = name, address, namespace
@@ -72,7 +72,7 @@ class NetworkNode:
         command = [sys.executable, "-m", "tests.faults.node_host"]
         self._host = subprocess.Popen(
             # Not `ip netns exec`, which also copies all mounts: a disk that another test unmounts
-            # would live on in the copy.
+            # would stay mounted in the copy.
             [
                 "nsenter",
                 f"--net=/run/netns/{self.namespace}",
@@ -108,9 +108,9 @@ class NetworkNode:
         self._order("stop")
 
     def dismiss(self) -> None:
-        """Let it end, without waiting for that."""
+        """Ask it to end, without waiting."""
         if self._host is not None and self._host.stdin is not None:
-            with contextlib.suppress(OSError):  # it has ended by itself
+            with contextlib.suppress(OSError):  # it has already ended
                 self._host.stdin.close()
 
     def close(self) -> None:
@@ -131,14 +131,14 @@ def _line(stream: IO[str]) -> str:
 
 
 def isolate(node: NetworkNode, others: list[NetworkNode]) -> None:
-    """Let nothing pass between a node and its peers, in either direction."""
+    """Block all traffic between a node and its peers."""
     for other in others:
         _ip("-n", node.namespace, "route", "replace", "blackhole", f"{other.address}/32")
         _ip("-n", other.namespace, "route", "replace", "blackhole", f"{node.address}/32")
 
 
 def heal(nodes: list[NetworkNode]) -> None:
-    """Let everything pass."""
+    """Allow all traffic again."""
     for node in nodes:
         for other in nodes:
             if other is not node:
@@ -149,10 +149,10 @@ def heal(nodes: list[NetworkNode]) -> None:
 @asynccontextmanager
 async def networked(folder: Path, count: int = 3) -> AsyncIterator[list[NetworkNode]]:
     """A running cluster, each node in a namespace; everything is removed at the end."""
-    mark = os.getpid()
-    # Of the range for measurements of networks (RFC 2544), which no machine has an address in.
-    bridge, net = f"mf{mark}", f"198.{18 + mark % 2}.{mark // 2 % 250}"
-    nodes = [NetworkNode(f"n{n}", f"{net}.{n}", f"mf{mark}n{n}") for n in range(1, count + 1)]
+    run = os.getpid()
+    # From the range for network benchmarks (RFC 2544), which no machine uses.
+    bridge, net = f"mf{run}", f"198.{18 + run % 2}.{run // 2 % 250}"
+    nodes = [NetworkNode(f"n{n}", f"{net}.{n}", f"mf{run}n{n}") for n in range(1, count + 1)]
     try:
         await asyncio.to_thread(_build, bridge, net, nodes)
         routes = [f"{node.address}:{ROUTE_PORT}" for node in nodes]
@@ -166,7 +166,7 @@ async def networked(folder: Path, count: int = 3) -> AsyncIterator[list[NetworkN
 
 
 def _build(bridge: str, net: str, nodes: list[NetworkNode]) -> None:
-    _clear(bridge, nodes)  # what a killed process of the same number has left
+    _clear(bridge, nodes)  # left by a killed process with the same id
     _ip("link", "add", bridge, "type", "bridge")
     _ip("addr", "add", f"{net}.254/24", "dev", bridge)
     _ip("link", "set", bridge, "up")

@@ -1,4 +1,4 @@
-"""Runs one node of a cluster and takes orders on standard input: start, kill, stop.
+"""Runs one node of a cluster and takes commands from standard input: start, kill, stop.
 
 Each order is answered by one line of JSON. When the input ends, the node ends.
 """

@@ -1,4 +1,4 @@
-"""A TCP proxy between clients and a server that can be told to misbehave.
+"""A TCP proxy between clients and a server that can inject faults.
 
 Bytes are delayed, held back or thrown away, connections are cut or half-closed. Bytes are thrown
 away as a network does it: those of a connection from some moment on, and then it ends; TCP never
@@ -17,7 +17,7 @@ CHUNK: Final = 64 * 1024
 
 
 class _Pair:
-    """One client's connection and its twin to the server."""
+    """A client's connection and the matching one to the server."""
 
     def __init__(self, client: asyncio.StreamWriter, server: asyncio.StreamWriter) -> None:
         self.client = client
@@ -30,18 +30,18 @@ class _Pair:
 
 
 class Proxy:
-    """Listens on a port of its own and passes everything on to `host:port`, unless told not to."""
+    """Listens on a port of its own and forwards everything to `host:port`, except during faults."""
 
     def __init__(self, host: str, port: int) -> None:
-        self.target: tuple[str, int] | None = (host, port)  # None: nobody is there to pass on to
+        self.target: tuple[str, int] | None = (host, port)  # None: there is no server
         self._pairs: set[_Pair] = set()
         self._tasks: set[asyncio.Task[None]] = set()
         self._listener: asyncio.Server | None = None
-        self.delay = 0.0  # seconds that every chunk waits
-        self._going = asyncio.Event()  # while it is not set nothing passes, and nothing is lost
+        self.delay = 0.0  # seconds of delay for every chunk
+        self._going = asyncio.Event()  # while it is not set, everything is held back
         self._going.set()
-        self.dropping = False  # what comes is thrown away; ends with `cut`
-        self.refusing = False  # new connections are closed at once
+        self.dropping = False  # bytes are dropped; ends with `cut`
+        self.refusing = False  # new connections are closed immediately
         self.port = 0
         self.bytes = 0
         self.dropped = 0
@@ -72,7 +72,7 @@ class Proxy:
             pair.cut()
 
     def half_close(self, towards_server: bool) -> None:
-        """End one direction of every connection; the other goes on."""
+        """End one direction of every connection; the other stays open."""
         for pair in list(self._pairs):
             side = pair.server if towards_server else pair.client
             with contextlib.suppress(OSError, RuntimeError):
@@ -83,13 +83,13 @@ class Proxy:
         self._going.clear()
 
     def heal(self) -> None:
-        """Pass everything on again; connections that have lost bytes end."""
+        """Forward everything again; connections that have lost bytes are cut."""
         if self.dropping:
             self.cut()
         self.delay, self.dropping, self.refusing = 0.0, False, False
         self._going.set()
 
-    # -- passing on -----------------------------------------------------------------------
+    # -- forwarding ----------------------------------------------------------------------
 
     async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = asyncio.current_task()
@@ -101,7 +101,7 @@ class Proxy:
             return
         try:
             from_server, to_server = await asyncio.open_connection(*self.target)
-        except (OSError, asyncio.CancelledError):  # nobody answers, or the proxy ends
+        except (OSError, asyncio.CancelledError):  # no answer, or the proxy ends
             writer.transport.abort()
             return
         pair = _Pair(writer, to_server)
@@ -115,7 +115,7 @@ class Proxy:
             self._pairs.discard(pair)
 
     async def admit(self, chunk: bytes, towards: asyncio.StreamWriter) -> None:
-        """Return when bytes may pass; for a proxy that looks at what they say."""
+        """Return when bytes may pass; a proxy that inspects them overrides this."""
         await self._going.wait()
         if self.delay:
             await asyncio.sleep(self.delay)

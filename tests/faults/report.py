@@ -1,4 +1,4 @@
-"""What a run found, as JSON and as a page that can be read."""
+"""The result of a run, as JSON and as an HTML page."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ pre { background: #f5f5f5; padding: .8rem; overflow: auto }
 
 
 def summary_of(orders: Orders, findings: Findings, seconds: float) -> dict[str, Any]:
-    """The facts of one run."""
+    """The figures of one run."""
     problems, counts = findings.problems, findings.counts
     faults = {
         kind.removeprefix("fault: "): count
@@ -110,7 +110,7 @@ def _table(facts: dict[str, Any]) -> str:
 
 
 def _timeline(records: list[Record]) -> str:
-    """Faults as bars, one lane for each kind, above the operations finished over time."""
+    """Faults as bars, one row for each kind, above the operations finished over time."""
     if not records:
         return "<p>No history.</p>"
     first, last = records[0]["t"], max(records[-1]["t"], records[0]["t"] + 1)

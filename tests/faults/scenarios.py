@@ -1,4 +1,4 @@
-"""Scenarios on one broker: a workload, the faults it meets, and what must hold at the end."""
+"""Scenarios on one broker: a workload, its faults, and what must be true at the end."""
 
 from __future__ import annotations
 
@@ -76,9 +76,9 @@ async def groups(orders: Orders) -> Findings:
         async with stage.mill() as mill:
             await mill.create_topic("work", partitions=4)
         await stage.worker("p0", "produce", topic="work", keys=12, pace=0.02)
-        # In a long run members are frozen for longer than the lease. In a short one none is, and
-        # a machine that stands still for a moment must not make dead members of living ones: keys
-        # whose owners die again and again are given up.
+        # In a long run members are frozen for longer than the lease. In a short one they are not,
+        # and a machine that stalls for a moment must not make members look dead: events whose
+        # owners keep dying are dead-lettered.
         lease = 5.0 if orders.short else 2.0
         for number in range(3):
             await stage.worker(f"m{number}", "join", topic="work", pace=0.004, lease=lease)
@@ -93,7 +93,7 @@ async def groups(orders: Orders) -> Findings:
 
 
 async def process(orders: Orders) -> Findings:
-    """Consume, transform, produce, exactly once; two processes of the same name fight for it."""
+    """Consume, transform, produce, exactly once; two processes of the same name compete."""
     async with staged(orders) as stage:
         async with stage.mill() as mill:
             await mill.create_topic("input", partitions=2)

@@ -1,4 +1,4 @@
-"""Scenarios beside the log: importing a file, clocks that jump, and overloaded subscribers."""
+"""Other scenarios: importing a file, clocks that jump, and overloaded subscribers."""
 
 from __future__ import annotations
 
@@ -37,12 +37,12 @@ ROWS: Final = 30_000  # of a file
 SHORT_ROWS: Final = 20_000  # of a file in a short run; more than one pack
 WATCH_SECONDS: Final = 0.05
 IMPORT_TRIES: Final = 500
-FILES_MAX: Final = 50  # until one of them is killed in the midst of it
+FILES_MAX: Final = 50  # until one of the imports is killed half-way
 MESSAGES: Final = 20_000
 
 
 async def import_file(orders: Orders) -> Findings:
-    """`millstream import` of files, killed again and again: every row once, in order."""
+    """`millstream import` of files, killed repeatedly: every row once, in order."""
     rows = SHORT_ROWS if orders.short else min(ROWS, int(orders.seconds * 1000))
     async with staged(orders) as stage:
         async with stage.mill() as mill:
@@ -68,12 +68,12 @@ async def import_file(orders: Orders) -> Findings:
 
 
 def _has_killed(stage: Stage, files: int) -> bool:
-    """Whether an import was killed; one that is quicker than the look at its rows cannot be."""
+    """Whether an import was killed; one may end before its first rows are seen."""
     return files >= FILES_MAX or stage.findings.counts["fault: kill import"] > 0
 
 
 async def _watch_rows(stage: Stage) -> None:
-    """Note whenever rows have come: between the faults of a short run some must."""
+    """Record whenever rows have arrived: a short run needs some between its faults."""
     seen = 0
     while True:
         count = await _rows(stage)
@@ -112,7 +112,7 @@ async def _import_until_done(stage: Stage, file: str) -> None:
             stdout=asyncio.subprocess.DEVNULL,
             stderr=asyncio.subprocess.DEVNULL,
         )
-        # Later tries get longer: so the file is done some time, however slow the machine is.
+        # Later attempts get more time, so that even a slow machine completes the file.
         patience = chance.uniform(0.5, 1.2) + attempt * 0.1
         try:
             await _its_time(stage, process, attempt, patience)
@@ -127,13 +127,13 @@ async def _import_until_done(stage: Stage, file: str) -> None:
         stage.findings.counts["imports that ended"] += 1
         if process.returncode == 0:
             return
-    stage.findings.problem("stuck", f"the import did not end in {IMPORT_TRIES} tries")
+    stage.findings.problem("stuck", f"the import did not end in {IMPORT_TRIES} attempts")
 
 
 async def _its_time(
     stage: Stage, process: asyncio.subprocess.Process, attempt: int, patience: float
 ) -> None:
-    """Return when an import has ended or is to be killed: in time, or when rows of it have come."""
+    """Return when an import has ended or should be killed: after a time, or when rows arrived."""
     ending = asyncio.create_task(process.wait())
     if not stage.orders.short:
         await asyncio.wait({ending}, timeout=patience)
@@ -166,7 +166,7 @@ async def clocks(orders: Orders) -> Findings:
 
 
 async def overload(orders: Orders) -> Findings:
-    """Subscribers that are too slow: what they dropped and what they took is what was sent."""
+    """Slow subscribers: dropped and delivered messages add up to what was sent."""
     findings = Findings()
     chance = orders.chance("overload")
     loop = asyncio.get_running_loop()
@@ -201,7 +201,7 @@ async def _flood(stage: Stage, policy: Overload, room: int, findings: Findings) 
         findings.counts["events"] += counters.received
         findings.counts[f"dropped by {policy}"] += counters.dropped
         if not balanced(counters):
-            findings.problem("claimed", f"{policy}: the books do not balance: {counters}")
+            findings.problem("claimed", f"{policy}: the counters do not add up: {counters}")
         if counters.interruptions == 0 and counters.received != MESSAGES:
             findings.problem("lost", f"{policy}: sent {MESSAGES}, received {counters.received}")
 

@@ -16,7 +16,7 @@ URL, CHECKPOINT, MODE = sys.argv[1:]
 
 
 def main() -> None:
-    # Tasks are tried again, as on a cluster: a killed Python worker is one failed task.
+    # Tasks are retried, as on a cluster: a killed Python worker is one failed task.
     conf = {"spark.driver.memory": "768m", "spark.sql.shuffle.partitions": "2"}
     spark = session("faults", master="local[2, 8]", quick=True, conf=conf)
     labels = (

@@ -25,14 +25,14 @@ __all__ = ["SPARKED", "can_spark"]
 
 KEYS: Final = 6
 KINDS: Final = ("kill Spark driver", "kill Spark worker", "kill server", "cut")
-AT_WORK: Final = 0.7  # part of the kills of a long run that wait until output is written
+AT_WORK: Final = 0.7  # share of the kills in a long run that wait until output is written
 START_SECONDS: Final = 240.0  # until the first output, on a busy machine
 FINISH_SECONDS: Final = 300.0
-LOOK_SECONDS: Final = 0.5  # between looks at the output, which cost Spark's own time
+CHECK_SECONDS: Final = 0.5  # between checks of the output, which take time from Spark
 
 
 def can_spark() -> str | None:
-    """None when Spark is installed; else why the scenario cannot run."""
+    """None if Spark is installed; otherwise why the scenario cannot run."""
     if importlib.util.find_spec("pyspark") is None:
         return "Spark needs the extra: pip install millstream[spark]"
     return None
@@ -64,7 +64,7 @@ class Driver:
             )
 
     async def keep(self) -> None:
-        """Start it again when a query failed for good: what runs a pipeline does the same."""
+        """Restart it after a query has failed permanently, as a pipeline runner does."""
         if not self.alive:
             self._stage.findings.counts["drivers that gave up"] += 1
             await self.start()
@@ -88,11 +88,11 @@ class Driver:
         return found
 
 
-_drivers: dict[int, Driver] = {}  # by the stage's identity, for the faults
+_drivers: dict[int, Driver] = {}  # by the id of the stage, for the faults
 
 
 async def _at_work(stage: Stage, step: Step) -> None:
-    """Mostly strike while batches are being written; else at any moment, start-up included."""
+    """Mostly kill while batches are being written; otherwise at any moment, even at start-up."""
     if stage.orders.short or step.pick < AT_WORK:
         before = await _written(stage)
 
@@ -100,7 +100,7 @@ async def _at_work(stage: Stage, step: Step) -> None:
             await _drivers[id(stage)].keep()
             return await _written(stage) > before
 
-        await until(grown, START_SECONDS, LOOK_SECONDS)
+        await until(grown, START_SECONDS, CHECK_SECONDS)
 
 
 async def _kill_driver(stage: Stage, step: Step) -> None:
@@ -132,7 +132,7 @@ nemesis.FAULTS.update({"kill Spark driver": _kill_driver, "kill Spark worker": _
 
 
 async def spark(orders: Orders) -> Findings:
-    """Topic to topic with a join: the output is the function of the input."""
+    """Topic to topic with a join: the output is a function of the input."""
     async with staged(orders) as stage:
         async with stage.mill() as mill:
             await mill.create_topic("input", partitions=2)
@@ -153,7 +153,7 @@ async def spark(orders: Orders) -> Findings:
 
 
 async def _written(stage: Stage) -> int:
-    """How far the output has come; no further while the broker is down."""
+    """The size of the output; unchanged while the broker is down."""
     try:
         async with stage.mill() as mill:
             info = await (await mill.topic("output")).info()
@@ -170,7 +170,7 @@ async def _finish(stage: Stage, driver: Driver) -> Findings:
         await driver.keep()
         return not check_outputs(stored, await _outputs(stage), _same).problems["lost"]
 
-    await until(complete, FINISH_SECONDS, LOOK_SECONDS)
+    await until(complete, FINISH_SECONDS, CHECK_SECONDS)
     await driver.kill()
     findings = stage.findings.add(check_publishes(stage.records(), stored))
     return findings.add(check_outputs(stored, await _outputs(stage), _same))
@@ -181,7 +181,7 @@ def _same(name: str) -> list[str]:
 
 
 async def _outputs(stage: Stage) -> list[Stored]:
-    """What Spark wrote; the id of an event whose label is not its key's is not known."""
+    """What Spark wrote; an event with the wrong label has no id."""
     found = []
     async with stage.mill() as mill:
         async for event in (await mill.topic("output")).read():

@@ -1,4 +1,4 @@
-"""Starts the real processes of a run, keeps them going, and ends every one of them."""
+"""Starts the processes of a run, keeps them running, and ends all of them."""
 
 from __future__ import annotations
 
@@ -28,16 +28,16 @@ __all__ = ["Child", "Node", "Orders", "SingleNode", "Stage", "staged", "stored_e
 
 REPOSITORY: Final = Path(__file__).parents[2]
 START_SECONDS: Final = 60.0  # for a server to be ready
-END_SECONDS: Final = 60.0  # for a worker to end what it has begun
-WORKED: Final = 10  # things that must get done between two faults of a short run
-CATCH_UP_SECONDS: Final = 90.0  # for readers to have seen everything, once all is healed
-ANSWER_SECONDS: Final = 30.0  # for the supervisor's own questions: longer than an election
+END_SECONDS: Final = 60.0  # for a worker to finish its work
+WORKED: Final = 10  # operations between two faults of a short run
+CATCH_UP_SECONDS: Final = 90.0  # for readers to catch up after the last fault
+ANSWER_SECONDS: Final = 30.0  # for the supervisor's own requests: longer than an election
 POLL: Final = 0.1
-WORK_POLL: Final = 0.02  # a look at what is new in the notes costs little
+WORK_POLL: Final = 0.02  # reading new records is cheap
 
 
 class Node(Protocol):
-    """A server that can be broken."""
+    """A server that faults can hit."""
 
     @property
     def name(self) -> str: ...
@@ -113,12 +113,12 @@ class Orders:
         return self.seconds == 0
 
     def chance(self, purpose: str) -> random.Random:
-        """Random numbers that only the seed and the purpose decide."""
+        """Random numbers that depend only on the seed and the purpose."""
         return random.Random(f"{self.seed}.{self.scenario}.{purpose}")
 
 
 class Child:
-    """A worker process that is started again, with a new life, whenever it was killed."""
+    """A worker process that is restarted, as a new life, whenever it was killed."""
 
     def __init__(self, stage: Stage, name: str, role: str, plan: dict[str, Any]) -> None:
         self.name, self.role = name, role
@@ -132,7 +132,7 @@ class Child:
         return self._process is not None and self._process.returncode is None
 
     def begun(self) -> bool:
-        """Whether the present life has come so far that it takes notes and signals."""
+        """Whether the present life has started to record and to handle signals."""
         return (self._stage.orders.folder / f"{self.name}.{self.lives - 1}.jsonl").exists()
 
     async def start(self) -> None:
@@ -164,7 +164,7 @@ class Child:
             await self._process.wait()
 
     async def end(self) -> None:
-        """Let it finish what it has begun; whoever does not is a problem."""
+        """Let it finish its work; one that does not is a problem."""
         if self._process is None:
             return
         await until(lambda: self.begun() or not self.alive, END_SECONDS)
@@ -192,7 +192,7 @@ class Stage:
     orders: Orders
     nodes: list[Node]
     url: str  # for the workers, through the proxy when there is one
-    direct: Callable[[], str]  # for the final look
+    direct: Callable[[], str]  # for the final check
     history: History
     proxy: Proxy | None = None
     disks: dict[str, Disk] = field(default_factory=dict)  # by node, where they have their own
@@ -213,27 +213,27 @@ class Stage:
         return read_histories(self.orders.folder)
 
     async def end(self, *roles: str) -> None:
-        """End the workers of some roles, all at once."""
+        """End the workers of some roles, all together."""
         await asyncio.gather(*(child.end() for child in self.of_role(*roles)))
 
     async def ready(self) -> None:
-        """Return when every worker has begun: faults before that would hit nobody."""
+        """Return when every worker has started: earlier faults would hit nothing."""
         for child in self.children.values():
             if not await until(child.begun, END_SECONDS):
-                self.findings.problem("stuck", f"{child.name} did not begin")
+                self.findings.problem("stuck", f"{child.name} did not start")
 
     async def worked(self) -> None:
-        """Return when the workers have got something done from now on."""
+        """Return when the workers have completed something from now on."""
         progress = Progress(self.orders.folder)
         enough = progress.count() + WORKED
         if not await until(lambda: progress.count() >= enough, END_SECONDS, WORK_POLL):
-            self.findings.problem("stuck", f"nothing gets done for {END_SECONDS:g} s")
+            self.findings.problem("stuck", f"no progress for {END_SECONDS:g} s")
 
     async def crashes(self) -> None:
-        """Start workers again that ended by themselves, which none should."""
+        """Restart workers that ended on their own, which none should."""
         for child in self.children.values():
             if not child.alive:
-                self.findings.problem("crashed", f"{child.name} ended by itself")
+                self.findings.problem("crashed", f"{child.name} ended on its own")
                 await child.start()
 
     @asynccontextmanager
@@ -253,7 +253,7 @@ class Stage:
 
 @asynccontextmanager
 async def staged(orders: Orders, **settings: Any) -> AsyncIterator[Stage]:
-    """A broker, a proxy in front of it, and whatever the scenario starts; all gone at the end."""
+    """A broker, a proxy in front of it, and what the scenario starts; all end together."""
     orders.folder.mkdir(parents=True, exist_ok=True)
     broker = Broker(BrokerSettings(data=orders.folder / "data", **settings))
     await asyncio.to_thread(broker.start, timeout=START_SECONDS)
@@ -274,7 +274,7 @@ async def staged(orders: Orders, **settings: Any) -> AsyncIterator[Stage]:
 
 
 async def stored_events(topic: Topic) -> list[Stored]:
-    """Everything a topic holds."""
+    """All events of a topic."""
     return [
         Stored(id_of(event.value), event.key, event.partition, event.offset, event.index)
         async for event in topic.read()

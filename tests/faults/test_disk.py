@@ -1,4 +1,4 @@
-"""The simulated power loss keeps what was synced, else it would prove nothing."""
+"""The simulated power loss keeps what was synced; otherwise it would prove nothing."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ CUTS = 8
 RECORD = 160
 SECONDS = 60.0
 # Two threads, so that one writes while the other syncs, as streams of one server do. What was
-# synced is said on a pipe: like an acknowledgement, it is out when the power goes.
+# synced is written to a pipe: like an ack, it is sent before the power fails.
 WRITER = f"""
 import os, sys, threading
 def work(name):
@@ -39,7 +39,7 @@ def disk(tmp_path: Path) -> Disk:
 
 
 def synced_before_the_cut(disk: Disk) -> dict[str, int]:
-    """Let a process write until it has synced some records, then take its power."""
+    """Let a process write until it has synced some records, then cut the power."""
     with subprocess.Popen(
         [sys.executable, "-I", "-c", WRITER, str(disk.at)], stdout=subprocess.PIPE
     ) as writer:
@@ -59,7 +59,7 @@ def synced_before_the_cut(disk: Disk) -> dict[str, int]:
 
 
 def test_what_was_synced_survives_the_simulated_power_loss(disk: Disk) -> None:
-    """power, seed 109: processes that ran on were told of syncs that a real power cut undoes."""
+    """power, seed 109: running processes saw syncs succeed that a real power loss undoes."""
     try:
         for _ in range(CUTS):
             synced = synced_before_the_cut(disk)
@@ -70,7 +70,10 @@ def test_what_was_synced_survives_the_simulated_power_loss(disk: Disk) -> None:
                 assert len(content) // RECORD > last, f"{name}: {last} was synced and is gone"
                 records = [int(content[n : n + RECORD]) for n in range(0, last * RECORD, RECORD)]
                 assert records == list(range(last))
-            for name in ("one", "two"):  # also the one that had said nothing when the power went
+            for name in (
+                "one",
+                "two",
+            ):  # also the one that had written nothing when the power failed
                 (disk.at / name).unlink(missing_ok=True)
     finally:
         disk.close()

@@ -1,4 +1,4 @@
-"""Names, keys, headers, values and command lines that nobody sane would write."""
+"""Names, keys, headers, values and command lines with hostile content."""
 
 from __future__ import annotations
 

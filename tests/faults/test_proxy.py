@@ -1,4 +1,4 @@
-"""The proxy does to connections what it is told, and nothing else."""
+"""The proxy injects the faults it is asked for, and nothing else."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ import pytest
 from tests.faults.proxy import Proxy
 from tests.faults.supervisor import until
 
-SECONDS = 30  # for what comes for sure
+SECONDS = 30  # for what must arrive
 Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
 
 @asynccontextmanager
 async def echo() -> AsyncIterator[Proxy]:
-    """A proxy in front of a server that answers with what it gets."""
+    """A proxy in front of a server that echoes its input."""
 
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:

@@ -1,4 +1,4 @@
-"""What the fault program has found, each as a test that failed before its repair."""
+"""Defects that the fault program has found, each as a test that failed before the fix."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ T = TypeVar("T")
 
 
 def test_a_writer_does_not_mistake_anothers_claim_of_the_same_epoch_for_its_own() -> None:
-    """writers, seed 1: two claimants believed to own one fence, and lost each other's packs."""
+    """writers, seed 1: two claimants believed they owned one fence, and lost each other's packs."""
     last = FenceState(sequence=7, epoch=3, number=9, position=100)
     mine, theirs = last.claimed("me"), last.claimed("they")
     stored = read_state(8, dict(state_headers("w", theirs)))
@@ -57,7 +57,7 @@ def test_a_log_that_became_shorter_is_still_data_loss() -> None:
 async def test_of_many_writers_that_open_together_only_the_last_claimant_stores(
     millstream_url: str,
 ) -> None:
-    """writers, seed 1, with a real broker: every lane but one is fenced out, no unit vanishes."""
+    """writers, seed 1, with a real broker: every writer but one is fenced out, no unit is lost."""
     async with millstream.connect(millstream_url) as mill:
         topic = await mill.create_topic("orders")
         target = topic._target()
@@ -79,7 +79,7 @@ async def test_of_many_writers_that_open_together_only_the_last_claimant_stores(
 async def test_a_claim_follows_what_the_old_writer_stores_in_the_meantime(
     millstream_url: str,
 ) -> None:
-    """writers, seed 1: a unit of the old writer between look and claim was called data loss."""
+    """writers, seed 1: the old writer's unit between read and claim was reported as data loss."""
     async with millstream.connect(millstream_url) as mill:
         topic = await mill.create_topic("orders")
         target = topic._target()
@@ -197,7 +197,7 @@ async def test_a_foreign_clients_header_does_not_stop_readers_of_a_topic(
 
 
 class _Deaf(Proxy):
-    """Passes everything on but some bytes, by default acks of what is stored, while it is deaf."""
+    """Forwards everything except some messages, by default acks of stored events, while deaf."""
 
     def __init__(self, host: str, port: int) -> None:
         super().__init__(host, port)
@@ -216,7 +216,7 @@ class _Deaf(Proxy):
 async def test_a_write_that_was_stored_and_replaced_is_not_reported_as_refused(
     tmp_path: Path, replaced: int
 ) -> None:
-    """tables, seed 1: its ack was lost with the broker, which then knew its id no longer."""
+    """tables, seed 1: its ack was lost with the broker, which then no longer knew its id."""
     with running_broker(data=tmp_path) as broker:
         port = int(broker.url.rpartition(":")[2])
         reconnect = Reconnect(wait=0.02, wait_max=0.1)
@@ -232,7 +232,7 @@ async def test_a_write_that_was_stored_and_replaced_is_not_reported_as_refused(
                 for number in range(replaced):
                     await table.put("k", b"%d" % number, revision=await table.revision("k"))
                 await asyncio.to_thread(broker.kill)
-                await asyncio.sleep(0.2)  # longer than the broker remembers ids
+                await asyncio.sleep(0.2)  # longer than the duplicate window
                 await asyncio.to_thread(broker.start)
                 proxy.cut()
                 proxy.hears.set()
@@ -245,7 +245,7 @@ async def test_a_write_that_was_stored_and_replaced_is_not_reported_as_refused(
 
 
 async def test_a_write_that_never_arrived_is_reported_as_refused(millstream_url: str) -> None:
-    """Sent again, it finds that another was stored in its place: that is no doubt."""
+    """The retry finds that another write was stored instead: the outcome is known."""
     host, port = millstream_url.rpartition("@")[2].split(":")
     reconnect = Reconnect(wait=0.02, wait_max=0.1)
     async with _Deaf(host, int(port)) as proxy, millstream.connect(millstream_url) as other:
@@ -268,7 +268,7 @@ async def test_a_write_that_never_arrived_is_reported_as_refused(millstream_url:
 
 
 def _without_a_leader(real: Callable[..., Awaitable[T]]) -> Callable[..., Awaitable[T]]:
-    """The same call, which at first is told three times that there is no leader."""
+    """The same call, which fails three times at first because there is no leader."""
     refusals = [error_from(Refusal(503, ErrorCode.NO_LEADER, "unavailable")) for _ in range(3)]
 
     async def call(*arguments: Any, **named: Any) -> T:
@@ -282,7 +282,7 @@ def _without_a_leader(real: Callable[..., Awaitable[T]]) -> Callable[..., Awaita
 async def test_a_reader_waits_longer_for_a_leader_than_for_one_answer(
     millstream_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A cluster without a majority: readers ended when they had to be served by another node."""
+    """A cluster without a majority: readers ended when another node had to serve them."""
     host, port = millstream_url.rpartition("@")[2].split(":")
     async with Proxy(host, int(port)) as proxy, millstream.connect(millstream_url) as other:
         topic = await other.create_topic("t")
@@ -304,7 +304,7 @@ async def test_a_reader_waits_longer_for_a_leader_than_for_one_answer(
 async def test_a_subscription_waits_longer_for_a_leader_than_for_one_answer(
     millstream_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The same of a durable subscription that looks whether it is still there."""
+    """The same for a durable subscription that checks whether it still exists."""
     async with millstream.connect(millstream_url) as mill:
         topic = await mill.create_topic("t")
         async with topic.subscribe("s"):
@@ -332,7 +332,7 @@ async def test_a_subscription_waits_longer_for_a_leader_than_for_one_answer(
 async def test_a_publish_that_may_be_stored_does_not_raise_no_responders(
     millstream_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its first ack was lost; then the topic had no leader, or was gone, and refused the rest."""
+    """Its first ack was lost; then the topic had no leader, or was deleted."""
     monkeypatch.setattr(publisher, "RESEND_SECONDS", 0.2)
     host, port = millstream_url.rpartition("@")[2].split(":")
     async with _Deaf(host, int(port)) as proxy, millstream.connect(millstream_url) as other:
@@ -353,7 +353,7 @@ async def test_a_publish_that_may_be_stored_does_not_raise_no_responders(
 async def test_closing_soon_after_a_reconnect_logs_no_error(
     millstream_url: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """import, seed 3: what was found out about the new server was cancelled, and asyncio told."""
+    """import, seed 3: a query to the new server was cancelled, and asyncio logged it."""
     host, port = millstream_url.rpartition("@")[2].split(":")
     async with Proxy(host, int(port)) as proxy:
         url = millstream_url.replace(f":{port}", f":{proxy.port}")

@@ -20,7 +20,7 @@ from tests.faults.short import hold
 from tests.faults.sparked import SPARKED
 from tests.faults.supervisor import REPOSITORY
 
-ELSEWHERE = {*CLUSTERED, *PARTITIONED, *CLUSTER_POWER, *SPARKED}  # the files beside this one
+ELSEWHERE = {*CLUSTERED, *PARTITIONED, *CLUSTER_POWER, *SPARKED}  # in the files next to this one
 
 
 @pytest.mark.parametrize("name", [name for name in SCENARIOS if name not in ELSEWHERE])

@@ -35,13 +35,13 @@ from tests.faults.history import History, body_of, id_of
 
 __all__ = ["ROLES", "Worker", "outputs_of"]
 
-CONNECT_TRIES: Final = 600  # a tenth of a second apart: no outage of a run is longer
+CONNECT_TRIES: Final = 600  # a tenth of a second apart: longer than any outage of a run
 PAUSE: Final = 0.1
 
 
 @dataclass(frozen=True)
 class Worker:
-    """One process: its connection, its notes, its orders."""
+    """One process: its connection, its records, its plan."""
 
     mill: millstream.Mill
     history: History
@@ -90,7 +90,7 @@ async def _produce_key(worker: Worker, topic: Topic, key: str) -> None:
 
 
 async def write(worker: Worker) -> None:
-    """Write numbered events exactly once, going on where an earlier life ended."""
+    """Write numbered events exactly once, continuing where an earlier life ended."""
     topic = await worker.mill.topic(worker.plan["topic"])
     packing = Packing(max_events=50, linger=0.02)
     writer_name = worker.plan["writer"]
@@ -119,8 +119,8 @@ async def consume(worker: Worker) -> None:
     settings = SubscriptionSettings(ack_wait=3.0, max_in_flight=200)
     async with topic.subscribe("readers", settings) as subscription:
         while not worker.stopping.is_set():
-            # All at once: a killed server does not know what it delivered just before, and each
-            # ack of that is waited for until its time is up.
+            # All together: a killed server does not remember what it delivered just before, and
+            # each of those acks takes until its timeout.
             deliveries = await subscription.pull(50, timeout=0.2)
             await asyncio.gather(*(_settle(worker, delivery) for delivery in deliveries))
 
@@ -177,7 +177,7 @@ def outputs_of(name: str) -> list[str]:
 
 async def transform(worker: Worker) -> None:
     """Consume, transform, produce."""
-    # Here, because it loads Arrow: half of the time in which a worker starts, for this one role.
+    # Imported here because it loads Arrow, half of a worker's start-up time, for one role.
     from millstream.messaging.process import ProcessSettings
 
     source = await worker.mill.topic(worker.plan["topic"])
@@ -200,13 +200,13 @@ async def transform(worker: Worker) -> None:
 
 
 async def compare_and_set(worker: Worker) -> None:
-    """Read a key, then replace what was read, if it still is the present value."""
+    """Read a key, then replace what was read, if it is still the current value."""
     table = await worker.mill.table(worker.plan["table"])
     note = worker.history.note
     for number in range(10**9):
         if worker.stopping.is_set():
             return
-        # A key is used for some seconds: short histories are decided quickly.
+        # A key is used for a few seconds: short histories are checked quickly.
         slot = worker.chance.randrange(worker.plan["keys"])
         key = f"k{slot}.{_age()}"
         op = f"{worker.name}.{worker.plan['life']}.{number}"
@@ -250,7 +250,7 @@ ROLES: Final[dict[str, Callable[[Worker], Awaitable[None]]]] = {
 
 
 async def _connect(plan: dict[str, Any]) -> millstream.Mill:
-    """A connection, though the broker may be down just now."""
+    """A connection, even if the broker is down at first."""
     reconnect = Reconnect(wait_max=0.5)
     for attempt in range(CONNECT_TRIES):
         try:
@@ -309,7 +309,7 @@ async def _main(role: str, plan: dict[str, Any]) -> None:
                 break
         finally:
             await mill.close()
-        # A program under a supervisor is started anew; its numbers must not begin again.
+        # A supervised program is restarted; its numbers must not start again.
         plan = {**plan, "life": f"{plan['life']}r"}
         await asyncio.sleep(PAUSE)
     if jumping is not None:

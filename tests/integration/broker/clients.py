@@ -1,4 +1,4 @@
-"""What the broker's tests share: a client that is not ours, and looks at processes."""
+"""Helpers of the broker's tests: a nats-py client, and checks of processes."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ from millstream.broker import Broker, Credentials
 
 T = TypeVar("T")
 
-PATIENCE = 30.0  # seconds for what takes milliseconds, unless somebody stands still
+PATIENCE = 30.0  # seconds for what takes milliseconds, unless a process is stalled
 
 
 @contextlib.asynccontextmanager
 async def client(url: str, who: Credentials | None = None, **options: Any) -> AsyncIterator[Any]:
-    """A connection of nats-py; errors that come beside the replies are in `connection.seen`.
+    """A connection of nats-py; errors outside of replies are in `connection.seen`.
 
     Its flush returns when the server has handled all that was sent: of nats-py's own, the PING may
     overtake what was published before it. Requests of its JetStream have time, unless given less.
@@ -78,7 +78,7 @@ def login(url: str, user: str | None = None, password: str = "", **more: object)
 
 
 async def publish(url: str, *bodies: bytes, stream: str = "orders", **options: Any) -> list[int]:
-    """Declare the stream if need be, publish, and return the sequences that were acknowledged."""
+    """Create the stream if needed, publish, and return the acknowledged sequences."""
     async with client(url, **options) as connection:
         jetstream = connection.jetstream()
         await jetstream.add_stream(name=stream, subjects=[f"{stream}.>"])
@@ -97,7 +97,7 @@ async def stored(
 
 
 async def answered(ask: Callable[[], Awaitable[T]]) -> T:
-    """What a cluster answers: a request that meets an election is lost without a word."""
+    """What a cluster answers: a request during an election gets no answer."""
     end = time.monotonic() + 2 * PATIENCE
     while True:
         try:
@@ -109,20 +109,20 @@ async def answered(ask: Callable[[], Awaitable[T]]) -> T:
 
 
 async def declare(connection: Any, stream: str) -> None:
-    """Make a replicated stream."""
+    """Create a replicated stream."""
     jetstream = connection.jetstream(timeout=0.5)
     subjects = [f"{stream}.>"]
     await answered(lambda: jetstream.add_stream(name=stream, subjects=subjects, num_replicas=3))
 
 
 async def publish_until(jetstream: Any, number: int, subject: str = "orders.x") -> None:
-    """Publish one event until it is acknowledged; the id makes a repetition harmless."""
+    """Publish one event until it is acknowledged; the id makes retries safe."""
     body, headers = str(number).encode(), {"Nats-Msg-Id": str(number)}
     await answered(lambda: jetstream.publish(subject, body, headers=headers))
 
 
 def wait_until(condition: Callable[[], Any], seconds: float = 2 * PATIENCE) -> Any:
-    """The first true value of the condition; fails when the time is over."""
+    """The first true value of the condition; fails when the time is up."""
     end = time.monotonic() + seconds
     while not (value := condition()):
         if time.monotonic() > end:
@@ -132,7 +132,7 @@ def wait_until(condition: Callable[[], Any], seconds: float = 2 * PATIENCE) -> A
 
 
 async def wait_until_async(condition: Callable[[], Any], seconds: float = 2 * PATIENCE) -> Any:
-    """The same, while the event loop goes on."""
+    """The same, without blocking the event loop."""
     end = time.monotonic() + seconds
     while not (value := condition()):
         if time.monotonic() > end:
@@ -142,7 +142,7 @@ async def wait_until_async(condition: Callable[[], Any], seconds: float = 2 * PA
 
 
 def alive(pid: int) -> bool:
-    """Whether a process runs; one that only waits to be noticed by its parent does not."""
+    """Whether a process runs; a zombie does not."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
     except (FileNotFoundError, ProcessLookupError):
@@ -150,30 +150,30 @@ def alive(pid: int) -> bool:
 
 
 def command_line(pid: int) -> bytes:
-    """What the process list shows of a process."""
+    """A process's command line, as the process list shows it."""
     return Path(f"/proc/{pid}/cmdline").read_bytes()
 
 
 def exists(path: Path) -> bool:
-    """Whether there is such a file or folder."""
+    """Whether the file or folder exists."""
     return path.exists()
 
 
 def content(path: Path) -> bytes:
-    """What is in a file; nothing when it was removed since it was listed, as drafts are."""
+    """The content of a file; empty if it was removed since it was listed, as drafts are."""
     with contextlib.suppress(FileNotFoundError):
         return path.read_bytes()
     return b""
 
 
 def store_of(broker: Broker) -> Path:
-    """Where the broker keeps its streams."""
+    """The folder of the broker's streams."""
     return Path(json.loads((broker.data / "nodes/n1/plan.json").read_text())["store"])
 
 
 @contextlib.contextmanager
 def owner(code: str, *arguments: object) -> Iterator[subprocess.Popen[str]]:
-    """Another Python process that runs this code; killed at the end, and its forks with it."""
+    """Another Python process that runs this code; killed at the end, with its forks."""
     command = [sys.executable, "-c", textwrap.dedent(code), *map(str, arguments)]
     process = subprocess.Popen(
         command,
@@ -200,7 +200,7 @@ def line_of(process: subprocess.Popen[str]) -> str:
 
 
 class small_disk:  # noqa: N801 - read as a function
-    """A file system of a few megabytes; the test is skipped where none can be mounted."""
+    """A file system of a few megabytes; the test is skipped if none can be mounted."""
 
     def __init__(self, folder: Path, size: str) -> None:
         self.folder, self.size = folder, size

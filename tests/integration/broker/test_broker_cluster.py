@@ -55,7 +55,7 @@ def cluster() -> Iterator[Cluster]:
 
 
 def well(cluster: Cluster) -> Health | None:
-    """The health, when every node is well: one that is held up catches up first."""
+    """The health, once every node is ok: a delayed one catches up first."""
     health = cluster.health()
     return health if health.ok else None
 
@@ -96,7 +96,7 @@ async def test_acked_events_survive_the_kill_of_the_leading_node(cluster: Cluste
         assert not alive(pid)
         health = cluster.health()
         assert not health.ok
-        # The others may be catching up; the dead one is the one that says nothing.
+        # The others may be catching up; the dead one does not answer.
         silent = [node.name for node in health.nodes if "does not answer" in str(node.problem)]
         assert silent == [name]
         await asyncio.to_thread(cluster.restart, name)
@@ -107,7 +107,7 @@ async def test_acked_events_survive_the_kill_of_the_leading_node(cluster: Cluste
 
 
 def whole(cluster: Cluster) -> tuple[int, int] | None:
-    """Replicas and messages of `orders`, when every node is well."""
+    """Replicas and messages of `orders`, once every node is ok."""
     health = cluster.health()
     (stream,) = [stream for stream in health.streams if stream.name == "orders"]
     return (stream.replicas, stream.messages) if health.ok else None
@@ -126,14 +126,14 @@ async def hand_over(cluster: Cluster, number: int) -> float:
         took = time.monotonic() - started
     assert not cluster.health().ok
     await asyncio.to_thread(cluster.start)
-    # A node that was healthy may report once more that it catches up with its streams.
+    # A healthy node may report once more that it is catching up.
     await wait_until_async(lambda: cluster.health().ok)
     return took
 
 
 async def test_a_node_stopped_gracefully_hands_over_quickly(cluster: Cluster) -> None:
-    # An election after a kill never takes less than three seconds. A machine that stands still can
-    # make one handover as slow, but not each of five.
+    # An election after a kill never takes less than three seconds. A stalled machine can
+    # make one handover as slow, but not all five.
     for number in range(5):
         if await hand_over(cluster, number) < 3:
             return
@@ -166,7 +166,7 @@ def test_a_folder_of_a_cluster_is_locked_and_keeps_its_nodes(cluster: Cluster) -
 
 
 def guess(port: int) -> bytes:
-    """What a node answers to a stranger who guesses the secret."""
+    """What a node answers to a client that guesses the secret."""
     answer = b""
     with (
         socket.create_connection(("127.0.0.1", port), timeout=PATIENCE) as stranger,
@@ -181,7 +181,7 @@ def guess(port: int) -> bytes:
 
 def test_no_node_joins_a_cluster_without_its_secret(cluster: Cluster, tmp_path: Path) -> None:
     plan = json.loads((cluster.data / "nodes/n1/plan.json").read_text())
-    # Who is slow to guess is told that instead.
+    # A slow client gets a timeout error instead.
     wait_until(lambda: b"Authorization Violation" in guess(plan["ports"]["cluster"]))
     secret = json.loads((cluster.data / "credentials.json").read_text())["cluster"]
     logs = "".join(path.read_text() for path in cluster.data.glob("nodes/*/server.log"))
@@ -200,7 +200,7 @@ def test_a_failed_start_of_one_node_leaves_no_node(tmp_path: Path) -> None:
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         listener.listen()
-        port = listener.getsockname()[1] - 1  # the second node is to listen on the taken one
+        port = listener.getsockname()[1] - 1  # so the second node gets the taken one
         cluster = Cluster(BrokerSettings(data=tmp_path, port=port))
         with pytest.raises(Exception, match="is in use by another process"):
             cluster.start()
@@ -229,7 +229,7 @@ def test_nodes_of_a_background_cluster_are_controlled_by_name(tmp_path: Path) ->
 
 
 async def servers(system: Any, least: int) -> set[str]:
-    """Who answers; asked again until they are so many, and nobody else for half a second."""
+    """Who answers; asked again until there are this many, and no other for half a second."""
     answers = await system.subscribe("answers")
     names: set[str] = set()
     end = time.monotonic() + 2 * PATIENCE

@@ -81,7 +81,7 @@ async def test_a_wrong_key_is_refused_before_a_server_runs_and_changes_nothing(
 async def test_streams_of_unknown_origin_are_opened_without_clients_first(
     given: Encryption | None, tmp_path: Path
 ) -> None:
-    """Without a fingerprint only the server can tell; no client may meet it meanwhile."""
+    """Without a fingerprint only a server can check the key; no client may reach it then."""
     await fill(tmp_path, Encryption(key=RIGHT))
     plan = json.loads((tmp_path / "nodes/n1/plan.json").read_text())
     (tmp_path / "nodes/n1/key.json").unlink()

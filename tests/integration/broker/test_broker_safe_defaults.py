@@ -1,4 +1,4 @@
-"""The defaults that keep data safe, each shown on a real server."""
+"""Safe defaults, each checked on a real server."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def test_events_are_on_disk_before_the_ack(broker: Broker) -> None:
 
 
 def test_a_delayed_client_can_log_in_late(broker: Broker) -> None:
-    """The server's own two seconds cut off clients of a busy machine before they said a word."""
+    """The server's default of two seconds disconnected clients on a busy machine too early."""
     assert ask(broker, "/varz")["auth_timeout"] == 10
 
 
@@ -80,7 +80,7 @@ def test_the_store_limit_is_below_the_free_disk(tmp_path: Path) -> None:
     free = shutil.disk_usage(tmp_path).free
     with running_broker(data=tmp_path) as broker:
         (node,) = broker.health().nodes
-    # Others use the disk as well: before, or after, there was more than the limit.
+    # Other programs use the disk too: before or after, more than the limit was free.
     assert 0 < node.store_limit < max(free, shutil.disk_usage(tmp_path).free)
     assert node.memory_store_limit > 0
 
@@ -112,7 +112,7 @@ async def test_raw_settings_reach_the_server() -> None:
 
 
 async def publish_until_refused(broker: Broker, size: int) -> tuple[int, str]:
-    """Publish until the server says no; returns how many were acknowledged, and the words.
+    """Publish until the server refuses; returns how many were acknowledged, and the error.
 
     When its disk is full it says nothing. Neither does one that is held up: that one is well
     afterwards, and the id makes a repetition harmless.
@@ -199,7 +199,7 @@ async def test_a_leaf_node_with_its_own_domain_reaches_the_hub(tmp_path: Path) -
             await wait_until_async(lambda: ask(hub, "/leafz")["leafs"])
             await publish(edge.url, b"from the edge", stream="readings")
             async with client(hub.url) as connection:
-                # The hub learns a moment after the connection what the edge listens to.
+                # The hub learns the subscriptions of the edge a moment after the connection.
                 names = "$JS.edge.API.STREAM.NAMES"
                 answer = await answered(lambda: connection.request(names, b"", timeout=5))
                 assert json.loads(answer.data)["streams"] == ["readings"]
@@ -233,7 +233,7 @@ def test_no_leaf_node_connects_without_credentials() -> None:
 
 
 async def test_nothing_is_created_while_a_stream_is_unreadable(tmp_path: Path) -> None:
-    """A stream whose description is damaged keeps the broker from serving at all."""
+    """A stream with damaged metadata keeps the broker from starting."""
     settings = BrokerSettings(data=tmp_path)
     with Broker(settings) as broker:
         await publish(broker.url, b"1")

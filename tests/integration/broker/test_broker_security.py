@@ -1,4 +1,4 @@
-"""Who may do what: roles, tenants, listeners, certificates."""
+"""Permissions: roles, tenants, listeners, certificates."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def broker() -> Iterator[Broker]:
 
 @pytest.fixture(autouse=True)
 async def orders(broker: Broker) -> None:
-    """A stream with two events and a subscription, made anew by the admin."""
+    """A stream with two events and a subscription, created by the admin."""
     async with client(broker.url, broker.credentials(Role.ADMIN)) as admin:
         jetstream = admin.jetstream()
         for info in await jetstream.streams_info():
@@ -72,7 +72,7 @@ async def orders(broker: Broker) -> None:
 
 
 async def refused(connection: Any, subject: str, body: object = None) -> bool:
-    """Whether the server refuses a publish to the subject for lack of permission."""
+    """Whether the server denies a publish to the subject."""
     before = len(connection.seen)
     payload = b"" if body is None else json.dumps(body).encode()
     await connection.publish(subject, payload)
@@ -223,7 +223,7 @@ async def test_passwords_and_paths_with_any_characters_reach_the_server(tmp_path
 
 
 def listening(address: str) -> bool:
-    """Whether anybody accepts connections there."""
+    """Whether the port accepts connections."""
     host, _, port = address.rpartition(":")
     try:
         socket.create_connection((host, int(port)), timeout=PATIENCE).close()
@@ -235,7 +235,7 @@ def listening(address: str) -> bool:
 async def test_an_open_broker_listens_to_the_network_and_its_monitor_does_not() -> None:
     with running_broker(host="0.0.0.0", auth=True) as broker:
         assert broker.url.startswith("nats://127.0.0.1:")
-        # 127.0.0.2 stands for any other address of this machine.
+        # 127.0.0.2 represents any other address of this machine.
         assert listening(broker.url.replace("nats://127.0.0.1", "127.0.0.2"))
         assert listening(broker.monitor.removeprefix("http://"))
         assert not listening(broker.monitor.replace("http://127.0.0.1", "127.0.0.2"))
@@ -249,7 +249,7 @@ async def test_an_open_broker_listens_to_the_network_and_its_monitor_does_not() 
 
 @pytest.fixture(scope="module")
 def certificates(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A certificate for 127.0.0.1 that signs itself, and one for a client."""
+    """A self-signed certificate for 127.0.0.1, and one for a client."""
     folder = tmp_path_factory.mktemp("certificates")
     for name in ("server", "stranger"):
         done = subprocess.run(

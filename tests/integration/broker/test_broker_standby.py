@@ -1,4 +1,4 @@
-"""A standby waits for the folder and takes over; a background broker repairs itself."""
+"""A standby waits for the folder and takes over; a background broker restarts its server."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ from tests.integration.broker.clients import (
 
 @pytest.fixture
 def data(tmp_path: Path) -> Iterator[Path]:
-    """A folder on which nothing runs when the test is over."""
+    """A folder without running processes after the test."""
     yield tmp_path / "data"
     try:
         state = down(tmp_path / "data")
@@ -60,7 +60,7 @@ def state_or_none(data: Path) -> State | None:
 
 
 def taken_over(data: Path, owner: int) -> State | None:
-    """The state once another process than `owner` holds the folder."""
+    """The state once a process other than `owner` holds the folder."""
     state = state_or_none(data)
     return None if state is None or state.pid == owner else state
 

@@ -1,4 +1,4 @@
-"""Starting and stopping one broker, and every way in which a start fails."""
+"""Starting and stopping a broker, and every way in which a start can fail."""
 
 from __future__ import annotations
 
@@ -159,7 +159,7 @@ def test_a_start_that_takes_too_long_leaves_nothing_behind(
     stuck.chmod(0o755)
     monkeypatch.setenv("NATS_SERVER_BIN", str(stuck))
     broker = Broker(settings)
-    for timeout in (0.5, 5.0, 30.0):  # more where it is not even begun within the first
+    for timeout in (0.5, 5.0, 30.0):  # more where it has not even started within the first
         with pytest.raises(StartFailed, match="not ready in time"):
             broker.start(timeout=timeout)
         if (tmp_path / "pid").exists():
@@ -255,7 +255,7 @@ async def test_clients_learn_the_payload_limit() -> None:
             assert connection.max_payload == 4096
 
 
-# -- nobody left behind -------------------------------------------------------------------
+# -- no process left running --------------------------------------------------------------
 
 OWNER = """
     import sys, time
@@ -278,7 +278,7 @@ def test_no_orphan_is_left_when_the_owner_is_killed(tmp_path: Path) -> None:
 
 
 def test_no_orphan_is_left_when_a_fork_of_the_killed_owner_survives(tmp_path: Path) -> None:
-    """The fork has copies of all our pipes, so that none of them is closed by the kill."""
+    """The fork has copies of all pipes, so the kill closes none of them."""
     fork = "import os\n    if forked := os.fork(): print(forked, flush=True)"
     with owner(OWNER.format(then=fork), tmp_path) as process:
         server, keeper, _ = line_of(process).split()

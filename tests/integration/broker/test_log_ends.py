@@ -1,4 +1,4 @@
-"""A log that ends earlier than it once did is told, whoever cut it, and nothing else is."""
+"""A log that has become shorter is reported, whatever cut it, and nothing else is."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ async def fill(broker: Broker, count: int = COUNT) -> None:
 
 
 async def again(broker: Broker, between: Callable[[], None], kill: bool) -> tuple[LogLoss, ...]:
-    """Stop or kill, do something to the files, start; what is told then."""
+    """Stop or kill, change the files, start; the losses that are reported then."""
     await asyncio.to_thread(broker.kill if kill else broker.stop)
     await asyncio.to_thread(between)
     await asyncio.to_thread(broker.start)
@@ -50,7 +50,7 @@ async def again(broker: Broker, between: Callable[[], None], kill: bool) -> tupl
 async def test_a_flipped_byte_in_the_log_of_a_killed_broker_is_reported_at_its_start(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, part: float
 ) -> None:
-    """flipped-byte, seed 113: the server cut the log at the damage and nobody knew."""
+    """flipped-byte, seed 113: the server cut the log at the damage, and nothing reported it."""
     async with running_broker(data=tmp_path) as broker:
         await fill(broker)
         with caplog.at_level(logging.WARNING, logger="millstream.broker"):
@@ -68,13 +68,13 @@ async def test_a_flipped_byte_in_the_log_of_a_killed_broker_is_reported_at_its_s
 
 
 async def test_events_before_a_checkpoint_are_reported_as_lost_for_certain(tmp_path: Path) -> None:
-    """flipped-byte: without a mark, damage and a write torn by a crash look alike."""
+    """flipped-byte: without a checkpoint, damage and a torn write look alike."""
     async with running_broker(data=tmp_path) as broker:
         await fill(broker)
-        marks = tmp_path / "nodes" / "n1" / "log-ends.json"
+        checkpoints = tmp_path / "nodes" / "n1" / "log-ends.json"
         deadline = time.monotonic() + 120
-        while not marks.exists() or f'"last": {COUNT}' not in marks.read_text():
-            assert time.monotonic() < deadline, "the keeper made no mark"
+        while not checkpoints.exists() or f'"last": {COUNT}' not in checkpoints.read_text():
+            assert time.monotonic() < deadline, "the keeper saved no checkpoint"
             await asyncio.sleep(0.05)
         (loss,) = await again(broker, lambda: flip(tmp_path, 0.5), kill=True)
         assert (loss.marked, loss.cut) == (COUNT, True)
@@ -103,8 +103,8 @@ async def test_a_server_that_is_delayed_while_it_stops_leaves_a_checkpoint(
         goes_on.start()
         await asyncio.to_thread(broker.stop)
         goes_on.join()
-        marks = await asyncio.to_thread((tmp_path / "nodes/n1/log-ends.json").read_text)
-        assert f'"last": {COUNT}' in marks
+        checkpoints = await asyncio.to_thread((tmp_path / "nodes/n1/log-ends.json").read_text)
+        assert f'"last": {COUNT}' in checkpoints
 
 
 def _copy(source: Path, target: Path) -> None:
@@ -114,7 +114,7 @@ def _copy(source: Path, target: Path) -> None:
 
 @pytest.mark.parametrize("kill", [True, False], ids=["killed", "stopped"])
 async def test_complete_logs_are_not_reported(tmp_path: Path, kill: bool) -> None:
-    """Expired, purged, deleted and made anew, compacted, in memory: all of that is in order."""
+    """Expired, purged, recreated, compacted and memory streams have lost nothing."""
     async with running_broker(data=tmp_path) as broker:
         await fill(broker)
         async with millstream.connect(broker.url) as mill:

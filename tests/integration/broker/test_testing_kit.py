@@ -1,4 +1,4 @@
-"""What users' tests get: context managers, fixtures, nothing left behind."""
+"""Helpers for users' tests: context managers and fixtures that clean up."""
 
 from __future__ import annotations
 
@@ -135,7 +135,7 @@ def test_the_fixtures_work_in_a_users_project(tmp_path: Path) -> None:
 
 def test_a_broker_for_a_test_takes_a_fraction_of_a_second() -> None:
     """Hundreds of tests with a broker of their own stay within a minute or two."""
-    for _ in range(20):  # a machine with much to do makes many of them slow, but not each
+    for _ in range(20):  # a busy machine slows down many of them, but not all
         started = time.monotonic()
         with running_broker() as broker:
             assert isinstance(broker, Broker)

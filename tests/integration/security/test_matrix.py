@@ -1,4 +1,4 @@
-"""Who may do what: every pair is tried, and a refused deed must leave no trace."""
+"""Permissions: every role and action is tried, and a refused action must change nothing."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ SCHEMA: dict[str, Any] = {
     "fields": [{"name": "n", "type": "long"}],
 }
 
-# A refusal comes at once, and so does an answer, unless the broker is held up.
+# A refusal or answer comes immediately, unless the broker is delayed.
 PATIENT: dict[str, Any] = {"connect_timeout": 30.0, "request_timeout": 30.0}
 
 
@@ -48,7 +48,7 @@ async def as_user(broker: Broker, role: Role, account: str = "main") -> AsyncIte
 
 @pytest.fixture(autouse=True)
 async def orders(broker: Broker) -> None:
-    """A topic with two events, a subscription, a table and a schema, made anew by the admin."""
+    """A topic with two events, a subscription, a table and a schema, created by the admin."""
     async with as_user(broker, Role.ADMIN) as admin:
         for info in await admin.topics():
             await admin.delete_topic(info.name)
@@ -60,7 +60,7 @@ async def orders(broker: Broker) -> None:
 
 
 class NothingTaken(Exception):
-    """A pull that the server ignores, as it does for who may not pull."""
+    """A pull that the server ignores, as it does without permission."""
 
 
 async def _look(mill: Mill) -> None:
@@ -213,14 +213,14 @@ MAY: dict[Role, set[str]] = {
     Role.APP: set(LOOKING) | set(WORKING),
     Role.READER: set(LOOKING),
 }
-# Refused without a word to the caller: at most once means that nobody may hear it.
+# Refused without an error for the caller: messages are delivered at most once.
 UNHEARD = {"say", "serve"}
-# What needs nothing of anybody else, and so is as free in an account of one's own.
+# Needs nothing of other accounts, so it is allowed in every account.
 OWN = {"hear", "create", "say", "serve", "share", "claim"}
 
 
 async def _state(broker: Broker) -> object:
-    """All that could have changed."""
+    """Everything that could have changed."""
     async with as_user(broker, Role.ADMIN) as admin:
         topics = sorted(
             (i.name, i.settings, [p.last_offset for p in i.partitions])

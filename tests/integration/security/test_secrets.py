@@ -49,12 +49,12 @@ async def test_files_with_secrets_are_readable_by_their_owner_only(
     async with millstream.connect(broker.url, user="ann", password=PASSWORD) as mill:
         await (await mill.create_topic("orders")).publish(b"1")
     modes = await asyncio.to_thread(_modes, folder, secrets_of(broker))
-    assert modes  # the search finds them where they must be
+    assert modes  # the search finds the files that must exist
     assert {name: mode for name, mode in modes.items() if mode & 0o077} == {}
 
 
 def _modes(folder: Path, secrets: list[str]) -> dict[str, int]:
-    """The modes of the files that hold a secret."""
+    """The modes of the files that contain a secret."""
     return {
         str(file): stat.S_IMODE(file.stat().st_mode)
         for file in folder.rglob("*")
@@ -125,7 +125,7 @@ def test_the_reprs_of_a_broker_and_its_settings_show_no_secret(broker: Broker) -
 
 
 def _certificate(folder: Path) -> bool:
-    """Whether server.pem and server.key could be made."""
+    """Whether server.pem and server.key could be created."""
     words = (
         "openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -days 2 "
         "-subj /CN=server -addext subjectAltName=IP:127.0.0.1 -keyout server.key -out server.pem"
