@@ -33,7 +33,7 @@ def connect(
 
     The address is `url`, else `NATS_URL`, else `url` in millstream.toml, else the broker that
     `millstream up` started on this folder's data, else nats://127.0.0.1:4222. Other settings are
-    those of ConnectionSettings, as keywords. A `client_id` is claimed for this connection alone.
+    those of ConnectionSettings, as keywords. A `client_id` is claimed for this connection only.
     """
     return Connecting(Mill, settings or ConnectionSettings.load(url, **changes), client_id)
 
@@ -41,7 +41,7 @@ def connect(
 class Mill(Client):
     """A connection to a broker, for one event loop: subjects, topics, schemas and tables.
 
-    Reconnects by itself; close it when done.
+    Reconnects automatically; close it when done.
     """
 
     @cached_property
@@ -62,12 +62,12 @@ class Mill(Client):
         compatibility: str | None = None,
         **values: Any,
     ) -> Topic:
-        """Declare a topic; nothing happens when it exists with the same settings and schema.
+        """Create a topic; no-op if it already exists with the same settings and schema.
 
         `create_topic("orders", schema=Order, partitions=4, max_age="7d")`: see TopicSettings.
-        The schema is anything that `schemas.declare` takes; single events are written as JSON
-        unless `wire_format` says "avro" or "protobuf". On a topic that has a schema, another one
-        becomes its next version if `compatibility` (BACKWARD unless said) allows it, else
+        The schema is anything that `schemas.declare` accepts; single events are written as JSON
+        unless `wire_format` is "avro" or "protobuf". If the topic has a schema, another one
+        becomes its next version if `compatibility` (default BACKWARD) allows it, else
         Incompatible names the field. TopicConflict says which setting differs from an existing
         topic's.
         """
@@ -78,7 +78,7 @@ class Mill(Client):
         wanted = settings or TopicSettings(**values)
         if schema is None:
             if compatibility is not None:
-                raise ConfigError("compatibility is about a schema, and there is none")
+                raise ConfigError("compatibility needs a schema")
             return await self._open(await declare(self.jetstream, name, wanted), None)
         if wanted.wire_format is None:
             wanted = wanted.changed({"wire_format": "json"})
@@ -90,24 +90,24 @@ class Mill(Client):
     async def topic(self, name: str, type: type | None = None) -> Topic:
         """An existing topic, or any JetStream stream as it is.
 
-        With `type` values come as objects of that class, whichever version they were written
-        with; without, as dicts (bytes when the topic has no schema). `type=bytes` reads what is
-        stored, for tools: the schema is not asked, and nothing can be written.
+        With `type` values are objects of that class, whichever version they were written with;
+        without it they are dicts (bytes when the topic has no schema). `type=bytes` reads the
+        stored bytes, for tools: the schema is not used, and nothing can be published.
         """
         return await self._open(await open_topic(self.jetstream, name), type)
 
     async def delete_topic(self, name: str) -> None:
-        """Remove a topic, all its events and the list of its schema's versions.
+        """Delete a topic, all its events and the versions of its schema.
 
-        While a mirror of it is there the list stays, because the mirror is read with it.
+        The versions stay while a mirror of the topic exists, because it is read with them.
         """
         copies = [topic.settings.mirror for topic in await self.topics()]
         mirrored = any(mirror is not None and mirror.topic == name for mirror in copies)
-        # The topic first: who may not remove it must not take its schema away either.
+        # The topic first: a user without permission must not delete its schema either.
         try:
             await super().delete_topic(name)
         except TopicNotFound:
-            await self.schemas.forget(name)  # of a removal that was cut short in between
+            await self.schemas.forget(name)  # of a deletion that was interrupted
             raise
         if not mirrored:
             await self.schemas.forget(name)
@@ -116,7 +116,7 @@ class Mill(Client):
         return await self.open_as(info, await self._values(info, cls))
 
     async def promote_topic(self, name: str, *, allow_lag: bool = False) -> TopicInfo:
-        """Make a mirror a topic of its own, that takes events where its origin left off.
+        """Turn a mirror into a topic of its own, which continues after the last mirrored event.
 
         It keeps the schema of its origin, with all its versions.
         """
@@ -129,7 +129,7 @@ class Mill(Client):
         return await open_topic(self.jetstream, name)
 
     async def _values(self, info: TopicInfo, cls: type | None) -> ValueType | None:
-        """What the values of a topic are under its schema; None: bytes."""
+        """The value type of a topic by its schema; None: bytes."""
         settings = info.settings
         if cls is bytes:
             return await self._raw(info)
@@ -139,7 +139,7 @@ class Mill(Client):
             record = await self.schemas.find(info.name)
             if record is None:
                 raise SchemaNotFound(
-                    f"topic '{info.name}' was declared with a schema, but the registry has none. "
+                    f"topic '{info.name}' was created with a schema, but the registry has none. "
                     f"Register it: 'millstream schema register {info.name} FILE', or "
                     f"create_topic(...)"
                 )
@@ -150,8 +150,8 @@ class Mill(Client):
             return TypedValues(record, schemas, self.schemas.schema, cls)
         if cls is not None:
             raise SchemaError(
-                f"topic '{info.name}' has no schema, so its values are bytes and cannot come as "
-                f"{cls.__name__}. Declare it with create_topic(..., schema=...)"
+                f"topic '{info.name}' has no schema, so its values are bytes and cannot be read "
+                f"as {cls.__name__}. Create it with create_topic(..., schema=...)"
             )
         return None
 
@@ -165,7 +165,7 @@ class Mill(Client):
     async def _record_of_origins(
         self, settings: TopicSettings, cls: type | None
     ) -> TopicSchemas | None:
-        """The schema of a copy: that of its origins, if it is one, or a class says what to read."""
+        """The schema of a copy: that of its origins, if they agree or a class is given."""
         origins = settings.sources if settings.mirror is None else (settings.mirror,)
         if not origins or any(o.domain is not None or o.foreign for o in origins):
             return None
@@ -189,13 +189,13 @@ class Mill(Client):
         compatibility: str | None = None,
         **values: Any,
     ) -> Table:
-        """Declare a table: a topic that keeps the latest value of each key."""
+        """Create a table: a topic that keeps the latest value of each key."""
         from millstream.tables import Table
 
         if settings is None:
             values.setdefault("history", 1)
         elif settings.history is None:
-            raise ConfigError(f"table '{name}': give it a history, of 1 unless you know better")
+            raise ConfigError(f"table '{name}': set a history, normally 1")
         topic = await self.create_topic(
             name, settings, schema=schema, compatibility=compatibility, **values
         )
@@ -219,15 +219,15 @@ class Mill(Client):
         """Apply a function to every event of a topic and store the results in another.
 
         Exactly once: outputs and the position in the input are one commit. The function gets an
-        event and gives nothing, a value, a NewEvent, or several of them. `await process.run()`.
+        event and returns None, a value, a NewEvent, or several of them. `await process.run()`.
         """
         return source.process(target, function, settings)
 
     def guard(self, topic: str, settings: GuardSettings | None = None) -> Guard:
-        """The guarded entrance of a topic: `async with mill.guard("orders")`.
+        """A guard, which checks what other NATS clients publish: `async with mill.guard("orders")`.
 
-        While it is open, clients of any language publish plain messages to `ingress.orders.KEY`:
-        what fits the schema is stored and acknowledged, the rest is refused with the reason.
+        While it is open, clients in any language publish plain messages to `ingress.orders.KEY`:
+        messages that fit the schema are stored and acked, others are refused with the reason.
         """
         from millstream.schemas.registry.guard import Guard
 

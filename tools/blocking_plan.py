@@ -1,4 +1,4 @@
-"""Which asynchronous classes have a blocking twin, in which file, and what is special there."""
+"""Which asynchronous classes have a blocking twin, in which file, and their special cases."""
 
 from __future__ import annotations
 
@@ -7,29 +7,31 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True)
 class ClassPlan:
-    """How the twin of one class is made. What is not said here comes from the class itself."""
+    """How the twin of one class is generated. Everything else comes from the class itself."""
 
     home: str  # module of the asynchronous class
     name: str
     file: str  # module of the twin in millstream/blocking/generated
-    base: str = "Twin"  # a hand-written base that does what a rule cannot
+    base: str = "Twin"  # a hand-written base for what cannot be generated
     base_home: str = "twin"
     also: tuple[str, ...] = ()  # asynchronous base classes that the twin has too
     fixed: dict[str, str] = field(default_factory=dict)  # attributes that never change: their types
     live: dict[str, str] = field(default_factory=dict)  # attributes that change: read on the loop
-    pure: bool = False  # its properties only look at what never changes: read where they are asked
-    ahead: dict[str, int] = field(default_factory=dict)  # items to fetch before the reader: few big
-    posted: frozenset[str] = frozenset()  # plain calls that nobody waits for
+    pure: bool = False  # its properties never change: read without the loop
+    ahead: dict[str, int] = field(default_factory=dict)  # items fetched ahead of the reader
+    posted: frozenset[str] = frozenset()  # plain calls without a result
     queued: frozenset[str] = frozenset()  # calls that go to the loop in groups
-    last: frozenset[str] = frozenset()  # calls that come after all that producers were given
-    ends: frozenset[str] = frozenset()  # calls that are made also after a queued one failed
+    last: frozenset[str] = frozenset()  # calls that wait until producers handed over their events
+    ends: frozenset[str] = frozenset()  # calls that are made even after a queued one failed
     skip: frozenset[str] = frozenset()  # not offered, or written by hand in the base
 
 
 MESSAGING = "millstream.messaging"
+# Hand-written bases that enter and leave a context themselves.
+CONTEXT_BASES = {"Connected", "DeliveryReading", "GroupLeaving", "MessageReading", "Sending"}
 
-# In the order of need: a file may use the classes of the files before it at once, those of later
-# files only when a call needs them.
+# In order: a file imports the classes of the files before it at the top, those of later files
+# inside the calls that need them.
 PLANS = [
     ClassPlan(
         f"{MESSAGING}.core.message",
@@ -88,7 +90,7 @@ PLANS = [
         "subjects",
         fixed={"client_id": "str"},
         live={"epoch": "int"},
-        skip=frozenset({"claim"}),  # done when the connection gives it
+        skip=frozenset({"claim"}),  # it is claimed when the connection returns it
     ),
     ClassPlan(
         f"{MESSAGING}.subscriptions.subscription",
@@ -217,7 +219,7 @@ FILES = {
     "mill": "The connection that scripts and notebooks hold.",
 }
 
-# Alias of a handler's type -> its plain type here, and how it is given to the asynchronous call.
+# Alias of a handler's type -> its plain type, and how it is passed to the asynchronous call.
 HANDLERS = {
     "MessageHandler": (
         "Callable[[Message], object]",
@@ -225,5 +227,5 @@ HANDLERS = {
     ),
     "Handler": ("Callable[[Delivery], object]", "in_thread({0}, partial(Delivery, self._loop))"),
     "GroupHandler": ("Callable[[GroupEvent], object]", "in_group({0}, self._inner)"),
-    "Transform": ("Callable[[Event], Any]", "in_thread(at_once({0}))"),
+    "Transform": ("Callable[[Event], Any]", "in_thread(collected({0}))"),
 }

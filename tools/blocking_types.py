@@ -1,4 +1,4 @@
-"""The types in signatures of asynchronous classes, in the words of their blocking twins."""
+"""Translates the types in signatures of asynchronous classes for their blocking twins."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ __all__ = ["EXISTING", "ITERATORS", "Imports", "Types", "Undecided", "names_of",
 
 ITERATORS = {"AsyncIterator", "AsyncGenerator"}
 EXISTING = {plan.name: plan for plan in PLANS if importlib.util.find_spec(plan.home) is not None}
-ORDER = {name: place for place, name in enumerate(FILES)}
+ORDER = {name: index for index, name in enumerate(FILES)}
 
 
 class Undecided(Exception):
-    """The generator does not know what the twin should do; the plan has to say it."""
+    """The generator does not know what the twin should do; the plan has to decide."""
 
 
 # -- where names come from ----------------------------------------------------------------
@@ -123,12 +123,12 @@ class Types:
         return name
 
     def _home(self, name: str) -> tuple[str, str]:
-        # The plan's own words for attributes may be types that the module never names.
+        # The plan's types of attributes may be types that the module never imports.
         known = {**names_of("millstream.messaging"), **names_of(self._module)}
         if name not in known:
             raise Undecided(f"{self._module}: where does {name} come from?")
         home, original = known[name]
-        # A room's door passes names on; the file that defines them is what counts.
+        # A package's `__init__` re-exports names; the file that defines them counts.
         while home.startswith("millstream.") and home not in (self._module, "millstream.errors"):
             inner = names_of(home).get(original)
             if inner is None or inner == (home, original):
@@ -172,7 +172,7 @@ class _Translation(ast.NodeTransformer):
 
 
 def check_no_async(home: str, name: str) -> None:
-    """An asynchronous object must not be handed to code that cannot use it."""
+    """An asynchronous object must not be returned to code that cannot use it."""
     if not home.startswith("millstream."):
         return
     found = getattr(importlib.import_module(home), name, None)

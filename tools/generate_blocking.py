@@ -1,10 +1,10 @@
 """Writes the typed classes of millstream/blocking/generated from the asynchronous ones.
 
     python -m tools.generate_blocking            # writes the files
-    python -m tools.generate_blocking --check    # says which of them are stale
+    python -m tools.generate_blocking --check    # fails when one of them is stale
 
 Signatures, types and docstrings come from the classes in tools/blocking_plan.py. A new method is
-picked up by running this again; a new kind of attribute or argument stops it with a question.
+picked up by running this again; for a new kind of attribute or argument it stops and asks.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from tools.blocking_plan import FILES, HANDLERS, ClassPlan
+from tools.blocking_plan import CONTEXT_BASES, FILES, HANDLERS, ClassPlan
 from tools.blocking_types import (
     EXISTING,
     ITERATORS,
@@ -36,10 +36,10 @@ from tools.blocking_types import (
 ROOT = Path(__file__).parents[1]
 TARGET = ROOT / "millstream" / "blocking" / "generated"
 PLAIN_DEFAULTS = (type(None), bool, int, float, str, bytes)
-# Said because a file that does not exist yet has no neighbours to tell it by.
+# Needed because ruff cannot infer this for a file that does not exist yet.
 FIRST_PARTY = "lint.isort.known-first-party=['millstream']"
-MARKS: dict[Any, str] = {inspect.Parameter.VAR_POSITIONAL: "*", inspect.Parameter.VAR_KEYWORD: "**"}
-HELPERS = {"in_thread", "in_group", "at_once", "given", "NOT_GIVEN"}
+STARS: dict[Any, str] = {inspect.Parameter.VAR_POSITIONAL: "*", inspect.Parameter.VAR_KEYWORD: "**"}
+HELPERS = {"in_thread", "in_group", "collected", "given", "NOT_GIVEN"}
 
 
 # -- one class ----------------------------------------------------------------------------
@@ -47,7 +47,7 @@ HELPERS = {"in_thread", "in_group", "at_once", "given", "NOT_GIVEN"}
 
 @dataclass
 class Member:
-    """A method or property, found where the most derived class defines it."""
+    """A method or property, as the most derived class defines it."""
 
     name: str
     module: str
@@ -93,7 +93,7 @@ class ClassWriter:
     def __init__(self, plan: ClassPlan, imports: Imports, constants: dict[str, str]) -> None:
         self.plan = plan
         self.imports = imports
-        self.constants = constants  # defaults that are values of a class: name -> how it is made
+        self.constants = constants  # defaults that are objects: name -> expression
         self.cls: type = getattr(importlib.import_module(plan.home), plan.name)
         self.members = [m for m in members_of(self.cls) if m.name not in plan.skip]
         self.names = {member.name for member in self.members}
@@ -116,7 +116,7 @@ class ClassWriter:
         lines.append(f"    __slots__ = ()\n\n    _inner: {inner}\n")
         undecided = attributes_of(self.cls) - {*plan.fixed, *plan.live, *plan.skip, *self.names}
         if undecided:
-            raise Undecided(f"{plan.name}: say in the plan what {sorted(undecided)} are")
+            raise Undecided(f"{plan.name}: the plan does not say what {sorted(undecided)} are")
         for name, kind in {**plan.fixed, **plan.live}.items():
             lines.append(self._attribute(name, kind))
         lines += [self._member(member) for member in self.members if member.name != "__anext__"]
@@ -125,8 +125,7 @@ class ClassWriter:
     def _bases(self) -> list[str]:
         """The base classes; a context has one that enters and leaves it."""
         plan = self.plan
-        base = getattr(importlib.import_module(f"millstream.blocking.{plan.base_home}"), plan.base)
-        if not hasattr(self.cls, "__aenter__") or hasattr(base, "__enter__"):
+        if not hasattr(self.cls, "__aenter__") or plan.base in CONTEXT_BASES:
             return [plan.base, *plan.also]
         if plan.base == "Twin":
             return ["ContextTwin", *plan.also]
@@ -140,7 +139,7 @@ class ClassWriter:
         return _method(head, self._comment(name), self._give(kind, read))
 
     def _comment(self, name: str) -> str:
-        """What the class says beside an attribute, as a sentence."""
+        """The comment beside an attribute, as a sentence."""
         source = inspect.getsource(self.cls.__init__)  # type: ignore[misc]
         found = re.search(rf"self\.{name}\b[^\n=]*=[^\n#]*  # ([^\n]+)", source)
         return f"{found[1][0].upper()}{found[1][1:].rstrip('.')}." if found else ""
@@ -252,12 +251,12 @@ class ClassWriter:
         unknown: list[str] = []
         starred = False
         for name, parameter in list(signature.parameters.items())[1:]:
-            mark = MARKS.get(parameter.kind, "")
+            star = STARS.get(parameter.kind, "")
             if parameter.kind is parameter.KEYWORD_ONLY and not starred:
                 head.append("*")
                 starred = True
-            starred = starred or mark == "*"
-            text = f"{mark}{name}: {types.text(parameter.annotation)}"
+            starred = starred or star == "*"
+            text = f"{star}{name}: {types.text(parameter.annotation)}"
             if parameter.default is not parameter.empty:
                 default = self._default(member, parameter, defaults[name])
                 text += f" = {default}"
@@ -266,9 +265,9 @@ class ClassWriter:
             head.append(text)
             if f"{name}={name}" in unknown:
                 continue
-            value = f"{mark}{name}" if mark else self._passed(name, parameter.annotation)
+            value = f"{star}{name}" if star else self._passed(name, parameter.annotation)
             by_name = parameter.kind is parameter.KEYWORD_ONLY or unknown
-            passed.append(f"{name}={value}" if by_name and not mark else value)
+            passed.append(f"{name}={value}" if by_name and not star else value)
         if unknown:
             passed.append(f"**given({', '.join(unknown)})")
         return head, passed
@@ -299,7 +298,7 @@ class ClassWriter:
         elif kind in EXISTING:
             value = f"{name}._inner"
         elif kind.startswith("Iterable["):
-            value = f"list({name})"  # it may block, or call us: not on the loop
+            value = f"list({name})"  # it may block or call the twin: not on the loop
         elif "Callable" in kind or "Awaitable" in kind:
             raise Undecided(f"{self.plan.name}: how is {name}: {annotation} called?")
         else:
@@ -311,10 +310,10 @@ def _default_texts(function: Callable[..., Any]) -> dict[str, str]:
     tree = ast.parse(textwrap.dedent(inspect.getsource(function))).body[0]
     if not isinstance(tree, ast.FunctionDef | ast.AsyncFunctionDef):
         raise Undecided(f"{function} is not a function")
-    places = [*tree.args.posonlyargs, *tree.args.args]
+    positional = [*tree.args.posonlyargs, *tree.args.args]
     texts = {
         arg.arg: ast.unparse(default)
-        for arg, default in zip(reversed(places), reversed(tree.args.defaults), strict=False)
+        for arg, default in zip(reversed(positional), reversed(tree.args.defaults), strict=False)
     }
     for arg, default in zip(tree.args.kwonlyargs, tree.args.kw_defaults, strict=True):
         if default is not None:
@@ -323,7 +322,7 @@ def _default_texts(function: Callable[..., Any]) -> dict[str, str]:
 
 
 def _doc(text: str | None) -> str:
-    """A docstring in the words of blocking code, indented for a class."""
+    """A docstring for blocking code, indented for a class."""
     cleaned = inspect.cleandoc(text or "")
     for old, new in {
         "`async with": "`with",

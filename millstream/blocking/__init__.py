@@ -1,7 +1,7 @@
 """The blocking twin, for scripts and notebooks: `with millstream.blocking.connect() as mill`.
 
-Every class here is the plain face of the asynchronous one of the same name, made from it, and does
-its work in an event loop on a thread of its own.
+Every class here is the blocking form of the asynchronous class of the same name, generated from
+it; the work is done by an event loop on a separate thread.
 """
 
 from millstream.blocking.connecting import connect

@@ -1,4 +1,4 @@
-"""A connection that ends with the process."""
+"""A connection that is drained when the process ends."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ __all__ = ["Connected"]
 
 
 class Connected(ContextTwin):
-    """A connection that is drained when the process ends, if nobody has closed it before."""
+    """A connection that is drained when the process ends, if it was not closed before."""
 
     __slots__ = ()
 

@@ -1,4 +1,4 @@
-"""The way in: `mill = millstream.blocking.connect()`."""
+"""Connecting: `mill = millstream.blocking.connect()`."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from typing import Any
 from millstream import mill as async_mill
 from millstream.blocking.generated.mill import Mill
 from millstream.blocking.loop import loop_thread
-from millstream.messaging.client import Connecting
 from millstream.settings import ConnectionSettings
 
 __all__ = ["connect"]
@@ -22,14 +21,10 @@ def connect(
 ) -> Mill:
     """Connect to a broker, for code without `await`: scripts, notebooks, threads.
 
-    The same choices as `millstream.connect`. Use it as `with connect() as mill`, or close it when
-    done; at the end of the process it is closed by itself. It may be shared by threads. A process
-    that forks must connect again in the child.
+    The same arguments as `millstream.connect`. Use it as `with connect() as mill`, or close it when
+    done; at the end of the process it is closed automatically. Threads may share it. After a fork
+    the child must connect again.
     """
     connecting = async_mill.connect(url, client_id=client_id, settings=settings, **changes)
     loop = loop_thread()
-    return Mill(loop, loop.call(_open(connecting)))
-
-
-async def _open(connecting: Connecting[async_mill.Mill]) -> async_mill.Mill:
-    return await connecting
+    return Mill(loop, loop.call(connecting.open()))

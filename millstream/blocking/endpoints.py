@@ -22,11 +22,11 @@ class Endpoints(Twin):
 
     __slots__ = ()
 
-    _inner: async_service.Group
+    _inner: async_service.EndpointGroup
 
     @property
     def prefix(self) -> str:
-        """The words with which the subjects of its endpoints begin."""
+        """The tokens with which the subjects of its endpoints start."""
         return self._inner.prefix
 
     @property
@@ -39,10 +39,10 @@ class Endpoints(Twin):
         return EndpointGroup(self._loop, self._inner.group(prefix, queue))
 
     def endpoint(self, subject: str, settings: EndpointSettings | None = None) -> Callable[[H], H]:
-        """Have the decorated function answer requests to this subject; also on a running service.
+        """Let the decorated function answer requests to this subject; also on a running service.
 
         It is called in a worker thread, `concurrency` of them at a time. What it returns (bytes or
-        text) is the answer; after None it has answered itself with `message.respond`, or will. A
+        text) is the answer; None means that it answers itself with `message.respond`. A
         raised ServiceError is the answer with its code and description; any other exception is
         answered with code 500 and logged.
         """
@@ -56,6 +56,6 @@ class Endpoints(Twin):
 
 
 class EndpointGroup(Endpoints):
-    """Endpoints whose subjects begin with the same words, and who may share a queue group."""
+    """Endpoints whose subjects start with the same tokens, and that may share a queue group."""
 
     __slots__ = ()

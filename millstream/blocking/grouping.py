@@ -18,9 +18,9 @@ class GroupLeaving(ContextTwin):
     _inner: async_group.Group
 
     def stop(self) -> None:
-        """Leave gently: handlers that run may end, positions are written, others take over.
+        """Leave gracefully: running handlers end, positions are committed, others take over.
 
-        Called in a handler it returns at once, and the member leaves when the handler has ended.
+        In a handler it returns immediately, and the member leaves when the handler has ended.
         """
         if handling.group is self._inner:
             self._loop.invoke(self._stop_later)

@@ -25,28 +25,28 @@ _log = logging.getLogger("millstream.blocking")
 P = ParamSpec("P")
 T = TypeVar("T")
 
-# Handlers that run at the same time in this process; each is a thread, more only wait.
+# Handlers that run at the same time in this process; each is a thread, further ones wait.
 THREADS_MAX: Final = 256
-# While calls that need no answer keep coming, the loop looks for them this often instead of being
-# woken for each: a wake-up costs more than an ack.
-LOOK_SECONDS: Final = 0.001
+# While calls without a result keep coming, the loop polls for them at this interval instead of
+# being woken for each: a wake-up costs more than an ack.
+POLL_SECONDS: Final = 0.001
 # How long a closing connection waits for producers whose broker may be gone.
 HAND_OVER_SECONDS: Final = 5.0
-# In a process that was stopped and goes on, any thread may be the one to take a signal. The main
-# one, which has to act on it, does not wake up for that: it looks this often.
+# In a process that was stopped and continued, any thread may receive a signal. The main thread,
+# which has to act on it, does not wake up for that: it checks at this interval.
 SIGNAL_SECONDS: Final = 1.0
-# How long an interrupted call may take to clean up before the interrupt goes on.
+# How long an interrupted call may take to clean up before the interrupt is raised.
 CANCEL_SECONDS: Final = 2.0
-# How long the end of the process waits for handlers and acks in flight: a broker that is there may
-# be busy for seconds, one that is gone is not waited for as long. Then for all the rest.
+# How long the end of the process waits for handlers and acks in flight: a running broker may
+# be busy for seconds; for one that is gone the wait is shorter. Then for all other tasks.
 EXIT_SECONDS: Final = 10.0
 EXIT_ALONE_SECONDS: Final = 3.0
 EXIT_TASKS_SECONDS: Final = 1.0
-ENDED: Final = "the process ends: no more calls"
+ENDED: Final = "the process is ending: no more calls"
 
 
 class Drainable(Protocol):
-    """What is ended gently at the end of the process."""
+    """What is drained at the end of the process."""
 
     @property
     def connected(self) -> bool: ...
@@ -75,7 +75,7 @@ class _Call(Generic[T]):
     def cancel(self) -> None:
         if self._task is not None:
             self._task.cancel()
-        else:  # the caller was interrupted before the loop knew of the call
+        else:  # the caller was interrupted before the loop got the call
             self.drop()
             self._done.release()
 
@@ -92,11 +92,11 @@ class _Call(Generic[T]):
 
     def result(self) -> T:
         if self._task is None:
-            raise ConnectionClosed("the call was not started: the process ends")
+            raise ConnectionClosed("the call was not started: the process is ending")
         try:
             return self._task.result()
         except asyncio.CancelledError:
-            raise ConnectionClosed("the call was given up: the process ends") from None
+            raise ConnectionClosed("the call was cancelled: the process is ending") from None
 
 
 class _Invocation(Generic[T]):
@@ -133,13 +133,13 @@ class LoopThread:
     def __init__(self) -> None:
         self._loop = asyncio.new_event_loop()
         self._loop.set_default_executor(ThreadPoolExecutor(THREADS_MAX, "millstream-handler"))
-        self._refusal: str | None = None  # why no call is taken any more
+        self._refusal: str | None = None  # why no more calls are accepted
         self._clients: WeakSet[Drainable] = WeakSet()
-        # Calls without an answer. What is in it was caused by deliveries under lease, so the
-        # subscriptions' max_in_flight bounds it.
+        # Calls without a result. They come from deliveries under a lease, so the subscriptions'
+        # max_in_flight limits their number.
         self._posts: deque[tuple[Callable[..., object], tuple[Any, ...]]] = deque()
-        self.senders: set[asyncio.Task[None]] = set()  # that hand events over to producers
-        self._looking = False  # the loop will look into it without being told
+        self.senders: set[asyncio.Task[None]] = set()  # tasks that hand events over to producers
+        self._polling = False  # the loop checks `_posts` without being woken
         self._thread = threading.Thread(target=self._run, name="millstream-loop", daemon=True)
         self._thread.start()
 
@@ -176,7 +176,7 @@ class LoopThread:
             call.wait_for(CANCEL_SECONDS)
 
     def _soon(self, function: Callable[..., object], *args: Any) -> None:
-        """Have this called on the loop; ConnectionClosed when it ended after the caller's check."""
+        """Call this on the loop soon; ConnectionClosed when it ended after the caller's check."""
         try:
             self._loop.call_soon_threadsafe(function, *args)
         except RuntimeError as error:
@@ -194,7 +194,7 @@ class LoopThread:
         return invocation.result()
 
     def call_last(self, work: Coroutine[Any, Any, T]) -> T:
-        """Like `call`, but when every producer has handed over what it was given."""
+        """Like `call`, but after every producer has handed over its events."""
         try:
             self._check()
         except MillstreamError:
@@ -222,18 +222,18 @@ class LoopThread:
         if self._refusal is not None:
             raise ConnectionClosed(self._refusal)
         self._posts.append((function, args))
-        if not self._looking:
-            self._looking = True
-            self._soon(self._look)
+        if not self._polling:
+            self._polling = True
+            self._soon(self._poll)
 
-    def _look(self) -> None:
+    def _poll(self) -> None:
         if self._run_posts():
-            self._loop.call_later(LOOK_SECONDS, self._look)
+            self._loop.call_later(POLL_SECONDS, self._poll)
             return
-        self._looking = False
-        if self._posts:  # posted before the flag fell, so nobody will wake us for it
-            self._looking = True
-            self._loop.call_soon(self._look)
+        self._polling = False
+        if self._posts:  # posted before the flag was cleared, so there is no wake-up for it
+            self._polling = True
+            self._loop.call_soon(self._poll)
 
     def _run_posts(self) -> int:
         count = len(self._posts)
@@ -274,7 +274,7 @@ class LoopThread:
     # -- life -----------------------------------------------------------------------------
 
     def keep(self, client: Drainable) -> None:
-        """Drain this client when the process ends, if nobody has closed it before."""
+        """Drain this client when the process ends, if it was not closed before."""
         self._clients.add(client)
 
     def stop(self) -> None:
@@ -307,7 +307,7 @@ class LoopThread:
             await asyncio.wait(others, timeout=EXIT_TASKS_SECONDS)
 
     def abandon(self) -> None:
-        """In the child of a fork: the thread is not here, and the sockets are the parent's."""
+        """In the child of a fork: the thread does not exist, and the sockets are the parent's."""
         self._refusal = (
             "this connection was made before the process forked, and belongs to the parent: "
             "connect again in the child"
@@ -316,7 +316,7 @@ class LoopThread:
 
 _lock = threading.Lock()
 _current: LoopThread | None = None
-# Of parents of this process. Collecting them would close file descriptors under live objects.
+# Loops of parent processes. Collecting them would close file descriptors that are in use.
 _inherited: list[LoopThread] = []
 
 

@@ -1,4 +1,4 @@
-"""Reading subjects and subscriptions item by item, a hop between threads for many at once."""
+"""Reading item by item, with one thread switch for many items."""
 
 from __future__ import annotations
 
@@ -27,32 +27,32 @@ from millstream.wire.message import RawMessage
 
 __all__ = ["DeliveryReading", "MessageReading", "TopicReading"]
 
-# Messages that are taken at once; fewer where little may wait, for what is here cannot be dropped
-# in favour of newer ones.
+# Messages taken in one go; fewer where the buffer is small, because messages taken cannot be
+# dropped in favour of newer ones.
 TAKE_MESSAGES: Final = 256
 
 
-# Deliveries left at which more are brought, so that the reader need not wait for them.
+# When this many deliveries are left more are fetched, so that the reader does not wait.
 LOW_DELIVERIES: Final = 128
-# Groups of messages that are fetched ahead of the reader; each has a thousand at most.
+# Groups of messages fetched ahead of the reader; each has at most a thousand.
 AHEAD_GROUPS: Final = 2
-# Messages that are made into events at a time: with packs, they are thousands of events.
-TURN_MESSAGES: Final = 64
+# Messages decoded at a time: with packs, they are thousands of events.
+DECODE_MESSAGES: Final = 64
 
 
 class TopicReading(Twin):
-    """Reads a topic. Messages come over in groups, and become events in the reader's thread."""
+    """Reads a topic. Messages arrive in groups and are decoded in the reader's thread."""
 
     __slots__ = ()
 
     _inner: async_topic.Topic
 
     def read(self, plan: ReadPlan | None = None, **choices: Any) -> Iterator[Event]:
-        """Events of a range, in order within each partition, without touching subscriptions.
+        """Events of a range, in order within each partition; subscriptions are not affected.
 
-        `read()` gives all that is stored now; `read(start=Start.at_offset(5), end=10)`,
-        `read(follow=True)`, `read(keys=["a"])`: see ReadPlan. What was redriven for one
-        subscription is left out, here and in all that reads like this: it was read before.
+        `read()` gives everything stored now; `read(start=Start.at_offset(5), end=10)`,
+        `read(follow=True)`, `read(keys=["a"])`: see ReadPlan. Events redriven for one
+        subscription are left out, here and in `batches`: they were read before.
         """
         wanted = plan_of(plan, choices)
         groups = self._loop.iterate(self._inner.admin.read_messages(wanted), AHEAD_GROUPS)
@@ -63,13 +63,13 @@ def _events(
     groups: Iterator[tuple[Partition, list[RawMessage]]], keys: frozenset[str]
 ) -> Iterator[list[Event]]:
     for partition, messages in groups:
-        for first in range(0, len(messages), TURN_MESSAGES):
-            events = events_of(partition, messages[first : first + TURN_MESSAGES])
+        for first in range(0, len(messages), DECODE_MESSAGES):
+            events = events_of(partition, messages[first : first + DECODE_MESSAGES])
             yield [event for event in events if event.key in keys] if keys else events
 
 
 class DeliveryReading(ContextTwin):
-    """Iterates a subscription. What waits stays under its care: renewed, given back by `close`."""
+    """Iterates a subscription, which renews the leases of waiting deliveries."""
 
     __slots__ = ()
 
@@ -79,7 +79,7 @@ class DeliveryReading(ContextTwin):
         """Deliveries one by one, until the subscription is closed."""
         loop, ready = self._loop, self._inner.inbox.ready
         paced = self._inner.settings.rate_limit is not None
-        holding = False  # `drain` waits for whoever has events in hand
+        holding = False  # `drain` waits for readers that have events in hand
         try:
             while True:
                 held, holding = holding, False
@@ -88,7 +88,7 @@ class DeliveryReading(ContextTwin):
                     return
                 while ready:
                     if len(ready) == LOW_DELIVERIES:
-                        loop.post(self._bring_more)
+                        loop.post(self._fetch_more)
                     if paced:
                         yield from self._paced()
                         continue
@@ -110,7 +110,7 @@ class DeliveryReading(ContextTwin):
             self._inner.inbox.in_hand(1)
         return found
 
-    def _bring_more(self) -> None:
+    def _fetch_more(self) -> None:
         task = asyncio.get_running_loop().create_task(self._inner.inbox.refill(0))
         task.add_done_callback(_ignore)
 
@@ -120,13 +120,13 @@ class DeliveryReading(ContextTwin):
 
 
 def _ignore(task: asyncio.Task[bool]) -> None:
-    """The reader's own call meets the same error."""
+    """The reader's own call raises the same error."""
     if not task.cancelled():
         task.exception()
 
 
 class MessageReading(ContextTwin):
-    """Iterates the messages of a subject and keeps the books right about what it took ahead."""
+    """Iterates the messages of a subject; the counters include what was taken ahead."""
 
     __slots__ = ("_lost", "_most", "_taken")
 
@@ -135,7 +135,7 @@ class MessageReading(ContextTwin):
     def __init__(self, loop: LoopThread, inner: async_subscriber.Subscriber) -> None:
         super().__init__(loop, inner)
         self._taken: deque[async_message.Message] = deque()
-        self._lost = 0  # of them, when it was closed
+        self._lost = 0  # messages taken and dropped when it was closed
         self._most = max(1, min(TAKE_MESSAGES, inner.settings.messages_max // 4))
 
     def __iter__(self) -> Iterator[Message]:
@@ -166,7 +166,7 @@ class MessageReading(ContextTwin):
         return True
 
     def next(self, timeout: float | None = None) -> Message:
-        """The next message; NoMessage after `timeout` seconds without one (None: wait for ever)."""
+        """The next message; NoMessage after `timeout` seconds without one (None: no limit)."""
         try:
             return Message(self._loop, self._taken.popleft())
         except IndexError:
@@ -189,7 +189,7 @@ class MessageReading(ContextTwin):
         )
 
     def close(self) -> None:
-        """End at once; pending messages count as dropped and running handlers are cancelled."""
+        """Stop now; pending messages count as dropped and running handlers are cancelled."""
         self._loop.call(self._inner.close())
         self._drop()
 

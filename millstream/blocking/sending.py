@@ -1,4 +1,4 @@
-"""Sending event by event without a hop between threads for each one."""
+"""Sending events one by one without a thread switch for each."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ __all__ = ["Pending", "Sending"]
 P = ParamSpec("P")
 T = TypeVar("T")
 
-# Events on their way to the loop; then the sender waits. Enough to make the hop cheap.
+# Events waiting for the loop; beyond that the sender waits. Enough to make a thread switch cheap.
 WAITING_MAX: Final = 1024
-# A sender that is always ahead must let the other tasks of the loop run.
-TURN_EVENTS: Final = 256
+# A busy sender must yield to the other tasks of the loop.
+YIELD_EVENTS: Final = 256
 
 _Send = tuple[Callable[..., Awaitable[Any]], tuple[Any, ...], dict[str, Any], "Pending[Any] | None"]
 
 
 class Pending(Generic[T]):
-    """The receipt of an event that is on its way."""
+    """The receipt of an event that was sent and perhaps not stored yet."""
 
     __slots__ = ("_sender", "future")
 
@@ -41,7 +41,7 @@ class Pending(Generic[T]):
         return self._sender._error is not None if self.future is None else self.future.done()
 
     def result(self, timeout: float | None = None) -> T:
-        """The receipt, or the error that refused it; TimeoutError when it is not there in time."""
+        """The receipt, or the error that refused it; TimeoutError after `timeout` seconds."""
         return self._sender._wait_for(self, timeout)
 
 
@@ -61,7 +61,7 @@ class Sending(ContextTwin):
         super().__init__(loop, inner)
         self._waiting: deque[_Send] = deque()
         self._runs = False  # a task of the loop works on what waits, or is about to
-        self._flag = threading.Lock()  # held while `_runs` becomes true, for one starts the task
+        self._flag = threading.Lock()  # held while `_runs` becomes true: one caller starts the task
         self._waiters: list[asyncio.Future[None]] = []
         self._error: Exception | None = None
 
@@ -89,7 +89,7 @@ class Sending(ContextTwin):
             self._loop.post(self._start)
 
     def _claim(self) -> bool:
-        """Whether the caller is the one to start the task."""
+        """Whether the caller has to start the task."""
         with self._flag:
             if self._runs:
                 return False
@@ -99,7 +99,7 @@ class Sending(ContextTwin):
     def _after(
         self, call: Callable[P, Coroutine[Any, Any, T]], *args: P.args, **kwargs: P.kwargs
     ) -> T:
-        """Call this when everything given so far is handed over."""
+        """Call this after all events so far are handed over."""
 
         async def both() -> T:
             await self._sent()
@@ -126,7 +126,7 @@ class Sending(ContextTwin):
         return self._loop.call(asyncio.wait_for(self._receipt(pending), timeout))
 
     def _look(self, read: Callable[[], T]) -> T:
-        """Read this when everything given so far is handed over."""
+        """Read this after all events so far are handed over."""
 
         async def look() -> T:
             await self._sent()
@@ -154,14 +154,14 @@ class Sending(ContextTwin):
                     if pending is not None:
                         pending.future = result
                     done += 1
-                    if done % TURN_EVENTS == 0:
+                    if done % YIELD_EVENTS == 0:
                         await asyncio.sleep(0)
             except Exception as error:
                 self._error = error
             if self._error is not None:
                 self._waiting.clear()
             self._runs = False
-            # What was put there before the flag fell is nobody else's to send.
+            # Events added before the flag was cleared must be sent by this task.
             if not self._waiting or not self._claim():
                 break
         waiters, self._waiters = self._waiters, []

@@ -1,4 +1,4 @@
-"""What every blocking class has in common, and how plain functions become handlers."""
+"""The base of every blocking class, and how plain functions become handlers."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ __all__ = [
     "NOT_GIVEN",
     "ContextTwin",
     "Twin",
-    "at_once",
+    "collected",
     "given",
     "handling",
     "in_group",
@@ -31,17 +31,17 @@ NOT_GIVEN: Any = type("NotGiven", (), {"__repr__": lambda self: "NOT_GIVEN"})()
 
 
 def given(**arguments: Any) -> dict[str, Any]:
-    """The arguments that the caller gave; the others keep the default of the asynchronous call."""
+    """The arguments that were given; others keep the default of the asynchronous call."""
     return {name: value for name, value in arguments.items() if value is not NOT_GIVEN}
 
 
 class Twin:
-    """The blocking face of an asynchronous object, which lives on the loop thread."""
+    """The blocking form of an asynchronous object, which lives on the loop thread."""
 
     __slots__ = ("_inner", "_loop")
 
     _loop: LoopThread
-    _inner: Any  # each class says which
+    _inner: Any  # each class declares its type
 
     def __init__(self, loop: LoopThread, inner: Any) -> None:
         self._loop = loop
@@ -72,7 +72,7 @@ def in_thread(
     def work(argument: Any) -> object:
         try:
             return handler(argument if wrap is None else wrap(argument))
-        except StopIteration as error:  # cannot pass through a future: it would never be done
+        except StopIteration as error:  # a future cannot hold it and would never be done
             raise RuntimeError("the handler raised StopIteration") from error
 
     async def call(argument: A) -> object:
@@ -80,15 +80,15 @@ def in_thread(
         try:
             future = asyncio.get_running_loop().run_in_executor(None, context.run, work, argument)
         except RuntimeError as error:
-            # The process ends and takes no more threads. Nothing is wrong with the event.
+            # The process is ending and starts no more threads. Nothing is wrong with the event.
             raise asyncio.CancelledError from error
         return await future
 
     return call
 
 
-def at_once(function: Callable[[A], Any]) -> Callable[[A], Any]:
-    """The function with its results made where it runs: a generator would run on the loop."""
+def collected(function: Callable[[A], Any]) -> Callable[[A], Any]:
+    """The function with its results collected in its thread: a generator would run on the loop."""
     _check_plain(function)
 
     def work(argument: A) -> Any:
@@ -108,7 +108,7 @@ handling = _Handling()
 
 
 def in_group(handler: Callable[[A], object], group: object) -> Callable[[A], None]:
-    """A handler for a group, which has worker threads of its own."""
+    """A handler for a group, which has its own worker threads."""
     _check_plain(handler)
 
     def work(event: A) -> None:

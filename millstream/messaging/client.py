@@ -1,4 +1,4 @@
-"""A connection to a broker and what messaging does with it; `millstream.Mill` adds to it."""
+"""A connection to a broker, for messaging; `millstream.Mill` adds schemas and tables."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ __all__ = ["Client", "Connecting"]
 
 # Messages in flight of one connection; more than this only waits in the server's own queue.
 IN_FLIGHT_MAX: Final = 4096
-# A broker that is there acknowledges within milliseconds; one that is restarted, within seconds.
+# A running broker acks within milliseconds; one that is being restarted, within seconds.
 CLOSE_SECONDS: Final = 5.0
 DRAIN_SECONDS: Final = 30.0
 RELEASE_SECONDS: Final = 2.0
@@ -84,7 +84,7 @@ async def _connected(
 
 
 class Client(AsyncClosing):
-    """A connection to a broker, for one event loop. Reconnects by itself; close it when done."""
+    """A connection to a broker for one event loop. Reconnects automatically; close it when done."""
 
     def __init__(self, connection: Connection) -> None:
         self.connection = connection
@@ -109,14 +109,14 @@ class Client(AsyncClosing):
         return self.connection.connected
 
     async def flush(self, timeout: float | None = None) -> None:
-        """Return when the server has handled everything sent so far."""
+        """Return when the server has processed everything sent so far."""
         await self.connection.flush(timeout)
 
     async def drain(self, timeout: float = DRAIN_SECONDS) -> None:
-        """End gently: take nothing new, let handlers end, store what was sent, then close.
+        """Close gracefully: take nothing new, let handlers end, store what was sent, then close.
 
         Subscribers, services, subscriptions and groups stop first, then producers of packs send
-        what they have. What is not done after `timeout` seconds is left, and the error says what.
+        what they have. What is not done after `timeout` seconds is left; the error says what.
         """
         deadline = Deadline(timeout)
         if self.connection.closed:
@@ -135,10 +135,10 @@ class Client(AsyncClosing):
                 raise result
 
     async def close(self, timeout: float = CLOSE_SECONDS) -> None:
-        """Wait for the acks of what is in flight, then close. Safe to call twice.
+        """Wait for the acks of events in flight, then close. Safe to call twice.
 
-        What is not acknowledged after `timeout` seconds, because the broker is gone, fails with
-        ConnectionClosed. Use `drain` to let subscriptions and handlers end as well.
+        Events that are not acked after `timeout` seconds fail with ConnectionClosed. Use `drain`
+        to let subscriptions and handlers end as well.
         """
         await self._close(Deadline(timeout))
 
@@ -180,7 +180,7 @@ class Client(AsyncClosing):
         headers: HeaderItems | None = None,
         reply: str | None = None,
     ) -> None:
-        """Send a message to whoever listens now: at most once, in order."""
+        """Send a message to the current subscribers of a subject: at most once, in order."""
         await publish(self.connection, subject, data, headers, reply)
 
     def subscribe(
@@ -189,7 +189,10 @@ class Client(AsyncClosing):
         settings: SubscriberSettings | None = None,
         handler: MessageHandler | None = None,
     ) -> Subscriber:
-        """Receive the messages of a subject from now on: at most once."""
+        """Receive messages of a subject from now on: at most once.
+
+        `async with mill.subscribe("weather.*") as subscriber`, then `async for`.
+        """
         return Subscriber(self.connection, subject, settings, handler)
 
     async def request(
@@ -199,7 +202,7 @@ class Client(AsyncClosing):
         headers: HeaderItems | None = None,
         timeout: float | None = None,
     ) -> Message:
-        """Ask and return the first answer; NoResponders at once when nobody listens."""
+        """Send a request and return the first answer; NoResponders when there is no subscriber."""
         return await request(self.connection, subject, data, headers, timeout)
 
     async def gather(
@@ -212,13 +215,13 @@ class Client(AsyncClosing):
         quiet: float = QUIET_SECONDS,
         timeout: float | None = None,
     ) -> list[Message]:
-        """Ask and return the answers of everybody who listens."""
+        """Send a request and return the answers of all subscribers."""
         return await gather(
             self.connection, subject, data, headers, limit=limit, quiet=quiet, timeout=timeout
         )
 
     def paced(self, subject: str, **window: int) -> PacedPublisher:
-        """A publisher that goes no faster than the blocking subscribers of the subject read."""
+        """A publisher that is no faster than the blocking subscribers of the subject."""
         return PacedPublisher(self.connection, subject, **window)
 
     def service(self, name: str, version: str, **details: Any) -> Service:
@@ -226,7 +229,7 @@ class Client(AsyncClosing):
         return Service(self.connection, name, version, **details)
 
     async def claim(self, client_id: str, settings: IdentitySettings | None = None) -> Identity:
-        """Hold a client id for this connection; refused while another one that answers has it."""
+        """Claim a client id for this connection; IdentityTaken while its holder is alive."""
         self.identity = await claim_identity(self.connection, client_id, settings)
         return self.identity
 
@@ -235,10 +238,10 @@ class Client(AsyncClosing):
     async def create_topic(
         self, name: str, settings: TopicSettings | None = None, **values: Any
     ) -> Topic:
-        """Declare a topic; nothing happens when it exists with the same settings.
+        """Create a topic; no-op if it already exists with the same settings.
 
         `create_topic("orders", partitions=4, max_age="7d")`: see TopicSettings. TopicConflict says
-        which setting differs when it exists with others.
+        which setting differs when it exists with other settings.
         """
         wanted = settings or TopicSettings(**values)
         return await self.open_as(await topic_admin.declare(self.jetstream, name, wanted))
@@ -248,15 +251,15 @@ class Client(AsyncClosing):
         return await self.open_as(await open_topic(self.jetstream, name))
 
     async def topics(self) -> list[TopicInfo]:
-        """All topics and streams that this user can see."""
+        """All topics and streams visible to this user."""
         return await list_topics(self.jetstream)
 
     async def edit_topic(self, name: str, **changes: Any) -> TopicInfo:
-        """Change settings of a topic, as far as the server can."""
+        """Change settings of a topic; the server cannot change all of them."""
         return await topic_admin.edit(self.jetstream, name, changes)
 
     async def delete_topic(self, name: str) -> None:
-        """Remove a topic and all its events."""
+        """Delete a topic and all its events."""
         await topic_admin.delete(self.jetstream, name)
 
     async def publish_acked(
@@ -266,7 +269,7 @@ class Client(AsyncClosing):
         headers: Mapping[str, str] | None = None,
         id: str | None = None,
     ) -> Receipt:
-        """Publish to a subject that a foreign stream stores, and return when it has."""
+        """Publish to a subject of a foreign stream; returns when the event is stored."""
         pairs = [(ID_HEADER, id or self._ids.next()), *(headers or {}).items()]
         if self._publisher.full:
             await self._publisher.room()
@@ -280,23 +283,23 @@ class Client(AsyncClosing):
         )
 
     async def promote_topic(self, name: str, *, allow_lag: bool = False) -> TopicInfo:
-        """Make a mirror a topic of its own, that takes events where its origin left off."""
+        """Turn a mirror into a topic of its own, which continues after the last mirrored event."""
         return await topic_admin.promote(self.jetstream, name, allow_lag=allow_lag)
 
     async def open_as(self, info: TopicInfo, value_type: ValueType | None = None) -> Topic:
-        """A topic whose values are of a type; what is above messaging builds on this."""
+        """A topic with a value type; used by the layers above messaging."""
         durabilities = await durabilities_of(self.jetstream, info)
         topic = Topic(self.jetstream, self._publisher, info, durabilities, value_type)
         self._topics.add(topic)
         return topic
 
     def _reconnected(self) -> None:
-        """Another server may keep events less safely: receipts must not say more than holds."""
+        """Another server may be less durable: receipts must not promise more than it does."""
         if self._refreshing is not None:
             self._refreshing.cancel()
-        patience = self.connection.settings.reconnect
-        # A task: what `gather` gives complains of its own cancellation when nobody awaits it.
-        self._refreshing = asyncio.create_task(_refresh_all(list(self._topics), patience))
+        reconnect = self.connection.settings.reconnect
+        # A task: a cancelled `gather` that is not awaited logs an error.
+        self._refreshing = asyncio.create_task(_refresh_all(list(self._topics), reconnect))
 
 
 async def _closed(outlet: Outlet, seconds: float) -> None:
@@ -307,19 +310,19 @@ async def _closed(outlet: Outlet, seconds: float) -> None:
         raise RequestTimeout(repr(outlet), seconds, ": it still had events to store") from error
 
 
-async def _refresh_all(topics: Sequence[Topic], patience: Reconnect) -> None:
-    await asyncio.gather(*(_refresh(topic, patience) for topic in topics))
+async def _refresh_all(topics: Sequence[Topic], reconnect: Reconnect) -> None:
+    await asyncio.gather(*(_refresh(topic, reconnect) for topic in topics))
 
 
-async def _refresh(topic: Topic, patience: Reconnect) -> None:
+async def _refresh(topic: Topic, reconnect: Reconnect) -> None:
     """Receipts say `unknown` until this ends; a cluster may have to elect a leader first."""
-    deadline = Deadline(patience.give_up_after)
-    wait = patience.wait
+    deadline = Deadline(reconnect.give_up_after)
+    wait = reconnect.wait
     while not deadline.passed:
         try:
             await topic.admin.refresh_durability()
             return
         except MillstreamError as error:
-            _log.debug("what an ack of %s means is not known yet: %s", topic.name, error)
+            _log.debug("the durability of %s is not known yet: %s", topic.name, error)
         await asyncio.sleep(deadline.left(wait))
-        wait = min(2 * wait, patience.wait_max)
+        wait = min(2 * wait, reconnect.wait_max)

@@ -20,7 +20,7 @@ __all__ = ["Message"]
 
 
 class Message(Twin):
-    """A message that arrived on a subject; nobody will send it again."""
+    """A message that arrived on a subject; it is not redelivered."""
 
     __slots__ = ()
 
@@ -32,17 +32,17 @@ class Message(Twin):
 
     @property
     def subject(self) -> str:
-        """What it was published to; for an answer, what the request was sent to."""
+        """The subject it was published to; for an answer, the subject of the request."""
         return self._inner.subject
 
     @property
     def reply(self) -> str | None:
-        """Where an answer is awaited, if one is."""
+        """Where the sender waits for an answer; None if it does not."""
         return self._inner.reply
 
     @property
     def headers(self) -> MappingProxyType[str, str]:
-        """Headers by name; of a repeated one the first."""
+        """Headers by name; for a repeated name the first."""
         return self._inner.headers
 
     @property
@@ -62,7 +62,7 @@ class Message(Twin):
 
     @property
     def service_error(self) -> ServiceError | None:
-        """The error a service answered with, or None when this is no such answer."""
+        """The error a service answered with; None if this is not such an answer."""
         return self._inner.service_error
 
     def respond(self, data: bytes | str = b"", headers: HeaderItems | None = None) -> None:
@@ -70,8 +70,8 @@ class Message(Twin):
         self._loop.invoke(self._inner.respond, data, headers)
 
     def respond_error(self, code: int, description: str, data: bytes | str = b"") -> None:
-        """Answer with an error that `request` raises as ServiceError, in any NATS client's words.
+        """Answer with a standard NATS service error, which `request` raises as ServiceError.
 
-        `code` is a number such as 400; `description` is one line for people.
+        `code` is a number such as 400; `description` is one line of text.
         """
         self._loop.invoke(self._inner.respond_error, code, description, data)

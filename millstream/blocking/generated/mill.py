@@ -14,7 +14,7 @@ from millstream.blocking.generated.producing import Process
 from millstream.blocking.generated.subjects import Identity, PacedPublisher, Service, Subscriber
 from millstream.blocking.generated.tables import Guard, Registry, Table
 from millstream.blocking.generated.topic import Topic
-from millstream.blocking.twin import at_once, in_thread
+from millstream.blocking.twin import collected, in_thread
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -36,7 +36,7 @@ __all__ = ["Mill"]
 class Mill(Connected):
     """A connection to a broker, for one event loop: subjects, topics, schemas and tables.
 
-    Reconnects by itself; close it when done.
+    Reconnects automatically; close it when done.
     """
 
     __slots__ = ()
@@ -58,22 +58,22 @@ class Mill(Connected):
         return self._loop.invoke(lambda: self._inner.connected)
 
     def flush(self, timeout: float | None = None) -> None:
-        """Return when the server has handled everything sent so far."""
+        """Return when the server has processed everything sent so far."""
         self._loop.call_last(self._inner.flush(timeout))
 
     def drain(self, timeout: float = 30.0) -> None:
-        """End gently: take nothing new, let handlers end, store what was sent, then close.
+        """Close gracefully: take nothing new, let handlers end, store what was sent, then close.
 
         Subscribers, services, subscriptions and groups stop first, then producers of packs send
-        what they have. What is not done after `timeout` seconds is left, and the error says what.
+        what they have. What is not done after `timeout` seconds is left; the error says what.
         """
         self._loop.call_last(self._inner.drain(timeout))
 
     def close(self, timeout: float = 5.0) -> None:
-        """Wait for the acks of what is in flight, then close. Safe to call twice.
+        """Wait for the acks of events in flight, then close. Safe to call twice.
 
-        What is not acknowledged after `timeout` seconds, because the broker is gone, fails with
-        ConnectionClosed. Use `drain` to let subscriptions and handlers end as well.
+        Events that are not acked after `timeout` seconds fail with ConnectionClosed. Use `drain`
+        to let subscriptions and handlers end as well.
         """
         self._loop.call_last(self._inner.close(timeout))
 
@@ -84,7 +84,7 @@ class Mill(Connected):
         headers: HeaderItems | None = None,
         reply: str | None = None,
     ) -> None:
-        """Send a message to whoever listens now: at most once, in order."""
+        """Send a message to the current subscribers of a subject: at most once, in order."""
         self._loop.call(self._inner.publish(subject, data, headers, reply))
 
     def subscribe(
@@ -93,7 +93,10 @@ class Mill(Connected):
         settings: SubscriberSettings | None = None,
         handler: Callable[[Message], object] | None = None,
     ) -> Subscriber:
-        """Receive the messages of a subject from now on: at most once."""
+        """Receive messages of a subject from now on: at most once.
+
+        `with mill.subscribe("weather.*") as subscriber`, then `for`.
+        """
         return Subscriber(
             self._loop,
             self._loop.invoke(
@@ -111,7 +114,7 @@ class Mill(Connected):
         headers: HeaderItems | None = None,
         timeout: float | None = None,
     ) -> Message:
-        """Ask and return the first answer; NoResponders at once when nobody listens."""
+        """Send a request and return the first answer; NoResponders when there is no subscriber."""
         return Message(
             self._loop, self._loop.call(self._inner.request(subject, data, headers, timeout))
         )
@@ -126,7 +129,7 @@ class Mill(Connected):
         quiet: float = 0.2,
         timeout: float | None = None,
     ) -> list[Message]:
-        """Ask and return the answers of everybody who listens."""
+        """Send a request and return the answers of all subscribers."""
         return [
             Message(self._loop, item)
             for item in self._loop.call(
@@ -137,7 +140,7 @@ class Mill(Connected):
         ]
 
     def paced(self, subject: str, **window: int) -> PacedPublisher:
-        """A publisher that goes no faster than the blocking subscribers of the subject read."""
+        """A publisher that is no faster than the blocking subscribers of the subject."""
         return PacedPublisher(self._loop, self._loop.invoke(self._inner.paced, subject, **window))
 
     def service(self, name: str, version: str, **details: Any) -> Service:
@@ -145,7 +148,7 @@ class Mill(Connected):
         return Service(self._loop, self._loop.invoke(self._inner.service, name, version, **details))
 
     def claim(self, client_id: str, settings: IdentitySettings | None = None) -> Identity:
-        """Hold a client id for this connection; refused while another one that answers has it."""
+        """Claim a client id for this connection; IdentityTaken while its holder is alive."""
         return Identity(self._loop, self._loop.call(self._inner.claim(client_id, settings)))
 
     def create_topic(
@@ -157,12 +160,12 @@ class Mill(Connected):
         compatibility: str | None = None,
         **values: Any,
     ) -> Topic:
-        """Declare a topic; nothing happens when it exists with the same settings and schema.
+        """Create a topic; no-op if it already exists with the same settings and schema.
 
         `create_topic("orders", schema=Order, partitions=4, max_age="7d")`: see TopicSettings.
-        The schema is anything that `schemas.declare` takes; single events are written as JSON
-        unless `wire_format` says "avro" or "protobuf". On a topic that has a schema, another one
-        becomes its next version if `compatibility` (BACKWARD unless said) allows it, else
+        The schema is anything that `schemas.declare` accepts; single events are written as JSON
+        unless `wire_format` is "avro" or "protobuf". If the topic has a schema, another one
+        becomes its next version if `compatibility` (default BACKWARD) allows it, else
         Incompatible names the field. TopicConflict says which setting differs from an existing
         topic's.
         """
@@ -178,24 +181,24 @@ class Mill(Connected):
     def topic(self, name: str, type: type | None = None) -> Topic:
         """An existing topic, or any JetStream stream as it is.
 
-        With `type` values come as objects of that class, whichever version they were written
-        with; without, as dicts (bytes when the topic has no schema). `type=bytes` reads what is
-        stored, for tools: the schema is not asked, and nothing can be written.
+        With `type` values are objects of that class, whichever version they were written with;
+        without it they are dicts (bytes when the topic has no schema). `type=bytes` reads the
+        stored bytes, for tools: the schema is not used, and nothing can be published.
         """
         return Topic(self._loop, self._loop.call(self._inner.topic(name, type)))
 
     def topics(self) -> list[TopicInfo]:
-        """All topics and streams that this user can see."""
+        """All topics and streams visible to this user."""
         return self._loop.call(self._inner.topics())
 
     def edit_topic(self, name: str, **changes: Any) -> TopicInfo:
-        """Change settings of a topic, as far as the server can."""
+        """Change settings of a topic; the server cannot change all of them."""
         return self._loop.call(self._inner.edit_topic(name, **changes))
 
     def delete_topic(self, name: str) -> None:
-        """Remove a topic, all its events and the list of its schema's versions.
+        """Delete a topic, all its events and the versions of its schema.
 
-        While a mirror of it is there the list stays, because the mirror is read with it.
+        The versions stay while a mirror of the topic exists, because it is read with them.
         """
         self._loop.call(self._inner.delete_topic(name))
 
@@ -206,11 +209,11 @@ class Mill(Connected):
         headers: Mapping[str, str] | None = None,
         id: str | None = None,
     ) -> Receipt:
-        """Publish to a subject that a foreign stream stores, and return when it has."""
+        """Publish to a subject of a foreign stream; returns when the event is stored."""
         return self._loop.call(self._inner.publish_acked(subject, data, headers, id))
 
     def promote_topic(self, name: str, *, allow_lag: bool = False) -> TopicInfo:
-        """Make a mirror a topic of its own, that takes events where its origin left off.
+        """Turn a mirror into a topic of its own, which continues after the last mirrored event.
 
         It keeps the schema of its origin, with all its versions.
         """
@@ -230,7 +233,7 @@ class Mill(Connected):
         compatibility: str | None = None,
         **values: Any,
     ) -> Table:
-        """Declare a table: a topic that keeps the latest value of each key."""
+        """Create a table: a topic that keeps the latest value of each key."""
         return Table(
             self._loop,
             self._loop.call(
@@ -254,7 +257,7 @@ class Mill(Connected):
         """Apply a function to every event of a topic and store the results in another.
 
         Exactly once: outputs and the position in the input are one commit. The function gets an
-        event and gives nothing, a value, a NewEvent, or several of them. `process.run()`.
+        event and returns None, a value, a NewEvent, or several of them. `process.run()`.
         """
         return Process(
             self._loop,
@@ -262,15 +265,15 @@ class Mill(Connected):
                 self._inner.process,
                 source._inner,
                 target._inner,
-                in_thread(at_once(function)),
+                in_thread(collected(function)),
                 settings,
             ),
         )
 
     def guard(self, topic: str, settings: GuardSettings | None = None) -> Guard:
-        """The guarded entrance of a topic: `with mill.guard("orders")`.
+        """A guard, which checks what other NATS clients publish: `with mill.guard("orders")`.
 
-        While it is open, clients of any language publish plain messages to `ingress.orders.KEY`:
-        what fits the schema is stored and acknowledged, the rest is refused with the reason.
+        While it is open, clients in any language publish plain messages to `ingress.orders.KEY`:
+        messages that fit the schema are stored and acked, others are refused with the reason.
         """
         return Guard(self._loop, self._loop.invoke(self._inner.guard, topic, settings))

@@ -30,8 +30,9 @@ class Subscriber(MessageReading):
     """Messages of a subject (wildcards `*` and `>`), at most once, in order of each publisher.
 
     Iterate (`with subscriber: for message in subscriber`), take single ones with
-    `next`, or give a handler. After a reconnect the subscription goes on by itself; what was
-    published in between is gone. A subject this user may not read raises PermissionDenied.
+    `next`, or give a handler. After a reconnect the subscription continues automatically;
+    messages published in between are lost. A subject this user may not read raises
+    PermissionDenied.
     """
 
     __slots__ = ()
@@ -47,20 +48,20 @@ class Subscriber(MessageReading):
         return self._inner.settings
 
     def open(self) -> Self:
-        """Subscribe; when this returns the server sends what is published from now on."""
+        """Subscribe; when this returns, everything published from now on is received."""
         self._loop.call(self._inner.open())
         return self
 
     def drain(self, timeout: float | None = None) -> None:
-        """Take no more, but lose nothing that is here: the reader gets the rest, then the end.
+        """Stop receiving without losing pending messages: the reader gets them, then the end.
 
-        With a handler this waits until it has handled everything; what is left after `timeout`
-        seconds counts as dropped, and RequestTimeout is raised.
+        With a handler this waits until it has handled everything; messages left after `timeout`
+        seconds count as dropped, and RequestTimeout is raised.
         """
         self._loop.call(self._inner.drain(timeout))
 
     def flush(self, timeout: float | None = None) -> None:
-        """Return when everything the server had for this subscriber at the call is received."""
+        """Return when everything the server had for this subscriber is received."""
         self._loop.call(self._inner.flush(timeout))
 
     @property
@@ -72,9 +73,10 @@ class Subscriber(MessageReading):
 class PacedPublisher(Sending):
     """Publishes to one subject no faster than its blocking subscribers read; at most once.
 
-    At most a window of messages is ahead of the slowest blocking subscriber, so one with room for
-    the windows of its senders drops nothing. A subscriber without room for its `block_seconds`
-    drops, counts, and lets the sender go on. One that died holds the sender for 10 s, once.
+    The sender is at most a window of messages ahead of the slowest blocking subscriber, so one that
+    can buffer the windows of its senders drops nothing. A subscriber that is full for its
+    `block_seconds` drops, counts, and lets the sender continue. One that died delays the sender
+    for 10 s, once.
     A subscriber that joins is waited for from the second half window on.
     """
 
@@ -96,7 +98,7 @@ class PacedPublisher(Sending):
 
     @property
     def unanswered(self) -> int:
-        """Questions that not every known subscriber answered in time."""
+        """Requests that not every known subscriber answered in time."""
         return self._look(lambda: self._inner.unanswered)
 
     def publish(self, data: bytes | str = b"", headers: HeaderItems | None = None) -> None:
@@ -108,7 +110,7 @@ class PacedPublisher(Sending):
         self._after(self._inner.settle)
 
     def close(self) -> None:
-        """Settle, then end."""
+        """Settle, then stop."""
         self._end(self._inner.close)
 
 
@@ -144,12 +146,12 @@ class Service(Endpoints, ContextTwin):
         return self._inner.metadata
 
     def start(self) -> Self:
-        """Answer from now on; when this returns the server knows every endpoint."""
+        """Start answering; when this returns the server knows every endpoint."""
         self._loop.call(self._inner.start())
         return self
 
     def stop(self, timeout: float | None = None) -> None:
-        """Take no more requests, answer those that have arrived, then end."""
+        """Take no more requests, answer those that have arrived, then stop."""
         self._loop.call(self._inner.stop(timeout))
 
     def stopped(self) -> None:
@@ -158,17 +160,17 @@ class Service(Endpoints, ContextTwin):
 
     @property
     def ping(self) -> dict[str, Any]:
-        """Who it is, as PING shows it."""
+        """Its identity, as PING shows it."""
         return self._loop.invoke(lambda: self._inner.ping)
 
     @property
     def info(self) -> dict[str, Any]:
-        """What it offers, as INFO shows it."""
+        """Its endpoints, as INFO shows them."""
         return self._loop.invoke(lambda: self._inner.info)
 
     @property
     def stats(self) -> dict[str, Any]:
-        """What it has done since it was started or reset, as STATS shows it."""
+        """Its statistics since start or reset, as STATS shows them."""
         return self._loop.invoke(lambda: self._inner.stats)
 
     def reset(self) -> None:
@@ -194,7 +196,7 @@ class Identity(ContextTwin):
 
     @property
     def held(self) -> bool:
-        """Whether the id is ours, as far as we know."""
+        """Whether this connection holds the id, as far as it knows."""
         return self._loop.invoke(lambda: self._inner.held)
 
     def check(self) -> None:

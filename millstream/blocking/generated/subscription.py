@@ -94,14 +94,14 @@ class Subscription(DeliveryReading):
 class Group(GroupLeaving):
     """One member of an ordered group. At least once; each key in order, by one member at a time.
 
-    Members come and go by themselves; when one joins, leaves or dies, only the partitions that
-    move pause. An event whose handler fails is tried again while later events of its key wait; in
-    the end its key is parked: the event and later ones of the key go, in order, to the dead
-    letters until the key is unparked. Events without a key have no order and are never parked.
+    Members may join, leave or die at any time; only the partitions that move pause. An event whose
+    handler fails is retried while later events of its key wait; after `max_attempts` its key is
+    parked: the event and later ones of the key become dead letters, in order, until the key is
+    unparked. Events without a key have no order and are never parked.
 
     "One at a time" holds while handlers end within a third of the lease when they are cancelled
-    (plain functions: by themselves) and the process is not frozen in the middle of one. For a
-    frozen process give `event.epoch` to the system the handler writes to.
+    (plain functions: on their own) and the process is not frozen in the middle of one. To be
+    safe from a frozen process, pass `event.epoch` to the system the handler writes to.
     """
 
     __slots__ = ()
@@ -121,15 +121,15 @@ class Group(GroupLeaving):
         return self._inner.settings
 
     def open(self) -> None:
-        """Have the group, beginning where its settings say if it is new; nothing is read yet."""
+        """Create the group if it is new, starting where its settings say; nothing is read yet."""
         self._loop.call(self._inner.open())
 
     def run(self, handler: Callable[[GroupEvent], object]) -> None:
         """Call the handler for every event of the partitions this member owns, until `stop`.
 
-        When it returns, the event is done. When it raises, it is tried again after a while, and
-        parked after `max_attempts`; with `Reject` the event becomes a dead letter at once, and its
-        key goes on. Plain functions run in threads.
+        When the handler returns, the event is done. When it raises, the event is retried after a
+        delay and its key is parked after `max_attempts`; `Reject` makes the event a dead letter
+        immediately, and its key continues. Plain functions run in threads.
         """
         self._loop.call(self._inner.run(in_group(handler, self._inner)))
 
@@ -149,7 +149,7 @@ class Group(GroupLeaving):
 
     @property
     def handled(self) -> int:
-        """Events that this member has finished since `run` began."""
+        """Events that this member has finished since `run` started."""
         return self._loop.invoke(lambda: self._inner.handled)
 
     def info(self) -> GroupInfo:
@@ -157,7 +157,7 @@ class Group(GroupLeaving):
         return self._loop.call(self._inner.info())
 
     def parked(self) -> list[ParkedKey]:
-        """The keys whose events go to the dead letters."""
+        """The keys whose events become dead letters."""
         return self._loop.call(self._inner.parked())
 
     def unpark(self, key: str) -> bool:
@@ -166,10 +166,10 @@ class Group(GroupLeaving):
 
 
 class DeadLetterQueue(Twin):
-    """The dead letters in one dead-letter topic, in the order in which they died.
+    """The dead letters in one dead-letter topic, in the order in which they were stored.
 
-    Looking changes nothing. A redriven event is stored in its topic exactly once, also when the
-    redrive is killed in the middle and run again; see `redrive` for what that needs.
+    Reading changes nothing. A redriven event is stored in its topic exactly once, even if the
+    redrive is killed and run again; see `redriving` for what that needs.
     """
 
     __slots__ = ()
@@ -185,7 +185,7 @@ class DeadLetterQueue(Twin):
         return self._loop.iterate(self._inner.letters(which), 64)
 
     def list(self, which: DeadLetterFilter = _EVERYTHING) -> builtin_list[DeadLetter]:
-        """The dead letters as a list; give a limit when there may be very many."""
+        """The dead letters as a list; set a limit when there may be very many."""
         return self._loop.call(self._inner.list(which))
 
     def show(self, offset: int) -> DeadLetter:
@@ -195,17 +195,17 @@ class DeadLetterQueue(Twin):
     def edit(self, offset: int, *, value: Any = NOT_GIVEN, headers: Any = NOT_GIVEN) -> DeadLetter:
         """Replace the value or the producer's headers; the letter as it is now stored.
 
-        Key, cause, origin and place in the order are kept; the offset is new. When somebody else
-        changed, removed or redrove the letter first, nothing happens: DeadLetterNotFound.
+        Key, cause, origin and order are kept; the offset is new. When the letter was changed,
+        removed or redriven meanwhile, nothing happens: DeadLetterNotFound.
         """
         return self._loop.call(self._inner.edit(offset, **given(value=value, headers=headers)))
 
     def delete(self, offset: int) -> None:
-        """Remove one dead letter for good; DeadLetterNotFound when there is none."""
+        """Remove one dead letter permanently; DeadLetterNotFound when there is none."""
         self._loop.call(self._inner.delete(offset))
 
     def purge(self, which: DeadLetterFilter = _EVERYTHING) -> int:
-        """Remove the letters meant for good; how many that were."""
+        """Remove the selected letters permanently; the number removed."""
         return self._loop.call(self._inner.purge(which))
 
     def redrive(
@@ -213,22 +213,22 @@ class DeadLetterQueue(Twin):
     ) -> RedriveReport:
         """Store the events of dead letters in their topics again, in order, and remove the letters.
 
-        Only the subscription that gave an event up gets it again, and no other reader of the topic,
-        unless `to_all`. A dry run only counts. See `redriving` for what is promised.
+        Only the subscription that dead-lettered an event gets it again, other readers of the topic
+        do not, unless `to_all`. A dry run only counts. See `redriving` for the guarantees.
         """
         return self._loop.call(self._inner.redrive(which, to_all=to_all, dry_run=dry_run))
 
     def redriving(
         self, which: DeadLetterFilter = _EVERYTHING, *, to_all: bool = False
     ) -> Iterator[DeadLetter]:
-        """Like `redrive`, giving each letter when its event is stored and it is removed.
+        """Like `redrive`, but yields each letter when its event is stored and it is removed.
 
-        Exactly once, whatever is killed when: the events of a partition and a note of what they
-        were are stored in one atomic step; the next redrive finds the note and only removes those
-        letters. That rests on the note: on a topic whose retention or purge removes it meanwhile
-        (a work queue whose members run), on one without atomic batches and on a foreign stream an
-        interrupted redrive is repeated at least once, and exactly once within the duplicate window.
-        Of two redrives at the same time the older one ends with RedriveTaken.
+        Exactly once, even if it is killed: the events of a partition and a record that lists them
+        are stored in one atomic step; the next redrive finds the record and only removes those
+        letters. Where the record can be removed meanwhile (by retention or a purge, or in a work
+        queue with running members), where there are no atomic batches, and on a foreign stream, an
+        interrupted redrive is at least once, and exactly once within the duplicate window. Of two
+        redrives at the same time the older one ends with RedriveTaken.
         """
         return self._loop.iterate(self._inner.redriving(which, to_all=to_all), 64)
 
@@ -236,10 +236,10 @@ class DeadLetterQueue(Twin):
 class HttpPush(ContextTwin):
     """Posts the events of a subscription to an endpoint: at least once, in no order.
 
-    2xx acknowledges the event. 429, 5xx, 3xx, a timeout and a broken connection mean another try,
-    after `Retry-After` or the subscription's backoff; any other status makes it a dead letter at
-    once. Events travel as CloudEvents in binary mode: the body is the value (JSON when the topic
-    has a schema), headers `ce-*` say key, topic, partition, offset, index, attempt and id.
+    2xx acks the event. 429, 5xx, 3xx, a timeout and a broken connection mean another attempt,
+    after `Retry-After` or the subscription's backoff; any other status makes it a dead letter
+    immediately. Events are CloudEvents in binary mode: the body is the value (JSON when the topic
+    has a schema), headers `ce-*` hold key, topic, partition, offset, index, attempt and id.
     """
 
     __slots__ = ()
@@ -252,7 +252,7 @@ class HttpPush(ContextTwin):
 
     @property
     def delivered(self) -> int:
-        """Events that the endpoint took."""
+        """Events that the endpoint accepted."""
         return self._loop.invoke(lambda: self._inner.delivered)
 
     @property
@@ -261,7 +261,7 @@ class HttpPush(ContextTwin):
 
     @property
     def rejected(self) -> int:
-        """Events that became dead letters at once."""
+        """Events that became dead letters immediately."""
         return self._loop.invoke(lambda: self._inner.rejected)
 
     def run(self) -> None:
@@ -269,5 +269,5 @@ class HttpPush(ContextTwin):
         self._loop.call(self._inner.run())
 
     def stop(self) -> None:
-        """Take no more events, let the posts under way end, then return."""
+        """Take no more events, let running posts end, then return."""
         self._loop.call(self._inner.stop())

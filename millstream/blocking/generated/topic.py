@@ -15,7 +15,7 @@ from millstream.blocking.generated.subscription import (
     Subscription,
 )
 from millstream.blocking.reading import TopicReading
-from millstream.blocking.twin import Twin, at_once, in_thread
+from millstream.blocking.twin import Twin, collected, in_thread
 
 if TYPE_CHECKING:
     from builtins import list as builtin_list
@@ -232,7 +232,7 @@ class Topic(TopicReading):
         return Process(
             self._loop,
             self._loop.invoke(
-                self._inner.process, target._inner, in_thread(at_once(function)), settings
+                self._inner.process, target._inner, in_thread(collected(function)), settings
             ),
         )
 

@@ -31,7 +31,7 @@ def subscription_record(info: SubscriptionInfo, lag: Lag | None) -> dict[str, An
         "in_flight": info.in_flight,
         "waiting_members": info.waiting_members,
         "settings": {"start": _start_text(info.settings.start), **settings},
-        "partitions": plain(info.places),
+        "partitions": plain(info.positions),
     }
     return record if lag is None else {**record, "lag": plain(lag)}
 
@@ -57,7 +57,7 @@ def show_list(infos: Sequence[SubscriptionInfo]) -> None:
                 info.name,
                 f"{info.pending:,}",
                 f"{info.in_flight:,}",
-                f"{sum(place.redelivered for place in info.places):,}",
+                f"{sum(position.redelivered for position in info.positions):,}",
                 info.waiting_members,
                 "paused" if info.paused else "ok",
             )
@@ -81,12 +81,12 @@ def show(info: SubscriptionInfo, lag: Lag) -> None:
         ["#partition", "#next offset", "#to come", "#in flight", "#redelivered"],
         [
             (
-                place.partition,
-                place.next_offset,
-                f"{place.pending:,}",
-                f"{place.in_flight:,}",
-                f"{place.redelivered:,}",
+                position.partition,
+                position.next_offset,
+                f"{position.pending:,}",
+                f"{position.in_flight:,}",
+                f"{position.redelivered:,}",
             )
-            for place in info.places
+            for position in info.positions
         ],
     )

@@ -97,7 +97,7 @@ def _ends(info: TopicInfo) -> int:
 
 
 def _floors(info: SubscriptionInfo) -> int:
-    return sum(place.next_offset for place in info.places)
+    return sum(position.next_offset for position in info.positions)
 
 
 def _rate(before: int, after: int, seconds: float) -> float:

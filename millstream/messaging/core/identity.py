@@ -1,17 +1,17 @@
-"""A client id that one living client holds at a time.
+"""A client id that only one running client holds at a time.
 
 A claim is the last message of the id's own subject in the stream `MILL_CLIENTS`; taking it is a
-write that expects the sequence seen before, so of several claimants one wins, whatever the timing.
+write that expects the sequence seen before, so exactly one of several claimants wins.
 
 1. Read the claim. None, or a released one: go to 3.
 2. Ask its holder. An answer: refused (IdentityTaken). None within `probe_timeout`: go on.
-3. Write our claim, expecting what was read. If the holder has written a heartbeat meanwhile it
-   lives: refused as well. If another claimant was faster: begin again.
-4. Tell the old holder, answer probes, and write again every `heartbeat` seconds; the write that
-   finds another claim there tells a holder that was replaced (IdentityLost).
+3. Write our claim, expecting what was read. If the holder has written a heartbeat meanwhile, it
+   is alive: refused as well. If another claimant was faster: start again.
+4. Notify the old holder, answer probes, and write again every `heartbeat` seconds; a write that
+   finds another claim means that this holder was replaced (IdentityLost).
 
-A holder that hung or was cut off learns of its replacement when it runs again, not before: up to
-one heartbeat later. Where even that is too long, have writes carry `epoch`, which only grows.
+A holder that hung or was cut off notices its replacement when it runs again, up to one heartbeat
+later. Where that is too late, store `epoch`, which only grows, with every write and check it there.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ _log = logging.getLogger("millstream.messaging")
 STREAM: Final = "MILL_CLIENTS"
 CLAIM_PREFIX: Final = "$MILL.CLIENT"
 PROBE_PREFIX: Final = "$MILL.PROBE"
-# A claim without heartbeats is removed after this, so that ids used once do not pile up.
+# A claim without heartbeats is removed after this, so that ids used once do not accumulate.
 CLAIM_SECONDS_MIN: Final = 3600
 HEARTBEATS_PER_CLAIM: Final = 20
 CLAIM_ATTEMPTS_MAX: Final = 10  # each lost attempt means that another claimant won
@@ -64,11 +64,11 @@ PROBE_PAUSE_SECONDS: Final = 0.1
 
 @dataclass(frozen=True, slots=True)
 class IdentitySettings:
-    """How fast a dead holder is replaced and a replaced one learns of it."""
+    """How fast a dead holder is replaced, and how fast it notices that."""
 
     heartbeat: float = 5.0  # seconds between writes of the holder
     probe_timeout: float = 2.0  # seconds a holder has to answer; covers a short reconnect
-    replicas: int = 1  # of the stream with the claims, when it is made; 3 in a cluster
+    replicas: int = 1  # of the stream with the claims, when it is created; 3 in a cluster
 
     def __post_init__(self) -> None:
         if not self.heartbeat > 0 or not self.probe_timeout > 0:
@@ -81,7 +81,7 @@ class IdentitySettings:
 
 
 class _Claim(msgspec.Struct):
-    """What the stream holds about an id."""
+    """What the stream stores about an id."""
 
     client_id: str
     instance: str  # of this one claim
@@ -123,7 +123,7 @@ class Identity(AsyncClosing):
 
     @property
     def held(self) -> bool:
-        """Whether the id is ours, as far as we know."""
+        """Whether this connection holds the id, as far as it knows."""
         return self._task is not None and not self._ended.is_set()
 
     def check(self) -> None:
@@ -146,7 +146,7 @@ class Identity(AsyncClosing):
         except WrongSequence:
             found, sequence = await self._read()
             if found is not None and found.instance == self._claim.instance:
-                await self._write(released, sequence)  # a heartbeat was under way
+                await self._write(released, sequence)  # a heartbeat was in flight
 
     async def _leave(self, error: BaseException | None) -> None:
         with suppress(ConnectError, RequestTimeout, NoResponders):  # a probe will find us gone
@@ -155,7 +155,7 @@ class Identity(AsyncClosing):
     # -- claiming -------------------------------------------------------------------------
 
     async def claim(self) -> None:
-        """Steps 1 to 4 of the module's text."""
+        """Steps 1 to 4 of the module's docstring."""
         await self._make_stream()
         interest = self._connection.subscribe(self._probe, self._answer_probe)
         try:
@@ -174,7 +174,7 @@ class Identity(AsyncClosing):
                         raise IdentityTaken(self.client_id, now.holder, now.since) from None
                     continue
                 if found is not None and not found.released:
-                    self._tell(found)
+                    self._notify(found)
                 break
             else:
                 raise IdentityTaken(self.client_id, "one of several other claimants", "just now")
@@ -193,14 +193,14 @@ class Identity(AsyncClosing):
         except TopicNotFound:
             config: dict[str, Any] = {
                 "name": STREAM,
-                "description": "who holds which client id",
+                "description": "which client holds which client id",
                 "subjects": [f"{CLAIM_PREFIX}.*"],
                 "max_msgs_per_subject": 1,
                 "allow_msg_ttl": True,
                 "allow_direct": True,
                 "num_replicas": self._settings.replicas,
             }
-            with suppress(TopicConflict):  # another claimant made it, with other replicas
+            with suppress(TopicConflict):  # another claimant created it, with other replicas
                 await self._jetstream.create_stream(config)
 
     async def _read(self) -> tuple[_Claim | None, int]:
@@ -233,7 +233,7 @@ class Identity(AsyncClosing):
         return f"{PROBE_PREFIX}.{self._token}.{claim.instance}"
 
     async def _answers(self, other: _Claim) -> bool:
-        """Whether the holder of a claim answers; it has the time of a short reconnect for it."""
+        """Whether the holder of a claim answers within the time of a short reconnect."""
         deadline = Deadline(self._settings.probe_timeout)
         while not deadline.passed:
             try:
@@ -247,8 +247,8 @@ class Identity(AsyncClosing):
                 return False
         return False
 
-    def _tell(self, other: _Claim) -> None:
-        """Without a reply subject it is no probe but news: your claim is not the last one."""
+    def _notify(self, other: _Claim) -> None:
+        """A probe without a reply subject means: check whether you still hold the id."""
         self._connection.publish(self._probe_subject(other).encode(), b"")
 
     def _answer_probe(self, _subject: bytes, reply: bytes, _headers: bytes, _data: bytes) -> None:
@@ -268,21 +268,21 @@ class Identity(AsyncClosing):
             try:
                 lost_to = await self._beat()
             except MillstreamError as error:
-                # Nobody else can claim it either while the stream does not answer.
+                # No other client can claim it either while the stream does not answer.
                 _log.warning("client id '%s': no heartbeat: %s", self.client_id, error)
                 continue
             if lost_to is not None:
                 await self._give_up(lost_to)
 
     async def _beat(self) -> _Claim | None:
-        """Write our claim again; the claim of the one that replaced us, if one did."""
+        """Write our claim again; returns the claim that replaced it, if there is one."""
         try:
             self._sequence = await self._write(self._claim, self._sequence)
             return None
         except WrongSequence:
             found, sequence = await self._read()
         except NoResponders:
-            await self._make_stream()  # it was deleted; the ids in it are free for all
+            await self._make_stream()  # it was deleted; its ids are free
             found, sequence = await self._read()
         if found is None or found.instance == self._claim.instance:
             self._sequence = sequence
@@ -316,11 +316,11 @@ async def claim_identity(
     settings: IdentitySettings | None = None,
     on_lost: Callable[[IdentityLost], None] | None = None,
 ) -> Identity:
-    """Make this connection the one that holds the client id; IdentityTaken when another lives.
+    """Claim a client id for this connection; IdentityTaken when its holder is alive.
 
     A holder that does not answer is replaced. When that happens to this one, `on_lost` is called;
-    without it the connection is closed, so that two clients of one id do not work side by side.
-    Needs JetStream, and the permission to use `$MILL.>` where users are restricted.
+    without it the connection is closed, so that two clients of one id do not work in parallel.
+    Needs JetStream, and permission for `$MILL.>` where users are restricted.
     """
     if not client_id:
         raise ConfigError("a client id needs at least one character")

@@ -28,9 +28,9 @@ _ERROR_MARK: Final = b"\r\nNats-Service-Error"
 
 HeaderItems = Headers | Iterable[tuple[str, str]]
 
-# Words without anything that could be a wildcard or break the line; the rest is looked at closely.
+# Tokens without anything that could be a wildcard or break the line; others are fully checked.
 _PLAIN_SUBJECT = re.compile(r"[^\s.*>\0\ud800-\udfff]+(?:\.[^\s.*>\0\ud800-\udfff]+)*")
-# Programs publish to few subjects again and again; the bound is for those that make them up.
+# Programs publish to few subjects repeatedly; the bound is for those that generate them.
 _SUBJECTS_REMEMBERED: Final = 4096
 
 
@@ -65,11 +65,11 @@ async def publish(
     headers: HeaderItems | None = None,
     reply: str | None = None,
 ) -> None:
-    """Send a message to whoever listens now: at most once, in order for each connection.
+    """Send a message to the current subscribers: at most once, in order for each connection.
 
-    Returns when the message is handed to the connection, not when anybody has it; `flush` waits
-    for the server. Waits while the socket is behind. While disconnected, messages are kept in the
-    connection's bounded buffer; when that is full, ConnectError is raised.
+    Returns when the message is handed to the connection, not when it is received; `flush` waits
+    for the server. Waits while the socket's buffer is full. While disconnected, messages are kept
+    in the connection's bounded buffer; when that is full, ConnectError is raised.
     """
     connection.publish(
         subject_bytes(subject),
@@ -80,12 +80,12 @@ async def publish(
     if connection.congested:
         await connection.writable()
     elif not connection.buffered_bytes:
-        # A full buffer has just left: a loop that only publishes must let others run.
+        # A full buffer was just sent: a loop that only publishes must yield to other tasks.
         await asyncio.sleep(0)
 
 
 class Message:
-    """A message that arrived on a subject; nobody will send it again."""
+    """A message that arrived on a subject; it is not redelivered."""
 
     __slots__ = ("_block", "_connection", "_headers", "_reply", "_subject", "data")
 
@@ -101,17 +101,17 @@ class Message:
 
     @property
     def subject(self) -> str:
-        """What it was published to; for an answer, what the request was sent to."""
+        """The subject it was published to; for an answer, the subject of the request."""
         return self._subject.decode("utf-8", "surrogateescape")
 
     @property
     def reply(self) -> str | None:
-        """Where an answer is awaited, if one is."""
+        """Where the sender waits for an answer; None if it does not."""
         return self._reply.decode("utf-8", "surrogateescape") if self._reply else None
 
     @property
     def headers(self) -> MappingProxyType[str, str]:
-        """Headers by name; of a repeated one the first."""
+        """Headers by name; for a repeated name the first."""
         if self._headers is None:
             self._headers = parse_headers(self._block) if self._block else {}
         return MappingProxyType(self._headers)
@@ -133,7 +133,7 @@ class Message:
 
     @property
     def service_error(self) -> ServiceError | None:
-        """The error a service answered with, or None when this is no such answer."""
+        """The error a service answered with; None if this is not such an answer."""
         if _ERROR_MARK not in self._block:
             return None
         headers = self.headers
@@ -153,9 +153,9 @@ class Message:
         self._connection.publish(self._reply, payload_bytes(data), headers=header_block(headers))
 
     def respond_error(self, code: int, description: str, data: bytes | str = b"") -> None:
-        """Answer with an error that `request` raises as ServiceError, in any NATS client's words.
+        """Answer with a standard NATS service error, which `request` raises as ServiceError.
 
-        `code` is a number such as 400; `description` is one line for people.
+        `code` is a number such as 400; `description` is one line of text.
         """
         line = " ".join(description.split())
         self.respond(data, {ERROR_HEADER: line, ERROR_CODE_HEADER: str(int(code))})

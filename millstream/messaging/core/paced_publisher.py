@@ -1,9 +1,9 @@
 """A sender that waits for its blocking subscribers: flow control end to end over core subjects.
 
-After each half window the sender asks `$MILL.FLOW.<subject>`. The question travels behind the
-messages, on the same connections, so a blocking subscriber reads it only when it had room for all
-of them, and its answer means "go on". Without blocking subscribers the server says so at once and
-nobody waits; other subscribers never see the question.
+After each half window the sender sends a request to `$MILL.FLOW.<subject>`. The request follows
+the messages on the same connections, so a blocking subscriber reads it only when all of them fitted
+into its buffer, and its answer means "continue". Without blocking subscribers the server answers
+immediately and the sender does not wait; other subscribers never see the request.
 """
 
 from __future__ import annotations
@@ -30,16 +30,17 @@ __all__ = ["PacedPublisher"]
 
 WINDOW_MESSAGES: Final = 2048
 WINDOW_BYTES: Final = 4 * 1024 * 1024
-# Longer than any subscriber may block (9 s), so that a living one always answers before.
+# Longer than any subscriber may block (9 s), so that a running one always answers before.
 HOLD_SECONDS: Final = 10.0
 
 
 class PacedPublisher(AsyncClosing):
     """Publishes to one subject no faster than its blocking subscribers read; at most once.
 
-    At most a window of messages is ahead of the slowest blocking subscriber, so one with room for
-    the windows of its senders drops nothing. A subscriber without room for its `block_seconds`
-    drops, counts, and lets the sender go on. One that died holds the sender for 10 s, once.
+    The sender is at most a window of messages ahead of the slowest blocking subscriber, so one that
+    can buffer the windows of its senders drops nothing. A subscriber that is full for its
+    `block_seconds` drops, counts, and lets the sender continue. One that died delays the sender
+    for 10 s, once.
     A subscriber that joins is waited for from the second half window on.
     """
 
@@ -59,16 +60,16 @@ class PacedPublisher(AsyncClosing):
         self.subject = subject
         self.published = 0
         self.held_seconds = 0.0
-        self.unanswered = 0  # questions that not every known subscriber answered in time
+        self.unanswered = 0  # requests that not every known subscriber answered in time
         self._connection = connection
         self._to = subject_bytes(subject)
         self._ask_at = f"{FLOW_PREFIX}.{subject}".encode()
         self._inbox = f"{connection.inbox}.pace.{unique_token(8)}"
         self._half_messages = window_messages // 2
         self._half_bytes = window_bytes // 2
-        self._messages = self._bytes = 0  # sent since the last question
+        self._messages = self._bytes = 0  # sent since the last request
         self._members: set[bytes] = set()
-        self._questions: deque[_Question] = deque()  # two at most: one for each half
+        self._requests: deque[_FlowRequest] = deque()  # two at most: one for each half
         self._number = 0
         self._interest = connection.subscribe(f"{self._inbox}.*", self._answered)
         connection.on_disconnected.append(self._let_go)
@@ -83,18 +84,18 @@ class PacedPublisher(AsyncClosing):
         self._bytes += len(payload) + len(block)
         if self._messages >= self._half_messages or self._bytes >= self._half_bytes:
             self._ask()
-            if len(self._questions) > 1:
-                await self._wait_for(self._questions[0])
+            if len(self._requests) > 1:
+                await self._wait_for(self._requests[0])
             await self._connection.writable()
 
     async def settle(self) -> None:
         """Return when every blocking subscriber has received all messages sent so far."""
         self._ask()
-        while self._questions:
-            await self._wait_for(self._questions[0])
+        while self._requests:
+            await self._wait_for(self._requests[0])
 
     async def close(self) -> None:
-        """Settle, then end."""
+        """Settle, then stop."""
         try:
             if not self._connection.closed:
                 await self.settle()
@@ -110,8 +111,8 @@ class PacedPublisher(AsyncClosing):
     def _ask(self) -> None:
         self._messages = self._bytes = 0
         self._number += 1
-        question = _Question(b"%d" % self._number, set(self._members))
-        self._questions.append(question)
+        request = _FlowRequest(b"%d" % self._number, set(self._members))
+        self._requests.append(request)
         self._connection.publish(self._ask_at, b"", f"{self._inbox}.{self._number}".encode())
 
     def _answered(self, subject: bytes, _reply: bytes, headers: bytes, member: bytes) -> None:
@@ -121,42 +122,42 @@ class PacedPublisher(AsyncClosing):
             self._members.clear()
         else:
             self._members.add(member)
-        for question in self._questions:
-            if question.number == number:
-                question.missing.discard(member)
-                if nobody or not question.missing:
-                    question.done.set()
+        for request in self._requests:
+            if request.number == number:
+                request.missing.discard(member)
+                if nobody or not request.missing:
+                    request.done.set()
 
-    async def _wait_for(self, question: _Question) -> None:
+    async def _wait_for(self, request: _FlowRequest) -> None:
         hold = Deadline(HOLD_SECONDS)
         try:
             async with asyncio.timeout(HOLD_SECONDS):
-                await question.done.wait()
+                await request.done.wait()
         except TimeoutError:
             self.unanswered += 1
-            self._forget(question.missing)
+            self._forget(request.missing)
         finally:
-            if question in self._questions:  # two tasks may wait for the same one
-                self._questions.remove(question)
+            if request in self._requests:  # two tasks may wait for the same one
+                self._requests.remove(request)
             self.held_seconds += HOLD_SECONDS - hold.left()
 
     def _forget(self, silent: set[bytes]) -> None:
-        """Nobody waits a second time for a subscriber that did not answer."""
+        """Do not wait a second time for a subscriber that did not answer."""
         self._members -= silent
-        for question in self._questions:
-            if question.missing and question.missing <= silent:
-                question.done.set()
-            question.missing = question.missing - silent
+        for request in self._requests:
+            if request.missing and request.missing <= silent:
+                request.done.set()
+            request.missing = request.missing - silent
 
     def _let_go(self) -> None:
-        """Questions under way are lost with the connection."""
+        """Requests in flight are lost with the connection."""
         self._members.clear()
-        for question in self._questions:
-            question.done.set()
+        for request in self._requests:
+            request.done.set()
 
 
-class _Question:
-    """One "may I go on?" and who has not answered it yet."""
+class _FlowRequest:
+    """One "may I continue?" and the subscribers that have not answered it yet."""
 
     __slots__ = ("done", "missing", "number")
 

@@ -1,4 +1,4 @@
-"""Ask and be answered: one answer, or many."""
+"""Requests: one answer, or many."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from millstream.wire.protocol import status_of, unique_token
 __all__ = ["ANSWERS_MAX", "QUIET_SECONDS", "gather", "request"]
 
 NO_RESPONDERS: Final = 503
-# So that a question to thousands of listeners does not fill the memory unless that is asked for.
+# A request to thousands of subscribers must not fill the memory by default.
 ANSWERS_MAX: Final = 10_000
 QUIET_SECONDS: Final = 0.2
 
@@ -41,8 +41,8 @@ async def request(
 ) -> Message:
     """The first answer; later ones are discarded. The request is sent once and never repeated.
 
-    Raises NoResponders at once when nobody listens, RequestTimeout when somebody does and does
-    not answer in time (it may have been handled), ServiceError when the answer is an error, and
+    Raises NoResponders immediately when there is no subscriber, RequestTimeout when none answers
+    in time (the request may have been handled), ServiceError when the answer is an error, and
     PermissionDenied when this user may not publish there.
     """
     to = subject_bytes(subject)
@@ -66,12 +66,12 @@ async def gather(
     quiet: float = QUIET_SECONDS,
     timeout: float | None = None,
 ) -> list[Message]:
-    """The answers of everybody who listens, in the order of arrival.
+    """The answers of all subscribers, in the order of arrival.
 
-    Ends when `limit` answers are here, when `quiet` seconds passed since the last one, or when
-    `timeout` is over, whichever is first. The quiet time begins with the first answer. Raises
-    NoResponders at once when nobody listens and RequestTimeout when nobody answered in time.
-    Answers that are errors are among the others: see `Message.service_error`.
+    Ends after `limit` answers, `quiet` seconds after the last answer, or after `timeout`,
+    whichever is first. The quiet time starts with the first answer. Raises NoResponders
+    immediately when there is no subscriber and RequestTimeout when none answered in time.
+    Answers that are errors are included: see `Message.service_error`.
     """
     if limit < 1:
         raise ConfigError(f"gather: limit must be 1 or more, not {limit}")
@@ -92,7 +92,7 @@ async def gather(
 
 
 class _Gathering:
-    """The answers to one question, while they come in."""
+    """The answers to one request, while they arrive."""
 
     def __init__(self, connection: Connection, subject: str, limit: int) -> None:
         self.inbox = f"{connection.inbox}.many.{unique_token(8)}"
@@ -129,7 +129,7 @@ class _Gathering:
                 async with asyncio.timeout(seconds):
                     await self._news.wait()
             except TimeoutError:
-                # Where the program stood still, an answer and the end of the time come at once.
+                # After a stall of the program, an answer and the timeout may come together.
                 if not self._news.is_set():
                     return
             self._news.clear()

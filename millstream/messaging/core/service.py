@@ -1,4 +1,4 @@
-"""Services: handlers that answer requests, found and watched in the standard NATS way (ADR-32).
+"""Services: handlers that answer requests, discovered and monitored the standard NATS way (ADR-32).
 
 Instances of one service share the requests (a queue group for each endpoint). Every instance
 answers `$SRV.PING`, `$SRV.INFO` and `$SRV.STATS`, so `nats service ls` and other clients see it.
@@ -28,7 +28,14 @@ from millstream.messaging.core.subscriber import Subscriber
 from millstream.wire.aio.connection import Connection, Interest
 from millstream.wire.protocol import unique_token
 
-__all__ = ["Endpoint", "EndpointSettings", "EndpointStats", "Group", "Service", "ServiceHandler"]
+__all__ = [
+    "Endpoint",
+    "EndpointGroup",
+    "EndpointSettings",
+    "EndpointStats",
+    "Service",
+    "ServiceHandler",
+]
 
 _log = logging.getLogger("millstream.messaging")
 
@@ -51,14 +58,14 @@ H = TypeVar("H", bound=ServiceHandler)
 
 @dataclass(frozen=True, slots=True)
 class EndpointSettings:
-    """What an endpoint is called and how much it takes on."""
+    """Name and limits of an endpoint."""
 
     name: str | None = None  # in discovery; None: the subject, dots as dashes
-    queue: str | None = None  # who shares the requests; None: the service's, "": everybody gets all
+    queue: str | None = None  # shares the requests; None: the service's, "": each gets all
     metadata: Mapping[str, str] | None = None  # shown by INFO
     concurrency: int = 16  # requests handled at the same time
-    pending_max: int = 1024  # requests that wait; more are answered at once with error 503
-    data: Callable[[], Any] | None = None  # anything JSON, shown by STATS
+    pending_max: int = 1024  # requests that wait; more are answered immediately with error 503
+    data: Callable[[], Any] | None = None  # any JSON value, shown by STATS
 
 
 class EndpointStats(msgspec.Struct, kw_only=True):
@@ -72,7 +79,7 @@ class EndpointStats(msgspec.Struct, kw_only=True):
     last_error: str = ""
     processing_time: int = 0
     average_processing_time: int = 0
-    data: Any = None  # always there: some clients cannot read a report without it
+    data: Any = None  # always present: some clients cannot read a report without it
 
 
 class Endpoint:
@@ -103,7 +110,7 @@ class Endpoint:
 
     @property
     def stats(self) -> EndpointStats:
-        """What it has done so far, as STATS shows it."""
+        """Its statistics so far, as STATS shows them."""
         return EndpointStats(
             name=self.name,
             subject=self.subject,
@@ -118,7 +125,7 @@ class Endpoint:
 
     @property
     def info(self) -> dict[str, Any]:
-        """What it is, as INFO shows it."""
+        """Its description, as INFO shows it."""
         return {
             "name": self.name,
             "subject": self.subject,
@@ -145,7 +152,7 @@ class Endpoint:
             self._failed(request, code, error.description)
         except Exception as error:
             _log.exception("endpoint '%s' failed", self.subject)
-            # The caller learns the kind of failure; the details may be none of its business.
+            # The caller gets the kind of failure; the details may be confidential.
             kind = type(error).__name__
             self._failed(request, BAD_ANSWER, f"the service failed on this request ({kind})")
         finally:
@@ -166,7 +173,7 @@ class Endpoint:
         self._subscriber.start()
 
     async def confirm(self) -> None:
-        """Return when the server has it, or raise what the server had against it."""
+        """Return when the server has accepted it, or raise the reason why not."""
         await self._subscriber.flush()
         if self._subscriber.error is not None:
             raise self._subscriber.error
@@ -190,18 +197,18 @@ class _Resolved:
     data: Callable[[], Any] | None
 
 
-class Group:
-    """Endpoints whose subjects begin with the same words, and who may share a queue group."""
+class EndpointGroup:
+    """Endpoints whose subjects start with the same tokens, and that may share a queue group."""
 
     def __init__(self, service: Service, prefix: str, queue: str) -> None:
         self._service = service
         self.prefix = prefix
         self.queue = queue
 
-    def group(self, prefix: str, queue: str | None = None) -> Group:
+    def group(self, prefix: str, queue: str | None = None) -> EndpointGroup:
         """A group inside this one."""
         inner = check_subject(f"{self.prefix}.{prefix}" if self.prefix else prefix, wildcards=False)
-        return Group(self._service, inner, self.queue if queue is None else queue)
+        return EndpointGroup(self._service, inner, self.queue if queue is None else queue)
 
     def endpoint(self, subject: str, settings: EndpointSettings | None = None) -> Callable[[H], H]:
         """Have the decorated function answer requests to this subject; also on a running service.
@@ -218,7 +225,7 @@ class Group:
         return register
 
 
-class Service(Group, AsyncClosing):
+class Service(EndpointGroup, AsyncClosing):
     """A named, versioned set of endpoints; start as many instances as the load needs.
 
     At most once: a request is handled by one instance, or by none when that one dies; the sender
@@ -256,10 +263,14 @@ class Service(Group, AsyncClosing):
         self._discovery_prefix = check_subject(prefix, wildcards=False)
         self._discovery: list[Interest] = []
         self._started_ns = now_ns()
-        self._stopped: asyncio.Event | None = None  # there while it runs
+        self._stopped: asyncio.Event | None = None  # set while it runs
 
     def _add(
-        self, group: Group, subject: str, handler: ServiceHandler, settings: EndpointSettings
+        self,
+        group: EndpointGroup,
+        subject: str,
+        handler: ServiceHandler,
+        settings: EndpointSettings,
     ) -> None:
         name = settings.name or subject.replace(".", "-").replace("*", "any").replace(">", "all")
         full = check_subject(f"{group.prefix}.{subject}" if group.prefix else subject, True)
@@ -279,7 +290,7 @@ class Service(Group, AsyncClosing):
     # -- life -----------------------------------------------------------------------------
 
     async def start(self) -> Self:
-        """Answer from now on; when this returns the server knows every endpoint."""
+        """Start answering; when this returns the server knows every endpoint."""
         if self._stopped is not None:
             raise ConfigError(f"service '{self.name}' was started before; make another instance")
         self._stopped = asyncio.Event()
@@ -301,7 +312,7 @@ class Service(Group, AsyncClosing):
         return self
 
     async def stop(self, timeout: float | None = None) -> None:
-        """Take no more requests, answer those that have arrived, then end."""
+        """Take no more requests, answer those that have arrived, then stop."""
         if self._stopped is None or self._stopped.is_set():
             return
         self._stopped.set()
@@ -366,18 +377,18 @@ class Service(Group, AsyncClosing):
 
     @property
     def ping(self) -> dict[str, Any]:
-        """Who it is, as PING shows it."""
+        """Its identity, as PING shows it."""
         return self._report("ping")
 
     @property
     def info(self) -> dict[str, Any]:
-        """What it offers, as INFO shows it."""
+        """Its endpoints, as INFO shows them."""
         endpoints = [endpoint.info for endpoint in self.endpoints]
         return {**self._report("info"), "description": self.description, "endpoints": endpoints}
 
     @property
     def stats(self) -> dict[str, Any]:
-        """What it has done since it was started or reset, as STATS shows it."""
+        """Its statistics since start or reset, as STATS shows them."""
         started = datetime.fromtimestamp(self._started_ns / 1e9, UTC)
         return {
             **self._report("stats"),

@@ -31,9 +31,9 @@ __all__ = ["FLOW_PREFIX", "MessageHandler", "Subscriber"]
 
 _log = logging.getLogger("millstream.messaging")
 
-# A reader that always finds a message must let other tasks run now and then; a power of two.
-TURN_MESSAGES: Final = 256
-# Where senders that wait for blocking subscribers ask whether they may go on.
+# A reader that always finds a message must yield to other tasks now and then; a power of two.
+YIELD_MESSAGES: Final = 256
+# Where senders that wait for blocking subscribers ask whether they may continue.
 FLOW_PREFIX: Final = "$MILL.FLOW"
 
 MessageHandler = Callable[[Message], Awaitable[None] | None]
@@ -43,8 +43,9 @@ class Subscriber(AsyncClosing):
     """Messages of a subject (wildcards `*` and `>`), at most once, in order of each publisher.
 
     Iterate (`async with subscriber: async for message in subscriber`), take single ones with
-    `next`, or give a handler. After a reconnect the subscription goes on by itself; what was
-    published in between is gone. A subject this user may not read raises PermissionDenied.
+    `next`, or give a handler. After a reconnect the subscription continues automatically;
+    messages published in between are lost. A subject this user may not read raises
+    PermissionDenied.
     """
 
     def __init__(
@@ -56,8 +57,8 @@ class Subscriber(AsyncClosing):
     ) -> None:
         self.subject = check_subject(subject, wildcards=True)
         self.settings = settings or SubscriberSettings()
-        self._connection = connection  # for answers
-        self._source = connection  # where the messages come from; its own one when it may block
+        self._connection = connection  # for replies
+        self._source = connection  # where messages come from; a separate one when it may block
         self._handler = handler
         self._interests: list[Interest] = []
         self._buffer: deque[Message] = deque()
@@ -66,9 +67,9 @@ class Subscriber(AsyncClosing):
         self._bytes_max = self.settings.bytes_max
         self._waiters: deque[asyncio.Future[None]] = deque()
         self._workers: list[asyncio.Task[None]] = []
-        self._state = "new"  # then "open", then "ended": no message will be added any more
+        self._state = "new"  # then "open", then "ended": no more messages are added
         self._error: MillstreamError | None = None  # why it ended, if not on purpose
-        self._held: _Hold | None = None  # there while a `block` subscriber lacks room
+        self._held: _Hold | None = None  # set while the buffer of a `block` subscriber is full
         self._received = self._delivered = self._dropped = 0
         self._failed = self._interruptions = 0
         self._blocked_seconds = 0.0
@@ -76,7 +77,7 @@ class Subscriber(AsyncClosing):
     # -- life -----------------------------------------------------------------------------
 
     async def open(self) -> Self:
-        """Subscribe; when this returns the server sends what is published from now on."""
+        """Subscribe; when this returns, everything published from now on is received."""
         self.start()
         try:
             if self.settings.overload is Overload.BLOCK:
@@ -92,9 +93,11 @@ class Subscriber(AsyncClosing):
         return self
 
     def start(self) -> None:
-        """Subscribe without waiting for the server's word, for code that cannot wait."""
+        """Subscribe without waiting for the server's reply, for code that cannot wait."""
         if self._state != "new":
-            raise ConfigError(f"the subscriber of '{self.subject}' was opened before; make another")
+            raise ConfigError(
+                f"the subscriber of '{self.subject}' was opened before; use a new one"
+            )
         self._loop = asyncio.get_running_loop()
         self._state = "open"
         self._connection.intakes.add(self)
@@ -107,12 +110,12 @@ class Subscriber(AsyncClosing):
             ]
 
     async def _open_own_connection(self) -> None:
-        """Blocking must not hold up the acks and answers of everybody else."""
+        """Blocking must not delay the acks and replies of the rest of the program."""
         base = self._connection.settings
         settings = replace(
             base,
             name=f"{base.name} (blocking subscriber of {self.subject})",
-            # While it does not read it sees no PONG either, and must not take that for a loss.
+            # While it does not read it sees no PONG either: the connection is not lost.
             ping_interval=max(base.ping_interval, 2 * self.settings.block_seconds),
         )
         own = Connection(settings)
@@ -130,10 +133,10 @@ class Subscriber(AsyncClosing):
             self._interests.append(source.subscribe(asked, self._answer_sender))
 
     async def drain(self, timeout: float | None = None) -> None:
-        """Take no more, but lose nothing that is here: the reader gets the rest, then the end.
+        """Stop receiving without losing pending messages: the reader gets them, then the end.
 
-        With a handler this waits until it has handled everything; what is left after `timeout`
-        seconds counts as dropped, and RequestTimeout is raised.
+        With a handler this waits until it has handled everything; messages left after `timeout`
+        seconds count as dropped, and RequestTimeout is raised.
         """
         if self._state != "open":
             return
@@ -146,7 +149,7 @@ class Subscriber(AsyncClosing):
         except RequestTimeout as error:
             if self._workers:
                 await self.close()
-            hint = ": the server did not answer, drain gave up"
+            hint = ": the server did not answer"
             raise RequestTimeout(self.subject, seconds, hint) from error
         finally:
             self._end_intake()
@@ -155,10 +158,10 @@ class Subscriber(AsyncClosing):
             await asyncio.wait(self._workers, timeout=deadline.left())
             if any(not worker.done() for worker in self._workers):
                 await self.close()
-                raise RequestTimeout(self.subject, seconds, ": handlers still ran, drain gave up")
+                raise RequestTimeout(self.subject, seconds, ": handlers were still running")
 
     async def close(self) -> None:
-        """End at once; pending messages count as dropped and running handlers are cancelled."""
+        """Stop now; pending messages count as dropped and running handlers are cancelled."""
         self._end_intake()
         self._dropped += len(self._buffer)
         self._buffer.clear()
@@ -196,7 +199,7 @@ class Subscriber(AsyncClosing):
                 waiter.set_result(None)
 
     async def flush(self, timeout: float | None = None) -> None:
-        """Return when everything the server had for this subscriber at the call is received."""
+        """Return when everything the server had for this subscriber is received."""
         await self._source.flush(timeout)
 
     async def _enter(self) -> None:
@@ -222,15 +225,15 @@ class Subscriber(AsyncClosing):
         size = len(data) + len(headers)
         if (
             len(buffer) >= self._messages_max or self._bytes + size > self._bytes_max
-        ) and not self._room_for(message, size):
+        ) and not self._make_room(message, size):
             return
         buffer.append(message)
         self._bytes += size
         if self._waiters:
             self._wake_one()
 
-    def _room_for(self, message: Message, size: int) -> bool:
-        """What to do about a full buffer; whether the message is added to it."""
+    def _make_room(self, message: Message, size: int) -> bool:
+        """Handle a full buffer; whether the message is added to it."""
         buffer, overload = self._buffer, self.settings.overload
         if not buffer:
             return True
@@ -245,7 +248,7 @@ class Subscriber(AsyncClosing):
         if overload is Overload.BLOCK:
             hold = self._held or self._hold()
             if not hold.given_up:
-                return True  # the rest of what was read in one go: at most 256 KiB
+                return True  # the rest of one read: at most 256 KiB
         self._drop(message)
         return False
 
@@ -270,7 +273,7 @@ class Subscriber(AsyncClosing):
             hold.given_up = True
             self._blocked_seconds += self._loop.time() - hold.since
             _log.warning(
-                "the subscriber of '%s' had no room for %g s and drops messages now",
+                "the subscriber of '%s' was full for %g s and drops messages now",
                 self.subject,
                 self.settings.block_seconds,
             )
@@ -284,7 +287,7 @@ class Subscriber(AsyncClosing):
             self._source.resume_reading()
 
     def _answer_sender(self, _subject: bytes, reply: bytes, _headers: bytes, _data: bytes) -> None:
-        """A paced sender's question, read in turn behind its messages: they found room."""
+        """A paced sender's request, which arrives after its messages: all of them fitted."""
         if reply and not self._source.closed:
             self._source.publish(reply, self._source.inbox.encode())
 
@@ -298,7 +301,7 @@ class Subscriber(AsyncClosing):
 
     def _source_closed(self) -> None:
         self._end_intake(
-            ConnectionClosed(f"the connection was closed under the subscriber of '{self.subject}'")
+            ConnectionClosed(f"the connection of the subscriber of '{self.subject}' was closed")
         )
 
     def _wake_one(self) -> None:
@@ -314,7 +317,7 @@ class Subscriber(AsyncClosing):
         return self
 
     async def __anext__(self) -> Message:
-        if self._delivered % TURN_MESSAGES == TURN_MESSAGES - 1:
+        if self._delivered % YIELD_MESSAGES == YIELD_MESSAGES - 1:
             await asyncio.sleep(0)
         buffer = self._buffer
         if not buffer:
@@ -345,7 +348,7 @@ class Subscriber(AsyncClosing):
                 if waiter in self._waiters:
                     self._waiters.remove(waiter)
                 elif self._buffer:
-                    self._wake_one()  # it was woken for a message that is another's now
+                    self._wake_one()  # it was woken for a message that another reader took
                 raise
 
     def _release_if_half_empty(self) -> None:
@@ -353,7 +356,7 @@ class Subscriber(AsyncClosing):
             self._release()
 
     async def next(self, timeout: float | None = None) -> Message:
-        """The next message; NoMessage after `timeout` seconds without one (None: wait for ever)."""
+        """The next message; NoMessage after `timeout` seconds without one (None: no limit)."""
         try:
             if timeout is None or self._buffer:
                 return await self.__anext__()

@@ -50,15 +50,15 @@ __all__ = [
     "redriven_subject",
 ]
 
-# The place that an edited letter keeps in the order of the queue.
+# The position that an edited letter keeps in the order of the queue.
 ORDER_HEADER: Final = "Mill-Dead-Order"
-# How often the event was brought back from the dead before.
+# How many times the event was redriven before.
 REDRIVES_HEADER: Final = "Mill-Redrives"
-# Redriven events of packs, for all: a word no writer's name can begin with, so no fence is touched.
+# Redriven events of packs, for all: a token no writer's name can start with, so no fence is hit.
 REDRIVE_TOKEN: Final = "_redrive"
 # Headers of a letter that its event does not get back: a writer's fence that a broken pack had,
-# and what is written anew.
-_LEFT_BEHIND: Final = frozenset(
+# and those that are written again.
+_LEFT_OUT: Final = frozenset(
     {
         fence.WRITER_HEADER,
         fence.EPOCH_HEADER,
@@ -76,23 +76,23 @@ _LEFT_BEHIND: Final = frozenset(
         KEY_HEADER,
     }
 )
-_LEFT_BEHIND_PREFIXES: Final = ("Nats-", "Mill-Dead-")
-_BROKEN_PACK_MARK: Final = f"\r\n{BROKEN_PACK_HEADER}: ".encode()
+_LEFT_OUT_PREFIXES: Final = ("Nats-", "Mill-Dead-")
+_BROKEN_PACK_LINE: Final = f"\r\n{BROKEN_PACK_HEADER}: ".encode()
 
 
 @dataclass(frozen=True, slots=True)
 class DeadLetter:
-    """An event that a subscription gave up, with the reason and where it came from."""
+    """An event that a subscription gave up, with the reason and its origin."""
 
     offset: int  # in the dead-letter topic; an edited letter has a new one
-    order: int  # its place in the queue: the offset it had first
+    order: int  # its position in the queue: the offset it had first
     cause: str
     attempts: int
-    when: datetime  # it was given up
-    topic: str  # of origin, like the following
+    when: datetime  # it was dead-lettered
+    topic: str  # the original one, like the following
     partition: int
     origin_offset: int
-    origin_index: int  # place in its pack; 0 for a plain message
+    origin_index: int  # index in its pack; 0 for a plain event
     subject: str
     subscription: str
     key: str | None
@@ -100,12 +100,12 @@ class DeadLetter:
     headers: Mapping[str, str]  # the producer's own
     timestamp_ns: int
     id: str | None
-    redrives: int  # how often it was redriven before it died (again)
+    redrives: int  # how many times it was redriven before
     raw: RawMessage = field(repr=False, compare=False)
 
     @property
     def edited(self) -> bool:
-        """Whether it was changed since the event died."""
+        """Whether it was changed since it was dead-lettered."""
         return self.order != self.offset
 
     @property
@@ -126,14 +126,14 @@ class DeadLetter:
 
 @dataclass(frozen=True, slots=True)
 class DeadLetterFilter:
-    """Which dead letters are meant; nothing given: all. A letter must fit everything given."""
+    """Selects dead letters; all by default. A letter must match everything given."""
 
     keys: tuple[str | None, ...] = ()  # None: events without a key
-    cause: str | None = None  # a part of the cause, upper and lower case alike
+    cause: str | None = None  # a part of the cause, ignoring case
     subscription: str | None = None
     first: int | None = None  # offsets in the dead-letter topic, both inclusive
     last: int | None = None
-    limit: int | None = None  # at most so many, the oldest first
+    limit: int | None = None  # at most this many, the oldest first
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "keys", tuple(self.keys))
@@ -143,7 +143,7 @@ class DeadLetterFilter:
             raise ConfigError(f"no offset is between {self.first} and {self.last}")
 
     def takes(self, letter: DeadLetter) -> bool:
-        """Whether a letter is one of those meant; the limit is not looked at."""
+        """Whether a letter is selected; the limit is not checked."""
         return (
             (not self.keys or letter.key in self.keys)
             and (self.cause is None or self.cause.lower() in letter.cause.lower())
@@ -154,7 +154,7 @@ class DeadLetterFilter:
 
 
 def read_letter(raw: RawMessage, value_type: ValueType | None = None) -> DeadLetter:
-    """The dead letter in a message; DataLoss when its headers do not say what it is."""
+    """The dead letter in a message; DataLoss when its headers are incomplete."""
     pairs = parse_header_items(raw.headers)
     found: dict[str, str] = {}
     for name, text in pairs:
@@ -185,15 +185,15 @@ def read_letter(raw: RawMessage, value_type: ValueType | None = None) -> DeadLet
         )
     except (KeyError, ValueError) as error:
         raise DataLoss(
-            f"the message at offset {offset} of the dead-letter topic is not a sound dead letter "
-            f"({error}): somebody else published there. Read the topic and delete it"
+            f"the message at offset {offset} of the dead-letter topic is not a valid dead letter "
+            f"({error}): another client published there. Read the topic and delete the message"
         ) from error
 
 
 def _content(
     raw: RawMessage, found: Mapping[str, str], value_type: ValueType | None
 ) -> tuple[Any, dict[str, str]]:
-    """Value and headers; a value that cannot be decoded, perhaps why it died, is its bytes."""
+    """Value and headers; a value that cannot be decoded is returned as bytes."""
     own = {name: text for name, text in found.items() if not name.startswith(RESERVED_PREFIXES)}
     try:
         if holds_pack(raw.headers):
@@ -222,7 +222,7 @@ def _text(data: bytes) -> str:
 def edited_message(
     letter: DeadLetter, changes: Mapping[str, Any], value_type: ValueType | None
 ) -> OutgoingMessage:
-    """The letter with another `value` or other `headers`; where it came from is kept."""
+    """The letter with another `value` or other `headers`; its origin is kept."""
     if "headers" in changes:
         check_headers(changes["headers"])
     kept = [
@@ -287,7 +287,7 @@ def _edited_pack(
     return list(new.headers.items()), bytes(memoryview(new.payload))
 
 
-# -- back to its topic --------------------------------------------------------------------
+# -- redriving ----------------------------------------------------------------------------
 
 
 def redriven_message(
@@ -307,11 +307,11 @@ def redriven_message(
     if letter.id is not None:
         pairs.append((OWN_ID_HEADER, letter.id))
     if not to_all and prefix is not None and letter.key is not None and not _is_pack(letter):
-        pairs.append((KEY_HEADER, key_token(letter.key)))  # its subject does not say it
+        pairs.append((KEY_HEADER, key_token(letter.key)))  # its subject does not carry it
     for name, text in parse_header_items(letter.raw.headers):
         if name == BROKEN_PACK_HEADER:
             name = PACK_HEADER
-        if name not in _LEFT_BEHIND and not name.startswith(_LEFT_BEHIND_PREFIXES):
+        if name not in _LEFT_OUT and not name.startswith(_LEFT_OUT_PREFIXES):
             pairs.append((name, text))
     subject = redriven_subject(letter, prefix, to_all)
     return OutgoingMessage(subject.encode(), encode_headers(pairs), letter.raw.payload)
@@ -323,11 +323,11 @@ def redriven_subject(letter: DeadLetter, prefix: str | None, to_all: bool) -> st
         return letter.subject
     pack = _is_pack(letter)
     if not to_all:
-        word = PACK_TOKEN if pack else key_token(letter.key)
-        return f"{copies_prefix(prefix, letter.subscription)}.{word}"
+        token = PACK_TOKEN if pack else key_token(letter.key)
+        return f"{copies_prefix(prefix, letter.subscription)}.{token}"
     return f"{prefix}.{PACK_TOKEN}.{REDRIVE_TOKEN}" if pack else f"{prefix}.{key_token(letter.key)}"
 
 
 def _is_pack(letter: DeadLetter) -> bool:
-    """Whether its message is a pack, sound or not."""
-    return holds_pack(letter.raw.headers) or _BROKEN_PACK_MARK in letter.raw.headers
+    """Whether its message is a pack, readable or not."""
+    return holds_pack(letter.raw.headers) or _BROKEN_PACK_LINE in letter.raw.headers

@@ -1,4 +1,4 @@
-"""The dead letters of a subscription: look at them, change them, bring them back."""
+"""The dead letters of a subscription: list, show, edit, delete, redrive."""
 
 from __future__ import annotations
 
@@ -40,11 +40,11 @@ __all__ = ["DeadLetterQueue", "RedriveReport"]
 
 STORE_SECONDS: Final = 10.0
 TAKE_MESSAGES: Final = 1000
-# Letters that are looked at before any of them is stored: each group costs one synced write.
+# Letters that are read before any of them is redriven: each window costs one synced write.
 WINDOW_LETTERS: Final = 500
 WINDOW_BYTES: Final = 16 * 1024 * 1024
 _KEEP: Final = object()
-_ORDER_MARK: Final = f"\r\n{ORDER_HEADER}: ".encode()
+_ORDER_LINE: Final = f"\r\n{ORDER_HEADER}: ".encode()
 _EVERYTHING: Final = DeadLetterFilter()
 
 
@@ -52,15 +52,15 @@ _EVERYTHING: Final = DeadLetterFilter()
 class RedriveReport:
     """What a redrive did."""
 
-    redriven: int  # events stored in their topics again
+    redriven: int  # events that were stored in their topics again
     recovered: int  # letters that an earlier, interrupted redrive had stored but not removed
 
 
 class DeadLetterQueue:
-    """The dead letters in one dead-letter topic, in the order in which they died.
+    """The dead letters in one dead-letter topic, in the order in which they were stored.
 
-    Looking changes nothing. A redriven event is stored in its topic exactly once, also when the
-    redrive is killed in the middle and run again; see `redrive` for what that needs.
+    Reading changes nothing. A redriven event is stored in its topic exactly once, even if the
+    redrive is killed and run again; see `redriving` for what that needs.
     """
 
     def __init__(
@@ -78,7 +78,7 @@ class DeadLetterQueue:
     def __repr__(self) -> str:
         return f"<DeadLetterQueue {self.name}>"
 
-    # -- looking --------------------------------------------------------------------------
+    # -- reading --------------------------------------------------------------------------
 
     async def letters(
         self, which: DeadLetterFilter = _EVERYTHING
@@ -98,7 +98,7 @@ class DeadLetterQueue:
                     return
 
     async def list(self, which: DeadLetterFilter = _EVERYTHING) -> list[DeadLetter]:
-        """The dead letters as a list; give a limit when there may be very many."""
+        """The dead letters as a list; set a limit when there may be very many."""
         return [letter async for letter in self.letters(which)]
 
     async def show(self, offset: int) -> DeadLetter:
@@ -116,8 +116,8 @@ class DeadLetterQueue:
     async def edit(self, offset: int, *, value: Any = _KEEP, headers: Any = _KEEP) -> DeadLetter:
         """Replace the value or the producer's headers; the letter as it is now stored.
 
-        Key, cause, origin and place in the order are kept; the offset is new. When somebody else
-        changed, removed or redrove the letter first, nothing happens: DeadLetterNotFound.
+        Key, cause, origin and order are kept; the offset is new. When the letter was changed,
+        removed or redriven meanwhile, nothing happens: DeadLetterNotFound.
         """
         given = {"value": value, "headers": headers}
         changes = {name: what for name, what in given.items() if what is not _KEEP}
@@ -138,12 +138,12 @@ class DeadLetterQueue:
         return await self.show(ack.seq)
 
     async def delete(self, offset: int) -> None:
-        """Remove one dead letter for good; DeadLetterNotFound when there is none."""
+        """Remove one dead letter permanently; DeadLetterNotFound when there is none."""
         await self.show(offset)
         await self._remove(await self._stream(), offset)
 
     async def purge(self, which: DeadLetterFilter = _EVERYTHING) -> int:
-        """Remove the letters meant for good; how many that were."""
+        """Remove the selected letters permanently; the number removed."""
         removed = 0
         stream = await self._stream()
         for letter in await self.list(which):
@@ -151,7 +151,7 @@ class DeadLetterQueue:
             removed += 1
         return removed
 
-    # -- bringing back --------------------------------------------------------------------
+    # -- redriving ------------------------------------------------------------------------
 
     async def redrive(
         self,
@@ -162,8 +162,8 @@ class DeadLetterQueue:
     ) -> RedriveReport:
         """Store the events of dead letters in their topics again, in order, and remove the letters.
 
-        Only the subscription that gave an event up gets it again, and no other reader of the topic,
-        unless `to_all`. A dry run only counts. See `redriving` for what is promised.
+        Only the subscription that dead-lettered an event gets it again, other readers of the topic
+        do not, unless `to_all`. A dry run only counts. See `redriving` for the guarantees.
         """
         if dry_run:
             return RedriveReport(len([letter async for letter in self.letters(which)]), 0)
@@ -176,14 +176,14 @@ class DeadLetterQueue:
     async def redriving(
         self, which: DeadLetterFilter = _EVERYTHING, *, to_all: bool = False
     ) -> AsyncGenerator[DeadLetter, None]:
-        """Like `redrive`, giving each letter when its event is stored and it is removed.
+        """Like `redrive`, but yields each letter when its event is stored and it is removed.
 
-        Exactly once, whatever is killed when: the events of a partition and a note of what they
-        were are stored in one atomic step; the next redrive finds the note and only removes those
-        letters. That rests on the note: on a topic whose retention or purge removes it meanwhile
-        (a work queue whose members run), on one without atomic batches and on a foreign stream an
-        interrupted redrive is repeated at least once, and exactly once within the duplicate window.
-        Of two redrives at the same time the older one ends with RedriveTaken.
+        Exactly once, even if it is killed: the events of a partition and a record that lists them
+        are stored in one atomic step; the next redrive finds the record and only removes those
+        letters. Where the record can be removed meanwhile (by retention or a purge, or in a work
+        queue with running members), where there are no atomic batches, and on a foreign stream, an
+        interrupted redrive is at least once, and exactly once within the duplicate window. Of two
+        redrives at the same time the older one ends with RedriveTaken.
         """
         async for letter in self._redrive(self._run(to_all), which):
             yield letter
@@ -199,7 +199,7 @@ class DeadLetterQueue:
             return
         await run.open(partition.stream)
         async for letter in self.letters(which):
-            await run.need(letter)
+            await run.prepare(letter)
         try:
             # Letters that were read before the claims may have been redriven by another run.
             await run.claim()
@@ -209,10 +209,10 @@ class DeadLetterQueue:
                 window.append(letter)
                 size += letter.size
                 if len(window) >= WINDOW_LETTERS or size >= WINDOW_BYTES:
-                    async for done in run.bring_back(window):
+                    async for done in run.redrive(window):
                         yield done
                     window, size = [], 0
-            async for done in run.bring_back(window):
+            async for done in run.redrive(window):
                 yield done
         finally:
             await run.close()
@@ -232,7 +232,9 @@ class DeadLetterQueue:
     async def _stream(self) -> str:
         partition = await self._partition()
         if partition is None:
-            raise ConfigError(f"there is no dead-letter topic '{self.name}': nothing has died yet")
+            raise ConfigError(
+                f"there is no dead-letter topic '{self.name}' yet: it has no dead letters"
+            )
         return partition.stream
 
     async def _remove(self, stream: str, offset: int) -> None:
@@ -243,7 +245,7 @@ class DeadLetterQueue:
                 raise
 
     async def _edited(self, stream: str) -> dict[int, int]:
-        """Order to offset of the edited letters, which are stored behind the others."""
+        """Order to offset of the edited letters, which are stored after the others."""
         last = (await self._jetstream.stream_info(stream)).state.last_seq
         reader = OrderedConsumer(self._jetstream, stream, Range(1, last + 1, headers_only=True))
         await reader.open()
@@ -251,8 +253,8 @@ class DeadLetterQueue:
         try:
             while not reader.done:
                 for raw in reader.take_now(TAKE_MESSAGES):
-                    if _ORDER_MARK in raw.headers:
-                        rest = raw.headers.partition(_ORDER_MARK)[2]
+                    if _ORDER_LINE in raw.headers:
+                        rest = raw.headers.partition(_ORDER_LINE)[2]
                         order = int(rest.partition(b"\r\n")[0])
                         found[order] = parse_ack_address(raw.reply).sequence
                 if not reader.done:
@@ -264,7 +266,7 @@ class DeadLetterQueue:
     async def _in_order(
         self, partition: Partition, edited: dict[int, int]
     ) -> AsyncGenerator[RawMessage, None]:
-        """The letters' messages, of each only the newest version, at the place of its first."""
+        """The letters' messages: of each the newest version, in the order of the first."""
         waiting = iter(edited.items())
         ahead = next(waiting, None)
         async for _, messages in read_messages(self._jetstream, [partition], ReadPlan()):
@@ -275,12 +277,12 @@ class DeadLetterQueue:
                     ahead = next(waiting, None)
                     if version is not None:
                         yield version
-                older = offset in edited or _ORDER_MARK in raw.headers
+                older = offset in edited or _ORDER_LINE in raw.headers
                 if not older and not is_own_subject(raw.subject, partition.prefix_size):
                     yield raw
 
     async def _version(self, partition: Partition, offset: int) -> RawMessage | None:
-        """The message at an offset, ready to be decoded; None when it is gone."""
+        """The message at an offset, ready to be decoded; None when it was removed."""
         stored = await self._jetstream.get_message(partition.stream, {"seq": offset})
         if stored is None or is_own_subject(stored.subject.encode(), partition.prefix_size):
             return None

@@ -1,13 +1,13 @@
-"""Bringing dead letters back to their topics, each exactly once.
+"""Redriving dead letters to their topics, each exactly once.
 
-1. Claim: store an empty note on `<prefix>._redrive.<dead topic>` of every partition concerned,
-   following the last one there. Whoever claimed before is fenced out from now on.
-2. The note found there lists letters that were stored but perhaps not removed: remove them.
-3. Read the letters. Store the events of a partition and a note that lists their letters in one
-   atomic batch; the note must follow ours, or nothing is stored.
-4. Remove these letters; go on with 3.
-5. At the end remove the notes. Data is never stored without a note before it, so a batch of an
-   older run that arrives late finds none and is refused.
+1. Claim: store an empty record on `<prefix>._redrive.<dead topic>` of every partition involved,
+   expecting the last one there. An older run is fenced out from now on.
+2. The record found there lists letters that were redriven but perhaps not removed: remove them.
+3. Read the letters. Store the events of a partition and a record that lists their letters in one
+   atomic batch; the record must follow ours, or nothing is stored.
+4. Remove these letters; continue with 3.
+5. At the end remove the records. Events are never stored without a record before them, so a batch
+   of an older run that arrives late finds none and is refused.
 """
 
 from __future__ import annotations
@@ -53,36 +53,36 @@ __all__ = ["Redrive", "was_redriven"]
 _log = logging.getLogger("millstream.messaging")
 
 STORE_SECONDS: Final = 30.0
-# Claims that may be lost to other redrives before we leave it to them.
+# Claims that may be lost to other redrives before this one gives up.
 CLAIMS_MAX: Final = 5
 
 
-class _Note(msgspec.Struct):
-    """What the last redrive of a queue says in a partition."""
+class _RunRecord(msgspec.Struct):
+    """What a redrive of a queue stores in a partition."""
 
     run: str = ""
     step: int = 0
-    letters: list[tuple[int, int]] = []  # offset and time stored, of the letters brought back
+    letters: list[tuple[int, int]] = []  # offset and time of the letters that were redriven
 
 
 @dataclass(slots=True)
 class _Target:
-    """A partition that gets events back."""
+    """A partition to which events are redriven."""
 
     topic: str
     stream: str
     prefix: str | None  # None: a foreign stream
-    fenced: bool  # notes hold there: atomic batches, and nothing removes them soon
-    sequence: int = 0  # of our note
+    fenced: bool  # records are kept there: atomic batches, and nothing removes them soon
+    sequence: int = 0  # of our record
     step: int = 0
-    in_doubt: bool = False  # the note lists letters that are not removed yet
+    in_doubt: bool = False  # the record lists letters that are not removed yet
 
     def subject(self, queue: str) -> str:
         return f"{self.prefix}.{REDRIVE_TOKEN}.{queue}"
 
 
 class Redrive:
-    """One run; `need` every letter, then `claim`, then `bring_back`, then `close`."""
+    """One run: `prepare` every letter, then `claim`, then `redrive`, then `close`."""
 
     def __init__(
         self, jetstream: JetStream, publisher: StreamPublisher, queue: str, to_all: bool
@@ -99,7 +99,7 @@ class Redrive:
         self.recovered = 0
 
     async def open(self, stream: str) -> None:
-        """Take the queue's stream."""
+        """Check the queue's stream and use it."""
         info = await self._jetstream.stream_info(stream)
         if info.config.get("deny_delete"):
             raise ConfigError(
@@ -108,96 +108,98 @@ class Redrive:
             )
         self._stream = stream
 
-    async def need(self, letter: DeadLetter) -> None:
-        """Have the partition that the letter's event goes to."""
+    async def prepare(self, letter: DeadLetter) -> None:
+        """Look up the partition that the letter's event goes to."""
         info = self._topics.get(letter.topic)
         if info is None:
             info = self._topics[letter.topic] = await open_topic(self._jetstream, letter.topic)
             if info.settings.is_copy:
                 raise ConfigError(
                     f"'{letter.topic}' is a copy of another topic and takes no events. "
-                    f"Publish what you need of its dead letters to the origin"
+                    f"Publish the events you need to the original topic"
                 )
-        number, part = _place(info, letter)
+        number, part = _partition_for(info, letter)
         if (letter.topic, number) not in self._targets:
-            target = _Target(letter.topic, part.stream, part.prefix, _holds_notes(info))
+            target = _Target(letter.topic, part.stream, part.prefix, _keeps_records(info))
             self._targets[letter.topic, number] = target
         if not self._to_all and part.prefix is not None:
             await self._check_delivered(letter, part.stream, part.prefix)
 
     async def _check_delivered(self, letter: DeadLetter, stream: str, prefix: str) -> None:
-        """Refuse what its subscription would not get: another tool made it, with other filters."""
+        """Refuse what the subscription's filters, set by another tool, would not let through."""
         name = letter.subscription
         filters = self._filters.get((stream, name))
         if filters is None and key_token(name) != name:
-            return  # no name of a subscription, whoever wrote it there
+            return  # not the name of a subscription
         if filters is None:
             try:
                 config = (await self._jetstream.consumer_info(stream, name)).config
                 filters = config.filter_subjects or [config.filter_subject or ">"]
             except SubscriptionNotFound:
-                filters = [">"]  # a group, a process, or one that is made again
+                filters = [">"]  # a group, a process, or one that will be created again
             self._filters[stream, name] = filters
         subject = redriven_subject(letter, prefix, self._to_all)
         if not any(matches(pattern, subject) for pattern in filters):
             raise ConfigError(
-                f"subscription '{name}' of '{letter.topic}' has filters that keep what is redriven "
-                f"for it away: add '{copies_prefix(prefix, name)}.>' to them, which "
+                f"subscription '{name}' of '{letter.topic}' has filters that exclude redriven "
+                f"events: add '{copies_prefix(prefix, name)}.>' to them, which "
                 f"topic.subscriptions.edit('{name}') does, or redrive for all"
             )
 
     async def claim(self) -> None:
-        """Fence out older runs, and finish what they left; steps 1 and 2."""
+        """Fence out older runs, and finish what they left (steps 1 and 2)."""
         for target in self._targets.values():
             if target.fenced:
                 await self._claim(target)
 
     async def _claim(self, target: _Target) -> None:
         for _ in range(CLAIMS_MAX):
-            found, sequence = await read_note(self._jetstream, target.stream, self._subject(target))
+            found, sequence = await read_record(
+                self._jetstream, target.stream, self._subject(target)
+            )
             if found.run == self._run:  # the ack of our claim was lost
                 target.sequence = sequence
                 return
-            # What an older run left is finished first: its note goes when ours is there.
+            # What an older run left is finished first: our record replaces its record.
             self.recovered += await self._finish(found)
-            note = self._note_message(target, sequence, [])
+            record = self._record_message(target, sequence, [])
             try:
-                ack = await self._publisher.publish(note, STORE_SECONDS, lambda ack: ack)
+                ack = await self._publisher.publish(record, STORE_SECONDS, lambda ack: ack)
             except WrongSequence:
-                continue  # another run was faster, or this is our own second copy
+                continue  # another run was faster, or this is our own copy sent again
             target.sequence = ack.seq
             return
         raise RedriveTaken(self._queue, target.topic)
 
-    async def _finish(self, note: _Note) -> int:
-        """Remove letters that were brought back; how many were still there."""
+    async def _finish(self, record: _RunRecord) -> int:
+        """Remove letters that were redriven; the number that still existed."""
         left = 0
-        for offset, stored_ns in note.letters:
-            # The time tells letters apart: a queue that was made anew uses the same offsets again.
+        for offset, stored_ns in record.letters:
+            # Checked by time: a queue that was created again uses the same offsets.
             stored = await self._jetstream.get_message(self._stream, {"seq": offset})
             if stored is not None and stored_ns_of(stored.time) == stored_ns:
                 await self._remove(offset)
                 left += 1
         return left
 
-    # -- bringing back --------------------------------------------------------------------
+    # -- redriving ------------------------------------------------------------------------
 
-    async def bring_back(self, letters: Sequence[DeadLetter]) -> AsyncGenerator[DeadLetter, None]:
-        """Store the events and remove the letters; each is given when that is done."""
+    async def redrive(self, letters: Sequence[DeadLetter]) -> AsyncGenerator[DeadLetter, None]:
+        """Store the events and remove the letters; yields each letter when that is done."""
         groups: dict[tuple[str, int], list[DeadLetter]] = {}
         for letter in letters:
             info = self._topics.get(letter.topic)
             if info is None:
-                continue  # it died after the claims: for the next run
-            place = letter.topic, _place(info, letter)[0]
-            if place in self._targets:
-                groups.setdefault(place, []).append(letter)
-        for place, group in groups.items():
-            target = self._targets[place]
-            for done in await self._bring_back(target, _by_key(group)):
+                continue  # dead-lettered after the claims: for the next run
+            where = letter.topic, _partition_for(info, letter)[0]
+            if where in self._targets:
+                groups.setdefault(where, []).append(letter)
+        for where, group in groups.items():
+            target = self._targets[where]
+            for done in await self._redrive(target, _by_key(group)):
                 yield done
 
-    async def _bring_back(self, target: _Target, group: list[DeadLetter]) -> list[DeadLetter]:
+    async def _redrive(self, target: _Target, group: list[DeadLetter]) -> list[DeadLetter]:
         if not target.fenced:
             for letter in group:
                 message = self._message(target, letter)
@@ -207,34 +209,34 @@ class Redrive:
         try:
             await self._store(target, group)
         except ApiError as error:
-            # Ids outlive a note that was purged: some of the group are stored already.
+            # Ids outlive a record that was purged: some events of the group are stored already.
             if error.err_code != ErrorCode.BATCH_DUPLICATE:
                 raise
             if len(group) > 1:
                 for letter in group:
-                    await self._bring_back(target, [letter])
+                    await self._redrive(target, [letter])
                 return group
         await side_by_side(self._remove, [letter.offset for letter in group])
         target.in_doubt = False
         return group
 
     async def _store(self, target: _Target, group: list[DeadLetter]) -> None:
-        """Step 3: the events and the note, or nothing."""
+        """Step 3: the events and the record, or nothing."""
         messages = [self._message(target, letter) for letter in group]
         before, old_step = target.sequence, target.step
         target.step += 1
-        note = self._note_message(target, before, group)
+        record = self._record_message(target, before, group)
         target.in_doubt = True
         try:
             ack = await publish_batch(
-                self._jetstream, target.stream, [*messages, note], STORE_SECONDS
+                self._jetstream, target.stream, [*messages, record], STORE_SECONDS
             )
             target.sequence = ack.seq
         except (WrongSequence, Unconfirmed) as refused:
             subject = self._subject(target)
-            found, sequence = await read_note(self._jetstream, target.stream, subject)
+            found, sequence = await read_record(self._jetstream, target.stream, subject)
             if (found.run, found.step) == (self._run, target.step):
-                target.sequence = sequence  # it was stored, only the answer was lost
+                target.sequence = sequence  # it was stored, only the reply was lost
             elif isinstance(refused, Unconfirmed):
                 raise
             else:
@@ -243,17 +245,17 @@ class Redrive:
         except ApiError:
             target.step, target.in_doubt = old_step, False
             raise
-        await self._remove_note(target.stream, before)
+        await self._remove_record(target.stream, before)
 
     def _message(self, target: _Target, letter: DeadLetter) -> OutgoingMessage:
         event_id = f"redrive-{self._queue}-{letter.offset}-{letter.stored_ns}"
         return redriven_message(letter, target.prefix, event_id, self._to_all)
 
-    def _note_message(
+    def _record_message(
         self, target: _Target, follows: int, group: Sequence[DeadLetter]
     ) -> OutgoingMessage:
         letters = [(letter.offset, letter.stored_ns) for letter in group]
-        body = msgspec.json.encode(_Note(self._run, target.step, letters))
+        body = msgspec.json.encode(_RunRecord(self._run, target.step, letters))
         block = encode_headers([(EXPECTED_HEADER, str(follows))])
         return OutgoingMessage(self._subject(target).encode(), block, body)
 
@@ -267,18 +269,18 @@ class Redrive:
             if error.err_code not in (ErrorCode.MESSAGE_NOT_FOUND, ErrorCode.DELETE_FAILED):
                 raise
 
-    async def _remove_note(self, stream: str, sequence: int) -> None:
-        """A note that is no longer the last one, or no longer needed; leaving it does no harm."""
+    async def _remove_record(self, stream: str, sequence: int) -> None:
+        """Remove a record that is not needed any more; leaving it does no harm."""
         try:
             await self._jetstream.delete_message(stream, sequence)
         except MillstreamError as error:
-            _log.info("a redrive's note is left in %s at %d: %s", stream, sequence, error)
+            _log.info("a redrive's record is left in %s at %d: %s", stream, sequence, error)
 
     async def close(self) -> None:
-        """Step 5; notes of letters that could not be removed stay."""
+        """Step 5; records of letters that could not be removed stay."""
         for target in self._targets.values():
             if target.sequence and not target.in_doubt:
-                await self._remove_note(target.stream, target.sequence)
+                await self._remove_record(target.stream, target.sequence)
                 target.sequence = 0
 
 
@@ -288,35 +290,35 @@ async def was_redriven(jetstream: JetStream, queue: str, letter: DeadLetter) -> 
         info = await open_topic(jetstream, letter.topic)
     except TopicNotFound:
         return False
-    if not _holds_notes(info):
+    if not _keeps_records(info):
         return False
-    _, part = _place(info, letter)
-    note, _ = await read_note(jetstream, part.stream, f"{part.prefix}.{REDRIVE_TOKEN}.{queue}")
-    return (letter.offset, letter.stored_ns) in note.letters
+    _, part = _partition_for(info, letter)
+    record, _ = await read_record(jetstream, part.stream, f"{part.prefix}.{REDRIVE_TOKEN}.{queue}")
+    return (letter.offset, letter.stored_ns) in record.letters
 
 
-async def read_note(jetstream: JetStream, stream: str, subject: str) -> tuple[_Note, int]:
-    """The last note on a subject and its sequence; an empty one and 0 when there is none."""
+async def read_record(jetstream: JetStream, stream: str, subject: str) -> tuple[_RunRecord, int]:
+    """The last record on a subject and its sequence; an empty one and 0 when there is none."""
     found = await jetstream.get_message(stream, {"last_by_subj": subject})
     if found is None:
-        return _Note(), 0
+        return _RunRecord(), 0
     try:
-        return msgspec.json.decode(found.payload, type=_Note), found.sequence
+        return msgspec.json.decode(found.payload, type=_RunRecord), found.sequence
     except msgspec.DecodeError as error:
         raise ConfigError(
             f"the message at offset {found.sequence} of '{stream}' is on '{subject}' but is not "
-            f"a redrive's note ({error}): somebody else published there; delete it"
+            f"a redrive's record ({error}): another client published there; delete it"
         ) from error
 
 
-def _holds_notes(info: TopicInfo) -> bool:
+def _keeps_records(info: TopicInfo) -> bool:
     settings = info.settings
     limits = settings.retention is Retention.LIMITS
     return info.managed and limits and settings.allows("atomic")
 
 
-def _place(info: TopicInfo, letter: DeadLetter) -> tuple[int, PartitionInfo]:
-    """Where an event goes: the partition of its key, without one the partition it came from."""
+def _partition_for(info: TopicInfo, letter: DeadLetter) -> tuple[int, PartitionInfo]:
+    """The partition of an event: that of its key; without a key, the original one."""
     number = letter.partition
     if letter.key is not None and info.managed:
         number = partition_of(letter.key, len(info.partitions))
@@ -327,7 +329,7 @@ def _place(info: TopicInfo, letter: DeadLetter) -> tuple[int, PartitionInfo]:
 def _by_key(group: list[DeadLetter]) -> list[DeadLetter]:
     """The letters in their order, but those of one key in the order of their topic.
 
-    They may have died in another one: members and retries do not wait for each other.
+    They may have been dead-lettered in another order, by several members or after retries.
     """
     of_key: dict[str, list[DeadLetter]] = {}
     for letter in group:

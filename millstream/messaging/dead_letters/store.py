@@ -1,4 +1,4 @@
-"""Dead letters: events a subscription gave up, stored with cause and origin before they go."""
+"""Storing dead letters: events a subscription gave up, with their cause and origin."""
 
 from __future__ import annotations
 
@@ -40,27 +40,27 @@ INDEX_HEADER: Final = "Mill-Dead-Index"
 SUBSCRIPTION_HEADER: Final = "Mill-Dead-Subscription"
 SUBJECT_HEADER: Final = "Mill-Dead-Subject"
 WHEN_HEADER: Final = "Mill-Dead-When"
-# A pack that could not be opened is kept as plain bytes, or nobody could read the dead letters.
+# A pack that cannot be opened is stored as plain bytes, so that the dead letters stay readable.
 BROKEN_PACK_HEADER: Final = "Mill-Dead-Pack"
 CAUSE_CHARS_MAX: Final = 1000
 STORE_SECONDS: Final = 10.0
-# Of the event's own headers these are replaced by the dead letter's.
+# Headers of the event that are replaced by the dead letter's.
 _REPLACED: Final = frozenset({KEY_HEADER, TIME_HEADER, OWN_ID_HEADER, FOR_HEADER, NULL_HEADER})
 _DROPPED_PREFIXES: Final = ("Nats-", "Mill-Dead-")
 
 
 def default_dead_letter_topic(topic: str, subscription: str) -> str:
-    """Where the dead letters of a subscription go when its settings do not say."""
+    """The dead-letter topic of a subscription whose settings name none."""
     return f"{topic}-{subscription}-dead"
 
 
 def dead_letter_prefix(info: TopicInfo) -> str:
-    """What the subjects of a dead-letter topic begin with; refused when it cannot be one."""
+    """The prefix of a dead-letter topic's subjects; refused when it cannot be one."""
     if info.managed and not info.settings.is_copy and len(info.partitions) == 1 and info.prefix:
         return info.prefix
     raise ConfigError(
-        f"'{info.name}' cannot hold dead letters: that takes a Millstream topic of one partition "
-        f"that is no copy. Choose another one with dead_letter"
+        f"'{info.name}' cannot hold dead letters: it must be a Millstream topic with one "
+        f"partition and not a copy. Choose another one with dead_letter"
     )
 
 
@@ -68,8 +68,8 @@ class DeadLetterStore:
     """Writes the dead letters of one subscription, each exactly once.
 
     Every event has a subject of its own in the dead-letter topic, and is written only if that is
-    still empty: a second attempt, by whichever process and however late, finds it there. The topic
-    is made when it is first needed, as replicated as the event's own; an existing one is used.
+    still empty: a second attempt, by any process and at any time, finds it. The topic is created
+    when it is first needed, with as many replicas as the event's own; an existing one is used.
     """
 
     def __init__(
@@ -80,34 +80,34 @@ class DeadLetterStore:
         self._topic = dead_topic
         self._subscription = subscription
         self._prefix: str | None = None
-        self._turn = asyncio.Lock()  # letters leave in the order in which they were given up
+        self._order = asyncio.Lock()  # letters are stored in the order of the calls
 
     async def store(self, event: Event, reason: str, attempts: int) -> None:
-        """Store an event as a dead letter; return when it is on disk."""
+        """Store an event as a dead letter; returns when it is stored."""
         partition, offset, index = event.position
-        origin = f"{self._subscription}.{key_token(event.topic)}.{partition}.{offset}.{index}"
+        token = f"{self._subscription}.{key_token(event.topic)}.{partition}.{offset}.{index}"
         own, payload = _content(event)
-        block = encode_headers([*self._origin(event, reason, attempts), *own])
-        async with self._turn:
+        block = encode_headers([*self._headers(event, reason, attempts), *own])
+        async with self._order:
             if self._prefix is None:
                 self._prefix = await self._declare(event.topic)
-            message = OutgoingMessage(f"{self._prefix}.{origin}".encode(), block, payload)
+            message = OutgoingMessage(f"{self._prefix}.{token}".encode(), block, payload)
             stored = self._publisher.publish(message, STORE_SECONDS, lambda ack: ack)
         try:
             await stored
         except WrongSequence:
-            return  # stored before
+            return  # it is stored already
 
-    async def _declare(self, origin: str) -> str:
+    async def _declare(self, topic: str) -> str:
         try:
             info = await open_topic(self._jetstream, self._topic)
         except TopicNotFound:
-            replicas = (await open_topic(self._jetstream, origin)).settings.replicas
+            replicas = (await open_topic(self._jetstream, topic)).settings.replicas
             settings = TopicSettings(replicas=replicas)
             info = await topic_admin.declare(self._jetstream, self._topic, settings)
         return dead_letter_prefix(info)
 
-    def _origin(self, event: Event, reason: str, attempts: int) -> list[tuple[str, str]]:
+    def _headers(self, event: Event, reason: str, attempts: int) -> list[tuple[str, str]]:
         partition, offset, index = event.position
         pairs = [
             (EXPECTED_HEADER, "0"),
@@ -130,7 +130,7 @@ class DeadLetterStore:
 
 
 def _one_line(reason: str) -> str:
-    """A reason that a header can hold."""
+    """A reason in a form that a header can hold."""
     return " ".join(reason.split())[:CAUSE_CHARS_MAX].encode("utf-8", "replace").decode()
 
 

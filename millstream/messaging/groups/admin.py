@@ -1,4 +1,4 @@
-"""Ordered groups from outside: who has what, how far it is, what is parked; and moving them."""
+"""Administration of ordered groups: members, positions, lag, parked keys, seek, delete."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ from millstream.wire.aio.publisher import StreamPublisher
 __all__ = ["GroupAdmin", "GroupInfo", "GroupMember", "GroupPartition", "ParkedKey"]
 
 # A busy owner writes its record about once a second; a change from outside fits in between.
-TRIES: Final = 20
+ATTEMPTS: Final = 20
 WRITE_SECONDS: Final = 5.0
-LOOK_SECONDS: Final = 0.1
+POLL_SECONDS: Final = 0.1
 
 
 @dataclass(frozen=True, slots=True)
 class ParkedKey:
-    """A key whose events go to the dead letters, and the event it was parked for."""
+    """A key whose events become dead letters, and the event it was parked for."""
 
     key: str
     partition: int
@@ -45,7 +45,7 @@ class ParkedKey:
 
 @dataclass(frozen=True, slots=True)
 class GroupMember:
-    """A member that runs, or ended so lately that nobody has noticed yet."""
+    """A member that runs, or that ended so recently that no other has noticed."""
 
     id: str
     name: str
@@ -56,7 +56,7 @@ class GroupMember:
 
 @dataclass(frozen=True, slots=True)
 class GroupPartition:
-    """Where a group stands in one partition."""
+    """The position of a group in one partition."""
 
     partition: int
     owner: str | None  # the member's id
@@ -77,7 +77,7 @@ class GroupInfo:
 
     @property
     def lag(self) -> Lag:
-        """Of the whole group."""
+        """Of the complete group."""
         lags = [partition.lag for partition in self.partitions]
         return Lag(sum(x.messages for x in lags), max((x.seconds for x in lags), default=0.0))
 
@@ -120,14 +120,14 @@ class GroupAdmin:
         return GroupInfo(self._topic, name, _members(members, records), tuple(partitions))
 
     async def parked(self, name: str) -> list[ParkedKey]:
-        """The keys of a group whose events go to the dead letters."""
+        """The keys of a group whose events become dead letters."""
         records = await self._records(self._store(name))
         return [key for n, stored in sorted(records.items()) for key in _parked(n, stored.record)]
 
     async def unpark(self, name: str, key: str) -> bool:
         """Hand out the key's next events again; False when it is not parked.
 
-        Those that went to the dead letters stay there: redrive them first when order matters.
+        Its dead letters stay where they are: redrive them first when order matters.
         """
         store, token, found = self._store(name), order_token(key), False
         for number, stored in (await self._records(store)).items():
@@ -138,7 +138,7 @@ class GroupAdmin:
         return found
 
     async def seek(self, name: str, to: Start) -> None:
-        """Go on from another place; GroupBusy while members run. Parked keys stay parked."""
+        """Continue from another position; GroupBusy while members run. Parked keys stay parked."""
         store = self._store(name)
         await self._check_idle(store)
         for partition in self._partitions:
@@ -146,7 +146,7 @@ class GroupAdmin:
             await self._change(store, partition.number, partial(_moved, offset=offset))
 
     async def delete(self, name: str) -> None:
-        """Forget the group; GroupBusy while members run."""
+        """Delete the group's records; GroupBusy while members run."""
         store = self._store(name)
         await self._records(store)
         await self._check_idle(store)
@@ -163,7 +163,7 @@ class GroupAdmin:
         return await store.partitions()
 
     async def _check_idle(self, store: GroupStore) -> None:
-        """Return when no member lives; one that died is waited for as long as its lease."""
+        """Return when no member is alive; waits for the lease of one that died."""
         first = await store.members()
         longest = max((stored.record.lease for stored in first.values()), default=0.0)
         over, now = Deadline(longest), first
@@ -175,13 +175,13 @@ class GroupAdmin:
                 for member, stored in now.items():
                     await store.end_member(member, stored.revision, WRITE_SECONDS)
                 return
-            await asyncio.sleep(LOOK_SECONDS)
+            await asyncio.sleep(POLL_SECONDS)
             now = await store.members()
 
     async def _change(
         self, store: GroupStore, number: int, change: Callable[[PartitionRecord], PartitionRecord]
     ) -> None:
-        for _ in range(TRIES):
+        for _ in range(ATTEMPTS):
             stored = await store.partition(number)
             if stored is None:
                 stored = Stored(0, PartitionRecord(position=(1, 0)))
@@ -191,7 +191,7 @@ class GroupAdmin:
                 return
             except WrongSequence:
                 continue
-        raise ConfigError(f"partition {number} of group '{store.group}' changed all the time")
+        raise ConfigError(f"partition {number} of group '{store.group}' kept changing")
 
     async def _partition_info(
         self, partition: Partition, record: PartitionRecord
@@ -251,5 +251,5 @@ def _without(record: PartitionRecord, token: str) -> PartitionRecord:
 
 
 def _moved(record: PartitionRecord, offset: int) -> PartitionRecord:
-    """Everything about progress anew; the epoch goes on, so that old owners stay fenced."""
+    """Reset the progress; the epoch grows, so that old owners stay fenced."""
     return PartitionRecord(position=(offset, 0), epoch=record.epoch + 1, parked=record.parked)

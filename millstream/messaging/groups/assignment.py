@@ -1,4 +1,4 @@
-"""Who should have which partition, and who is alive. Pure: clocks and snapshots are given."""
+"""Which member gets which partition, and which are alive. Pure: clock and snapshots are given."""
 
 from __future__ import annotations
 
@@ -9,9 +9,10 @@ from typing import Final
 __all__ = ["Lease", "Liveness", "assign", "lease_clock"]
 
 # A member that cannot renew its lease stops after this share of it, and so leaves its handlers
-# the rest of the time to end before anyone else may begin.
+# the rest of the time to end before another member may start.
 OWN_SHARE: Final = 2 / 3
-# Who was not able to look for this share of a lease cannot say that nothing changed in it.
+# A member that could not read the records for this share of a lease cannot tell whether they
+# changed.
 BLIND_SHARE: Final = 1 / 2
 
 
@@ -27,8 +28,8 @@ def assign(
 ) -> dict[int, str]:
     """The member of each partition: shares differ by one at most, and few partitions move.
 
-    The same for everyone who has the same view: each living owner keeps as much as its share
-    allows, the larger shares go to those who have most, and the rest fills up the others.
+    The same for all members with the same snapshot: each living owner keeps as many as its share
+    allows, the larger shares go to those that have most, and the others get the rest.
 
     >>> assign(range(4), ["a", "b"], {0: "a", 1: "a", 2: "a", 3: "a"})
     {0: 'a', 1: 'a', 2: 'b', 3: 'b'}
@@ -41,7 +42,7 @@ def assign(
         having.get(owners.get(partition, ""), free).append(partition)
     least, larger = divmod(len(partitions), len(having))
     by_size = sorted(having, key=lambda member: (-len(having[member]), member))
-    shares = {member: least + (place < larger) for place, member in enumerate(by_size)}
+    shares = {member: least + (rank < larger) for rank, member in enumerate(by_size)}
     for member, kept in having.items():
         free.extend(kept[shares[member] :])
         del kept[shares[member] :]
@@ -70,12 +71,12 @@ class Lease:
         return self.clock() < self._until
 
     def left(self) -> float:
-        """Seconds for which it is valid, zero when it is not."""
+        """Seconds for which it is still valid; zero when it is not."""
         return max(0.0, self._until - self.clock())
 
 
 class Liveness:
-    """Judges others dead when their record did not change for their lease, by our own clock."""
+    """Considers members dead when their record did not change for their lease, by our clock."""
 
     def __init__(self) -> None:
         self._seen: dict[str, tuple[int, float]] = {}  # revision, and when it was first seen
@@ -95,7 +96,7 @@ class Liveness:
         self._looked = now
 
     def dead(self) -> list[tuple[str, int]]:
-        """Members that gave no sign of life for their lease, with the revision that stayed."""
+        """Members that did not renew for their lease, with the last revision seen."""
         return [
             (member, revision)
             for member, (revision, since) in sorted(self._seen.items())

@@ -30,19 +30,19 @@ class GroupEvent(Event):
     @property
     @abstractmethod
     def tenure(self) -> Tenure:
-        """Under which it was handed out."""
+        """The ownership under which it was handed out."""
 
     @property
     @abstractmethod
     def attempt(self) -> int:
-        """Which try this is, from 1; counted by each owner anew."""
+        """Number of this attempt, from 1; each owner counts from scratch."""
 
     @property
     def epoch(self) -> int:
         """Grows with each owner of the partition.
 
-        Store it with what the handler changes and refuse smaller ones there: then not even a
-        process that was frozen in a handler and wakes up later can undo its successor's work.
+        Store it with what the handler changes and refuse smaller epochs there: then even a
+        process that was frozen in a handler and wakes up later cannot undo newer work.
         """
         return self.tenure.epoch
 
@@ -71,7 +71,7 @@ class PlainGroupEvent(PlainEvent, GroupEvent):
 
 
 class BrokenPack(PlainGroupEvent):
-    """A message that says it is a pack and is not a sound one: it becomes a dead letter whole."""
+    """A message marked as a pack that cannot be read: it becomes one dead letter."""
 
     __slots__ = ("reason",)
 

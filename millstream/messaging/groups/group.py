@@ -32,14 +32,14 @@ __all__ = ["Group", "GroupEvent", "GroupHandler", "GroupSettings"]
 class Group(AsyncClosing):
     """One member of an ordered group. At least once; each key in order, by one member at a time.
 
-    Members come and go by themselves; when one joins, leaves or dies, only the partitions that
-    move pause. An event whose handler fails is tried again while later events of its key wait; in
-    the end its key is parked: the event and later ones of the key go, in order, to the dead
-    letters until the key is unparked. Events without a key have no order and are never parked.
+    Members may join, leave or die at any time; only the partitions that move pause. An event whose
+    handler fails is retried while later events of its key wait; after `max_attempts` its key is
+    parked: the event and later ones of the key become dead letters, in order, until the key is
+    unparked. Events without a key have no order and are never parked.
 
     "One at a time" holds while handlers end within a third of the lease when they are cancelled
-    (plain functions: by themselves) and the process is not frozen in the middle of one. For a
-    frozen process give `event.epoch` to the system the handler writes to.
+    (plain functions: on their own) and the process is not frozen in the middle of one. To be
+    safe from a frozen process, pass `event.epoch` to the system the handler writes to.
     """
 
     def __init__(
@@ -80,7 +80,7 @@ class Group(AsyncClosing):
         await self.stop()
 
     async def open(self) -> None:
-        """Have the group, beginning where its settings say if it is new; nothing is read yet."""
+        """Create the group if it is new, starting where its settings say; nothing is read yet."""
         info = await self._jetstream.stream_info(self._partitions[0].stream)
         await self._store.declare(info.config.get("num_replicas", 1))
         known = await self._store.partitions()
@@ -89,10 +89,10 @@ class Group(AsyncClosing):
             for partition in self._partitions
             if partition.number not in known
         ]
-        await asyncio.gather(*(self._begin(*place) for place in missing))
+        await asyncio.gather(*(self._create(*partition) for partition in missing))
         self._opened = True
 
-    async def _begin(self, stream: str, partition: int) -> None:
+    async def _create(self, stream: str, partition: int) -> None:
         offset = await start_position(self._jetstream, stream, self.settings.start)
         record = PartitionRecord(position=(offset, 0))
         try:
@@ -106,9 +106,9 @@ class Group(AsyncClosing):
     async def run(self, handler: GroupHandler) -> None:
         """Call the handler for every event of the partitions this member owns, until `stop`.
 
-        When it returns, the event is done. When it raises, it is tried again after a while, and
-        parked after `max_attempts`; with `Reject` the event becomes a dead letter at once, and its
-        key goes on. Plain functions run in threads.
+        When the handler returns, the event is done. When it raises, the event is retried after a
+        delay and its key is parked after `max_attempts`; `Reject` makes the event a dead letter
+        immediately, and its key continues. Plain functions run in threads.
         """
         if not self._ended.is_set():
             raise ConfigError(f"this member of group '{self.name}' runs already")
@@ -145,9 +145,9 @@ class Group(AsyncClosing):
         return Member(context, self._partitions, self._member_name)
 
     async def stop(self) -> None:
-        """Leave gently: handlers that run may end, positions are written, others take over.
+        """Leave gracefully: running handlers end, positions are committed, others take over.
 
-        Called in a handler it returns at once, and the member leaves when the handler has ended.
+        In a handler it returns immediately, and the member leaves when the handler has ended.
         """
         self._stopping.set()
         if self._member is not None:
@@ -161,7 +161,7 @@ class Group(AsyncClosing):
             async with asyncio.timeout(timeout):
                 await self.stop()
         except TimeoutError as error:
-            hint = ": handlers still ran, drain gave up"
+            hint = ": handlers were still running when the time was up"
             raise RequestTimeout(self.name, timeout or 0, hint) from error
 
     @property
@@ -176,17 +176,17 @@ class Group(AsyncClosing):
 
     @property
     def handled(self) -> int:
-        """Events that this member has finished since `run` began."""
+        """Events that this member has finished since `run` started."""
         return 0 if self._member is None else self._member.context.handled
 
-    # -- looking --------------------------------------------------------------------------
+    # -- state ----------------------------------------------------------------------------
 
     async def info(self) -> GroupInfo:
         """Members, owners, positions, lag and parked keys."""
         return await self._admin.info(self.name)
 
     async def parked(self) -> list[ParkedKey]:
-        """The keys whose events go to the dead letters."""
+        """The keys whose events become dead letters."""
         return await self._admin.parked(self.name)
 
     async def unpark(self, key: str) -> bool:

@@ -1,4 +1,4 @@
-"""One partition while this member owns it: read, handed out by key, parked, written down."""
+"""One partition while this member owns it: read, handed out by key, parked, committed."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from millstream.messaging.groups.event import (
 from millstream.messaging.groups.records import ParkedAt, PartitionRecord, Position, Progress
 from millstream.messaging.groups.settings import GroupSettings
 from millstream.messaging.groups.store import GroupStore, Stored
-from millstream.messaging.groups.workers import GroupCall, KeyLane, Workers
+from millstream.messaging.groups.workers import GroupCall, KeyQueue, Workers
 from millstream.messaging.subscriptions.subscription import Reject
 from millstream.wire.aio.jetstream import JetStream
 from millstream.wire.aio.ordered_consumer import OrderedConsumer
@@ -46,17 +46,17 @@ TAKE_MESSAGES: Final = 256
 # For each owned partition; two missed heartbeats mean that the node which served it is gone.
 READ_AHEAD: Final = Prefetch(messages=1000, bytes=4 * 1024 * 1024, heartbeat=1.0)
 COMMIT_SECONDS: Final = 5.0
-# A record is contended only by its owner and, rarely, by someone who unparks a key.
-COMMIT_TRIES: Final = 20
-# Owners that died in a row without getting anywhere, until events are handed out one by one to
-# find the one that kills.
+# Only its owner changes a record and, rarely, an operator who unparks a key.
+COMMIT_ATTEMPTS: Final = 20
+# After so many owners in a row died without progress, events are handed out one by one to find
+# the one that kills them.
 DEATHS_CAREFUL: Final = 2
 STRIKES_MAX: Final = 2
-# So many are handed out one by one, then things are as usual again.
+# This many are handed out one by one, then as usual again.
 CAREFUL_EVENTS: Final = 200
-# Names of parked keys in one record, which is written with every commit.
+# Bytes of parked keys in one record, which is written with every commit.
 PARKED_BYTES_MAX: Final = 256 * 1024
-BURY_AGAIN_SECONDS: Final = 1.0
+STORE_AGAIN_SECONDS: Final = 1.0
 
 
 @dataclass(slots=True)
@@ -84,7 +84,7 @@ class HoldingState(Enum):
 
 
 def order_token(key: str) -> str:
-    """The name of a key in a record; one too long for a subject word is named by its hash."""
+    """The name of a key in a record; one too long for a subject token is named by its hash."""
     try:
         return key_token(key)
     except ConfigError:
@@ -108,13 +108,13 @@ class Holding:
         self._taken = stored.record
         self._progress = Progress(stored.record)
         self._parked = dict(stored.record.parked)
-        self._mark = stored.record.mark
+        self._fingerprint = stored.record.mark
         self._trying: Position | None = None
         self._careful = 0  # events still to be handed out one by one
-        self._lanes: dict[str, KeyLane] = {}
+        self._keys: dict[str, KeyQueue] = {}
         self._incoming: Iterator[AnyGroupEvent] = iter(())
         self._reader: OrderedConsumer | None = None
-        self._hungry = False  # stopped reading for lack of room
+        self._hungry = False  # stopped reading because the buffer was full
         self._writing = asyncio.Lock()
         self._running = 0
         self._idle: asyncio.Future[None] | None = None
@@ -141,7 +141,7 @@ class Holding:
     # -- life -----------------------------------------------------------------------------
 
     async def open(self) -> None:
-        """Begin to read where the last owner was; DataLoss when the log is not the same now."""
+        """Start reading at the last owner's position; DataLoss when the log was replaced."""
         await self.check_log()
         start = self._taken.position[0]
         state = (await self._member.jetstream.stream_info(self._stream)).state
@@ -169,12 +169,12 @@ class Holding:
             reader.close()
 
     async def check_log(self) -> None:
-        """Compare the log with the fingerprint of what was read of it.
+        """Compare the log with the fingerprint of the last message read.
 
-        After a disk fault a single node can come back with fewer messages and use their numbers
-        again; going on by position would then skip events silently.
+        After a disk fault a single node can come back with fewer messages and use their offsets
+        again; continuing by position would then skip events silently.
         """
-        offset, time_ns = self._mark
+        offset, time_ns = self._fingerprint
         if not offset:
             return
         jetstream = self._member.jetstream
@@ -188,17 +188,17 @@ class Holding:
             raise DataLoss(
                 f"stream '{self._stream}' no longer has the message {offset} that group "
                 f"'{self._member.store.group}' read: the log was cut or replaced. Move the group "
-                f"with seek to where it shall go on"
+                f"with seek to where it should continue"
             )
 
     def hold(self) -> None:
-        """Hand out nothing more; what runs may end."""
+        """Hand out nothing more; running handlers may end."""
         if self.state is HoldingState.OPEN:
             self.state = HoldingState.DRAINING
             self._stop_timers()
 
     async def drain(self) -> None:
-        """Hand out nothing more, and return when the handlers that run have ended."""
+        """Hand out nothing more, and return when the running handlers have ended."""
         self.hold()
         while self._running:
             if self._idle is None:
@@ -206,7 +206,7 @@ class Holding:
             await asyncio.shield(self._idle)
 
     def close(self) -> None:
-        """Stop at once: released, or lost to another member."""
+        """Stop immediately: released, or lost to another member."""
         if self.state is HoldingState.CLOSED:
             return
         self.state = HoldingState.CLOSED
@@ -216,18 +216,18 @@ class Holding:
         self._member.workers.cancel(self)
 
     def _stop_timers(self) -> None:
-        for lane in self._lanes.values():
-            lane.stop_waiting()
+        for queue in self._keys.values():
+            queue.stop_waiting()
 
     # -- reading --------------------------------------------------------------------------
 
     async def learn(self) -> None:
-        """Have the schemas of what has arrived, before it is taken."""
+        """Load the schemas of what has arrived, before it is taken."""
         if self._partition.learn is not None and self._reader is not None:
             await self._partition.learn(self._reader.peek())
 
     def fill(self) -> None:
-        """Take what has arrived, as far as there is room."""
+        """Take what has arrived, as far as it fits into the buffer."""
         if self.state is not HoldingState.OPEN or self._reader is None:
             return
         limit = 1 if self._careful else self._member.settings.buffer
@@ -255,107 +255,109 @@ class Holding:
     def _events(self, messages: list[RawMessage]) -> Iterator[AnyGroupEvent]:
         for raw in messages:
             address = parse_ack_address(raw.reply)
-            self._mark = (address.sequence, address.timestamp_ns)
+            self._fingerprint = (address.sequence, address.timestamp_ns)
             if not is_for_another(raw.headers, self._member.store.group):
                 yield from group_events(self, self._partition, raw)
             self._progress.read_up_to((address.sequence + 1, 0))
 
     def _offer(self, event: AnyGroupEvent) -> None:
-        # In a foreign stream the subject is what is nearest to a key.
+        # In a foreign stream the subject stands in for the key.
         key = event.subject if self._partition.prefix is None else event.key
         if isinstance(event, BrokenPack):
-            lane = KeyLane(self, None)
-            lane.bury = event.reason
+            queue = KeyQueue(self, None)
+            queue.given_up = event.reason
         elif key is None:
-            lane = KeyLane(self, None)
+            queue = KeyQueue(self, None)
         else:
-            lane = self._lanes.get(key) or self._new_lane(key)
-        lane.queue.append(event)
+            queue = self._keys.get(key) or self._new_queue(key)
+        queue.events.append(event)
         if self._taken.strikes >= STRIKES_MAX and (event.offset, event.index) == self._taken.trying:
-            lane.error = "its handler ended the process, more than once"
-            lane.park_due = True
-        if lane.failures and len(lane.queue) > self._member.settings.key_buffer:
-            self._park_early(lane)
-        self._member.workers.add(lane)
+            queue.error = "its handler ended the process, more than once"
+            queue.park_due = True
+        if queue.failures and len(queue.events) > self._member.settings.key_buffer:
+            self._park_early(queue)
+        self._member.workers.add(queue)
 
-    def _new_lane(self, key: str) -> KeyLane:
-        lane = self._lanes[key] = KeyLane(self, key)
+    def _new_queue(self, key: str) -> KeyQueue:
+        queue = self._keys[key] = KeyQueue(self, key)
         if self._parked and (at := self._parked.get(order_token(key))) is not None:
-            lane.bury = f"its key is parked since offset {at.offset}.{at.index}"
-        return lane
+            queue.given_up = f"its key is parked since offset {at.offset}.{at.index}"
+        return queue
 
     def _make_room(self) -> None:
-        """When failing keys hold most of the buffer, the largest of them is parked early."""
-        failing = [lane for lane in self._lanes.values() if lane.failures and lane.bury is None]
-        held = sum(len(lane.queue) for lane in failing)
+        """When failing keys fill most of the buffer, park the largest of them early."""
+        failing = [
+            queue for queue in self._keys.values() if queue.failures and queue.given_up is None
+        ]
+        held = sum(len(queue.events) for queue in failing)
         if held * 2 > self._member.settings.buffer:
-            self._park_early(max(failing, key=lambda lane: len(lane.queue)))
+            self._park_early(max(failing, key=lambda queue: len(queue.events)))
 
-    def _park_early(self, lane: KeyLane) -> None:
-        if not lane.park_due and lane.bury is None and self._may_park():
-            lane.park_due = True
-            lane.stop_waiting()
-            self._member.workers.add(lane)
+    def _park_early(self, queue: KeyQueue) -> None:
+        if not queue.park_due and queue.given_up is None and self._may_park():
+            queue.park_due = True
+            queue.stop_waiting()
+            self._member.workers.add(queue)
 
     # -- handling -------------------------------------------------------------------------
 
-    async def process(self, lane: KeyLane) -> None:
-        """One try of the first event of a lane."""
-        event = lane.queue[0]
-        if lane.park_due and lane.bury is None:
-            settled = await self._park(lane, event)
-        elif lane.bury is not None:
-            settled = await self._bury(lane, event, lane.error or lane.bury)
+    async def process(self, queue: KeyQueue) -> None:
+        """One attempt to handle the first event of a key."""
+        event = queue.events[0]
+        if queue.park_due and queue.given_up is None:
+            settled = await self._park(queue, event)
+        elif queue.given_up is not None:
+            settled = await self._dead_letter(queue, event, queue.error or queue.given_up)
         else:
-            settled = await self._handle(lane, event)
+            settled = await self._handle(queue, event)
         if not settled or self.state is HoldingState.CLOSED:
             return
-        lane.queue.popleft()
-        lane.failures, lane.error, lane.park_due = 0, "", False
-        if lane.key is not None and not lane.queue:
-            self._lanes.pop(lane.key, None)
+        queue.events.popleft()
+        queue.failures, queue.error, queue.park_due = 0, "", False
+        if queue.key is not None and not queue.events:
+            self._keys.pop(queue.key, None)
         self._progress.done((event.offset, event.index))
         self._member.handled += 1
         self._careful = max(0, self._careful - 1)
         if self._hungry:
             self._member.signal.set()
 
-    async def _handle(self, lane: KeyLane, event: AnyGroupEvent) -> bool:
+    async def _handle(self, queue: KeyQueue, event: AnyGroupEvent) -> bool:
         settings = self._member.settings
-        event.attempt = lane.failures + 1
+        event.attempt = queue.failures + 1
         try:
             if self._careful:
-                if not await self._call_alone(lane, event):
+                if not await self._call_alone(queue, event):
                     return False
             else:
                 await self._member.call(event)
         except Reject as rejected:
-            lane.failures += 1
-            return await self._bury(lane, event, str(rejected) or "rejected")
+            queue.failures += 1
+            return await self._dead_letter(queue, event, str(rejected) or "rejected")
         except asyncio.CancelledError as error:
             task = asyncio.current_task()
             if task is None or task.cancelling():
                 raise
-            lane.error = f"the handler was cancelled from inside: {error!r}"
+            queue.error = f"the handler was cancelled from inside: {error!r}"
         except Exception as error:
-            lane.error = f"{type(error).__name__}: {error}"
+            queue.error = f"{type(error).__name__}: {error}"
         else:
             return True
-        lane.failures += 1
-        crowded = len(lane.queue) > settings.key_buffer and self._may_park()
-        if lane.failures >= settings.max_attempts or lane.park_due or crowded:
-            return await self._park(lane, event)
-        self._again(lane, settings.delay_after(lane.failures))
+        queue.failures += 1
+        crowded = len(queue.events) > settings.key_buffer and self._may_park()
+        if queue.failures >= settings.max_attempts or queue.park_due or crowded:
+            return await self._park(queue, event)
+        self._again(queue, settings.delay_after(queue.failures))
         if self._hungry and not self._careful:
             self._make_room()
         return False
 
-    async def _call_alone(self, lane: KeyLane, event: AnyGroupEvent) -> bool:
-        """Write down what is tried, so that a successor knows what ended this process."""
+    async def _call_alone(self, queue: KeyQueue, event: AnyGroupEvent) -> bool:
+        """Commit what is tried, so that a successor knows what ended this process."""
         async with self._member.careful:
             self._trying = (event.offset, event.index)
             try:
-                if not await self._commit_or_wait(lane):
+                if not await self._commit_or_wait(queue):
                     return False
                 await self._member.call(event)
             finally:
@@ -363,45 +365,45 @@ class Holding:
             try:
                 await self.commit()
             except MillstreamError as error:
-                _log.info("group %s: not written down yet: %s", self._name, error)
+                _log.info("group %s: not committed yet: %s", self._name, error)
             except asyncio.CancelledError:
-                # Handlers are to be stopped, and this one has ended: it must not be called again.
+                # Handlers are being stopped, and this one has ended: do not call it again.
                 if task := asyncio.current_task():
                     task.uncancel()
             return True
 
-    async def _commit_or_wait(self, lane: KeyLane) -> bool:
+    async def _commit_or_wait(self, queue: KeyQueue) -> bool:
         try:
             return await self.commit()
         except MillstreamError as error:
-            _log.info("group %s: not written down, trying again: %s", self._name, error)
-            self._again(lane, BURY_AGAIN_SECONDS)
+            _log.info("group %s: not committed, trying again: %s", self._name, error)
+            self._again(queue, STORE_AGAIN_SECONDS)
             return False
 
-    def _again(self, lane: KeyLane, seconds: float) -> None:
+    def _again(self, queue: KeyQueue, seconds: float) -> None:
         if self.state is HoldingState.OPEN:
-            self._member.workers.add_later(lane, seconds)
+            self._member.workers.add_later(queue, seconds)
 
-    async def _park(self, lane: KeyLane, event: AnyGroupEvent) -> bool:
-        """Give the key up: first the record says so, then its events become dead letters."""
-        if lane.key is not None:
-            token = order_token(lane.key)
+    async def _park(self, queue: KeyQueue, event: AnyGroupEvent) -> bool:
+        """Park the key: commit that first, then dead-letter its events."""
+        if queue.key is not None:
+            token = order_token(queue.key)
             if token not in self._parked and not self._may_park():
                 _log.warning(
-                    "group %s: %r is tried for ever, because %d keys are parked in partition %d",
+                    "group %s: %r is retried forever, because %d keys are parked in partition %d",
                     *(self._name, event, len(self._parked), self.partition),
                 )
-                lane.park_due = False
-                self._again(lane, self._member.settings.backoff[-1])
+                queue.park_due = False
+                self._again(queue, self._member.settings.backoff[-1])
                 return False
-            lane.park_due = True
+            queue.park_due = True
             self._parked.setdefault(token, ParkedAt(event.offset, event.index, now_ns()))
-            if not await self._commit_or_wait(lane):
+            if not await self._commit_or_wait(queue):
                 return False
-            _log.warning("group %s: parked the key of %r: %s", self._name, event, lane.error)
-            lane.bury = f"its key is parked since offset {event.offset}.{event.index}"
-            lane.park_due = False
-        return await self._bury(lane, event, lane.error)
+            _log.warning("group %s: parked the key of %r: %s", self._name, event, queue.error)
+            queue.given_up = f"its key is parked since offset {event.offset}.{event.index}"
+            queue.park_due = False
+        return await self._dead_letter(queue, event, queue.error)
 
     def _may_park(self) -> bool:
         return (
@@ -409,12 +411,12 @@ class Holding:
             and sum(map(len, self._parked)) < PARKED_BYTES_MAX
         )
 
-    async def _bury(self, lane: KeyLane, event: AnyGroupEvent, reason: str) -> bool:
+    async def _dead_letter(self, queue: KeyQueue, event: AnyGroupEvent, reason: str) -> bool:
         try:
-            await self._member.dead_letters.store(event, reason, lane.failures)
+            await self._member.dead_letters.store(event, reason, queue.failures)
         except MillstreamError as error:
             _log.warning("group %s: dead letter not stored, trying again: %s", self._name, error)
-            self._again(lane, BURY_AGAIN_SECONDS)
+            self._again(queue, STORE_AGAIN_SECONDS)
             return False
         return True
 
@@ -422,13 +424,13 @@ class Holding:
     def _name(self) -> str:
         return self._member.store.group
 
-    # -- writing down ---------------------------------------------------------------------
+    # -- committing -----------------------------------------------------------------------
 
     async def commit(self, release: bool = False) -> bool:
-        """Write down what is done; False when the partition belongs to somebody else by now."""
+        """Store what is done; False when the partition belongs to another member by now."""
         store = self._member.store
         async with self._writing:
-            for _ in range(COMMIT_TRIES):
+            for _ in range(COMMIT_ATTEMPTS):
                 if self.state is HoldingState.CLOSED:
                     return False
                 record = self._next_record(release)
@@ -455,16 +457,16 @@ class Holding:
             high=high,
             open=unfinished,
             parked=dict(self._parked),
-            mark=self._mark,
+            mark=self._fingerprint,
             trying=self._trying,
             strikes=self._taken.strikes if self._trying == self._taken.trying else 0,
             deaths=self._taken.deaths if position == self._taken.position or self._careful else 0,
         )
 
     def adopt(self, found: Stored[PartitionRecord] | None) -> bool:
-        """Take over what others changed in the record (unparked keys); False when we lost it."""
+        """Adopt what others changed in the record (unparked keys); False when we lost it."""
         if found is not None and found.revision <= self._stored.revision:
-            return True  # an old view
+            return True  # an old snapshot
         mine = (self._taken.owner, self._taken.epoch)
         if found is None or (found.record.owner, found.record.epoch) != mine:
             if self.state is not HoldingState.CLOSED:
@@ -473,8 +475,8 @@ class Holding:
             return False
         for token in self._stored.record.parked.keys() - found.record.parked.keys():
             self._parked.pop(token, None)
-            for key, lane in self._lanes.items():
+            for key, queue in self._keys.items():
                 if order_token(key) == token:
-                    lane.bury, lane.failures, lane.park_due = None, 0, False
+                    queue.given_up, queue.failures, queue.park_due = None, 0, False
         self._stored = found
         return True

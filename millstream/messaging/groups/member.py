@@ -1,12 +1,12 @@
-"""A running member: shows that it is alive, takes its share of partitions, gives back the rest.
+"""A running member: renews its lease, takes its share of partitions, releases the rest.
 
 Why at most one member hands out a partition's events:
 1. A member's record is renewed by compare-and-set. Others may end it, by compare-and-set as well,
-   when they saw no change for the whole lease on their own clock.
-2. A member whose renewals are not confirmed stops by itself after two thirds of the lease, counted
+   when they saw no change for the complete lease on their own clock.
+2. A member whose renewals are not confirmed stops after two thirds of the lease, counted
    from when the last confirmed one was sent: always before 1 can happen.
-3. A partition is taken only when its record names nobody, or a member whose record is ended.
-4. Taking raises the epoch; whoever writes with an old view is refused and stops.
+3. A partition is taken only when its record names no owner, or a member whose record is ended.
+4. Taking raises the epoch; a member that writes with an old view is refused and stops.
 """
 
 from __future__ import annotations
@@ -36,19 +36,19 @@ __all__ = ["Member", "start_position"]
 
 _log = logging.getLogger("millstream.messaging")
 
-BEATS: Final = 4  # renewals within the time for which one lasts: three may be lost
-LOOKS: Final = 5  # looks at the records in the shortest lease of the group
+BEATS: Final = 4  # renewals within the time that one lasts: three may be lost
+LOOKS: Final = 5  # reads of the records within the shortest lease of the group
 PAUSE_SECONDS: Final = 0.05
-# For the last writes of a member that ends in a hurry; what they miss is done again by others.
+# For the last writes of a member that stops at once; work they miss is repeated by others.
 LAST_SECONDS: Final = 2.0
-# Replicas answer a snapshot a moment late, so after a nudge there is a second look.
+# Replicas may answer with an old snapshot, so after a nudge the records are read twice.
 SECOND_LOOK_SECONDS: Final = 0.2
 # A restarting server answers "not found" until it has read its streams; after this it is true.
 RECOVERY_SECONDS: Final = 10.0
 
 
 async def start_position(jetstream: JetStream, stream: str, start: Start) -> int:
-    """The offset at which a new group begins to read a stream."""
+    """The offset at which a new group starts to read a stream."""
     if start.policy == "by_start_sequence":
         return start.offset
     if start.policy == "by_start_time":
@@ -84,13 +84,13 @@ class Member:
         self._liveness = Liveness()
         self._alive: frozenset[str] = frozenset()
         self._news = Signal()
-        self._shortest = context.settings.lease  # of all members: their deaths shall be seen
-        self._look_all = Deadline(0)  # when it has passed, the partitions are looked at as well
+        self._shortest = context.settings.lease  # of all members: their deaths must be noticed
+        self._look_all = Deadline(0)  # when it has passed, the partitions are read as well
         self._check_logs = False
         self._releases: dict[asyncio.Task[None], Holding] = {}
 
     async def run(self, stopping: asyncio.Event) -> None:
-        """Work until told to stop; then finish what runs, write down, leave."""
+        """Work until `stopping` is set; then let handlers end, commit and leave."""
         await self._join(self._connection.settings.request_timeout)
         interest = self._store.listen(self._news.set)
         self._connection.on_connected.append(self._reconnected)
@@ -98,11 +98,11 @@ class Member:
             asyncio.create_task(loop())
             for loop in (self._beat, self._guard, self._look, self._read, self._commit)
         ]
-        told = asyncio.create_task(_wait(stopping))
+        stop = asyncio.create_task(_wait(stopping))
         failed = self.context.workers.failed
         try:
-            await asyncio.wait([*loops, told, failed], return_when=asyncio.FIRST_COMPLETED)
-            if told.done():
+            await asyncio.wait([*loops, stop, failed], return_when=asyncio.FIRST_COMPLETED)
+            if stop.done():
                 leaving = asyncio.create_task(self._leave_gently())
                 loops.append(leaving)
                 await asyncio.wait([*loops, failed], return_when=asyncio.FIRST_COMPLETED)
@@ -112,16 +112,16 @@ class Member:
         finally:
             self._connection.on_connected.remove(self._reconnected)
             self._store.stop_listening(interest)
-            for task in (*loops, told):
+            for task in (*loops, stop):
                 task.cancel()
-            await asyncio.gather(*loops, told, return_exceptions=True)
+            await asyncio.gather(*loops, stop, return_exceptions=True)
             await self._leave_now()
             failed.cancel()
 
     # -- being alive ----------------------------------------------------------------------
 
     async def _join(self, seconds: float) -> None:
-        """Begin as a new member: an id is never used again after its end."""
+        """Start as a new member: an id is never used again after its end."""
         self.id = f"{self.name}-{unique_token(8)}"
         self._revision = 0
         deadline = Deadline(seconds)
@@ -134,11 +134,11 @@ class Member:
         self._news.set()
 
     async def _renew(self) -> bool:
-        """Renew the lease; False when it is not known whether that worked, or it did not."""
+        """Renew the lease; False when it failed or it is unknown whether it worked."""
         async with self._beating:
             sent = self._lease.clock()
             try:
-                if not await self._write_down():
+                if not await self._write_record():
                     return False
             except UNSURE as error:
                 self._connection.check_open()
@@ -149,15 +149,15 @@ class Member:
             self.context.workers.resume()
             return True
 
-    async def _write_down(self) -> bool:
-        """Write this member's record again; False when another one is there, or none any more."""
+    async def _write_record(self) -> bool:
+        """Write this member's record again; False when it was changed or removed."""
         timeout = self.context.settings.lease * OWN_SHARE / BEATS
         try:
             self._revision = await self._store.put_member(
                 self.id, self._record, self._revision, timeout
             )
         except WrongSequence:
-            # Either somebody ended this member, or a renewal worked without our knowing.
+            # Either another member ended this one, or the answer to a renewal was lost.
             found = await self._store.member(self.id)
             self._joined = self._joined and found is not None
             self._revision = 0 if found is None else found.revision
@@ -169,13 +169,13 @@ class Member:
         patience = Deadline(RECOVERY_SECONDS)
         while True:
             try:
-                if patience.passed:  # raises when somebody has deleted the records
+                if patience.passed:  # raises when the records were deleted
                     patience = Deadline(RECOVERY_SECONDS)
                     await self.context.jetstream.stream_info(RECORDS)
                 renewed = await self._renew()
             except UNSURE as error:
                 self._connection.check_open()
-                _log.debug("member %s: not known whether it is alive: %s", self.id, error)
+                _log.debug("member %s: it is unknown whether it is alive: %s", self.id, error)
                 renewed = False
             if renewed:
                 patience = Deadline(RECOVERY_SECONDS)
@@ -184,19 +184,19 @@ class Member:
             await asyncio.sleep(pause if renewed else PAUSE_SECONDS)
 
     async def _join_again(self) -> None:
-        """Others declared this member dead: drop everything, then begin as a new one."""
+        """Others declared this member dead: drop everything, then start as a new one."""
         _log.warning("member %s was declared dead; it joins again", self.id)
         for holding in list(self.holdings.values()):
             holding.close()
         self.holdings.clear()
-        # A handler in a thread cannot be stopped; nothing new is begun before it has ended.
+        # A handler in a thread cannot be stopped; nothing new starts before it has ended.
         await self.context.workers.ended()
         if not self._record.leaving:
-            # A broker that is away now is waited for as it is everywhere else.
+            # A broker that is away is waited for as everywhere else.
             await self._join(self._connection.settings.reconnect.give_up_after)
 
     async def _guard(self) -> None:
-        """Cancel handlers in time when the lease cannot be renewed."""
+        """Cancel handlers before the lease ends when it cannot be renewed."""
         while True:
             if self._lease.valid:
                 await asyncio.sleep(self._lease.left())
@@ -225,10 +225,10 @@ class Member:
                     raise
             except UNSURE as error:
                 self._connection.check_open()
-                self._look_all = Deadline(0)  # what was to be taken may not be ours yet
-                _log.debug("member %s: could not look at the group: %s", self.id, error)
+                self._look_all = Deadline(0)  # the partitions to take may not be ours yet
+                _log.debug("member %s: could not read the records of the group: %s", self.id, error)
             except WrongSequence:
-                self._look_all = Deadline(0)  # somebody was quicker: look again
+                self._look_all = Deadline(0)  # another member was faster: read again
             wait = self._shortest / LOOKS
             if nudged:
                 wait = min(SECOND_LOOK_SECONDS, wait)
@@ -242,7 +242,7 @@ class Member:
         alive = frozenset(members)
         if alive == self._alive and not self._look_all.passed:
             return
-        # Owners are read before members: an owner that is then no member has surely ended.
+        # Owners are read before members: an owner that is not a member then has ended.
         partitions = await self._store.partitions()
         members = await self._living()
         self._alive = frozenset(members)
@@ -260,7 +260,7 @@ class Member:
             if member != self.id
         }
         if not self._lease.valid:
-            self._liveness = Liveness()  # who cannot renew now cannot blame others for the same
+            self._liveness = Liveness()  # a member that cannot renew must not blame others for it
             return members
         self._liveness.look(others, self._lease.clock())
         for member, revision in self._liveness.dead():
@@ -268,8 +268,8 @@ class Member:
             try:
                 await self._store.end_member(member, revision, timeout)
             except WrongSequence:
-                continue  # it lives, or somebody else has ended it
-            _log.warning("member %s gave no sign of life; its partitions are taken over", member)
+                continue  # it lives, or another member has ended it
+            _log.warning("member %s did not renew its lease; its partitions are taken over", member)
             del members[member]
             self._store.nudge()
         return members
@@ -292,13 +292,13 @@ class Member:
         mine = [n for n, m in wanted.items() if m == self.id and n not in self.holdings]
         free = [n for n in mine if owners.get(n, "") not in members or owners[n] == self.id]
         takes = [self._take(number, partitions.get(number)) for number in free]
-        # All of them end before one fails: a take that went on meanwhile could be made twice.
+        # Wait for all of them: a take that kept running could be repeated by the next round.
         errors = [e for e in await asyncio.gather(*takes, return_exceptions=True) if e is not None]
-        if errors:  # one that the next look cannot mend goes first
+        if errors:  # raise one that the next round cannot fix first
             raise min(errors, key=lambda error: isinstance(error, (*UNSURE, TopicNotFound)))
 
     async def _take(self, number: int, stored: Stored[PartitionRecord] | None) -> None:
-        """Become the owner of a partition that has none, and go on where the last one was."""
+        """Become the owner of a free partition, and continue at the last owner's position."""
         partition = self._partitions[number]
         if stored is None:
             offset = await start_position(
@@ -308,8 +308,8 @@ class Member:
         before = stored.record
         died = before.owner not in ("", self.id)
         if died and await self._store.member(before.owner) is not None:
-            return  # the snapshot was old: it lives
-        # An owner that is ourselves: a take that worked without our knowing. It counted the death.
+            return  # the snapshot was old: it is alive
+        # We are the owner already: the answer to a take was lost. That take counted the death.
         trying = before.trying if before.owner else None
         record = msgspec.structs.replace(
             before,
@@ -324,7 +324,7 @@ class Member:
             revision = await self._store.put_partition(number, record, stored.revision, timeout)
         except WrongSequence:
             self._look_all = Deadline(0)
-            return  # somebody was quicker, or it was us unawares: the next look will show
+            return  # another member was faster, or our answer was lost: the next round shows which
         if not self._joined or self.id != record.owner:
             return  # declared dead in the meantime
         holding = Holding(self.context, partition, Stored(revision, record))
@@ -352,7 +352,7 @@ class Member:
             failed.set_exception(error)
 
     async def _release(self, holding: Holding) -> None:
-        """Let the handlers of a partition end, write down, and let others take it."""
+        """Let the handlers of a partition end, commit, and let others take it."""
         await holding.drain()
         while holding.state is HoldingState.DRAINING:
             try:
@@ -389,7 +389,7 @@ class Member:
             raise
         except MillstreamError as error:
             self._connection.check_open()
-            _log.info("position of partition %d not written: %s", holding.partition, error)
+            _log.info("position of partition %d not committed: %s", holding.partition, error)
 
     def _reconnected(self) -> None:
         self._check_logs = True
@@ -398,16 +398,16 @@ class Member:
     # -- leaving --------------------------------------------------------------------------
 
     def hold(self) -> None:
-        """Hand out nothing more; what runs may end."""
+        """Hand out nothing more; running handlers may end."""
         for holding in self.holdings.values():
             holding.hold()
 
     async def _leave_gently(self) -> None:
-        """Tell the others first, so that what is released goes to them at once."""
+        """Announce it first, so that released partitions are taken over immediately."""
         self._record = msgspec.structs.replace(self._record, leaving=True)
         await self._renew()
         self._store.nudge()
-        async with self._balancing:  # what is being taken just now is released as well
+        async with self._balancing:  # partitions that are being taken are released as well
             for holding in list(self.holdings.values()):
                 if holding not in self._releases.values():
                     self._release_later(holding)
@@ -415,7 +415,7 @@ class Member:
             await asyncio.wait(list(self._releases))
 
     async def _leave_now(self) -> None:
-        """Cancel what runs, write down what can be written in a short time, and go."""
+        """Cancel handlers, commit what can be committed in a short time, and leave."""
         for task in self._releases:
             task.cancel()
         await asyncio.gather(*self._releases, return_exceptions=True)
@@ -434,7 +434,7 @@ class Member:
             return
         try:
             await self._store.end_member(self.id, self._revision, LAST_SECONDS)
-        except WrongSequence:  # a renewal was under way when it was cancelled
+        except WrongSequence:  # a renewal was in flight when it was cancelled
             found = await self._store.member(self.id)
             if found is not None:
                 await self._store.end_member(self.id, found.revision, LAST_SECONDS)

@@ -1,7 +1,7 @@
 """What a group keeps in the broker: a record for each partition and one for each member. Pure.
 
-A position is (offset, index): the next event to be handled, everything before it is done. The
-record of a partition also says what is done beyond its position: all below `high` but `open`.
+A position is (offset, index): the next event to be handled; everything before it is done. The
+record of a partition also says what is done after its position: all below `high` except `open`.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ __all__ = ["MemberRecord", "ParkedAt", "PartitionRecord", "Position", "Progress"
 Position = tuple[int, int]
 
 VERSION: Final = 1
-# Unfinished events named in a record; beyond them, what a dead owner had done is done again.
+# Unfinished events listed in a record; what a dead owner had done after them is repeated.
 OPEN_MAX: Final = 500
 
 T = TypeVar("T", "PartitionRecord", "MemberRecord")
@@ -32,7 +32,7 @@ class ParkedAt(msgspec.Struct, frozen=True, array_like=True):
 
 
 class PartitionRecord(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
-    """Who handles a partition and how far it is; changed only by compare-and-set."""
+    """The owner of a partition and its progress; changed only by compare-and-set."""
 
     position: Position  # everything before is done
     owner: str = ""  # the member's id; "": free
@@ -41,24 +41,24 @@ class PartitionRecord(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=T
     open: tuple[Position, ...] = ()
     parked: dict[str, ParkedAt] = {}  # by key token
     mark: tuple[int, int] = (0, 0)  # offset and time (ns) of the last message read: a fingerprint
-    deaths: int = 0  # owners in a row that died without getting anywhere
-    trying: Position | None = None  # then handed out alone, to see whether it is what kills
-    strikes: int = 0  # owners that died while it was
+    deaths: int = 0  # owners in a row that died without progress
+    trying: Position | None = None  # handed out alone, to see whether it kills the process
+    strikes: int = 0  # owners that died while it was tried
     version: int = VERSION
 
 
 class MemberRecord(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
-    """A member's sign of life; every renewal makes a new revision."""
+    """A member's lease; every renewal is a new revision."""
 
     name: str  # as the application calls it
-    lease: float  # seconds: unchanged for so long, the member counts as dead
+    lease: float  # seconds: the member is dead when the record is unchanged for this long
     since_ns: int = 0
     leaving: bool = False  # it finishes what it has and takes nothing more
     version: int = VERSION
 
 
 def decode_record(payload: bytes, kind: type[T]) -> T:
-    """A record from its JSON; one of a newer version is refused."""
+    """A record from its JSON; a newer version is refused."""
     try:
         record = msgspec.json.decode(payload, type=kind)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
@@ -92,7 +92,7 @@ class Progress:
         return position >= self._before.high or position in self._reopened
 
     def add(self, position: Position) -> None:
-        """The event is being handled from now on."""
+        """The event is handled from now on."""
         self._open[position] = None
 
     def read_up_to(self, frontier: Position) -> None:
@@ -104,12 +104,12 @@ class Progress:
         del self._open[position]
 
     def state(self) -> tuple[Position, Position, tuple[Position, ...]]:
-        """What to write down: position, high and open."""
+        """What to commit: position, high and open."""
         found = list(self._open)
         high = self._frontier
-        if high < self._before.high:  # not all that the last owner knew about is read again yet
+        if high < self._before.high:  # not everything the last owner knew is read again yet
             high = self._before.high
-            found += [place for place in self._before.open if place >= self._frontier]
+            found += [at for at in self._before.open if at >= self._frontier]
         if len(found) > OPEN_MAX:
             high, found = found[OPEN_MAX], found[:OPEN_MAX]
         return (found[0] if found else high), high, tuple(found)

@@ -1,4 +1,4 @@
-"""How a member of an ordered group behaves: one frozen value, checked when it is made. Pure."""
+"""Settings of an ordered group: one frozen value, checked when it is created. Pure."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["GroupSettings"]
 # Below this a busy machine's ordinary pauses would look like deaths.
 LEASE_SECONDS_MIN: Final = 0.5
 CONCURRENCY_MAX: Final = 10_000
-# An open event costs about 20 bytes in the partition's record; see group_records.OPEN_MAX.
+# An open event costs about 20 bytes in the partition's record; see records.OPEN_MAX.
 BUFFER_MAX: Final = 100_000
 
 
@@ -22,21 +22,27 @@ BUFFER_MAX: Final = 100_000
 class GroupSettings:
     """Settings of one member of an ordered group; members of a group may differ, except `start`."""
 
-    start: Start = Start.ALL  # where the group begins when it is first used
-    lease: float = 10.0  # seconds without a sign of life until others take over
+    start: Start = Start.ALL  # where the group starts when it is first used
+    lease: float = 10.0  # seconds without a renewal until others take over
     concurrency: int = 16  # handlers of this member that may run at the same time
-    max_attempts: int = 5  # tries of one event by one owner; then its key is parked
-    backoff: tuple[float, ...] = (0.5, 1.0, 2.0, 5.0, 10.0)  # seconds before the 2nd, 3rd... try
-    commit_every: float = 1.0  # seconds of work that a crash repeats at most
+    max_attempts: int = 5  # attempts of one event by one owner; then its key is parked
+    backoff: tuple[float, ...] = (
+        0.5,
+        1.0,
+        2.0,
+        5.0,
+        10.0,
+    )  # seconds before the 2nd, 3rd... one
+    commit_every: float = 1.0  # at most this many seconds of work are repeated after a crash
     buffer: int = 1000  # events of one partition in memory; then reading waits
-    key_buffer: int = 100  # events that may wait behind a failing one; then the key is parked early
-    max_parked: int = 1000  # keys parked in one partition; then failing events are tried for ever
+    key_buffer: int = 100  # events waiting for a failing one of their key; then it is parked early
+    max_parked: int = 1000  # keys parked in one partition; beyond that, events are retried forever
     dead_letter: str | None = None  # topic of parked events; None: <topic>-<group>-dead
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "backoff", tuple(self.backoff))
         if self.start.policy == "last_per_subject":
-            raise ConfigError("a group begins at ALL, NEW, LAST, an offset or a time")
+            raise ConfigError("a group starts at ALL, NEW, LAST, an offset or a time")
         if not self.lease >= LEASE_SECONDS_MIN:
             raise ConfigError(f"lease {self.lease!r}: the shortest is {LEASE_SECONDS_MIN} seconds")
         if not self.commit_every > 0:
@@ -52,7 +58,7 @@ class GroupSettings:
             check_name("dead-letter topic", self.dead_letter)
 
     def delay_after(self, failures: int) -> float:
-        """Seconds until the next try when `failures` tries have failed."""
+        """Seconds until the next attempt after `failures` failed ones."""
         return self.backoff[min(failures, len(self.backoff)) - 1]
 
 

@@ -1,8 +1,8 @@
 """A group's records in the broker: read as a snapshot, written by compare-and-set.
 
 They are the last messages of subjects of one stream, so a group costs the broker no consumers and
-no watchers. A nudge is a core message that says "look now"; when one is lost, the next regular
-look sees the same a little later.
+no watchers. A nudge is a core message that says "read the records now"; when one is lost, the next
+regular read sees the same a little later.
 """
 
 from __future__ import annotations
@@ -38,11 +38,11 @@ __all__ = ["RECORDS", "UNSURE", "GroupStore", "Stored", "groups_of"]
 RECORDS: Final = "mill-groups"  # the stream, and what its subjects begin with
 NEWS: Final = "mill-groups-news"
 MEMBER: Final = "member"
-# The record of a member that left; it must outlast every look at the group, then it may go.
-FAREWELL_TTL: Final = "1h"
+# The record of a member that left; it must outlast every read of the records.
+LEFT_TTL: Final = "1h"
 ATTEMPT_SECONDS: Final = 1.0
 PAUSE_SECONDS: Final = 0.05
-# It is not known whether it happened: look again later.
+# It is unknown whether it happened: check again later.
 UNSURE: Final = (ConnectError, NoResponders, RequestTimeout, Unconfirmed)
 
 R = TypeVar("R")
@@ -69,7 +69,7 @@ class GroupStore:
         self._news = f"{NEWS}.{key_token(topic)}.{group}"
 
     async def declare(self, replicas: int) -> None:
-        """Have the stream of records, with at least so many replicas."""
+        """Create the stream of records if needed, with at least this many replicas."""
         config: dict[str, Any] = {
             "name": RECORDS,
             "subjects": [f"{RECORDS}.>"],
@@ -94,7 +94,7 @@ class GroupStore:
     # -- reading --------------------------------------------------------------------------
 
     async def members(self) -> dict[str, Stored[MemberRecord]]:
-        """The members that did not leave, dead ones included, by id."""
+        """The members that have not left, including dead ones, by id."""
         found = await self._last(f"{self._prefix}.{MEMBER}.*")
         return {
             name: Stored(revision, decode_record(payload, MemberRecord))
@@ -103,7 +103,7 @@ class GroupStore:
         }
 
     async def partitions(self) -> dict[int, Stored[PartitionRecord]]:
-        """The records of all partitions; on a replicated broker they may be a little old."""
+        """The records of all partitions; on a replicated broker they may be slightly old."""
         found = await self._last(f"{self._prefix}.*")
         return {
             int(name): Stored(revision, decode_record(payload, PartitionRecord))
@@ -137,13 +137,13 @@ class GroupStore:
     async def put_member(
         self, member: str, record: MemberRecord, expected: int, timeout: float
     ) -> int:
-        """A sign of life; WrongSequence means that others have declared the member dead."""
+        """Renew a lease; WrongSequence means that others have declared the member dead."""
         name = f"{MEMBER}.{member}"
         return await self._put(name, msgspec.json.encode(record), expected, timeout)
 
     async def end_member(self, member: str, expected: int, timeout: float) -> None:
-        """A member leaves or is declared dead; WrongSequence when it showed a sign of life."""
-        await self._put(f"{MEMBER}.{member}", b"", expected, timeout, ("Nats-TTL", FAREWELL_TTL))
+        """A member leaves or is declared dead; WrongSequence when it has renewed its lease."""
+        await self._put(f"{MEMBER}.{member}", b"", expected, timeout, ("Nats-TTL", LEFT_TTL))
 
     async def _put(
         self,
@@ -159,18 +159,18 @@ class GroupStore:
         return await self._publisher.publish(message, timeout, lambda ack: ack.seq)
 
     async def forget(self) -> int:
-        """Remove every record of the group; how many there were."""
+        """Remove every record of the group; the number of records removed."""
         return await self._jetstream.purge_stream(RECORDS, {"filter": f"{self._prefix}.>"})
 
     # -- nudges ---------------------------------------------------------------------------
 
     def nudge(self) -> None:
-        """Have all members look at the records now; at most once."""
+        """Make all members read the records now; delivered at most once."""
         if self._connection.connected:
             self._connection.publish(self._news.encode(), b"")
 
     def listen(self, nudged: Callable[[], None]) -> Interest:
-        """Call `nudged` for every nudge, the own ones included."""
+        """Call `nudged` for every nudge, including our own."""
         return self._connection.subscribe(self._news, lambda *_: nudged())
 
     def stop_listening(self, interest: Interest) -> None:
@@ -179,7 +179,7 @@ class GroupStore:
     # -- inside ---------------------------------------------------------------------------
 
     async def _last(self, pattern: str) -> dict[str, tuple[int, bytes]]:
-        """The last message of every subject, by the subject's last word."""
+        """The last message of every subject, by the subject's last token."""
         deadline = Deadline(self._connection.settings.request_timeout)
         while True:
             await self._connection.wait_connected(deadline)
@@ -223,8 +223,8 @@ class GroupStore:
 
 
 async def groups_of(jetstream: JetStream, topic: str) -> list[str]:
-    """The names of all groups that a topic has or had."""
-    pattern = f"{RECORDS}.{key_token(topic)}.*.*"  # not the members: those have a word more
+    """The names of all groups of a topic, running or not."""
+    pattern = f"{RECORDS}.{key_token(topic)}.*.*"  # members have one token more
     try:
         answer = await jetstream.call(
             f"STREAM.INFO.{RECORDS}", {"subjects_filter": pattern}, dict[str, Any]

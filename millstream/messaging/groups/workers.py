@@ -1,4 +1,4 @@
-"""Runs handlers: each key one event at a time and in order, many keys at once."""
+"""Runs handlers: one event of a key at a time and in order, many keys in parallel."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from typing import Any, Final, Protocol
 from millstream.messaging.groups.assignment import Lease
 from millstream.messaging.groups.event import AnyGroupEvent, GroupEvent
 
-__all__ = ["GroupCall", "GroupHandler", "KeyLane", "Owner", "Workers", "caller"]
+__all__ = ["GroupCall", "GroupHandler", "KeyQueue", "Owner", "Workers", "caller"]
 
 # A plain function runs in a thread; more of them than this only wait for each other.
 THREADS_MAX: Final = 64
-# Handlers that never wait would keep everyone else, the lease included, from running.
-TURN_SECONDS: Final = 0.005
+# Handlers that never wait would keep all other tasks, lease renewal included, from running.
+YIELD_SECONDS: Final = 0.005
 
 GroupHandler = Callable[[GroupEvent], Awaitable[None] | None]
 GroupCall = Callable[[GroupEvent], Awaitable[None]]
 
 
 class Owner(Protocol):
-    """What a worker needs of the partition that a lane belongs to."""
+    """What a worker needs of the partition that a key belongs to."""
 
     @property
     def handing_out(self) -> bool: ...
@@ -34,20 +34,20 @@ class Owner(Protocol):
 
     def ended(self) -> None: ...
 
-    async def process(self, lane: KeyLane) -> None: ...
+    async def process(self, queue: KeyQueue) -> None: ...
 
 
-class KeyLane:
-    """The events of one key that wait here, in order; only the first one is ever handled."""
+class KeyQueue:
+    """The events of one key that wait here, in order; only the first one is being handled."""
 
     __slots__ = (
-        "bury",
         "error",
+        "events",
         "failures",
+        "given_up",
         "key",
         "owner",
         "park_due",
-        "queue",
         "queued",
         "running",
         "timer",
@@ -56,14 +56,15 @@ class KeyLane:
     def __init__(self, owner: Owner, key: str | None) -> None:
         self.owner = owner
         self.key = key  # None: a single event without a key
-        self.queue: deque[AnyGroupEvent] = deque()
+        self.events: deque[AnyGroupEvent] = deque()
         self.running = False
         self.queued = False  # waits for a worker
-        self.timer: asyncio.TimerHandle | None = None  # waits for its next try
+        self.timer: asyncio.TimerHandle | None = None  # waits for its next attempt
         self.failures = 0  # of the first event
         self.error = ""  # of the last failure
         self.park_due = False  # to be parked before anything else happens
-        self.bury: str | None = None  # why its events go to the dead letters; None: handle them
+        # Why its events become dead letters; None: handle them.
+        self.given_up: str | None = None
 
     def stop_waiting(self) -> None:
         if self.timer is not None:
@@ -79,42 +80,42 @@ class Workers:
         self._lease = lease
         self._cancellable = cancellable  # threads cannot be stopped from outside
         self._loop = asyncio.get_running_loop()
-        self._ready: deque[KeyLane] = deque()
-        self._running: dict[asyncio.Task[None], KeyLane | None] = {}
-        self._free = 0  # workers among them that look for a lane
+        self._ready: deque[KeyQueue] = deque()
+        self._running: dict[asyncio.Task[None], KeyQueue | None] = {}
+        self._free = 0  # workers among them without a key
         self.failed: asyncio.Future[None] = self._loop.create_future()  # by an error of our own
 
-    def add(self, lane: KeyLane) -> None:
-        """Handle the lane's first event when its turn comes; no-op while it waits or runs."""
-        if lane.queued or lane.running or lane.timer is not None or not lane.queue:
+    def add(self, queue: KeyQueue) -> None:
+        """Handle the key's first event when a worker is free; no-op while it waits or runs."""
+        if queue.queued or queue.running or queue.timer is not None or not queue.events:
             return
-        if lane.owner.handing_out:
-            lane.queued = True
-            self._ready.append(lane)
+        if queue.owner.handing_out:
+            queue.queued = True
+            self._ready.append(queue)
             self._pump()
 
-    def add_later(self, lane: KeyLane, seconds: float) -> None:
+    def add_later(self, queue: KeyQueue, seconds: float) -> None:
         def due() -> None:
-            lane.timer = None
-            self.add(lane)
+            queue.timer = None
+            self.add(queue)
 
-        lane.stop_waiting()
-        lane.timer = self._loop.call_later(seconds, due)
+        queue.stop_waiting()
+        queue.timer = self._loop.call_later(seconds, due)
 
     def resume(self) -> None:
         """The lease is valid again."""
         self._pump()
 
     def cancel(self, owner: Owner | None = None) -> None:
-        """Cancel the handlers of one partition, or all; those in threads run on."""
+        """Cancel the handlers of one partition, or all; those in threads keep running."""
         if self._cancellable:
-            for task, lane in list(self._running.items()):
-                if lane is not None and (owner is None or lane.owner is owner):
+            for task, queue in list(self._running.items()):
+                if queue is not None and (owner is None or queue.owner is owner):
                     task.cancel()
 
     @property
     def runs_this_task(self) -> bool:
-        """Whether it is asked from inside a handler."""
+        """Whether the caller is a handler."""
         return asyncio.current_task() in self._running
 
     async def ended(self) -> None:
@@ -146,31 +147,31 @@ class Workers:
         task = asyncio.current_task()
         if task is None:
             raise RuntimeError("a worker runs as a task")
-        turn = self._loop.time() + TURN_SECONDS
+        yield_at = self._loop.time() + YIELD_SECONDS
         while self._ready and self._lease.valid:
-            lane = self._ready.popleft()
-            lane.queued = False
-            if not lane.owner.handing_out:
+            queue = self._ready.popleft()
+            queue.queued = False
+            if not queue.owner.handing_out:
                 continue
-            self._running[task] = lane
+            self._running[task] = queue
             self._free -= 1
-            lane.running = True
-            lane.owner.started()
+            queue.running = True
+            queue.owner.started()
             try:
-                await lane.owner.process(lane)
+                await queue.owner.process(queue)
             finally:
                 self._running[task] = None
                 self._free += 1
-                lane.running = False
-                lane.owner.ended()
-                self.add(lane)
-            if self._loop.time() >= turn:
+                queue.running = False
+                queue.owner.ended()
+                self.add(queue)
+            if self._loop.time() >= yield_at:
                 await asyncio.sleep(0)
-                turn = self._loop.time() + TURN_SECONDS
+                yield_at = self._loop.time() + YIELD_SECONDS
 
 
 def caller(handler: GroupHandler, threads: int) -> tuple[GroupCall, ThreadPoolExecutor | None]:
-    """How to call a handler: as a coroutine, or in a thread of the pool that is given back."""
+    """How to call a handler: as a coroutine, or in a thread of the pool that is returned."""
     call = getattr(handler, "__call__", None)  # noqa: B004 - an object may be called by `async def`
     if inspect.iscoroutinefunction(handler) or inspect.iscoroutinefunction(call):
         run: Any = handler

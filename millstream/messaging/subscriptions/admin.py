@@ -1,4 +1,4 @@
-"""Subscriptions as objects of the broker: made, changed, looked at, paused, moved, removed."""
+"""Administration of subscriptions: create, edit, show, pause, seek, delete."""
 
 from __future__ import annotations
 
@@ -31,19 +31,19 @@ from millstream.wire.aio.jetstream import JetStream
 from millstream.wire.api import ConsumerInfo, ErrorCode
 from millstream.wire.protocol import unique_token
 
-__all__ = ["Lag", "SubscriptionInfo", "SubscriptionPlace", "Subscriptions"]
+__all__ = ["Lag", "SubscriptionInfo", "SubscriptionPosition", "Subscriptions"]
 
-# The server looks for one pattern at a time; with more the age of any message is a good estimate.
+# The server is asked once for each pattern; with more, the age of any message is a good estimate.
 PATTERNS_ASKED_MAX: Final = 64
 PAUSE_FOREVER = timedelta(days=36_500)  # the server needs a date
 
 
 @dataclass(frozen=True, slots=True)
-class SubscriptionPlace:
-    """Where a subscription stands in one partition."""
+class SubscriptionPosition:
+    """The position of a subscription in one partition."""
 
     partition: int
-    next_offset: int  # everything before is settled
+    next_offset: int  # everything before it is settled
     pending: int  # messages not delivered yet
     in_flight: int  # delivered and not settled
     redelivered: int
@@ -56,22 +56,22 @@ class SubscriptionInfo:
     topic: str
     name: str
     settings: SubscriptionSettings
-    places: tuple[SubscriptionPlace, ...]
+    positions: tuple[SubscriptionPosition, ...]
     paused: bool
     waiting_members: int  # pull requests that wait for events
 
     @property
     def pending(self) -> int:
-        return sum(place.pending for place in self.places)
+        return sum(position.pending for position in self.positions)
 
     @property
     def in_flight(self) -> int:
-        return sum(place.in_flight for place in self.places)
+        return sum(position.in_flight for position in self.positions)
 
 
 @dataclass(frozen=True, slots=True)
 class Lag:
-    """How far a subscription is behind: messages not settled, and the age of the oldest of them."""
+    """The lag of a subscription: messages not settled, and the age of the oldest of them."""
 
     messages: int
     seconds: float
@@ -173,9 +173,9 @@ class Subscriptions:
         messages, oldest = 0, None
         for partition in self._partitions:
             info = await self._jetstream.consumer_info(partition.stream, name)
-            behind = info.num_pending + info.num_ack_pending
-            messages += behind
-            if behind:
+            unsettled = info.num_pending + info.num_ack_pending
+            messages += unsettled
+            if unsettled:
                 stored = await self._first_unsettled(partition.stream, info)
                 if stored is not None:
                     oldest = stored if oldest is None else min(oldest, stored)
@@ -201,8 +201,8 @@ class Subscriptions:
         connection = self._jetstream.connection
         for partition in self._partitions:
             await self._jetstream.ask(f"CONSUMER.PAUSE.{partition.stream}.{name}", {})
-            # The server goes on at its next heartbeat only, or when somebody asks for messages:
-            # this does, for an inbox to which nobody listens, so that none is sent there.
+            # The server continues only at its next heartbeat, or when messages are requested: this
+            # does that, for an inbox without a subscriber, so that none is delivered to it.
             subject = f"{self._jetstream.prefix}.CONSUMER.MSG.NEXT.{partition.stream}.{name}"
             inbox = f"{connection.settings.inbox_prefix}.{unique_token()}"
             connection.publish(subject.encode(), b'{"batch":1,"expires":1000000}', inbox.encode())
@@ -217,7 +217,7 @@ class Subscriptions:
             except ApiError as error:
                 if error.err_code != ErrorCode.RESET_BELOW_START:
                     raise
-                await self._make_again(partition, name, sequence)
+                await self._recreate(partition, name, sequence)
 
     async def dead_letter_topic(self, name: str) -> str:
         """The topic that holds the dead letters of a subscription, group or process."""
@@ -234,10 +234,10 @@ class Subscriptions:
 
     # -- inside ---------------------------------------------------------------------------
 
-    async def _make_again(self, partition: Partition, name: str, sequence: int) -> None:
-        """A consumer cannot go before its first start: make it anew, beginning there.
+    async def _recreate(self, partition: Partition, name: str, sequence: int) -> None:
+        """A consumer cannot go before its first start: create it again, starting there.
 
-        Members that run look for it for a second before they take it for deleted.
+        Running members wait a second for it before they treat it as deleted.
         """
         found = settings_of((await self._jetstream.consumer_info(partition.stream, name)).config)
         moved = replace(found, start=Start.at_offset(sequence))
@@ -261,7 +261,7 @@ class Subscriptions:
         raise ConfigError("seek to ALL, NEW, LAST, an offset or a time")
 
     async def _first_unsettled(self, stream: str, info: ConsumerInfo) -> int | None:
-        """When the oldest message behind the ack floor that the subscription wants was stored."""
+        """When the oldest message that the subscription has not settled was stored."""
         config = info.config
         patterns = config.filter_subjects or [config.filter_subject or ">"]
         if len(patterns) > PATTERNS_ASKED_MAX:
@@ -283,8 +283,8 @@ class Subscriptions:
     def _summary(
         self, name: str, infos: builtin_list[tuple[Partition, ConsumerInfo]]
     ) -> SubscriptionInfo:
-        places = tuple(
-            SubscriptionPlace(
+        positions = tuple(
+            SubscriptionPosition(
                 partition.number,
                 info.ack_floor.stream_seq + 1,
                 info.num_pending,
@@ -298,7 +298,7 @@ class Subscriptions:
             self._topic,
             name,
             settings_of(first.config),
-            places,
+            positions,
             any(info.paused for _, info in infos),
             sum(info.num_waiting for _, info in infos),
         )

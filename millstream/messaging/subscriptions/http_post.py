@@ -1,4 +1,4 @@
-"""Posting to one HTTP endpoint from an event loop: threads and kept connections, no more.
+"""Posting to one HTTP endpoint from an event loop: threads and reused connections, nothing else.
 
 The standard library does all that a push needs; an HTTP library would be the package's only
 dependency that most users never touch.
@@ -17,24 +17,24 @@ from concurrent.futures import Executor
 from typing import Final, NamedTuple
 from urllib.parse import urlsplit
 
-__all__ = ["Answer", "Endpoint"]
+__all__ = ["Answer", "HttpEndpoint"]
 
-# Of an answer only the beginning is read; a connection with more to read is not used again.
+# Only the start of a response is read; a connection with more to read is not reused.
 ANSWER_BYTES_MAX: Final = 16 * 1024
 TEXT_CHARS_MAX: Final = 200
 
 
 class Answer(NamedTuple):
-    """What the endpoint said; status 0: nothing, and it may have handled the post all the same."""
+    """The endpoint's response; status 0: none, although it may have handled the post."""
 
     status: int
     reason: str
-    text: str = ""  # the beginning of the body, on one line
+    text: str = ""  # the start of the body, on one line
     retry_after: str | None = None
 
 
-class Endpoint:
-    """One URL to post to; connections are kept and used by one post at a time."""
+class HttpEndpoint:
+    """One URL to post to; connections are reused, each by one post at a time."""
 
     def __init__(
         self, url: str, timeout: float, context: ssl.SSLContext | None, pool: Executor
@@ -50,7 +50,7 @@ class Endpoint:
         self._closed = False
 
     async def post(self, body: bytes, headers: Mapping[str, str]) -> Answer:
-        """Post and give the answer: status 0 after the timeout or when the connection breaks."""
+        """Post and return the response: status 0 after the timeout or a broken connection."""
         loop = asyncio.get_running_loop()
         post = _Post(self, body, dict(headers))
         try:
@@ -78,7 +78,7 @@ class Endpoint:
         return self._target
 
     def take(self) -> http.client.HTTPConnection | None:
-        """A kept connection, if there is one."""
+        """An idle connection, if there is one."""
         with self._lock:
             return self._idle.pop() if self._idle else None
 
@@ -100,7 +100,7 @@ class Endpoint:
 class _Post:
     """One post; it runs in a thread and may be abandoned from the event loop."""
 
-    def __init__(self, endpoint: Endpoint, body: bytes, headers: dict[str, str]) -> None:
+    def __init__(self, endpoint: HttpEndpoint, body: bytes, headers: dict[str, str]) -> None:
         self._endpoint = endpoint
         self._body, self._headers = body, headers
         self._lock = threading.Lock()
@@ -108,7 +108,7 @@ class _Post:
         self._abandoned = False
 
     def abandon(self) -> None:
-        """Break off what still runs, so that its thread is free for the next post."""
+        """Abort it if it still runs, so that its thread is free for the next post."""
         with self._lock:
             self._abandoned = True
             used = self._connection
@@ -122,7 +122,7 @@ class _Post:
             try:
                 return self._exchange(kept)
             except (http.client.HTTPException, OSError):
-                # The endpoint closed a connection that it had kept: that says nothing of the post.
+                # The endpoint closed an idle connection: the post itself may still work.
                 if self._abandoned:
                     raise
         return self._exchange(self._endpoint.connect())

@@ -21,43 +21,43 @@ from millstream.settings import Secret, Tls
 from millstream.wire.handshake import tls_context
 
 if TYPE_CHECKING:
-    from millstream.messaging.subscriptions.http_post import Answer, Endpoint
+    from millstream.messaging.subscriptions.http_post import Answer, HttpEndpoint
 
 __all__ = ["HttpPush", "HttpPushSettings"]
 
 # Each running post has a thread of its own, so this many are enough to fill a network.
 THREADS_MAX: Final = 256
-# A longer Retry-After is cut: an endpoint's mistake must not park an event for years.
+# A longer Retry-After is cut: an endpoint's mistake must not delay an event for years.
 RETRY_AFTER_SECONDS_MAX: Final = 3600.0
 # While every post fails the next ones wait this long, doubled with each failure up to the maximum:
-# an endpoint that is down is not flooded, and does not use up the deliveries of the whole topic.
+# an endpoint that is down is not flooded, and does not use up the deliveries of all events.
 REST_SECONDS: Final = 0.1
 REST_SECONDS_MAX: Final = 30.0
 REASON_CHARS_MAX: Final = 300
 
 _TOKEN_CHARS: Final = "!#$&'*+^`|"
-# What CloudEvents wants escaped in header values: all but visible ASCII, and quote and percent.
+# CloudEvents escapes in header values everything but visible ASCII, and quote and percent.
 _VALUE_CHARS: Final = "".join(chr(n) for n in range(33, 127) if chr(n) not in '"%')
 _HEADER_NAME = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+")
 # Headers of an event that keep their names; all others get a prefix, so that a producer cannot
-# speak for the sender.
+# set headers of the request.
 _PASSED_ON: Final = frozenset({"traceparent", "tracestate"})
 
 
 @dataclass(frozen=True, slots=True)
 class HttpPushSettings:
-    """Where events are posted, and how an answer is understood."""
+    """Where events are posted, and how responses are interpreted."""
 
     url: str  # http:// or https://
     bearer: Secret | None = None  # sent as `Authorization: Bearer ...`
     headers: Mapping[str, str] = field(default_factory=dict)  # sent with every post
-    timeout: float = 10.0  # seconds for one post, the answer included
+    timeout: float = 10.0  # seconds for one post, including the response
     concurrency: int = 8  # posts at the same time; with 1, in the order of delivery
-    retry: frozenset[int] = frozenset({408, 425, 429})  # statuses to try again, besides 3xx and 5xx
+    retry: frozenset[int] = frozenset({408, 425, 429})  # statuses to retry, besides 3xx and 5xx
     content_type: str = "application/octet-stream"  # of values that are bytes
     event_type: str = "millstream.event"  # the ce-type of the events
     tls: Tls | None = None  # authorities to trust and our certificate; None: the system's
-    verify: bool = True  # False: take any certificate, for tests only
+    verify: bool = True  # False: accept any certificate, for tests only
 
     def __post_init__(self) -> None:
         try:
@@ -68,18 +68,18 @@ class HttpPushSettings:
         if parts.scheme not in ("http", "https") or not parts.hostname:
             raise ConfigError(f"url {self.url!r}: write it like https://host/path")
         if parts.username or parts.password:
-            raise ConfigError("the url carries a password: use `bearer`, or an own header")
+            raise ConfigError("the url contains a password: use `bearer`, or a header")
         if not self.url.isascii() or any(ch.isspace() for ch in self.url):
-            raise ConfigError(f"url {self.url!r}: escape spaces and letters beyond ASCII")
+            raise ConfigError(f"url {self.url!r}: escape spaces and non-ASCII characters")
         if not 0 < self.timeout <= 3600:
             raise ConfigError(f"timeout {self.timeout!r}: choose up to 3,600 seconds")
         if not 1 <= self.concurrency <= min(THREADS_MAX, CONCURRENCY_MAX):
             raise ConfigError(f"concurrency {self.concurrency!r}: choose 1 to {THREADS_MAX}")
         for name, text in self.headers.items():
             if not _HEADER_NAME.fullmatch(name) or not text.isascii() or not text.isprintable():
-                raise ConfigError(f"header {name!r}: not a header that HTTP can carry")
+                raise ConfigError(f"header {name!r}: not a valid HTTP header")
         if not self.verify and parts.scheme != "https":
-            raise ConfigError("verify=False means nothing without https")
+            raise ConfigError("verify=False needs https")
 
     def tls_context(self) -> ssl.SSLContext | None:
         """How to check the endpoint's certificate; None: there is none."""
@@ -93,21 +93,21 @@ class HttpPushSettings:
 
 
 class _Verdict(NamedTuple):
-    """What an answer means for the event."""
+    """What a response means for the event."""
 
     done: bool = False
     dead: bool = False
     reason: str = ""
-    delay: float | None = None  # seconds until the next try; None: as the subscription's backoff
+    delay: float | None = None  # seconds until the next attempt; None: the subscription's backoff
 
 
 class HttpPush(AsyncClosing):
     """Posts the events of a subscription to an endpoint: at least once, in no order.
 
-    2xx acknowledges the event. 429, 5xx, 3xx, a timeout and a broken connection mean another try,
-    after `Retry-After` or the subscription's backoff; any other status makes it a dead letter at
-    once. Events travel as CloudEvents in binary mode: the body is the value (JSON when the topic
-    has a schema), headers `ce-*` say key, topic, partition, offset, index, attempt and id.
+    2xx acks the event. 429, 5xx, 3xx, a timeout and a broken connection mean another attempt,
+    after `Retry-After` or the subscription's backoff; any other status makes it a dead letter
+    immediately. Events are CloudEvents in binary mode: the body is the value (JSON when the topic
+    has a schema), headers `ce-*` hold key, topic, partition, offset, index, attempt and id.
     """
 
     def __init__(self, subscription: Subscription, settings: HttpPushSettings) -> None:
@@ -118,10 +118,10 @@ class HttpPush(AsyncClosing):
         self._ended = asyncio.Event()
         self._ended.set()
         self._rest = _Rest()
-        self._endpoint: Endpoint | None = None
-        self.delivered = 0  # events that the endpoint took
+        self._endpoint: HttpEndpoint | None = None
+        self.delivered = 0  # events that the endpoint accepted
         self.retried = 0
-        self.rejected = 0  # events that became dead letters at once
+        self.rejected = 0  # events that became dead letters immediately
 
     def __repr__(self) -> str:
         return f"<HttpPush {self._subscription.name} to {self.settings.url}>"
@@ -131,18 +131,18 @@ class HttpPush(AsyncClosing):
 
     async def run(self) -> None:
         """Post events until `stop` is called."""
-        # Loaded here: most programs push nothing, and these take a while.
+        # Imported here because few programs push and these take a while to load.
         from concurrent.futures import ThreadPoolExecutor
 
-        from millstream.messaging.subscriptions.http_post import Endpoint
+        from millstream.messaging.subscriptions.http_post import HttpEndpoint
 
         if not self._ended.is_set():
-            raise ConfigError(f"{self!r} runs already")
+            raise ConfigError(f"{self!r} is running already")
         settings = self.settings
         context = await asyncio.to_thread(settings.tls_context)
         self._ended.clear()
         pool = ThreadPoolExecutor(settings.concurrency, thread_name_prefix="millstream-push")
-        self._endpoint = Endpoint(settings.url, settings.timeout, context, pool)
+        self._endpoint = HttpEndpoint(settings.url, settings.timeout, context, pool)
         try:
             if not self._stopped.is_set():
                 await self._subscription.run(self._handle, settings.concurrency)
@@ -152,7 +152,7 @@ class HttpPush(AsyncClosing):
             self._ended.set()
 
     async def stop(self) -> None:
-        """Take no more events, let the posts under way end, then return."""
+        """Take no more events, let running posts end, then return."""
         self._stopped.set()
         await self._subscription.close()
         await self._ended.wait()
@@ -170,7 +170,7 @@ class HttpPush(AsyncClosing):
             delivery.ack()
         elif verdict.dead:
             self.rejected += 1
-            self._rest.reset()  # the endpoint works: it says no to this event
+            self._rest.reset()  # the endpoint works: it rejects this event
             delivery.terminate(verdict.reason)
         else:
             self.retried += 1
@@ -179,11 +179,11 @@ class HttpPush(AsyncClosing):
 
     async def _post(self, delivery: Delivery) -> _Verdict:
         if self._endpoint is None:
-            raise ConfigError(f"{self!r} does not run")
+            raise ConfigError(f"{self!r} is not running")
         try:
             body, content_type = self._body(delivery)
         except SchemaError as error:
-            return _Verdict(dead=True, reason=f"its value cannot be read: {error}")
+            return _Verdict(dead=True, reason=f"its value cannot be decoded: {error}")
         answer = await self._endpoint.post(body, self._headers(delivery, content_type))
         return self._judge(answer)
 
@@ -207,10 +207,10 @@ class HttpPush(AsyncClosing):
         return msgspec.json.encode(value, enc_hook=str), "application/json"
 
     def _headers(self, delivery: Delivery, content_type: str | None) -> dict[str, str]:
-        place = f"{delivery.topic}/{delivery.partition}/{delivery.offset}/{delivery.index}"
+        position = f"{delivery.topic}/{delivery.partition}/{delivery.offset}/{delivery.index}"
         headers = {
             "ce-specversion": "1.0",
-            "ce-id": _value(delivery.id or place),
+            "ce-id": _value(delivery.id or position),
             "ce-source": _value(f"/topics/{delivery.topic}"),
             "ce-type": _value(self.settings.event_type),
             "ce-time": delivery.timestamp.isoformat().replace("+00:00", "Z"),
@@ -250,14 +250,14 @@ class _Rest:
         self._seconds = 0.0
 
     def longer(self) -> None:
-        """One more failure; those of one pause count once."""
+        """Count a failure; failures within one pause count once."""
         now = asyncio.get_running_loop().time()
         if now >= self._until:
             self._seconds = min(self._seconds * 2 or REST_SECONDS, REST_SECONDS_MAX)
             self._until = now + self._seconds
 
     async def over(self, stopped: asyncio.Event) -> bool:
-        """Wait for the end of the pause; False when the push was stopped meanwhile."""
+        """Wait until the pause ends; False when the push was stopped meanwhile."""
         if not self._seconds:
             return not stopped.is_set()
         left = self._until - asyncio.get_running_loop().time()
@@ -271,12 +271,12 @@ class _Rest:
 
 
 def _value(text: str) -> str:
-    """A header value as CloudEvents wants it: visible ASCII, all else percent-encoded."""
+    """A header value as CloudEvents requires it: visible ASCII, the rest percent-encoded."""
     return quote(text.encode("utf-8", "surrogateescape"), safe=_VALUE_CHARS)
 
 
 def _retry_after(text: str | None) -> float | None:
-    """Seconds of a Retry-After header, which has a number or a date; None when it has neither."""
+    """Seconds of a Retry-After header, a number or a date; None when it is neither."""
     if text is None:
         return None
     if text.strip().isdigit():

@@ -1,14 +1,14 @@
-"""A steady pace: at most so many events a second."""
+"""A rate limit: at most so many events per second."""
 
 from __future__ import annotations
 
 import asyncio
 
-__all__ = ["Pace"]
+__all__ = ["RateLimit"]
 
 
-class Pace:
-    """Lets events through at a rate, with at most one second's worth at once."""
+class RateLimit:
+    """Lets events pass at a fixed rate, with bursts of at most one second's worth."""
 
     __slots__ = ("_free_at", "_loop", "_rate")
 

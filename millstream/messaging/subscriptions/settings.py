@@ -1,4 +1,4 @@
-"""How a subscription behaves: one frozen value, to and from the server's consumer. Pure."""
+"""Settings of a subscription: one frozen value, to and from the server's consumer. Pure."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ AckMode = Literal["explicit", "all", "none"]
 
 _ACK_MODES: Final = ("explicit", "all", "none")
 _META: Final = "millstream.subscription"
-# The server wants a filter where it delivers the last of each subject.
+# The server requires a filter when it delivers the last message of each subject.
 ALL_SUBJECTS: Final = ">"
 _OURS: Final = ("keys", "backoff", "max_deliver", "rate_limit", "dead_letter")
 ACK_WAIT_DEFAULT: Final = 30.0
@@ -40,26 +40,26 @@ BACKOFF_DEFAULT: Final = (0.5, 1.0, 2.0, 5.0, 10.0, 30.0)
 class SubscriptionSettings:
     """Settings of a durable subscription; the same for all its members."""
 
-    start: Start = Start.ALL  # where it begins when it is made; later it goes on where it was
-    keys: tuple[str, ...] = ()  # only events of these keys; none: all
-    subjects: tuple[str, ...] = ()  # only messages on these subject patterns; instead of keys
+    start: Start = Start.ALL  # where it starts when it is created
+    keys: tuple[str, ...] = ()  # only events of these keys; empty: all
+    subjects: tuple[str, ...] = ()  # only messages on these subject patterns; not with keys
     ack: AckMode = "explicit"  # "all": an ack covers everything before; "none": at most once
     ack_wait: float = (
-        ACK_WAIT_DEFAULT  # seconds: the lease; unsettled by then, it is delivered again
+        ACK_WAIT_DEFAULT  # seconds: the lease; an event not settled by then is redelivered
     )
     backoff: tuple[float, ...] = ()  # seconds before the 2nd, 3rd... delivery after a nack
-    max_deliver: int | None = None  # deliveries of one event, then it is a dead letter
+    max_deliver: int | None = None  # deliveries of one event; then it becomes a dead letter
     max_in_flight: int = IN_FLIGHT_DEFAULT  # delivered and unsettled messages, all members together
-    rate_limit: float | None = None  # events a second that one member is given at most
+    rate_limit: float | None = None  # maximum events per second of one member
     dead_letter: str | None = None  # topic for dead letters; None: <topic>-<subscription>-dead
-    inactive_after: float | None = None  # seconds unused until the server forgets it; None: never
+    inactive_after: float | None = None  # seconds unused until the server deletes it; None: never
     description: str = ""
 
     def __post_init__(self) -> None:
         for name in ("keys", "subjects", "backoff"):
             object.__setattr__(self, name, tuple(getattr(self, name)))
         if self.keys and self.subjects:
-            raise ConfigError("choose events by keys or by subjects, not by both")
+            raise ConfigError("choose events by keys or by subjects, not both")
         for pattern in self.subjects:
             check_subject(pattern, wildcards=True)
         if self.ack not in _ACK_MODES:
@@ -75,10 +75,10 @@ class SubscriptionSettings:
         if self.dead_letter is not None:
             check_name("dead-letter topic", self.dead_letter)
         if self.ack == "none" and self.max_deliver is not None:
-            raise ConfigError("with ack='none' nothing is delivered again, so max_deliver is void")
+            raise ConfigError("ack='none' never redelivers, so max_deliver cannot be used with it")
 
     def delay_after(self, attempt: int) -> float:
-        """Seconds until the next delivery when attempt number `attempt` (from 1) has failed."""
+        """Seconds until the next delivery after attempt number `attempt` (from 1) failed."""
         delays = self.backoff or BACKOFF_DEFAULT
         return delays[min(attempt, len(delays)) - 1]
 
@@ -91,9 +91,8 @@ def _positive(name: str, value: float) -> None:
 def config_of(name: str, settings: SubscriptionSettings, partition: Partition) -> ConsumerConfig:
     """The consumer that serves a subscription on one partition.
 
-    The server never counts deliveries out (max_deliver stays unlimited): it would drop the event
-    from the subscription with only a fleeting notice. The members count, and a dead letter is
-    stored before the event is settled.
+    The server's max_deliver stays unlimited, because it would drop the event with only a
+    transient notice. The members count, and store a dead letter before they settle the event.
     """
     config = ConsumerConfig(
         durable_name=name,
@@ -120,7 +119,7 @@ def config_of(name: str, settings: SubscriptionSettings, partition: Partition) -
 
 
 def _filters(name: str, settings: SubscriptionSettings, partition: Partition) -> list[str]:
-    """What the server has to deliver: what was chosen, and what is redriven for this one."""
+    """What the server delivers: what was chosen, and what is redriven for this subscription."""
     chosen = _chosen(settings, partition)
     if not chosen or partition.prefix is None:
         return chosen
@@ -142,14 +141,14 @@ def _chosen(settings: SubscriptionSettings, partition: Partition) -> list[str]:
 
 
 def _metadata(settings: SubscriptionSettings) -> dict[str, str]:
-    """What the server does not know of, kept beside the consumer so that all members agree."""
+    """Settings the server does not have, stored with the consumer so that all members agree."""
     ours = {name: getattr(settings, name) for name in _OURS}
     given = {name: value for name, value in ours.items() if value not in (None, ())}
     return {_META: json.dumps(given, sort_keys=True)} if given else {}
 
 
 def settings_of(config: ConsumerConfig) -> SubscriptionSettings:
-    """The settings that a consumer was made with; foreign consumers are read as they are."""
+    """The settings that a consumer was created with; foreign consumers are read as they are."""
     try:
         ours = json.loads(config.metadata.get(_META, "{}"))
     except ValueError:

@@ -15,7 +15,7 @@ from millstream.messaging.dead_letters.store import DeadLetterStore, default_dea
 from millstream.messaging.subscriptions.admin import Subscriptions
 from millstream.messaging.subscriptions.delivery import Delivery
 from millstream.messaging.subscriptions.inbox import Inbox
-from millstream.messaging.subscriptions.rate_limit import Pace
+from millstream.messaging.subscriptions.rate_limit import RateLimit
 from millstream.messaging.subscriptions.settings import SubscriptionSettings
 from millstream.wire.aio.jetstream import JetStream
 from millstream.wire.aio.publisher import StreamPublisher
@@ -51,7 +51,7 @@ class Subscription(AsyncClosing):
         self.name = name
         self.settings = settings
         self.inbox = Inbox(jetstream, name, settings, partitions, dead_letters.store)
-        self._pace = Pace(settings.rate_limit) if settings.rate_limit else None
+        self._limit = RateLimit(settings.rate_limit) if settings.rate_limit else None
         jetstream.connection.intakes.add(self)
 
     async def _leave(self, error: BaseException | None) -> None:
@@ -82,12 +82,12 @@ class Subscription(AsyncClosing):
 
     async def __aiter__(self) -> AsyncIterator[Delivery]:
         """Deliveries one by one, until the subscription is closed."""
-        inbox, pace = self.inbox, self._pace
+        inbox, limit = self.inbox, self._limit
         ready = inbox.ready
         while True:
             while ready:
-                if pace is not None:
-                    await pace.wait()
+                if limit is not None:
+                    await limit.wait()
                     if not ready:
                         break  # it was closed, or another reader was faster
                 inbox.readers += 1  # `in_hand` without the call: this runs for every event
@@ -108,8 +108,8 @@ class Subscription(AsyncClosing):
         if not ready and not await self.inbox.refill(timeout):
             return []
         count = min(at_most, len(ready))
-        if self._pace is not None:
-            await self._pace.wait(count)
+        if self._limit is not None:
+            await self._limit.wait(count)
         return [ready.popleft() for _ in range(min(count, len(ready)))]
 
     async def run(self, handler: Handler, concurrency: int = 1) -> None:

@@ -181,7 +181,7 @@ async def test_subscriptions_are_listed_and_deleted(mill: Mill) -> None:
     for name in ("b", "a"):
         await (await topic.subscribe(name)).close()
     infos = await topic.subscriptions.list()
-    assert [(info.name, info.pending, len(info.places)) for info in infos] == [
+    assert [(info.name, info.pending, len(info.positions)) for info in infos] == [
         ("a", 6, 2),
         ("b", 6, 2),
     ]

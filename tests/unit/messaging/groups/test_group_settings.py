@@ -25,7 +25,7 @@ from millstream.messaging.groups.settings import GroupSettings
         ({"key_buffer": 2000}, "key_buffer 2,000: at most 1,000"),
         ({"max_parked": -1}, "max_parked -1"),
         ({"dead_letter": "a.b"}, "dead-letter topic name 'a.b'"),
-        ({"start": Start.LAST_PER_KEY}, "begins at ALL"),
+        ({"start": Start.LAST_PER_KEY}, "starts at ALL"),
     ],
 )
 def test_a_wrong_setting_is_named(changes: dict[str, Any], text: str) -> None:
