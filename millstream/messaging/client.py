@@ -272,7 +272,7 @@ class Client(AsyncClosing):
         """Publish to a subject of a foreign stream; returns when the event is stored."""
         pairs = [(ID_HEADER, id or self._ids.next()), *(headers or {}).items()]
         if self._publisher.full:
-            await self._publisher.room()
+            await self._publisher.wait_for_space()
         message = OutgoingMessage(
             subject_bytes(subject), encode_headers(pairs), payload_bytes(data)
         )

@@ -142,7 +142,7 @@ class Topic:
         if options is not None and options.ttl is not None:
             self.settings.ttl_text(options.ttl)  # refuses what the broker would cut short
         if self._stream_publisher.full:
-            await self._stream_publisher.room()
+            await self._stream_publisher.wait_for_space()
         if options is None or options.expected_last is None:
             return await self._publisher.publish(value, key, headers, timestamp, id, options)
         return await publish_after(

@@ -22,7 +22,7 @@ async def publish_many(
     futures: list[asyncio.Future[Receipt]] = []
     for event in events:
         if publisher.stream_publisher.full:
-            await publisher.stream_publisher.room()
+            await publisher.stream_publisher.wait_for_space()
         try:
             futures.append(publisher.publish_event(_as_new(event)))
         except MillstreamError as error:

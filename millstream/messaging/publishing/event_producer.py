@@ -87,7 +87,7 @@ class EventProducer(AsyncClosing):
 
     async def _wait(self, all_of_them: bool = False) -> None:
         if self._in_flight < self._max and not all_of_them:
-            await self._stream_publisher.room()
+            await self._stream_publisher.wait_for_space()
             return
         if self._room is None:
             self._room = asyncio.get_running_loop().create_future()

@@ -188,7 +188,7 @@ class PackProducer(AsyncClosing):
             while self._in_flight >= self._packing.max_in_flight:
                 await self._wait()
             if publisher.full:
-                await publisher.room()
+                await publisher.wait_for_space()
             self._packs += 1
             pairs = [(ID_HEADER, f"{self._name}-{self._packs}")]
             message = pack.message(self._subjects[partition], pairs)

@@ -106,7 +106,7 @@ class StreamPublisher:
         self._word = unique_token(16).encode()  # what the ids of `publish_bare` begin with
         self._in_flight: dict[bytes, _InFlight] = {}
         self._counter = 0
-        self._room: asyncio.Future[None] | None = None
+        self._space: asyncio.Future[None] | None = None
         self._idle: asyncio.Future[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
         self.resent = 0
@@ -130,15 +130,15 @@ class StreamPublisher:
 
     @property
     def full(self) -> bool:
-        """Whether the window is used up; then `await room()` before publishing more."""
+        """Whether the window is used up; then `await wait_for_space()` before publishing more."""
         return len(self._in_flight) >= self._window or self._connection.congested
 
-    async def room(self) -> None:
-        """Return when the window has room."""
+    async def wait_for_space(self) -> None:
+        """Return when the window has space for a message."""
         while len(self._in_flight) >= self._window:
-            if self._room is None:
-                self._room = self._loop.create_future()
-            await asyncio.shield(self._room)
+            if self._space is None:
+                self._space = self._loop.create_future()
+            await asyncio.shield(self._space)
         if self._connection.congested:
             await self._connection.writable()
 
@@ -247,7 +247,7 @@ class StreamPublisher:
             count += 1
         if watcher is not None and count:
             watcher.stored(count)
-        if self._room is not None or self._idle is not None:
+        if self._space is not None or self._idle is not None:
             self._wake()
 
     def _no_ack(
@@ -288,9 +288,9 @@ class StreamPublisher:
 
     def _wake(self) -> None:
         left = len(self._in_flight)
-        if self._room is not None and left <= self._low:
-            self._room.set_result(None)
-            self._room = None
+        if self._space is not None and left <= self._low:
+            self._space.set_result(None)
+            self._space = None
         if self._idle is not None and not left:
             self._idle.set_result(None)
             self._idle = None

@@ -110,7 +110,7 @@ async def filled(url: str, count: int = COUNT) -> AsyncIterator[tuple[FrameProxy
         await mill.jetstream.create_stream(config)
         publisher = StreamPublisher(mill.connection)
         for number in range(1, count + 1):
-            await publisher.room()
+            await publisher.wait_for_space()
             message = OutgoingMessage(b"s.%d" % (number % 10), b"", b"%d" % number)
             last = publisher.publish(message, 60, lambda ack: ack.seq)
         assert await last == count
