@@ -121,7 +121,7 @@ def group_events(tenure: Tenure, partition: Partition, raw: RawMessage) -> Itera
             rows = partition.rows(message.pack) if partition.rows else message.pack.events()
             events = [PackGroupEvent(tenure, message, n, row) for n, row in enumerate(rows)]
         except (PackError, SchemaError) as error:
-            yield BrokenPack(tenure, partition, raw, f"not a sound pack: {error}")
+            yield BrokenPack(tenure, partition, raw, str(error))
         else:
             yield from events
     elif kind.is_plain:

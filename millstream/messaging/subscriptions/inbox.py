@@ -180,7 +180,7 @@ class Inbox:
             rows = partition.rows(message.pack) if partition.rows else message.pack.events()
         except (PackError, SchemaError) as error:
             broken = PlainDelivery(self.leases, partition, raw)
-            broken.terminate(f"not a sound pack: {error}")
+            broken.terminate(str(error))
             return
         lease = PackLease(message, raw.reply)
         deliveries = [

@@ -325,8 +325,8 @@ async def test_a_paced_sender_without_blocking_subscribers_never_waits(
 @pytest.mark.parametrize(
     ("change", "complaint"),
     [
-        ({"messages_max": 0}, "room for a message"),
-        ({"bytes_max": 0}, "room for a message"),
+        ({"messages_max": 0}, "buffer a message"),
+        ({"bytes_max": 0}, "buffer a message"),
         ({"block_seconds": 10}, "server cuts off"),
         ({"block_seconds": 0}, "server cuts off"),
         ({"concurrency": 0}, "concurrency"),

@@ -243,7 +243,10 @@ async def test_a_drain_that_takes_too_long_raises_and_counts_the_rest(
         await until(lambda: subscriber.counters.delivered == 1)
         if silent:
             line.freeze()
-        with pytest.raises(RequestTimeout, match=r"'slow' within .* still running"):
+        with pytest.raises(
+            RequestTimeout,
+            match=r"'slow' within .*: (handlers were still running|the server did not answer)",
+        ):
             await subscriber.drain(0.1)
         counters = subscriber.counters
         assert (counters.delivered, counters.dropped, counters.pending) == (1, 9, 0)
@@ -268,7 +271,7 @@ async def test_a_closed_connection_ends_readers_with_an_error(connect: Connect) 
     reader = asyncio.create_task(subscriber.next())
     await asyncio.sleep(0)
     await connection.close()
-    with pytest.raises(ConnectionClosed, match="under the subscriber of 'x'"):
+    with pytest.raises(ConnectionClosed, match="subscriber of 'x' was closed"):
         await reader
 
 
