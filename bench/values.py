@@ -106,9 +106,9 @@ def _cost(work: Callable[[Any], object], given: Any, quick: bool) -> Callable[[]
     calls = 2_000 if quick else 20_000
 
     def round_() -> float:
-        begin = time.perf_counter()
+        started = time.perf_counter()
         for _ in range(calls):
             work(given)
-        return (time.perf_counter() - begin) / calls * 1e6
+        return (time.perf_counter() - started) / calls * 1e6
 
     return round_

@@ -27,7 +27,7 @@ _Direction = Literal["backward", "forward"]
 
 
 class Mode(enum.StrEnum):
-    """The promise a topic makes about its schema's versions."""
+    """The compatibility mode of a topic: what its schema's versions guarantee."""
 
     BACKWARD = "BACKWARD"
     BACKWARD_TRANSITIVE = "BACKWARD_TRANSITIVE"

@@ -60,7 +60,7 @@ def to_json_schema(record: t.Record) -> dict[str, Any]:
 
 def _type_to(type_: t.Type, path: str) -> dict[str, Any]:
     """A type in JSON Schema's keywords, annotated if they do not express all of it."""
-    form = _words(type_, path)
+    form = _keywords(type_, path)
     if not isinstance(type_, t.Record) and _understood(form) != type_:
         form[ANNOTATION] = canonical.type_to(type_)
     return form
@@ -74,7 +74,7 @@ def _understood(form: dict[str, Any]) -> t.Type | None:
         return None
 
 
-def _words(type_: t.Type, path: str) -> dict[str, Any]:
+def _keywords(type_: t.Type, path: str) -> dict[str, Any]:
     match type_:
         case t.Bool():
             return {"type": "boolean"}
@@ -114,9 +114,9 @@ def _union_to(union: t.Union, path: str) -> dict[str, Any]:
         if isinstance(option, t.Record) and kinds.get("object") is None:
             continue
         # Numbers are one kind in JSON: 1 and 1.0 are written alike by many libraries.
-        word = {"integer": "number"}.get(form["type"], form["type"])
-        other = kinds.get(word)
-        kinds[word] = option
+        keyword = {"integer": "number"}.get(form["type"], form["type"])
+        other = kinds.get(keyword)
+        kinds[keyword] = option
         if other is not None:
             raise errors.Unmappable(
                 path,
@@ -220,10 +220,10 @@ class _Reader:
             raise self.refuse(path, form, "'any value' is not a type; name one")
         if "$ref" in form:
             return self.reference(form, path, name, depth)
-        for word in ("anyOf", "oneOf"):
-            if word in form:
-                self.only(form, frozenset({word}), path)
-                return self.annotated(form, self.choice(form[word], path, name, depth), path)
+        for keyword in ("anyOf", "oneOf"):
+            if keyword in form:
+                self.only(form, frozenset({keyword}), path)
+                return self.annotated(form, self.choice(form[keyword], path, name, depth), path)
         if "const" in form and isinstance(form["const"], str):
             form = {"type": "string", **{k: v for k, v in form.items() if k != "const"},
                     "enum": [form["const"]]}  # fmt: skip
@@ -246,8 +246,8 @@ class _Reader:
             return self.annotated(form, t.List(item), path)
         return self.annotated(form, self.leaf(kind, form, path, name), path)
 
-    def only(self, form: dict[str, Any], words: frozenset[str], path: str) -> None:
-        beyond = sorted(form.keys() - words - _NOTES)
+    def only(self, form: dict[str, Any], keywords: frozenset[str], path: str) -> None:
+        beyond = sorted(form.keys() - keywords - _NOTES)
         if beyond and not self.drop:
             raise self.refuse(
                 path,
@@ -259,13 +259,15 @@ class _Reader:
     def annotated(self, form: dict[str, Any], read: t.Type, path: str) -> t.Type:
         if ANNOTATION not in form:
             return read
-        said = canonical.type_from(form[ANNOTATION])
-        words = {k: v for k, v in form.items() if k not in _NOTES}
-        if {k: v for k, v in _words(said, path).items() if k not in _NOTES} != words:
+        annotated_as = canonical.type_from(form[ANNOTATION])
+        keywords = {k: v for k, v in form.items() if k not in _NOTES}
+        if {k: v for k, v in _keywords(annotated_as, path).items() if k not in _NOTES} != keywords:
             raise self.refuse(
-                path, t.kind(read), f"it is annotated as {t.kind(said)}; remove one of the two"
+                path,
+                t.kind(read),
+                f"it is annotated as {t.kind(annotated_as)}; remove one of the two",
             )
-        return said
+        return annotated_as
 
     def reference(self, form: dict[str, Any], path: str, name: str, depth: int) -> t.Type:
         target = form["$ref"]
@@ -365,9 +367,9 @@ class _Reader:
             if form["contentEncoding"] != "base64":
                 raise self.refuse(path, form["contentEncoding"], "bytes are written in base64 only")
             return t.Binary()
-        word = form.get("format")
+        keyword = form.get("format")
         # Formats without a type of their own (email, uri, hostname) stay text.
-        return _FORMATS.get(word, t.String()) if word is not None else t.String()
+        return _FORMATS.get(keyword, t.String()) if keyword is not None else t.String()
 
     def integer(self, form: dict[str, Any], path: str) -> t.Type:
         if "minimum" not in form and "maximum" not in form:

@@ -199,7 +199,7 @@ class _Reader:
             name = field.message_type.full_name
             if name in (TIMESTAMP, DURATION):
                 plain = t.Timestamp() if name == TIMESTAMP else t.Duration()
-                return _agreed(path, plain, facts, lambda said: _message_of(said) == name)
+                return _agreed(path, plain, facts, lambda annotated: _message_of(annotated) == name)
             if name.startswith("google.protobuf."):
                 raise refusal(path, name, "use a scalar (`optional` for one that may be missing)")
             return self.record(field.message_type, path, inside)
@@ -217,7 +217,7 @@ class _Reader:
             )
         scalar = _SCALAR_NAMES[field.type]
         plain = SCALARS[scalar]
-        return _agreed(path, plain, facts, lambda said: _scalar_of(said) == scalar)
+        return _agreed(path, plain, facts, lambda annotated: _scalar_of(annotated) == scalar)
 
 
 _SCALAR_NAMES: Final = {
@@ -248,10 +248,10 @@ def _agreed(path: str, plain: t.Type, facts: dict[str, Any], agrees: Any) -> t.T
     """The annotated type where there is one, which must be written as this Protobuf type."""
     if facts.get("type") is None:
         return plain
-    said = canonical.type_from(facts["type"])
-    if not agrees(said):
-        raise refusal(path, plain, f"it is annotated as {t.kind(said)}; remove one of the two")
-    return said
+    annotated = canonical.type_from(facts["type"])
+    if not agrees(annotated):
+        raise refusal(path, plain, f"it is annotated as {t.kind(annotated)}; remove one of the two")
+    return annotated
 
 
 def _presence(field: Any, type_: t.Type, facts: dict[str, Any]) -> tuple[t.Type, object]:

@@ -160,13 +160,13 @@ class _Builder:
         pb = self.pb.FieldDescriptorProto
         field = message.field.add(name=tree.name, number=_number(tree.number, tree.name))
         _set_type(pb, field, tree.type)
-        word = tree.cardinality.value if tree.cardinality is not None else ""
+        cardinality = tree.cardinality.value if tree.cardinality is not None else ""
         field.label = {"REPEATED": pb.LABEL_REPEATED, "REQUIRED": pb.LABEL_REQUIRED}.get(
-            word, pb.LABEL_OPTIONAL
+            cardinality, pb.LABEL_OPTIONAL
         )
         if oneof is not None:
             field.oneof_index = oneof
-        elif word == "OPTIONAL" and self.proto3:
+        elif cardinality == "OPTIONAL" and self.proto3:
             field.proto3_optional = True
         for option in tree.options:
             name = option.name.strip()
@@ -177,8 +177,8 @@ class _Builder:
 
     def map_field(self, message: Any, tree: Any) -> None:
         pb = self.pb.FieldDescriptorProto
-        words = "".join(part[:1].upper() + part[1:] for part in tree.name.split("_"))
-        entry = message.nested_type.add(name=f"{words}Entry")
+        camel = "".join(part[:1].upper() + part[1:] for part in tree.name.split("_"))
+        entry = message.nested_type.add(name=f"{camel}Entry")
         entry.options.map_entry = True
         for number, (name, type_) in enumerate(
             (("key", tree.key_type), ("value", tree.value_type)), start=1
@@ -291,7 +291,7 @@ class _Printer:
                     lines += self.oneof(message, field.oneof_index, location)
                 continue
             lines += self.comment(at, "  ")
-            lines.append(f"  {_field_words(field, entries)} {field.name} = {field.number};")
+            lines.append(f"  {_field_text(field, entries)} {field.name} = {field.number};")
         return [*lines, "}"]
 
     def oneof(self, message: Any, index: int, location: tuple[int, ...]) -> list[str]:
@@ -300,20 +300,20 @@ class _Printer:
         for i, field in enumerate(message.field):
             if field.HasField("oneof_index") and field.oneof_index == index:
                 lines += self.comment((*location, 2, i), "    ")
-                lines.append(f"    {_type_words(field)} {field.name} = {field.number};")
+                lines.append(f"    {_type_text(field)} {field.name} = {field.number};")
         return [*lines, "  }"]
 
 
-def _field_words(field: Any, entries: dict[str, Any]) -> str:
+def _field_text(field: Any, entries: dict[str, Any]) -> str:
     entry = entries.get(field.type_name.rpartition(".")[2])
     if entry is not None and field.label == field.LABEL_REPEATED:
-        return f"map<{_type_words(entry.field[0])}, {_type_words(entry.field[1])}>"
+        return f"map<{_type_text(entry.field[0])}, {_type_text(entry.field[1])}>"
     if field.label == field.LABEL_REPEATED:
-        return f"repeated {_type_words(field)}"
-    return f"optional {_type_words(field)}" if field.proto3_optional else _type_words(field)
+        return f"repeated {_type_text(field)}"
+    return f"optional {_type_text(field)}" if field.proto3_optional else _type_text(field)
 
 
-def _type_words(field: Any) -> str:
+def _type_text(field: Any) -> str:
     if field.type_name:
         # A leading dot: the full name, which no nearer name can hide.
         return str(field.type_name)

@@ -268,9 +268,9 @@ class _Writer:
 
     def enum(self, message: DescriptorProto, type_: t.Enum, path: str) -> str:
         name = type_.name.replace(".", "_")
-        for word in (name, *type_.symbols):
-            if not _NAME.fullmatch(word):
-                raise refusal(path, type_, f"'{word}' is not a name: letters, digits, _")
+        for used in (name, *type_.symbols):
+            if not _NAME.fullmatch(used):
+                raise refusal(path, type_, f"'{used}' is not a name: letters, digits, _")
         for other in message.enum_type:
             same = {value.name for value in other.value} & set(type_.symbols)
             if other.name == name and [v.name for v in other.value] == list(type_.symbols):
@@ -286,8 +286,8 @@ class _Writer:
 
     def map_entry(self, message: DescriptorProto, proto: Any, type_: t.Map, path: str) -> Any:
         pb = self.pb.FieldDescriptorProto
-        words = "".join(part[:1].upper() + part[1:] for part in proto.name.split("_"))
-        entry = message.nested_type.add(name=f"{words}Entry")
+        camel = "".join(part[:1].upper() + part[1:] for part in proto.name.split("_"))
+        entry = message.nested_type.add(name=f"{camel}Entry")
         entry.options.map_entry = True
         key = entry.field.add(name="key", number=1, label=pb.LABEL_OPTIONAL)
         facts = {}

@@ -86,7 +86,7 @@ def _class_of(message: Any) -> Any:
 
 
 def _record_encoder(record: t.Record, message: Any) -> _Convert:
-    made = _class_of(message)
+    cls = _class_of(message)
     plan = [
         (field.name, _field_encoder(field, message), field.name in message.oneofs_by_name)
         for field in record.fields
@@ -106,7 +106,7 @@ def _record_encoder(record: t.Record, message: Any) -> _Convert:
                     given[name] = convert(element)
             except errors.Unfit as error:
                 raise unfit_below(name, error) from None
-        return made(**given)
+        return cls(**given)
 
     return encode
 
@@ -166,8 +166,8 @@ def _encoder(type_: t.Type, proto: Any) -> _Convert:
         case t.Timestamp(False):
             return lambda value: (value - _LOCAL_EPOCH) // _MICROSECOND
         case t.Timestamp(True):
-            made = _class_of(proto.message_type)
-            return lambda value: _seconds(made, (value - _EPOCH) // _MICROSECOND)
+            cls = _class_of(proto.message_type)
+            return lambda value: _seconds(cls, (value - _EPOCH) // _MICROSECOND)
         case t.Duration():
             return _duration_encoder(_class_of(proto.message_type))
         case _:
@@ -178,12 +178,12 @@ def _same(value: Any) -> Any:
     return value
 
 
-def _seconds(made: Any, micros: int) -> Any:
+def _seconds(cls: Any, micros: int) -> Any:
     seconds, rest = divmod(micros, 1_000_000)
-    return made(seconds=seconds, nanos=rest * 1000)
+    return cls(seconds=seconds, nanos=rest * 1000)
 
 
-def _duration_encoder(made: Any) -> _Convert:
+def _duration_encoder(cls: Any) -> _Convert:
     def encode(value: dt.timedelta) -> Any:
         micros = value // _MICROSECOND
         if abs(micros) > _MAX_SECONDS * 1_000_000:
@@ -191,7 +191,7 @@ def _duration_encoder(made: Any) -> _Convert:
         # Both parts of a Duration have the same sign, unlike those of a Timestamp.
         sign = -1 if micros < 0 else 1
         seconds, rest = divmod(abs(micros), 1_000_000)
-        return made(seconds=sign * seconds, nanos=sign * rest * 1000)
+        return cls(seconds=sign * seconds, nanos=sign * rest * 1000)
 
     return encode
 

@@ -253,25 +253,25 @@ _CONSTRAINTS: Final = (
 
 def _narrowed(hint: Any, facts: tuple[Any, ...], walk: _Walk) -> t.Type | None:
     """A type that Pydantic's or msgspec's own metadata makes exact; constraints are refused."""
-    said: dict[str, Any] = {}
+    constraints: dict[str, Any] = {}
     # Pydantic's Field(...) has its constraints in a separate list.
     inner = (one for fact in facts for one in getattr(fact, "metadata", ()) or ())
     for fact in (*facts, *inner):
         for name in (*_CONSTRAINTS, "max_digits", "decimal_places", "tz", "tz_constraint"):
             value = getattr(fact, name, None)
             if value is not None and not callable(value):
-                said[name] = value
+                constraints[name] = value
     result: t.Type | None = None
-    if hint is decimal.Decimal and "max_digits" in said and "decimal_places" in said:
-        result = t.Decimal(said.pop("max_digits"), said.pop("decimal_places"))
-    if hint is dt.datetime and "tz" in said:
-        result = t.Timestamp(utc=said.pop("tz"))
-    unused = sorted(said.keys() & {*_CONSTRAINTS, "max_digits", "decimal_places", "tz"})
+    if hint is decimal.Decimal and "max_digits" in constraints and "decimal_places" in constraints:
+        result = t.Decimal(constraints.pop("max_digits"), constraints.pop("decimal_places"))
+    if hint is dt.datetime and "tz" in constraints:
+        result = t.Timestamp(utc=constraints.pop("tz"))
+    unused = sorted(constraints.keys() & {*_CONSTRAINTS, "max_digits", "decimal_places", "tz"})
     if unused and not walk.drop_constraints:
         raise walk.refuse(
             hint,
-            f"the constraint {unused[0]}={said[unused[0]]!r} is not part of a type and would be "
-            f"lost; declare with drop_constraints=True to leave it to the class",
+            f"the constraint {unused[0]}={constraints[unused[0]]!r} is not part of a type and "
+            f"would be lost; declare with drop_constraints=True to leave it to the class",
         )
     if result is None:
         result = _pydantic_alias(hint)

@@ -215,7 +215,9 @@ class Guard(AsyncClosing):
         if known is not None:
             return known
         if wanted not in {str(version.id) for version in record.versions}:
-            raise SchemaNotFound(f"schema id {wanted!r:.40} is not one of topic '{self.topic}'")
+            raise SchemaNotFound(
+                f"topic '{self.topic}' has no version with schema id {wanted!r:.40}"
+            )
         schemas = await self._registry.schemas_of(record)
         values = TypedValues(record, schemas, self._registry.schema)
         topic = await self._client.open_as(self._info, _Checked(self.topic, values, wanted))
@@ -318,10 +320,10 @@ def _key(subject: str, entrance: str) -> str | None:
     """The key in a subject: the tokens after the entrance, escaped as in topics."""
     if subject == entrance:
         return None
-    words = subject[len(entrance) + 1 :].split(".")
-    if len(words) == 1:
-        return key_of_token(words[0].encode())
-    return ".".join(key_of_token(word.encode()) or "" for word in words)
+    tokens = subject[len(entrance) + 1 :].split(".")
+    if len(tokens) == 1:
+        return key_of_token(tokens[0].encode())
+    return ".".join(key_of_token(token.encode()) or "" for token in tokens)
 
 
 def refusal_of(error: BaseException) -> Refused:

@@ -127,10 +127,10 @@ def read_record(text: bytes) -> TopicSchemas:
 
 def read_schema(id_: int, subject: str, text: bytes, fingerprint: str | None = None) -> Schema:
     """The schema in the message at offset `id_`; it must be the one that was registered."""
-    begin = f"{TABLE}.{_SCHEMA}"
-    if not subject.startswith(begin):
+    prefix = f"{TABLE}.{_SCHEMA}"
+    if not subject.startswith(prefix):
         raise SchemaNotFound(f"there is no schema with id {id_}: check the source of the id")
-    if fingerprint is not None and subject != begin + fingerprint:
+    if fingerprint is not None and subject != prefix + fingerprint:
         raise DataLoss(
             f"schema id {id_} is not the schema that was registered under it: the registry "
             f"('{TABLE}') was damaged or restored to an earlier state"

@@ -283,7 +283,7 @@ class Registry:
         if not info.managed or info.settings.is_copy:
             raise ConfigError(
                 f"'{topic}' takes no events of its own here (a copy, or a stream that Millstream "
-                f"did not make), so it cannot have a schema of its own"
+                f"did not create), so it cannot have a schema of its own"
             )
         if found is None:
             changes = {"wire_format": wire_format or "json"}

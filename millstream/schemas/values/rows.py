@@ -155,8 +155,8 @@ def _read_decimals(array: Any) -> list[Any]:
 
 
 def _read_uuids(array: Any) -> list[Any]:
-    made = uuid.UUID
-    return [None if text is None else made(text) for text in array.to_pylist()]
+    parse = uuid.UUID
+    return [None if text is None else parse(text) for text in array.to_pylist()]
 
 
 _LEAF_READERS: Final[dict[type, _Read]] = {
@@ -298,7 +298,7 @@ def _converter(hint: Any, type_: t.Type) -> Callable[[Any], Any] | None:
 
 def _list_converter(hint: Any, type_: t.List) -> Callable[[Any], Any] | None:
     item = _converter(typing.get_args(hint)[0], type_.item)
-    whole = tuple if typing.get_origin(hint) is tuple else list
+    container = tuple if typing.get_origin(hint) is tuple else list
     if item is not None:
-        return lambda v: whole(map(item, v))
-    return tuple if whole is tuple else None
+        return lambda v: container(map(item, v))
+    return tuple if container is tuple else None

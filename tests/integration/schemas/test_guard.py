@@ -131,7 +131,7 @@ async def test_a_new_version_is_accepted_as_soon_as_it_is_registered(
                 assert not deadline.passed
                 await asyncio.sleep(0.01)
         await js.publish("ingress.orders.a", BODY, headers={"Mill-Schema": str(old)})
-        with pytest.raises(BadRequestError, match="no version of topic"):
+        with pytest.raises(BadRequestError, match="has no version with schema id"):
             await js.publish("ingress.orders.a", BODY, headers={"Mill-Schema": "999"})
         with pytest.raises(BadRequestError, match="note"):
             await js.publish("ingress.orders.a", noted, headers={"Mill-Schema": str(old)})

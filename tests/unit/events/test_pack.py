@@ -224,9 +224,9 @@ def test_columns_are_views_of_the_payload() -> None:
     before = pa.total_allocated_bytes()
     found = decode(sign(payload, 200), payload)
     assert pa.total_allocated_bytes() == before
-    places = addresses(found.batch)
-    assert len(places) >= 9
-    assert all(start < place < start + len(payload) for place in places)
+    starts = addresses(found.batch)
+    assert len(starts) >= 9
+    assert all(start < address < start + len(payload) for address in starts)
 
 
 def test_a_payload_at_an_odd_address_is_copied_once() -> None:
@@ -235,7 +235,7 @@ def test_a_payload_at_an_odd_address_is_copied_once() -> None:
     assert pa.py_buffer(shifted).address % 8
     before = pa.total_allocated_bytes()
     found = decode(sign(payload, 200), shifted)
-    assert all(place % 8 == 0 for place in addresses(found.batch))
+    assert all(address % 8 == 0 for address in addresses(found.batch))
     assert 0 < pa.total_allocated_bytes() - before <= len(payload) + 64
     assert found.batch.equals(orders(200))
 
