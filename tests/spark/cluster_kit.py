@@ -20,7 +20,7 @@ PATIENCE_SECONDS = 240  # a busy machine takes a minute to start three JVMs
 
 
 def spark_home() -> str:
-    """Spark without its zipped Python, as our sessions have it: workers start in half the time."""
+    """Spark without its zipped Python, as in our sessions: workers start in half the time."""
     return str(sys.modules[session.__module__]._spark_home())
 
 
@@ -72,22 +72,22 @@ class Cluster:
         return process
 
     def __enter__(self) -> Cluster:
-        """The master listens when it has told its address: the port is one that it found free."""
+        """The master listens once it has logged its address: it chose a free port."""
         name = "org.apache.spark.deploy.master.Master"
         self._start("master", name, "--host", "127.0.0.1", "--port", "0", "--webui-port", "0")
         limit = time.monotonic() + PATIENCE_SECONDS
         while time.monotonic() < limit:
-            told = (self._folder / "master.log").read_text(errors="replace")
-            found = re.search(r"Starting Spark master at (spark://\S+)\s", told)
+            text = (self._folder / "master.log").read_text(errors="replace")
+            found = re.search(r"Starting Spark master at (spark://\S+)\s", text)
             if found is not None:
                 self.url = found[1]
                 return self
             time.sleep(0.1)
         self.__exit__()
-        raise AssertionError(f"the master does not listen: {told[-2000:]}")
+        raise AssertionError(f"the master does not listen: {text[-2000:]}")
 
     def worker(self, name: str, host: str = "127.0.0.1") -> subprocess.Popen[bytes]:
-        """Start one; Spark runs a twin of a task only where the host has another name."""
+        """Start one; Spark runs a twin of a task only on a host with another name."""
         return self._start(
             name, "org.apache.spark.deploy.worker.Worker", self.url, "--host", host,
             "--webui-port", "0", "--cores", "1", "--memory", "700m",

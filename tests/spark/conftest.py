@@ -1,4 +1,4 @@
-"""One Spark session for all tests of this folder, and topics on an own account for each test."""
+"""One Spark session for all tests of this folder, and a separate account for each test."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def _no_query_left(request: pytest.FixtureRequest) -> Iterator[None]:
             query.stop()
 
 
-class Place:
+class Account:
     """A broker's account as tests use it: blocking, each call on a connection of its own."""
 
     def __init__(self, url: str) -> None:
@@ -89,8 +89,8 @@ class Place:
 
 
 @pytest.fixture
-def place(millstream_url: str) -> Place:
-    return Place(millstream_url)
+def account(millstream_url: str) -> Account:
+    return Account(millstream_url)
 
 
 class Lake:
@@ -122,7 +122,7 @@ class Lake:
         frame.write.format("millstream").options(url=self.url, **options).mode("append").save()
 
     def run(self, frame: DataFrame, checkpoint: Path, **options: Any) -> StreamingQuery:
-        """Write everything that is there now to a topic, and end."""
+        """Write everything that is stored now to a topic, and end."""
         query = self.start(frame, checkpoint, available_now=True, **options)
         query.awaitTermination()
         return query
@@ -148,8 +148,8 @@ class Lake:
 
 
 @pytest.fixture
-def lake(spark: SparkSession, place: Place, tmp_path: Path) -> Lake:
-    return Lake(spark, place.url, tmp_path)
+def lake(spark: SparkSession, account: Account, tmp_path: Path) -> Lake:
+    return Lake(spark, account.url, tmp_path)
 
 
 def forget_commit(checkpoint: Path, batch: int) -> None:

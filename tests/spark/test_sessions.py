@@ -1,4 +1,4 @@
-"""Sessions that are not ours find the format by themselves: plain, spark-submit, Spark Connect."""
+"""Other sessions find the format automatically: plain, spark-submit, Spark Connect."""
 
 from __future__ import annotations
 
@@ -10,27 +10,29 @@ from pathlib import Path
 import pyspark
 import pytest
 
-from tests.spark.conftest import Place
+from tests.spark.conftest import Account
 
 pytestmark = pytest.mark.long
 
 ROOT = Path(__file__).parents[2]
-SCRIPT = Path(__file__).parent / "found_by_itself.py"
+SCRIPT = Path(__file__).parent / "found_automatically.py"
 SUBMIT = Path(pyspark.__file__).parent / "bin" / "spark-submit"
 
 
 @pytest.mark.parametrize("kind", ["plain", "submit", "connect"])
-def test_the_format_is_found_without_registration(place: Place, tmp_path: Path, kind: str) -> None:
+def test_the_format_is_found_without_registration(
+    account: Account, tmp_path: Path, kind: str
+) -> None:
     if kind == "connect":
         pytest.importorskip("grpc_status", reason="Spark Connect needs grpcio-status")
-    place.topic("source")
-    place.topic(f"copy-{kind}")
-    place.publish("source", [b"a", b"b", b"c"])
+    account.topic("source")
+    account.topic(f"copy-{kind}")
+    account.publish("source", [b"a", b"b", b"c"])
     # Spark Connect then listens on a free port, and not on the one that another test may use.
     testing = {"SPARK_TESTING": "1"} if kind == "connect" else {}
     program = [str(SUBMIT), "--master", "local[1]"] if kind == "submit" else [sys.executable]
     done = subprocess.run(
-        [*program, str(SCRIPT), place.url, kind, str(tmp_path / "checkpoint")],
+        [*program, str(SCRIPT), account.url, kind, str(tmp_path / "checkpoint")],
         # What installing the package does: it is on the path of every Python that Spark starts.
         env={**os.environ, "PYTHONPATH": str(ROOT), "PYSPARK_PYTHON": sys.executable,
              "SPARK_LOCAL_IP": "127.0.0.1", **testing},

@@ -20,7 +20,7 @@ from millstream.pipelines.runner import Runner, RunSettings
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from tests.spark.conftest import Place
+    from tests.spark.conftest import Account
 
 HEAD = """
 from pyspark.sql import functions as f
@@ -36,8 +36,8 @@ QUICK = '[pipeline.spark]\n"spark.driver.extraJavaOptions" = "-XX:TieredStopAtLe
 class Kit:
     """A project in its own folder, on the tests' session and broker."""
 
-    def __init__(self, spark: SparkSession, place: Place, folder: Path) -> None:
-        self.spark, self.place, self.folder = spark, place, folder
+    def __init__(self, spark: SparkSession, account: Account, folder: Path) -> None:
+        self.spark, self.account, self.folder = spark, account, folder
         self.failed: FlowsFailed | None = None  # how the last continuous run ended
 
     def write(self, code: str, toml: str = "") -> None:
@@ -47,7 +47,7 @@ class Kit:
     def runner(self, *, once: bool = True) -> Runner:
         project = open_project(self.folder)
         settings = RunSettings(
-            once=once, stop_seconds=PATIENCE_SECONDS, options={"url": self.place.url}
+            once=once, stop_seconds=PATIENCE_SECONDS, options={"url": self.account.url}
         )
         return Runner(project, load(project), self.spark, settings)
 
@@ -88,16 +88,16 @@ class Kit:
         async def work(mill: Any) -> Any:
             return await (await mill.table(name)).as_dict()
 
-        found: dict[str, Any] = self.place.run(work)
+        found: dict[str, Any] = self.account.run(work)
         return found
 
     def lines(self, *texts: str) -> None:
-        self.place.publish("lines", [NewEvent(text.encode()) for text in texts])
+        self.account.publish("lines", [NewEvent(text.encode()) for text in texts])
 
     def graph(self) -> Any:
         project = open_project(self.folder)
-        with PipelineTopics(self.place.url, dry=True) as topics:
-            options = {"url": self.place.url}
+        with PipelineTopics(self.account.url, dry=True) as topics:
+            options = {"url": self.account.url}
             return Resolver(load(project), self.spark, self.folder, options).all(topics).graph
 
 

@@ -14,7 +14,7 @@ from tests.spark.pipelines.project_kit import HEAD, Kit, wait_for
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from tests.spark.conftest import Place
+    from tests.spark.conftest import Account
 
 WORDS = (
     HEAD
@@ -40,9 +40,9 @@ def lake():
 
 
 @pytest.fixture
-def kit(spark: SparkSession, place: Place, tmp_path: Path) -> Kit:
-    place.topic("lines")
-    return Kit(spark, place, tmp_path)
+def kit(spark: SparkSession, account: Account, tmp_path: Path) -> Kit:
+    account.topic("lines")
+    return Kit(spark, account, tmp_path)
 
 
 def counts(kit: Kit) -> dict[str, int]:
@@ -66,7 +66,7 @@ def test_once_catches_up_through_every_flow_and_a_second_run_adds_what_is_new(ki
     kit.lines("be")
     kit.once()
     assert counts(kit) == {"to": 2, "be": 3, "or": 1, "not": 1}
-    assert len(kit.place.values("stored")) == 7
+    assert len(kit.account.values("stored")) == 7
     assert kit.spark.read.parquet(str(kit.folder / "data" / "lake")).count() == 7
 
 
@@ -150,8 +150,8 @@ def test_a_failing_flow_is_restarted_with_its_reason_while_the_others_continue(k
     calls = Path(f"{flag}-calls").read_text().split()
     assert calls.count("broken") >= 2
     assert calls.count("sound") == 1  # a restart leaves the other flows alone
-    assert [v["text"] for v in kit.place.values("broken")] == ["a", "b"]
-    assert [v["text"] for v in kit.place.values("sound")] == ["a", "b"]
+    assert [v["text"] for v in kit.account.values("broken")] == ["a", "b"]
+    assert [v["text"] for v in kit.account.values("sound")] == ["a", "b"]
 
 
 def test_a_flow_that_never_works_is_given_up_while_the_others_continue(kit: Kit) -> None:
@@ -170,7 +170,7 @@ def test_a_flow_that_never_works_is_given_up_while_the_others_continue(kit: Kit)
         wait_for(lambda: flow("sound")["rows_out"] == 2)
         assert flow("sound")["state"] == "running"
     assert "'broken': ValueError: the mill stone broke" in str(kit.failed)
-    assert [v["text"] for v in kit.place.values("sound")] == ["a", "b"]
+    assert [v["text"] for v in kit.account.values("sound")] == ["a", "b"]
 
 
 @pytest.mark.parametrize(
@@ -224,7 +224,7 @@ def test_the_graph_is_known_without_running_or_creating_anything(kit: Kit) -> No
         ("stored", "lake"),
     }
     assert found.nodes["lines"].outside
-    assert kit.place.run(_names) == ["lines"]
+    assert kit.account.run(_names) == ["lines"]
 
 
 async def _names(mill: Any) -> list[str]:
@@ -239,11 +239,11 @@ def test_new_columns_become_the_next_version_of_a_topic(kit: Kit) -> None:
     kit.write(code.format("f.length('value').alias('size'), f.lit('x').alias('mark')"))
     kit.lines("abcd")
     kit.once()
-    assert kit.place.values("a") == [{"size": 3, "mark": None}, {"size": 4, "mark": "x"}]
+    assert kit.account.values("a") == [{"size": 3, "mark": None}, {"size": 4, "mark": "x"}]
 
 
 def test_several_flows_write_to_one_topic_and_no_row_is_lost(kit: Kit) -> None:
-    kit.place.topic("more")
+    kit.account.topic("more")
     kit.write(
         HEAD
         + """
@@ -257,10 +257,10 @@ def also():
 """
     )
     kit.lines(*[f"a{n}" for n in range(20)])
-    kit.place.publish("more", [f"b{n}".encode() for n in range(20)])
+    kit.account.publish("more", [f"b{n}".encode() for n in range(20)])
     kit.once()
     wanted = sorted([f"a{n}" for n in range(20)] + [f"b{n}" for n in range(20)])
-    assert sorted(value["text"] for value in kit.place.values("all")) == wanted
+    assert sorted(value["text"] for value in kit.account.values("all")) == wanted
 
 
 def test_jdbc_stores_each_batch_once_even_if_it_runs_again(kit: Kit) -> None:

@@ -18,7 +18,7 @@ from tests.spark.cluster_kit import Cluster, spark_home
 from tests.spark.pipelines.project_kit import HEAD
 
 if TYPE_CHECKING:
-    from tests.spark.conftest import Place
+    from tests.spark.conftest import Account
 
 CODE = (
     HEAD
@@ -105,12 +105,12 @@ def project(tmp_path: Path) -> Path:
     return folder
 
 
-def run(command: list[str], place: Place, bare: Path, cwd: Path) -> None:
+def run(command: list[str], account: Account, bare: Path, cwd: Path) -> None:
     done = subprocess.run(
         command,
         cwd=cwd,
         env=environment(
-            NATS_URL=place.url, PYSPARK_PYTHON=str(bare), PYSPARK_DRIVER_PYTHON=sys.executable
+            NATS_URL=account.url, PYSPARK_PYTHON=str(bare), PYSPARK_DRIVER_PYTHON=sys.executable
         ),
         capture_output=True,
         text=True,
@@ -120,12 +120,12 @@ def run(command: list[str], place: Place, bare: Path, cwd: Path) -> None:
     assert done.returncode == 0, (done.stdout + done.stderr)[-5000:]
 
 
-def check_words(place: Place, bare: Path, archive: str) -> None:
+def check_words(account: Account, bare: Path, archive: str) -> None:
     """Every word went through an executor's Python, which has the package from an archive.
 
     The archive is in the folder of the worker: Spark copied it there.
     """
-    for value, word in zip(place.values("loud"), ("ONE", "TWO"), strict=True):
+    for value, word in zip(account.values("loud"), ("ONE", "TWO"), strict=True):
         assert value["setting"] == "false"  # exactly once depends on it
         shouted, python, file = value["word"].split()
         assert (shouted, python) == (word, str(bare))
@@ -135,29 +135,29 @@ def check_words(place: Place, bare: Path, archive: str) -> None:
 
 
 def test_the_project_and_the_package_reach_executors_that_have_neither(
-    place: Place, project: Path, master: str, bare: Path, tmp_path: Path
+    account: Account, project: Path, master: str, bare: Path, tmp_path: Path
 ) -> None:
-    place.topic("lines")
-    place.publish("lines", [b"one", b"two"])
-    run([*COMMAND, "run", str(project), "--once", "--master", master], place, bare, tmp_path)
-    check_words(place, bare, r"millstream-[0-9a-f]{16}\.zip")
+    account.topic("lines")
+    account.publish("lines", [b"one", b"two"])
+    run([*COMMAND, "run", str(project), "--once", "--master", master], account, bare, tmp_path)
+    check_words(account, bare, r"millstream-[0-9a-f]{16}\.zip")
 
 
 def test_a_packed_project_runs_with_spark_submit_on_that_cluster(
-    place: Place, project: Path, master: str, bare: Path, tmp_path: Path
+    account: Account, project: Path, master: str, bare: Path, tmp_path: Path
 ) -> None:
     import pyspark
 
-    place.topic("lines")
-    place.publish("lines", [b"one", b"two"])
+    account.topic("lines")
+    account.publish("lines", [b"one", b"two"])
     dist = tmp_path / "dist"
-    run([*COMMAND, "package", str(project), "-o", str(dist)], place, bare, tmp_path)
+    run([*COMMAND, "package", str(project), "-o", str(dist)], account, bare, tmp_path)
     submit = str(Path(pyspark.__file__).parent / "bin" / "spark-submit")
     command = [submit, "--master", master, "--py-files", str(dist / "pipeline.zip")]
     # Settings of the driver's JVM are too late in millstream.toml; the others, such as the small
     # memory of this worker, are taken from there.
     command += ["--driver-java-options", "-XX:TieredStopAtLevel=1"]
-    arguments = ["--once", "--server", place.url, "--state", str(tmp_path / "state")]
-    run([*command, str(dist / "main.py"), *arguments], place, bare, tmp_path)
-    check_words(place, bare, r"pipeline\.zip")
+    arguments = ["--once", "--server", account.url, "--state", str(tmp_path / "state")]
+    run([*command, str(dist / "main.py"), *arguments], account, bare, tmp_path)
+    check_words(account, bare, r"pipeline\.zip")
     assert (tmp_path / "state" / "checkpoints" / "loud").is_dir()

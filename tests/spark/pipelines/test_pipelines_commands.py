@@ -19,7 +19,7 @@ from tests.spark.pipelines.project_kit import HEAD, Kit
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from tests.spark.conftest import Place
+    from tests.spark.conftest import Account
 
 PROJECT = (
     HEAD
@@ -58,17 +58,19 @@ def copied():
 
 
 @pytest.fixture
-def kit(spark: SparkSession, place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Kit:
+def kit(
+    spark: SparkSession, account: Account, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Kit:
     monkeypatch.chdir(tmp_path)
-    place.topic("lines")
-    made = Kit(spark, place, tmp_path)
+    account.topic("lines")
+    made = Kit(spark, account, tmp_path)
     made.write(PROJECT)
     return made
 
 
 def call(kit: Kit, *words: str) -> Any:
     """Run a command; its errors are raised."""
-    server = ("--server", kit.place.url) if words[0] in ("run", "graph", "reset") else ()
+    server = ("--server", kit.account.url) if words[0] in ("run", "graph", "reset") else ()
     done = CliRunner().invoke(app, ["pipeline", *words, *server])
     if done.exception is not None and not isinstance(done.exception, SystemExit):
         raise done.exception
@@ -77,7 +79,7 @@ def call(kit: Kit, *words: str) -> Any:
 
 
 def words_of(kit: Kit, topic: str = "stored") -> list[str]:
-    return sorted(value["word"] for value in kit.place.values(topic))
+    return sorted(value["word"] for value in kit.account.values(topic))
 
 
 def counts(kit: Kit) -> dict[str, int]:
@@ -108,7 +110,7 @@ def test_the_graph_is_shown_as_text_and_as_a_picture_and_nothing_is_created(
         ("words", "lake"),
         ("lake", "copied"),
     }
-    assert [info.name for info in kit.place.run(lambda mill: mill.topics())] == ["lines"]
+    assert [info.name for info in kit.account.run(lambda mill: mill.topics())] == ["lines"]
     assert sorted(path.name for path in kit.folder.iterdir() if path.is_dir()) in (
         [],
         ["__pycache__"],

@@ -20,7 +20,7 @@ from tests.spark.pipelines.project_kit import Kit
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from tests.spark.conftest import Place
+    from tests.spark.conftest import Account
 
 PAGE = (Path(__file__).parents[3] / "docs" / "PIPELINES.md").read_text()
 ORDER = pa.schema(
@@ -47,31 +47,31 @@ def call(*words: str) -> Any:
 
 
 def test_the_project_of_the_page_runs_with_the_commands_of_the_page(
-    spark: SparkSession, place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    spark: SparkSession, account: Account, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    kit = Kit(spark, place, tmp_path)
+    kit = Kit(spark, account, tmp_path)
     kit.write(block("python", "@mp.view"))
-    place.topic("orders", schema=ORDER)
+    account.topic("orders", schema=ORDER)
     time = datetime(2026, 3, 1, 12, tzinfo=UTC)
     rows = [("ann", 2000, True), ("ann", 10, True), ("ben", 5000, False)]
     orders = [
         {"customer": name, "amount": amount, "paid": paid, "time": time}
         for name, amount, paid in rows
     ]
-    place.pack("orders", [(order, None) for order in orders])
+    account.pack("orders", [(order, None) for order in orders])
     printed = {}
     for line in block("sh", "pipeline ls").splitlines():
         command, *words = shlex.split(line, comments=True)
         assert command == "millstream"
         call(*words, "--help")
         if words[1:] in (["run", "--once"], ["ls"], ["status"], ["graph", "--svg", "p.svg"]):
-            server = ("--server", place.url) if words[1] in ("run", "graph") else ()
+            server = ("--server", account.url) if words[1] in ("run", "graph") else ()
             printed[words[1]] = call(*words, *server).stdout
         elif words[1] == "reset":
             printed[words[1]] = call(*words, "--yes").stdout
     assert set(printed) == {"run", "ls", "status", "graph", "reset"}
-    assert [value["amount"] for value in place.values("large_orders")] == [2000]
+    assert [value["amount"] for value in account.values("large_orders")] == [2000]
     assert kit.table("spending") == {"ann": {"customer": "ann", "spent": 2010}}
     lake = spark.read.parquet(str(tmp_path / "lake" / "orders"))
     assert lake.count() == 3

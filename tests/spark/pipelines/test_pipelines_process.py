@@ -20,7 +20,7 @@ from millstream.pipelines.runner import Runner, stopped_by_signals
 from tests.spark.pipelines.project_kit import HEAD, PATIENCE_SECONDS, QUICK, alive_in, wait_for
 
 if TYPE_CHECKING:
-    from tests.spark.conftest import Place
+    from tests.spark.conftest import Account
 
 CODE = (
     HEAD
@@ -99,40 +99,40 @@ def in_flight(folder: Path) -> bool:
     return batches(folder, "slow", "offsets") > batches(folder, "slow", "commits")
 
 
-def words(place: Place) -> list[str]:
-    return [value["word"] for value in place.values("slow")]
+def words(account: Account) -> list[str]:
+    return [value["word"] for value in account.values("slow")]
 
 
 def test_ctrl_c_and_sigterm_end_the_batch_and_the_process_and_lose_nothing(
-    place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    account: Account, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     go = tmp_path / "go"
     (tmp_path / "millstream.toml").write_text(f'[pipeline]\nname = "held"\n{QUICK}')
     (tmp_path / "pipeline.py").write_text(CODE.replace("GO", repr(str(go))))
-    place.topic("lines")
-    place.publish("lines", [b"first"])
-    with Process(tmp_path, place.url) as process:
+    account.topic("lines")
+    account.publish("lines", [b"first"])
+    with Process(tmp_path, account.url) as process:
         wait_for(lambda: process.flow("slow")["rows_out"] == 1)
-        place.publish("lines", [b"hold"])
+        account.publish("lines", [b"hold"])
         wait_for(lambda: in_flight(tmp_path))
         # While the batch hangs, another process sees how many events wait, and how long.
-        place.publish("lines", [b"later"] * 7)
+        account.publish("lines", [b"later"] * 7)
         wait_for(lambda: process.flow("slow").get("lag_events") == 8)
         assert process.flow("slow")["lag_seconds"] > 0
         assert process.flow("slow")["state"] == "running"
         wait_for(lambda: "LATER" in process.output.read_text())  # the console goes on
         process.signal(signal.SIGINT)
         wait_for(lambda: (tmp_path / ".pipeline" / "stop").exists())
-        assert words(place) == ["first"]
+        assert words(account) == ["first"]
         go.touch()
         assert process.ended() == 0
     assert not in_flight(tmp_path)
-    assert words(place) == ["first", "hold"]  # its batch, and none after it
+    assert words(account) == ["first", "hold"]  # its batch, and none after it
     printed = process.output.read_text()
     assert "FIRST" in printed
     assert "Batch: 0" in printed
-    with Process(tmp_path, place.url) as process:
+    with Process(tmp_path, account.url) as process:
         wait_for(lambda: process.flow("slow")["rows_out"] == 7)
         # Started again with nothing left to read, it reports no lag.
         wait_for(lambda: process.flow("printed").get("lag_events") == 0)
@@ -141,7 +141,7 @@ def test_ctrl_c_and_sigterm_end_the_batch_and_the_process_and_lose_nothing(
         assert done.exit_code == 0, done.output
         assert process.ended() == 0
     assert not in_flight(tmp_path)
-    assert words(place) == ["first", "hold", *["later"] * 7]
+    assert words(account) == ["first", "hold", *["later"] * 7]
     done = CliRunner().invoke(app, ["pipeline", "status", str(tmp_path), "--json"])
     assert json.loads(done.stdout)["state"] == "stopped"
     assert done.exit_code == Exit.OK

@@ -19,7 +19,7 @@ from tests.spark.pipelines.project_kit import Kit, wait_for
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from tests.spark.conftest import Place
+    from tests.spark.conftest import Account
 
 SPEC = """
 name: sdp
@@ -76,21 +76,21 @@ def write(folder: Path, url: str, python: str = PYTHON) -> None:
     (code / "b.sql").write_text(SQL)
 
 
-def texts(place: Place, topic: str) -> list[Any]:
+def texts(account: Account, topic: str) -> list[Any]:
     try:
-        return sorted(value["word"] for value in place.values(topic))
+        return sorted(value["word"] for value in account.values(topic))
     except LookupError:
         return []
 
 
 def test_decorators_and_sql_run_continuously_and_no_row_of_two_flows_is_lost(
-    spark: SparkSession, place: Place, tmp_path: Path
+    spark: SparkSession, account: Account, tmp_path: Path
 ) -> None:
-    place.topic("lines")
-    place.topic("out")
-    place.publish("lines", [b"to be or not"])
-    write(tmp_path, place.url)
-    kit = Kit(spark, place, tmp_path)
+    account.topic("lines")
+    account.topic("out")
+    account.publish("lines", [b"to be or not"])
+    write(tmp_path, account.url)
+    kit = Kit(spark, account, tmp_path)
     words = sorted(["to", "be", "or", "not", "to", "sleep"])
 
     def counts() -> dict[str, int]:
@@ -98,15 +98,15 @@ def test_decorators_and_sql_run_continuously_and_no_row_of_two_flows_is_lost(
         return {row["word"]: row["times"] for row in frame.collect()}
 
     with kit.running() as runner:
-        wait_for(lambda: texts(place, "merged") == sorted(["to", "be", "or", "not", "not"]))
-        place.publish("lines", [b"to sleep"])
-        wait_for(lambda: texts(place, "merged") == sorted([*words, "not", "sleep"]))
-        wait_for(lambda: len(place.values("out")) == len(words))
+        wait_for(lambda: texts(account, "merged") == sorted(["to", "be", "or", "not", "not"]))
+        account.publish("lines", [b"to sleep"])
+        wait_for(lambda: texts(account, "merged") == sorted([*words, "not", "sleep"]))
+        wait_for(lambda: len(account.values("out")) == len(words))
         wait_for(lambda: runner.status("")["flows"][1]["rows_in"] == len(words))
     assert runner.project.name == "sdp"
-    assert texts(place, "words") == words
-    assert texts(place, "long_words") == ["not", "sleep"]
-    assert sorted(value.decode() for value in place.values("out")) == words
+    assert texts(account, "words") == words
+    assert texts(account, "long_words") == ["not", "sleep"]
+    assert sorted(value.decode() for value in account.values("out")) == words
     assert counts() == {"to": 2, "be": 1, "or": 1, "not": 1, "sleep": 1}
     assert {("lines", "words"), ("words", "long_words"), ("long_words", "merged")} <= (
         kit.graph().edges
@@ -131,30 +131,30 @@ def test_decorators_and_sql_run_continuously_and_no_row_of_two_flows_is_lost(
     ],
 )
 def test_unsupported_declarations_are_refused_with_the_reason(
-    place: Place, tmp_path: Path, python: str, message: str
+    account: Account, tmp_path: Path, python: str, message: str
 ) -> None:
-    write(tmp_path, place.url, python)
+    write(tmp_path, account.url, python)
     with pytest.raises(PipelineInvalid, match=message):
         load(open_project(tmp_path))
 
 
 def test_a_materialized_view_over_another_is_refused_with_the_reason(
-    spark: SparkSession, place: Place, tmp_path: Path
+    spark: SparkSession, account: Account, tmp_path: Path
 ) -> None:
-    place.topic("lines")
-    place.topic("out")
+    account.topic("lines")
+    account.topic("out")
     over = """
 @dp.materialized_view
 def often():
     return spark.read.table("counts").where("times > 1")
 """
-    write(tmp_path, place.url, PYTHON + over)
+    write(tmp_path, account.url, PYTHON + over)
     with pytest.raises(PipelineInvalid, match=r"'counts' .* is a materialized view"):
-        Kit(spark, place, tmp_path).graph()
+        Kit(spark, account, tmp_path).graph()
 
 
-def test_an_unknown_setting_of_the_spec_is_refused(place: Place, tmp_path: Path) -> None:
-    write(tmp_path, place.url)
+def test_an_unknown_setting_of_the_spec_is_refused(account: Account, tmp_path: Path) -> None:
+    write(tmp_path, account.url)
     (tmp_path / "spark-pipeline.yml").write_text(SPEC + "nmae: x\n")
     with pytest.raises(ConfigError, match="no setting 'nmae'"):
         open_project(tmp_path)
@@ -180,14 +180,14 @@ def to_out():
 
 
 def test_a_topic_is_source_and_sink_inside_stock_spark_pipelines(
-    place: Place, tmp_path: Path
+    account: Account, tmp_path: Path
 ) -> None:
-    place.topic("lines")
-    place.topic("out")
-    place.publish("lines", [b"one", b"two"])
+    account.topic("lines")
+    account.topic("out")
+    account.publish("lines", [b"one", b"two"])
     storage = tmp_path / "storage"
     storage.mkdir()
-    write(tmp_path, place.url, STOCK)
+    write(tmp_path, account.url, STOCK)
     (tmp_path / "transformations" / "b.sql").unlink()
     (tmp_path / "spark-pipeline.yml").write_text(SPEC.replace("/tmp/unused", str(storage)))
     binary = Path(sys.executable).parent / "spark-pipelines"
@@ -215,4 +215,4 @@ def test_a_topic_is_source_and_sink_inside_stock_spark_pipelines(
         check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr
-    assert sorted(value.decode() for value in place.values("out")) == ["ONE", "TWO"]
+    assert sorted(value.decode() for value in account.values("out")) == ["ONE", "TWO"]

@@ -19,7 +19,7 @@ from tests.spark.pipelines.project_kit import Kit
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from tests.spark.conftest import Place
+    from tests.spark.conftest import Account
 
 FILE = Path("folder/b.sql")
 
@@ -153,20 +153,20 @@ def write(folder: Path, lines: str) -> None:
 
 
 def test_a_project_in_sql_runs_with_quoted_names(
-    spark: SparkSession, place: Place, tmp_path: Path
+    spark: SparkSession, account: Account, tmp_path: Path
 ) -> None:
-    place.topic("lines")
-    place.publish("lines", [b"to;be", b"or"])
+    account.topic("lines")
+    account.publish("lines", [b"to;be", b"or"])
     write(tmp_path, "source")
-    spark.readStream.format("millstream").option("url", place.url).option(
+    spark.readStream.format("millstream").option("url", account.url).option(
         "subscribe", "lines"
     ).option("startingOffsets", "earliest").load().createOrReplaceTempView("source")
     try:
-        Kit(spark, place, tmp_path).once()
+        Kit(spark, account, tmp_path).once()
     finally:
         spark.catalog.dropTempView("source")
-    assert sorted(value["word"] for value in place.values("all-words")) == ["be", "or", "to"]
-    assert sorted(value["word"] for value in place.values("marked")) == ["be;", "or;", "to;"]
+    assert sorted(value["word"] for value in account.values("all-words")) == ["be", "or", "to"]
+    assert sorted(value["word"] for value in account.values("marked")) == ["be;", "or;", "to;"]
 
 
 ANSI = """

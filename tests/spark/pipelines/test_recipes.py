@@ -13,7 +13,7 @@ import pytest
 
 from examples import recipes
 from millstream.testing import running_broker
-from tests.spark.conftest import Place
+from tests.spark.conftest import Account
 from tests.spark.pipelines.project_kit import HEAD, Kit, wait_for
 
 if TYPE_CHECKING:
@@ -108,17 +108,17 @@ def kit(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Iterat
         spark.conf.set(name, value)
     spark.conf.set("spark.sql.session.timeZone", "UTC")
     with running_broker() as broker:
-        place = Place(broker.url)
-        place.topic("orders", schema=ORDER)
-        place.topic("payments", schema=PAYMENT)
-        made = Kit(spark, place, tmp_path_factory.mktemp("recipes"))
+        account = Account(broker.url)
+        account.topic("orders", schema=ORDER)
+        account.topic("payments", schema=PAYMENT)
+        made = Kit(spark, account, tmp_path_factory.mktemp("recipes"))
         made.write(PIPELINE)
         for values, topic in ((ORDERS, "orders"), (PAYMENTS, "payments")):
             for step in values:
-                place.pack(topic, [(value, None) for value in step])
+                account.pack(topic, [(value, None) for value in step])
         made.once()
-        place.pack("orders", [(value, None) for value in (LATE_ORDER, *LAST[0])])
-        place.pack("payments", [(value, None) for value in (LATE_PAYMENT, *LAST[1])])
+        account.pack("orders", [(value, None) for value in (LATE_ORDER, *LAST[0])])
+        account.pack("payments", [(value, None) for value in (LATE_PAYMENT, *LAST[1])])
         made.once()
         yield made
     for name in ROCKSDB:
@@ -145,7 +145,7 @@ def batch_rows(frame: DataFrame) -> list[str]:
 
 
 def stream_rows(kit: Kit, topic: str) -> list[str]:
-    return sorted(str(_plain(value)) for value in kit.place.values(topic))
+    return sorted(str(_plain(value)) for value in kit.account.values(topic))
 
 
 def _plain(row: dict[str, Any]) -> dict[str, Any]:
@@ -216,18 +216,18 @@ CHANGES = (_begin, _change, _undo)
 
 
 def test_a_join_of_two_tables_follows_both_with_deletes(
-    spark: SparkSession, place: Place, tmp_path: Path
+    spark: SparkSession, account: Account, tmp_path: Path
 ) -> None:
-    place.run(lambda mill: mill.create_table("people", schema=PERSON))
-    place.run(lambda mill: mill.create_table("addresses", schema=ADDRESS))
-    kit = Kit(spark, place, tmp_path)
+    account.run(lambda mill: mill.create_table("people", schema=PERSON))
+    account.run(lambda mill: mill.create_table("addresses", schema=ADDRESS))
+    kit = Kit(spark, account, tmp_path)
     kit.write(TABLES)
     for change in CHANGES:
-        place.run(change)
+        account.run(change)
         kit.once()
 
     def table(name: str) -> DataFrame:
-        reader = kit.spark.read.format("millstream").option("url", kit.place.url)
+        reader = kit.spark.read.format("millstream").option("url", kit.account.url)
         frame = reader.option("table", name).load()
         return frame.selectExpr("CAST(key AS STRING) AS id", "value.*")
 
@@ -242,11 +242,11 @@ def test_a_join_of_two_tables_follows_both_with_deletes(
 
 
 def test_a_stream_sees_the_table_as_it_is_at_each_batch(
-    spark: SparkSession, place: Place, tmp_path: Path
+    spark: SparkSession, account: Account, tmp_path: Path
 ) -> None:
-    place.topic("orders", schema=ORDER)
-    place.run(lambda mill: mill.create_table("customers", schema=CUSTOMER))
-    kit = Kit(spark, place, tmp_path)
+    account.topic("orders", schema=ORDER)
+    account.run(lambda mill: mill.create_table("customers", schema=CUSTOMER))
+    kit = Kit(spark, account, tmp_path)
     kit.write(
         HEAD
         + """
@@ -263,7 +263,7 @@ def located():
             value = {"customer": "ann", "city": city}
             await (await mill.table("customers")).put("ann", value)
 
-        place.run(work)
+        account.run(work)
 
     def located() -> list[str]:
         try:
@@ -275,19 +275,19 @@ def located():
         """The same question in batch, with the table as it is now."""
         rows = [tuple(order.values()) for order in orders]
         frame = spark.createDataFrame(rows, "id INT, customer STRING, amount INT, time TIMESTAMP")
-        reader = spark.read.format("millstream").option("url", place.url)
+        reader = spark.read.format("millstream").option("url", account.url)
         customers = reader.option("table", "customers").load().select("value.*")
         return batch_rows(recipes.with_customer(frame, customers))
 
     first, second = [order(1, "ann", 0)], [order(2, "ann", 1), order(3, "ben", 1)]
     move("Bern")
     with kit.running():
-        place.pack("orders", [(row, None) for row in first])
+        account.pack("orders", [(row, None) for row in first])
         wanted = asked(first)
         assert "Bern" in wanted[0]
         wait_for(lambda: located() == wanted)
         move("Basel")
-        place.pack("orders", [(row, None) for row in second])
+        account.pack("orders", [(row, None) for row in second])
         later = sorted([*wanted, *asked(second)])
         wait_for(lambda: located() == later)
     assert len(later) == 3

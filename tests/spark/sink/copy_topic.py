@@ -1,4 +1,4 @@
-"""A driver of its own, to be killed: copies one topic to another until it is told to end.
+"""A driver of its own, to be killed: copies one topic to another until it is stopped.
 
 python copy_topic.py URL MASTER CHECKPOINT [--mode staged] [--once] [--shuffle]
 """

@@ -1,6 +1,6 @@
-"""A driver on a cluster that starts a twin of a slow task: does what each line of its input says.
+"""A driver on a cluster that starts a twin of a slow task: runs each line of its input.
 
-python speculate.py MASTER, then lines of JSON with url, kind, mode, folder and stand.
+python speculate.py MASTER, then lines of JSON with url, kind, mode, folder and stall.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ CONF = {
 }
 
 
-def told(folder: str, stand: bool) -> Callable[[Iterator[pa.RecordBatch]], Any]:
-    """Rows as they are; which attempts there are is told by files.
+def reporting(folder: str, stall: bool) -> Callable[[Iterator[pa.RecordBatch]], Any]:
+    """Rows as they are; files report which attempts exist.
 
-    With `stand` the first attempt of task 0 stands still when half of its rows are given, and its
-    twin begins when it is let go.
+    With `stall` the first attempt of task 0 stalls after half of its rows, and its twin waits until
+    it may start.
     """
     half = ROWS // 2 // ROWS_PER_BATCH // 2
 
@@ -48,7 +48,7 @@ def told(folder: str, stand: bool) -> Callable[[Iterator[pa.RecordBatch]], Any]:
         limit = time.monotonic() + 240
         while not Path(folder, name).exists():
             if time.monotonic() > limit:
-                raise TimeoutError(f"nobody says '{name}'")
+                raise TimeoutError(f"file '{name}' was not created")
             time.sleep(0.02)
 
     def give(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -58,7 +58,7 @@ def told(folder: str, stand: bool) -> Callable[[Iterator[pa.RecordBatch]], Any]:
         for number, batch in enumerate(batches):
             if number == 0:
                 Path(folder, f"{task}-{attempt}").touch()
-            if stand and task == 0:
+            if stall and task == 0:
                 if attempt == 0 and number == half:
                     wait_for("over")
                 if attempt > 0 and number == 0:
@@ -70,14 +70,14 @@ def told(folder: str, stand: bool) -> Callable[[Iterator[pa.RecordBatch]], Any]:
 
 def rows(frame: DataFrame, number: str, order: dict[str, Any]) -> DataFrame:
     columns = (f"concat('k', {number} % 7) AS key", f"rpad({number}, {VALUE_CHARS}, '.') AS value")
-    give = told(order["folder"], order["stand"])
+    give = reporting(order["folder"], order["stall"])
     return frame.selectExpr(*columns).mapInArrow(give, "key STRING, value STRING")
 
 
 def write(spark: SparkSession, order: dict[str, Any]) -> None:
     url = order["url"]
     options = {"url": url, "topic": "target", "commitMode": order["mode"]}
-    if order["stand"]:
+    if order["stall"]:
         options["maxRowsPerPack"] = "2"
     if order["kind"] == "batch":
         frame = rows(spark.range(0, ROWS, numPartitions=2), "id", order)

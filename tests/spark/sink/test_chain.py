@@ -19,15 +19,15 @@ from millstream.spark.sink.staging import Staging, ensure_staging
 from millstream.spark.sink.targets import find_target
 from millstream.spark.sink.task_sink import TaskRows, write_chains
 from millstream.wire.sync.connection import BlockingConnection
-from tests.spark.conftest import Place
+from tests.spark.conftest import Account
 
 SUBJECT = "target._pack.spark-q-0"
 
 
 @pytest.fixture
-def settings(place: Place) -> ConnectionSettings:
-    place.topic("target")
-    return ConnectionSettings(urls=(place.url,))
+def settings(account: Account) -> ConnectionSettings:
+    account.topic("target")
+    return ConnectionSettings(urls=(account.url,))
 
 
 @pytest.fixture
@@ -46,7 +46,7 @@ def chain(connection: BlockingConnection, batch: int, messages: int = 2) -> Chai
 
 
 def write(connection: BlockingConnection, batch: int, values: list[bytes], stop: int = -1) -> Chain:
-    """Write one pack a value; `stop` ends before that pack, as if the worker had died."""
+    """Write one pack for each value; stop before pack `stop`, as if the worker had died."""
     made = chain(connection, batch)
     for number, value in enumerate(values):
         if number == stop:
@@ -57,50 +57,52 @@ def write(connection: BlockingConnection, batch: int, values: list[bytes], stop:
 
 
 def test_a_task_that_is_run_again_stores_nothing(
-    place: Place, connection: BlockingConnection
+    account: Account, connection: BlockingConnection
 ) -> None:
     assert write(connection, 0, [b"a", b"b"]).stored_rows == 2
     assert write(connection, 0, [b"a", b"b"]).stored_rows == 0
     assert write(connection, 1, [b"c"]).stored_rows == 1
-    assert place.values("target") == [b"a", b"b", b"c"]
+    assert account.values("target") == [b"a", b"b", b"c"]
 
 
-def test_an_older_driver_writes_nothing_more(place: Place, connection: BlockingConnection) -> None:
+def test_an_older_driver_writes_nothing_more(
+    account: Account, connection: BlockingConnection
+) -> None:
     write(connection, 4, [b"a"])
     write(connection, 5, [b"b"])
     assert write(connection, 4, [b"a"]).stored_rows == 0
-    assert place.values("target") == [b"a", b"b"]
+    assert account.values("target") == [b"a", b"b"]
 
 
 @pytest.mark.parametrize("stop", [1, 2, 3, 5, 6])
-def test_an_interrupted_chain_is_continued_where_it_was(
-    place: Place, connection: BlockingConnection, stop: int
+def test_an_interrupted_chain_is_continued_where_it_stopped(
+    account: Account, connection: BlockingConnection, stop: int
 ) -> None:
     values = [b"%d" % n for n in range(7)]
     write(connection, 3, values, stop)
     write(connection, 3, values)
-    assert place.values("target") == values
+    assert account.values("target") == values
     write(connection, 4, [b"next"])
-    assert place.values("target")[-1] == b"next"
+    assert account.values("target")[-1] == b"next"
 
 
-def test_rows_that_moved_are_noticed_before_anything_is_stored(
-    place: Place, connection: BlockingConnection
+def test_rows_that_moved_are_detected_before_anything_is_stored(
+    account: Account, connection: BlockingConnection
 ) -> None:
     write(connection, 0, [b"a", b"b", b"c", b"d", b"e"], stop=3)
-    before = place.values("target")
+    before = account.values("target")
     assert before == [b"a", b"b"]
     for other in ([b"a", b"x", b"c"], [b"a"], [b"b", b"a", b"c", b"d", b"e"]):
         with pytest.raises(RowsMoved, match="commitMode to staged"):
             write(connection, 0, other)
-    assert place.values("target") == before
+    assert account.values("target") == before
     write(connection, 0, [b"a", b"b", b"c", b"d", b"e"])
     with pytest.raises(RowsMoved, match="stored 5 rows of batch 0"):
         write(connection, 0, [b"a", b"b", b"c", b"d"])
 
 
 @pytest.mark.parametrize("count", [1, 2, 5, 9])
-def test_twins_end_in_one_copy(place: Place, settings: ConnectionSettings, count: int) -> None:
+def test_twins_end_in_one_copy(account: Account, settings: ConnectionSettings, count: int) -> None:
     values = [b"%d" % n for n in range(count)]
     ready = Barrier(3)
     problems: list[BaseException] = []
@@ -121,11 +123,11 @@ def test_twins_end_in_one_copy(place: Place, settings: ConnectionSettings, count
         thread.join(240)
     assert not problems
     wanted = [b"%d:" % batch + value for batch in range(4) for value in values]
-    assert place.values("target") == wanted
+    assert account.values("target") == wanted
 
 
 def test_a_lost_ack_does_not_write_twice(
-    place: Place, connection: BlockingConnection, monkeypatch: pytest.MonkeyPatch
+    account: Account, connection: BlockingConnection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     real = BlockingConnection.request
     lost: list[str] = []
@@ -144,17 +146,17 @@ def test_a_lost_ack_does_not_write_twice(
     made = write(connection, 0, [b"a", b"b", b"c", b"d", b"e"])
     assert len(lost) == 2
     assert made.report == "5 rows, the last at offset 6"  # also those without an ack
-    assert place.values("target") == [b"a", b"b", b"c", b"d", b"e"]
+    assert account.values("target") == [b"a", b"b", b"c", b"d", b"e"]
 
 
-def test_fences_do_not_grow_with_batches(place: Place, connection: BlockingConnection) -> None:
+def test_fences_do_not_grow_with_batches(account: Account, connection: BlockingConnection) -> None:
     for batch in range(10):
         write(connection, batch, [b"%d" % batch])
 
     async def subjects(mill: Any) -> int:
         return int((await mill.jetstream.stream_info("target")).state.num_subjects)
 
-    assert place.run(subjects) == 1
+    assert account.run(subjects) == 1
 
 
 def rows(settings: ConnectionSettings, task: int = 0) -> TaskRows:
@@ -166,36 +168,36 @@ def frame(values: list[bytes]) -> list[pa.RecordBatch]:
     return [pa.record_batch({"value": pa.array(values, pa.binary())})]
 
 
-def test_a_staged_batch_is_what_the_first_commit_said(
-    place: Place, settings: ConnectionSettings
+def test_the_first_commit_decides_what_a_staged_batch_is(
+    account: Account, settings: ConnectionSettings
 ) -> None:
     ensure_staging(settings, 1)
     staging = Staging(settings, "spark-q", 0)
     staging.stage(rows(settings), frame([b"from", b"a", b"failed", b"attempt"]))
     _, first = staging.stage(rows(settings), frame([b"a", b"b", b"c"]))
     _, second = staging.stage(rows(settings, 1), frame([b"d"]))
-    assert place.values("target") == []
+    assert account.values("target") == []
     staging.commit([*second, *first])
-    assert place.values("target") == [b"a", b"b", b"c", b"d"]
+    assert account.values("target") == [b"a", b"b", b"c", b"d"]
     # Spark runs the batch again, and the rows have moved: the first commit holds.
     again = Staging(settings, "spark-q", 0)
     assert again.stage(rows(settings), frame([b"d", b"a"])) == (2, ())
     again.commit([])
-    assert place.values("target") == [b"a", b"b", b"c", b"d"]
+    assert account.values("target") == [b"a", b"b", b"c", b"d"]
 
 
-def test_a_commit_that_was_interrupted_goes_on(place: Place, settings: ConnectionSettings) -> None:
+def test_an_interrupted_commit_is_continued(account: Account, settings: ConnectionSettings) -> None:
     ensure_staging(settings, 1)
     staging = Staging(settings, "spark-q", 7)
     _, packs = staging.stage(rows(settings), frame([b"a", b"b", b"c"]))
     staging._agree(list(packs))  # the manifest is stored, then the driver dies
-    assert place.values("target") == []
+    assert account.values("target") == []
     Staging(settings, "spark-q", 7).commit([])
-    assert place.values("target") == [b"a", b"b", b"c"]
+    assert account.values("target") == [b"a", b"b", b"c"]
 
 
 def test_staged_packs_are_removed_when_they_are_committed(
-    place: Place, settings: ConnectionSettings
+    account: Account, settings: ConnectionSettings
 ) -> None:
     ensure_staging(settings, 1)
     for batch in range(3):
@@ -206,12 +208,12 @@ def test_staged_packs_are_removed_when_they_are_committed(
     async def left(mill: Any) -> int:
         return int((await mill.jetstream.stream_info("mill-staging")).state.messages)
 
-    assert place.run(left) == 1  # the last manifest
-    assert len(place.values("target")) == 9
+    assert account.run(left) == 1  # the last manifest
+    assert len(account.values("target")) == 9
 
 
-def test_large_rows_of_a_task_are_cut_into_units(
-    place: Place, settings: ConnectionSettings
+def test_large_rows_of_a_task_are_split_into_units(
+    account: Account, settings: ConnectionSettings
 ) -> None:
     options = SinkOptions(topic="target", pack_rows=1000, compression="none")
     task = TaskRows(settings, options, find_target(settings, "target"), 0)
@@ -219,5 +221,5 @@ def test_large_rows_of_a_task_are_cut_into_units(
     batches = [pa.record_batch({"value": pa.array(values, pa.binary())})]
     assert write_chains(task, batches, "spark-big-0", 0) == 40_000
     assert write_chains(task, batches, "spark-big-0", 0) == 40_000
-    assert place.values("target") == values
+    assert account.values("target") == values
     assert connection_to(settings).is_open

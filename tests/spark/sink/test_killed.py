@@ -19,7 +19,7 @@ from millstream.wire.sync.connection import BlockingConnection, BlockingJetStrea
 from millstream.wire.sync.streams import stream_info
 from tests.spark.cluster_kit import PATIENCE_SECONDS, Cluster
 from tests.spark.cluster_kit import driver as run_driver
-from tests.spark.conftest import Place
+from tests.spark.conftest import Account
 
 SCRIPT = Path(__file__).parent / "copy_topic.py"
 # More by hand: MILLSTREAM_KILL_ROUNDS=30 python -m pytest tests/spark/sink/test_killed.py
@@ -27,46 +27,46 @@ ROUNDS = int(os.environ.get("MILLSTREAM_KILL_ROUNDS", "2"))
 ROWS = 1500
 
 
-def fill(place: Place) -> Counter[bytes]:
-    place.topic("source", partitions=2)
-    place.topic("target", partitions=2)
+def fill(account: Account) -> Counter[bytes]:
+    account.topic("source", partitions=2)
+    account.topic("target", partitions=2)
     values = [b"%d" % n for n in range(ROWS)]
-    place.publish("source", [NewEvent(value, f"k{int(value) % 20}") for value in values])
+    account.publish("source", [NewEvent(value, f"k{int(value) % 20}") for value in values])
     return Counter(values)
 
 
 def driver(
-    place: Place, master: str, checkpoint: Path, *more: str
+    account: Account, master: str, checkpoint: Path, *more: str
 ) -> AbstractContextManager[subprocess.Popen[bytes]]:
-    command = [str(SCRIPT), place.url, master, str(checkpoint), *more]
+    command = [str(SCRIPT), account.url, master, str(checkpoint), *more]
     return run_driver(command, stdout=subprocess.DEVNULL)
 
 
-def stored(place: Place) -> int:
-    """Messages in the target: cheap to ask for while a query runs."""
-    with BlockingConnection(ConnectionSettings(urls=(place.url,))) as connection:
+def stored(account: Account) -> int:
+    """Messages in the target: a cheap query while Spark runs."""
+    with BlockingConnection(ConnectionSettings(urls=(account.url,))) as connection:
         jetstream = BlockingJetStream(connection)
         return sum(stream_info(jetstream, f"target-{n}").state.last_seq for n in range(2))
 
 
-def wait_for_more(place: Place, process: subprocess.Popen[bytes], than: int) -> None:
+def wait_for_more(account: Account, process: subprocess.Popen[bytes], than: int) -> None:
     limit = time.monotonic() + PATIENCE_SECONDS
     while time.monotonic() < limit:
         ended = process.poll() is not None  # asked first: it may end when all is stored
-        if stored(place) > than:
+        if stored(account) > than:
             return
         assert not ended, "the driver ended by itself"
         time.sleep(0.1)
     raise AssertionError(f"the target stays at {than} messages")
 
 
-def check(place: Place, wanted: Counter[bytes]) -> None:
-    found = Counter(place.values("target"))
+def check(account: Account, wanted: Counter[bytes]) -> None:
+    found = Counter(account.values("target"))
     assert found == wanted, (
         f"missing {sum((wanted - found).values())}, twice {sum((found - wanted).values())}"
     )
     orders: dict[str | None, list[int]] = {}
-    for event in place.events("target"):
+    for event in account.events("target"):
         orders.setdefault(event.key, []).append(int(event.value))
     assert len(orders) == 20
 
@@ -76,33 +76,33 @@ def check(place: Place, wanted: Counter[bytes]) -> None:
     [(ROUNDS, ()), (ROUNDS // 2, ("--mode", "staged", "--shuffle"))],
     ids=["direct", "staged"],
 )
-def test_a_driver_killed_again_and_again_loses_and_doubles_nothing(
-    place: Place, tmp_path: Path, rounds: int, more: tuple[str, ...]
+def test_a_driver_killed_repeatedly_loses_and_duplicates_nothing(
+    account: Account, tmp_path: Path, rounds: int, more: tuple[str, ...]
 ) -> None:
-    wanted = fill(place)
+    wanted = fill(account)
     chance = random.Random(17)
     done = 0
     for _ in range(rounds):
-        with driver(place, "local[2]", tmp_path / "checkpoint", *more) as process:
-            wait_for_more(place, process, done)
+        with driver(account, "local[2]", tmp_path / "checkpoint", *more) as process:
+            wait_for_more(account, process, done)
             time.sleep(chance.uniform(0, 0.8))
             os.killpg(process.pid, signal.SIGKILL)
-        done = stored(place)
-    with driver(place, "local[2]", tmp_path / "checkpoint", *more, "--once") as process:
+        done = stored(account)
+    with driver(account, "local[2]", tmp_path / "checkpoint", *more, "--once") as process:
         assert process.wait(PATIENCE_SECONDS) == 0
-    check(place, wanted)
+    check(account, wanted)
 
 
 # -- a cluster --------------------------------------------------------------------------------
 
 
-def test_a_worker_of_a_cluster_may_die_in_the_middle(place: Place, tmp_path: Path) -> None:
-    wanted = fill(place)
+def test_a_worker_of_a_cluster_may_die_in_the_middle(account: Account, tmp_path: Path) -> None:
+    wanted = fill(account)
     with Cluster(tmp_path) as cluster:
         first = cluster.worker("first")
         cluster.worker("second")
-        with driver(place, cluster.url, tmp_path / "checkpoint", "--once") as process:
-            wait_for_more(place, process, 8)
+        with driver(account, cluster.url, tmp_path / "checkpoint", "--once") as process:
+            wait_for_more(account, process, 8)
             os.killpg(first.pid, signal.SIGKILL)
             assert process.wait(PATIENCE_SECONDS) == 0
-    check(place, wanted)
+    check(account, wanted)

@@ -9,11 +9,11 @@ import pytest
 
 from millstream.events.subject import partition_of
 from millstream.spark import table_writer, topic_writer
-from tests.spark.conftest import Lake, Place, forget_commit, last_batch
+from tests.spark.conftest import Account, Lake, forget_commit, last_batch
 
 
-def test_a_dataframe_is_written_with_all_columns(lake: Lake, place: Place) -> None:
-    place.topic("orders", partitions=3)
+def test_a_dataframe_is_written_with_all_columns(lake: Lake, account: Account) -> None:
+    account.topic("orders", partitions=3)
     moment = datetime(2024, 1, 2, 3, 4, 5, 678901, UTC)
     rows = [
         (f"k{n}", f"v{n}", moment, [("h", bytearray(b"x"))] if n % 2 else None, None if n else 2)
@@ -24,7 +24,7 @@ def test_a_dataframe_is_written_with_all_columns(lake: Lake, place: Place) -> No
         "headers ARRAY<STRUCT<key: STRING, value: BINARY>>, partition INT"
     )
     lake.write(lake.spark.createDataFrame(rows, ddl), topic="orders")
-    events = place.events("orders")
+    events = account.events("orders")
     assert sorted(e.value for e in events) == sorted(f"v{n}".encode() for n in range(20))
     assert {e.timestamp for e in events} == {moment}
     for event in events:
@@ -33,15 +33,15 @@ def test_a_dataframe_is_written_with_all_columns(lake: Lake, place: Place) -> No
         assert dict(event.headers) == ({"h": "x"} if number % 2 else {})
 
 
-def test_rows_can_name_their_topic(lake: Lake, place: Place) -> None:
-    place.topic("a")
-    place.topic("b")
+def test_rows_can_name_their_topic(lake: Lake, account: Account) -> None:
+    account.topic("a")
+    account.topic("b")
     frame = lake.spark.range(10).selectExpr(
         "if(id < 4, 'a', 'b') AS topic", "cast(id AS STRING) AS value"
     )
     lake.write(frame)
-    assert sorted(place.values("a")) == [b"0", b"1", b"2", b"3"]
-    assert len(place.values("b")) == 6
+    assert sorted(account.values("a")) == [b"0", b"1", b"2", b"3"]
+    assert len(account.values("b")) == 6
 
 
 @pytest.mark.parametrize(
@@ -58,32 +58,32 @@ def test_rows_can_name_their_topic(lake: Lake, place: Place) -> None:
         (["'x' AS value"], {"table": "a"}, "needs a column 'key'"),
     ],
 )
-def test_rows_that_do_not_fit_are_refused(
-    lake: Lake, place: Place, columns: list[str], options: dict[str, str], text: str
+def test_rows_that_do_not_fit_are_rejected(
+    lake: Lake, account: Account, columns: list[str], options: dict[str, str], text: str
 ) -> None:
-    place.topic("a")
+    account.topic("a")
     with pytest.raises(Exception, match=text):
         lake.write(lake.spark.range(2).selectExpr(*columns), **options)
-    assert place.values("a") == []
+    assert account.values("a") == []
 
 
-def test_nothing_of_a_failed_batch_write_is_seen(lake: Lake, place: Place) -> None:
-    place.topic("target")
+def test_nothing_of_a_failed_batch_write_is_visible(lake: Lake, account: Account) -> None:
+    account.topic("target")
     frame = lake.spark.range(0, 2000, numPartitions=2).selectExpr(
         "if(id = 1999, raise_error('stop here'), cast(id AS STRING)) AS value"
     )
     with pytest.raises(Exception, match="stop here"):
         lake.write(frame, topic="target")
-    assert place.values("target") == []
+    assert account.values("target") == []
     with pytest.raises(Exception, match="stop here"):
         lake.write(frame, topic="target", commitMode="direct")
 
 
-def test_update_mode_goes_through_foreach_batch_exactly_once(lake: Lake, place: Place) -> None:
-    place.topic("words")
-    place.topic("counts")
-    place.run(lambda mill: mill.create_table("totals"))
-    place.publish("words", [b"a", b"b", b"a"])
+def test_update_mode_goes_through_foreach_batch_exactly_once(lake: Lake, account: Account) -> None:
+    account.topic("words")
+    account.topic("counts")
+    account.run(lambda mill: mill.create_table("totals"))
+    account.publish("words", [b"a", b"b", b"a"])
     checkpoint = lake.checkpoint()
 
     def run() -> None:
@@ -93,8 +93,8 @@ def test_update_mode_goes_through_foreach_batch_exactly_once(lake: Lake, place: 
             .count()
             .withColumnRenamed("value", "word")
         )
-        to_topic = topic_writer("counts", key="word", url=place.url)
-        to_table = table_writer("totals", key="word", url=place.url)
+        to_topic = topic_writer("counts", key="word", url=account.url)
+        to_table = table_writer("totals", key="word", url=account.url)
 
         def both(batch: Any, number: int) -> None:
             to_topic(batch, number)
@@ -105,30 +105,30 @@ def test_update_mode_goes_through_foreach_batch_exactly_once(lake: Lake, place: 
         query.start().awaitTermination()
 
     run()
-    first = [(e.key, e.value) for e in place.events("counts")]
+    first = [(e.key, e.value) for e in account.events("counts")]
     assert sorted(first) == [("a", b'{"word":"a","count":2}'), ("b", b'{"word":"b","count":1}')]
     forget_commit(checkpoint, last_batch(checkpoint))
     run()
-    assert [(e.key, e.value) for e in place.events("counts")] == first
-    place.publish("words", [b"b"])
+    assert [(e.key, e.value) for e in account.events("counts")] == first
+    account.publish("words", [b"b"])
     run()
-    assert [(e.key, e.value) for e in place.events("counts")][2:] == [
+    assert [(e.key, e.value) for e in account.events("counts")][2:] == [
         ("b", b'{"word":"b","count":2}')
     ]
 
     async def totals(mill: Any) -> Any:
         return await (await mill.table("totals")).as_dict()
 
-    assert place.run(totals) == {
+    assert account.run(totals) == {
         "a": b'{"word":"a","count":2}',
         "b": b'{"word":"b","count":2}',
     }
 
 
-def test_a_write_in_foreach_batch_without_a_name_is_refused(lake: Lake, place: Place) -> None:
-    place.topic("source")
-    place.topic("target")
-    place.publish("source", [b"x"])
+def test_a_write_in_foreach_batch_without_a_name_is_rejected(lake: Lake, account: Account) -> None:
+    account.topic("source")
+    account.topic("target")
+    account.publish("source", [b"x"])
 
     def write(batch: Any, _: int) -> None:
         lake.write(batch.select("value"), topic="target")
@@ -139,14 +139,14 @@ def test_a_write_in_foreach_batch_without_a_name_is_refused(lake: Lake, place: P
         query.option("checkpointLocation", str(lake.checkpoint())).start().awaitTermination()
 
 
-def test_a_table_is_read_followed_and_written(lake: Lake, place: Place) -> None:
+def test_a_table_is_read_followed_and_written(lake: Lake, account: Account) -> None:
     async def make(mill: Any) -> None:
         table = await mill.create_table("prices", partitions=2)
         await table.put_many({f"k{n}": b"%d" % n for n in range(30)})
         await table.put("k3", b"33")
         await table.delete("k4")
 
-    place.run(make)
+    account.run(make)
     frame = lake.read(table="prices", schema="key STRING, value STRING")
     found = {row.key: row.value for row in frame.collect()}
     assert found == {f"k{n}": "33" if n == 3 else str(n) for n in range(30) if n != 4}
@@ -169,11 +169,11 @@ def test_a_table_is_read_followed_and_written(lake: Lake, place: Place) -> None:
     assert sorted(map(tuple, rows)) == [("k5", "55"), ("k6", None)]
 
 
-def test_a_stream_of_upserts_fills_a_table_and_a_join_sees_it(lake: Lake, place: Place) -> None:
-    place.topic("changes")
-    place.topic("asked")
-    place.run(lambda mill: mill.create_table("stock"))
-    place.pack("changes", [(b"%d" % n, f"k{n % 50}") for n in range(2500)])
+def test_a_stream_of_upserts_fills_a_table_and_a_join_sees_it(lake: Lake, account: Account) -> None:
+    account.topic("changes")
+    account.topic("asked")
+    account.run(lambda mill: mill.create_table("stock"))
+    account.pack("changes", [(b"%d" % n, f"k{n % 50}") for n in range(2500)])
     checkpoint = lake.checkpoint()
     for again in (False, True):
         frame = lake.stream(subscribe="changes").select("key", "value")
@@ -192,12 +192,12 @@ def test_a_stream_of_upserts_fills_a_table_and_a_join_sees_it(lake: Lake, place:
         .option("checkpointLocation", str(lake.checkpoint()))
         .start()
     )
-    place.publish("asked", [b"k7"])
+    account.publish("asked", [b"k7"])
     query.processAllAvailable()
     lake.write(
         lake.spark.createDataFrame([("k7", "new")], "key STRING, value STRING"), table="stock"
     )
-    place.publish("asked", [b"k7"])
+    account.publish("asked", [b"k7"])
     query.processAllAvailable()
     query.stop()
     assert [row.value for row in found] == ["2457", "new"]

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from millstream.messaging import NewEvent
-from tests.spark.conftest import Lake, Place, forget_commit, last_batch
+from tests.spark.conftest import Account, Lake, forget_commit, last_batch
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -18,19 +18,19 @@ def through(frame: DataFrame) -> DataFrame:
     return frame.selectExpr("key", "value")
 
 
-def numbers(place: Place, topic: str, count: int) -> list[bytes]:
+def numbers(account: Account, topic: str, count: int) -> list[bytes]:
     values = [str(n).encode() for n in range(count)]
-    place.publish(topic, [NewEvent(value, f"k{int(value) % 11}") for value in values])
+    account.publish(topic, [NewEvent(value, f"k{int(value) % 11}") for value in values])
     return values
 
 
 @pytest.mark.parametrize("mode", ["direct", "staged"])
 def test_a_batch_that_is_run_again_writes_nothing_twice(
-    lake: Lake, place: Place, mode: str
+    lake: Lake, account: Account, mode: str
 ) -> None:
-    place.topic("source", partitions=2)
-    place.topic("target", partitions=3)
-    values = numbers(place, "source", 300)
+    account.topic("source", partitions=2)
+    account.topic("target", partitions=3)
+    values = numbers(account, "source", 300)
     checkpoint = lake.checkpoint()
 
     def run() -> None:
@@ -38,13 +38,13 @@ def test_a_batch_that_is_run_again_writes_nothing_twice(
         lake.run(through(frame), checkpoint, topic="target", commitMode=mode)
 
     run()
-    assert Counter(place.values("target")) == Counter(values)
+    assert Counter(account.values("target")) == Counter(values)
     forget_commit(checkpoint, last_batch(checkpoint))
     run()
-    assert Counter(place.values("target")) == Counter(values)
+    assert Counter(account.values("target")) == Counter(values)
     more = [b"new-%d" % n for n in range(50)]
-    place.publish("source", more)
+    account.publish("source", more)
     run()
-    assert Counter(place.values("target")) == Counter(values + more)
-    by_key = [e for e in place.events("target") if e.key == "k3"]
+    assert Counter(account.values("target")) == Counter(values + more)
+    by_key = [e for e in account.events("target") if e.key == "k3"]
     assert [int(e.value) for e in by_key] == sorted(int(e.value) for e in by_key)

@@ -19,7 +19,7 @@ from millstream.wire.handshake import parse_address
 from tests.faults.proxy import Proxy
 from tests.spark.cluster_kit import PATIENCE_SECONDS, Cluster
 from tests.spark.cluster_kit import driver as run_driver
-from tests.spark.conftest import Place
+from tests.spark.conftest import Account
 from tests.spark.sink.speculate import ROWS
 
 SCRIPT = Path(__file__).parent / "speculate.py"
@@ -32,15 +32,15 @@ SENT = re.compile(
 
 
 @dataclass(frozen=True)
-class Asked:
-    """A place that rows of task 0 were sent to."""
+class SentTo:
+    """The subject, and the unit on it, that rows of task 0 were sent to."""
 
     subject: str
     unit: int
 
 
 class Wire(Proxy):
-    """Knows which attempts of task 0 have sent their rows to which place.
+    """Records which attempts of task 0 have sent their rows to which subject.
 
     With `meet` it holds what one attempt sends until the other one has sent the same.
     """
@@ -50,7 +50,7 @@ class Wire(Proxy):
         self._meet = meet
         self._last: dict[asyncio.StreamWriter, bytes] = {}
         self._moved = asyncio.Condition()
-        self.asked: dict[Asked, list[asyncio.StreamWriter]] = {}
+        self.sent: dict[SentTo, list[asyncio.StreamWriter]] = {}
 
     async def admit(self, chunk: bytes, towards: asyncio.StreamWriter) -> None:
         await super().admit(chunk, towards)
@@ -58,7 +58,7 @@ class Wire(Proxy):
         self._last[towards] = seen[-HEADERS_BYTES:]
         for found in SENT.finditer(seen):
             subject = (found["fence"] or found["aside"]).decode()
-            by = self.asked.setdefault(Asked(subject, int(found["unit"] or 1)), [])
+            by = self.sent.setdefault(SentTo(subject, int(found["unit"] or 1)), [])
             async with self._moved:
                 if towards not in by:
                     by.append(towards)
@@ -66,14 +66,14 @@ class Wire(Proxy):
                 while self._meet and len(by) < 2:
                     await self._moved.wait()
 
-    async def begun(self) -> None:
-        """Wait until something of task 0 is stored: it is on its second unit, or puts packs aside.
+    async def started(self) -> None:
+        """Wait until something of task 0 is stored: it sends its second unit, or stages packs.
 
         The second unit of a fence is sent when the first one is acknowledged.
         """
         async with self._moved:
             await self._moved.wait_for(
-                lambda: any(place.unit > 1 or "staging" in place.subject for place in self.asked)
+                lambda: any(sent.unit > 1 or "staging" in sent.subject for sent in self.sent)
             )
 
 
@@ -104,29 +104,29 @@ def attempts(folder: Path) -> set[str]:
 
 
 async def run(
-    driver: subprocess.Popen[str], place: Place, folder: Path, kind: str, mode: str, stand: bool
+    driver: subprocess.Popen[str], account: Account, folder: Path, kind: str, mode: str, stall: bool
 ) -> Wire:
-    """Have the driver write `target`; both attempts of task 0 ran, and each row is there once."""
-    atomic = not stand  # else each pack is a unit of its own, stored before the next is made
-    await asyncio.to_thread(place.topic, "target", partitions=2, atomic=atomic)
+    """Let the driver write `target`; both attempts of task 0 run, and each row is stored once."""
+    atomic = not stall  # else each pack is a unit of its own, stored before the next is made
+    await asyncio.to_thread(account.topic, "target", partitions=2, atomic=atomic)
     if kind == "stream":
-        await asyncio.to_thread(place.topic, "source", partitions=2)
+        await asyncio.to_thread(account.topic, "source", partitions=2)
         events = [NewEvent(b"%d" % n, f"from-{n % 20}") for n in range(ROWS)]
-        await asyncio.to_thread(place.publish, "source", events)
-    server = parse_address(place.url)
-    async with Wire(server.host, server.port, meet=not stand) as wire:
-        url = place.url.replace(f":{server.port}", f":{wire.port}")
-        what = {"url": url, "kind": kind, "mode": mode, "folder": str(folder), "stand": stand}
+        await asyncio.to_thread(account.publish, "source", events)
+    server = parse_address(account.url)
+    async with Wire(server.host, server.port, meet=not stall) as wire:
+        url = account.url.replace(f":{server.port}", f":{wire.port}")
+        what = {"url": url, "kind": kind, "mode": mode, "folder": str(folder), "stall": stall}
         answer = asyncio.create_task(asyncio.to_thread(order, driver, what))
         async with asyncio.timeout(PATIENCE_SECONDS):
-            if stand:
-                begun = asyncio.create_task(wire.begun())
+            if stall:
+                begun = asyncio.create_task(wire.started())
                 await asyncio.wait([begun, answer], return_when=asyncio.FIRST_COMPLETED)
                 begun.cancel()
                 (folder / "go").touch()
             assert await answer == "done"
     assert attempts(folder) == {"0-0", "0-1", "1-0"}
-    values = await asyncio.to_thread(place.values, "target")
+    values = await asyncio.to_thread(account.values, "target")
     found = Counter(int(value.rstrip(b".")) for value in values)
     assert found == Counter(range(ROWS))
     return wire
@@ -134,30 +134,30 @@ async def run(
 
 @pytest.mark.parametrize("mode", ["direct", "staged"])
 @pytest.mark.parametrize("kind", ["batch", "stream"])
-async def test_two_attempts_that_store_the_same_rows_at_once_leave_one_copy(
-    driver: subprocess.Popen[str], place: Place, tmp_path: Path, kind: str, mode: str
+async def test_two_attempts_that_store_the_same_rows_simultaneously_leave_one_copy(
+    driver: subprocess.Popen[str], account: Account, tmp_path: Path, kind: str, mode: str
 ) -> None:
-    wire = await run(driver, place, tmp_path, kind, mode, stand=False)
-    places = 2 if mode == "direct" else 1  # the partitions' fences, or the packs put aside
-    assert [len(by) for by in wire.asked.values()] == [2] * places
+    wire = await run(driver, account, tmp_path, kind, mode, stall=False)
+    subjects = 2 if mode == "direct" else 1  # the partitions' fences, or the staged packs
+    assert [len(by) for by in wire.sent.values()] == [2] * subjects
 
 
 @pytest.mark.parametrize("kind", ["batch", "stream"])
-async def test_a_twin_goes_on_behind_what_a_task_that_stands_still_has_stored(
-    driver: subprocess.Popen[str], place: Place, tmp_path: Path, kind: str
+async def test_a_twin_continues_after_what_a_stalled_task_has_stored(
+    driver: subprocess.Popen[str], account: Account, tmp_path: Path, kind: str
 ) -> None:
-    wire = await run(driver, place, tmp_path, kind, "direct", stand=True)
-    first = next(iter(wire.asked.values()))[0]
-    subject = next(place.subject for place in wire.asked if place.unit == 2)
-    assert wire.asked[Asked(subject, 1)] == [first]
-    last = max(place.unit for place in wire.asked if place.subject == subject)
-    (twin,) = wire.asked[Asked(subject, last)]
+    wire = await run(driver, account, tmp_path, kind, "direct", stall=True)
+    first = next(iter(wire.sent.values()))[0]
+    subject = next(sent.subject for sent in wire.sent if sent.unit == 2)
+    assert wire.sent[SentTo(subject, 1)] == [first]
+    last = max(sent.unit for sent in wire.sent if sent.subject == subject)
+    (twin,) = wire.sent[SentTo(subject, last)]
     assert twin is not first
 
 
 @pytest.mark.parametrize("kind", ["batch", "stream"])
-async def test_what_a_task_that_stands_still_has_put_aside_does_not_count(
-    driver: subprocess.Popen[str], place: Place, tmp_path: Path, kind: str
+async def test_what_a_stalled_task_has_staged_does_not_count(
+    driver: subprocess.Popen[str], account: Account, tmp_path: Path, kind: str
 ) -> None:
-    wire = await run(driver, place, tmp_path, kind, "staged", stand=True)
-    assert [len(by) for by in wire.asked.values()] == [2]
+    wire = await run(driver, account, tmp_path, kind, "staged", stall=True)
+    assert [len(by) for by in wire.sent.values()] == [2]

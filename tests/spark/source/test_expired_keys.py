@@ -9,7 +9,7 @@ import pytest
 
 import millstream
 from millstream import PublishOptions
-from tests.spark.conftest import Lake, Place
+from tests.spark.conftest import Account, Lake
 
 
 @dataclass
@@ -18,7 +18,7 @@ class Session:
     clicks: int
 
 
-def sessions(place: Place, schema: type | None, values: list[Any]) -> None:
+def sessions(account: Account, schema: type | None, values: list[Any]) -> None:
     """A table with the keys `kept` and `expired`; the server has marked the second as gone."""
 
     async def work(mill: millstream.Mill) -> None:
@@ -32,18 +32,18 @@ def sessions(place: Place, schema: type | None, values: list[Any]) -> None:
                 break
         assert list(await table.as_dict()) == ["kept"]
 
-    place.run(work)
+    account.run(work)
 
 
 @pytest.mark.parametrize("wire", ["bytes", "json"])
 def test_an_expired_key_is_null_in_a_topic_and_absent_from_a_table(
-    lake: Lake, place: Place, wire: str
+    lake: Lake, account: Account, wire: str
 ) -> None:
     if wire == "bytes":
-        sessions(place, None, [b"1", b"2"])
+        sessions(account, None, [b"1", b"2"])
         kept: Any = b"1"
     else:
-        sessions(place, Session, [{"user": "k", "clicks": 1}, {"user": "e", "clicks": 2}])
+        sessions(account, Session, [{"user": "k", "clicks": 1}, {"user": "e", "clicks": 2}])
         kept = ("k", 1)
     rows = lake.read(subscribe="sessions").orderBy("offset").select("key", "value").collect()
     assert [(bytes(row.key), row.value) for row in rows] == [(b"kept", kept), (b"expired", None)]

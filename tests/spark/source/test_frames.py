@@ -18,7 +18,7 @@ from millstream.wire.protocol import Parser, encode_headers
 from millstream.wire.sync import range as blocking_range
 from millstream.wire.sync.connection import BlockingConnection, BlockingJetStream
 from millstream.wire.sync.range import Window, _Reader, read_range
-from tests.spark.conftest import Place
+from tests.spark.conftest import Account
 
 SID = b"12"
 TRAPS = [
@@ -75,7 +75,7 @@ def pieces(data: bytes, chance: random.Random) -> Iterator[bytes]:
 
 
 @pytest.mark.parametrize("seed", range(40))
-def test_every_message_is_found_and_all_else_is_left_to_the_parser(seed: int) -> None:
+def test_every_message_is_found_and_everything_else_goes_to_the_parser(seed: int) -> None:
     chance = random.Random(seed)
     wanted: list[RawMessage] = []
     rest: list[tuple[bytes, ...]] = []
@@ -115,11 +115,11 @@ def parser_for(own: list[tuple[bytes, ...]], other: list[tuple[bytes, ...]]) -> 
     return Parser({SID: keep(own), b"7": keep(other)}, keep(other))
 
 
-def test_frames_and_messages_of_a_range_are_the_same(place: Place) -> None:
-    place.topic("orders")
+def test_frames_and_messages_of_a_range_are_the_same(account: Account) -> None:
+    account.topic("orders")
     events = [NewEvent(TRAPS[n % len(TRAPS)], f"k{n % 5}", {"n": str(n)}) for n in range(700)]
-    place.publish("orders", [*events, *[b"plain"] * 500])
-    with BlockingConnection(ConnectionSettings(urls=(place.url,))) as connection:
+    account.publish("orders", [*events, *[b"plain"] * 500])
+    with BlockingConnection(ConnectionSettings(urls=(account.url,))) as connection:
         jetstream = BlockingJetStream(connection)
         for gone in (3, 4, 5, 399, 400, 1100):
             jetstream.ask("STREAM.MSG.DELETE.orders", {"seq": gone})
@@ -142,11 +142,11 @@ def _stored(message: RawMessage) -> tuple[bytes, int, bytes, bytes]:
 
 
 def test_frames_outlast_a_restart(millstream_broker: Broker) -> None:
-    place = Place(millstream_broker.url)
-    place.topic("orders")
-    place.publish("orders", [b"%d" % n for n in range(3000)])
+    account = Account(millstream_broker.url)
+    account.topic("orders")
+    account.publish("orders", [b"%d" % n for n in range(3000)])
     found: list[bytes] = []
-    with BlockingConnection(ConnectionSettings(urls=(place.url,))) as connection:
+    with BlockingConnection(ConnectionSettings(urls=(account.url,))) as connection:
         for frames in read_frames(connection, "orders", 1, 3001, (), Window(messages=500)):
             found += frames.cut(frames.body, frames.end).to_pylist()
             if len(found) == 1000:
@@ -156,10 +156,10 @@ def test_frames_outlast_a_restart(millstream_broker: Broker) -> None:
 
 @pytest.mark.parametrize("read", [read_frames, read_range])
 def test_a_late_status_of_a_window_does_not_end_the_next_one(
-    place: Place, monkeypatch: pytest.MonkeyPatch, read: Callable[..., Iterator[Any]]
+    account: Account, monkeypatch: pytest.MonkeyPatch, read: Callable[..., Iterator[Any]]
 ) -> None:
-    place.topic("orders")
-    place.publish("orders", [b"%d" % n for n in range(50)])
+    account.topic("orders")
+    account.publish("orders", [b"%d" % n for n in range(50)])
     real = BlockingConnection.receive
     held: list[bytes] = []
 
@@ -198,7 +198,7 @@ def test_a_late_status_of_a_window_does_not_end_the_next_one(
     # A server that is slow is not one that forgot the window: only the latter is asked again.
     monkeypatch.setattr(blocking_range, "SILENCE_SECONDS", 60)
     monkeypatch.setattr(_Reader, "open", counted)
-    with BlockingConnection(ConnectionSettings(urls=(place.url,))) as connection:
+    with BlockingConnection(ConnectionSettings(urls=(account.url,))) as connection:
         windows = [len(w) for w in read(connection, "orders", 1, 51, (), Window(messages=10))]
     assert windows == [10] * 5
     assert opened == [1]  # nothing had to be asked for again

@@ -1,4 +1,4 @@
-"""In a real session: credentials and TLS, every type of a schema, what could not be decoded."""
+"""In a real session: credentials and TLS, every type of a schema, undecodable values."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from millstream.schemas.formats.spark import spark_arrow_type, spark_type
 from millstream.settings import Tls
 from millstream.spark import drop_undecodable
 from millstream.testing import running_broker
-from tests.spark.conftest import Lake, Place
+from tests.spark.conftest import Account, Lake
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 @pytest.fixture(scope="module")
 def certificate(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with a certificate for 127.0.0.1 that signs itself, and its key."""
+    """A folder with a self-signed certificate for 127.0.0.1, and its key."""
     folder = tmp_path_factory.mktemp("certificate")
     command = (
         "openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -days 2 "
@@ -48,7 +48,7 @@ def guarded(certificate: Path) -> Iterator[Broker]:
         yield broker
 
 
-def test_source_and_sink_take_tls_and_credentials(
+def test_source_and_sink_use_tls_and_credentials(
     spark: SparkSession, guarded: Broker, certificate: Path, tmp_path: Path
 ) -> None:
     who = guarded.credentials(Role.ADMIN)
@@ -138,7 +138,7 @@ def test_spark_parses_the_type_of_a_schema_and_expects_what_is_read(name: str) -
 
 
 def _bare(type_: str) -> str:
-    """Without what names the items of a list, which Spark does not look at."""
+    """Without the names of list items, which Spark ignores."""
     return type_.replace(" not null", "").replace("<item:", "<element:").replace(" ", "")
 
 
@@ -146,22 +146,22 @@ def _bare(type_: str) -> str:
 
 
 def test_rows_that_were_dropped_are_counted_in_the_progress_of_a_query(
-    lake: Lake, place: Place, spark: SparkSession
+    lake: Lake, account: Account, spark: SparkSession
 ) -> None:
     from pyspark.sql import Observation
 
     from tests.spark.source.test_typed import order, publish, typed
 
-    typed(place, "orders")
-    place.topic("bare")
-    publish(place, "orders", [order(1), order(2)])
+    typed(account, "orders")
+    account.topic("bare")
+    publish(account, "orders", [order(1), order(2)])
 
     async def damage(mill: Any) -> None:
         for _ in range(3):
             await mill.publish_acked("orders.bad", b"{not json")
 
-    place.run(damage)
-    publish(place, "orders", [order(3)])
+    account.run(damage)
+    publish(account, "orders", [order(3)])
     frame = drop_undecodable(lake.stream(subscribe="orders", undecodable="null"))
     rows, query = lake.collect(frame, lake.checkpoint())
     assert [row.value.id for row in rows] == [1, 2, 3]
@@ -173,6 +173,6 @@ def test_rows_that_were_dropped_are_counted_in_the_progress_of_a_query(
     kept = drop_undecodable(lake.read(subscribe="orders", undecodable="null"), seen)
     assert kept.count() == 3
     assert seen.get["dropped"] == 3
-    place.publish("bare", [NewEvent(b"x")])
+    account.publish("bare", [NewEvent(b"x")])
     with pytest.raises(ConfigError, match="undecodable = null"):
         drop_undecodable(lake.read(subscribe="bare"))

@@ -11,17 +11,17 @@ import pytest
 
 from millstream.messaging import NewEvent
 from millstream.spark import lag
-from tests.spark.conftest import Lake, Place, forget_commit, last_batch
+from tests.spark.conftest import Account, Lake, forget_commit, last_batch
 
 
 def rows_of(frame: Any) -> list[tuple[Any, ...]]:
     return [tuple(row) for row in frame.orderBy("partition", "offset", "index").collect()]
 
 
-def test_plain_messages_and_packs_have_the_same_columns(lake: Lake, place: Place) -> None:
-    place.topic("orders")
+def test_plain_messages_and_packs_have_the_same_columns(lake: Lake, account: Account) -> None:
+    account.topic("orders")
     moment = datetime(2024, 5, 6, 7, 8, 9, 123456, UTC)
-    place.publish(
+    account.publish(
         "orders",
         [
             NewEvent(b"one", "a.b", {"h": "x"}, moment),
@@ -30,7 +30,7 @@ def test_plain_messages_and_packs_have_the_same_columns(lake: Lake, place: Place
         ],
     )
     before = datetime.now(UTC)
-    place.pack("orders", [(b"three", "c"), (b"four", None)])
+    account.pack("orders", [(b"three", "c"), (b"four", None)])
     after = datetime.now(UTC)
     frame = lake.read(subscribe="orders", includeHeaders=True)
     assert frame.columns == [
@@ -52,10 +52,10 @@ def test_plain_messages_and_packs_have_the_same_columns(lake: Lake, place: Place
     assert before <= found[3].timestamp.astimezone(UTC) <= after
 
 
-def test_a_user_schema_and_columns_choose_what_is_read(lake: Lake, place: Place) -> None:
-    place.topic("orders")
-    place.publish("orders", [NewEvent(b"one", "a")])
-    place.pack("orders", [(b"two", "b")])
+def test_a_user_schema_and_columns_choose_what_is_read(lake: Lake, account: Account) -> None:
+    account.topic("orders")
+    account.publish("orders", [NewEvent(b"one", "a")])
+    account.pack("orders", [(b"two", "b")])
     chosen = lake.read(subscribe="orders", schema="value STRING, key STRING")
     assert sorted(map(tuple, chosen.collect())) == [("one", "a"), ("two", "b")]
     named = lake.read(subscribe="orders", columns="offset,key")
@@ -71,13 +71,13 @@ def test_a_user_schema_and_columns_choose_what_is_read(lake: Lake, place: Place)
             lake.read(subscribe="orders", schema=schema).collect()
 
 
-def test_starts_and_ends_of_a_batch_read(lake: Lake, place: Place) -> None:
-    place.topic("orders", partitions=2)
-    place.publish("orders", [NewEvent(b"%d" % n, f"k{n}") for n in range(20)])
+def test_starts_and_ends_of_a_batch_read(lake: Lake, account: Account) -> None:
+    account.topic("orders", partitions=2)
+    account.publish("orders", [NewEvent(b"%d" % n, f"k{n}") for n in range(20)])
     time.sleep(0.002)
     between = time.time_ns() // 1_000_000
     time.sleep(0.002)
-    place.publish("orders", [NewEvent(b"%d" % n, f"k{n}") for n in range(20, 30)])
+    account.publish("orders", [NewEvent(b"%d" % n, f"k{n}") for n in range(20, 30)])
     every = rows_of(lake.read(subscribe="orders"))
     assert len(every) == 30
     first = [row for row in every if int(row[1]) < 20]
@@ -101,13 +101,13 @@ def test_starts_and_ends_of_a_batch_read(lake: Lake, place: Place) -> None:
     assert late.count() == 0
 
 
-def test_any_stream_can_be_read_by_subject(lake: Lake, place: Place) -> None:
+def test_any_stream_can_be_read_by_subject(lake: Lake, account: Account) -> None:
     async def make(mill: Any) -> None:
         await mill.jetstream.create_stream({"name": "RAW", "subjects": ["raw.>"]})
         for n in range(6):
             await mill.publish_acked(f"raw.{'eu' if n % 2 else 'us'}.{n}", b"%d" % n)
 
-    place.run(make)
+    account.run(make)
     frame = lake.read(stream="RAW", subjects="raw.eu.*")
     assert [(r.subject, r.key, r.value) for r in frame.orderBy("offset").collect()] == [
         ("raw.eu.1", None, b"1"),
@@ -117,16 +117,16 @@ def test_any_stream_can_be_read_by_subject(lake: Lake, place: Place) -> None:
     assert lake.read(stream="RAW").count() == 6
 
 
-def test_a_pattern_finds_topics_also_new_ones(lake: Lake, place: Place) -> None:
-    place.topic("eu-orders")
-    place.publish("eu-orders", [b"1"])
+def test_a_pattern_finds_topics_including_new_ones(lake: Lake, account: Account) -> None:
+    account.topic("eu-orders")
+    account.publish("eu-orders", [b"1"])
     checkpoint = lake.checkpoint()
     frame = lake.stream(subscribePattern=".*-orders", schema="topic STRING, value STRING")
     rows, _ = lake.collect(frame, checkpoint)
     assert sorted(map(tuple, rows)) == [("eu-orders", "1")]
-    place.topic("us-orders", partitions=2)
-    place.publish("us-orders", [NewEvent(b"2", "a"), NewEvent(b"3", "b")])
-    place.publish("eu-orders", [b"4"])
+    account.topic("us-orders", partitions=2)
+    account.publish("us-orders", [NewEvent(b"2", "a"), NewEvent(b"3", "b")])
+    account.publish("eu-orders", [b"4"])
     frame = lake.stream(subscribePattern=".*-orders", schema="topic STRING, value STRING")
     rows, _ = lake.collect(frame, checkpoint)
     assert sorted(map(tuple, rows)) == [
@@ -136,10 +136,12 @@ def test_a_pattern_finds_topics_also_new_ones(lake: Lake, place: Place) -> None:
     ]
 
 
-def test_a_replayed_batch_reads_the_same_rows_in_the_same_cut(lake: Lake, place: Place) -> None:
-    place.topic("orders", partitions=2)
-    place.publish("orders", [NewEvent(b"%d" % n, f"k{n % 5}") for n in range(200)])
-    place.pack("orders", [(b"p%d" % n, f"k{n % 5}") for n in range(200)], max_events=20)
+def test_a_replayed_batch_reads_the_same_rows_in_the_same_tasks(
+    lake: Lake, account: Account
+) -> None:
+    account.topic("orders", partitions=2)
+    account.publish("orders", [NewEvent(b"%d" % n, f"k{n % 5}") for n in range(200)])
+    account.pack("orders", [(b"p%d" % n, f"k{n % 5}") for n in range(200)], max_events=20)
     checkpoint = lake.checkpoint()
     seen: dict[int, list[Any]] = {}
 
@@ -158,7 +160,7 @@ def test_a_replayed_batch_reads_the_same_rows_in_the_same_cut(lake: Lake, place:
     assert sum(map(len, first.values())) == 400
     assert first[0] == []
     batch = last_batch(checkpoint)
-    place.publish("orders", [b"later"] * 10)
+    account.publish("orders", [b"later"] * 10)
     forget_commit(checkpoint, batch)
     again = run(minPartitions=2)  # another option does not change the cut of a kept batch
     assert again[batch] == first[batch]
@@ -166,22 +168,22 @@ def test_a_replayed_batch_reads_the_same_rows_in_the_same_cut(lake: Lake, place:
 
 
 def test_the_start_of_a_new_query_is_pinned_before_anything_is_read(
-    lake: Lake, place: Place
+    lake: Lake, account: Account
 ) -> None:
-    place.topic("orders")
-    place.publish("orders", [b"old"])
+    account.topic("orders")
+    account.publish("orders", [b"old"])
     checkpoint = lake.checkpoint()
     rows, _ = lake.collect(lake.stream(subscribe="orders", startingOffsets="latest"), checkpoint)
     assert rows == []
-    place.publish("orders", [b"a", b"b"])
+    account.publish("orders", [b"a", b"b"])
     forget_commit(checkpoint, 0)  # as if the driver had died in its first batch
     rows, _ = lake.collect(lake.stream(subscribe="orders", startingOffsets="latest"), checkpoint)
     assert [row.value for row in rows] == [b"a", b"b"]
 
 
-def test_rate_limit_and_lag_are_in_the_progress(lake: Lake, place: Place) -> None:
-    place.topic("orders", partitions=2)
-    place.publish("orders", [NewEvent(b"x", f"k{n}") for n in range(100)])
+def test_rate_limit_and_lag_are_in_the_progress(lake: Lake, account: Account) -> None:
+    account.topic("orders", partitions=2)
+    account.publish("orders", [NewEvent(b"x", f"k{n}") for n in range(100)])
     frame = lake.stream(subscribe="orders", maxOffsetsPerTrigger=40)
     rows, query = lake.collect(frame, lake.checkpoint())
     assert len(rows) == 100
@@ -192,10 +194,10 @@ def test_rate_limit_and_lag_are_in_the_progress(lake: Lake, place: Place) -> Non
     assert lags == [60, 20, 0]
 
 
-def test_filters_narrow_a_batch_read(lake: Lake, place: Place) -> None:
-    place.topic("orders", partitions=2)
-    place.publish("orders", [NewEvent(b"%d" % n, f"k{n % 4}") for n in range(40)])
-    place.pack("orders", [(b"p%d" % n, f"k{n % 4}") for n in range(40)])
+def test_filters_narrow_a_batch_read(lake: Lake, account: Account) -> None:
+    account.topic("orders", partitions=2)
+    account.publish("orders", [NewEvent(b"%d" % n, f"k{n % 4}") for n in range(40)])
+    account.pack("orders", [(b"p%d" % n, f"k{n % 4}") for n in range(40)])
     frame = lake.read(subscribe="orders")
     every = frame.collect()
     assert len(every) == 80
@@ -218,7 +220,7 @@ def test_filters_narrow_a_batch_read(lake: Lake, place: Place) -> None:
     same("topic = 'other'", lambda r: False)
 
 
-def test_narrowing_really_saves_reading() -> None:
+def test_filters_narrow_the_offsets_that_are_read() -> None:
     from pyspark.sql.datasource import EqualTo, GreaterThan, LessThanOrEqual
 
     from millstream.spark.source.pushdown import narrow

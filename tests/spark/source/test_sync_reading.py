@@ -1,4 +1,4 @@
-"""What workers use: acknowledged publishing and ranges that outlast a broker's restart."""
+"""The blocking client of the workers: publishing and reading that outlast a broker's restart."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from millstream.wire.sync.streams import (
     sequence_at,
     stream_info,
 )
-from tests.spark.conftest import Place
+from tests.spark.conftest import Account
 
 PATIENCE = 120  # seconds; nothing here waits for so long
 
@@ -37,8 +37,8 @@ def message(number: int, **headers: str) -> OutgoingMessage:
 
 
 @pytest.mark.parametrize("greeting", [b"", b'INFO {"server_id": "X", "max_payload": 1024}\r\n'])
-def test_a_server_that_stands_still_is_not_taken_for_a_connection(greeting: bytes) -> None:
-    """What is sent before its greeting could be refused for good: it names the way to log in."""
+def test_a_stalled_server_is_not_taken_for_a_connection(greeting: bytes) -> None:
+    """The greeting says how to log in: what is sent before it could be rejected for good."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         url = f"nats://127.0.0.1:{server.getsockname()[1]}"
         links: list[socket.socket] = []
@@ -59,8 +59,8 @@ def _greet(server: socket.socket, greeting: bytes) -> socket.socket:
 def test_pipelined_messages_are_stored_once_and_in_order_over_a_restart(
     millstream_broker: Broker,
 ) -> None:
-    place = Place(millstream_broker.url)
-    place.topic("orders")
+    account = Account(millstream_broker.url)
+    account.topic("orders")
     settings = ConnectionSettings(urls=(millstream_broker.url,))
     restarting = Thread(target=millstream_broker.restart)
 
@@ -74,13 +74,13 @@ def test_pipelined_messages_are_stored_once_and_in_order_over_a_restart(
         acks = list(publish_pipelined(connection, messages(), PATIENCE))
     restarting.join()
     assert len(acks) == 2000
-    assert sorted(int(value) for value in place.values("orders")) == list(range(2000))
+    assert sorted(int(value) for value in account.values("orders")) == list(range(2000))
 
 
-def test_a_range_is_read_whole_over_a_restart(millstream_broker: Broker) -> None:
-    place = Place(millstream_broker.url)
-    place.topic("orders")
-    place.publish("orders", [b"%d" % n for n in range(3000)])
+def test_a_range_is_read_completely_over_a_restart(millstream_broker: Broker) -> None:
+    account = Account(millstream_broker.url)
+    account.topic("orders")
+    account.publish("orders", [b"%d" % n for n in range(3000)])
     settings = ConnectionSettings(urls=(millstream_broker.url,))
     found: list[bytes] = []
     with BlockingConnection(settings) as connection:
@@ -91,10 +91,10 @@ def test_a_range_is_read_whole_over_a_restart(millstream_broker: Broker) -> None
     assert found == [b"%d" % n for n in range(3000)]
 
 
-def test_readers_leave_no_consumer_and_no_subscription_behind(place: Place) -> None:
-    place.topic("orders")
-    place.publish("orders", [b"x"] * 10)
-    with BlockingConnection(ConnectionSettings(urls=(place.url,))) as connection:
+def test_readers_remove_their_consumers_and_subscriptions(account: Account) -> None:
+    account.topic("orders")
+    account.publish("orders", [b"x"] * 10)
+    with BlockingConnection(ConnectionSettings(urls=(account.url,))) as connection:
         for _ in range(5):
             list(read_range(connection, "orders", 1, 11))
             stopped = iter(read_range(connection, "orders", 1, 11, (), Window(messages=2)))
@@ -108,10 +108,10 @@ def test_readers_leave_no_consumer_and_no_subscription_behind(place: Place) -> N
         assert stream_info(jetstream, "orders").state.consumer_count == 0
 
 
-def test_single_messages_and_streams_can_be_asked_for(place: Place) -> None:
-    place.topic("orders")
-    place.publish("orders", [b"1", b"2"])
-    with BlockingConnection(ConnectionSettings(urls=(place.url,))) as connection:
+def test_single_messages_and_streams_can_be_queried(account: Account) -> None:
+    account.topic("orders")
+    account.publish("orders", [b"1", b"2"])
+    with BlockingConnection(ConnectionSettings(urls=(account.url,))) as connection:
         jetstream = BlockingJetStream(connection)
         last = get_message(jetstream, "orders", {"last_by_subj": "orders.>"})
         assert last is not None
@@ -125,11 +125,11 @@ def test_single_messages_and_streams_can_be_asked_for(place: Place) -> None:
 
 
 def test_many_streams_are_found_in_two_round_trips(
-    place: Place, monkeypatch: pytest.MonkeyPatch
+    account: Account, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    place.topic("orders", partitions=4)
+    account.topic("orders", partitions=4)
     names = [f"orders-{number}" for number in range(20)]
-    with BlockingConnection(ConnectionSettings(urls=(place.url,))) as connection:
+    with BlockingConnection(ConnectionSettings(urls=(account.url,))) as connection:
         sent: list[int] = []
         send = BlockingConnection.send
 
@@ -144,10 +144,10 @@ def test_many_streams_are_found_in_two_round_trips(
         assert not connection._handlers
 
 
-def test_one_refusal_among_several_answers_is_raised(place: Place) -> None:
-    place.topic("orders")
-    place.publish("orders", [b"1"])
-    with BlockingConnection(ConnectionSettings(urls=(place.url,))) as connection:
+def test_one_refusal_among_several_answers_is_raised(account: Account) -> None:
+    account.topic("orders")
+    account.publish("orders", [b"1"])
+    with BlockingConnection(ConnectionSettings(urls=(account.url,))) as connection:
         jetstream = BlockingJetStream(connection)
         questions: list[tuple[str, object]] = [
             ("STREAM.INFO.orders", None),
@@ -162,9 +162,9 @@ def test_one_refusal_among_several_answers_is_raised(place: Place) -> None:
             get_messages(jetstream, "none", [{"seq": 1}], PATIENCE)
 
 
-def test_a_refusal_is_raised_and_the_connection_goes_on(place: Place) -> None:
-    place.topic("orders")
-    with BlockingConnection(ConnectionSettings(urls=(place.url,))) as connection:
+def test_a_refusal_is_raised_and_the_connection_stays_usable(account: Account) -> None:
+    account.topic("orders")
+    with BlockingConnection(ConnectionSettings(urls=(account.url,))) as connection:
         wrong: dict[str, Any] = {"Nats-Expected-Last-Subject-Sequence": "7"}
         with pytest.raises(WrongSequence):
             publish_one(connection, message(1, **wrong), PATIENCE)

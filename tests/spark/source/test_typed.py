@@ -1,4 +1,4 @@
-"""Topics with a schema: typed columns in and out, evolution, what cannot be decoded."""
+"""Topics with a schema: typed columns in and out, evolution, undecodable values."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.spark.conftest import Lake, Place, forget_commit, last_batch
+from tests.spark.conftest import Account, Lake, forget_commit, last_batch
 
 
 @dataclass
@@ -30,16 +30,16 @@ def grown() -> type:
     return Order
 
 
-def typed(place: Place, name: str, **settings: Any) -> None:
-    place.topic(name, schema=Order, **settings)
+def typed(account: Account, name: str, **settings: Any) -> None:
+    account.topic(name, schema=Order, **settings)
 
 
-def publish(place: Place, topic: str, values: list[Any]) -> None:
+def publish(account: Account, topic: str, values: list[Any]) -> None:
     async def work(mill: Any) -> None:
         opened = await mill.topic(topic)
         await opened.publish_many(values)
 
-    place.run(work)
+    account.run(work)
 
 
 def order(n: int) -> dict[str, Any]:
@@ -48,11 +48,11 @@ def order(n: int) -> dict[str, Any]:
 
 @pytest.mark.parametrize("wire_format", ["json", "avro", "protobuf"])
 def test_values_are_typed_columns_from_packs_and_plain_events(
-    lake: Lake, place: Place, wire_format: str
+    lake: Lake, account: Account, wire_format: str
 ) -> None:
-    typed(place, "orders", wire_format=wire_format)
-    publish(place, "orders", [order(n) for n in range(5)])
-    place.pack("orders", [(order(n), None) for n in range(5, 20)])
+    typed(account, "orders", wire_format=wire_format)
+    publish(account, "orders", [order(n) for n in range(5)])
+    account.pack("orders", [(order(n), None) for n in range(5, 20)])
     frame = lake.read(subscribe="orders")
     assert frame.schema["value"].dataType.simpleString() == (
         "struct<id:bigint,customer:string,price:double>"
@@ -63,9 +63,9 @@ def test_values_are_typed_columns_from_packs_and_plain_events(
     assert {row[0]: row[1] for row in total}["c0"] == sum(n / 2 for n in range(0, 20, 3))
 
 
-def test_columns_choose_fields_of_the_value(lake: Lake, place: Place) -> None:
-    typed(place, "orders")
-    place.pack("orders", [(order(n), None) for n in range(10)])
+def test_columns_choose_fields_of_the_value(lake: Lake, account: Account) -> None:
+    typed(account, "orders")
+    account.pack("orders", [(order(n), None) for n in range(10)])
     frame = lake.read(subscribe="orders", columns="value.price")
     assert frame.schema.simpleString() == "struct<value:struct<price:double>>"
     assert frame.selectExpr("sum(value.price)").collect()[0][0] == 22.5
@@ -77,10 +77,10 @@ def test_columns_choose_fields_of_the_value(lake: Lake, place: Place) -> None:
         lake.read(subscribe="orders", schema="value STRUCT<price: STRING>").collect()
 
 
-def test_rows_are_written_typed_once_and_checked(lake: Lake, place: Place) -> None:
-    typed(place, "orders", partitions=2)
-    typed(place, "copy", partitions=2)
-    place.pack("orders", [(order(n), f"k{n}") for n in range(500)])
+def test_typed_rows_are_checked_and_written_once(lake: Lake, account: Account) -> None:
+    typed(account, "orders", partitions=2)
+    typed(account, "copy", partitions=2)
+    account.pack("orders", [(order(n), f"k{n}") for n in range(500)])
     checkpoint = lake.checkpoint()
     for again in (False, True):
         frame = lake.stream(subscribe="orders").select("key", "value", "timestamp")
@@ -98,10 +98,10 @@ def test_rows_are_written_typed_once_and_checked(lake: Lake, place: Place) -> No
 
 
 def test_a_schema_may_grow_while_a_query_runs_and_between_its_runs(
-    lake: Lake, place: Place
+    lake: Lake, account: Account
 ) -> None:
-    typed(place, "orders")
-    place.pack("orders", [(order(1), None)])
+    typed(account, "orders")
+    account.pack("orders", [(order(1), None)])
     checkpoint = lake.checkpoint()
     rows: list[dict[str, Any]] = []
 
@@ -122,12 +122,12 @@ def test_a_schema_may_grow_while_a_query_runs_and_between_its_runs(
     async def evolve(mill: Any) -> None:
         await mill.schemas.evolve("orders", grown())
 
-    place.run(evolve)
-    place.pack("orders", [({**order(2), "note": "hi"}, None)])
+    account.run(evolve)
+    account.pack("orders", [({**order(2), "note": "hi"}, None)])
     query.processAllAvailable()
     query.stop()
     assert rows == [order(1), order(2)]  # a running query keeps the version it began with
-    place.pack("orders", [({**order(3), "note": "new"}, None)])
+    account.pack("orders", [({**order(3), "note": "new"}, None)])
     query = start()
     query.processAllAvailable()
     query.stop()
@@ -136,21 +136,21 @@ def test_a_schema_may_grow_while_a_query_runs_and_between_its_runs(
     assert [row.note for row in old] == [None, "hi", "new"]
 
 
-def spoil(place: Place, topic: str) -> None:
+def spoil(account: Account, topic: str) -> None:
     async def work(mill: Any) -> None:
         await mill.publish_acked(f"{topic}.bad", b"{not json")
         pack = {"Mill-Pack": "1", "Content-Type": "application/vnd.apache.arrow.stream"}
         headers = {**pack, "Mill-Count": "1", "Mill-Checksum": "00000000"}
         await mill.publish_acked(f"{topic}._pack.x", b"junk", headers=headers)
 
-    place.run(work)
+    account.run(work)
 
 
-def test_what_cannot_be_decoded_fails_is_null_or_is_dropped(lake: Lake, place: Place) -> None:
-    typed(place, "orders")
-    publish(place, "orders", [order(1)])
-    spoil(place, "orders")
-    publish(place, "orders", [order(2)])
+def test_an_undecodable_value_fails_is_null_or_is_dropped(lake: Lake, account: Account) -> None:
+    typed(account, "orders")
+    publish(account, "orders", [order(1)])
+    spoil(account, "orders")
+    publish(account, "orders", [order(2)])
     with pytest.raises(Exception, match="orders/0, offset 2, index 0"):
         lake.read(subscribe="orders").collect()
     rows = lake.read(subscribe="orders", undecodable="null").orderBy("offset").collect()

@@ -1,4 +1,4 @@
-"""What a worker does, without Spark around it: memory, redriven packs, twins, staged topics."""
+"""A worker without Spark: memory, redriven packs, twins, staged topics."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from millstream.wire.message import OutgoingMessage
 from millstream.wire.protocol import encode_headers
 from millstream.wire.sync.connection import BlockingConnection
 from millstream.wire.sync.publish import publish_one
-from tests.spark.conftest import Place
+from tests.spark.conftest import Account
 
 ROOT = Path(__file__).parents[3]
 SCRIPT = Path(__file__).parent / "read_windows.py"
@@ -45,8 +45,8 @@ class Order:
 
 
 @pytest.fixture
-def settings(place: Place) -> ConnectionSettings:
-    return ConnectionSettings(urls=(place.url,))
+def settings(account: Account) -> ConnectionSettings:
+    return ConnectionSettings(urls=(account.url,))
 
 
 def store(settings: ConnectionSettings, subject: str, headers: dict[str, str], data: bytes) -> None:
@@ -56,10 +56,10 @@ def store(settings: ConnectionSettings, subject: str, headers: dict[str, str], d
 
 
 def test_readers_use_the_schemas_that_were_found_when_the_query_was_built(
-    place: Place, monkeypatch: pytest.MonkeyPatch
+    account: Account, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    place.topic("orders", schema=Order)
-    source = MillstreamDataSource({"url": place.url, "subscribe": "orders", "columns": "value"})
+    account.topic("orders", schema=Order)
+    source = MillstreamDataSource({"url": account.url, "subscribe": "orders", "columns": "value"})
     assert source.schema() == "`value` struct<id: bigint>"
     carried: MillstreamDataSource = pickle.loads(pickle.dumps(source))
 
@@ -93,11 +93,11 @@ def peaks(url: str, topic: str, *numbers: int) -> list[dict[str, int]]:
     ("kind", "few", "many"), [("packs", 20, 200), ("plain", 12_000, 72_000)], ids=str
 )
 def test_a_range_of_many_windows_takes_no_more_memory_than_one_of_few(
-    place: Place, settings: ConnectionSettings, kind: str, few: int, many: int
+    account: Account, settings: ConnectionSettings, kind: str, few: int, many: int
 ) -> None:
-    place.topic("many", storage="memory")
+    account.topic("many", storage="memory")
     if kind == "plain":
-        place.publish("many", [b"x" * 100] * many)
+        account.publish("many", [b"x" * 100] * many)
     else:
         # Packs of 1 MB that are hundreds of times smaller on their way.
         rows = envelope(pa.array([b"y" * 1000] * 1000, pa.binary()))
@@ -108,32 +108,32 @@ def test_a_range_of_many_windows_takes_no_more_memory_than_one_of_few(
             for _ in range(many):
                 publish_one(connection, message, 120)
     window = few // 6
-    _, short, long = peaks(place.url, "many", window, few, few, many)  # the first loads modules
+    _, short, long = peaks(account.url, "many", window, few, few, many)  # the first loads modules
     each = 1 if kind == "plain" else 1000
     assert (short["rows"], long["rows"]) == (few * each, many * each)
     assert long["arrow"] < short["arrow"] * 1.2 + 2**20
     assert long["python"] < short["python"] * 1.2 + 2**20
     if kind == "packs":  # all of them in one window: they are opened one by one
-        (whole,) = peaks(place.url, "many", many, many)
+        (whole,) = peaks(account.url, "many", many, many)
         assert whole["arrow"] < short["arrow"] * 1.2 + 2**20
 
 
 # -- redriven ---------------------------------------------------------------------------------
 
 
-def offsets(place: Place, topic: str) -> list[tuple[int, int, bytes]]:
+def offsets(account: Account, topic: str) -> list[tuple[int, int, bytes]]:
     schema = StructType().add("offset", LongType()).add("index", IntegerType())
-    reader = MillstreamDataSource({"url": place.url, "subscribe": topic}).reader(
+    reader = MillstreamDataSource({"url": account.url, "subscribe": topic}).reader(
         schema.add("value", BinaryType())
     )
     found: list[Any] = [batch for task in reader.partitions() for batch in reader.read(task)]
     return [tuple(row.values()) for batch in found for row in batch.to_pylist()]
 
 
-def test_what_was_redriven_for_one_subscription_is_not_read_again(
-    place: Place, settings: ConnectionSettings
+def test_an_event_redriven_for_one_subscription_is_not_read_again(
+    account: Account, settings: ConnectionSettings
 ) -> None:
-    place.topic("orders")
+    account.topic("orders")
     pack = encode(envelope(pa.array([b"a", b"b"], pa.binary())))
     payload = bytes(pack.payload)
     store(settings, "orders._pack.w", pack.headers, payload)
@@ -142,7 +142,7 @@ def test_what_was_redriven_for_one_subscription_is_not_read_again(
     store(settings, "orders._", {"Mill-Redrives": "1"}, b"redriven to all")
     store(settings, "orders._note", {}, b"our own")
     store(settings, "orders._pack.w", pack.headers, payload)
-    assert offsets(place, "orders") == [
+    assert offsets(account, "orders") == [
         (1, 0, b"a"),
         (1, 1, b"b"),
         (4, 0, b"redriven to all"),
@@ -156,9 +156,9 @@ def test_what_was_redriven_for_one_subscription_is_not_read_again(
 
 @pytest.mark.parametrize("partitions", [1, 3])
 def test_a_speculative_twin_that_overtakes_leaves_one_copy(
-    place: Place, settings: ConnectionSettings, partitions: int
+    account: Account, settings: ConnectionSettings, partitions: int
 ) -> None:
-    place.topic("target", partitions=partitions)
+    account.topic("target", partitions=partitions)
     values = [b"%06d" % n for n in range(3000)]
     keys = pa.array([b"k%d" % (n % 17) for n in range(3000)], pa.binary())
     whole = pa.record_batch({"key": keys, "value": pa.array(values, pa.binary())})
@@ -167,7 +167,7 @@ def test_a_speculative_twin_that_overtakes_leaves_one_copy(
     totals: list[int] = []
 
     def rows() -> TaskRows:
-        return TaskRows(own_settings(place), options, find_target(settings, "target"), 0)
+        return TaskRows(own_settings(account), options, find_target(settings, "target"), 0)
 
     def slow() -> Iterator[pa.RecordBatch]:
         yield whole.slice(0, 1500)
@@ -185,12 +185,12 @@ def test_a_speculative_twin_that_overtakes_leaves_one_copy(
     overtaken.set()
     thread.join(240)
     assert totals == [3000, 3000]
-    assert Counter(place.values("target")) == Counter(values)
+    assert Counter(account.values("target")) == Counter(values)
 
 
-def own_settings(place: Place) -> ConnectionSettings:
+def own_settings(account: Account) -> ConnectionSettings:
     """Settings that no other thread has a connection for."""
-    return ConnectionSettings(urls=(place.url,), name=f"attempt-{os.urandom(4).hex()}")
+    return ConnectionSettings(urls=(account.url,), name=f"attempt-{os.urandom(4).hex()}")
 
 
 # -- staged -----------------------------------------------------------------------------------
@@ -210,41 +210,41 @@ def stage(settings: ConnectionSettings, rows: list[tuple[str, bytes]], task: int
     )
 
 
-def test_a_staged_batch_goes_to_several_topics_and_once(
-    place: Place, settings: ConnectionSettings
+def test_a_staged_batch_is_written_to_several_topics_once(
+    account: Account, settings: ConnectionSettings
 ) -> None:
-    place.topic("left")
-    place.topic("right", partitions=2)
+    account.topic("left")
+    account.topic("right", partitions=2)
     rows = [("left" if n % 3 else "right", b"%d" % n) for n in range(30)]
     total, first = stage(settings, rows[:20])
     more, second = stage(settings, rows[20:], task=1)
     assert (total, more) == (20, 10)
-    assert place.values("left") == place.values("right") == []
+    assert account.values("left") == account.values("right") == []
     for _ in range(2):  # the driver may be told to commit once more
         Staging(settings, "spark-q", 0).commit([*first, *second])
-        assert place.values("left") == [value for topic, value in rows if topic == "left"]
+        assert account.values("left") == [value for topic, value in rows if topic == "left"]
         wanted = Counter(value for topic, value in rows if topic == "right")
-        assert Counter(place.values("right")) == wanted
+        assert Counter(account.values("right")) == wanted
 
 
-def test_a_commit_that_fails_half_way_names_what_is_stored_and_goes_on_later(
-    place: Place, settings: ConnectionSettings
+def test_a_commit_that_fails_halfway_reports_what_is_stored_and_continues_later(
+    account: Account, settings: ConnectionSettings
 ) -> None:
-    place.topic("first")
-    place.topic("second", max_messages=2, discard="new")  # its fence takes the rest
+    account.topic("first")
+    account.topic("second", max_messages=2, discard="new")  # its fence takes the rest
     store(settings, "second._", {}, b"full")
     _, packs = stage(settings, [("first", b"1"), ("second", b"2"), ("first", b"3")])
     with pytest.raises(PartlyWritten, match=r"first/0: 2 rows, the last at offset \d+") as caught:
         Staging(settings, "spark-q", 0).commit(packs)
     assert len(caught.value.written) == 1
-    assert place.values("first") == [b"1", b"3"]
-    assert place.values("second") == [b"full"]
+    assert account.values("first") == [b"1", b"3"]
+    assert account.values("second") == [b"full"]
 
     async def make_room(mill: Any) -> None:
         await (await mill.topic("second")).admin.purge()
         await mill.edit_topic("second", max_messages=100)
 
-    place.run(make_room)
+    account.run(make_room)
     Staging(settings, "spark-q", 0).commit([])  # the batch is run again: the manifest holds
-    assert place.values("first") == [b"1", b"3"]
-    assert place.values("second") == [b"2"]
+    assert account.values("first") == [b"1", b"3"]
+    assert account.values("second") == [b"2"]

@@ -1,6 +1,7 @@
-"""A program that knows nothing of Millstream but the name of the format, and says what it read.
+"""A program that uses only the name of the format, and prints what it read.
 
-Run by `spark-submit`, by plain Python, and (with the word `connect`) as a client of Spark Connect.
+Run by `spark-submit`, by plain Python, and (with the argument `connect`) as a client of Spark
+Connect.
 """
 
 from __future__ import annotations
