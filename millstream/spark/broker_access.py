@@ -5,11 +5,11 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from itertools import islice
 from typing import TYPE_CHECKING
 
 from millstream.errors import TopicNotFound
-from millstream.events.subject import stream_name
-from millstream.messaging.topics.stream_config import identity_of
+from millstream.messaging.topics.stream_config import identity_of, topic_streams
 from millstream.settings import ConnectionSettings
 from millstream.wire.api import ErrorCode, StreamInfo
 from millstream.wire.sync.connection import BlockingConnection, BlockingJetStream
@@ -24,10 +24,10 @@ __all__ = [
     "SchemaSnapshot",
     "connection_to",
     "find_schema",
+    "find_topics",
     "jetstream_to",
     "load_schema",
     "no_such_topic",
-    "topic_streams",
 ]
 
 # How long a broker may be away before a call fails. Spark ends a query at the first error of a
@@ -57,39 +57,42 @@ def jetstream_to(settings: ConnectionSettings) -> BlockingJetStream:
 # -- streams --------------------------------------------------------------------------------
 
 
-def topic_streams(
-    jetstream: BlockingJetStream, topics: Iterable[str]
-) -> dict[str, list[StreamInfo]]:
+def find_topics(jetstream: BlockingJetStream, topics: Iterable[str]) -> dict[str, list[StreamInfo]]:
     """The streams of topics, which must exist, in the order of partitions.
 
     Two round trips for all of them: this is asked every 10 ms while a query is idle.
     """
-    names = list(topics)
-    pairs = [name for topic in names for name in (topic, stream_name(topic, 0, 2))]
-    found = find_streams(jetstream, pairs, PATIENCE_SECONDS)
+    steps = {topic: topic_streams(topic) for topic in topics}
+    wanted = {topic: next(step) for topic, step in steps.items()}
     result: dict[str, list[StreamInfo]] = {}
-    others: list[tuple[str, int, str]] = []  # topic, partition, stream
-    for topic, alone, first in zip(names, found[::2], found[1::2], strict=True):
-        if alone is not None:
-            result[topic] = [alone]
-            continue
-        identity = None if first is None else identity_of(first.config)
-        if first is None or identity is None or identity.topic != topic:
-            raise no_such_topic(topic)
-        result[topic] = [first]
-        for number in range(1, identity.partitions):
-            others.append((topic, number, stream_name(topic, number, identity.partitions)))
-    infos = find_streams(jetstream, [stream for _, _, stream in others], PATIENCE_SECONDS)
-    for (topic, number, _), info in zip(others, infos, strict=True):
-        if info is None:
-            raise TopicNotFound(
-                0,
-                ErrorCode.STREAM_NOT_FOUND,
-                f"topic '{topic}' is incomplete: partition {number} is missing",
-                "Declare it again to complete it",
-            )
-        result[topic].append(info)
+    while wanted:
+        names = [name for some in wanted.values() for name in some]
+        found = iter(find_streams(jetstream, names, PATIENCE_SECONDS))
+        following = {}
+        for topic, some in wanted.items():
+            try:
+                following[topic] = steps[topic].send(list(islice(found, len(some))))
+            except StopIteration as end:
+                result[topic] = end.value
+        wanted = following
+    for topic, streams in result.items():
+        _check_complete(topic, streams)
     return result
+
+
+def _check_complete(topic: str, streams: list[StreamInfo]) -> None:
+    if not streams:
+        raise no_such_topic(topic)
+    identities = [identity_of(info.config) for info in streams]
+    missing = set(range(identities[0].partitions)) - {one.partition for one in identities}
+    # A partition's stream can also be read alone, by its own name.
+    if missing and identities[0].topic == topic:
+        raise TopicNotFound(
+            0,
+            ErrorCode.STREAM_NOT_FOUND,
+            f"topic '{topic}' is incomplete: partition {min(missing)} is missing",
+            "Declare it again to complete it",
+        )
 
 
 def no_such_topic(name: str) -> TopicNotFound:

@@ -6,10 +6,13 @@ import asyncio
 from collections.abc import Callable, Coroutine, Iterable
 from typing import Any, Final, TypeVar
 
-from millstream.errors import ConfigError, TopicNotFound
-from millstream.events.subject import stream_name
+from millstream.errors import TopicNotFound
 from millstream.messaging.topics.info import TopicInfo, topic_info
-from millstream.messaging.topics.stream_config import identity_of
+from millstream.messaging.topics.stream_config import (
+    check_stream_name,
+    identity_of,
+    topic_streams,
+)
 from millstream.wire.aio.jetstream import JetStream
 from millstream.wire.api import ErrorCode, StreamInfo
 
@@ -55,22 +58,15 @@ async def streams_of(js: JetStream, name: str) -> list[StreamInfo]:
 
 async def find_streams(js: JetStream, name: str, timeout: float | None = None) -> list[StreamInfo]:
     """The streams of a topic, in the order of partitions; empty when there is no topic."""
-    alone, first = await asyncio.gather(
-        find_stream(js, name, timeout), find_stream(js, stream_name(name, 0, 2), timeout)
-    )
-    if alone is not None:
-        return [alone]
-    if first is None:
-        return []
-    identity = identity_of(first.config)
-    if identity.topic != name:
-        return []
-    names = [
-        stream_name(name, number, identity.partitions) for number in range(1, identity.partitions)
-    ]
-    others = await side_by_side(lambda stream: find_stream(js, stream, timeout), names)
-    mine = [info for info in others if info is not None and identity_of(info.config).topic == name]
-    return [first, *mine]
+    steps = topic_streams(name)
+    names = next(steps)
+    while True:
+        found = await side_by_side(lambda stream: find_stream(js, stream, timeout), names)
+        try:
+            names = steps.send(found)
+        except StopIteration as end:
+            streams: list[StreamInfo] = end.value
+            return streams
 
 
 async def find_stream(js: JetStream, name: str, timeout: float | None = None) -> StreamInfo | None:
@@ -80,13 +76,6 @@ async def find_stream(js: JetStream, name: str, timeout: float | None = None) ->
         return await js.stream_info(name, timeout)
     except TopicNotFound:
         return None
-
-
-def check_stream_name(name: str) -> None:
-    """Refuse what cannot be the name of any stream, before it becomes part of a subject."""
-    bad = not isinstance(name, str) or not name or len(name) > 255
-    if bad or any(letter.isspace() or letter in ".*>/\\" for letter in name):
-        raise ConfigError(f"{name!r} cannot be the name of a topic or stream")
 
 
 async def side_by_side(work: Callable[[T], Coroutine[Any, Any, R]], items: Iterable[T]) -> list[R]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Generator, Mapping
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from enum import StrEnum
@@ -25,16 +25,18 @@ from millstream.messaging.topics.settings import (
     TOPIC_SETTINGS,
     TopicSettings,
 )
-from millstream.wire.api import api_prefix
+from millstream.wire.api import StreamInfo, api_prefix
 
 __all__ = [
     "MAX_SUBSCRIPTIONS",
     "StreamIdentity",
     "changed_config",
+    "check_stream_name",
     "from_stream_config",
     "identity_of",
     "resolved",
     "to_stream_configs",
+    "topic_streams",
 ]
 
 VERSION: Final = 1  # of the layout of streams, subjects and metadata
@@ -230,6 +232,31 @@ def identity_of(config: Mapping[str, Any]) -> StreamIdentity:
     if origins and config.get("mirror") and origins[0].foreign:
         prefix = None
     return StreamIdentity(topic, number, partitions, prefix, managed=True, version=version)
+
+
+def topic_streams(name: str) -> Generator[list[str], list[StreamInfo | None], list[StreamInfo]]:
+    """The streams of a topic in the order of partitions; empty if there is no such topic.
+
+    Without IO: it yields names of streams, and is sent the streams that exist, None for the others.
+    """
+    check_stream_name(name)
+    alone, first = yield [name, stream_name(name, 0, 2)]
+    if alone is not None:
+        return [alone]
+    identity = None if first is None else identity_of(first.config)
+    if first is None or identity is None or identity.topic != name:
+        return []
+    count = identity.partitions
+    others = yield [stream_name(name, number, count) for number in range(1, count)]
+    mine = [info for info in others if info is not None and identity_of(info.config).topic == name]
+    return [first, *mine]
+
+
+def check_stream_name(name: str) -> None:
+    """Reject what cannot be the name of any stream, before it becomes part of a subject."""
+    bad = not isinstance(name, str) or not name or len(name) > 255
+    if bad or any(letter.isspace() or letter in ".*>/\\" for letter in name):
+        raise ConfigError(f"{name!r} cannot be the name of a topic or stream")
 
 
 def from_stream_config(config: Mapping[str, Any]) -> TopicSettings:

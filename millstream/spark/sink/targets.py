@@ -11,8 +11,8 @@ from millstream.spark.broker_access import (
     SchemaSnapshot,
     connection_to,
     find_schema,
+    find_topics,
     jetstream_to,
-    topic_streams,
 )
 
 __all__ = ["Target", "find_target"]
@@ -39,7 +39,7 @@ class Target:
 def find_target(settings: ConnectionSettings, topic: str) -> Target:
     """The topic, which must exist and take events."""
     jetstream = jetstream_to(settings)
-    configs = [info.config for info in topic_streams(jetstream, [topic])[topic]]
+    configs = [info.config for info in find_topics(jetstream, [topic])[topic]]
     identities = [identity_of(config) for config in configs]
     prefixes = [identity.prefix for identity in identities]
     typed = from_stream_config(configs[0]).wire_format is not None

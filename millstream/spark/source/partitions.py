@@ -7,8 +7,12 @@ import re
 from collections.abc import Iterable
 
 from millstream.errors import ConfigError, DataLoss
-from millstream.messaging.topics.stream_config import from_stream_config, identity_of
-from millstream.spark.broker_access import PATIENCE_SECONDS, no_such_topic, topic_streams
+from millstream.messaging.topics.stream_config import (
+    check_stream_name,
+    from_stream_config,
+    identity_of,
+)
+from millstream.spark.broker_access import PATIENCE_SECONDS, find_topics, no_such_topic
 from millstream.spark.options import SourceOptions
 from millstream.spark.source.offsets import (
     FIRST,
@@ -40,6 +44,7 @@ PartitionStates = dict[TopicPartition, PartitionState]
 def find_partitions(jetstream: BlockingJetStream, options: SourceOptions) -> PartitionStates:
     """The partitions that are read, with their state now."""
     if options.stream is not None:
+        check_stream_name(options.stream)
         info = find_stream(jetstream, options.stream, PATIENCE_SECONDS)
         if info is None:
             raise no_such_topic(options.stream)
@@ -49,7 +54,7 @@ def find_partitions(jetstream: BlockingJetStream, options: SourceOptions) -> Par
     if options.assigned:
         return _assigned(jetstream, options)
     found: list[PartitionState] = []
-    for topic, infos in topic_streams(jetstream, options.topics).items():
+    for topic, infos in find_topics(jetstream, options.topics).items():
         if options.is_table and not (infos[0].config.get("max_msgs_per_subject") or 0) > 0:
             raise ConfigError(
                 f"'{topic}' keeps every event, so it is not a table: read it with 'subscribe'"
@@ -69,7 +74,7 @@ def _matching(jetstream: BlockingJetStream, pattern: str) -> PartitionStates:
 
 
 def _assigned(jetstream: BlockingJetStream, options: SourceOptions) -> PartitionStates:
-    streams = topic_streams(jetstream, [topic for topic, _ in options.assigned])
+    streams = find_topics(jetstream, [topic for topic, _ in options.assigned])
     found: list[PartitionState] = []
     for topic, numbers in options.assigned:
         states = {state.partition: state for state in (_state(i, topic) for i in streams[topic])}

@@ -18,10 +18,10 @@ import pyarrow as pa
 import pytest
 from pyspark.sql.types import BinaryType, IntegerType, LongType, StructType
 
-from millstream.errors import PartlyWritten
+from millstream.errors import ConfigError, PartlyWritten, TopicNotFound
 from millstream.events.packs.pack import encode, envelope
 from millstream.settings import ConnectionSettings
-from millstream.spark import datasource
+from millstream.spark import broker_access, datasource
 from millstream.spark.datasource import MillstreamDataSource
 from millstream.spark.options import SinkOptions
 from millstream.spark.sink.staging import Staging, ensure_staging
@@ -33,6 +33,7 @@ from millstream.wire.message import OutgoingMessage
 from millstream.wire.protocol import encode_headers
 from millstream.wire.sync.connection import BlockingConnection
 from millstream.wire.sync.publish import publish_one
+from millstream.wire.sync.streams import find_streams
 from tests.spark.conftest import Account
 
 ROOT = Path(__file__).parents[3]
@@ -71,6 +72,39 @@ def test_readers_use_the_schemas_that_were_found_when_the_query_was_built(
     for reader in (carried.reader(schema), carried.streamReader(schema)):
         assert isinstance(reader, BatchReader | StreamReader)
         assert list(reader._reader.schemas) == ["orders"]
+
+
+@pytest.mark.parametrize("option", ["subscribe", "stream", "table"])
+def test_a_name_that_no_stream_can_have_is_rejected_without_asking(option: str) -> None:
+    source = MillstreamDataSource({"url": "nats://127.0.0.1:1", option: "a.b"})
+    with pytest.raises(ConfigError, match=r"'a\.b' cannot be the name of a topic or stream"):
+        source.schema()
+
+
+def test_topics_of_any_number_of_partitions_are_found_together(
+    account: Account, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, partitions in (("one", 1), ("two", 2), ("five", 5)):
+        account.topic(name, partitions=partitions)
+    calls: list[list[str]] = []
+
+    def counted(jetstream: Any, names: list[str], timeout: float) -> list[Any]:
+        calls.append(names)
+        return find_streams(jetstream, names, timeout)
+
+    monkeypatch.setattr(broker_access, "find_streams", counted)
+    jetstream = broker_access.jetstream_to(ConnectionSettings(urls=(account.url,)))
+    found = broker_access.find_topics(jetstream, ["one", "two", "five", "five-3"])
+    assert {topic: [info.config["name"] for info in infos] for topic, infos in found.items()} == {
+        "one": ["one"],
+        "two": ["two-0", "two-1"],
+        "five": [f"five-{number}" for number in range(5)],
+        "five-3": ["five-3"],
+    }
+    assert len(calls) == 2
+    jetstream.ask("STREAM.DELETE.five-3")
+    with pytest.raises(TopicNotFound, match="'five' is incomplete: partition 3 is missing"):
+        broker_access.find_topics(jetstream, ["one", "five"])
 
 
 # -- memory -----------------------------------------------------------------------------------
