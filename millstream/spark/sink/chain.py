@@ -2,17 +2,17 @@
 
 A task of a streaming query writes under a name made of the query's id and the task's number, so a
 partition has one fence for each task of a query, however many batches there are. The fence's
-position is the number of batches that are complete. No task claims the fence: two attempts of the
-same task (a retry, a speculative twin, an older driver) race for the same next place, one of them
-is refused, looks, and finds its work done.
+position is the number of complete batches. No task claims the fence: two attempts of the same task
+(a retry, a speculative twin, an older driver) race for the same next sequence; the one that is
+rejected reads the fence again and finds its work done.
 
-1. Read the last pack on the fence. Its position is beyond this batch: it was stored, by an earlier
-   attempt. Count the rows and store nothing.
-2. There is none: store an empty pack first, so that no data is ever sent with expectation 0.
-3. Store the rows: one unit if it fits (one pack, or several in one atomic batch whose last message
-   is the fence), else a chain of them. Only the last one's position says that the batch is done.
-4. Found in the middle of a chain, by an earlier attempt: make the units up to there again without
-   storing them, compare count and checksum with what the fence says, and go on behind it.
+1. Read the last pack on the fence. If its position is beyond this batch, an earlier attempt stored
+   the batch: count the rows and store nothing.
+2. If there is none, store an empty pack first, so that data is never sent with expectation 0.
+3. Store the rows: one unit if they fit (one pack, or several in one atomic batch whose last message
+   is the fence), otherwise a chain of units. Only the position of the last one completes the batch.
+4. If an earlier attempt stopped in the middle of a chain, build its units again without storing
+   them, compare count and checksum with the fence, and continue after them.
 """
 
 from __future__ import annotations
@@ -54,12 +54,12 @@ class UnitLimits:
     """How much is stored together."""
 
     messages: int = BATCH_MESSAGES_MAX - 1
-    bytes: int = 32 * 1024 * 1024  # kept in memory until it is stored; the server takes 64 MiB
+    bytes: int = 32 * 1024 * 1024  # held in memory until stored; the server's limit is 64 MiB
 
 
 @dataclass(frozen=True, slots=True)
 class Note:
-    """What a fence says about the batch that is being written."""
+    """What a fence records about the batch that is being written."""
 
     batch: int
     unit: int = 0  # units of this batch that are stored
@@ -145,14 +145,14 @@ class Chain:
         self._state: FenceState | None = None
         self._packs: list[EncodedPack] = []
         self._bytes = 0
-        self._made = Note(batch)  # what was made so far in this attempt
+        self._made = Note(batch)  # what this attempt has built so far
         self._found: Note | None = None  # what an earlier attempt stored of this batch
         self._complete = False  # an earlier attempt stored all of it
-        self.stored_rows = 0  # by this attempt, as far as their acks arrived
-        self.known_rows = 0  # of the batch, that were seen to be stored, by whichever attempt
+        self.stored_rows = 0  # by this attempt, and acked
+        self.known_rows = 0  # of the batch, known to be stored, by any attempt
 
     def add(self, pack: EncodedPack) -> None:
-        """Take the next pack; what is full is stored."""
+        """Take the next pack; a full unit is stored."""
         limits = self._limits
         if self._packs and (
             len(self._packs) >= limits.messages or self._bytes + pack.size > limits.bytes
@@ -164,7 +164,7 @@ class Chain:
     def is_complete(self) -> bool:
         """Whether an earlier attempt stored all of this batch."""
         if self._state is None:
-            self._look()
+            self._read_fence()
         return self._complete
 
     @property
@@ -174,13 +174,13 @@ class Chain:
         return f"{self.known_rows:,} rows, the last at offset {state.sequence}"
 
     def finish(self) -> None:
-        """Store the rest; from now on the batch is complete for this task and partition."""
+        """Store the rest; after this the batch is complete for this task and partition."""
         self._seal(final=True)
         note = self._found
         if self._complete and note is not None and self._made.rows != note.rows:
             raise self._moved(note)
 
-    def _look(self) -> None:
+    def _read_fence(self) -> None:
         state = self._fence.begin()
         self._state = state
         self._complete = state.position > self._batch
@@ -191,7 +191,7 @@ class Chain:
 
     def _seal(self, final: bool) -> None:
         if self._state is None:
-            self._look()
+            self._read_fence()
         packs, self._packs, self._bytes = self._packs, [], 0
         made = self._made
         crc = made.crc
@@ -209,11 +209,11 @@ class Chain:
                 if offer.outcome is Outcome.STORED:
                     self.stored_rows += rows
                 return
-            self._look()
+            self._read_fence()
         raise FencedOut(self._fence.writer)
 
     def _stored_before(self, final: bool) -> bool:
-        """Whether the unit that was just made is in the chain of an earlier attempt."""
+        """Whether the unit that was just built is in the chain of an earlier attempt."""
         found, made = self._found, self._made
         if found is None or made.unit > found.unit:
             return False

@@ -14,7 +14,7 @@ from millstream.events.packs.pack import envelope
 from millstream.events.row_buffer import by_partition
 from millstream.events.subject import KEY_BYTES_MAX
 
-__all__ = ["SINK_COLUMNS", "by_topic", "check_columns", "enveloped", "placed"]
+__all__ = ["SINK_COLUMNS", "by_topic", "check_columns", "enveloped", "partitioned"]
 
 SINK_COLUMNS: Final[Mapping[str, str]] = {
     "key": "binary or string",
@@ -102,7 +102,7 @@ def _headers(column: pa.Array | None) -> pa.Array | None:
     return column
 
 
-def placed(
+def partitioned(
     rows: pa.RecordBatch, chosen: pa.Array | None, partitions: int, turn: int
 ) -> Iterator[tuple[int, pa.RecordBatch]]:
     """The events of each partition: the one a row names, else by key; without a key by `turn`."""

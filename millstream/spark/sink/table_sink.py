@@ -2,7 +2,7 @@
 
 A table keeps the last message of each key, so its rows cannot be packs. A task's rows are stored in
 atomic groups whose last message is the fence. An attempt that finds its batch complete stores
-nothing; one that finds it begun writes its rows again: the same keys get the same values, so the
+nothing; one that finds it started writes its rows again: the same keys get the same values, so the
 table is right, and its followers may see a change twice.
 """
 
@@ -22,7 +22,7 @@ from millstream.events.fence_writer import RACES_MAX
 from millstream.events.subject import key_token
 from millstream.spark.broker_access import connection_to
 from millstream.spark.sink.chain import Fence, Note
-from millstream.spark.sink.sink_rows import enveloped, placed
+from millstream.spark.sink.sink_rows import enveloped, partitioned
 from millstream.spark.sink.targets import Target
 from millstream.spark.sink.task_sink import TaskRows
 from millstream.wire.batch import BATCH_BYTES_MAX, BATCH_MESSAGES_MAX
@@ -66,8 +66,8 @@ class _Values:
             )
         present = column.is_valid().to_pylist()
         rows = iter(self._rows.read(self._conformer.conform(column.drop_null())))
-        for there in present:
-            yield self._encode(next(rows)) if there else None
+        for has_value in present:
+            yield self._encode(next(rows)) if has_value else None
 
 
 class _Group:
@@ -112,7 +112,7 @@ class _Group:
 
 
 def write_table(rows: TaskRows, batches: Iterable[pa.RecordBatch], writer: str, batch: int) -> int:
-    """Store a task's upserts and deletes; how many rows there were."""
+    """Store a task's upserts and deletes; returns the number of rows."""
     target = rows.target
     if target is None or not target.is_table:
         raise ConfigError(
@@ -129,9 +129,9 @@ def write_table(rows: TaskRows, batches: Iterable[pa.RecordBatch], writer: str, 
         if given.column("key").null_count:
             raise Unfit("key", "a key in every row of a table", "null")
         payloads = pa.array(list(values.payloads(given.column("value"))), pa.binary())
-        place = given.schema.get_field_index("value")
-        events = enveloped(given.set_column(place, "value", payloads).select(["key", "value"]))
-        for number, some in placed(events, None, target.partitions, rows.task):
+        column = given.schema.get_field_index("value")
+        events = enveloped(given.set_column(column, "value", payloads).select(["key", "value"]))
+        for number, some in partitioned(events, None, target.partitions, rows.task):
             if number not in groups:
                 subject = fence_subject(target.prefixes[number], writer)
                 connection = connection_to(rows.settings)

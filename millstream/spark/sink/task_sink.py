@@ -15,7 +15,7 @@ from millstream.settings import ConnectionSettings
 from millstream.spark.broker_access import connection_to
 from millstream.spark.options import SinkOptions
 from millstream.spark.sink.chain import Chain, Fence, UnitLimits
-from millstream.spark.sink.sink_rows import by_topic, enveloped, placed
+from millstream.spark.sink.sink_rows import by_topic, enveloped, partitioned
 from millstream.spark.sink.targets import Target, find_target
 
 if TYPE_CHECKING:
@@ -121,7 +121,7 @@ class TaskRows:
                 target = self.target_of(topic)
                 chosen = part.column("partition") if "partition" in part.schema.names else None
                 rows = enveloped(self._checked(target, part))
-                for number, some in placed(rows, chosen, target.partitions, self.task):
+                for number, some in partitioned(rows, chosen, target.partitions, self.task):
                     key = (target.topic, number)
                     if key not in packers:
                         packers[key] = packer_for(target, number)
