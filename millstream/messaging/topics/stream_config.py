@@ -37,6 +37,7 @@ __all__ = [
     "resolved",
     "to_stream_configs",
     "topic_streams",
+    "wire_format_of",
 ]
 
 VERSION: Final = 1  # of the layout of streams, subjects and metadata
@@ -259,6 +260,11 @@ def check_stream_name(name: str) -> None:
         raise ConfigError(f"{name!r} cannot be the name of a topic or stream")
 
 
+def wire_format_of(config: Mapping[str, Any]) -> str | None:
+    """How the values of a topic with a schema are encoded; None if it has no schema."""
+    return (config.get("metadata") or {}).get(_FORMAT_KEY)
+
+
 def from_stream_config(config: Mapping[str, Any]) -> TopicSettings:
     """The settings that a stream was created with, or that describe it best."""
     metadata = config.get("metadata") or {}
@@ -267,7 +273,7 @@ def from_stream_config(config: Mapping[str, Any]) -> TopicSettings:
         "partitions": identity.partitions,
         "duplicate_window": _duration(config.get("duplicate_window")),
         "early_ack": config.get("persist_mode") == "async",
-        "wire_format": metadata.get(_FORMAT_KEY),
+        "wire_format": wire_format_of(config),
         "guarded": _GUARDED_KEY in metadata,
         "metadata": {
             key: text

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from millstream.errors import ConfigError
-from millstream.messaging.topics.stream_config import from_stream_config, identity_of
+from millstream.messaging.topics.stream_config import identity_of, wire_format_of
 from millstream.settings import ConnectionSettings
 from millstream.spark.broker_access import (
     SchemaSnapshot,
@@ -42,7 +42,7 @@ def find_target(settings: ConnectionSettings, topic: str) -> Target:
     configs = [info.config for info in find_topics(jetstream, [topic])[topic]]
     identities = [identity_of(config) for config in configs]
     prefixes = [identity.prefix for identity in identities]
-    typed = from_stream_config(configs[0]).wire_format is not None
+    typed = wire_format_of(configs[0]) is not None
     copied = any(config.get("mirror") or config.get("sources") for config in configs)
     if copied or not all(identity.managed for identity in identities) or None in prefixes:
         raise ConfigError(

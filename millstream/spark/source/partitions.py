@@ -9,8 +9,8 @@ from collections.abc import Iterable
 from millstream.errors import ConfigError, DataLoss
 from millstream.messaging.topics.stream_config import (
     check_stream_name,
-    from_stream_config,
     identity_of,
+    wire_format_of,
 )
 from millstream.spark.broker_access import PATIENCE_SECONDS, find_topics, no_such_topic
 from millstream.spark.options import SourceOptions
@@ -107,7 +107,7 @@ def _state(info: StreamInfo, topic: str, alone: bool = False) -> PartitionState:
         next=state.last_seq + 1,
         last_time=state.last_ts if state.messages else "",
         message_bytes=state.bytes // state.messages if state.messages else 0,
-        typed=from_stream_config(config).wire_format is not None,
+        typed=wire_format_of(config) is not None,
         # Work queues and interest topics remove what was handled.
         gaps=per_key or config.get("retention", "limits") != "limits",
     )
