@@ -132,6 +132,9 @@ class BlockingConnection(Closing):
                 self._drop()
                 why = error.strerror or str(error) or type(error).__name__
                 errors.append(ConnectFailed(f"cannot connect to {address}: {why}"))
+            except BaseException:
+                self._drop()  # interrupted: the next call must not take it for a connection
+                raise
         if len(errors) == 1:
             raise errors[0]
         raise ConnectFailed("no server could be reached: " + "; ".join(map(str, errors)))
