@@ -1,4 +1,4 @@
-"""Settings as small frozen values; the only place that reads the environment and millstream.toml.
+"""Settings as small frozen values; the only module that reads the environment and millstream.toml.
 
 A setting is taken from the first of these that has it: an argument or flag, the environment, the
 nearest `millstream.toml`, the default. Environment variables have the names that the `nats` tool
@@ -182,7 +182,7 @@ def project_table(name: str, path: Path | None = None) -> Mapping[str, Any]:
 def data_folder(given: str | Path | None = None, start: Path | None = None) -> Path:
     """The broker's data folder: given, `MILLSTREAM_DATA`, `[broker] data`, or ./.millstream.
 
-    `start` is the folder to look from; by default the working directory.
+    `start` is the folder where the search starts; by default the working directory.
     """
     if given is None:
         given = environment("MILLSTREAM_DATA")

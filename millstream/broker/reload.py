@@ -31,8 +31,8 @@ _CHECK_SECONDS: Final = 10.0  # `nats-server -t` reads one file
 def reload_nodes(folders: tuple[NodeFolder, ...], settings: BrokerSettings, timeout: float) -> None:
     """Apply settings to running nodes: check all of them first, then reload one at a time.
 
-    A server is signalled, and its log tells the result. If it refuses, its old configuration file
-    is restored, so that a later start works.
+    A server is signalled, and the result is read from its log. If it refuses, its old
+    configuration file is restored, so that a later start works.
     """
     data = folders[0].data
     if settings.data != data:
@@ -91,8 +91,8 @@ def _check(folder: NodeFolder, text: str, environment: dict[str, str]) -> None:
     finally:
         draft.unlink(missing_ok=True)
     if asked.returncode != 0:
-        words = (asked.stderr or asked.stdout).strip().replace(str(draft), "configuration")
-        raise ConfigError(f"the server refused the new settings and keeps the old ones: {words}")
+        message = (asked.stderr or asked.stdout).strip().replace(str(draft), "configuration")
+        raise ConfigError(f"the server refused the new settings and keeps the old ones: {message}")
 
 
 def _await_answer(folder: NodeFolder, start: int, deadline: Deadline) -> None:
@@ -101,14 +101,14 @@ def _await_answer(folder: NodeFolder, start: int, deadline: Deadline) -> None:
         with log.open("rb") as file:
             # A log that was rotated in the meantime starts again at zero.
             file.seek(start if log.stat().st_size >= start else 0)
-            words = file.read().decode("utf-8", "replace")
-        if _REFUSED in words:
-            reason = words.split(_REFUSED, 1)[1].splitlines()[0]
+            text = file.read().decode("utf-8", "replace")
+        if _REFUSED in text:
+            reason = text.split(_REFUSED, 1)[1].splitlines()[0]
             raise ConfigError(
                 f"the server refused the new settings and keeps the old ones: {reason}. "
                 f"Settings that cannot change while it runs take effect after a restart"
             )
-        if _DONE in words:
+        if _DONE in text:
             return
         time.sleep(0.005)
     raise BrokerError(f"the server did not answer the reload in time; its log is {folder.log}")

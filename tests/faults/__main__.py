@@ -43,9 +43,9 @@ def _run(name: str, arguments: argparse.Namespace, base: Path) -> dict[str, Any]
     folder = base / f"{name}-{arguments.seed}"
     shutil.rmtree(folder, ignore_errors=True)
     orders = Orders(name, arguments.seed, arguments.minutes * 60, folder)
-    begun = time.monotonic()
+    started = time.monotonic()
     findings = asyncio.run(SCENARIOS[name](orders))
-    summary = summary_of(orders, findings, time.monotonic() - begun)
+    summary = summary_of(orders, findings, time.monotonic() - started)
     page = write_report(folder, summary)
     if findings.sound:
         shutil.rmtree(folder / "data", ignore_errors=True)  # after problems it is kept as evidence

@@ -45,7 +45,7 @@ class Stored(NamedTuple):
     row: int = 0  # its index in a pack
 
     @property
-    def place(self) -> tuple[int, int, int]:
+    def position(self) -> tuple[int, int, int]:
         return self.partition, self.offset, self.row
 
 
@@ -74,25 +74,27 @@ class Findings:
         return self
 
 
-def _places(found: Findings, stored: Iterable[Stored], once: bool) -> dict[str, Stored]:
+def _positions(found: Findings, stored: Iterable[Stored], once: bool) -> dict[str, Stored]:
     """Where each event is; one that is stored twice or was never sent is a problem."""
-    places: dict[str, Stored] = {}
+    positions: dict[str, Stored] = {}
     for event in stored:
         found.counts["events"] += 1
         if event.id is None:
             found.problem("corrupt", f"offset {event.offset} has other bytes than were sent")
-        elif event.id in places:
+        elif event.id in positions:
             if once:
-                found.problem("doubled", f"{event.id} at {places[event.id].place}, {event.place}")
+                found.problem(
+                    "doubled", f"{event.id} at {positions[event.id].position}, {event.position}"
+                )
         else:
-            places[event.id] = event
-    return places
+            positions[event.id] = event
+    return positions
 
 
 def check_publishes(records: Iterable[Record], stored: Sequence[Stored]) -> Findings:
     """Awaited publishes: every acknowledged event once, in order, at its receipt's offset."""
     found = Findings()
-    places = _places(found, stored, once=True)
+    positions = _positions(found, stored, once=True)
     invoked: set[str] = set()
     refused: set[str] = set()
     acked: dict[str, Record] = {}
@@ -109,40 +111,42 @@ def check_publishes(records: Iterable[Record], stored: Sequence[Stored]) -> Find
     found.counts["operations"] += len(invoked)
     found.counts["acked"] += len(acked)
     for name, record in acked.items():
-        event = places.get(name)
+        event = positions.get(name)
         if event is None:
             found.problem(
                 "lost", f"{name} was acknowledged at offset {record['offset']} and is not stored"
             )
         elif (event.partition, event.offset) != (record["partition"], record["offset"]):
-            found.problem("claimed", f"{name}: receipt {record['offset']}, is at {event.place}")
-    for name in places.keys() - invoked:
+            found.problem("claimed", f"{name}: receipt {record['offset']}, is at {event.position}")
+    for name in positions.keys() - invoked:
         found.problem("phantom", f"{name} is stored and was never sent")
-    for name in places.keys() & refused:
+    for name in positions.keys() & refused:
         found.problem("claimed", f"{name} was refused and is stored")
-    _check_order(found, (name for name in acked if name in places), places)
+    _check_order(found, (name for name in acked if name in positions), positions)
     return found
 
 
-def _check_order(found: Findings, acked: Iterable[str], places: Mapping[str, Stored]) -> None:
-    """Ids are lane:number; within a lane each was acknowledged before the next was sent."""
-    lanes: dict[str, list[tuple[int, Stored]]] = defaultdict(list)
+def _check_order(found: Findings, acked: Iterable[str], positions: Mapping[str, Stored]) -> None:
+    """Ids are sender:number; a sender sends each event after the ack of the one before."""
+    senders: dict[str, list[tuple[int, Stored]]] = defaultdict(list)
     for name in acked:
-        lane, number = name.rsplit(":", 1)
-        lanes[lane].append((int(number), places[name]))
-    for lane, events in lanes.items():
+        sender, number = name.rsplit(":", 1)
+        senders[sender].append((int(number), positions[name]))
+    for sender, events in senders.items():
         events.sort(key=lambda pair: pair[0])
         for (before, one), (after, two) in pairwise(events):
-            if one.partition != two.partition or one.place >= two.place:
-                found.problem("reordered", f"{lane}: {after} at {two.place}, {before} {one.place}")
+            if one.partition != two.partition or one.position >= two.position:
+                found.problem(
+                    "reordered", f"{sender}: {after} at {two.position}, {before} {one.position}"
+                )
 
 
 def check_writer(records: Iterable[Record], stored: Sequence[Stored]) -> Findings:
     """Exactly-once writers: positions 1 to the last, each once, in order within a key."""
     found = Findings()
-    places = _places(found, stored, once=True)
+    positions = _positions(found, stored, once=True)
     numbers: dict[str, dict[int, Stored]] = defaultdict(dict)
-    for name, event in places.items():
+    for name, event in positions.items():
         writer, number = name.split(":")[0], int(name.rsplit(":", 1)[1])
         numbers[writer][number] = event
     given: dict[str, int] = defaultdict(int)
@@ -174,7 +178,7 @@ def _check_key_order(found: Findings, numbers: Mapping[str, Mapping[int, Stored]
             event = events[number]
             before = last.get(event.key)
             if before is not None and (
-                before[1].partition != event.partition or before[1].place >= event.place
+                before[1].partition != event.partition or before[1].position >= event.position
             ):
                 found.problem("reordered", f"{writer}: {number} is before {before[0]}")
             last[event.key] = (number, event)
@@ -208,12 +212,12 @@ def check_group(records: Iterable[Record], stored: Sequence[Stored]) -> Findings
     """An ordered group: nothing skipped, each key in order, one owner at a time by epoch.
 
     A repeated event is allowed (at least once), but never one that leaves out an earlier event of
-    its key, and nothing by an owner after its successor began: such calls carry an older epoch,
+    its key, and nothing by an owner after its successor started: such calls carry an older epoch,
     which a system that the handler writes to can refuse, as this check does.
     """
     found = Findings()
     order: dict[str | None, list[str]] = defaultdict(list)
-    for event in sorted(stored, key=lambda event: event.place):
+    for event in sorted(stored, key=lambda event: event.position):
         if event.id is not None:
             order[event.key].append(event.id)
     rank = {name: n for names in order.values() for n, name in enumerate(names)}
@@ -261,19 +265,21 @@ def check_outputs(
     Within a key of one input partition outputs have the order of their inputs.
     """
     found = Findings()
-    places = _places(found, outputs, once=True)
+    positions = _positions(found, outputs, once=True)
     wanted: set[str] = set()
     last: dict[str | None, tuple[int, int, int]] = {}
-    for event in sorted(inputs, key=lambda event: event.place):
+    for event in sorted(inputs, key=lambda event: event.position):
         for name in [] if event.id is None else function(event.id):
             wanted.add(name)
-            output = places.get(name)
+            output = positions.get(name)
             if output is None:
-                found.problem("lost", f"{name} was not produced from {event.id} at {event.place}")
+                found.problem(
+                    "lost", f"{name} was not produced from {event.id} at {event.position}"
+                )
                 continue
-            if output.key in last and last[output.key] >= output.place:
-                found.problem("reordered", f"{name} at {output.place} after {last[output.key]}")
-            last[output.key] = output.place
-    for name in places.keys() - wanted:
+            if output.key in last and last[output.key] >= output.position:
+                found.problem("reordered", f"{name} at {output.position} after {last[output.key]}")
+            last[output.key] = output.position
+    for name in positions.keys() - wanted:
         found.problem("phantom", f"{name} is an output of no input")
     return found

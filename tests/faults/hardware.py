@@ -299,7 +299,7 @@ async def _judge_flip(stage: Stage, before: list[Stored], how: str, findings: Fi
                 after = await stored_events(topic)
                 async for report in topic.admin.verify():
                     last = report
-                told = not last.sound
+                reported = not last.sound
         except TimeoutError:
             findings.problem("stuck", f"{how}: reading {stage.orders.folder} does not end")
             return
@@ -312,7 +312,7 @@ async def _judge_flip(stage: Stage, before: list[Stored], how: str, findings: Fi
             findings.problem("corrupt", f"{how}: offset {event.offset} is served changed")
         if len(after) == len(before):
             findings.counts["nothing lost"] += 1
-        elif told:
+        elif reported:
             findings.counts[f"reported by verify ({how})"] += 1
         elif losses:
             certain = any(loss.marked is not None and loss.last < loss.marked for loss in losses)

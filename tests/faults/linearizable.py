@@ -2,7 +2,7 @@
 
 The method of Wing and Gong with Lowe's memory of states that led nowhere. A key is a register of
 the last write's name; a conditional write needs the write it saw to be the present one. A write
-whose outcome is unknown may take effect at any time after it began, or never.
+whose outcome is unknown may take effect at any time after it started, or never.
 """
 
 from __future__ import annotations

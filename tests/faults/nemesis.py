@@ -1,6 +1,6 @@
 """Faults: what they do, and when; the seed decides.
 
-The schedule of a run is decided before it begins, so the same seed gives the same faults with the
+The schedule of a run is decided before it starts, so the same seed gives the same faults with the
 same lengths and pauses. What the processes make of them depends on the machine as well: a run that
 finds something is repeated with its seed until it shows again.
 """

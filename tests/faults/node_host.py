@@ -16,7 +16,7 @@ from tests.faults.network import PASSWORD, PORT, ROUTE_PORT, USER
 
 
 def _broker(plan: dict[str, Any]) -> Broker:
-    place = ClusterSettings(
+    membership = ClusterSettings(
         plan["name"],
         tuple(plan["routes"]),
         Secret("shared by the fault tests"),
@@ -29,7 +29,7 @@ def _broker(plan: dict[str, Any]) -> Broker:
             host=plan["address"],
             port=PORT,
             users=(User(USER, Secret(PASSWORD), Role.ADMIN),),
-            cluster=place,
+            cluster=membership,
         )
     )
 

@@ -2,7 +2,7 @@
 
 Bytes are delayed, held back or thrown away, connections are cut or half-closed. Bytes are thrown
 away as a network does it: those of a connection from some moment on, and then it ends; TCP never
-delivers a stream with a hole, so neither does this.
+delivers a stream with a gap, so neither does this.
 """
 
 from __future__ import annotations

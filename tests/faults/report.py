@@ -120,13 +120,13 @@ def _timeline(records: list[Record]) -> str:
         f'<text x="0" y="{LANE * row + 13}">{html.escape(kind)}</text>'
         for row, kind in enumerate(kinds)
     ]
-    begun: dict[str, int] = {}
+    started: dict[str, int] = {}
     for record in records:
         if record["what"] == "fault":
-            begun[record["kind"]] = record["t"]
-        elif record["what"] == "healed" and record["kind"] in begun:
-            x = 180 + (begun[record["kind"]] - first) * scale
-            wide = max(2.0, (record["t"] - begun.pop(record["kind"])) * scale)
+            started[record["kind"]] = record["t"]
+        elif record["what"] == "healed" and record["kind"] in started:
+            x = 180 + (started[record["kind"]] - first) * scale
+            wide = max(2.0, (record["t"] - started.pop(record["kind"])) * scale)
             y = LANE * kinds.index(record["kind"]) + 3
             parts.append(
                 f'<rect class="fault" x="{x:.1f}" y="{y}" width="{wide:.1f}" height="12"/>'

@@ -49,22 +49,22 @@ async def import_file(orders: Orders) -> Findings:
             await mill.create_topic("rows", partitions=2)
         watching = asyncio.create_task(_watch_rows(stage))
         haunting = asyncio.create_task(haunt(stage, KINDS, orders.seconds))
-        told: list[Record] = []
+        records: list[Record] = []
         try:
-            while not haunting.done() or not _has_killed(stage, len(told) // 2):
-                name = f"file{len(told) // 2}"
+            while not haunting.done() or not _has_killed(stage, len(records) // 2):
+                name = f"file{len(records) // 2}"
                 file = orders.folder / "input" / f"{name}.jsonl"
                 await asyncio.to_thread(_write_rows, file, name, rows)
                 await _import_until_done(stage, str(file))
-                told.append({"what": "given", "writer": name, "position": rows})
-                told.append({"what": "flushed", "writer": name, "position": rows})
+                records.append({"what": "given", "writer": name, "position": rows})
+                records.append({"what": "flushed", "writer": name, "position": rows})
             await haunting
         finally:
             for task in (watching, haunting):
                 task.cancel()
             await asyncio.gather(watching, haunting, return_exceptions=True)
         stored = await sound_log(stage, "rows")
-        return stage.findings.add(check_writer(told, stored))
+        return stage.findings.add(check_writer(records, stored))
 
 
 def _has_killed(stage: Stage, files: int) -> bool:

@@ -78,13 +78,13 @@ class Driver:
     def workers(self) -> list[int]:
         """The Python workers that run its tasks."""
         found = []
-        for place in Path("/proc").glob("[0-9]*"):
+        for entry in Path("/proc").glob("[0-9]*"):
             with contextlib.suppress(OSError, IndexError):
                 # Workers leave the driver's process group, never its session.
-                session = int((place / "stat").read_text().rsplit(")", 1)[1].split()[3])
-                words = (place / "cmdline").read_bytes()
+                session = int((entry / "stat").read_text().rsplit(")", 1)[1].split()[3])
+                words = (entry / "cmdline").read_bytes()
                 if self._process and session == self._process.pid and b"daemon" in words:
-                    found.append(int(place.name))
+                    found.append(int(entry.name))
         return found
 
 

@@ -131,7 +131,7 @@ class Child:
     def alive(self) -> bool:
         return self._process is not None and self._process.returncode is None
 
-    def begun(self) -> bool:
+    def started(self) -> bool:
         """Whether the present life has started to record and to handle signals."""
         return (self._stage.orders.folder / f"{self.name}.{self.lives - 1}.jsonl").exists()
 
@@ -167,7 +167,7 @@ class Child:
         """Let it finish its work; one that does not is a problem."""
         if self._process is None:
             return
-        await until(lambda: self.begun() or not self.alive, END_SECONDS)
+        await until(lambda: self.started() or not self.alive, END_SECONDS)
         if self.alive:
             self.signal(signal.SIGTERM)
         try:
@@ -219,7 +219,7 @@ class Stage:
     async def ready(self) -> None:
         """Return when every worker has started: earlier faults would hit nothing."""
         for child in self.children.values():
-            if not await until(child.begun, END_SECONDS):
+            if not await until(child.started, END_SECONDS):
                 self.findings.problem("stuck", f"{child.name} did not start")
 
     async def worked(self) -> None:

@@ -37,7 +37,7 @@ def publishes(count: int = 4) -> list[Record]:
 
 
 def log(*numbers: int) -> list[Stored]:
-    return [Stored(f"p.0:k:{n}", "k", 0, place) for place, n in enumerate(numbers, 1)]
+    return [Stored(f"p.0:k:{n}", "k", 0, index) for index, n in enumerate(numbers, 1)]
 
 
 def test_a_correct_history_of_publishes_passes() -> None:
@@ -71,7 +71,7 @@ def test_an_unknown_publish_may_be_stored_or_not_but_a_refused_one_may_not() -> 
 
 
 def written(*numbers: int) -> list[Stored]:
-    return [Stored(f"w:k:{n}", "k", 0, place) for place, n in enumerate(numbers, 1)]
+    return [Stored(f"w:k:{n}", "k", 0, index) for index, n in enumerate(numbers, 1)]
 
 
 @pytest.mark.parametrize(
@@ -143,7 +143,7 @@ def test_outputs_must_be_a_function_of_the_inputs() -> None:
         return [f"{name}>0"]
 
     def made(*numbers: int) -> list[Stored]:
-        return [Stored(f"p.0:k:{n}>0", "k", 0, place) for place, n in enumerate(numbers, 1)]
+        return [Stored(f"p.0:k:{n}>0", "k", 0, index) for index, n in enumerate(numbers, 1)]
 
     inputs = log(1, 2, 3)
     assert check_outputs(inputs, made(1, 2, 3), function).sound
@@ -231,9 +231,9 @@ def test_a_schedule_depends_only_on_its_seed() -> None:
 def test_a_changed_byte_is_found_anywhere() -> None:
     body = body_of("p0.1:k3:77")
     assert id_of(body) == "p0.1:k3:77"
-    for place in range(len(body)):
+    for index in range(len(body)):
         changed = bytearray(body)
-        changed[place] ^= 1
+        changed[index] ^= 1
         assert id_of(bytes(changed)) is None
     assert id_of(body[:-1]) is None
 

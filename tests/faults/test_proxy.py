@@ -69,9 +69,9 @@ async def test_a_stall_holds_bytes_back_and_loses_none() -> None:
 async def test_a_delay_lasts_as_long_as_configured() -> None:
     async with echo() as proxy, client(proxy) as streams:
         proxy.delay = 0.1
-        begun = asyncio.get_running_loop().time()
+        started = asyncio.get_running_loop().time()
         assert await answered(streams, b"late", SECONDS)
-        assert asyncio.get_running_loop().time() - begun >= 0.2
+        assert asyncio.get_running_loop().time() - started >= 0.2
 
 
 async def test_dropped_bytes_end_the_connection() -> None:

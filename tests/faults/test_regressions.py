@@ -91,11 +91,11 @@ async def test_a_claim_follows_what_the_old_writer_stores_in_the_meantime(
         await old.claim()
         stale = await target.jetstream.get_message("orders", {"last_by_subj": "orders._pack.w"})
         await old.store([empty()], 41)
-        looks = [stale]
+        answers = [stale]
         ask = new._ask
 
         async def stale_once(request: Request) -> Answer:
-            return looks.pop() if looks else await ask(request)
+            return answers.pop() if answers else await ask(request)
 
         new._ask = stale_once  # type: ignore[method-assign]
         state = await new.claim()

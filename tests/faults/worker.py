@@ -1,7 +1,7 @@
 """The processes that are killed: python -m tests.faults.worker ROLE PLAN
 
 PLAN is JSON: url, folder (for the history), name, life, and what the role needs. A role works until
-SIGTERM, ends what it has begun and leaves; SIGKILL may come at any line.
+SIGTERM, finishes its work and leaves; SIGKILL may come at any line.
 """
 
 from __future__ import annotations
@@ -70,11 +70,11 @@ async def produce(worker: Worker) -> None:
 
 
 async def _produce_key(worker: Worker, topic: Topic, key: str) -> None:
-    lane = f"{worker.name}.{worker.plan['life']}:{key}"
+    sender = f"{worker.name}.{worker.plan['life']}:{key}"
     number = 0
     while not worker.stopping.is_set():
         number += 1
-        name = f"{lane}:{number}"
+        name = f"{sender}:{number}"
         worker.history.note("invoke", id=name)
         try:
             receipt = await topic.publish(body_of(name), key)
@@ -291,7 +291,7 @@ async def _main(role: str, plan: dict[str, Any]) -> None:
     stopping = asyncio.Event()
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stopping.set)
     history = History(Path(plan["folder"]), f"{plan['name']}.{plan['life']}")
-    history.note("begun", role=role)
+    history.note("started", role=role)
     chance = random.Random(f"{plan['seed']}.{plan['name']}.{plan['life']}")
     jumping = asyncio.create_task(_jump(history, chance)) if plan.get("clock") else None
     for attempt in range(CONNECT_TRIES):

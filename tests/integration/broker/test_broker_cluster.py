@@ -63,14 +63,14 @@ def well(cluster: Cluster) -> Health | None:
 async def leader_of(cluster: Cluster, jetstream: Any, stream: str) -> str:
     """The node that leads a stream."""
 
-    async def look() -> str:
+    async def leader() -> str:
         leader = (await jetstream.stream_info(stream)).cluster.leader
         for name in cluster.nodes:
             if cluster.server_name(name) == leader:
                 return name
-        raise TimeoutError(f"nobody leads {stream}")
+        raise TimeoutError(f"{stream} has no leader")
 
-    return await answered(look)
+    return await answered(leader)
 
 
 def test_a_cluster_is_ready_with_a_leader_and_every_node_healthy(cluster: Cluster) -> None:
@@ -101,12 +101,12 @@ async def test_acked_events_survive_the_kill_of_the_leading_node(cluster: Cluste
         assert silent == [name]
         await asyncio.to_thread(cluster.restart, name)
         assert cluster.node_url(name) == url
-        await wait_until_async(lambda: whole(cluster) == (3, 100))
+        await wait_until_async(lambda: complete(cluster) == (3, 100))
     events = await answered(lambda: stored(url, timeout=5))
     assert events == [str(number).encode() for number in range(100)]
 
 
-def whole(cluster: Cluster) -> tuple[int, int] | None:
+def complete(cluster: Cluster) -> tuple[int, int] | None:
     """Replicas and messages of `orders`, once every node is ok."""
     health = cluster.health()
     (stream,) = [stream for stream in health.streams if stream.name == "orders"]
@@ -250,8 +250,8 @@ async def test_nodes_of_several_machines_join_with_a_shared_secret(tmp_path: Pat
     with contextlib.ExitStack() as stack:
         brokers = []
         for name, port in zip(("east", "west", "north"), ports, strict=True):
-            place = ClusterSettings(name, routes, secret, port=port)
-            settings = BrokerSettings(data=tmp_path / name, cluster=place, auth=True)
+            membership = ClusterSettings(name, routes, secret, port=port)
+            settings = BrokerSettings(data=tmp_path / name, cluster=membership, auth=True)
             brokers.append(stack.enter_context(Broker(settings)))
         wait_until(lambda: all(broker.health().ok for broker in brokers))
         east, west, north = brokers

@@ -336,8 +336,8 @@ def test_answers_of_the_server_are_parsed(tmp_path: Path) -> None:
     (stream,) = node.streams
     assert (stream.account, stream.name, stream.last, stream.replicas) == ("main", "orders", 7, 3)
     assert stream.consumers[0].pending == 3
-    behind = replace(stream, messages=5)
-    other = replace(node, name="mill-n2", streams=(behind,))
+    lagging = replace(stream, messages=5)
+    other = replace(node, name="mill-n2", streams=(lagging,))
     health = Health(True, "fsync", (other, node), "mill-n2")
     assert health.streams == (stream,)
 
