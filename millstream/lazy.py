@@ -27,7 +27,9 @@ def lazy_names(package: str, file: str) -> Names:
 
     A package inside this one (`from millstream import blocking`) is loaded, but not in `__all__`.
     """
-    stub = ast.parse(Path(file).with_suffix(".pyi").read_text(encoding="utf-8"))
+    # By the loader, not from the disk: on Spark's executors this package is in a zip archive.
+    loader: Any = getattr(sys.modules[package].__spec__, "loader", None)
+    stub = ast.parse(loader.get_data(str(Path(file).with_suffix(".pyi"))))
     homes = {
         alias.name: str(node.module)
         for node in stub.body

@@ -104,7 +104,9 @@ def _package_files() -> dict[str, Path]:
     import millstream
 
     root = Path(millstream.__file__).parent
-    found = {f"millstream/{p.relative_to(root)}": p for p in root.rglob("*.py")}
+    # The names of lazy packages are in their stubs.
+    files = [*root.rglob("*.py"), *root.rglob("*.pyi")]
+    found = {f"millstream/{path.relative_to(root)}": path for path in files}
     door = root.parent / "pyspark_millstream.py"
     return {**found, **({door.name: door} if door.is_file() else {})}
 
