@@ -13,7 +13,7 @@ import pyarrow as pa
 
 from bench.floor import RawSocket
 from bench.harness import Contestant, PeerAbsent, Result, Skipped, against
-from millstream.events.packs.pack import PackLimits, encode, envelope, split
+from millstream.events.packs.pack import encode, envelope, split
 from millstream.events.packs.packing import Packing
 from millstream.events.row_buffer import Columns
 from millstream.messaging import Topic
@@ -118,7 +118,7 @@ def _frames(stage: _Stage) -> list[bytes]:
     """The packs of one turn as a raw socket sends them, encoded beforehand."""
     batch = envelope(stage.batch, key=stage.batch.column("symbol"))
     subject = f"{stage.topic.name}._pack.raw"
-    packs = [encode(piece, schema_id="1") for piece in split(batch, PackLimits(5_000))]
+    packs = [encode(piece, schema_id="1") for piece in split(batch, 5_000, PACKING.max_bytes)]
     messages = [pack.message(subject) for pack in packs]
     to = stage.raw.inbox.encode()
     return [hpub(message.subject, to, message.headers, message.payload) for message in messages]

@@ -35,16 +35,16 @@ Encoded = tuple[int, bytes, bytes]  # partition, subject, header block
 
 
 class IdSource:
-    """Ids for events that were given none: a random word and a counter."""
+    """Ids for events without one: a random prefix and a counter."""
 
-    __slots__ = ("_count", "_word")
+    __slots__ = ("_count", "_prefix")
 
     def __init__(self) -> None:
-        self._word = unique_token(16)
+        self._prefix = unique_token(16)
         self._count = count(1)
 
     def next(self) -> str:
-        return f"{self._word}{next(self._count):x}"
+        return f"{self._prefix}{next(self._count):x}"
 
 
 def value_bytes(value: Any) -> bytes:
@@ -65,18 +65,18 @@ def check_headers(headers: Mapping[str, str]) -> None:
     """Refuse names that belong to the server or to Millstream."""
     for name in headers:
         if isinstance(name, str) and name.startswith(RESERVED_PREFIXES):
-            raise ConfigError(f"header {name!r}: names beginning with Nats- or Mill- are reserved")
+            raise ConfigError(f"header {name!r}: names that start with Nats- or Mill- are reserved")
 
 
 class TopicShape:
-    """How a topic's events are laid out over subjects and partitions."""
+    """How a topic's events are spread over subjects and partitions."""
 
     __slots__ = ("_routes", "_turn", "partitions", "prefixes", "topic")
 
     def __init__(self, topic: str, prefixes: Sequence[str]) -> None:
         self.topic = topic
         self.partitions = len(prefixes)
-        self.prefixes = list(prefixes)  # what the subjects of each partition begin with
+        self.prefixes = list(prefixes)  # of the subjects of each partition
         self._turn = 0
         self._routes: dict[str | bytes, tuple[int, bytes]] = {}
 

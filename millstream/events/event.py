@@ -1,4 +1,4 @@
-"""Events: what is written, what is read, and the receipt in between."""
+"""Events as they are written and read, and receipts."""
 
 from __future__ import annotations
 
@@ -45,17 +45,17 @@ KEY_HEADER: Final = "Mill-Key"
 TIME_HEADER: Final = "Mill-Time"
 SCHEMA_HEADER: Final = "Mill-Schema"
 ID_HEADER: Final = "Nats-Msg-Id"
-# The producer's id where the message needs another one for the server: a redriven event.
+# The producer's id of a redriven event, whose message needs another id for the server.
 OWN_ID_HEADER: Final = "Mill-Id"
-# What the server and Millstream keep in headers; `Event.headers` shows the user's own only.
+# Headers of the server and of Millstream; `Event.headers` shows the user's own only.
 RESERVED_PREFIXES: Final = ("Nats-", "Mill-")
 
 _TIME_MARK: Final = b"\r\nMill-Time: "
 _KEY_MARK: Final = b"\r\nMill-Key: "
-NOT_DECODED: Final = object()  # stands for a value that nobody has asked for
+NOT_DECODED: Final = object()  # a value that was not asked for yet
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _TIME: Final = re.compile(r"-?[0-9]{1,21}")
-# What a datetime can say: the years 1 to 9999.
+# What a datetime can express: the years 1 to 9999.
 _EARLIEST_NS: Final = -62_135_596_800 * 10**9
 _LATEST_NS: Final = 253_402_300_800 * 10**9 - 1
 
@@ -63,18 +63,18 @@ Durability = str  # "fsync", "replicated", "periodic", "memory" or "unknown"
 
 
 class Receipt(NamedTuple):
-    """The broker's word that an event is stored."""
+    """The broker's confirmation that an event is stored."""
 
     topic: str
     partition: int
     offset: int  # the stream sequence
     duplicate: bool  # an event of this id was stored before; offset is that one's
-    durability: Durability  # what held when the ack was given
+    durability: Durability  # what the ack guarantees
 
 
 @dataclass(frozen=True, slots=True)
 class PublishOptions:
-    """What is rarely needed when publishing one event."""
+    """Options that are rarely needed when publishing one event."""
 
     ttl: float | None = None  # seconds the event is kept; at most the topic's max_age
     deliver_at: datetime | None = None  # the event appears in the topic at this time
@@ -105,7 +105,7 @@ def nanoseconds_of(timestamp: datetime | int) -> int:
         return timestamp
     if timestamp.tzinfo is None:
         raise ConfigError(
-            f"timestamp {timestamp!r} has no time zone: say which moment it is, "
+            f"timestamp {timestamp!r} has no time zone: give one, "
             f"for example with tzinfo=datetime.UTC"
         )
     past = timestamp - _EPOCH
@@ -113,7 +113,7 @@ def nanoseconds_of(timestamp: datetime | int) -> int:
 
 
 def stored_ns_of(time: str) -> int:
-    """Nanoseconds since 1970 of a time as the server writes it; a datetime would cut them.
+    """Nanoseconds since 1970 of a time as the server writes it; a datetime would truncate it.
 
     >>> stored_ns_of("1970-01-01T00:00:01.000000007Z"), stored_ns_of("1970-01-01T01:00:00+01:00")
     (1000000007, 0)
@@ -124,22 +124,22 @@ def stored_ns_of(time: str) -> int:
     return seconds + (int(rest[:digits][:9].ljust(9, "0")) if dot else 0)
 
 
-def event_ns(said: str | None, stored: int) -> int:
-    """Nanoseconds since 1970 of an event: what its header said, or when it was stored.
+def event_ns(header: str | None, stored: int) -> int:
+    """Nanoseconds since 1970 of an event: from its header, or when it was stored.
 
-    Any client can write the header; what is no time of the years 1 to 9999 counts as not said.
+    Any client can write the header; a time outside the years 1 to 9999 is ignored.
 
     >>> event_ns("5", 9), event_ns(None, 9), event_ns("soon", 9), event_ns("9" * 5000, 9)
     (5, 9, 9, 9)
     """
-    if said is None or _TIME.fullmatch(said) is None:
+    if header is None or _TIME.fullmatch(header) is None:
         return stored
-    time = int(said)
+    time = int(header)
     return time if _EARLIEST_NS <= time <= _LATEST_NS else stored
 
 
 def datetime_of(nanoseconds: int) -> datetime:
-    """The moment as a datetime in UTC, cut to microseconds."""
+    """The moment as a datetime in UTC, truncated to microseconds."""
     return _EPOCH + timedelta(microseconds=nanoseconds // 1_000)
 
 
@@ -191,7 +191,7 @@ class Event(ABC):
     @property
     @abstractmethod
     def index(self) -> int:
-        """The place in its pack; 0 for a plain message."""
+        """Its number in its pack, from 0; 0 for a plain event."""
 
     @property
     @abstractmethod
@@ -235,12 +235,12 @@ class Partition:
         self.decode = None if values is None else values.decode
         # A pack to its rows, values resolved; None: as the pack has them.
         self.rows = None if values is None else values.rows
-        # Awaited before the events of messages are made: has what decoding them needs.
+        # Awaited before messages are decoded: loads the schema versions that they need.
         self.learn = None if values is None else values.learn
 
 
 class Unreadable:
-    """Stands for the value of a packed event that cannot be decoded: asking for it raises."""
+    """A packed event's value that cannot be decoded: asking for it raises."""
 
     __slots__ = ("error",)
 
@@ -249,7 +249,7 @@ class Unreadable:
 
 
 class PlainEvent(Event):
-    """An event that is one message. Nothing is parsed before it is asked for."""
+    """An event that is one message. Nothing is parsed until it is asked for."""
 
     __slots__ = ("_address", "_partition", "_value", "raw")
 
@@ -343,7 +343,7 @@ class PlainEvent(Event):
 
     @property
     def address(self) -> AckAddress:
-        """What the delivery says about the message."""
+        """The ack address, parsed: sequence, stored time, delivery count."""
         if self._address is None:
             self._address = parse_ack_address(self.raw.reply)
         return self._address

@@ -1,9 +1,9 @@
-"""Events on their way into packs: collected by column, cut to size. Pure."""
+"""Events about to be packed, collected by column. Pure."""
 
 from __future__ import annotations
 
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Final
@@ -46,7 +46,7 @@ class RowBuffer:
         return len(self._values)
 
     def add(self, value: Any, key: str | bytes | None) -> None:
-        """An event that is only value and key: the short way."""
+        """An event that is only value and key: the quick way."""
         if key is not None:
             key = key_bytes(key)
             if len(key) > KEY_BYTES_MAX:
@@ -91,7 +91,7 @@ class RowBuffer:
         return rows
 
     def build(self, rows: Rows) -> pa.RecordBatch:
-        """Events as one batch with envelope columns; Unfit names the event's place and field."""
+        """Events as one batch with envelope columns; Unfit names the event's index and field."""
         if self._value_type is None:
             column = pa.array(rows.values, pa.binary())
         else:
@@ -142,7 +142,7 @@ class Columns:
         self.key = key  # stays in the value too
         self.timestamp = timestamp  # stays in the value too
         self.id = id  # stays in the value too
-        self.value = value  # a binary column that is the whole value; None: all columns are
+        self.value = value  # a binary column that is the value; None: all columns together are
 
 
 def batches_of(data: Any) -> Iterator[pa.RecordBatch]:
@@ -173,7 +173,7 @@ def enveloped(
         value = _column(batch, columns.value)
     elif value_type is None:
         raise ConfigError(
-            "a topic without a schema takes bytes: say which column is the value "
+            "a topic without a schema takes bytes: name the column of the value "
             "(Columns(value=...)), or declare the topic with a schema"
         )
     else:
@@ -188,7 +188,7 @@ def enveloped(
 
 def _column(batch: pa.RecordBatch, name: str) -> pa.Array:
     if name not in batch.schema.names:
-        raise ConfigError(f"no column {name!r}; there are {', '.join(batch.schema.names)}")
+        raise ConfigError(f"no column {name!r}; found {', '.join(batch.schema.names)}")
     return batch.column(name)
 
 
@@ -218,13 +218,9 @@ def by_partition(
     if "key" not in batch.schema.names:
         return [(turn, batch)]
     encoded = batch.column("key").dictionary_encode()
-    places = [zlib.crc32(key) % partitions for key in encoded.dictionary.to_pylist()]
-    place = pc.take(pa.array(places, pa.int32()), encoded.indices).fill_null(turn)
+    of_keys = [zlib.crc32(key) % partitions for key in encoded.dictionary.to_pylist()]
+    of_rows = pc.take(pa.array(of_keys, pa.int32()), encoded.indices).fill_null(turn)
     parts: list[tuple[int, pa.RecordBatch]] = []
-    for partition in _unique(place):
-        parts.append((partition, batch.filter(pc.equal(place, partition))))
+    for partition in sorted(of_rows.unique().to_pylist()):
+        parts.append((partition, batch.filter(pc.equal(of_rows, partition))))
     return parts
-
-
-def _unique(place: pa.Array) -> Sequence[int]:
-    return sorted(place.unique().to_pylist())

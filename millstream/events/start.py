@@ -1,4 +1,4 @@
-"""Where reading begins, for subscriptions and for replays."""
+"""Where reading starts, for subscriptions and replays."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ __all__ = ["Start"]
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """Where reading begins: ALL, NEW, LAST, LAST_PER_KEY, `at_offset(n)` or `at_time(t)`."""
+    """Where reading starts: ALL, NEW, LAST, LAST_PER_KEY, `at_offset(n)` or `at_time(t)`."""
 
-    policy: str = "all"  # the server's word for it
+    policy: str = "all"  # the server's name for it
     offset: int = 0
     time: datetime | None = None
 
@@ -26,14 +26,14 @@ class Start:
 
     @classmethod
     def at_offset(cls, offset: int) -> Start:
-        """Begin with the event of this offset, or the first one after it."""
+        """Start with the event of this offset, or the first one after it."""
         if offset < 1:
-            raise ConfigError(f"offset {offset}: offsets begin at 1")
+            raise ConfigError(f"offset {offset}: offsets start at 1")
         return cls("by_start_sequence", offset)
 
     @classmethod
     def at_time(cls, time: datetime) -> Start:
-        """Begin with the first event stored at or after this time."""
+        """Start with the first event stored at or after this time."""
         if time.tzinfo is None:
             raise ConfigError(f"time {time!r} has no time zone: add one, for example datetime.UTC")
         return cls("by_start_time", 0, time.astimezone(UTC))

@@ -30,7 +30,7 @@ __all__ = [
 KEYLESS_TOKEN: Final = "_"  # an event without a key
 PACK_TOKEN: Final = "_pack"  # many events in one message
 COPIES_TOKEN: Final = "_for"  # events redriven for one subscription, whose name follows
-# Three letters a byte in the worst case, and the server's control line has 4,096.
+# Three characters a byte in the worst case; the server's control line has 4,096.
 KEY_BYTES_MAX: Final = 1024
 NAME_CHARS_MAX: Final = 200
 
@@ -41,51 +41,51 @@ _TOKEN_ESCAPES: Final = {bytes([n]): b"=%02X" % n for n in range(256)}
 
 
 def check_name(kind: str, name: str) -> str:
-    """The name if it can be one of a topic, subscription or writer; else a ConfigError."""
+    """The name if it is valid for a topic, subscription or writer; else a ConfigError."""
     if not isinstance(name, str) or not _NAME.fullmatch(name) or len(name) > NAME_CHARS_MAX:
         raise ConfigError(
             f"{kind} name {name!r}: use 1 to {NAME_CHARS_MAX} of A-Z a-z 0-9 _ - "
-            f"and begin with a letter or digit"
+            f"and start with a letter or digit"
         )
     return name
 
 
 def is_half(character: str) -> bool:
-    """Whether it is half of a character (a lone surrogate), which no UTF-8 can say."""
+    """Whether it is a lone surrogate: half of a character, which UTF-8 cannot encode."""
     return "\ud800" <= character <= "\udfff"
 
 
 def check_subject(subject: str, wildcards: bool) -> str:
     """The subject if it is well formed; wildcards (`*`, a final `>`) only if allowed."""
     tokens = subject.split(".") if isinstance(subject, str) else [""]
-    for place, token in enumerate(tokens):
+    for index, token in enumerate(tokens):
         if not token or any(ch.isspace() or ch == "\0" or is_half(ch) for ch in token):
-            raise ConfigError(f"subject {subject!r}: needs non-empty words joined by dots")
-        if token == "*" or (token == ">" and place == len(tokens) - 1):
+            raise ConfigError(f"subject {subject!r}: needs non-empty tokens joined by dots")
+        if token == "*" or (token == ">" and index == len(tokens) - 1):
             if not wildcards:
                 raise ConfigError(f"subject {subject!r}: a wildcard cannot be published to")
         elif token == ">":
-            raise ConfigError(f"subject {subject!r}: '>' is only allowed as the last word")
+            raise ConfigError(f"subject {subject!r}: '>' is only allowed as the last token")
     return subject
 
 
 def matches(pattern: str, subject: str) -> bool:
-    """Whether a subject is one of those a pattern means.
+    """Whether a subject matches a pattern.
 
     >>> matches("orders.*", "orders.eu"), matches("orders.>", "orders.eu.1"), matches("a", "b")
     (True, True, False)
     """
     wanted, found = pattern.split("."), subject.split(".")
-    for place, token in enumerate(wanted):
+    for index, token in enumerate(wanted):
         if token == ">":
-            return len(found) > place
-        if place >= len(found) or (token != "*" and token != found[place]):
+            return len(found) > index
+        if index >= len(found) or (token != "*" and token != found[index]):
             return False
     return len(wanted) == len(found)
 
 
 def overlap(one: str, other: str) -> bool:
-    """Whether a subject can be one of those that both patterns mean.
+    """Whether a subject can match both patterns.
 
     >>> overlap("a.*", "a.b"), overlap("a.>", "a.b.>"), overlap("a.*", "a.b.>"), overlap("a", "b")
     (True, True, False, False)
@@ -100,10 +100,10 @@ def overlap(one: str, other: str) -> bool:
 
 
 def copies_prefix(prefix: str, subscription: str) -> str:
-    """What the subjects of events redriven for one subscription begin with.
+    """The prefix of the subjects of events redriven for one subscription.
 
-    Not those of their keys: the last event of a key stays the one that was published last, for who
-    looks it up, for who writes only if it is still the last, and for a topic that keeps no others.
+    They differ from the subjects of their keys, so that the last event of a key stays the one that
+    was published last: for lookups, for conditional writes, and for topics that keep no others.
 
     >>> copies_prefix("orders", "billing")
     'orders._for.billing'
@@ -112,17 +112,17 @@ def copies_prefix(prefix: str, subscription: str) -> str:
 
 
 def key_bytes(key: str | bytes) -> bytes:
-    """A key's bytes; text that came from bytes that are no UTF-8 gives those bytes back."""
+    """A key's bytes; text that was decoded from invalid UTF-8 gives the same bytes back."""
     if isinstance(key, bytes):
         return key
     try:
         return key.encode("utf-8", "surrogateescape")
     except UnicodeEncodeError as error:
-        raise ConfigError(f"key {key!r}: half of a character is no text ({error})") from error
+        raise ConfigError(f"key {key!r}: a lone surrogate is not text ({error})") from error
 
 
 def key_token(key: str | bytes | None) -> str:
-    """The word of the subject that stands for a key; reversible.
+    """The token of the subject that stands for a key; reversible.
 
     >>> key_token("order-7"), key_token("a.b"), key_token("_x"), key_token(""), key_token(None)
     ('order-7', 'a=2Eb', '=5Fx', '=', '_')
@@ -136,13 +136,13 @@ def key_token(key: str | bytes | None) -> str:
         return "="
     if _UNSAFE.search(data):
         data = _UNSAFE.sub(lambda found: _TOKEN_ESCAPES[found[0]], data)
-    if data[0] == 95:  # words that begin with _ are ours
+    if data[0] == 95:  # tokens that start with _ are Millstream's own
         data = b"=5F" + data[1:]
     return data.decode("ascii")
 
 
 def key_of_token(token: bytes) -> str | None:
-    """The key that a subject word stands for; words that begin with `_` stand for none."""
+    """The key that a subject token stands for; tokens that start with `_` stand for none."""
     if token.startswith(b"_"):
         return None
     if b"=" in token:
@@ -169,7 +169,7 @@ def stream_name(topic: str, partition: int, partitions: int) -> str:
 
 
 def partition_prefix(topic: str, partition: int, partitions: int) -> str:
-    """What the subjects of a partition begin with."""
+    """The prefix of the subjects of a partition."""
     return topic if partitions == 1 else f"{topic}.{partition}"
 
 

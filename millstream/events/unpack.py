@@ -1,4 +1,4 @@
-"""Messages to events: a plain message is one event, a pack is many; every reader takes both."""
+"""Messages to events: a plain message is one event, a pack is many; all readers accept both."""
 
 from __future__ import annotations
 
@@ -113,14 +113,14 @@ class PackEvent(Event):
 
 
 def raw_of(stream: str, stored: StoredMessage) -> RawMessage:
-    """A message that was looked up, in the form in which delivered ones come."""
+    """A message that was looked up, in the form of a delivered one."""
     stored_ns = stored_ns_of(stored.time)
     reply = f"$JS.ACK.{stream}.get.1.{stored.sequence}.0.{stored_ns}.0".encode()
     return RawMessage(stored.subject.encode(), reply, stored.headers, stored.payload)
 
 
 def open_pack(partition: Partition, raw: RawMessage) -> PackMessage:
-    """Decode a message that holds a pack; PackError when it is not sound."""
+    """Decode a message that holds a pack; PackError when it is not valid."""
     from millstream.events.packs.pack import (
         decode,  # brings pyarrow, which plain messages don't need
     )
@@ -132,8 +132,8 @@ def open_pack(partition: Partition, raw: RawMessage) -> PackMessage:
 def events_of(partition: Partition, messages: list[RawMessage]) -> list[Event]:
     """The events of some messages, in order, for readers without a subscription.
 
-    Millstream's own messages are left out, and so is what was redriven for one subscription: it has
-    been read here before.
+    Millstream's own messages are skipped, and so are copies redriven for one subscription: they
+    have been read here before.
     """
     events: list[Event] = []
     at = partition.prefix_size
@@ -157,7 +157,7 @@ def events_of(partition: Partition, messages: list[RawMessage]) -> list[Event]:
 
 
 def events_in(partition: Partition, raw: RawMessage) -> list[Event]:
-    """The events of one message, whomever they are for; none when it is one of Millstream's own."""
+    """The events of one message, redriven ones too; none when it is one of Millstream's own."""
     kind = kind_of(raw.subject, raw.headers, partition.prefix_size)
     if kind.is_pack:
         return _packed(partition, raw)

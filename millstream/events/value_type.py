@@ -1,4 +1,4 @@
-"""What messaging asks of a topic's schema; the schemas room provides it."""
+"""What messaging needs from a topic's schema; the schemas room provides it."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ class ValueType(Protocol):
         """One value as written with the given version, resolved to this one."""
 
     async def learn(self, messages: Iterable[RawMessage]) -> None:
-        """Have every version that these messages were written with, so that `decode` and `rows`
-        need not wait; one that does not exist is an error only when its value is asked for."""
+        """Load every version that these messages were written with, so that `decode` and `rows`
+        need not wait; a missing one is an error only when its value is asked for."""
 
     def column(self, values: Sequence[object]) -> pa.StructArray:
         """Many values as a column of a pack; Unfit names row and field."""

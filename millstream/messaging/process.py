@@ -5,7 +5,7 @@ output. A commit stores the outputs of some input messages together with the off
 them. After a crash the input is read again from the lowest position; what a fence has stored is
 recognised by its position and left out.
 
-1. Claim the fences; the lowest stored position is where reading begins.
+1. Claim the fences; the lowest stored position is where reading starts.
 2. Check that the input still holds the message seen last: a log that lost it is an error.
 3. Call the function for each event and collect its outputs by output partition.
 4. Make packs of all outputs; an output that fits no pack takes its event's other outputs with it.
@@ -38,7 +38,7 @@ from millstream.events.event import (
     stored_ns_of,
 )
 from millstream.events.fence import fence_subject
-from millstream.events.packs.pack import EncodedPack, split
+from millstream.events.packs.pack import EncodedPack
 from millstream.events.packs.packing import Packing
 from millstream.events.row_buffer import RowBuffer
 from millstream.events.start import Start
@@ -57,8 +57,8 @@ __all__ = ["Process", "ProcessSettings", "Transform"]
 # A unit must stay below what the server stores together; half leaves room for headers.
 UNIT_BYTES_MAX: Final = BATCH_BYTES_MAX // 2
 
-# An output partition that gets nothing learns how far the input is after this many messages: that
-# is how much is read again, at most, after a crash.
+# An output partition without outputs stores the position of the input after this many messages:
+# that is how much is read again, at most, after a crash.
 BEHIND_MAX: Final = 10_000
 
 Transform = Callable[[Event], Any | Awaitable[Any]]
@@ -75,7 +75,7 @@ COMMIT_PACKING: Final = Packing(max_events=20_000, max_bytes=4 * 1024 * 1024)
 class ProcessSettings:
     """How often a process commits and what it does with an event that fails."""
 
-    name: str  # two processes of one name: the younger fences the older out
+    name: str  # two processes of one name: the newer fences the older out
     commit_every: float = 0.1  # seconds between commits at most
     commit_events: int = 10_000  # outputs between commits at most
     on_error: Literal["stop", "dead_letter"] = "stop"
@@ -91,7 +91,7 @@ class ProcessSettings:
 
 
 class _Output(NamedTuple):
-    """One output that waits for its commit, and the event it was made from."""
+    """One output that waits for its commit, and the event it came from."""
 
     new: NewEvent
     event: Event
@@ -108,19 +108,18 @@ class _UnfitOutput(Exception):
 class _Fence:
     """The fence of one input partition on one output partition, and what waits for it."""
 
-    def __init__(self, lane: FencedLane, target: PackTarget, packing: Packing) -> None:
-        self.lane = lane
+    def __init__(self, fenced: FencedLane, target: PackTarget, packing: Packing) -> None:
+        self.fenced = fenced
         self.waiting: list[_Output] = []
-        self.done = 0  # input offset up to which earlier lives stored the outputs
+        self.done = 0  # input offset up to which the outputs were stored before this start
         self._packing = packing
-        self._value_type = target.value_type
-        self._limits = packing.limits(target.jetstream.connection.info.max_payload)
+        self._target = target
 
     def packs(self) -> list[EncodedPack]:
-        """What waits, as packs; an output that fits none is named with its event."""
+        """The waiting outputs as packs; an output that does not fit is named with its event."""
         if not self.waiting:
             return []
-        buffer = RowBuffer(self._value_type)
+        buffer = RowBuffer(self._target.value_type)
         for new, event in self.waiting:
             try:
                 if new.headers is None and new.timestamp is None and new.id is None:
@@ -133,13 +132,13 @@ class _Fence:
             batch = buffer.build(buffer.drain())
         except Unfit as error:
             raise _UnfitOutput(self.waiting[error.row or 0].event, error) from error
-        schema_id = None if self._value_type is None else self._value_type.schema_id
-        return [self._packing.pack(piece, schema_id) for piece in split(batch, self._limits)]
+        target, packing = self._target, self._packing
+        return [target.encode(piece, packing) for piece in target.split(batch, packing)]
 
     async def commit(self, packs: list[EncodedPack], position: int, note: str) -> int:
-        """Store the packs and the position as one unit; how many outputs that were."""
+        """Store the packs and the position as one unit; returns the number of outputs."""
         count = len(self.waiting)
-        await self.lane.store(packs, position, note)
+        await self.fenced.store(packs, position, note)
         self.waiting.clear()
         return count
 
@@ -147,7 +146,7 @@ class _Fence:
 class Process:
     """Applies a function to every event of a topic and stores the results in another: exactly once.
 
-    Crash anywhere: no output is missing, none is doubled, none is partial. The function may be
+    A crash anywhere loses no output, stores none twice and none in part. The function may be
     called again for an event whose outputs were not committed, so it should depend on nothing but
     the event. Order: outputs keep the order of their input partition.
     """
@@ -211,23 +210,23 @@ class _PartitionWorker:
             self._process.stop()
             raise
 
-    # -- beginning ------------------------------------------------------------------------
+    # -- starting -------------------------------------------------------------------------
 
     async def _claim(self) -> None:
         target, settings = self._target, self._settings
         name = f"{settings.name}-{self._partition.number}"
         for output, prefix in zip(target.partitions, target.shape.prefixes, strict=True):
             subject = fence_subject(prefix, name)
-            lane = FencedLane(target.jetstream, target.publisher, output.stream, subject, name)
-            self._fences.append(_Fence(lane, target, settings.packing))
-        await asyncio.gather(*(fence.lane.claim() for fence in self._fences))
+            fenced = FencedLane(target.jetstream, target.publisher, output.stream, subject, name)
+            self._fences.append(_Fence(fenced, target, settings.packing))
+        await asyncio.gather(*(fence.fenced.claim() for fence in self._fences))
         for fence in self._fences:
-            fence.done = fence.lane.state.position
+            fence.done = fence.fenced.state.position
         self._position = self._committed = min(fence.done for fence in self._fences)
 
     async def _check_input(self) -> None:
-        """The input must still be the log that was read before."""
-        furthest = max((fence.lane.state for fence in self._fences), key=lambda s: s.position)
+        """The input must still be the topic that was read before."""
+        furthest = max((fence.fenced.state for fence in self._fences), key=lambda s: s.position)
         if not furthest.position:
             return
         jetstream = self._target.jetstream
@@ -237,7 +236,7 @@ class _PartitionWorker:
         if state.last_seq < furthest.position or not same:
             raise DataLoss(
                 f"process '{self._settings.name}' has handled '{self._stream}' up to offset "
-                f"{furthest.position}, but the log there is not the one it read (last offset "
+                f"{furthest.position}, but what is stored there is not what it read (last offset "
                 f"{state.last_seq}): it was damaged, recreated or restored. Use another name to "
                 f"process it from the beginning"
             )
@@ -304,7 +303,7 @@ class _PartitionWorker:
         address = parse_ack_address(raw.reply)
         for event in await self._events(raw):
             for number, new in enumerate(await self._call(event)):
-                fence = self._fences[self._place(new, event, number)]
+                fence = self._fences[self._partition_of(new, event, number)]
                 if address.sequence > fence.done:
                     fence.waiting.append(_Output(new, event))
                     self._waiting += 1
@@ -333,8 +332,8 @@ class _PartitionWorker:
             await self._failed(event, error)
             return []
 
-    def _place(self, new: NewEvent, event: Event, number: int) -> int:
-        """The output's partition; without a key by its origin, so the same in every life."""
+    def _partition_of(self, new: NewEvent, event: Event, number: int) -> int:
+        """The output's partition; without a key by its input, so the same after a restart."""
         if len(self._fences) == 1:
             return 0
         if new.key is None:
@@ -342,7 +341,7 @@ class _PartitionWorker:
         return self._target.shape.route(new.key)[0]
 
     async def _failed(self, event: Event, error: Exception) -> None:
-        """Stop at an event, or put it aside and go on."""
+        """Stop at an event, or dead-letter it and go on."""
         name = self._settings.name
         if self._settings.on_error == "stop":
             raise ProcessFailed(name, repr(event), error) from error
@@ -361,11 +360,11 @@ class _PartitionWorker:
             fence
             for fence in self._fences
             if fence.waiting
-            or self._position - fence.lane.state.position > (0 if all_of_them else BEHIND_MAX)
+            or self._position - fence.fenced.state.position > (0 if all_of_them else BEHIND_MAX)
         ]
         if not chosen and self._position > self._committed:
-            # Nothing to say: the fence that is furthest behind remembers how far the input is.
-            chosen = [min(self._fences, key=lambda fence: fence.lane.state.position)]
+            # No outputs: the fence with the oldest position stores that of the input.
+            chosen = [min(self._fences, key=lambda fence: fence.fenced.state.position)]
         counts = await asyncio.gather(
             *(fence.commit(packs[id(fence)], self._position, self._note) for fence in chosen)
         )
@@ -391,7 +390,7 @@ def _outputs_of(result: Any) -> list[NewEvent]:
         return []
     if isinstance(result, NewEvent):
         return [result]
-    # Questions that cost little, because they are asked for every event.
+    # Cheap checks, because they are made for every event.
     if isinstance(result, list) or hasattr(result, "__next__"):
         return [item if isinstance(item, NewEvent) else NewEvent(item) for item in result]
     return [NewEvent(result)]

@@ -26,7 +26,6 @@ from millstream.messaging.publishing.bulk import publish_atomic, publish_many
 from millstream.messaging.publishing.event_producer import EventProducer
 from millstream.messaging.publishing.event_publisher import PUBLISH_SECONDS, EventPublisher
 from millstream.messaging.publishing.expected_last import publish_after
-from millstream.messaging.publishing.target import PackTarget
 from millstream.messaging.reading.at_offset import events_at
 from millstream.messaging.reading.latest import last_of_key, read_latest
 from millstream.messaging.reading.replay import ReadPlan, plan_of, read_events
@@ -47,6 +46,7 @@ if TYPE_CHECKING:
 
     from millstream.messaging.process import Process, ProcessSettings, Transform
     from millstream.messaging.publishing.pack_producer import PackProducer
+    from millstream.messaging.publishing.target import PackTarget
     from millstream.messaging.publishing.writer import Writer
 
 __all__ = ["Topic"]
@@ -202,6 +202,8 @@ class Topic:
 
     def _target(self) -> PackTarget:
         """What producers of packs write to; refused where packs cannot be stored."""
+        from millstream.messaging.publishing.target import PackTarget
+
         self._check_writable()
         if not self.settings.takes_packs:
             raise ConfigError(

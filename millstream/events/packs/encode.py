@@ -7,7 +7,7 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from threading import Lock
-from typing import Literal
+from typing import Final, Literal
 
 import pyarrow as pa
 
@@ -18,31 +18,13 @@ from millstream.events.packs.ipc import END_OF_STREAM, ReadLimits, has_clean_off
 from millstream.wire.message import OutgoingMessage
 from millstream.wire.protocol import encode_headers
 
-__all__ = ["Compression", "EncodedPack", "PackLimits", "empty", "encode", "split"]
+__all__ = ["Compression", "EncodedPack", "empty", "encode", "split"]
 
 Compression = Literal["none", "lz4", "zstd"]
 
 _DEFAULTS = ReadLimits()
-
-
-@dataclass(frozen=True, slots=True)
-class PackLimits:
-    """The limits of one pack; the first one that is reached counts."""
-
-    max_count: int = 5_000  # events: larger packs are no faster
-    max_bytes: int = 1024 * 1024  # payload and headers; NATS's default max_payload
-    header_bytes: int = 4096  # kept free for headers: the pack's, the fence's, 1 KiB of position
-
-    def __post_init__(self) -> None:
-        if not 1 <= self.max_count <= _DEFAULTS.max_rows:
-            raise ConfigError(
-                f"max_count must be 1 to {_DEFAULTS.max_rows:,} events, not {self.max_count!r}"
-            )
-        if not 0 < self.header_bytes < self.max_bytes <= _DEFAULTS.max_decoded_bytes:
-            raise ConfigError(
-                f"max_bytes must be above header_bytes ({self.header_bytes!r}) and at most "
-                f"{_DEFAULTS.max_decoded_bytes:,}, not {self.max_bytes!r}"
-            )
+# Kept free in each message for headers: the pack's, the fence's, 1 KiB of position.
+HEADER_BYTES: Final = 4096
 
 
 @dataclass(frozen=True, slots=True)
@@ -236,19 +218,24 @@ def _write_stream(
             writer.write_batch(batch)
 
 
-def split(batch: pa.RecordBatch, limits: PackLimits) -> list[pa.RecordBatch]:
+def split(batch: pa.RecordBatch, max_events: int, max_bytes: int) -> list[pa.RecordBatch]:
     """The batch as slices (views, nothing is copied) that each fit one pack, in order.
 
     Sizes are uncompressed, so a compressed pack fits as well. Raises
     `PayloadTooLarge` when a single event does not fit, before anything was sent.
     """
+    if max_events < 1 or max_bytes <= HEADER_BYTES:
+        raise ConfigError(
+            f"packs of at most {max_events:,} events and {max_bytes:,} bytes: the least is 1 event "
+            f"and {HEADER_BYTES + 1:,} bytes"
+        )
     form, plain = _plain(batch)
-    room = limits.max_bytes - limits.header_bytes
+    room = max_bytes - HEADER_BYTES
     slices: list[pa.RecordBatch] = []
     start = 0
-    guess = limits.max_count
+    guess = max_events
     while start < plain.num_rows:
-        most = min(limits.max_count, plain.num_rows - start)
+        most = min(max_events, plain.num_rows - start)
         rows = _rows_that_fit(form, plain.slice(start, most), room, min(guess, most))
         slices.append(plain.slice(start, rows))
         start += rows

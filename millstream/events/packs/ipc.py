@@ -18,6 +18,7 @@ import pyarrow as pa
 from millstream.errors import ConfigError, PackError
 from millstream.events.packs.envelope import check_columns
 from millstream.events.packs.flatbuffer import FlatTable, root
+from millstream.events.packs.packing import PACK_BYTES_MAX, PACK_EVENTS_MAX
 from millstream.events.packs.types import Node, Reading, read_fields
 
 __all__ = [
@@ -52,10 +53,8 @@ class ReadLimits:
     payload that does not start at a multiple of 8 bytes, and 16 MiB for metadata and codecs.
     """
 
-    max_rows: int = 1_000_000  # events in one pack; writers create packs of thousands
-    max_decoded_bytes: int = (
-        64 * 1024 * 1024
-    )  # the largest payload that a NATS server can be configured for
+    max_rows: int = PACK_EVENTS_MAX  # events in one pack; writers make packs of thousands
+    max_decoded_bytes: int = PACK_BYTES_MAX
     max_values: int = 8 * 1024 * 1024  # leaves and items of all columns: bounds Python objects
 
     def __post_init__(self) -> None:

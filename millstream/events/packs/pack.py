@@ -19,7 +19,6 @@ from millstream.errors import PackError
 from millstream.events.packs.encode import (
     Compression,
     EncodedPack,
-    PackLimits,
     empty,
     encode,
     split,
@@ -39,7 +38,6 @@ __all__ = [
     "Compression",
     "EncodedPack",
     "Pack",
-    "PackLimits",
     "ReadLimits",
     "decode",
     "empty",

@@ -1,26 +1,25 @@
-"""When a producer's pack is full. Pure."""
+"""How a producer gathers events into packs: when a pack is full and how packs are sent."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import Final, Literal
 
 from millstream.errors import ConfigError
 
-if TYPE_CHECKING:
-    import pyarrow as pa
+__all__ = ["PACK_BYTES_MAX", "PACK_EVENTS_MAX", "Packing"]
 
-    from millstream.events.packs.pack import EncodedPack, PackLimits
-
-__all__ = ["Packing"]
+PACK_EVENTS_MAX: Final = 1_000_000  # what readers accept
+PACK_BYTES_MAX: Final = 64 * 1024 * 1024  # the largest payload a NATS server can be set to accept
+PACK_BYTES_MIN: Final = 16 * 1024
 
 
 @dataclass(frozen=True, slots=True)
 class Packing:
-    """A pack is full when the first of these limits is reached."""
+    """A pack is sent when it reaches one of the limits or its first event has waited `linger`."""
 
-    max_events: int = 5_000
-    max_bytes: int = 1024 * 1024  # of the message; below the server's max_payload
+    max_events: int = 5_000  # beyond this, larger packs are no faster
+    max_bytes: int = 1024 * 1024  # of the complete message; at most the server's max_payload
     linger: float = 0.05  # seconds an event waits for others
     compression: Literal["none", "lz4", "zstd"] = "none"
     max_in_flight: int = 8  # packs sent and not acknowledged; a fence always has one
@@ -32,19 +31,7 @@ class Packing:
             raise ConfigError(f"max_in_flight {self.max_in_flight!r}: choose 1 to 1,000 packs")
         if self.compression not in ("none", "lz4", "zstd"):
             raise ConfigError(f"compression {self.compression!r}: choose none, lz4 or zstd")
-        if self.max_events < 1 or self.max_bytes < 16 * 1024:
-            raise ConfigError(
-                f"a pack of at most {self.max_events!r} events and {self.max_bytes!r} bytes: "
-                f"choose 1 event or more and 16 KiB or more"
-            )
-
-    def limits(self, max_payload: int) -> PackLimits:
-        """The limits of a pack on a server that accepts messages of `max_payload` bytes."""
-        from millstream.events.packs.pack import PackLimits
-
-        return PackLimits(self.max_events, min(self.max_bytes, max_payload))
-
-    def pack(self, batch: pa.RecordBatch, schema_id: str | None) -> EncodedPack:
-        from millstream.events.packs.pack import encode
-
-        return encode(batch, schema_id=schema_id, compression=self.compression)
+        if not 1 <= self.max_events <= PACK_EVENTS_MAX:
+            raise ConfigError(f"max_events {self.max_events!r}: choose 1 to {PACK_EVENTS_MAX:,}")
+        if not PACK_BYTES_MIN <= self.max_bytes <= PACK_BYTES_MAX:
+            raise ConfigError(f"max_bytes {self.max_bytes!r}: choose 16 KiB to 64 MiB")

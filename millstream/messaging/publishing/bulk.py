@@ -18,7 +18,7 @@ __all__ = ["publish_atomic", "publish_many"]
 async def publish_many(
     publisher: EventPublisher, events: Iterable[NewEvent | Any]
 ) -> list[Receipt]:
-    """Store events with many in flight; PartlyStored says which of them were refused."""
+    """Store events with many in flight; PartlyStored names those that were refused."""
     futures: list[asyncio.Future[Receipt]] = []
     for event in events:
         if publisher.stream_publisher.full:

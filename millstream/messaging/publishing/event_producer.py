@@ -1,4 +1,4 @@
-"""A producer: many events in flight, back-pressure, and an end at which everything is stored."""
+"""A producer of plain events: many in flight, with back-pressure; closing it waits for all acks."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from millstream.messaging.publishing.event_publisher import EventPublisher
 
 __all__ = ["EventProducer"]
 
-# Failures that are kept for the error at the end; the count goes on beyond it.
+# Failures that are kept for the error at the end; beyond this they are only counted.
 FAILURES_KEPT: Final = 1000
 
 
 class EventProducer(AsyncClosing):
     """Publishes single events with many in flight. At least once; with ids, each stored once.
 
-    `send` waits only while the window is full. Leaving `async with` waits for every ack; when an
-    event was refused and its future was not looked at, PartlyStored says which.
+    `send` waits only while the window is full. Leaving `async with` waits for every ack; when
+    events were refused, PartlyStored names them.
     """
 
     def __init__(self, publisher: EventPublisher, max_in_flight: int) -> None:

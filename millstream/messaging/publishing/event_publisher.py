@@ -1,4 +1,4 @@
-"""Acknowledged publishing of single events: what a topic and its plain producer share."""
+"""Acknowledged publishing of plain events, shared by a topic and its event producer."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class EventPublisher:
         self.set_durabilities(durabilities)
 
     def set_durabilities(self, durabilities: Sequence[Durability]) -> None:
-        """What the receipts of each partition say from now on."""
+        """Set the durability that the receipts of each partition state from now on."""
         self.durabilities = list(durabilities)
         self._receipts = [
             _receipt_maker(self._shape.topic, partition, durability)
@@ -97,7 +97,7 @@ def _receipt_maker(
     topic: str, partition: int, durability: Durability
 ) -> Callable[[PubAck], Receipt]:
     def make(ack: PubAck) -> Receipt:
-        # What the class does when it is called, without the call: this runs for every event.
+        # Without the cost of a call of the class: this runs for every event.
         return _new(Receipt, (topic, partition, ack.seq, ack.duplicate, durability))
 
     return make

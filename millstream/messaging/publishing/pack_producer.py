@@ -1,4 +1,4 @@
-"""The producer of packs: many events in one message, at full speed."""
+"""The producer of packs: many events in one message."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ import pyarrow as pa
 from millstream.closing import AsyncClosing
 from millstream.errors import ConnectionClosed, MillstreamError, PartlyStored, Unfit
 from millstream.events.event import ID_HEADER, Receipt
-from millstream.events.packs.pack import split
 from millstream.events.packs.packing import Packing
 from millstream.events.row_buffer import (
     Columns,
@@ -31,7 +30,7 @@ from millstream.wire.protocol import unique_token
 __all__ = ["PackProducer"]
 
 PUBLISH_SECONDS: Final = 30.0
-# Refused packs that are kept for the error at the end; the count goes on beyond it.
+# Refused packs that are kept for the error at the end; beyond this they are only counted.
 FAILURES_KEPT: Final = 1000
 
 
@@ -43,23 +42,21 @@ class PackProducer(AsyncClosing):
     """Collects events into packs and stores them, several packs in flight. At least once.
 
     Events wait `linger` seconds at most for others. Events of a key are stored in order, unless a
-    pack had to be sent again. Leaving `async with` returns when all is stored; what is not (an
-    event that does not fit its schema, a pack the broker refused) is named by PartlyStored, and
-    everything else is stored. For exactly once use a writer.
+    pack had to be sent again. Leaving `async with` returns when everything is stored, except what
+    PartlyStored names: events that do not fit the schema, packs that the broker refused.
+    For exactly once use a writer.
     """
 
     def __init__(self, target: PackTarget, packing: Packing, durability: str) -> None:
         self._target = target
         self._packing = packing
         self._durability = durability
-        self._limits = packing.limits(target.jetstream.connection.info.max_payload)
-        self._schema_id = target.schema_id
         self._name = f"p{unique_token(12)}"
         count = target.shape.partitions
         self._buffers = [RowBuffer(target.value_type) for _ in range(count)]
         self._subjects = [f"{p}.{PACK_TOKEN}.{self._name}" for p in target.shape.prefixes]
         self._indexes: list[list[int]] = [[] for _ in range(count)]  # of events in the buffers
-        self._order = [asyncio.Lock() for _ in range(count)]  # packs leave in their order
+        self._order = [asyncio.Lock() for _ in range(count)]  # packs are sent in their order
         self._turn = 0
         self._packs = 0
         self._in_flight = 0
@@ -70,7 +67,7 @@ class PackProducer(AsyncClosing):
         self._refused = 0
         self._failed: dict[int, MillstreamError] = {}
         self._closed = False
-        self.last: Receipt | None = None  # of the pack that was acknowledged last
+        self.last: Receipt | None = None  # of the last pack that was acknowledged
         target.jetstream.connection.outlets.add(self)
 
     async def _leave(self, error: BaseException | None) -> None:
@@ -129,7 +126,7 @@ class PackProducer(AsyncClosing):
     # -- sending packs --------------------------------------------------------------------
 
     async def flush(self) -> None:
-        """Return when everything taken so far is stored; PartlyStored says what is not."""
+        """Return when everything taken so far is stored; PartlyStored names what is not."""
         for partition in range(len(self._buffers)):
             await self._seal(partition)
         while self._in_flight:
@@ -151,7 +148,7 @@ class PackProducer(AsyncClosing):
         await self.flush()
 
     async def _seal(self, partition: int) -> None:
-        """Make packs of what is buffered for a partition and send them."""
+        """Encode what is buffered for a partition as packs and send them."""
         async with self._order[partition]:
             buffer = self._buffers[partition]
             if not len(buffer):
@@ -168,7 +165,7 @@ class PackProducer(AsyncClosing):
     def _fit_parts(
         self, buffer: RowBuffer, rows: Rows, indexes: list[int]
     ) -> list[tuple[pa.RecordBatch, int]]:
-        """The rows that fit, found by halving; each that does not is noted as refused."""
+        """The rows that fit, found by halving; each that does not is recorded as refused."""
         try:
             return [(buffer.build(rows), indexes[0])]
         except Unfit as unfit:
@@ -183,8 +180,8 @@ class PackProducer(AsyncClosing):
 
     async def _send(self, partition: int, batch: pa.RecordBatch, first: int) -> None:
         publisher = self._target.publisher
-        for piece in split(batch, self._limits):
-            pack = self._packing.pack(piece, self._schema_id)
+        for piece in self._target.split(batch, self._packing):
+            pack = self._target.encode(piece, self._packing)
             while self._in_flight >= self._packing.max_in_flight:
                 await self._wait()
             if publisher.full:

@@ -5,8 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import pyarrow as pa
+
 from millstream.events.encoding import TopicShape
 from millstream.events.event import Partition
+from millstream.events.packs.pack import EncodedPack, encode, split
+from millstream.events.packs.packing import Packing
 from millstream.events.value_type import ValueType
 from millstream.wire.aio.jetstream import JetStream
 from millstream.wire.aio.publisher import StreamPublisher
@@ -24,12 +28,12 @@ class PackTarget:
     partitions: Sequence[Partition]
     value_type: ValueType | None
 
-    @property
-    def schema_id(self) -> str | None:
-        """The id of the schema version that is written; None: values are bytes."""
-        return None if self.value_type is None else self.value_type.schema_id
+    def split(self, batch: pa.RecordBatch, packing: Packing) -> list[pa.RecordBatch]:
+        """The batch in pieces that each fit one pack."""
+        max_payload = self.jetstream.connection.info.max_payload
+        return split(batch, packing.max_events, min(packing.max_bytes, max_payload))
 
-    @property
-    def max_payload(self) -> int:
-        """The largest message, in bytes, that the server accepts."""
-        return self.jetstream.connection.info.max_payload
+    def encode(self, piece: pa.RecordBatch, packing: Packing) -> EncodedPack:
+        """A piece as a pack of the topic's schema version."""
+        schema_id = None if self.value_type is None else self.value_type.schema_id
+        return encode(piece, schema_id=schema_id, compression=packing.compression)

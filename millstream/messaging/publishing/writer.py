@@ -1,4 +1,4 @@
-"""Exactly-once writers: named, fenced, restartable where they were."""
+"""Exactly-once writers: named, fenced, and resumed where they stopped."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import pyarrow.compute as pc
 from millstream.closing import AsyncClosing
 from millstream.errors import ConfigError, ConnectionClosed, MillstreamError
 from millstream.events.fence import check_note, fence_subject
-from millstream.events.packs.pack import EncodedPack, split
+from millstream.events.packs.pack import EncodedPack
 from millstream.events.packs.packing import Packing
 from millstream.events.row_buffer import Columns, RowBuffer, batches_of, enveloped
 from millstream.events.subject import check_name, key_bytes
@@ -39,7 +39,7 @@ class _Rows:
         return _Rows(self.batch.slice(start, count), self.positions.slice(start, count))
 
     def upto(self, position: int) -> int:
-        """How many are not beyond a position."""
+        """How many are at or before a position."""
         return int(pc.sum(pc.less_equal(self.positions, position)).as_py() or 0)
 
     def joined(self, more: _Rows) -> _Rows:
@@ -50,14 +50,14 @@ class _Rows:
 
 
 class _Lane:
-    """One fence with what waits for it. At most one unit is in flight and one is being made."""
+    """One fence with what waits for it. At most one unit is in flight and one is being encoded."""
 
     def __init__(self, fence: FencedLane, value_type: ValueType | None) -> None:
         self.fence = fence
         self.buffer = RowBuffer(value_type)
         self.positions: list[int] = []  # input position of each event in the buffer
         self.tail: _Rows | None = None  # rows before those: too few for a pack
-        self.stored_before = 0  # what earlier lives of this writer stored
+        self.stored_before = 0  # the position stored before this writer was opened
         self.store: asyncio.Task[None] | None = None
         self.turn = asyncio.Lock()  # keeps packs in order when lingering and writing meet
 
@@ -71,8 +71,8 @@ class Writer(AsyncClosing):
     """Writes each event exactly once, however often it is killed and restarted.
 
     Every event has a position, a number that grows along the input (a line number, an offset).
-    After a restart `position` says up to where everything is stored; events that are given again
-    are recognised by their position and left out. Opening a second writer of the same name fences
+    After a restart everything up to `position` is stored; events that are given again are
+    recognised by their position and skipped. Opening a second writer of the same name fences
     the first one out. Events of one key are stored in the order of writing.
     """
 
@@ -81,17 +81,15 @@ class Writer(AsyncClosing):
         if not 1 <= lanes <= LANES_MAX:
             raise ConfigError(f"lanes {lanes!r}: choose 1 to {LANES_MAX} for each partition")
         self.name = name
-        self.skipped = 0  # events that an earlier life had stored
+        self.skipped = 0  # events that were stored before a restart
         self._target = target
         self._packing = packing
         self._max_events = packing.max_events
-        self._limits = packing.limits(target.jetstream.connection.info.max_payload)
-        self._schema_id = target.schema_id
         self._lanes: list[_Lane] = []
         self._lanes_each = lanes
         self._lane_count = lanes * target.shape.partitions
-        self._given = 0  # position of the last event given in this life
-        self._placed = 0  # up to here every event is in its lane's buffer, or further
+        self._given = 0  # position of the last event that was given
+        self._buffered = 0  # position up to which every event is in its lane's buffer, or stored
         self._note: str | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._lingering: asyncio.Task[None] | None = None
@@ -125,7 +123,7 @@ class Writer(AsyncClosing):
 
     @property
     def position(self) -> int:
-        """Up to here, inclusive, everything is stored; 0 at the very beginning."""
+        """Everything up to here, inclusive, is stored; 0: nothing yet."""
         return min(lane.fence.state.position for lane in self._lanes)
 
     @property
@@ -134,7 +132,7 @@ class Writer(AsyncClosing):
         return min((lane.fence.state for lane in self._lanes), key=lambda s: s.position).note
 
     def set_note(self, note: str) -> None:
-        """Words of your own, stored with the position from now on: at most 1 KiB, one line."""
+        """Text of your own, stored with the position from now on: at most 1 KiB, one line."""
         self._note = check_note(note)
 
     # -- writing --------------------------------------------------------------------------
@@ -151,13 +149,13 @@ class Writer(AsyncClosing):
     ) -> None:
         """Take an event; stored when its pack is full, when it has lingered, or by `flush`."""
         if self._closed or self._error is not None or position <= self._given or not self._lanes:
-            self._advance(position, position)  # says which of them it is
+            self._advance(position, position)  # raises the error for the reason
         self._given = position
         number = 0 if self._lane_count == 1 else self._lane_number(key, position)
         lane = self._lanes[number]
         if position <= lane.stored_before:
             self.skipped += 1
-            self._placed = position
+            self._buffered = position
             return
         if headers is None and timestamp is None and id is None:
             lane.buffer.add(value, key)
@@ -165,7 +163,7 @@ class Writer(AsyncClosing):
             lane.buffer.add_event(value, key, headers, timestamp, id)
         positions = lane.positions
         positions.append(position)
-        self._placed = position
+        self._buffered = position
         if len(positions) >= self._max_events or lane.buffer.bytes >= self._packing.max_bytes:
             await self._seal(lane)
         elif self._timer is None:
@@ -186,14 +184,14 @@ class Writer(AsyncClosing):
         first = position - total + 1
         for batch in batches:
             rows = enveloped(batch, columns or Columns(), self._target.value_type)
-            # Lanes: so little that one lot is sorted while the packs of the last are under way.
+            # Several lanes: few enough rows to sort a lot while the packs before it are in flight.
             lot = rows.num_rows if self._lane_count == 1 else self._lane_count * self._max_events
             for start in range(0, rows.num_rows, lot):
                 parts = self._by_lane(rows.slice(start, lot), first + start)
                 # Lanes side by side, each in its own order.
                 await asyncio.gather(*(self._write_part(lane, part) for lane, part in parts))
             first += rows.num_rows
-        self._placed = position
+        self._buffered = position
         if any(lane.tail is not None for lane in self._lanes):
             self._start_timer()
 
@@ -217,7 +215,10 @@ class Writer(AsyncClosing):
         elif tail is not None:
             lots = [tail, rows]
         pieces = [
-            piece for lot in lots if lot.batch.num_rows for piece in split(lot.batch, self._limits)
+            piece
+            for lot in lots
+            if lot.batch.num_rows
+            for piece in self._target.split(lot.batch, self._packing)
         ]
         positions = pa.concat_arrays([lot.positions for lot in lots])
         lane.tail = None
@@ -244,7 +245,7 @@ class Writer(AsyncClosing):
         for lane in self._lanes:
             await lane.idle()
             self._check_error()
-            if lane.fence.state.position < self._placed:
+            if lane.fence.state.position < self._buffered:
                 await self._advance_idle(lane)
 
     async def close(self) -> None:
@@ -264,7 +265,7 @@ class Writer(AsyncClosing):
         await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _seal(self, lane: _Lane) -> None:
-        """Make packs of what is buffered and send them on."""
+        """Encode what is buffered as packs and send them."""
         async with lane.turn:
             if lane.tail is not None:
                 tail, lane.tail = lane.tail, None
@@ -272,28 +273,28 @@ class Writer(AsyncClosing):
             if not lane.positions:
                 return
             positions, lane.positions = lane.positions, []
-            positions[-1] = self._placed  # nothing at or before this is left for this lane
+            positions[-1] = self._buffered  # nothing at or before this is left for this lane
             try:
                 batch = lane.buffer.build(lane.buffer.drain())
             except MillstreamError as error:
                 self._error = error
                 raise
-            pieces = split(batch, self._limits)
+            pieces = self._target.split(batch, self._packing)
             await self._send(lane, pieces, lambda done: positions[done - 1])
 
     async def _send(
         self, lane: _Lane, pieces: Sequence[pa.RecordBatch], position_of: Callable[[int], int]
     ) -> None:
-        """Send a pack for each piece; `position_of` says how far so many rows bring the lane."""
+        """Send a pack for each piece; `position_of` gives the lane's position after some rows."""
         done = 0
         for piece in pieces:
             done += piece.num_rows
-            pack = self._packing.pack(piece, self._schema_id)
+            pack = self._target.encode(piece, self._packing)
             await lane.idle()
             self._check_error()
             store = self._store(lane, pack, position_of(done))
             lane.store = asyncio.get_running_loop().create_task(store)
-            await asyncio.sleep(0)  # it leaves now, and is stored while the next one is made
+            await asyncio.sleep(0)  # it is sent now, and stored while the next one is encoded
 
     async def _store(self, lane: _Lane, pack: EncodedPack, position: int) -> None:
         try:
@@ -302,9 +303,9 @@ class Writer(AsyncClosing):
             self._error = error
 
     async def _advance_idle(self, lane: _Lane) -> None:
-        """A lane without events of late learns how far the input is."""
+        """Advance the position of an idle lane."""
         try:
-            await lane.fence.store([], self._placed, self._note)
+            await lane.fence.store([], self._buffered, self._note)
         except MillstreamError as error:
             self._error = error
             raise
@@ -342,7 +343,7 @@ class Writer(AsyncClosing):
     # -- lanes ----------------------------------------------------------------------------
 
     def _lane_number(self, key: str | bytes | None, position: int) -> int:
-        """The lane of an event: by key, or by position, so that it is the same in every life."""
+        """The lane of an event: by key, or by position, so that it is the same after a restart."""
         value = position if key is None else zlib.crc32(key_bytes(key))
         partitions = self._target.shape.partitions
         partition, lane = value % partitions, value // partitions % self._lanes_each
@@ -360,20 +361,20 @@ class Writer(AsyncClosing):
             yield self._lanes[number], _Rows(rows.take(chosen), positions)
 
     def _lane_numbers(self, rows: pa.RecordBatch, first: int) -> pa.Array:
-        """The lane of each row; a key is placed once, however many rows it has."""
+        """The lane of each row; found once for each key, however many rows it has."""
         if "key" not in rows.schema.names:
-            places = range(first, first + rows.num_rows)
-            return pa.array([self._lane_number(None, place) for place in places], pa.int32())
+            positions = range(first, first + rows.num_rows)
+            return pa.array([self._lane_number(None, at) for at in positions], pa.int32())
         keys = rows.column("key").dictionary_encode()
         known = [self._lane_number(key, 0) for key in keys.dictionary.to_pylist()]
         numbers = pa.array(known, pa.int32()).take(keys.indices)
         if not numbers.null_count:
             return numbers
-        placed = [
+        chosen = [
             self._lane_number(None, first + at) if number is None else number
             for at, number in enumerate(numbers.to_pylist())
         ]
-        return pa.array(placed, pa.int32())
+        return pa.array(chosen, pa.int32())
 
 
 def _counted(first: int, count: int) -> pa.Array:

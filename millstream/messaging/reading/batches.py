@@ -1,4 +1,4 @@
-"""Events as Arrow record batches: packs as they are, plain messages gathered between them.
+"""Events as Arrow record batches: one for each pack, plain messages gathered between them.
 
 Columns: key, timestamp, headers, id and value as in packs (docs/PACKS.md), then partition, offset
 and index. Column data of a pack is not copied, neither here nor by resolving it to the reader's
@@ -31,7 +31,7 @@ from millstream.wire.message import RawMessage
 __all__ = ["COLUMNS", "batches_of_messages", "read_batches"]
 
 COLUMNS: Final = ("key", "timestamp", "headers", "id", "value", "partition", "offset", "index")
-# Rows whose numbers are made once; larger packs make their own.
+# Row numbers that are built once; larger packs build their own.
 _NUMBERED: Final = 10_000
 _NUMBERS: Final = pa.array(range(_NUMBERED), pa.int32())
 
@@ -59,7 +59,7 @@ def batches_of_messages(
 ) -> Iterator[pa.RecordBatch]:
     """The events of some messages as record batches, in order. Pure.
 
-    What was redriven for one subscription is left out: it has been read here before.
+    Copies redriven for one subscription are skipped: they have been read here before.
     """
     plain: list[PlainEvent] = []
     for raw in messages:
@@ -120,7 +120,7 @@ def _numbers(count: int) -> pa.Array:
 
 
 def _named(where: str, make: Any) -> Any:
-    """What is made, or the schema's error with the place of the message it is about."""
+    """The result, or the schema's error with the position of the message."""
     try:
         return make()
     except SchemaError as error:

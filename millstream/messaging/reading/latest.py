@@ -1,8 +1,8 @@
-"""The last event of each key, exactly: also of keys that are written while they are read.
+"""The last event of each key, also of keys that are written while they are read.
 
-A reader of last events passes over an event that is replaced before its turn comes, and the one
-that replaced it is behind the end of what the reader was to read. So when something was written
-meanwhile, the keys that were not seen are looked up one by one.
+A reader of last events skips an event that is replaced before it is delivered, and its replacement
+is after the end of the range. So when something was written meanwhile, the keys that were not seen
+are looked up one by one.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from millstream.wire.aio.jetstream import JetStream
 
 __all__ = ["last_of_key", "last_on", "read_latest"]
 
-# Subjects that one answer of the server holds at most; its own number.
+# The server's limit of subjects in one answer.
 SUBJECTS_PAGE: Final = 100_000
-PAGES_MAX: Final = 10_000  # a thousand million keys; an endless answer would be a fault
+PAGES_MAX: Final = 10_000  # a billion keys; ends a loop that would never end
 
 
 class _State(msgspec.Struct):
@@ -39,7 +39,7 @@ class _Info(msgspec.Struct):
 
 
 async def last_on(jetstream: JetStream, partition: Partition, subject: str) -> Event | None:
-    """The last event of a subject, as of now."""
+    """The last event of a subject now."""
     found = await jetstream.get_message(partition.stream, {"last_by_subj": subject})
     if found is None:
         return None
@@ -54,7 +54,7 @@ async def read_latest(
 ) -> AsyncGenerator[Event, None]:
     """The last event of each key (or of these keys), each key once.
 
-    A key that had an event when this began is there, with that one or a later one.
+    Every key that had an event when this started is included, with that event or a later one.
     """
     if any(partition.prefix is None for partition in partitions):
         raise ConfigError("a foreign stream has no keys")

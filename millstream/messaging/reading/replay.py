@@ -1,4 +1,4 @@
-"""Replay: reading any range of a topic again, without touching subscriptions."""
+"""Replay: reading any range of a topic, independent of subscriptions."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from millstream.wire.range_cursor import Range
 __all__ = ["ReadPlan", "plan_of", "read_events", "read_messages"]
 
 TAKE_MESSAGES: Final = 1000
-# Without a message for so long, a reader asks whether the rest of its range can be read at all.
+# After this long without a message, a reader checks whether the rest of its range is readable.
 QUIET_SECONDS: Final = 2.0
 
 
@@ -32,14 +32,14 @@ class ReadPlan:
 
     start: Start = Start.ALL
     end: int | datetime | None = None  # offset or time, exclusive; None: what is stored now
-    follow: bool = False  # go on with events stored later, for ever
+    follow: bool = False  # go on with events stored later, forever
     partitions: Sequence[int] | None = None  # None: all
     keys: Sequence[str] = ()  # only events of these keys; none given: all
     subjects: Sequence[str] = ()  # only messages on these subjects; instead of keys
 
     def __post_init__(self) -> None:
         if self.follow and self.end is not None:
-            raise ConfigError("follow=True reads for ever; it cannot have an end")
+            raise ConfigError("follow=True reads forever; it cannot have an end")
         if self.keys and self.subjects:
             raise ConfigError("choose by keys or by subjects, not by both")
         if isinstance(self.end, datetime) and self.end.tzinfo is None:
@@ -47,9 +47,9 @@ class ReadPlan:
 
 
 def plan_of(plan: ReadPlan | None, choices: dict[str, Any]) -> ReadPlan:
-    """A plan that was given whole, or by its single values."""
+    """The given plan, or one of single values."""
     if plan is not None and choices:
-        raise ConfigError("give a ReadPlan, or its single values, not both")
+        raise ConfigError("give a ReadPlan or its single values, not both")
     try:
         return plan or ReadPlan(**choices)
     except TypeError as error:

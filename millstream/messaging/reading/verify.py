@@ -1,4 +1,4 @@
-"""Walking a log: checksums, writer chains, sequences; every hole gets a name."""
+"""Checking a topic: checksums, writer chains, sequences; every gap is reported."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from millstream.wire.protocol import parse_headers
 
 __all__ = ["Flaw", "Verification", "verify_log"]
 
-# Flaws that are kept; a log with more is beyond listing, and the count goes on.
+# Flaws that are kept; beyond this they are only counted.
 FLAWS_KEPT: Final = 10_000
 # Set by the server where a message was copied from another topic: its chain is the origin's.
 SOURCE_HEADER: Final = "Nats-Stream-Source"
@@ -34,7 +34,7 @@ SOURCE_HEADER: Final = "Nats-Stream-Source"
 
 @dataclass(frozen=True, slots=True)
 class Flaw:
-    """Something that should not be: where, what kind, and in words."""
+    """One fault: where it is, its kind, and a description."""
 
     partition: int
     offset: int
@@ -44,14 +44,14 @@ class Flaw:
 
 @dataclass(slots=True)
 class Verification:
-    """What a walk over a topic found."""
+    """What checking a topic found."""
 
     topic: str
     messages: int = 0
-    events: int = 0  # that a reader of the whole topic is given
+    events: int = 0  # that a reader of the complete topic gets
     packs: int = 0
     writers: int = 0
-    deleted: int = 0  # sequences inside the log that hold nothing
+    deleted: int = 0  # sequences between messages that hold nothing
     flaw_count: int = 0
     flaws: list[Flaw] = field(default_factory=list)
 
@@ -80,7 +80,7 @@ class _Walk:
     def __init__(self, report: Verification, partition: int, first: int) -> None:
         self._report = report
         self._partition = partition
-        self._first = first  # chains may begin before it: their start has expired
+        self._first = first  # chains may start before it: their first units have expired
         self._next = first
         self._chains: dict[bytes, _Chain] = {}
         self._parts: dict[bytes, tuple[str, int]] = {}  # writer subject: number, parts seen
@@ -120,7 +120,7 @@ class _Walk:
                 return
             previous = int(headers[PREVIOUS_HEADER])
         except (KeyError, ValueError) as error:
-            self._flaw(offset, "chain", f"writer '{writer}': its headers are not sound ({error})")
+            self._flaw(offset, "chain", f"writer '{writer}': its headers are not valid ({error})")
             return
         self._check_parts(offset, subject, headers)
         chain = self._chains.get(subject)
@@ -148,16 +148,14 @@ class _Walk:
         number, seen = self._parts.pop(subject, ("", 0))
         found = seen if number == headers[NUMBER_HEADER] else 0
         if found != wanted and offset - wanted >= self._first:
-            self._flaw(
-                offset, "parts", f"a unit of {wanted + 1} packs, of which {found + 1} are there"
-            )
+            self._flaw(offset, "parts", f"a unit of {wanted + 1} packs, of which {found + 1} exist")
 
     def _missing(self, offset: int, writer: str, previous: int) -> None:
         self._flaw(
             offset,
             "chain",
-            f"writer '{writer}' stored its unit before this one at offset {previous}; it is not "
-            f"there: it was deleted, or the log lost it",
+            f"writer '{writer}' stored its unit before this one at offset {previous}; it is "
+            f"missing: it was deleted or lost",
         )
 
     def _flaw(self, offset: int, kind: str, text: str) -> None:
@@ -167,15 +165,15 @@ class _Walk:
 async def verify_log(
     jetstream: JetStream, topic: str, partitions: Sequence[Partition]
 ) -> AsyncGenerator[Verification, None]:
-    """Walk every partition; the report so far after each group of messages, at last the whole."""
+    """Walk every partition; the report so far after each group of messages, at last all of it."""
     report = Verification(topic)
     plan = ReadPlan()
     for partition in partitions:
         state = (await jetstream.stream_info(partition.stream)).state
         walk = _Walk(report, partition.number, max(1, state.first_seq))
         held = report.messages
-        place = [partition]
-        async for _, messages in read_messages(jetstream, place, plan, over_damage=True):
+        groups = read_messages(jetstream, [partition], plan, over_damage=True)
+        async for _, messages in groups:
             for raw in messages:
                 walk.message(partition, raw)
             yield report

@@ -10,7 +10,7 @@ import pyarrow as pa
 
 from millstream.errors import ConfigError
 from millstream.events.fence import fence_subject
-from millstream.events.packs.pack import EncodedPack, PackLimits, encode, split
+from millstream.events.packs.pack import EncodedPack, encode, split
 from millstream.settings import ConnectionSettings
 from millstream.spark.broker_access import connection_to
 from millstream.spark.options import SinkOptions
@@ -33,8 +33,7 @@ class Packer:
     def __init__(
         self, target: Target, options: SinkOptions, give: Callable[[EncodedPack], None]
     ) -> None:
-        most = min(options.pack_bytes, target.max_payload)
-        self._limits = PackLimits(options.pack_rows, most)
+        self._max_bytes = min(options.pack_bytes, target.max_payload)
         self._options = options
         self._schema_id = target.schema.latest_id if target.schema is not None else None
         self._give = give
@@ -47,11 +46,11 @@ class Packer:
         self.count += rows.num_rows
         start = 0
         while start < rows.num_rows:
-            taken = min(rows.num_rows - start, self._limits.max_count - self._rows)
+            taken = min(rows.num_rows - start, self._options.pack_rows - self._rows)
             self._waiting.append(rows.slice(start, taken))
             self._rows += taken
             start += taken
-            if self._rows >= self._limits.max_count:
+            if self._rows >= self._options.pack_rows:
                 self.flush()
 
     def flush(self) -> None:
@@ -59,7 +58,7 @@ class Packer:
         if not self._waiting:
             return
         waiting, self._waiting, self._rows = self._waiting, [], 0
-        for rows in split(_one(waiting), self._limits):
+        for rows in split(_one(waiting), self._options.pack_rows, self._max_bytes):
             pack = encode(rows, schema_id=self._schema_id, compression=self._options.compression)
             self._give(pack)
 

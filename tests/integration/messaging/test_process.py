@@ -49,14 +49,14 @@ async def check_outputs(source: Topic, target: Topic) -> None:
         expected.extend(output.value for output in transform(event))
     stored = [event async for event in target.read()]
     assert sorted(event.value for event in stored) == sorted(expected)
-    place = {value: number for number, value in enumerate(expected)}
+    index = {value: number for number, value in enumerate(expected)}
     for partition in range(target.partitions):
         for origin in range(source.partitions):
-            begin = b"%d." % origin
+            start = b"%d." % origin
             seen = [
-                place[e.value]
+                index[e.value]
                 for e in stored
-                if e.partition == partition and e.value.startswith(begin)
+                if e.partition == partition and e.value.startswith(start)
             ]
             assert seen == sorted(seen)
 
@@ -171,8 +171,8 @@ async def test_a_failing_function_stops_the_process_where_it_failed(mill: Mill) 
             await producer.send(b"%d" % number)
     with pytest.raises(ProcessFailed, match="seven is not welcome"):
         await mill.process(source, target, fragile, ProcessSettings("p")).run(once=True)
-    mended = mill.process(source, target, lambda event: event.value, ProcessSettings("p"))
-    await mended.run(once=True)
+    fixed = mill.process(source, target, lambda event: event.value, ProcessSettings("p"))
+    await fixed.run(once=True)
     assert [int(event.value) async for event in target.read()] == list(range(12))
 
 
@@ -234,7 +234,7 @@ async def test_a_recreated_input_is_data_loss_not_a_fresh_start(mill: Mill) -> N
         await mill.process(source, target, fragile, ProcessSettings("p")).run(once=True)
     for number in range(6):
         await source.publish(b"%d" % number)
-    with pytest.raises(DataLoss, match="not the one it read"):
+    with pytest.raises(DataLoss, match="not what it read"):
         await mill.process(source, target, fragile, ProcessSettings("p")).run(once=True)
     assert len([event async for event in target.read()]) == 5
 
@@ -276,7 +276,7 @@ async def test_a_process_cut_off_at_any_moment_leaves_nothing_half_done(
             process = other.process(*parts, _slowly, SETTINGS)
             running = asyncio.create_task(process.run(once=True))
             goal = chance.randrange(250)
-            while (  # noqa: ASYNC110 (the process says nothing while it works)
+            while (  # noqa: ASYNC110 (the process reports nothing while it works)
                 process.handled < goal and not running.done()
             ):
                 await asyncio.sleep(0)
@@ -302,7 +302,7 @@ def child(url: str, how: str) -> Coroutine[None, None, asyncio.subprocess.Proces
 
 
 async def kill_child_in_its_work(url: str, target: Topic, outputs: int) -> None:
-    """Run the program and kill -9 it when it has stored so many outputs more."""
+    """Run the program and kill -9 it when it has stored this many more outputs."""
     goal = outputs + await outputs_stored(target)
     program = await child(url, "follow")
     deadline = Deadline(60)

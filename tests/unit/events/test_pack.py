@@ -17,7 +17,8 @@ from hypothesis import strategies as st
 
 from millstream.errors import ConfigError, PackError, PayloadTooLarge, Unfit
 from millstream.events.packs import pack
-from millstream.events.packs.pack import PackLimits, ReadLimits, decode, encode, envelope, split
+from millstream.events.packs.pack import ReadLimits, decode, encode, envelope, split
+from millstream.events.packs.packing import Packing
 from millstream.events.packs.rows import to_python
 from millstream.events.packs.types import time_zone
 
@@ -195,10 +196,14 @@ def test_wrong_options_are_refused() -> None:
         encode(orders(1), compression="gzip")  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match="schema id"):
         encode(orders(1), schema_id="a\r\nb")
-    with pytest.raises(ConfigError, match="max_count"):
-        PackLimits(max_count=0)
+    for count in (0, 1_000_001):
+        with pytest.raises(ConfigError, match="max_events"):
+            Packing(max_events=count)
     with pytest.raises(ConfigError, match="max_bytes"):
-        PackLimits(max_bytes=100)
+        Packing(max_bytes=100)
+    for max_events, max_bytes in ((0, 40_000), (1, 4096)):
+        with pytest.raises(ConfigError, match="the least is 1 event and 4,097 bytes"):
+            split(orders(1), max_events, max_bytes)
     with pytest.raises(ConfigError, match="max_rows"):
         ReadLimits(max_rows=0)
 
@@ -243,7 +248,7 @@ def test_a_payload_at_an_odd_address_is_copied_once() -> None:
 def test_slices_are_views_of_the_batch() -> None:
     batch = orders(1000)
     before = pa.total_allocated_bytes()
-    slices = split(batch, PackLimits(max_count=100))
+    slices = split(batch, 100, 1024 * 1024)
     assert pa.total_allocated_bytes() == before
     assert [part.num_rows for part in slices] == [100] * 10
     assert addresses(slices[7]) == addresses(batch)
@@ -256,8 +261,7 @@ def test_slices_are_views_of_the_batch() -> None:
 def test_a_large_batch_is_split_into_packs_that_fit(compression: Any) -> None:
     sizes = [number * number % 3000 for number in range(600)]
     batch = envelope(pa.array([os.urandom(size) for size in sizes]))
-    limits = PackLimits(max_bytes=40_000, header_bytes=1000)
-    packs = [encode(part, compression=compression) for part in split(batch, limits)]
+    packs = [encode(part, compression=compression) for part in split(batch, 5_000, 40_000)]
     assert all(made.size <= 40_000 for made in packs)
     events = [row for made in packs for row in decode(made.headers, made.payload).values()]
     assert events == batch.column("value").to_pylist()
@@ -268,7 +272,7 @@ def test_a_large_batch_is_split_into_packs_that_fit(compression: Any) -> None:
 def test_a_single_event_that_does_not_fit_is_refused_before_anything_is_sent() -> None:
     batch = envelope(pa.array([b"a", b"b" * 50_000, b"c"]))
     with pytest.raises(PayloadTooLarge) as caught:
-        split(batch, PackLimits(max_bytes=40_000))
+        split(batch, 5_000, 40_000)
     assert caught.value.size > 50_000
     assert caught.value.limit < 40_000
 

@@ -50,18 +50,18 @@ async def read_by_spark(url: str, first: int) -> int:
 
 
 async def looked_at(mill: millstream.Mill, first: int) -> int:
-    """As users read who may make no consumer."""
-    lane = DirectReader(mill.jetstream, "log", Range(first, first + COUNT), Signal())
-    await lane.open()
+    """Read as a user that may not create consumers."""
+    reader = DirectReader(mill.jetstream, "log", Range(first, first + COUNT), Signal())
+    await reader.open()
     found = 0
     try:
-        while not lane.done:
-            taken = lane.take_now(COUNT)
+        while not reader.done:
+            taken = reader.take_now(COUNT)
             found += len(taken)
-            if not taken and not lane.done:
-                await lane.signal.wait(0.1)
+            if not taken and not reader.done:
+                await reader.signal.wait(0.1)
     finally:
-        lane.close()
+        reader.close()
     return found
 
 
@@ -102,7 +102,7 @@ async def test_every_way_of_reading_gives_all_of_a_range_while_a_copy_catches_up
 
 
 async def test_a_range_ends_where_its_end_was_deleted_or_has_other_keys(cluster: Cluster) -> None:
-    """The leader's word ends a range too; asking for it must not make readers wait."""
+    """The leader's answer ends a range too; asking for it must not make readers wait."""
     async with millstream.connect(cluster.url) as mill, asyncio.timeout(60):
         topic = await mill.create_topic("log", replicas=3)
         await topic.publish_many(NewEvent(b"%d" % n, f"k{n % 2}") for n in range(10))

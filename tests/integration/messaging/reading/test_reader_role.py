@@ -1,4 +1,4 @@
-"""A user who may only look reads topics all the same, and can change nothing."""
+"""A user of the reader role reads topics and can change nothing."""
 
 from __future__ import annotations
 

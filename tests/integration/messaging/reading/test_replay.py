@@ -145,7 +145,7 @@ async def test_following_goes_on_with_what_is_stored_later(topic: Topic) -> None
     await asyncio.wait_for(following, 20)
     await reader.aclose()  # type: ignore[attr-defined]
     assert seen == numbers(*range(1, 10))
-    with pytest.raises(ConfigError, match="for ever"):
+    with pytest.raises(ConfigError, match="forever"):
         topic.read(follow=True, end=5)
 
 

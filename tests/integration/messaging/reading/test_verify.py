@@ -1,4 +1,4 @@
-"""`verify` names every hole: a deleted pack, a damaged block, a unit without its parts."""
+"""`verify` reports every gap: a deleted pack, a damaged block, a unit without its parts."""
 
 from __future__ import annotations
 
