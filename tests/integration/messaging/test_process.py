@@ -146,7 +146,7 @@ async def test_a_second_process_fences_the_first_one_out(mill: Mill) -> None:
     await check_outputs(source, target)
 
 
-async def test_settings_that_mean_nothing_are_refused() -> None:
+async def test_invalid_settings_are_refused() -> None:
     with pytest.raises(ConfigError, match="on_error"):
         ProcessSettings("p", on_error="ignore")  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match="commit_every"):
@@ -239,7 +239,7 @@ async def test_a_recreated_input_is_data_loss_not_a_fresh_start(mill: Mill) -> N
     assert len([event async for event in target.read()]) == 5
 
 
-async def test_output_partitions_that_stand_at_different_places_are_made_even(mill: Mill) -> None:
+async def test_output_partitions_at_different_positions_catch_up(mill: Mill) -> None:
     """One partition took its outputs and the other one could not: the first must not get twice."""
     source, target = await two_topics(mill)
     await fill(source, 0, 300)

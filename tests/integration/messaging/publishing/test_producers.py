@@ -24,7 +24,7 @@ def numbers(count: int) -> list[bytes]:
     return [b"%d" % n for n in range(count)]
 
 
-async def test_leaving_a_producer_means_that_everything_is_stored(topic: Topic) -> None:
+async def test_leaving_a_producer_waits_until_everything_is_stored(topic: Topic) -> None:
     async with topic.event_producer() as producer:
         futures = [await producer.send(b"%d" % n, f"k{n % 3}") for n in range(1000)]
         assert producer.sent == 1000
@@ -34,7 +34,7 @@ async def test_leaving_a_producer_means_that_everything_is_stored(topic: Topic) 
         await producer.send(b"x")
 
 
-async def test_an_event_may_have_all_that_a_single_publish_has(topic: Topic) -> None:
+async def test_a_producer_takes_every_option_of_publish(topic: Topic) -> None:
     moment = datetime(2026, 1, 2, tzinfo=UTC)
     async with topic.event_producer() as producer:
         await producer.send(b"v", "k", headers={"a": "b"}, timestamp=moment, id="one")
@@ -88,7 +88,7 @@ async def test_refused_events_are_named_at_the_end(topic: Topic) -> None:
     assert await values(topic) == [b"0", b"2", b"4"]
 
 
-async def test_a_flush_means_that_all_so_far_is_stored_and_the_producer_goes_on(
+async def test_flush_stores_everything_so_far_and_the_producer_goes_on(
     topic: Topic,
 ) -> None:
     async with topic.event_producer() as producer:
@@ -137,7 +137,7 @@ async def test_events_in_packs_come_back_one_by_one(mill: Mill) -> None:
     assert (await topic.get(one.offset, one.partition))[0].position == one.position
 
 
-async def test_a_pack_leaves_when_it_has_lingered(topic: Topic) -> None:
+async def test_a_pack_is_sent_after_it_has_lingered(topic: Topic) -> None:
     async with topic.producer(Packing(linger=0.05)) as producer:
         await producer.send(b"1")
         await producer.send(b"2")

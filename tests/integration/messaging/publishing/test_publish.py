@@ -39,7 +39,7 @@ async def test_an_event_is_read_as_it_was_published(topic: Topic) -> None:
     assert (event.topic, event.position, event.subject) == ("orders", (0, 1, 0), "orders.a=20key")
 
 
-async def test_what_is_left_out_is_none_or_the_time_of_storing(topic: Topic) -> None:
+async def test_omitted_fields_are_none_or_the_time_of_storing(topic: Topic) -> None:
     before = datetime.now(UTC) - timedelta(seconds=1)
     await topic.publish("text")
     await topic.publish(None, "k")
@@ -85,7 +85,7 @@ async def test_a_looked_up_event_is_the_one_that_is_read(topic: Topic) -> None:
     assert await topic.last("other") is None
 
 
-async def test_a_receipt_says_where_whether_again_and_how_safely(topic: Topic) -> None:
+async def test_a_receipt_has_offset_duplicate_and_durability(topic: Topic) -> None:
     first = await topic.publish(b"a", "k", id="one")
     again = await topic.publish(b"b", "k", id="one")
     other = await topic.publish(b"c", "k")
@@ -121,7 +121,7 @@ async def test_many_events_have_receipts_in_the_order_given(topic: Topic) -> Non
     assert await values(topic) == [b"%d" % n for n in range(3000)]
 
 
-async def test_of_many_events_those_refused_are_named_and_the_others_stored(topic: Topic) -> None:
+async def test_refused_events_of_many_are_named_and_the_others_stored(topic: Topic) -> None:
     await topic.publish(b"0", "a")
     wrong = PublishOptions(expected_last=7)
     events = [NewEvent(b"1"), NewEvent(b"2", "a", options=wrong), NewEvent(b"3"), NewEvent(4)]
@@ -149,7 +149,7 @@ async def test_an_atomic_batch_is_stored_side_by_side(topic: Topic) -> None:
     await busy
 
 
-async def test_of_an_atomic_batch_nothing_is_stored_when_one_event_is_refused(topic: Topic) -> None:
+async def test_nothing_of_an_atomic_batch_is_stored_when_one_event_is_refused(topic: Topic) -> None:
     await topic.publish(b"0", "k", id="used")
     with pytest.raises(WrongSequence):
         await topic.publish_atomic(
@@ -195,7 +195,7 @@ async def test_an_event_expected_to_follow_another_is_stored_only_then(topic: To
     assert await values(topic) == [b"1", b"2", b"3"]
 
 
-async def test_of_many_writers_that_expect_the_same_one_wins(topic: Topic) -> None:
+async def test_one_of_many_writers_that_expect_the_same_offset_wins(topic: Topic) -> None:
     async def write(number: int) -> int:
         options = PublishOptions(expected_last=0)
         return (await topic.publish(b"%d" % number, "a", options=options)).offset
@@ -247,7 +247,7 @@ async def test_an_event_with_a_time_to_live_is_gone_after_it(topic: Topic) -> No
         ({"value": b"", "id": "a\r\nb"}, "line end"),
     ],
 )
-async def test_what_cannot_be_published_is_refused_at_once(
+async def test_invalid_events_are_refused_immediately(
     topic: Topic, wrong: dict[str, Any], text: str
 ) -> None:
     with pytest.raises(ConfigError, match=text):
@@ -274,7 +274,7 @@ async def test_a_full_topic_that_keeps_the_old_refuses_the_new(mill: Mill) -> No
     assert await values(topic) == [b"1", b"2"]
 
 
-async def test_publishing_to_a_topic_that_was_deleted_says_so(mill: Mill, topic: Topic) -> None:
+async def test_publishing_to_a_deleted_topic_is_an_error(mill: Mill, topic: Topic) -> None:
     await mill.delete_topic("orders")
 
     async def published() -> type[Exception] | None:
@@ -287,7 +287,7 @@ async def test_publishing_to_a_topic_that_was_deleted_says_so(mill: Mill, topic:
     await eventually(published, NoResponders)
 
 
-async def test_a_closed_connection_says_so(millstream_url: str) -> None:
+async def test_publishing_on_a_closed_connection_is_an_error(millstream_url: str) -> None:
     mill = await millstream.connect(millstream_url)
     topic = await mill.create_topic("orders")
     pending = asyncio.gather(*(topic.publish(b"%d" % n) for n in range(100)))
@@ -311,7 +311,7 @@ async def test_another_client_reads_and_writes_the_same_topic(topic: Topic, peer
     assert (theirs.key, theirs.value, dict(theirs.headers)) == ("k2", b"theirs", {"c": "d"})
 
 
-async def test_a_copy_and_a_foreign_stream_take_no_events(mill: Mill, topic: Topic) -> None:
+async def test_copies_and_foreign_streams_refuse_events(mill: Mill, topic: Topic) -> None:
     copy = await mill.create_topic("copy", mirror=millstream.Origin("orders"))
     await mill.jetstream.create_stream({"name": "F", "subjects": ["f.>"]})
     foreign = await mill.topic("F")
@@ -323,7 +323,7 @@ async def test_a_copy_and_a_foreign_stream_take_no_events(mill: Mill, topic: Top
     assert (receipt.offset, receipt.duplicate, again.duplicate) == (1, False, True)
 
 
-async def test_a_cancelled_publish_leaves_the_publisher_in_order(
+async def test_a_cancelled_publish_leaves_the_publisher_intact(
     mill: Mill, topic: Topic, until: Until
 ) -> None:
     task = asyncio.create_task(topic.publish(b"1"))

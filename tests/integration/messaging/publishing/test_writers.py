@@ -41,7 +41,7 @@ async def check_each_once_in_order(topic: Topic, count: int) -> None:
     assert all(numbers == sorted(numbers) for numbers in by_key.values())
 
 
-async def test_a_restarted_writer_goes_on_where_it_was(millstream_url: str) -> None:
+async def test_a_restarted_writer_resumes_where_it_stopped(millstream_url: str) -> None:
     async with connect(millstream_url) as mill:
         topic = await mill.create_topic("log", partitions=3)
         async with topic.writer("w", SMALL) as writer:
@@ -91,7 +91,7 @@ async def test_a_second_process_of_the_same_name_fences_the_first_one_out(
         assert await values(topic) == [1, 2]
 
 
-async def test_an_event_that_is_refused_leaves_its_neighbours_whole(millstream_url: str) -> None:
+async def test_a_refused_event_does_not_affect_its_neighbours(millstream_url: str) -> None:
     async with connect(millstream_url) as mill:
         topic = await mill.create_topic("log")
         async with topic.writer("w") as writer:
@@ -114,7 +114,7 @@ async def test_positions_must_grow(millstream_url: str) -> None:
                 await writer.write(b"5", position=5)
 
 
-async def test_a_frame_given_again_is_cut_where_it_was_stored(millstream_url: str) -> None:
+async def test_a_frame_given_again_is_stored_from_where_it_stopped(millstream_url: str) -> None:
     async with connect(millstream_url) as mill:
         topic = await mill.create_topic("log", partitions=2)
         numbers = [b"%d" % n for n in range(1, 1001)]
@@ -249,7 +249,7 @@ async def test_killed_at_random_points_each_event_is_stored_once(millstream_url:
         assert reports[-1].sound, reports[-1].flaws
 
 
-async def test_the_broker_killed_at_random_points_costs_nothing() -> None:
+async def test_nothing_is_lost_when_the_broker_is_killed_at_random_points() -> None:
     chance = random.Random(7)
     count = 6_000
 

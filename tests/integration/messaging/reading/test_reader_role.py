@@ -32,7 +32,7 @@ async def both() -> AsyncIterator[tuple[Client, Client]]:
             yield admin, reader
 
 
-async def test_a_reader_reads_ranges_keys_and_what_comes(both: tuple[Client, Client]) -> None:
+async def test_a_reader_reads_ranges_keys_and_new_events(both: tuple[Client, Client]) -> None:
     admin, reader = both
     topic = await admin.create_topic("log", partitions=2)
     await topic.publish_many(NewEvent(b"%d" % n, f"k{n % 3}") for n in range(2500))

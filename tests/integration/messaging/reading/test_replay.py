@@ -90,7 +90,7 @@ async def test_reading_touches_no_subscription_and_leaves_nothing_behind(
     await eventually(consumers, ["s"])
 
 
-async def test_gaps_are_no_obstacle(topic: Topic) -> None:
+async def test_gaps_are_skipped(topic: Topic) -> None:
     await fill(topic, 30)
     for offset in (1, 2, 5, 6, 7, 29, 30):
         await topic._jetstream.delete_message("orders", offset)
@@ -120,7 +120,7 @@ async def test_keys_are_read_alone_also_from_packs_and_partitions(mill: Mill) ->
     assert {e.partition for e in await read(topic, partitions=[part.partition])} == {part.partition}
 
 
-async def test_what_was_not_given_a_key_is_read_by_subject(topic: Topic) -> None:
+async def test_events_without_a_key_are_read_by_subject(topic: Topic) -> None:
     await fill(topic, 6)
     assert await values(topic, subjects=["orders.k0", "orders.k2"]) == numbers(0, 2, 3, 5)
     with pytest.raises(ConfigError):
@@ -184,7 +184,7 @@ async def test_any_stream_is_read_and_subscribed_as_it_is(mill: Mill, peer: Peer
         await topic.last("a")
 
 
-async def test_messages_of_millstream_itself_are_no_events(mill: Mill, topic: Topic) -> None:
+async def test_millstreams_own_messages_are_not_events(mill: Mill, topic: Topic) -> None:
     await put(mill.connection, "orders._redrive.queue", b"note")
     await put(mill.connection, "orders._", b"keyless")
     await put(mill.connection, "orders._schedule.x", b"later")
@@ -197,7 +197,7 @@ async def test_messages_of_millstream_itself_are_no_events(mill: Mill, topic: To
         pass
 
 
-async def test_a_topic_that_is_not_there_is_an_error_and_not_an_empty_range(
+async def test_reading_a_missing_topic_is_an_error_not_an_empty_range(
     mill: Mill, topic: Topic
 ) -> None:
     with pytest.raises(TopicNotFound):
@@ -207,7 +207,7 @@ async def test_a_topic_that_is_not_there_is_an_error_and_not_an_empty_range(
         await read(topic)
 
 
-async def test_a_reader_that_is_slow_gets_everything(topic: Topic) -> None:
+async def test_a_slow_reader_gets_everything(topic: Topic) -> None:
     await fill(topic, 1000)
     seen = 0
     async for _event in topic.read():
@@ -225,7 +225,7 @@ async def test_a_range_larger_than_any_window_is_complete(mill: Mill) -> None:
     assert found == numbers(*range(200))
 
 
-async def test_a_consumer_that_nobody_answers_for_is_asked_for_under_another_name(
+async def test_a_consumer_without_an_answer_is_created_under_another_name(
     topic: Topic, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As in a cluster that has given it to a server which has just died: it is never answered."""

@@ -24,7 +24,7 @@ async def write(topic: Topic, first: int, last: int) -> None:
             await writer.write(b"value %d" % number, "k", position=number)
 
 
-async def test_a_sound_log_has_no_flaws(millstream_url: str) -> None:
+async def test_an_intact_topic_has_no_flaws(millstream_url: str) -> None:
     async with connect(millstream_url) as mill:
         topic = await mill.create_topic("log", partitions=2)
         await write(topic, 1, 100)
@@ -46,7 +46,7 @@ async def test_a_missing_pack_is_named_by_the_one_that_followed_it(millstream_ur
         assert report.deleted == 1
 
 
-async def test_events_that_expired_are_no_flaw(millstream_url: str) -> None:
+async def test_expired_events_are_not_a_flaw(millstream_url: str) -> None:
     async with connect(millstream_url) as mill:
         topic = await mill.create_topic("log", max_messages=5)
         await write(topic, 1, 100)
@@ -55,7 +55,7 @@ async def test_events_that_expired_are_no_flaw(millstream_url: str) -> None:
         assert report.packs == 5
 
 
-async def test_a_flipped_byte_in_a_block_file_is_told(tmp_path: Path) -> None:
+async def test_a_flipped_byte_in_a_block_file_is_reported(tmp_path: Path) -> None:
     async with running_broker(data=tmp_path / "data") as broker:
         async with connect(broker.url) as mill:
             await write(await mill.create_topic("log"), 1, 200)
