@@ -72,7 +72,7 @@ class Delivery(Twin, Event):
 
     @property
     def index(self) -> int:
-        """The place in its pack; 0 for a plain message."""
+        """Its number in its pack, from 0; 0 for a plain event."""
         return self._inner.index
 
     @property

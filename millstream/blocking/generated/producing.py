@@ -30,8 +30,8 @@ __all__ = ["EventProducer", "PackProducer", "Process", "Writer"]
 class EventProducer(Sending):
     """Publishes single events with many in flight. At least once; with ids, each stored once.
 
-    `send` waits only while the window is full. Leaving `with` waits for every ack; when an
-    event was refused and its future was not looked at, PartlyStored says which.
+    `send` waits only while the window is full. Leaving `with` waits for every ack; when
+    events were refused, PartlyStored names them.
     """
 
     __slots__ = ()
@@ -76,9 +76,9 @@ class PackProducer(Sending):
     """Collects events into packs and stores them, several packs in flight. At least once.
 
     Events wait `linger` seconds at most for others. Events of a key are stored in order, unless a
-    pack had to be sent again. Leaving `with` returns when all is stored; what is not (an
-    event that does not fit its schema, a pack the broker refused) is named by PartlyStored, and
-    everything else is stored. For exactly once use a writer.
+    pack had to be sent again. Leaving `with` returns when everything is stored, except what
+    PartlyStored names: events that do not fit the schema, packs that the broker refused.
+    For exactly once use a writer.
     """
 
     __slots__ = ()
@@ -87,7 +87,7 @@ class PackProducer(Sending):
 
     @property
     def last(self) -> Receipt | None:
-        """Of the pack that was acknowledged last."""
+        """Of the last pack that was acknowledged."""
         return self._look(lambda: self._inner.last)
 
     def send(
@@ -107,7 +107,7 @@ class PackProducer(Sending):
         self._after(self._inner.send_batch, frame, columns)
 
     def flush(self) -> None:
-        """Return when everything taken so far is stored; PartlyStored says what is not."""
+        """Return when everything taken so far is stored; PartlyStored names what is not."""
         self._after(self._inner.flush)
 
     def close(self) -> None:
@@ -119,8 +119,8 @@ class Writer(Sending):
     """Writes each event exactly once, however often it is killed and restarted.
 
     Every event has a position, a number that grows along the input (a line number, an offset).
-    After a restart `position` says up to where everything is stored; events that are given again
-    are recognised by their position and left out. Opening a second writer of the same name fences
+    After a restart everything up to `position` is stored; events that are given again are
+    recognised by their position and skipped. Opening a second writer of the same name fences
     the first one out. Events of one key are stored in the order of writing.
     """
 
@@ -134,7 +134,7 @@ class Writer(Sending):
 
     @property
     def skipped(self) -> int:
-        """Events that an earlier life had stored."""
+        """Events that were stored before a restart."""
         return self._look(lambda: self._inner.skipped)
 
     def open(self) -> Self:
@@ -144,7 +144,7 @@ class Writer(Sending):
 
     @property
     def position(self) -> int:
-        """Up to here, inclusive, everything is stored; 0 at the very beginning."""
+        """Everything up to here, inclusive, is stored; 0: nothing yet."""
         return self._look(lambda: self._inner.position)
 
     @property
@@ -153,7 +153,7 @@ class Writer(Sending):
         return self._look(lambda: self._inner.note)
 
     def set_note(self, note: str) -> None:
-        """Words of your own, stored with the position from now on: at most 1 KiB, one line."""
+        """Text of your own, stored with the position from now on: at most 1 KiB, one line."""
         self._look(lambda: self._inner.set_note(note))
 
     def write(
@@ -200,7 +200,7 @@ class Writer(Sending):
 class Process(Twin):
     """Applies a function to every event of a topic and stores the results in another: exactly once.
 
-    Crash anywhere: no output is missing, none is doubled, none is partial. The function may be
+    A crash anywhere loses no output, stores none twice and none in part. The function may be
     called again for an event whose outputs were not committed, so it should depend on nothing but
     the event. Order: outputs keep the order of their input partition.
     """
