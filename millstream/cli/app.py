@@ -78,7 +78,7 @@ def _load(name: str) -> Any:
 app = typer.Typer(
     name="millstream",
     cls=_OnDemand,
-    help="Event streaming for Python: durable messaging in front, Spark pipelines behind.",
+    help="Event streaming for Python: durable messaging and Spark pipelines.",
     epilog=EXIT_CODES,
     no_args_is_help=True,
     pretty_exceptions_enable=False,
@@ -102,7 +102,7 @@ def _settings(
         typer.Option("--version", callback=_print_version, is_eager=True, help="Show the version."),
     ] = False,
 ) -> None:
-    """Event streaming for Python: durable messaging in front, Spark pipelines behind.
+    """Event streaming for Python: durable messaging and Spark pipelines.
 
     A setting comes from its option, else from the environment, else from the nearest
     millstream.toml.

@@ -89,9 +89,9 @@ class Progress(Closing):
             left = (TaskProgressColumn(), TimeRemainingColumn()) if total else (
                 MofNCompleteColumn(),
             )  # fmt: skip
-            words = TextColumn("[progress.description]{task.description}")
+            title = TextColumn("[progress.description]{task.description}")
             console = Console(stderr=True)
-            self._bar = Progress(words, BarColumn(), *left, count, console=console)
+            self._bar = Progress(title, BarColumn(), *left, count, console=console)
             self._task = self._bar.add_task(what, total=total, events=0)
 
     def _enter(self) -> None:

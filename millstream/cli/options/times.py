@@ -37,9 +37,9 @@ def nanoseconds(text: str) -> int:
     from millstream.events.event import nanoseconds_of
 
     found = _FRACTION.search(text)
-    whole = _FRACTION.sub("", text, count=1) if found else text
+    to_seconds = _FRACTION.sub("", text, count=1) if found else text
     try:
-        time = datetime.fromisoformat(whole)
+        time = datetime.fromisoformat(to_seconds)
     except ValueError:
         raise ConfigError(
             f"not a time: {text!r}. Write it like 2026-01-31T12:00:00Z, or 10m for ten minutes ago"
@@ -59,5 +59,5 @@ def time_text(nanoseconds: int) -> str:
 
     seconds, rest = divmod(nanoseconds, 1_000_000_000)
     fraction = f".{rest:09d}".rstrip("0") if rest else ""
-    whole = datetime_of(seconds * 1_000_000_000).replace(tzinfo=None).isoformat()
-    return f"{whole}{fraction}Z"
+    to_seconds = datetime_of(seconds * 1_000_000_000).replace(tzinfo=None).isoformat()
+    return f"{to_seconds}{fraction}Z"

@@ -68,11 +68,11 @@ def _value(item: Setting[Any, Any], value: Any) -> Any:
     if form is Form.PAIRS:
         return _pairs(flag(item), value)
     if form is Form.ORIGINS:
-        return [origin(flag(item), text) for text in value if text != "none"]
+        return [parse_origin(flag(item), text) for text in value if text != "none"]
     if value == "none" and item.default is None:
         return None
     if form is Form.ORIGIN:
-        return origin(flag(item), value)
+        return parse_origin(flag(item), value)
     if form is Form.NUMBER and isinstance(value, str):
         if not value.isdigit():
             raise ConfigError(f"{flag(item)}: {value!r} is not a number. Give one, or 'none'")
@@ -90,7 +90,7 @@ def _pairs(option: str, texts: list[str]) -> dict[str, str]:
     return pairs
 
 
-def origin(option: str, text: str) -> "Origin":
+def parse_origin(option: str, text: str) -> "Origin":
     """A topic to copy from: `orders`, `orders,domain=edge,start=17,filter=eu`."""
     from millstream.cli.options.times import moment
     from millstream.messaging import Origin

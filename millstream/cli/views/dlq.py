@@ -54,7 +54,7 @@ def show_list(letters: Sequence[DeadLetter]) -> None:
         return
     print_table(
         "Dead letters",
-        ["#offset", "died", "key", "#attempts", "cause", "origin", "value"],
+        ["#offset", "dead-lettered", "key", "#attempts", "cause", "original event", "value"],
         [
             (
                 letter.offset,

@@ -175,11 +175,11 @@ _FIELDS: Final[Mapping[bytes, Formatter]] = {
 
 def _compiled(form: str) -> Formatter:
     """A format like kcat's, as a function; an unknown field is refused."""
-    source = form.encode()
+    text = form.encode()
     pieces: list[bytes | Formatter] = []
     end = 0
-    for found in _PIECE.finditer(source):
-        pieces.append(source[end : found.start()])
+    for found in _PIECE.finditer(text):
+        pieces.append(text[end : found.start()])
         end = found.end()
         field, escape = found[1], found[2]
         if field is not None:
@@ -192,7 +192,7 @@ def _compiled(form: str) -> Formatter:
             pieces.append(bytes([int(escape[1:], 16)]))
         else:
             raise ConfigError(f"--format: there is no \\{escape.decode()}. {FORMAT_HELP}")
-    pieces.append(source[end:])
+    pieces.append(text[end:])
 
     def write(event: Event) -> bytes:
         return b"".join(p if isinstance(p, bytes) else p(event) for p in pieces)

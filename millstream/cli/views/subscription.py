@@ -49,7 +49,7 @@ def show_list(infos: Sequence[SubscriptionInfo]) -> None:
         return
     print_table(
         "Subscriptions",
-        ["topic", "subscription", "#to come", "#in flight", "#redelivered", "#waiting members",
+        ["topic", "subscription", "#pending", "#in flight", "#redelivered", "#waiting members",
          "state"],
         [
             (
@@ -78,7 +78,7 @@ def show(info: SubscriptionInfo, lag: Lag) -> None:
             say(f"  {name.replace('_', ' ')}: {value}")
     print_table(
         "",
-        ["#partition", "#next offset", "#to come", "#in flight", "#redelivered"],
+        ["#partition", "#next offset", "#pending", "#in flight", "#redelivered"],
         [
             (
                 position.partition,

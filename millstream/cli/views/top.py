@@ -20,13 +20,13 @@ if TYPE_CHECKING:
     from millstream.messaging import Lag, SubscriptionInfo, TopicInfo
     from millstream.mill import Mill
 
-__all__ = ["Look", "look", "rates", "watch"]
+__all__ = ["Snapshot", "rates", "take_snapshot", "watch"]
 
 ROWS_MAX: Final = 200  # a screen is shorter; the busiest are shown
 
 
 @dataclass(frozen=True, slots=True)
-class Look:
+class Snapshot:
     """The broker at one moment."""
 
     time: float  # of the event loop's clock
@@ -34,7 +34,7 @@ class Look:
     subscriptions: dict[tuple[str, str], tuple[SubscriptionInfo, Lag]]
 
 
-async def look(mill: Mill, wanted: list[str]) -> Look:
+async def take_snapshot(mill: Mill, wanted: list[str]) -> Snapshot:
     """Topics and subscriptions right now; those removed meanwhile are left out."""
     infos = [info for info in await mill.topics() if not wanted or info.name in wanted]
     unknown = set(wanted) - {info.name for info in infos}
@@ -45,7 +45,7 @@ async def look(mill: Mill, wanted: list[str]) -> Look:
     )
     now = asyncio.get_running_loop().time()
     subscriptions = {(info.topic, info.name): (info, lag) for part in found for info, lag in part}
-    return Look(now, {info.name: info for info in infos}, subscriptions)
+    return Snapshot(now, {info.name: info for info in infos}, subscriptions)
 
 
 async def _subscriptions(mill: Mill, info: TopicInfo) -> list[tuple[SubscriptionInfo, Lag]]:
@@ -59,7 +59,7 @@ async def _subscriptions(mill: Mill, info: TopicInfo) -> list[tuple[Subscription
         return []
 
 
-def rates(before: Look, after: Look) -> dict[str, Any]:
+def rates(before: Snapshot, after: Snapshot) -> dict[str, Any]:
     """The second snapshot as an object, with rates since the first."""
     seconds = max(after.time - before.time, 1e-9)
     topics = []
@@ -114,12 +114,12 @@ async def watch(
     terminal = sys.stdout.isatty() and not as_json
     console = Console(width=None if terminal else 160, highlight=False)
     live = Live(console=console, auto_refresh=False, screen=count is None) if terminal else None
-    before = await look(mill, wanted)
+    before = await take_snapshot(mill, wanted)
     left = count
     with live if live is not None else nullcontext():
         while left is None or left > 0:
             await asyncio.sleep(seconds)
-            after = await look(mill, wanted)
+            after = await take_snapshot(mill, wanted)
             seen = rates(before, after)
             if as_json:
                 print_json(seen, line=True)

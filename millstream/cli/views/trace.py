@@ -72,8 +72,8 @@ def draw(subject: str, reports: Sequence[Mapping[str, Any]], *, dry: bool) -> No
     from rich.text import Text
     from rich.tree import Tree
 
-    manner = "dry run: nothing was delivered or stored" if dry else "delivered"
-    tree = Tree(Text(f"{subject} ({manner})"))
+    result = "dry run: nothing was delivered or stored" if dry else "delivered"
+    tree = Tree(Text(f"{subject} ({result})"))
     by_hop = {_hop(report): report for report in reports}
     _add_server(tree, by_hop.get("") or reports[0], by_hop)
     Console(width=None if sys.stdout.isatty() else 160, highlight=False).print(tree)

@@ -98,7 +98,7 @@ def cli(tmp_path: Path) -> Iterator[Cli]:
 
 
 def until(condition: Callable[[], bool], seconds: float = 60.0) -> None:
-    """Wait for something that happens by itself."""
+    """Wait for something that happens on its own."""
     end = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < end, f"did not happen within {seconds} s"

@@ -41,7 +41,7 @@ async def can_publish(variables: dict[str, str], subject: str) -> bool:
     return not errors
 
 
-async def test_the_exports_let_a_client_in_with_its_role(cli: Cli) -> None:
+async def test_a_client_connects_with_the_exports_and_has_its_role(cli: Cli) -> None:
     app = cli.json("env")
     assert list(app) == ["NATS_URL", "NATS_USER", "NATS_PASSWORD"]
     assert await can_publish(app, "orders.1")
@@ -51,7 +51,7 @@ async def test_the_exports_let_a_client_in_with_its_role(cli: Cli) -> None:
     assert await can_publish(tenant, "orders.1")
 
 
-def test_the_exports_are_good_for_a_shell(cli: Cli) -> None:
+def test_the_exports_work_in_a_shell(cli: Cli) -> None:
     script = cli("env").stdout + 'printf "%s %s" "$NATS_URL" "$NATS_USER"'
     done = subprocess.run(["sh", "-c", script], capture_output=True, text=True, check=True)
     assert done.stdout == f"{cli.json('status')['url']} app"
@@ -63,10 +63,10 @@ def test_unknown_roles_and_accounts_are_refused(cli: Cli) -> None:
 
 
 def test_a_context_is_private_selected_and_complete(cli: Cli) -> None:
-    told = cli.json("context", "mine")
+    printed = cli.json("context", "mine")
     folder = cli.folder / "config" / "nats"
     file = folder / "context" / "mine.json"
-    assert told == {"name": "mine", "file": str(file), "selected": True}
+    assert printed == {"name": "mine", "file": str(file), "selected": True}
     assert file.stat().st_mode & 0o777 == 0o600
     content = json.loads(file.read_text())
     admin = cli.json("env", "--role", "admin")
@@ -91,7 +91,7 @@ def test_a_foreign_context_is_not_replaced(cli: Cli) -> None:
     assert "letters" in cli.error("context", "../escape")
 
 
-def test_secrets_are_printed_nowhere_else(cli: Cli) -> None:
+def test_secrets_are_not_printed_anywhere_else(cli: Cli) -> None:
     secrets = [cli.json("env", "--role", role)["NATS_PASSWORD"] for role in ("admin", "app")]
     shown = "".join(
         cli(*command).stdout

@@ -15,7 +15,7 @@ from tests.integration.broker.clients import client, declare, publish, publish_u
 from tests.integration.cli.conftest import Cli, alive, until
 
 
-async def test_up_is_ready_when_it_returns_and_what_was_acked_is_there_after_down_and_up(
+async def test_up_is_ready_when_it_returns_and_acked_events_survive_down_and_up(
     cli: Cli,
 ) -> None:
     state = cli.json("up", "--port", "0")
@@ -33,14 +33,14 @@ async def test_up_is_ready_when_it_returns_and_what_was_acked_is_there_after_dow
     assert await stored(again["url"]) == [b"first"]
 
 
-def test_without_a_broker_commands_say_so_with_exit_code_3(cli: Cli) -> None:
+def test_without_a_broker_commands_end_with_exit_code_3(cli: Cli) -> None:
     for command in ("status", "down", "env", "context", "logs"):
         assert "millstream up" in cli.error(command, code=3)
     assert "millstream up" in cli.error("node", "ls", code=3)
     assert list(cli.folder.iterdir()) == []
 
 
-def test_a_second_up_on_the_folder_says_who_holds_it(cli: Cli) -> None:
+def test_a_second_up_on_the_folder_reports_its_owner(cli: Cli) -> None:
     state = cli.json("up", "--port", "0")
     message = cli.error("up", "--port", "0")
     assert str(state["pid"]) in message
@@ -78,7 +78,7 @@ def test_the_project_file_is_read_from_a_folder_below(cli: Cli) -> None:
     assert cli.json("status")["url"] == state["url"]
 
 
-def test_encryption_makes_a_private_key_and_another_key_is_refused(cli: Cli) -> None:
+def test_encryption_creates_a_private_key_and_another_key_is_refused(cli: Cli) -> None:
     cli("up", "--port", "0", "--encrypt")
     key = cli.folder / ".millstream" / "encryption.key"
     assert key.stat().st_mode & 0o777 == 0o600
@@ -121,7 +121,7 @@ def test_the_foreground_fails_when_its_server_dies(cli: Cli) -> None:
     assert "error: the server is gone" in process.communicate()[1]
 
 
-def test_a_service_manager_is_told(cli: Cli) -> None:
+def test_a_service_manager_is_notified(cli: Cli) -> None:
     address = str(cli.folder / "notify")
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as manager:
         manager.bind(address)

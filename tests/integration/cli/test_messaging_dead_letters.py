@@ -16,7 +16,7 @@ CAUSES = {"a": "no such customer", "b": "Time out"}
 
 @pytest.fixture
 def run(millstream_url: str) -> Commands:
-    """Four events of keys a and b that the subscription 'bill' gave up."""
+    """Four events of keys a and b that the subscription 'bill' dead-lettered."""
 
     async def give_up() -> None:
         async with millstream.connect(millstream_url) as mill:
@@ -37,7 +37,7 @@ def run(millstream_url: str) -> Commands:
 ARGUMENTS = ("orders", "bill")
 
 
-def test_dead_letters_are_counted_listed_and_chosen(run: Commands) -> None:
+def test_dead_letters_are_counted_listed_and_selected(run: Commands) -> None:
     assert run.json("dlq", "ls") == [
         {"topic": "orders", "subscription": "bill", "queue": "orders-bill-dead", "letters": 4}
     ]
@@ -53,7 +53,7 @@ def test_dead_letters_are_counted_listed_and_chosen(run: Commands) -> None:
     assert "No dead letters found" in run("dlq", "ls", *ARGUMENTS, "-k", "c")
 
 
-def test_one_is_shown_with_cause_attempts_and_origin(run: Commands) -> None:
+def test_a_dead_letter_is_shown_with_cause_attempts_and_original_event(run: Commands) -> None:
     offset = run.json("dlq", "ls", *ARGUMENTS)[1]["offset"]
     letter = run.json("dlq", "show", *ARGUMENTS, str(offset))
     assert (letter["cause"], letter["attempts"], letter["origin_offset"]) == ("Time out", 1, 2)
@@ -83,7 +83,7 @@ def test_edited_letters_are_redriven_in_order_and_once(run: Commands) -> None:
     assert run.json("dlq", "ls", *ARGUMENTS) == []
 
 
-def test_what_was_redriven_for_one_is_read_and_exported_once(run: Commands) -> None:
+def test_redriven_events_of_one_subscription_are_read_and_exported_once(run: Commands) -> None:
     events = [f"event {n}" for n in range(4)]
     assert run.json("dlq", "redrive", *ARGUMENTS)["redriven"] == 4
     exported = run("export", "orders", "-", "--format", "jsonl").splitlines()
@@ -95,7 +95,7 @@ def test_what_was_redriven_for_one_is_read_and_exported_once(run: Commands) -> N
     assert [event["value"] for event in pulled] == events
 
 
-def test_letters_are_removed_only_on_purpose(run: Commands) -> None:
+def test_dead_letters_are_removed_only_with_confirmation(run: Commands) -> None:
     offset = str(run.json("dlq", "ls", *ARGUMENTS)[0]["offset"])
     assert "--yes" in run.error("dlq", "rm", *ARGUMENTS)
     assert "offset" in run.error("dlq", "rm", *ARGUMENTS, offset, "-k", "a", "-y")

@@ -123,7 +123,7 @@ def test_a_range_is_exported(run: Commands, tmp_path: Path) -> None:
     assert found == [["1", "2", "3"], ["1", "3", "5"], ["4", "5"], ["0"]]
 
 
-def test_a_file_that_exists_is_not_replaced_unasked(run: Commands, tmp_path: Path) -> None:
+def test_an_existing_file_is_not_replaced_without_force(run: Commands, tmp_path: Path) -> None:
     file = tmp_path / "a.jsonl"
     file.write_text("precious")
     assert "--force" in run.error("export", "orders", str(file))
@@ -196,7 +196,7 @@ def test_rows_of_any_parquet_are_objects(run: Commands, tmp_path: Path) -> None:
     }
 
 
-def test_running_an_import_again_stores_nothing_twice_unless_asked(
+def test_running_an_import_again_stores_nothing_twice_by_default(
     run: Commands, tmp_path: Path
 ) -> None:
     file = tmp_path / "rows.jsonl"
@@ -211,7 +211,9 @@ def test_running_an_import_again_stores_nothing_twice_unless_asked(
     assert "--again" in run.error("import", "orders", str(file), "--again", "--name", "x")
 
 
-def test_a_bad_row_stops_the_import_and_a_second_run_goes_on(run: Commands, tmp_path: Path) -> None:
+def test_a_bad_row_stops_the_import_and_a_second_run_continues(
+    run: Commands, tmp_path: Path
+) -> None:
     file = tmp_path / "rows.jsonl"
     good = [json.dumps({"n": number}) for number in range(1, 1501)]
     file.write_text("\n".join([*good[:1200], "{broken", *good[1200:]]))
@@ -262,13 +264,13 @@ def test_events_go_from_topic_to_topic_in_a_pipe(run: Commands) -> None:
     assert contents(run.url, "raw")[0][1] == b'{"a": 1}'
 
 
-def test_a_packed_file_is_really_packed(run: Commands, tmp_path: Path) -> None:
+def test_a_gzipped_file_is_really_compressed(run: Commands, tmp_path: Path) -> None:
     publish(run.url, "orders", ODD[:1])
     run("export", "orders", str(tmp_path / "a.jsonl.gz"))
     assert b"plain" in gzip.decompress((tmp_path / "a.jsonl.gz").read_bytes())
 
 
-def test_csv_cannot_hold_an_empty_key_and_says_so(run: Commands, tmp_path: Path) -> None:
+def test_csv_refuses_an_empty_key(run: Commands, tmp_path: Path) -> None:
     publish(run.url, "orders", [millstream.NewEvent(b"x", key="")])
     assert "empty key" in run.error("export", "orders", str(tmp_path / "a.csv"))
     run("export", "orders", str(tmp_path / "a.jsonl"))

@@ -61,7 +61,7 @@ def line_of(process: subprocess.Popen[str]) -> str:
 
 
 def lines_of(processes: list[subprocess.Popen[str]], count: int) -> list[str]:
-    """So many lines that the processes print, whoever prints them."""
+    """This many lines of the processes, whichever prints them."""
     pipes = [process.stdout.fileno() for process in processes if process.stdout is not None]
     shown = dict.fromkeys(pipes, b"")
     while sum(part.count(b"\n") for part in shown.values()) < count:
@@ -81,7 +81,7 @@ def test_a_subscriber_prints_what_is_published_until_ctrl_c(broker: Cli, run: Co
     assert interrupted(process) == ("", "")
 
 
-def test_a_queue_group_shares_and_a_count_ends_it(broker: Cli, run: Commands) -> None:
+def test_a_queue_group_shares_messages_and_a_count_ends_it(broker: Cli, run: Commands) -> None:
     pair = [started(broker, "sub", "jobs", "-q", "team", "--json") for _ in range(2)]
     alone = started(broker, "sub", "jobs", "-c", "20", "--raw")
     sent = run.json("pub", "jobs", "job {{Count}}", "-c", "20", "--template")
@@ -108,7 +108,7 @@ def test_requests_are_answered_by_a_program_and_its_failure_is_an_error(
     until(lambda: "no service or subscriber" in run.error("request", "shout", "x"))
 
 
-def test_every_listener_is_asked_and_blanks_are_filled_in(broker: Cli, run: Commands) -> None:
+def test_every_responder_is_asked_and_templates_are_filled_in(broker: Cli, run: Commands) -> None:
     for name in ("a", "b"):
         answer = f"{name} {{{{Request}}}} {{{{Subject}}}}"
         started(broker, "reply", "who.*", answer, "--template", "-q", name)
@@ -139,7 +139,7 @@ def test_a_tail_follows_until_ctrl_c(broker: Cli, run: Commands) -> None:
     until(lambda: not consumers(), 30)  # far less than one that was not removed lasts
 
 
-def test_a_reader_that_goes_away_ends_the_command_quietly(broker: Cli, run: Commands) -> None:
+def test_a_closed_pipe_ends_the_command_quietly(broker: Cli, run: Commands) -> None:
     run("pub", "-t", "orders", "x" * 1000, "-c", "500")
     for command in ("topic tail orders -o beginning", "export orders -"):
         done = subprocess.run(
@@ -241,7 +241,7 @@ def test_a_terminal_is_asked_before_anything_is_removed(broker: Cli, run: Comman
     assert "Removed topic 'doomed'" in shown
 
 
-def test_a_terminal_sees_how_far_an_import_and_an_export_are(broker: Cli, run: Commands) -> None:
+def test_a_terminal_shows_the_progress_of_import_and_export(broker: Cli, run: Commands) -> None:
     run("topic", "create", "rows")
     (broker.folder / "rows.jsonl").write_text("{}\n" * 10)
     for command in (("import", "rows", "rows.jsonl"), ("export", "rows", "out.csv")):
@@ -251,7 +251,7 @@ def test_a_terminal_sees_how_far_an_import_and_an_export_are(broker: Cli, run: C
         assert "10 events" in shown
 
 
-def test_a_broker_that_is_not_there_is_exit_code_3(cli: Cli) -> None:
+def test_an_unreachable_broker_is_exit_code_3(cli: Cli) -> None:
     assert "cannot connect" in cli.error("topic", "ls", "-s", "nats://127.0.0.1:1", code=3)
 
 

@@ -8,7 +8,7 @@ import contextlib
 import pytest
 
 import millstream
-from millstream.cli.views.top import look, rates
+from millstream.cli.views.top import rates, take_snapshot
 from millstream.errors import SubscriptionNotFound
 from millstream.testing import running_cluster
 from tests.integration.cli.messaging_commands import Commands
@@ -26,12 +26,12 @@ def run(millstream_url: str) -> Commands:
 
 
 def pulled(run: Commands, *options: str, wait: str = "60s") -> list[str]:
-    """What a pull prints; it waits so long for the first event only."""
+    """What a pull prints; it waits only for the first event."""
     events = run.lines("subscription", "pull", "orders", "bill", "--wait", wait, *options)
     return [event["value"] for event in events]
 
 
-def test_a_subscription_is_made_with_its_settings_and_shown(run: Commands) -> None:
+def test_a_subscription_is_created_with_its_settings_and_shown(run: Commands) -> None:
     made = run.json(
         "subscription", "create", "orders", "bill", "--start", "3", "--ack-wait", "10s",
         "--max-deliver", "4", "--backoff", "1s,1m", "--max-in-flight", "50", "--rate-limit", "9.5",
@@ -66,7 +66,7 @@ def test_a_conflict_names_the_setting(run: Commands) -> None:
     assert "ack_wait" in run.error("subs", "create", "orders", "bill", "--ack-wait", "20s")
 
 
-def test_pulled_and_acked_events_are_done(run: Commands) -> None:
+def test_pulled_and_acked_events_are_not_redelivered(run: Commands) -> None:
     run("subs", "create", "orders", "bill")
     assert pulled(run, "--ack", "-n", "2") == ["e1", "e2"]
     assert pulled(run, "--ack", "-n", "9") == ["e3", "e4", "e5"]
@@ -85,7 +85,7 @@ def test_a_pull_takes_no_more_from_the_broker_than_it_prints(run: Commands) -> N
     assert pulled(run, "--ack") == ["e1"]  # its lease is over now
 
 
-def test_a_misspelt_name_makes_no_subscription(run: Commands) -> None:
+def test_a_misspelt_name_creates_no_subscription(run: Commands) -> None:
     with pytest.raises(SubscriptionNotFound):
         run("subs", "pull", "orders", "bil")
     assert run.json("subs", "ls", "orders") == []
@@ -117,7 +117,7 @@ def test_a_paused_subscription_delivers_nothing(run: Commands) -> None:
     assert until.endswith("Z")
 
 
-def test_settings_are_changed_and_the_place_is_kept(run: Commands) -> None:
+def test_settings_are_changed_and_the_position_is_kept(run: Commands) -> None:
     run("subs", "create", "orders", "bill", "--max-deliver", "3")
     assert pulled(run, "--ack", "-n", "2") == ["e1", "e2"]
     changed = run.json(
@@ -130,7 +130,7 @@ def test_settings_are_changed_and_the_place_is_kept(run: Commands) -> None:
     assert "at least one" in run.error("subs", "edit", "orders", "bill")
 
 
-def test_a_subscription_is_removed_only_on_purpose(run: Commands) -> None:
+def test_a_subscription_is_removed_only_with_confirmation(run: Commands) -> None:
     run("subs", "create", "orders", "bill")
     assert "--yes" in run.error("subs", "rm", "orders", "bill")
     run("subs", "rm", "orders", "bill", "--yes")
@@ -140,11 +140,11 @@ def test_a_subscription_is_removed_only_on_purpose(run: Commands) -> None:
 # -- top ----------------------------------------------------------------------------------
 
 
-async def test_rates_and_lag_are_those_between_two_looks(millstream_url: str) -> None:
+async def test_rates_and_lag_are_those_between_two_snapshots(millstream_url: str) -> None:
     async with millstream.connect(millstream_url) as mill:
         topic = await mill.create_topic("orders", partitions=2)
         async with topic.subscribe("bill") as member:
-            before = await look(mill, [])
+            before = await take_snapshot(mill, [])
             await topic.publish_many([millstream.NewEvent(b"x", key=str(n)) for n in range(20)])
             taken: list[millstream.Delivery] = []
             while len(taken) < 20:
@@ -152,7 +152,7 @@ async def test_rates_and_lag_are_those_between_two_looks(millstream_url: str) ->
             for delivery in taken:
                 await delivery.ack_sync()
             await topic.publish(b"late", key="a")
-            after = await look(mill, [])
+            after = await take_snapshot(mill, [])
         seen = rates(before, after)
         seconds = after.time - before.time
         (stored,) = seen["topics"]
@@ -188,7 +188,7 @@ def test_a_trace_names_the_stream_and_stores_nothing(run: Commands) -> None:
     assert "no subscriber and no topic" in run("trace", "other.k", *PATIENT)
 
 
-async def test_a_trace_draws_the_way_through_a_cluster() -> None:
+async def test_a_trace_shows_the_path_through_a_cluster() -> None:
     async with running_cluster(3) as cluster:
         urls = cluster.url.split(",")
         async with millstream.connect(urls[0]) as here, millstream.connect(urls[1]) as there:

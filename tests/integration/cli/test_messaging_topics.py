@@ -27,7 +27,7 @@ def orders(run: Commands) -> Commands:
 # -- the topic itself ---------------------------------------------------------------------
 
 
-def test_a_topic_is_made_with_every_kind_of_setting_and_shown_again(run: Commands) -> None:
+def test_a_topic_is_created_with_every_kind_of_setting_and_shown(run: Commands) -> None:
     made = run.json(
         "topic", "create", "orders", "-p", "3", "--max-age", "7d", "--max-bytes", "1GiB",
         "--max-messages", "1000", "--discard", "new", "--compression", "s2", "--replicas", "1",
@@ -48,7 +48,7 @@ def test_a_topic_is_made_with_every_kind_of_setting_and_shown_again(run: Command
         assert word in text
 
 
-def test_creating_a_topic_again_is_nothing_and_with_other_settings_an_error(run: Commands) -> None:
+def test_creating_a_topic_again_is_a_no_op_and_with_other_settings_an_error(run: Commands) -> None:
     run("topic", "create", "orders", "--max-age", "1h")
     assert "is ready" in run("topic", "create", "orders", "--max-age", "1h")
     sentence = run.error("topic", "create", "orders", "--max-age", "2h")
@@ -71,7 +71,7 @@ def test_no_topic_is_a_hint_not_an_empty_table(run: Commands) -> None:
     assert run.json("topic", "ls") == []
 
 
-def test_a_setting_is_changed_and_a_limit_taken_away(run: Commands) -> None:
+def test_a_setting_is_changed_and_a_limit_removed(run: Commands) -> None:
     run("topic", "create", "orders", "--max-age", "1h", "--max-messages", "5")
     changed = run.json("topic", "edit", "orders", "--max-age", "none", "--max-messages", "7")
     assert changed["settings"]["max_age"] is None
@@ -81,7 +81,7 @@ def test_a_setting_is_changed_and_a_limit_taken_away(run: Commands) -> None:
     assert "max-messages" in run.error("topic", "edit", "orders", "--max-messages", "many")
 
 
-def test_a_copy_is_made_of_another_topic(orders: Commands) -> None:
+def test_a_topic_is_created_as_a_copy_of_another(orders: Commands) -> None:
     orders("topic", "create", "one")
     orders("pub", "-t", "one", "x")
     made = orders.json("topic", "create", "twin", "--mirror", "one,start=1")
@@ -111,7 +111,7 @@ def test_events_are_purged_by_key_by_offset_and_all(orders: Commands) -> None:
 # -- publishing into it -------------------------------------------------------------------
 
 
-def test_a_receipt_says_where_an_event_is_and_that_a_second_one_was_there(run: Commands) -> None:
+def test_a_receipt_reports_the_offset_and_a_duplicate(run: Commands) -> None:
     run("topic", "create", "orders")
     first = run.json("pub", "-t", "orders", "hello", "-k", "a", "--id", "one")
     again = run.json("pub", "-t", "orders", "hello", "-k", "a", "--id", "one")
@@ -150,7 +150,7 @@ def test_a_body_comes_from_a_pipe_a_file_or_a_template(run: Commands, tmp_path: 
     assert [(event["value"], event["id"]) for event in events[2:]] == [("n 1", "i1"), ("n 2", "i2")]
 
 
-def test_an_event_without_a_value_is_told_from_an_empty_one(run: Commands) -> None:
+def test_an_event_without_a_value_differs_from_an_empty_one(run: Commands) -> None:
     run("topic", "create", "users")
     run("pub", "-t", "users", "-k", "ann", "--null")
     run("pub", "-t", "users", "", "-k", "bob")
@@ -160,7 +160,7 @@ def test_an_event_without_a_value_is_told_from_an_empty_one(run: Commands) -> No
     assert "(no value)" in run(*tail)
 
 
-def test_an_event_appears_later_when_it_is_told_to(run: Commands) -> None:
+def test_a_scheduled_event_appears_later(run: Commands) -> None:
     run("topic", "create", "orders")
     begun = time.monotonic()
     run("pub", "-t", "orders", "later", "-k", "a", "--at", "2s")
@@ -184,7 +184,7 @@ def test_an_event_appears_later_when_it_is_told_to(run: Commands) -> None:
         (("pub", "-t", "orders", "y", "--time", "2026-01-31T12:00:00"), "zone"),
     ],
 )
-def test_what_cannot_be_meant_is_said_in_a_sentence(
+def test_contradicting_options_are_refused_in_one_sentence(
     run: Commands, arguments: tuple[str, ...], word: str
 ) -> None:
     run("topic", "create", "orders")
@@ -198,7 +198,7 @@ def values(events: list[dict[str, str]]) -> list[str]:
     return sorted(event["value"] for event in events)
 
 
-def test_a_tail_begins_where_it_is_told(orders: Commands) -> None:
+def test_a_tail_starts_at_the_given_position(orders: Commands) -> None:
     everything = [f"event {n}" for n in range(10)]
     tail = ("topic", "tail", "orders", "-e", "-o")
     assert values(orders.lines(*tail, "beginning")) == everything
@@ -275,7 +275,7 @@ def test_a_replay_keeps_the_pauses_between_events(run: Commands) -> None:
     assert "--speed" in run.error("topic", "replay", "orders", "--speed", "0")
 
 
-async def test_a_stream_of_others_is_read_as_it_is(millstream_url: str) -> None:
+async def test_a_foreign_stream_is_read_as_it_is(millstream_url: str) -> None:
     import asyncio
 
     import nats

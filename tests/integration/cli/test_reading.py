@@ -45,7 +45,7 @@ async def test_status_shows_streams_and_consumers(cli: Cli, client: Any) -> None
         assert word in text
 
 
-def test_logs_show_the_servers_words(cli: Cli) -> None:
+def test_logs_show_the_output_of_the_servers(cli: Cli) -> None:
     assert "Server is ready" in cli("logs").stdout
     assert len(cli("logs", "-n", "2").stdout.splitlines()) == 2
     lines = [json.loads(line) for line in cli("logs", "--json").stdout.splitlines()]
@@ -68,7 +68,7 @@ def test_logs_follow_until_ctrl_c(cli: Cli) -> None:
     assert process.communicate()[1] == ""
 
 
-def test_doctor_knows_the_running_broker(cli: Cli) -> None:
+def test_doctor_finds_the_running_broker(cli: Cli) -> None:
     found = cli.json("doctor")
     assert found["ok"]
     checks = {check["name"]: check for check in found["checks"]}

@@ -98,7 +98,7 @@ def test_a_check_needs_no_broker_when_it_has_the_files(tmp_path: Path) -> None:
     assert isinstance(result.exception, ConfigError)
 
 
-def test_sources_are_files_of_every_format_and_classes(
+def test_a_schema_is_a_file_of_any_format_or_a_class(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "o.proto").write_text('syntax = "proto3"; message O { int64 id = 1; }')
@@ -116,7 +116,7 @@ def test_sources_are_files_of_every_format_and_classes(
     assert isinstance(invoke("schema", "check", "absent.avsc").exception, FileNotFoundError)
 
 
-def test_what_is_missing_is_said(commands: Commands, tmp_path: Path) -> None:
+def test_missing_files_and_topics_are_reported(commands: Commands, tmp_path: Path) -> None:
     one = schema_file(tmp_path, "one.avsc")
     with pytest.raises(TopicNotFound):
         commands("schema", "register", "orders", one)
@@ -144,7 +144,7 @@ def test_published_json_is_checked_and_stored_in_the_topics_format(
     assert "sound" in commands("verify", "orders")
 
 
-def test_the_guard_serves_until_it_is_told_to_stop(
+def test_the_guard_serves_until_it_is_stopped(
     cli: Cli, millstream_broker: Broker, tmp_path: Path
 ) -> None:
     url = millstream_broker.url

@@ -1,4 +1,4 @@
-"""`verify` and `status` tell of an end that a log has lost."""
+"""`verify` and `status` report newest events that a topic has lost."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from millstream.broker import kill_node
 from tests.integration.cli.conftest import Cli
 
 
-async def test_verify_and_status_name_the_end_that_a_damaged_disk_took(cli: Cli) -> None:
+async def test_verify_and_status_report_events_that_a_damaged_disk_lost(cli: Cli) -> None:
     """flipped-byte, seed 113: `verify` called a log sound whose end had been cut off."""
     url = cli.json("up", "--port", "0")["url"]
     async with millstream.connect(url) as mill:

@@ -1,4 +1,4 @@
-"""Each check finds what it looks for and says how to fix it."""
+"""Each check finds its problem and explains how to fix it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def checks(folder: Path, port: int = 0) -> dict[str, Check]:
     return {check.name: check for check in doctor.run_checks(folder, port)}
 
 
-def test_every_part_is_checked_and_a_finding_that_is_not_ok_has_a_fix(tmp_path: Path) -> None:
+def test_everything_is_checked_and_a_problem_has_a_fix(tmp_path: Path) -> None:
     found = checks(tmp_path / "data")
     assert list(found) == ["python", "java", "server", "ports", "disk", "clock"]
     for check in found.values():
@@ -26,7 +26,7 @@ def test_every_part_is_checked_and_a_finding_that_is_not_ok_has_a_fix(tmp_path: 
     assert list(tmp_path.iterdir()) == []
 
 
-def test_missing_java_is_only_a_warning_with_the_line_to_type(
+def test_missing_java_is_only_a_warning_with_the_command_to_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
@@ -36,7 +36,7 @@ def test_missing_java_is_only_a_warning_with_the_line_to_type(
     assert "Java 17" in (java.fix or "")
 
 
-def test_an_old_java_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_old_java_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     fake = tmp_path / "bin" / "java"
     fake.parent.mkdir()
     fake.write_text("#!/bin/sh\necho 'openjdk version \"11.0.2\"' >&2\n")
@@ -61,7 +61,7 @@ def test_a_java_that_does_not_answer_is_only_a_warning(
     assert "does not report its version" in java.found
 
 
-def test_a_missing_server_says_what_to_install(
+def test_a_missing_server_explains_what_to_install(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("NATS_SERVER_BIN", str(tmp_path / "nowhere"))

@@ -19,7 +19,7 @@ def followed() -> Iterator[Follow]:
         yield lambda log: opened.enter_context(closing(Tail(log, from_end=True)))
 
 
-def test_only_whole_new_lines_are_seen(followed: Follow, tmp_path: Path) -> None:
+def test_only_complete_new_lines_are_read(followed: Follow, tmp_path: Path) -> None:
     log = tmp_path / "server.log"
     log.write_text("old\n")
     tail = followed(log)
@@ -43,7 +43,7 @@ def test_rotation_loses_nothing(followed: Follow, tmp_path: Path) -> None:
     assert list(tail.new_lines()) + list(tail.new_lines()) == ["before", "after"]
 
 
-def test_a_log_that_comes_later_is_read_from_its_start(followed: Follow, tmp_path: Path) -> None:
+def test_a_log_that_appears_later_is_read_from_its_start(followed: Follow, tmp_path: Path) -> None:
     log = tmp_path / "server.log"
     tail = followed(log)
     assert list(tail.new_lines()) == []
@@ -60,7 +60,7 @@ def test_the_last_lines_reach_back_into_the_rotated_file(tmp_path: Path) -> None
     assert last_lines(tmp_path / "nothing", 5) == []
 
 
-def test_a_line_is_taken_apart() -> None:
+def test_a_line_is_parsed() -> None:
     line = "[42] 2026/11/15 22:18:49.123456 [ERR] no room: [x]"
     assert parse_line(line) == {
         "time": "2026-11-15T22:18:49.123456Z",

@@ -60,7 +60,7 @@ def test_a_known_error_is_one_sentence_and_an_exit_code(
     assert err.count("\n") == 1
 
 
-def test_ctrl_c_is_silent_at_any_moment(
+def test_ctrl_c_is_always_silent(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert outcome(monkeypatch, capsys, KeyboardInterrupt()) == (Exit.INTERRUPTED, "", "")

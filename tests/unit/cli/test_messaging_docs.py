@@ -14,7 +14,7 @@ from tools.command_reference import PAGES, with_generated_parts
 
 
 def commands() -> Iterator[tuple[str, Any]]:
-    """Every command with its whole name."""
+    """Every command with its full name."""
     root: Any = typer.main.get_command(app)
     context = root.make_context("millstream", [], resilient_parsing=True)
     for name in root.list_commands(context):
@@ -48,7 +48,7 @@ def test_a_stale_page_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
 
 
 @pytest.mark.parametrize("name", sorted(ALL))
-def test_a_command_says_what_it_does_and_each_option_too(name: str) -> None:
+def test_a_command_and_each_of_its_options_have_a_help_text(name: str) -> None:
     command = ALL[name]
     assert command.help
     line = command.help.partition("\n\n")[0].strip()
@@ -65,11 +65,11 @@ def test_a_command_that_prints_data_prints_it_as_json(name: str) -> None:
 @pytest.mark.parametrize(
     "name", [n for n in sorted(ALL) if n.rpartition(" ")[2] in {"rm", "purge"}]
 )
-def test_what_destroys_asks(name: str) -> None:
+def test_a_destructive_command_asks(name: str) -> None:
     assert "--yes" in {option for param in ALL[name].params for option in param.opts}
 
 
-def test_the_commands_of_messaging_are_all_there() -> None:
+def test_all_commands_of_messaging_exist() -> None:
     wanted = {
         "pub", "sub", "request", "reply", "import", "export", "trace", "top",
         *(f"topic {verb}" for verb in

@@ -1,4 +1,4 @@
-"""Places, times, formats, bodies and rows of the command line: pure, without a broker."""
+"""Positions, times, formats, bodies and rows of the command line: pure, without a broker."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def event(
     )
 
 
-# -- places and times ---------------------------------------------------------------------
+# -- positions and times ------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -92,7 +92,7 @@ def test_a_format_with_an_unknown_field_is_refused(form: str) -> None:
         formatter(form, raw=False, as_json=False)
 
 
-def test_bytes_that_are_no_text_are_under_another_name() -> None:
+def test_bytes_that_are_not_text_are_in_another_field() -> None:
     record = event_record(event(b"\xff", key=b"=FF", headers="H: \xe9\r\n"))
     assert record["key_base64"] == "/w=="
     assert record["value_base64"] == "/w=="
@@ -111,14 +111,14 @@ def test_bytes_that_are_no_text_are_under_another_name() -> None:
         ({"typed": 1}, "text", {"value": {"typed": 1}}),
     ],
 )
-def test_a_value_is_written_in_the_form_asked_for(
+def test_a_value_is_written_in_the_requested_form(
     value: Any, form: str, field: dict[str, Any]
 ) -> None:
     assert value_field(value, form) == field
 
 
 @pytest.mark.parametrize(("value", "form"), [(b"\xff", "text"), (b"{", "json")])
-def test_a_value_that_is_not_of_the_form_is_refused(value: bytes, form: str) -> None:
+def test_a_value_that_does_not_fit_the_form_is_refused(value: bytes, form: str) -> None:
     with pytest.raises(ConfigError, match="--value auto"):
         value_field(value, form)
 
@@ -146,7 +146,7 @@ def test_lines_of_a_pipe_keep_their_bytes(monkeypatch: pytest.MonkeyPatch) -> No
         monkeypatch.setattr(sys, "stdin", pipe)
         lines = bodies.stdin_lines()
         os.write(writing, b"one\r\ntwo\n\nhalf")
-        assert next(lines) == [b"one", b"two", b""]  # at once, without waiting for the rest
+        assert next(lines) == [b"one", b"two", b""]  # immediately, without waiting for the rest
 
         def send() -> None:
             os.write(writing, whole)
@@ -172,7 +172,7 @@ def test_an_endless_line_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
 # -- options ------------------------------------------------------------------------------
 
 
-def test_only_what_was_given_becomes_a_setting() -> None:
+def test_only_given_options_become_settings() -> None:
     limits = {"max_age": "7d", "max_messages": "none", "history": "3"}
     options: dict[str, Any] = {**limits, "replicas": None, "sources": []}
     assert topic_options.settings_from(options) == {
@@ -196,7 +196,7 @@ def test_a_file_with_a_column_value_is_an_envelope(present: bool) -> None:
     assert Columns(whole=True).settled(row).whole
 
 
-# -- speaking -----------------------------------------------------------------------------
+# -- output -------------------------------------------------------------------------------
 
 
 def test_no_question_is_asked_without_a_terminal() -> None:
@@ -205,7 +205,7 @@ def test_no_question_is_asked_without_a_terminal() -> None:
         session.confirm("Really?", yes=False)
 
 
-async def test_lines_come_out_in_order_at_once_and_at_the_end(
+async def test_lines_are_written_in_order_immediately_and_at_the_end(
     capfdbinary: pytest.CaptureFixture[bytes],
 ) -> None:
     async with StdoutWriter() as out:
@@ -223,7 +223,7 @@ async def test_lines_come_out_in_order_at_once_and_at_the_end(
     assert capfdbinary.readouterr().out == large + b"end\n"
 
 
-def test_a_bar_is_only_for_terminals(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_progress_bar_is_only_for_terminals(capsys: pytest.CaptureFixture[str]) -> None:
     with Progress("Importing", 10) as progress:
         progress.show(5, 5)
     assert capsys.readouterr().err == ""

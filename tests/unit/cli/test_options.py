@@ -72,7 +72,7 @@ def test_the_defaults_are_safe(up: Up, tmp_path: Path) -> None:
     assert settings == BrokerSettings(data=settings.data, port=4222)
 
 
-def test_an_option_beats_the_environment_which_beats_the_project_file(
+def test_an_option_overrides_the_environment_which_overrides_the_project_file(
     up: Up, tmp_path: Path
 ) -> None:
     (tmp_path / "millstream.toml").write_text("[broker]\nport = 1111\nmonitor_port = 2222\n")
@@ -221,12 +221,12 @@ def test_a_wrong_project_file_is_refused(up: Up, tmp_path: Path, text: str, word
         (["--port", "70000"], "70000"),
     ],
 )
-def test_a_wrong_option_is_refused_with_a_word(up: Up, arguments: list[str], words: str) -> None:
+def test_a_wrong_option_is_refused_with_a_reason(up: Up, arguments: list[str], words: str) -> None:
     with pytest.raises(ConfigError, match=words):
         up(*arguments)
 
 
-def test_a_secret_file_must_hold_something(up: Up, tmp_path: Path) -> None:
+def test_a_secret_file_must_not_be_empty(up: Up, tmp_path: Path) -> None:
     (tmp_path / "empty").write_text("\n")
     joined = ["--join", "a:1", "--node-name", "a", "--cluster-secret-file"]
     with pytest.raises(ConfigError, match="empty"):

@@ -83,7 +83,7 @@ async def test_declaring_the_same_again_changes_nothing(js: JetStream) -> None:
     assert [part.config for part in again.partitions] == [part.config for part in first.partitions]
 
 
-async def test_many_may_declare_the_same_topic_at_once(js: JetStream) -> None:
+async def test_many_clients_may_declare_the_same_topic_together(js: JetStream) -> None:
     settings = TopicSettings(partitions=4)
     infos = await asyncio.gather(*(declare(js, "orders", settings) for _ in range(8)))
     assert {len(info.partitions) for info in infos} == {4}
@@ -112,7 +112,7 @@ async def test_another_number_of_partitions_is_a_conflict(
     assert await names(js) == before
 
 
-async def test_a_topic_that_was_made_by_half_is_completed_by_the_next_declare(
+async def test_an_incomplete_topic_is_completed_by_the_next_declare(
     js: JetStream,
 ) -> None:
     settings = TopicSettings(partitions=3, max_age="1h")
@@ -128,7 +128,7 @@ async def test_a_topic_that_was_made_by_half_is_completed_by_the_next_declare(
     assert (info.missing, info.messages, len(info.partitions)) == ((), 1, 3)
 
 
-async def test_a_stream_name_that_another_topic_has_is_refused_before_anything_is_made(
+async def test_a_stream_name_of_another_topic_is_refused_before_anything_is_created(
     js: JetStream,
 ) -> None:
     await declare(js, "orders-1")
@@ -141,7 +141,7 @@ async def test_a_stream_name_that_another_topic_has_is_refused_before_anything_i
         await declare(js, "orders-1")
 
 
-async def test_subjects_that_another_stream_takes_are_named_with_their_owner(
+async def test_subjects_of_another_stream_are_reported_with_their_owner(
     js: JetStream,
 ) -> None:
     await js.create_stream({"name": "LEGACY", "subjects": ["orders.eu.*", "other"]})
@@ -154,13 +154,13 @@ async def test_subjects_that_another_stream_takes_are_named_with_their_owner(
     assert await put(js.connection, "shop.orders.a") == 1
 
 
-async def test_a_stream_of_others_is_not_taken_over(js: JetStream) -> None:
+async def test_a_foreign_stream_is_not_taken_over(js: JetStream) -> None:
     await js.create_stream({"name": "orders", "subjects": ["orders.>"]})
     with pytest.raises(TopicConflict, match=r"Millstream did not declare, with subjects orders\.>"):
         await declare(js, "orders")
 
 
-async def test_a_topic_of_a_newer_layout_is_not_touched(js: JetStream) -> None:
+async def test_a_topic_of_a_newer_layout_is_not_changed(js: JetStream) -> None:
     (config,) = to_stream_configs("orders", TopicSettings())
     config["metadata"]["millstream.version"] = "2"
     await js.create_stream(config)
@@ -170,7 +170,7 @@ async def test_a_topic_of_a_newer_layout_is_not_touched(js: JetStream) -> None:
         await edit(js, "orders", {"max_age": "1h"})
 
 
-async def test_replicas_on_a_single_node_say_what_is_missing(js: JetStream) -> None:
+async def test_replicas_on_a_single_node_are_refused_with_the_reason(js: JetStream) -> None:
     with pytest.raises(NotReplicated, match="single node; replicas need a cluster"):
         await declare(js, "orders", TopicSettings(replicas=3))
     await declare(js, "orders")
@@ -179,7 +179,7 @@ async def test_replicas_on_a_single_node_say_what_is_missing(js: JetStream) -> N
 
 
 @pytest.mark.parametrize("name", ["", "a.b", "a b", "*", ">", "-a", "x" * 250])
-async def test_a_name_that_cannot_be_is_refused(js: JetStream, name: str) -> None:
+async def test_an_invalid_name_is_refused(js: JetStream, name: str) -> None:
     with pytest.raises(ConfigError):
         await declare(js, name)
 
@@ -228,7 +228,7 @@ async def test_one_partition_can_be_opened_by_the_name_of_its_stream(js: JetStre
 
 
 @pytest.mark.parametrize("name", ["nothing", "a.b", ""])
-async def test_what_is_not_there_is_not_found(js: JetStream, name: str) -> None:
+async def test_a_missing_topic_is_not_found(js: JetStream, name: str) -> None:
     with pytest.raises((TopicNotFound, ConfigError)) as caught:
         await open_topic(js, name)
     assert repr(name) in str(caught.value)
@@ -319,7 +319,7 @@ async def test_an_unknown_or_bad_setting_is_refused_before_anything_is_asked(
         await edit(js, "orders", {"max_age": "soon"})
 
 
-async def test_an_edit_that_was_made_by_half_is_seen_and_completed(js: JetStream) -> None:
+async def test_an_incomplete_edit_is_seen_and_completed(js: JetStream) -> None:
     await declare(js, "orders", TopicSettings(partitions=2))
     config = to_stream_configs("orders", TopicSettings(partitions=2, max_age="1h"))[0]
     await js.update_stream(config)
@@ -329,7 +329,7 @@ async def test_an_edit_that_was_made_by_half_is_seen_and_completed(js: JetStream
     assert {part.config["max_age"] for part in info.partitions} == {3_600_000_000_000}
 
 
-async def test_a_stream_of_others_can_be_edited_and_keeps_the_rest(js: JetStream) -> None:
+async def test_a_foreign_stream_can_be_edited_and_keeps_the_rest(js: JetStream) -> None:
     await js.create_stream(
         {
             "name": "OLD",
@@ -432,7 +432,7 @@ async def test_a_delete_that_stopped_half_way_can_be_repeated(js: JetStream) -> 
     assert await names(js) == []
 
 
-async def test_many_may_delete_the_same_topic_at_once(js: JetStream) -> None:
+async def test_many_clients_may_delete_the_same_topic_together(js: JetStream) -> None:
     await declare(js, "orders", TopicSettings(partitions=4))
     await asyncio.gather(*(delete(js, "orders", missing_ok=True) for _ in range(5)))
     assert await names(js) == []

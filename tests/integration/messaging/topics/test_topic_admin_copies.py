@@ -76,7 +76,7 @@ async def test_a_mirror_has_the_offsets_subjects_and_partitions_of_its_origin(
     await eventually(lag, 0)
     again = await declare(js, "copy", settings)
     assert again.created == info.created
-    # What is removed at the origin stays in the copy, and the copy takes nothing by itself.
+    # What is removed at the origin stays in the copy, and nothing can be published to the copy.
     await js.purge_stream("orders-1")
     assert await offsets(js, "copy-1") == [1, 2]
     with pytest.raises(NoResponders):
@@ -102,7 +102,7 @@ async def test_a_copy_can_be_declared_before_its_origin(js: JetStream) -> None:
     await eventually(lambda: offsets(js, "copy"), [1])
 
 
-async def test_a_mirror_becomes_a_topic_of_its_own_and_goes_on_under_the_same_subjects(
+async def test_a_promoted_mirror_continues_under_the_same_subjects(
     js: JetStream,
 ) -> None:
     await declare(js, "orders", TopicSettings(partitions=2))
@@ -122,7 +122,7 @@ async def test_a_mirror_becomes_a_topic_of_its_own_and_goes_on_under_the_same_su
     assert (await declare(js, "copy", wanted)).created == info.created
 
 
-async def test_a_mirror_that_is_behind_is_promoted_only_on_purpose(js: JetStream) -> None:
+async def test_a_mirror_that_lags_is_promoted_only_with_allow_lag(js: JetStream) -> None:
     # Written to memory in a moment, and synced to the mirror's disk one by one for many seconds.
     count = 50_000
     await declare(js, "orders", TopicSettings(storage="memory"))
@@ -199,7 +199,7 @@ async def test_events_of_two_origins_with_the_same_id_are_both_kept(js: JetStrea
     await eventually(lambda: subjects(js, "all"), ["all.a", "all.a"])
 
 
-async def test_sources_can_be_changed_and_without_any_it_takes_events_itself(
+async def test_sources_can_be_changed_and_without_any_events_can_be_published(
     js: JetStream,
 ) -> None:
     await declare(js, "eu")
@@ -271,7 +271,7 @@ async def test_a_topic_of_another_domain_is_mirrored_and_collected(
     await eventually(lambda: offsets(at_hub, "part-1"), [2])
 
 
-async def test_a_server_beyond_a_leaf_node_does_not_speak_for_this_one(
+async def test_a_server_beyond_a_leaf_node_does_not_answer_for_this_one(
     domains: tuple[Broker, Broker], connect: Connect
 ) -> None:
     """Both hear the question, and here both have the same name."""
@@ -289,7 +289,7 @@ async def test_a_server_beyond_a_leaf_node_does_not_speak_for_this_one(
 # -- replicas and durability --------------------------------------------------------------
 
 
-async def test_a_cluster_replicates_and_says_so(connect: Connect) -> None:
+async def test_a_cluster_replicates_and_reports_it(connect: Connect) -> None:
     async with running_cluster() as cluster:
         nodes = [JetStream(await connect(url)) for url in cluster.url.split(",")]
         js = nodes[0]
@@ -299,7 +299,7 @@ async def test_a_cluster_replicates_and_says_so(connect: Connect) -> None:
         assert len(info.partitions[0].replicas) == 2
         assert info.partitions[0].leader is not None
         assert await durability_of(js, part.config, part.leader) == "replicated"
-        # A single copy lies on one node, and clients of the others learn what that one says.
+        # A single copy is stored on one node, and clients of the others learn what it reports.
         (part,) = (await declare(js, "alone")).partitions
         assert part.leader in {f"millstream-{node}" for node in cluster.nodes}
         asked = [await durability_of(node, part.config, part.leader) for node in nodes]
@@ -324,7 +324,7 @@ async def test_a_client_learns_how_durable_an_ack_is(connect: Connect, durabilit
         assert found == [durability, "memory", "memory"]
 
 
-async def test_a_user_who_may_not_ask_does_not_know(connect: Connect) -> None:
+async def test_without_permission_to_ask_the_durability_is_unknown(connect: Connect) -> None:
     may = Permissions(publish=("$JS.API.>",))
     user = User("u", Secret("p"), permissions=may)
     async with running_broker(users=(user,)) as broker:
@@ -354,7 +354,7 @@ accounts {{
 
 
 async def run_foreign(folder: Path, key: str) -> tuple[asyncio.subprocess.Process, str]:
-    """A server that somebody else configured; its address is read from its ports file."""
+    """A server that was configured elsewhere; its address is read from its ports file."""
     config = folder / "server.conf"
     config.write_text(FOREIGN_SERVER.format(folder=folder, key=key))
     process = await asyncio.create_subprocess_exec(

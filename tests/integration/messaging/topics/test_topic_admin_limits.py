@@ -25,21 +25,21 @@ def js(connection: Connection) -> JetStream:
     return JetStream(connection)
 
 
-async def test_the_oldest_go_when_there_are_too_many(js: JetStream) -> None:
+async def test_the_oldest_events_are_dropped_above_the_message_limit(js: JetStream) -> None:
     await declare(js, "t", TopicSettings(max_messages=3))
     for _ in range(5):
         await put(js.connection, "t.a")
     assert await offsets(js, "t") == [3, 4, 5]
 
 
-async def test_the_oldest_go_when_there_are_too_many_bytes(js: JetStream) -> None:
+async def test_the_oldest_events_are_dropped_above_the_byte_limit(js: JetStream) -> None:
     await declare(js, "t", TopicSettings(max_bytes="4KiB"))
     for _ in range(5):
         await put(js.connection, "t.a", b"x" * 1000)
     assert await offsets(js, "t") == [3, 4, 5]
 
 
-async def test_events_go_when_they_are_too_old(js: JetStream) -> None:
+async def test_events_are_dropped_above_the_age_limit(js: JetStream) -> None:
     await declare(js, "t", TopicSettings(max_age="200ms"))
     assert await put(js.connection, "t.a") == 1
 
@@ -49,7 +49,7 @@ async def test_events_go_when_they_are_too_old(js: JetStream) -> None:
     await eventually(left, 0)
 
 
-async def test_an_event_goes_when_its_own_time_is_up(js: JetStream) -> None:
+async def test_an_event_is_dropped_when_its_ttl_ends(js: JetStream) -> None:
     info = await declare(js, "t")
     await put(js.connection, "t.a", headers={"Nats-TTL": info.settings.ttl_text(1)})
     await put(js.connection, "t.b")
@@ -115,7 +115,7 @@ async def take(js: JetStream, stream: str, consumer: str) -> None:
     await js.connection.request(got[0].decode(), b"+ACK")
 
 
-async def test_a_work_queue_keeps_an_event_until_it_is_taken(js: JetStream) -> None:
+async def test_a_work_queue_keeps_an_event_until_it_is_acked(js: JetStream) -> None:
     await declare(js, "t", TopicSettings(retention="workqueue"))
     await put(js.connection, "t.a")
     await put(js.connection, "t.b")
@@ -145,7 +145,7 @@ async def test_interest_keeps_an_event_while_a_subscription_wants_it(js: JetStre
     await eventually(left, 0)
 
 
-async def test_events_that_may_not_be_deleted_or_purged_stay(js: JetStream) -> None:
+async def test_deny_delete_and_deny_purge_keep_events(js: JetStream) -> None:
     await declare(js, "t", TopicSettings(deny_delete=True, deny_purge=True))
     await put(js.connection, "t.a")
     with pytest.raises(ApiError, match="message delete not permitted"):
@@ -167,7 +167,9 @@ async def test_a_rollup_replaces_the_earlier_events_of_a_key(js: JetStream) -> N
     assert await offsets(js, "t") == [2, 4]
 
 
-async def test_a_second_event_of_an_id_is_stored_only_after_the_window(js: JetStream) -> None:
+async def test_a_second_event_with_the_same_id_is_stored_only_after_the_window(
+    js: JetStream,
+) -> None:
     await declare(js, "t", TopicSettings(duplicate_window="300ms"))
     window = Deadline(0.3)
     first = await put(js.connection, "t.a", headers={"Nats-Msg-Id": "7"})
@@ -180,7 +182,7 @@ async def test_a_second_event_of_an_id_is_stored_only_after_the_window(js: JetSt
     await eventually(again, True)
 
 
-async def test_an_atomic_batch_and_a_scheduled_event_are_taken(js: JetStream) -> None:
+async def test_an_atomic_batch_and_a_scheduled_event_are_stored(js: JetStream) -> None:
     await declare(js, "t")
     first = {"Nats-Batch-Id": "b", "Nats-Batch-Sequence": "1"}
     js.connection.publish(b"t.a", b"1", headers=encode_headers(first))

@@ -41,7 +41,7 @@ def test_a_size_is_held_in_bytes_however_it_is_given(given: str | int) -> None:
 
 
 @pytest.mark.parametrize("given", ["workqueue", "work_queue", "Work-Queue", Retention.WORK_QUEUE])
-def test_a_choice_is_read_whatever_joins_its_words(given: str) -> None:
+def test_a_choice_is_read_with_any_separator(given: str) -> None:
     assert TopicSettings(retention=given).retention is Retention.WORK_QUEUE
 
 
@@ -125,7 +125,7 @@ def test_the_repr_shows_only_what_was_set_and_can_be_given_again() -> None:
         ({"sources": [Origin("a", partitions=3)], "partitions": 2}, "keeps its partition only"),
     ],
 )
-def test_what_cannot_be_is_refused_with_the_reason(given: dict[str, Any], says: str) -> None:
+def test_invalid_settings_are_refused_with_the_reason(given: dict[str, Any], says: str) -> None:
     with pytest.raises(ConfigError) as caught:
         TopicSettings(**given)
     assert says in str(caught.value)
@@ -144,12 +144,12 @@ def test_what_cannot_be_is_refused_with_the_reason(given: dict[str, Any], says: 
         {"topic": "a", "partitions": 2, "foreign": True},
     ],
 )
-def test_an_origin_that_cannot_be_is_refused(given: dict[str, Any]) -> None:
+def test_an_invalid_origin_is_refused(given: dict[str, Any]) -> None:
     with pytest.raises(ConfigError):
         Origin(**given)
 
 
-def test_features_are_on_wherever_the_server_can() -> None:
+def test_features_are_on_wherever_the_server_allows_them() -> None:
     plain, copied = TopicSettings(), TopicSettings(mirror="a")
     refusing = TopicSettings(discard="new", max_messages=1)
     assert all(map(plain.allows, ("message_ttl", "atomic", "direct", "rollup", "schedules")))
@@ -159,7 +159,7 @@ def test_features_are_on_wherever_the_server_can() -> None:
     assert not TopicSettings(schedules=False).allows("schedules")
 
 
-def test_packs_are_not_for_topics_that_keep_a_history_of_keys_or_copy() -> None:
+def test_copies_and_topics_with_a_history_take_no_packs() -> None:
     assert TopicSettings().takes_packs
     assert not TopicSettings(history=1).takes_packs
     assert not TopicSettings(mirror="a").takes_packs
@@ -172,7 +172,7 @@ def test_the_duplicate_window_never_exceeds_the_age_and_is_off_for_copies() -> N
     assert TopicSettings(sources=["a"], duplicate_window="1m").window == timedelta(minutes=1)
 
 
-def test_a_ttl_that_would_not_be_kept_is_refused() -> None:
+def test_a_ttl_that_would_not_be_honored_is_refused() -> None:
     settings = TopicSettings(max_age="1h")
     assert settings.ttl_text("90s") == "90s"
     assert settings.ttl_text(1.2) == "2s"  # the server counts whole seconds
@@ -240,7 +240,7 @@ FULL = TopicSettings(
         ),
     ],
 )
-def test_settings_come_back_from_every_partition_as_they_were(settings: TopicSettings) -> None:
+def test_settings_are_read_back_from_every_partition(settings: TopicSettings) -> None:
     for config in to_stream_configs("orders", settings):
         assert from_stream_config(config) == settings
 
@@ -271,13 +271,13 @@ def test_one_partition_collects_all_of_an_origin() -> None:
     ]
 
 
-def test_a_topic_cannot_copy_itself_but_its_namesake_beyond_a_leaf_node() -> None:
+def test_a_topic_cannot_copy_itself_but_one_of_the_same_name_beyond_a_leaf_node() -> None:
     with pytest.raises(ConfigError, match="copy of itself"):
         to_stream_configs("orders", TopicSettings(mirror="orders"))
     assert to_stream_configs("orders", TopicSettings(mirror=Origin("orders", domain="edge")))
 
 
-def test_a_stream_of_others_is_described_whatever_its_settings_are() -> None:
+def test_a_foreign_stream_is_described_whatever_its_settings_are() -> None:
     config = {
         "name": "KV_x",
         "subjects": ["$KV.x.>"],
@@ -298,14 +298,14 @@ def test_a_stream_of_others_is_described_whatever_its_settings_are() -> None:
         settings.changed({"colour": "red"})
 
 
-def test_origins_that_were_changed_behind_our_back_are_shown_as_they_are() -> None:
+def test_origins_that_another_client_changed_are_shown_as_they_are() -> None:
     (config,) = to_stream_configs("all", TopicSettings(sources=[Origin("a", partitions=1)]))
     config["sources"] = [{"name": "b", "external": {"api": "$JS.edge.API", "deliver": ""}}]
     expected = Origin("b", domain="edge", partitions=1, foreign=True)
     assert from_stream_config(config).sources == (expected,)
 
 
-def test_metadata_that_does_not_fit_the_stream_is_not_believed() -> None:
+def test_metadata_that_does_not_fit_the_stream_is_ignored() -> None:
     (config,) = to_stream_configs("orders", TopicSettings())
     assert not identity_of({**config, "name": "restored"}).managed
 
@@ -317,7 +317,7 @@ def test_an_origin_is_completed_from_its_stream() -> None:
     assert resolved(Origin("orders-0"), config).foreign
 
 
-def test_a_change_leaves_alone_what_millstream_does_not_know() -> None:
+def test_a_change_keeps_what_millstream_does_not_know() -> None:
     before = to_stream_configs("orders", TopicSettings(metadata={"a": "1", "b": "2"}))[0]
     after = to_stream_configs("orders", TopicSettings(max_age="1h", metadata={"a": "3"}))[0]
     server = {
