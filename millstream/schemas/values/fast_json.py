@@ -301,7 +301,7 @@ def _check_record(record: t.Record) -> Fit | None:
         default = msgspec.NODEFAULT if field.default is t.MISSING else _default(field.default)
         fields.append((f"f{index}", annotation, default))
         if check is not None:
-            checks[f"f{index}"] = check
+            checks[f"f{index}"] = (_passes(field.type), check)
     struct = _struct(record, fields)
     if struct is None:
         return None
@@ -320,12 +320,30 @@ def _check_record(record: t.Record) -> Fit | None:
     return check_record
 
 
-def _further_checks(checks: dict[str, Fit]) -> Fit:
+def _passes(type_: t.Type) -> str:
+    """Python code that is true for the usual values of the type: they need no call."""
+    inner, nullable = t.strip(type_)
+    match inner:
+        case t.Float(64):
+            code = "type(v) is float and v - v == 0"
+        case t.Timestamp(True, "us"):
+            code = "type(v) is datetime and v.tzinfo is utc"
+        case _:
+            code = "False"
+    return f"v is None or {code}" if nullable else code
+
+
+def _further_checks(checks: dict[str, tuple[str, Fit]]) -> Fit:
     """Checks some attributes of a Struct and returns it; compiled like `_read_record`."""
-    lines = [f"    value.{name} = check_{name}(value.{name})\n" for name in checks]
-    used: dict[str, Any] = {"__builtins__": {}}
-    used |= {f"check_{name}": check for name, check in checks.items()}
-    exec(f"def further(value):\n{''.join(lines)}    return value\n", used)
+    used: dict[str, Any] = {
+        "__builtins__": {}, "type": type, "float": float, "datetime": dt.datetime, "utc": dt.UTC,
+    }  # fmt: skip
+    lines = ["def further(value):"]
+    for name, (passes, check) in checks.items():
+        used[f"check_{name}"] = check
+        lines.append(f"    v = value.{name}")
+        lines.append(f"    if not ({passes}): value.{name} = check_{name}(v)")
+    exec("\n".join([*lines, "    return value"]), used)
     further: Fit = used["further"]
     return further
 
