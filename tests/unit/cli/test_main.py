@@ -174,3 +174,27 @@ except SystemExit as left:
         [sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=tmp_path
     )
     assert ast.literal_eval(done.stdout) == [Exit.NOT_RUNNING]
+
+
+@pytest.mark.parametrize("arguments", [["topic", "create", "--help"], ["up", "--help"]])
+def test_the_help_of_a_command_needs_declarations_but_no_client_and_no_broker(
+    arguments: list[str],
+) -> None:
+    heavy = [
+        "pyarrow",
+        "millstream.wire",
+        "millstream.messaging.client",
+        "millstream.messaging.topic",
+        "millstream.broker.background",
+    ]
+    code = f"""
+import sys
+from millstream.cli.main import main
+sys.argv = ["millstream", *{arguments}]
+try:
+    main()
+except SystemExit as left:
+    print([int(left.code or 0), *(name for name in {heavy} if name in sys.modules)])
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert ast.literal_eval(done.stdout.splitlines()[-1]) == [0]
