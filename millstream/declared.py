@@ -93,7 +93,7 @@ def default_text(declaration: Declaration, default: Any = None) -> str:
     value = default if declaration.default is None else declaration.default
     if declaration.default_text:
         return declaration.default_text
-    if value is MISSING or value is None or value is False or value in ("", ()):
+    if value is MISSING or value is False or (not value and value != 0):
         return ""
     if declaration.form is Form.SIZE:
         return next((f"{value // size}{unit}" for unit, size in _UNITS if value % size == 0), "")

@@ -15,7 +15,6 @@ import typer
 from millstream.cli.app import app
 from millstream.cli.options.broker import BROKER_OPTIONS, Launch, settable_options
 from millstream.cli.options.topic import flag
-from millstream.cli.views.topic import simple
 from millstream.declared import Form, declared_fields, default_text
 from millstream.messaging.topics.setting_forms import OneWay, Setting
 from millstream.messaging.topics.settings import TOPIC_SETTINGS
@@ -57,9 +56,10 @@ def _topic_settings() -> Iterator[str]:
 
 
 def _default(item: Setting[Any, Any]) -> str:
-    if item.default in (None, "", ()) or item.default == {}:
-        return ""
-    return f"`{str(simple(item.default)).lower()}`"
+    if item.declaration.default_text:
+        return item.default_text
+    shown = "false" if item.default is False else item.default_text
+    return f"`{shown}`" if shown else ""
 
 
 def _change(item: Setting[Any, Any]) -> str:

@@ -18,7 +18,7 @@ __all__ = ["ChangedSettings", "NewSettings", "flag", "settings_from"]
 
 
 def _new_options() -> Sequence[inspect.Parameter]:
-    return [_option(item, item.default) for item in TOPIC_SETTINGS.values() if not item.set_by]
+    return [_option(item, item.default_text) for item in TOPIC_SETTINGS.values() if not item.set_by]
 
 
 def _change_options() -> Sequence[inspect.Parameter]:
@@ -27,9 +27,9 @@ def _change_options() -> Sequence[inspect.Parameter]:
     ]
 
 
-def _option(item: Setting[Any, Any], default: Any = None) -> inspect.Parameter:
+def _option(item: Setting[Any, Any], default: str = "") -> inspect.Parameter:
     declaration = item.declaration
-    if default and not isinstance(default, bool):
+    if default:
         declaration = replace(declaration, help=f"{declaration.help} (default: {default})")
     if item.kind.form is Form.SWITCH:
         declaration = replace(declaration, flags=(_switch_flags(item),))

@@ -9,7 +9,7 @@ from datetime import timedelta
 from enum import StrEnum
 from typing import Any, Generic, TypeVar, overload
 
-from millstream.declared import Declaration, Form
+from millstream.declared import Declaration, Form, default_text
 from millstream.errors import ConfigError
 from millstream.settings import parse_duration, parse_size
 
@@ -19,6 +19,7 @@ __all__ = [
     "FrozenMetadata",
     "Kind",
     "OneWay",
+    "SetBy",
     "Setting",
     "Size",
     "choice",
@@ -202,6 +203,13 @@ class OneWay:
     why: str
 
 
+@dataclass(frozen=True, slots=True)
+class SetBy:
+    """A setting that another command sets, so that it is no option of `topic create`."""
+
+    command: str
+
+
 Given = TypeVar("Given")
 Held = TypeVar("Held")
 
@@ -222,15 +230,20 @@ class Setting(Generic[Given, Held]):
         group: str = "",
         flags: tuple[str, ...] = (),
         stream_key: str = "",
-        change: Fixed | OneWay | None = None,
-        set_by: str = "",
+        change: Fixed | OneWay | SetBy | None = None,
+        default_text: str = "",
     ) -> None:
         self.default, self.kind = default, kind
-        metavar = "|".join(kind.choices)
-        self.declaration = Declaration(help, kind.form, group, flags, metavar)
+        self.declaration = Declaration(
+            help,
+            kind.form,
+            group,
+            flags,
+            metavar="|".join(kind.choices),
+            default_text=default_text,
+        )
         self.stream_key = stream_key  # of the JetStream stream configuration, if it is one value
         self.change = change
-        self.set_by = set_by  # the command that sets it, if `topic create` has no option for it
 
     def __set_name__(self, owner: type, name: str) -> None:
         self.name = name
@@ -256,6 +269,16 @@ class Setting(Generic[Given, Held]):
     def is_feature(self) -> bool:
         """Whether it is a switch that is on by default wherever the server allows it."""
         return self.kind.form is Form.SWITCH and self.default is None
+
+    @property
+    def set_by(self) -> str:
+        """The command that sets it, or "" if it is an option of `topic create`."""
+        return self.change.command if isinstance(self.change, SetBy) else ""
+
+    @property
+    def default_text(self) -> str:
+        """What holds when it is not given."""
+        return default_text(self.declaration, self.default)
 
     @property
     def is_fixed(self) -> bool:

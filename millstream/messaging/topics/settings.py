@@ -33,6 +33,7 @@ from millstream.messaging.topics.setting_forms import (
     FrozenMetadata,
     Kind,
     OneWay,
+    SetBy,
     Setting,
     Size,
     choice,
@@ -180,8 +181,9 @@ class TopicSettings:
     duplicate_window: Setting[Duration | None, timedelta | None] = Setting(
         None,
         duration(_SHORTEST),
-        "How long a second event with the same id is recognized and not stored. (default: 2m)",
+        "How long a second event with the same id is recognized and not stored.",
         group=RULES,
+        default_text="2m",
     )
     marker_ttl: Setting[Duration | None, timedelta | None] = Setting(
         None,
@@ -230,64 +232,71 @@ class TopicSettings:
     prefix: Setting[str | None, str | None] = Setting(
         None,
         text(prefix_fault),
-        "What the subjects start with. (default: the name of the topic)",
+        "What the subjects start with.",
         group=RULES,
         change=Fixed("stored events keep their subjects. Declare a topic of another name"),
+        default_text="the name of the topic",
     )
     wire_format: Setting[str | None, str | None] = Setting(
         None,
         text(choices=WIRE_FORMATS),
         "Format of the single events of a topic with a schema.",
-        set_by="millstream schema register",
+        change=SetBy("millstream schema register"),
     )
     guarded: Setting[bool, bool] = Setting(
         False,
         switch(),
         "Whether clients of other languages publish through a guard that checks their events.",
-        set_by="millstream guard --declare",
+        change=SetBy("millstream guard --declare"),
     )
     max_subscriptions: Setting[int | None, int | None] = Setting(
         None,
         number(),
-        "Maximum number of subscriptions. (default: 100,000, or what the account allows)",
+        "Maximum number of subscriptions.",
         group=LIMITS,
+        default_text="100,000, or what the account allows",
     )
     message_ttl: Setting[bool | None, bool | None] = Setting(
         None,
         switch(),
-        "Allow events with their own time to live. (default: on)",
+        "Allow events with their own time to live.",
         group=RULES,
         stream_key="allow_msg_ttl",
         change=OneWay("stored events may have a time to live"),
+        default_text="on",
     )
     atomic: Setting[bool | None, bool | None] = Setting(
         None,
         switch(),
-        "Allow storing several events together, all or none. (default: on if possible)",
+        "Allow storing several events together, all or none.",
         group=RULES,
         stream_key="allow_atomic",
+        default_text="on if possible",
     )
     direct: Setting[bool | None, bool | None] = Setting(
         None,
         switch(),
-        "Allow reads from any replica, not only from the leader. (default: on)",
+        "Allow reads from any replica, not only from the leader.",
         group=RULES,
         stream_key="allow_direct",
+        default_text="on",
     )
     rollup: Setting[bool | None, bool | None] = Setting(
         None,
         switch(),
-        "Allow an event to replace all earlier ones of its key. (default: on if possible)",
+        "Allow an event to replace all earlier ones of its key.",
         group=RULES,
         stream_key="allow_rollup_hdrs",
+        default_text="on if possible",
     )
     schedules: Setting[bool | None, bool | None] = Setting(
         None,
         switch(),
-        "Allow events that are delivered at a later time. (default: on if possible)",
+        "Allow events that are delivered at a later time.",
         group=RULES,
         stream_key="allow_msg_schedules",
         change=OneWay("events may be scheduled"),
+        default_text="on if possible",
     )
     description: Setting[str, str] = Setting(
         "", text(description_fault), "What the topic is for.", stream_key="description"
