@@ -211,7 +211,11 @@ class Parser:
         return rest
 
     def _frames(self, data: bytes) -> tuple[int, int]:
-        """Handle every complete frame; how many bytes that used, and how many the next needs."""
+        """Handle every complete frame; how many bytes that used, and how many the next needs.
+
+        One long function on purpose: this runs for every message, and a Python call for each part
+        of a frame would cost more than the part. Common forms come first.
+        """
         handlers, runs, find, small = self.handlers, self.runs, data.find, _SMALL.get
         run: list[Frame] = []
         taker: RunHandler | None = None  # whose messages `run` holds
@@ -240,9 +244,8 @@ class Parser:
                 elif op[:1] == b"M" or op[:1] == b"H":
                     raise ProtocolError(f"not a message: {data[pos:eol][:200]!r}")
                 else:
-                    if run and taker is not None:
-                        full, run = run, []
-                        taker(full)
+                    if run:
+                        _hand_over(run, taker)
                     self.on_control(op, data[pos + len(op) + 1 : eol])
                     pos = eol + 2
                     continue
@@ -258,9 +261,8 @@ class Parser:
                 pos = stop + 2
                 wanted = runs.get(sid)
                 if wanted is None or wanted is not taker:
-                    if run and taker is not None:
-                        full, run = run, []
-                        taker(full)
+                    if run:
+                        _hand_over(run, taker)
                     taker = wanted
                 headers = data[start:body] if header_size else EMPTY_HEADERS
                 if taker is not None:
@@ -269,8 +271,16 @@ class Parser:
                     handlers[sid](subject, reply, headers, data[body:stop])
             return pos, 0
         finally:
-            if run and taker is not None:
-                taker(run)
+            if run:
+                _hand_over(run, taker)
+
+
+def _hand_over(run: list[Frame], taker: RunHandler | None) -> None:
+    """Give the messages of a run to their handler; the list is empty when it is called."""
+    frames = run[:]
+    run.clear()
+    if taker is not None:
+        taker(frames)
 
 
 def _number(digits: bytes) -> int:
