@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
-from itertools import count
 from typing import Any, Final
 
 from millstream.errors import ConfigError
@@ -20,9 +19,9 @@ from millstream.events.event import (
 )
 from millstream.events.fence import EXPECTED_HEADER
 from millstream.events.subject import key_token, partition_of
-from millstream.wire.protocol import encode_headers, unique_token
+from millstream.wire.protocol import encode_headers
 
-__all__ = ["Encoded", "IdSource", "TopicShape", "check_headers", "value_bytes"]
+__all__ = ["Encoded", "TopicShape", "check_headers", "value_bytes"]
 
 SCHEDULE_TOKEN: Final = "_schedule"
 # The server's limit for the header block of one message.
@@ -32,19 +31,6 @@ HEADER_BYTES_MAX: Final = 64 * 1024
 KEYS_REMEMBERED_MAX: Final = 10_000
 
 Encoded = tuple[int, bytes, bytes]  # partition, subject, header block
-
-
-class IdSource:
-    """Ids for events without one: a random prefix and a counter."""
-
-    __slots__ = ("_count", "_prefix")
-
-    def __init__(self) -> None:
-        self._prefix = unique_token(16)
-        self._count = count(1)
-
-    def next(self) -> str:
-        return f"{self._prefix}{next(self._count):x}"
 
 
 def value_bytes(value: Any) -> bytes:

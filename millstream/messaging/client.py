@@ -12,7 +12,6 @@ from typing import Any, Final, TypeVar
 from millstream.closing import AsyncClosing, Opening
 from millstream.deadline import Deadline
 from millstream.errors import MillstreamError, RequestTimeout
-from millstream.events.encoding import IdSource
 from millstream.events.event import ID_HEADER, Receipt
 from millstream.events.value_type import ValueType
 from millstream.messaging.core.identity import Identity, IdentitySettings, claim_identity
@@ -91,7 +90,6 @@ class Client(AsyncClosing):
         self.jetstream = JetStream(connection)
         self.identity: Identity | None = None
         self._publisher = StreamPublisher(connection, IN_FLIGHT_MAX)
-        self._ids = IdSource()
         self._topics: weakref.WeakSet[Topic] = weakref.WeakSet()
         self._refreshing: asyncio.Task[None] | None = None
         connection.on_connected.append(self._reconnected)
@@ -270,7 +268,7 @@ class Client(AsyncClosing):
         id: str | None = None,
     ) -> Receipt:
         """Publish to a subject of a foreign stream; returns when the event is stored."""
-        pairs = [(ID_HEADER, id or self._ids.next()), *(headers or {}).items()]
+        pairs = [(ID_HEADER, id or self._publisher.new_id()), *(headers or {}).items()]
         if self._publisher.full:
             await self._publisher.wait_for_space()
         message = OutgoingMessage(

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from typing import Any, Final
 
-from millstream.events.encoding import IdSource, TopicShape, value_bytes
+from millstream.events.encoding import TopicShape, value_bytes
 from millstream.events.event import Durability, NewEvent, PublishOptions, Receipt
 from millstream.events.value_type import ValueType
 from millstream.wire.aio.publisher import StreamPublisher
@@ -35,7 +35,6 @@ class EventPublisher:
         self.stream_publisher = stream_publisher
         self._shape = shape
         self._encoder = encoder
-        self._ids = IdSource()
         self.set_durabilities(durabilities)
 
     def set_durabilities(self, durabilities: Sequence[Durability]) -> None:
@@ -88,7 +87,7 @@ class EventPublisher:
             schema_id, data = None, value_bytes(event.value)
         else:
             schema_id, data = self._encoder.schema_id, self._encoder.encode(event.value)
-        event_id = self._ids.next() if event.id is None else event.id
+        event_id = self.stream_publisher.new_id() if event.id is None else event.id
         partition, subject, block = self._shape.encode(event, event_id, schema_id)
         return partition, OutgoingMessage(subject, block, data)
 

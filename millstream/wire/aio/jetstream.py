@@ -56,6 +56,18 @@ class _Answer(msgspec.Struct):
     error: Refusal | None = None
 
 
+_Attempt = asyncio.Future[tuple[bytes, bytes]]
+
+
+def _answer(attempt: _Attempt, gone: int | None) -> bytes:
+    """The answer to an attempt; a refusal is raised unless its error is `gone`."""
+    _, answer = attempt.result()
+    refusal = msgspec.json.decode(answer, type=_Answer).error
+    if refusal is None or refusal.err_code == gone:
+        return answer
+    raise error_from(refusal)
+
+
 class JetStream:
     """The JetStream API; every call is safe to repeat and is repeated until it is answered."""
 
@@ -83,31 +95,29 @@ class JetStream:
         subject = f"{self.prefix}.{verb}"
         payload = b"" if body is None else msgspec.json.encode(body)
         deadline = Deadline(connection.settings.request_timeout if timeout is None else timeout)
-        waiting: list[asyncio.Future[tuple[bytes, bytes]]] = []  # attempts without an answer
-        first: asyncio.Future[tuple[bytes, bytes]] | None = None
+        waiting: list[_Attempt] = []  # attempts without an answer
+        first: _Attempt | None = None
         try:
             while True:
                 await connection.wait_connected(deadline)
-                waiting.append(connection.ask(subject, payload, asks_again=True))
-                first = first or waiting[0]
+                attempt = connection.ask(subject, payload, asks_again=True)
+                first = first or attempt
+                waiting.append(attempt)
                 patience = deadline.left(at_most=ATTEMPT_SECONDS)
                 await asyncio.wait(waiting, timeout=patience, return_when=asyncio.FIRST_COMPLETED)
                 error: Exception = RequestTimeout(subject, deadline.seconds)
                 answered = [attempt for attempt in waiting if attempt.done()]
-                for done in answered:
-                    waiting.remove(done)
+                for attempt in answered:
+                    waiting.remove(attempt)
                     try:
-                        _, answer = done.result()
+                        return _answer(attempt, None if attempt is first else gone)
+                    except ApiError as refused:
+                        if refused.err_code not in RETRY:
+                            raise
+                        error = refused
                     except (NoResponders, ConnectError) as failed:
                         connection.check_open()
                         error = failed
-                        continue
-                    refusal = msgspec.json.decode(answer, type=_Answer).error
-                    if refusal is None or (refusal.err_code == gone and done is not first):
-                        return answer
-                    if refusal.err_code not in RETRY:
-                        raise error_from(refusal)
-                    error = error_from(refusal)
                 if deadline.passed:
                     raise error
                 if answered:

@@ -103,7 +103,7 @@ class StreamPublisher:
         prefix = f"{connection.settings.inbox_prefix}.{unique_token()}"
         self._prefix = f"{prefix}.".encode()
         self._prefix_size = len(self._prefix)
-        self._word = unique_token(16).encode()  # what the ids of `publish_bare` begin with
+        self._word = unique_token(16).encode()  # what its ids start with
         self._in_flight: dict[bytes, _InFlight] = {}
         self._counter = 0
         self._space: asyncio.Future[None] | None = None
@@ -123,6 +123,11 @@ class StreamPublisher:
         connection.on_denied.remove(self._denied)
         connection.on_closed.remove(self._closed)
         self._fail_all(Unconfirmed("the publisher was closed before the ack arrived"))
+
+    def new_id(self) -> str:
+        """An id for a message that was given none: the publisher's random word and a counter."""
+        self._counter += 1
+        return f"{self._word.decode()}{self._counter:x}"
 
     @property
     def in_flight(self) -> int:
