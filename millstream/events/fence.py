@@ -1,18 +1,18 @@
 """The fence: why a writer cannot write twice. Pure; shared by asynchronous and Spark writers.
 
-A writer owns one subject. Each pack on it says which one it follows (`Mill-Previous`), and the
+A writer owns one subject. Each pack on it names the one it follows (`Mill-Previous`), and the
 server stores it only if that is still the last one. So of two copies of a pack, however far apart,
-the second is refused; and the last pack tells a restarted writer where it was.
+the second is refused; and the last pack holds the position of a writer that restarts.
 
 1. Read the last pack on the subject.
 2. Claim it: store an empty pack that follows it, with the next epoch. Older writers now fail.
-3. Store each pack as the one that follows the last; its headers say how far the input is done.
+3. Store each pack as the one that follows the last; its headers hold the position in the input.
 4. Refused? Read the last pack again: if it is ours, it was stored before and only its ack was
-   lost; if another owner made it with our epoch or a higher one, we were taken over; if it is
+   lost; if another owner stored it with our epoch or a higher one, we were taken over; if it is
    older than ours, the log lost data.
 
-Every claim has an owner, a random word that all its packs carry: two claims made at the same moment
-ask for the same epoch and number, and nothing else tells whose was stored.
+Every claim has an owner, a random token that all its packs carry: two claims made at the same
+moment ask for the same epoch and number, and only the token shows whose was stored.
 """
 
 from __future__ import annotations
@@ -58,13 +58,13 @@ NOTE_BYTES_MAX: Final = 1024
 
 @dataclass(frozen=True, slots=True)
 class FenceState:
-    """What the last pack of a writer says."""
+    """What the last pack of a writer holds."""
 
     sequence: int = 0  # of that pack in the stream; 0: there is none
     epoch: int = 0  # grows with each claim
     number: int = 0  # grows with each stored unit, over all epochs
-    position: int = 0  # how far the writer's input is stored; its own count
-    note: str = ""  # the writer's own words about it
+    position: int = 0  # in the writer's input, up to which everything is stored
+    note: str = ""  # the writer's own text about it
     owner: str = ""  # who claimed the epoch
 
     def next(self, position: int | None = None, note: str | None = None) -> FenceState:
@@ -79,7 +79,7 @@ class FenceState:
         )
 
     def claimed(self, owner: str) -> FenceState:
-        """The state after `owner`, a word nobody else uses, has taken the writer's name over."""
+        """The state after `owner`, a unique token, has taken the writer's name over."""
         return replace(self, epoch=self.epoch + 1, number=self.number + 1, owner=owner)
 
     def stored_at(self, sequence: int) -> FenceState:
@@ -94,7 +94,7 @@ def fence_subject(prefix: str, writer: str, lane: int = 0) -> str:
 
 
 def data_subject(fence: str) -> str:
-    """Where the packs of an atomic unit go that come before its last one."""
+    """The subject of the packs of an atomic unit before its last one."""
     return f"{fence}.part"
 
 
@@ -138,7 +138,7 @@ def part_headers(writer: str, state: FenceState, part: int) -> list[tuple[str, s
 
 
 def read_state(sequence: int, headers: Mapping[str, str]) -> FenceState:
-    """The state that a stored pack's headers say; DataLoss when they are not a writer's."""
+    """The state in a stored pack's headers; DataLoss when they are not a writer's."""
     try:
         return FenceState(
             sequence,
@@ -150,13 +150,13 @@ def read_state(sequence: int, headers: Mapping[str, str]) -> FenceState:
         )
     except (KeyError, ValueError) as error:
         raise DataLoss(
-            f"the message at offset {sequence} is on a writer's subject but has no sound fence "
-            f"({error}): somebody else published there"
+            f"the message at offset {sequence} is on a writer's subject without a valid fence "
+            f"({error}): something else published there"
         ) from error
 
 
 def judge_refusal(writer: str, wanted: FenceState, found: FenceState) -> FenceState:
-    """What a refused pack means: the state if it was stored before, or the error to raise."""
+    """What a refused pack means: the state if it was stored before; else raises the error."""
     ours = (found.epoch, found.owner) == (wanted.epoch, wanted.owner)
     if ours and found.number == wanted.number:
         return found
@@ -166,5 +166,5 @@ def judge_refusal(writer: str, wanted: FenceState, found: FenceState) -> FenceSt
         f"writer '{writer}' had stored unit {wanted.number - 1} (epoch {wanted.epoch}, offset "
         f"{wanted.sequence}), but the topic's last is unit {found.number} (epoch {found.epoch}, "
         f"offset {found.sequence}): the log lost what was acknowledged. Check the disk, then open "
-        f"the writer anew to go on from position {found.position}"
+        f"the writer again to continue from position {found.position}"
     )

@@ -46,10 +46,10 @@ __all__ = [
     "unit_messages",
 ]
 
-# Claims that may be lost before we say that somebody keeps the name: a writer that stores without a
-# pause often stores between a claim's look at the fence and the claim.
+# Claims that may be lost before the name counts as taken: a writer that stores without a pause
+# often stores between a claim's read of the fence and the claim.
 CLAIMS_MAX: Final = 200
-# Refusals in a row before we say that something else writes on a fence that nobody claims.
+# Refusals in a row before a fence that nobody claims counts as taken by something else.
 RACES_MAX: Final = 20
 
 T = TypeVar("T")
@@ -79,12 +79,12 @@ class Outcome(Enum):
 
     STORED = auto()  # the broker confirmed it
     FOUND = auto()  # it was stored before: only its ack was lost, or a twin stored the same
-    REFUSED = auto()  # something else is stored in its stead
+    REFUSED = auto()  # something else is stored instead
 
 
 @dataclass(frozen=True, slots=True)
 class Offer:
-    """What became of a unit, and what the fence says now."""
+    """What became of a unit, and the state of the fence now."""
 
     outcome: Outcome
     state: FenceState
@@ -127,7 +127,7 @@ class FenceWriter:
         self.state = FenceState()  # after what this writer stored, or found when it started
 
     def look(self) -> Steps[FenceState]:
-        """What the last pack on the fence says; its sequence is 0 when there is none."""
+        """The state in the last pack on the fence; its sequence is 0 when there is none."""
         found = yield ReadLast(self.subject)
         if not isinstance(found, StoredMessage):
             return FenceState()
@@ -136,7 +136,7 @@ class FenceWriter:
     def claim(self, owner: str) -> Steps[FenceState]:
         """Take the writer's name over; every older writer of it is fenced out from now on.
 
-        `owner` is a random word that nobody else uses.
+        `owner` is a random token that nobody else uses.
         """
         for _ in range(CLAIMS_MAX):
             last = yield from self.look()

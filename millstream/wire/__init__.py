@@ -1,1 +1,1 @@
-"""Bytes on a connection: frames, handshake, the fast lanes. Knows nothing of events."""
+"""Bytes on a connection: frames, handshake, fast publishing and reading. Knows no events."""

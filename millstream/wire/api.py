@@ -69,7 +69,7 @@ class ErrorCode:
     BATCH_TOO_MANY = 10210
 
 
-# What the server cannot do right now, but will be able to: worth another try of the same request.
+# What the server cannot do now but soon will: worth another try of the same request.
 RETRY: Final = frozenset(
     {
         ErrorCode.NO_LEADER,
@@ -122,12 +122,12 @@ def error_from(refusal: Refusal) -> ApiError:
 
 
 def api_prefix(domain: str | None) -> str:
-    """What the subjects of the JetStream API begin with."""
+    """What the subjects of the JetStream API start with."""
     return f"$JS.{domain}.API" if domain else "$JS.API"
 
 
 class PubAck(msgspec.Struct):
-    """The server's word that a message is stored (or why not)."""
+    """The server's answer to a publish: where the message is stored, or why it is not."""
 
     stream: str = ""
     seq: int = 0
@@ -171,7 +171,7 @@ class ClusterInfo(msgspec.Struct, frozen=True):
 
 
 class SourceInfo(msgspec.Struct, frozen=True):
-    """How far a mirror or source is behind its origin."""
+    """How far a mirror or source lags its origin."""
 
     name: str = ""
     lag: int = 0
@@ -226,7 +226,7 @@ class ConsumerConfig(msgspec.Struct, omit_defaults=True):
 
 
 class SequencePair(msgspec.Struct, frozen=True):
-    """A place in a consumer and in its stream."""
+    """A position in a consumer and in its stream."""
 
     consumer_seq: int = 0
     stream_seq: int = 0
@@ -263,7 +263,7 @@ def consumer_request(
 
 
 class AckAddress(msgspec.Struct, frozen=True):
-    """What the reply subject of a delivered message says about it."""
+    """What the reply subject of a delivered message contains."""
 
     stream: str
     consumer: str

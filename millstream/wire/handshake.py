@@ -60,7 +60,7 @@ class ServerAddress:
 
 
 class ServerInfo(msgspec.Struct, frozen=True):
-    """What the server says about itself when a connection opens."""
+    """What the server reports about itself when a connection opens."""
 
     server_id: str = ""
     server_name: str = ""
@@ -83,7 +83,7 @@ _INFO_DECODER: Final = msgspec.json.Decoder(ServerInfo)
 
 
 def parse_info(text: bytes) -> ServerInfo:
-    """What an INFO line says; fields that we do not know are left out."""
+    """The content of an INFO line; unknown fields are left out."""
     try:
         return _INFO_DECODER.decode(text)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
@@ -166,7 +166,7 @@ def _key_pair(seed: str) -> Any:
     try:
         return nkeys.from_seed(seed.encode())
     except Exception as error:  # nkeys raises its own and binascii's errors
-        raise ConfigError("the nkey seed is not valid (it begins with SU)") from error
+        raise ConfigError("the nkey seed is not valid (it starts with SU)") from error
 
 
 def _public_key(seed: str) -> str:

@@ -1,4 +1,4 @@
-"""NATS frames to and from bytes: pure, shared by the asynchronous and the blocking lane."""
+"""NATS frames to and from bytes: pure, shared by the asynchronous and the blocking client."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class ProtocolError(ConnectError):
     """The server sent bytes that are not the NATS protocol; the connection cannot go on."""
 
 
-# Beyond this a frame is joined: formatting guesses its size and copies when it guessed too low.
+# Above this a frame is joined: formatting guesses its size and copies when it guessed too low.
 LARGE_BYTES: Final = 4096
 
 
@@ -96,7 +96,7 @@ def sub(subject: bytes, queue: bytes, sid: bytes) -> bytes:
 
 
 def unsub(sid: bytes, after: int = 0) -> bytes:
-    """The frame that ends a subscription, at once or after so many messages."""
+    """The frame that ends a subscription, now or after `after` messages."""
     if after:
         return b"UNSUB %b %d\r\n" % (sid, after)
     return b"UNSUB %b\r\n" % sid
@@ -169,7 +169,7 @@ class Parser:
     """Cuts a byte stream into frames and hands each to its handler, as soon as it is complete.
 
     `handlers` maps a subscription id to the function called for each of its messages, `runs` to
-    one that takes the neighbours among them at once; `on_control` gets every other line (INFO,
+    one that takes neighbours among them in one call; `on_control` gets every other line (INFO,
     PING, PONG, +OK, -ERR). Messages for an unknown id are dropped: they were under way when the
     subscription ended.
     """

@@ -155,7 +155,7 @@ class RangeCursor:
             name=f"read-{unique_token(12)}",
             ack_policy="none",
             mem_storage=True,
-            num_replicas=1,  # it dies with its node and is not missed: the position is here
+            num_replicas=1,  # it may die with its node: the position is kept here
             inactive_threshold=INACTIVE_SECONDS * NANOSECONDS,
             headers_only=what.headers_only,
         )
@@ -233,7 +233,7 @@ class RangeCursor:
         return self._wait(CONFIRM_PAUSE_SECONDS)
 
     def _left(self, pending: int) -> None:
-        """The consumer has so many messages after those that were taken."""
+        """The consumer has `pending` messages after those that were taken."""
         self.pending = pending
         self._in_doubt = False
         if pending or self.what.end is None:

@@ -56,7 +56,7 @@ class FencedLane:
         return await self._run(self._fence.store(packs, position, note))
 
     async def look(self) -> FenceState:
-        """What the last unit on the fence says, whoever stored it."""
+        """The state in the last unit on the fence, whoever stored it."""
         return await self._run(self._fence.look())
 
     async def _run(self, steps: Steps[T]) -> T:

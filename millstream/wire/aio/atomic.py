@@ -119,22 +119,22 @@ async def _find(
     try:
         last = (await jetstream.stream_info(stream)).state.last_seq
         start = await jetstream.sequence_at(stream, since.isoformat().replace("+00:00", "Z"))
-        lane = OrderedConsumer(
+        reader = OrderedConsumer(
             jetstream, stream, Range(start, last + 1, headers_only=True), Signal()
         )
-        await lane.open()
+        await reader.open()
     except (RequestTimeout, NoResponders, ConnectError):
         return None
     try:
-        while not lane.done:
-            for message in lane.take_now(1000):
+        while not reader.done:
+            for message in reader.take_now(1000):
                 headers = parse_headers(message.headers)
                 known = headers.get("Nats-Batch-Id") in batch_ids
                 if known and "Nats-Batch-Commit" in headers:
                     sequence = parse_ack_address(message.reply).sequence
                     return PubAck(stream=stream, seq=sequence, count=count)
-            if not lane.done:
-                await lane.signal.wait()
+            if not reader.done:
+                await reader.signal.wait()
     finally:
-        lane.close()
+        reader.close()
     return None

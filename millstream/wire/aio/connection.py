@@ -1,7 +1,7 @@
-"""A connection that lasts: reconnects by itself, keeps its subscriptions, answers requests.
+"""A connection that lasts: reconnects automatically, keeps its subscriptions, sends requests.
 
-Own code and not a client library because of what was measured (bench/messaging.py prints it): the
-lanes on top need whole chunks of frames at once and a write that does not pass through a queue.
+Own code and not a client library because of what was measured (bench/messaging.py prints it):
+publishers and readers need all frames of a chunk together and a write that passes no queue.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ __all__ = ["Connection", "Drainable", "Interest", "Outlet"]
 
 _log = logging.getLogger("millstream.wire")
 
-# Small writes of one turn of the event loop are joined; from here on they go out at once.
+# Small writes of one turn of the event loop are joined, up to this size.
 COALESCE_BYTES_MAX: Final = 256 * 1024
 # Each connection attempt gets this share of time, so that one dead server does not eat it all.
 ATTEMPT_SECONDS_MAX: Final = 2.0
@@ -64,19 +64,19 @@ class Interest:
 
 
 class Drainable(Protocol):
-    """What ends gently: takes nothing new, finishes what it has, within the seconds given."""
+    """What can drain: takes nothing new, finishes what it has, within the seconds given."""
 
     async def drain(self, timeout: float | None = None) -> None: ...
 
 
 class Outlet(Protocol):
-    """What collects messages to send, and has sent them all when it is closed."""
+    """What buffers messages to send, and has sent them all when it is closed."""
 
     async def close(self) -> None: ...
 
 
 class Connection:
-    """A NATS connection of one event loop; what it sends itself is at most once, see the lanes."""
+    """A NATS connection of one event loop. What it sends itself is delivered at most once."""
 
     def __init__(self, settings: ConnectionSettings) -> None:
         self.settings = settings
@@ -87,7 +87,7 @@ class Connection:
         self._interests: dict[bytes, Interest] = {}
         self._link: Link | None = None
         self._address: ServerAddress | None = None
-        self.info = ServerInfo()  # what the server (the last one) said about itself
+        self.info = ServerInfo()  # what the server (the last one) reported about itself
         self._out: list[bytes] = []
         self._out_bytes = 0
         self._flush_planned = False
@@ -99,17 +99,17 @@ class Connection:
         self.inbox = f"{settings.inbox_prefix}.{unique_token()}"
         self._reply_prefix = f"{self.inbox}.".encode()
         self._replies: dict[bytes, tuple[asyncio.Future[tuple[bytes, bytes]], str]] = {}
-        self._impatient: set[asyncio.Future[tuple[bytes, bytes]]] = set()  # who asks again
+        self._impatient: set[asyncio.Future[tuple[bytes, bytes]]] = set()  # whose callers ask again
         self.on_connected: list[Callable[[], None]] = []  # again, and subscriptions are back
         self.on_disconnected: list[Callable[[], None]] = []
         self.on_denied: list[Callable[[PermissionDenied], None]] = []
         self.on_closed: list[Callable[[], None]] = []
-        # What drains before the connection closes: first those that take messages, then those that
-        # collect some to send.
+        # What drains before the connection closes: first what takes messages, then what collects
+        # some to send.
         self.intakes: WeakSet[Drainable] = WeakSet()
         self.outlets: WeakSet[Outlet] = WeakSet()
         self.reconnects = 0
-        self.congested = False  # the socket is behind: `await writable()` before sending more
+        self.congested = False  # the socket is full: `await writable()` before sending more
         self._reading = True
 
     # -- life -----------------------------------------------------------------------------
@@ -271,7 +271,7 @@ class Connection:
         return interest
 
     def subscribe_runs(self, subject: str, handler: RunHandler) -> Interest:
-        """Like `subscribe`, for who takes the messages that are here at once."""
+        """Like `subscribe`, for handlers that take messages in batches."""
         interest = self._interest(subject, "")
         self._runs[interest.sid] = handler
         return interest
@@ -291,7 +291,7 @@ class Connection:
             self.send(unsub(interest.sid))
 
     def unsubscribe(self, interest: Interest) -> None:
-        """End a subscription at once."""
+        """End a subscription immediately."""
         self._handlers.pop(interest.sid, None)
         self._runs.pop(interest.sid, None)
         if self._closed is None:
@@ -308,7 +308,8 @@ class Connection:
     ) -> tuple[bytes, bytes]:
         """Send a request; header block and payload of the first answer. Later ones are dropped.
 
-        Who asks again does not wait for an answer that was lost with the connection: ConnectError.
+        A caller that asks again does not wait for an answer that was lost with the connection: it
+        gets a ConnectError.
         """
         deadline = Deadline(self.settings.request_timeout if timeout is None else timeout)
         await self.wait_connected(deadline)
@@ -356,7 +357,7 @@ class Connection:
         else:
             future.set_result((headers, payload))
 
-    # -- what a link tells us -------------------------------------------------------------
+    # -- what a link reports --------------------------------------------------------------
 
     def link_info(self, info: ServerInfo) -> None:
         self.info = info
@@ -370,8 +371,8 @@ class Connection:
         for future, subject in list(self._replies.values()):
             if subject == denied.subject and not future.done():
                 future.set_exception(denied)
-        for tell in list(self.on_denied):
-            tell(denied)
+        for report in list(self.on_denied):
+            report(denied)
 
     def link_congested(self, link: Link, congested: bool) -> None:
         if link is self._link:
@@ -388,8 +389,8 @@ class Connection:
         for future in self._impatient:
             if not future.done():
                 future.set_exception(ConnectError(f"the connection to {self.url} was lost"))
-        for tell in list(self.on_disconnected):
-            tell()
+        for report in list(self.on_disconnected):
+            report()
         self._spawn(self._reconnect())
 
     # -- connecting -----------------------------------------------------------------------
@@ -458,8 +459,8 @@ class Connection:
             if not self._adopt(link, address):
                 continue
             self.reconnects += 1
-            for tell in list(self.on_connected):
-                tell()
+            for report in list(self.on_connected):
+                report()
             return
 
     async def _watch(self) -> None:
@@ -482,8 +483,8 @@ class Connection:
         for future, _ in list(self._replies.values()):
             if not future.done():
                 future.set_exception(ConnectionClosed(str(error)))
-        for tell in list(self.on_closed):
-            tell()
+        for report in list(self.on_closed):
+            report()
 
     def _spawn(self, work: Coroutine[None, None, None]) -> None:
         task = self._loop.create_task(work)

@@ -1,4 +1,4 @@
-"""Reading a range without a consumer: for users who may look but not make anything.
+"""Reading a range without a consumer: for users that may read but not create consumers.
 
 Slower than a consumer (the server answers batch by batch), but it needs no right except to ask.
 """
@@ -30,14 +30,14 @@ __all__ = ["DirectReader"]
 BATCH_MESSAGES: Final = 1000
 BATCH_BYTES: Final = 8 * 1024 * 1024
 ANSWER_SECONDS: Final = 5.0
-# How often a reader that follows looks for new messages.
+# How often a reader that follows asks for new messages.
 POLL_SECONDS: Final = 0.2
 ATTEMPTS_MAX: Final = 10  # of one batch, before its error is raised
 NANOSECONDS: Final = 1_000_000_000
 
 
 class DirectReader:
-    """Delivers the messages of a range in order, each once; reads like a OrderedConsumer.
+    """Delivers the messages of a range in order, each once; reads like an OrderedConsumer.
 
     The server takes one subject to choose by; with several, everything is delivered.
     """
@@ -45,7 +45,7 @@ class DirectReader:
     def __init__(self, jetstream: JetStream, stream: str, what: Range, signal: Signal) -> None:
         if what.deliver not in (None, "new", "last_per_subject"):
             raise ConfigError(
-                f"without the right to make subscriptions, reading cannot begin at '{what.deliver}'"
+                f"without the right to create subscriptions, '{what.deliver}' cannot be read"
             )
         self._jetstream = jetstream
         self._connection = jetstream.connection
@@ -71,7 +71,7 @@ class DirectReader:
         return self._finished and not self._ready and self._error is None
 
     async def open(self) -> None:
-        """Begin to read; raises when the stream cannot be read like this."""
+        """Start reading; raises when the stream cannot be read like this."""
         state = (await self._jetstream.stream_info(self._stream)).state
         if self.what.deliver == "new":
             self._next = state.last_seq + 1
@@ -82,7 +82,7 @@ class DirectReader:
         self._task = asyncio.get_running_loop().create_task(self._run())
 
     def take_now(self, at_most: int) -> list[RawMessage]:
-        """Up to `at_most` messages that are here; empty means wait for the signal, or done."""
+        """Up to `at_most` messages that have arrived; empty: wait for the signal, or done."""
         taken, self._ready = self._ready[:at_most], self._ready[at_most:]
         if len(self._ready) <= BATCH_MESSAGES:
             self._room.set()
@@ -114,7 +114,7 @@ class DirectReader:
         self.signal.set()
 
     async def _one_batch(self) -> None:
-        """Ask for what comes next, wait for all of it, and go on behind it."""
+        """Ask for what comes next, wait for all of it, and continue after it."""
         self._batch = []
         arrived = asyncio.Event()
 
@@ -199,13 +199,13 @@ class DirectReader:
             self.signal.set()
 
     async def _is_end(self, end: int) -> bool:
-        """Whether the leader has nothing more either; any copy answers, also one that is behind."""
+        """Whether the leader has nothing more either; any copy answers, also one that lags."""
         subject = self.what.subjects[0] if len(self.what.subjects) == 1 else ">"
         ask = {"seq": self._next, "next_by_subj": subject}
         try:
             found = await self._jetstream.get_message(self._stream, ask)
         except PermissionDenied:
-            return True  # who may not ask the leader has to believe the copy
+            return True  # a user that may not ask the leader has to believe the copy
         return found is None or found.sequence >= end
 
     def _message(

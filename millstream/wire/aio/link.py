@@ -29,13 +29,13 @@ _log = logging.getLogger("millstream.wire")
 # Above this many unsent bytes the writer is asked to wait; two of the largest packs fit.
 WRITE_BUFFER_BYTES_MAX: Final = 16 * 1024 * 1024
 PINGS_UNANSWERED_MAX: Final = 2
-# Read at most so much at once. More would be allocated from the system each time, and its pages
-# touched anew: that costs more than another read (a fifth of a lone message's time).
+# Read at most this much in one go. More would be allocated from the system each time, and its
+# pages touched again: that costs more than another read (a fifth of a lone message's time).
 READ_BYTES_MAX: Final = 64 * 1024
 
 
 class LinkOwner(Protocol):
-    """What a link tells the connection that uses it."""
+    """What a link reports to the connection that uses it."""
 
     def link_lost(self, link: Link, error: Exception | None) -> None: ...
 
@@ -47,7 +47,7 @@ class LinkOwner(Protocol):
 
 
 class Link(asyncio.BufferedProtocol):
-    """A socket with a parser behind it; says when it is lost and when it cannot take more."""
+    """A socket with its parser; reports when it is lost and when it cannot take more."""
 
     def __init__(
         self, handlers: dict[bytes, Handler], runs: dict[bytes, RunHandler], owner: LinkOwner
@@ -133,7 +133,7 @@ class Link(asyncio.BufferedProtocol):
             self.transport.pause_reading()
 
     def ping(self) -> asyncio.Future[None]:
-        """Send a ping; the future is done when its pong is here."""
+        """Send a ping; the future is done when its pong arrives."""
         pong: asyncio.Future[None] = self._loop.create_future()
         self._pongs.append(pong)
         self.write(PING)

@@ -27,10 +27,10 @@ __all__ = ["StreamPublisher", "Watcher"]
 
 T = TypeVar("T")
 
-# The server drops in silence when it is overloaded; a message without an answer is sent again
+# An overloaded server drops messages silently; a message without an answer is sent again
 # after this long, the same bytes, so that its id makes the second copy a duplicate.
 RESEND_SECONDS: Final = 2.0
-# While a stream has no leader every try is refused at once; this keeps the tries apart.
+# While a stream has no leader every try is refused immediately; this keeps the tries apart.
 REFUSED_PAUSE_SECONDS: Final = 0.1
 _TICK_SECONDS: Final = 0.1
 
@@ -39,7 +39,7 @@ _BARE: Final = b"HPUB %b %b%b %d %d\r\nNATS/1.0\r\nNats-Msg-Id: %b%b\r\n\r\n%b\r
 _ID_BLOCK_BYTES: Final = len(b"NATS/1.0\r\nNats-Msg-Id: \r\n\r\n") + 16
 
 _decode_ack = msgspec.json.Decoder(PubAck).decode
-_now = time.monotonic  # not the loop's clock: this is asked for every message
+_now = time.monotonic  # faster than the loop's clock, and read for every message
 
 
 class Watcher(Protocol):
@@ -99,7 +99,7 @@ class StreamPublisher:
         self._connection = connection
         self._loop = asyncio.get_running_loop()
         self._window = window
-        self._low = window - max(1, window // 4)  # wake a waiting sender for several at once
+        self._low = window - max(1, window // 4)  # a waiting sender is woken for several
         prefix = f"{connection.settings.inbox_prefix}.{unique_token()}"
         self._prefix = f"{prefix}.".encode()
         self._prefix_size = len(self._prefix)
@@ -208,7 +208,7 @@ class StreamPublisher:
         elif in_flight:
             connection.send(frame)
         else:
-            connection.send_now(frame)  # first of all: the rest is done while it is under way
+            connection.send_now(frame)  # first: the rest is done while it is under way
         in_flight[token] = entry = _InFlight(loop=self._loop)
         now = _now()
         entry.due = now + RESEND_SECONDS
@@ -242,7 +242,7 @@ class StreamPublisher:
                 self._refused(token, message, ack.error)
                 continue
             del in_flight[token]
-            message.frame = b""  # the future may be kept for long
+            message.frame = b""  # the future may be kept for a long time
             if not message.done():
                 message.set_result(message.make(ack))
             if message.watcher is not watcher:

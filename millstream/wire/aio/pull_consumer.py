@@ -1,4 +1,4 @@
-"""Pulling from a JetStream consumer: always a bounded number asked for, never a gap in asking."""
+"""Pulling from a JetStream consumer: always asks ahead, for a bounded number."""
 
 from __future__ import annotations
 
@@ -32,29 +32,29 @@ _log = logging.getLogger("millstream.wire")
 
 RETRY_SECONDS: Final = 0.25
 HEARTBEATS_MISSED_MAX: Final = 2
-# Meaning of the status texts of the server; it has one code (409) for all of them.
+# Meaning of the server's status texts; it has one code (409) for all of them.
 _GONE: Final = ("consumer deleted", "consumer is push based")
 _AGAIN_AT_ONCE: Final = ("message size exceeds maxbytes", "batch completed")
 _AGAIN_SOON: Final = ("exceeded maxwaiting", "leadership change", "server shutdown")
 _ACK_PREFIX: Final = b"$JS.ACK."
-# What a named tuple does when it is called, without the call: this runs for every message.
+# As calling the named tuple would, but faster: this runs for every message.
 _new: Final = tuple.__new__
 
 
 @dataclass(frozen=True, slots=True)
 class Prefetch:
-    """How much may be on its way or waiting here before it is asked for."""
+    """How much is asked for ahead: on its way, or arrived and not taken."""
 
     messages: int = 1000
     bytes: int = 16 * 1024 * 1024  # at least one largest message is always asked for
     expires: float = 30.0  # seconds until the server answers an unfilled request
-    heartbeat: float = 5.0  # seconds between signs of life while nothing comes
-    total: int | None = None  # messages to ask for in all; None: without end
-    made_again: float = 0.0  # seconds in which a deleted consumer may be there again
+    heartbeat: float = 5.0  # seconds between heartbeats while nothing comes
+    total: int | None = None  # messages to ask for in total; None: no limit
+    made_again: float = 0.0  # seconds in which a deleted consumer may be created again
 
 
 class Signal:
-    """Wakes the readers of several lanes; `set` is remembered until the next `wait`."""
+    """Wakes the readers of several consumers; `set` is remembered until the next `wait`."""
 
     __slots__ = ("_loop", "_set", "_waiters")
 
@@ -85,7 +85,7 @@ class Signal:
             return await waiter
         except asyncio.CancelledError:
             if waiter.done() and not waiter.cancelled():
-                self.set()  # woken and cancelled at once: the next reader shall look
+                self.set()  # woken and cancelled together: wake the next reader instead
             raise
         finally:
             if timer is not None:
@@ -102,8 +102,8 @@ def _finish(waiter: asyncio.Future[bool], was_set: bool) -> None:
 class PullConsumer:
     """Delivers the messages of one consumer into a bounded buffer, across reconnects.
 
-    A lost request, a lost connection or a new leader only mean that the lane asks again. It fails
-    (then `take_now` raises) when the consumer is gone or the connection is closed for good.
+    After a lost request, a lost connection or a new leader it only asks again. It fails (then
+    `take_now` raises) when the consumer is gone or the connection is closed permanently.
     """
 
     def __init__(
@@ -120,7 +120,7 @@ class PullConsumer:
         self._loop = asyncio.get_running_loop()
         self._stream, self._consumer = stream, consumer
         self._prefetch = prefetch
-        self._disposable = disposable  # in doubt it fails at once: its owner makes another consumer
+        self._disposable = disposable  # in doubt it fails: its owner creates another consumer
         self._buffer: deque[RawMessage] = deque()
         self._asked = 0  # messages requested and not delivered yet
         self._delivered = 0
@@ -141,7 +141,7 @@ class PullConsumer:
     # -- for the reader -------------------------------------------------------------------
 
     def take_now(self, at_most: int) -> list[RawMessage]:
-        """Up to `at_most` messages that are here; raises when there is none and none will come."""
+        """Up to `at_most` messages that have arrived; raises when none will come any more."""
         buffer = self._buffer
         if not buffer and self._error is not None:
             raise self._error
@@ -155,7 +155,7 @@ class PullConsumer:
         return taken
 
     def peek(self) -> list[RawMessage]:
-        """The messages that are here and not taken."""
+        """The messages that have arrived and are not taken."""
         return list(self._buffer)
 
     def leave(self) -> list[RawMessage]:
@@ -218,7 +218,7 @@ class PullConsumer:
     # -- what arrives ---------------------------------------------------------------------
 
     def _take(self, run: list[Frame]) -> None:
-        """Messages of the stream into the buffer; between them, what the server says about them."""
+        """Put messages of the stream into the buffer, and handle the statuses between them."""
         messages = [_new(RawMessage, frame) for frame in run if frame[1][:8] == _ACK_PREFIX]
         count = len(messages)
         if count:
@@ -278,7 +278,9 @@ class PullConsumer:
         self._asked = 0
         again = Deadline(self._prefetch.made_again)
         while True:
-            late = again.passed  # before asking: a server that stood still answers about then
+            late = (
+                again.passed
+            )  # before asking: the answer of a stalled server is about this moment
             try:
                 await self._jetstream.consumer_info(self._stream, self._consumer)
             except SubscriptionNotFound as error:

@@ -1,7 +1,7 @@
-"""The blocking lane: one socket, plain calls; for Spark workers, scripts and threads.
+"""The blocking client: one socket, plain calls; for Spark workers, scripts and threads.
 
-It never has more bytes under way than it reads at once, so the server cannot find it slow; nothing
-needs a goodbye, because a worker may be killed at any line.
+It never has more bytes under way than it reads in one go, so the server never finds it slow. No
+cleanup is needed: a worker may be killed at any line.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ TOGETHER_MAX: Final = 16
 
 
 class _Lost(ConnectError):
-    """The socket is gone; whoever sees it opens another."""
+    """The socket is gone; the next call opens another."""
 
 
 class BlockingConnection(Closing):
@@ -165,7 +165,7 @@ class BlockingConnection(Closing):
         if tls is not None and tls.handshake_first:
             self._socket = self._secure(plain, address.host, deadline)
         self.info = ServerInfo()
-        # Without the greeting it is not known how to say who we are.
+        # The greeting decides how to log in.
         if not self.wait(lambda: bool(self.info.server_id), deadline):
             raise ConnectFailed(f"{address} does not greet within {deadline.seconds:.3g} s")
         if not isinstance(self._socket, ssl.SSLSocket) and (wants_tls or self.info.tls_required):

@@ -1,6 +1,6 @@
-"""Publishing with the blocking lane: acknowledged, sent again until answered, for Spark workers.
+"""Publishing with the blocking client: acknowledged, sent again until answered, for Spark workers.
 
-A message that is sent twice must not be stored twice; whoever calls this makes sure of it, with an
+A message that is sent twice must not be stored twice; the caller makes sure of it, with an
 expected sequence (a fence) or with an id.
 """
 
@@ -39,7 +39,7 @@ _AGAIN: Final = RETRY | {ErrorCode.BATCH_INCOMPLETE, ErrorCode.BATCH_TOO_MANY}
 
 
 def publish_one(connection: BlockingConnection, message: OutgoingMessage, timeout: float) -> PubAck:
-    """Store one message; an ApiError says why the server refused it, Unconfirmed that it may be."""
+    """Store one message. ApiError: the server refused it. Unconfirmed: it may be stored."""
     return _until_answered(connection, [message], timeout)
 
 

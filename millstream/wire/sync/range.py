@@ -1,8 +1,8 @@
-"""Reading a range of a stream with the blocking lane: for Spark workers.
+"""Reading a range of a stream with the blocking client: for Spark workers.
 
-One window is asked for at a time, never more than is left of the range, and received whole before
-it is handed on: memory stays at one window whatever the range, and the server never waits for a
-reader that is busy elsewhere.
+One window is requested at a time, never more than is left of the range, and received completely
+before it is handed on: memory stays at one window whatever the range, and the server never waits
+for a reader that is busy elsewhere.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class Messages(Protocol):
         """The address of a message's ack."""
 
     def first(self: M, count: int) -> M:
-        """The first so many messages."""
+        """The first `count` messages."""
 
 
 M = TypeVar("M", bound=Messages)
@@ -68,7 +68,7 @@ class Collector(Protocol[MadeOf]):
         """Messages so far."""
 
     def begin(self, sid: bytes, wanted: int) -> None:
-        """A new window: messages of one subscription, so many at most."""
+        """A new window: at most `wanted` messages of one subscription."""
 
     def feed(self, data: bytes, others: Callable[[bytes], None]) -> None:
         """Take bytes that arrived; what is not a message of the window goes to `others`."""
@@ -201,7 +201,7 @@ class _Reader(Generic[M]):
 
     def _message(self, subject: bytes, reply: bytes, headers: bytes, payload: bytes) -> None:
         if reply.startswith(b"$JS.ACK."):
-            # What the class does when it is called, without the call: this runs for every message.
+            # As calling the class would, but faster: this runs for every message.
             self.collector.add(_new(RawMessage, (subject, reply, headers, payload)))
             return
         # The status of a window may come when the next one is open: it has another address.
@@ -276,9 +276,8 @@ def read_range(
 ) -> Iterator[list[RawMessage]]:
     """The messages with sequences in [start, end), in order, each once, in windows.
 
-    A lost connection, a restarted server or a new leader is waited out; reading goes on at the
-    next sequence. Sequences that were deleted are left out; whether that is a loss is for the
-    caller to say.
+    A lost connection, a restarted server or a new leader is waited out; reading continues at
+    the next sequence. Deleted sequences are left out; the caller decides whether that is a loss.
     """
     return read_windows(connection, stream, start, end, subjects, window, collector=_Lister())
 

@@ -1,4 +1,4 @@
-"""Asking about streams and single messages with the blocking lane."""
+"""Asking about streams and single messages with the blocking client."""
 
 from __future__ import annotations
 
@@ -131,7 +131,7 @@ def _stored(answer: bytes) -> StoredMessage:
 def sequence_at(
     jetstream: BlockingJetStream, stream: str, time: str, timeout: float | None = None
 ) -> int | None:
-    """The first sequence stored at or after a time (RFC 3339); None when none is there yet."""
+    """The first sequence stored at or after a time (RFC 3339); None when there is none yet."""
     ask = {"start_time": time, "next_by_subj": ">"}
     found = get_message(jetstream, stream, ask, timeout)
     return None if found is None else found.sequence

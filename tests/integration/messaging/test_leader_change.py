@@ -1,4 +1,4 @@
-"""A cluster whose leaders change, by order and by a crash, under publishers and readers."""
+"""A cluster whose leaders change, on request and by a crash, under publishers and readers."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ async def leader(mill: Mill, stream: str) -> str:
         info = await mill.jetstream.stream_info(stream)
         if info.cluster and info.cluster.leader:
             return info.cluster.leader
-        assert not deadline.passed, f"nobody leads {stream}"
+        assert not deadline.passed, f"{stream} has no leader"
         await asyncio.sleep(0.02)
 
 
@@ -79,7 +79,7 @@ async def work(
     async def handled() -> int:
         return len(seen)
 
-    # The server that knows the lag may learn of the last events a moment later.
+    # The server that reports the lag may see the last events a moment later.
     await eventually(handled, number, 60)
     await eventually(lambda: topic.subscriptions.lag("s"), Lag(0, 0.0), 60)
     await member.close()
@@ -99,7 +99,7 @@ async def test_a_leader_that_steps_down_is_not_noticed(mill: Mill) -> None:
             leaders.add(before := await leader(mill, "steady"))
             await mill.jetstream.ask("STREAM.LEADER.STEPDOWN.steady")
             await mill.jetstream.ask("CONSUMER.LEADER.STEPDOWN.steady.s")
-            # Not for ever: it may have gone on to another one and come back unseen.
+            # Not forever: the lead may have moved on and come back unseen.
             seen, patience = before, Deadline(5)
             while seen == before and not patience.passed:
                 await asyncio.sleep(0.02)
@@ -153,7 +153,7 @@ async def test_what_an_ack_means_is_asked_until_a_cluster_without_a_majority_has
 
 
 async def patient(call: Callable[[], Awaitable[Topic]]) -> Topic:
-    """The answer to a call that may not be answered at once."""
+    """The answer to a call that may not be answered immediately."""
     deadline = Deadline(60)
     while True:
         try:
@@ -170,7 +170,7 @@ async def reader_elsewhere(mill: Mill, topic: Topic) -> tuple[AsyncIterator[Even
         await anext(reader)
         found = [info async for info in mill.jetstream.consumers(topic.name)]
         servers = {info.cluster.leader if info.cluster else "" for info in found}
-        # More than one: after a silence the reader has begun anew.
+        # More than one: after a silence the reader has started again.
         if len(found) == 1 and not servers & {"", mill.connection.info.server_name}:
             return reader, servers.pop() or ""
         await reader.aclose()  # type: ignore[attr-defined]
@@ -181,7 +181,7 @@ async def reader_elsewhere(mill: Mill, topic: Topic) -> tuple[AsyncIterator[Even
 async def test_a_reader_goes_on_when_the_server_of_its_consumer_is_killed(
     cluster: Cluster, mill: Mill
 ) -> None:
-    """Its consumer is not replicated: with the server it is gone, and nothing will tell so."""
+    """Its consumer is not replicated: it is gone with the server, without any notice."""
     topic = await mill.create_topic("followed", replicas=3)
     await topic.publish(b"0")
     async with asyncio.timeout(120):

@@ -1,4 +1,4 @@
-"""A connection whose server does not keep up, or goes: against a server of the test's own."""
+"""A connection whose server does not keep up or goes away: against a fake server."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ INFO = b'INFO {"server_id":"A","version":"2.15.1","max_payload":67108864,"header
 
 
 class LazyServer:
-    """Greets, answers the first ping, then reads only when told to."""
+    """Greets, answers the first ping, then reads only when it should."""
 
     def __init__(self) -> None:
         self.reads = asyncio.Event()

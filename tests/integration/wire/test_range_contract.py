@@ -271,7 +271,7 @@ async def test_a_consumer_whose_server_died_is_replaced(
         async def delete_the_consumer() -> None:
             async with millstream.connect(millstream_url) as mill:
                 (info,) = [info async for info in mill.jetstream.consumers("s")]
-                # Nobody is told: the notice that it was deleted gets lost as well.
+                # The reader gets no notice: that is lost as well.
                 proxy.to_client = lambda frame: b"Consumer Deleted" not in frame
                 await mill.jetstream.delete_consumer("s", info.name)
 
