@@ -99,7 +99,7 @@ def main() -> None:
         try:
             write(spark, order)
             answer = "done"
-        except Exception as error:  # told to the test, which knows what was wanted
+        except Exception as error:  # reported to the test, which knows what was expected
             answer = repr(error)
         Path(order["folder"], "over").touch()
         sys.stdout.write(json.dumps(answer) + "\n")

@@ -55,7 +55,7 @@ def wait_for_more(account: Account, process: subprocess.Popen[bytes], than: int)
         ended = process.poll() is not None  # asked first: it may end when all is stored
         if stored(account) > than:
             return
-        assert not ended, "the driver ended by itself"
+        assert not ended, "the driver ended early"
         time.sleep(0.1)
     raise AssertionError(f"the target stays at {than} messages")
 

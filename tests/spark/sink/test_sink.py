@@ -49,7 +49,7 @@ def test_rows_can_name_their_topic(lake: Lake, account: Account) -> None:
     [
         (["id", "'x' AS value"], {"topic": "a"}, "drop 'id'"),
         (["'x' AS key"], {"topic": "a"}, "needs a column 'value'"),
-        (["'x' AS value"], {}, "Give the option 'topic'"),
+        (["'x' AS value"], {}, "set the option 'topic'"),
         (["id AS value"], {"topic": "a"}, "'value' must be binary, string or struct"),
         (["'x' AS value"], {"topic": "none"}, "there is no topic or stream 'none'"),
         (["struct(id) AS value"], {"topic": "a"}, "has no schema"),
@@ -159,7 +159,7 @@ def test_a_table_is_read_followed_and_written(lake: Lake, account: Account) -> N
 
     edits = lake.spark.createDataFrame([("k5", "55"), ("k6", None)], "key STRING, value STRING")
     lake.write(edits, table="prices")
-    again = {row.key: row.value for row in frame.collect()}  # the same frame, read anew
+    again = {row.key: row.value for row in frame.collect()}  # the same frame, read again
     assert again["k5"] == "55"
     assert "k6" not in again
     rows, _ = lake.collect(

@@ -120,9 +120,9 @@ async def run(
         answer = asyncio.create_task(asyncio.to_thread(order, driver, what))
         async with asyncio.timeout(PATIENCE_SECONDS):
             if stall:
-                begun = asyncio.create_task(wire.started())
-                await asyncio.wait([begun, answer], return_when=asyncio.FIRST_COMPLETED)
-                begun.cancel()
+                started = asyncio.create_task(wire.started())
+                await asyncio.wait([started, answer], return_when=asyncio.FIRST_COMPLETED)
+                started.cancel()
                 (folder / "go").touch()
             assert await answer == "done"
     assert attempts(folder) == {"0-0", "0-1", "1-0"}

@@ -254,7 +254,7 @@ def test_a_staged_batch_is_written_to_several_topics_once(
     more, second = stage(settings, rows[20:], task=1)
     assert (total, more) == (20, 10)
     assert account.values("left") == account.values("right") == []
-    for _ in range(2):  # the driver may be told to commit once more
+    for _ in range(2):  # Spark may ask the driver to commit again
         Staging(settings, "spark-q", 0).commit([*first, *second])
         assert account.values("left") == [value for topic, value in rows if topic == "left"]
         wanted = Counter(value for topic, value in rows if topic == "right")
