@@ -14,7 +14,6 @@ import ast
 import sys
 from collections.abc import Callable
 from importlib import import_module
-from pathlib import Path
 from typing import Any
 
 __all__ = ["lazy_names"]
@@ -27,9 +26,10 @@ def lazy_names(package: str, file: str) -> Names:
 
     A package inside this one (`from millstream import blocking`) is loaded, but not in `__all__`.
     """
-    # By the loader, not from the disk: on Spark's executors this package is in a zip archive.
+    # By the loader, not from the disk: on Spark's executors this package is in a zip archive. Its
+    # path is ./name.zip there, which the loader takes only as it is.
     loader: Any = getattr(sys.modules[package].__spec__, "loader", None)
-    stub = ast.parse(loader.get_data(str(Path(file).with_suffix(".pyi"))))
+    stub = ast.parse(loader.get_data(f"{file}i"))
     homes = {
         alias.name: str(node.module)
         for node in stub.body

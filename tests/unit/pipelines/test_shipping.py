@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -11,6 +10,10 @@ from millstream.pipelines import Project
 from millstream.pipelines.shipping import package
 
 IMPORT = """
+import sys
+
+sys.path.insert(0, "./dist/pipeline.zip")  # relative, as on executors
+
 import millstream
 import millstream.blocking
 import millstream.pipelines.submitted
@@ -23,15 +26,14 @@ print(millstream.__file__, millstream.Mill.__name__, millstream.schemas.Schema._
 
 def test_the_package_works_from_its_archive(tmp_path: Path) -> None:
     (tmp_path / "millstream.toml").write_text("[pipeline]\n")
-    _, archive = package(Project(tmp_path, "p"), tmp_path / "dist")
+    package(Project(tmp_path, "p"), tmp_path / "dist")
     done = subprocess.run(
         [sys.executable, "-c", IMPORT],
         cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": str(archive)},
         capture_output=True,
         text=True,
         timeout=120,
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    assert done.stdout.split() == [f"{archive}/millstream/__init__.py", "Mill", "Schema"]
+    assert done.stdout.split() == ["./dist/pipeline.zip/millstream/__init__.py", "Mill", "Schema"]
