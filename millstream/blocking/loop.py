@@ -217,7 +217,7 @@ class LoopThread:
     def post(self, function: Callable[..., object], *args: Any) -> None:
         """Call a plain function on the loop within a millisecond, without waiting for it.
 
-        What it raises is logged: nobody waits for it.
+        Errors are logged, because no caller waits for it.
         """
         if self._refusal is not None:
             raise ConnectionClosed(self._refusal)

@@ -48,8 +48,8 @@ class Pending(Generic[T]):
 class Sending(ContextTwin):
     """A twin whose events go to the loop in groups, in their order.
 
-    So `send` returns before the event was looked at. When one is refused (a bad key, a closed
-    connection), those behind it are not sent either, and the next call raises the error; whatever
+    So `send` returns before the event is checked. When one is refused (a bad key, a closed
+    connection), later ones are not sent either, and the next call raises the error; whatever
     `flush` or the end of `with` has not confirmed counts as not sent.
     """
 

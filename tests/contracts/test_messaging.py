@@ -232,7 +232,9 @@ async def test_a_closed_member_gives_back_what_it_did_not_hand_out(mill: Any) ->
     assert sorted(int(d.value) for d in rest) == list(range(1, 20))
 
 
-async def test_a_pull_takes_what_is_there_and_waits_no_longer_than_told(mill: Any) -> None:
+async def test_a_pull_returns_what_is_available_and_waits_no_longer_than_its_timeout(
+    mill: Any,
+) -> None:
     topic = await mill.create_topic("orders", **MEMORY)
     await topic.publish_many([NewEvent(b"%d" % n) for n in range(3)])
     async with topic.subscribe("billing") as subscription:

@@ -33,7 +33,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 LANGUAGES = {"python", "sh", "console", "text", "toml", "json", "ini", "sql", "yaml"}
-NOT_RUN_LIMIT = 6  # in all pages together; an example that nobody runs is soon wrong
+NOT_RUN_LIMIT = 6  # in all pages together; an example that is not run is soon wrong
 
 _FENCE = re.compile(r"^```(?P<info>[^\n]*)\n(?P<body>.*?)^```\s*$", re.MULTILINE | re.DOTALL)
 _FLAGS = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
@@ -67,7 +67,7 @@ def blocks_of(page: Path, text: str) -> list[Block]:
 
 
 def commands_of(block: Block) -> Iterator[tuple[str, str | None]]:
-    """Each `millstream` command of a shell block with its expected output, None when not told."""
+    """Each `millstream` command of a shell block with its expected output, if any."""
     joined = block.body.replace("\\\n", " ").replace(".venv/bin/millstream", "millstream")
     if block.language == "sh":
         for line in joined.splitlines():
@@ -153,7 +153,7 @@ def empty_page(tmp_path: Path) -> Iterator[Page]:
 def page(empty_page: Page, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Page]:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
-    monkeypatch.setenv("MILLSTREAM_PORT", "0")  # the default port may be somebody else's
+    monkeypatch.setenv("MILLSTREAM_PORT", "0")  # the default port may be in use
     monkeypatch.setenv("NATS_TIMEOUT", "30s")  # a busy broker is no fault of the page
     for name in ("NATS_URL", "NATS_USER", "NATS_PASSWORD", "MILLSTREAM_DATA"):
         monkeypatch.delenv(name, raising=False)

@@ -1,10 +1,10 @@
-"""What a subscriber does when messages come faster than they are read, and the books it keeps.
+"""What a subscriber does when messages arrive faster than they are read, and its counters.
 
-For every subscriber, at every moment: received = delivered + dropped + pending (`Counters`). What
-was published and not received is still under way: in the server, the network or the socket. After
-`flush` of the publisher and then of the subscriber nothing is (between servers of a cluster, once
-the route has passed it on), unless the connection was cut in between. `interruptions` counts those
-cuts, because a core message under way at one is lost for good and nobody can count it. So with no
+For every subscriber, at any time: received = delivered + dropped + pending (`Counters`). Messages
+that were published and not received are in flight: in the server, the network or the socket. After
+`flush` of the publisher and then of the subscriber there are none (between servers of a cluster,
+once the route has passed them on), unless the connection was lost in between. `interruptions`
+counts those losses, because core messages in flight are then lost and cannot be counted. So without
 interruptions: published = delivered + dropped + pending.
 """
 

@@ -117,15 +117,15 @@ class PacedPublisher(AsyncClosing):
 
     def _answered(self, subject: bytes, _reply: bytes, headers: bytes, member: bytes) -> None:
         number = subject.rpartition(b".")[2]
-        nobody = not member and status_of(headers)[0] == NO_RESPONDERS
-        if nobody:
+        none = not member and status_of(headers)[0] == NO_RESPONDERS
+        if none:
             self._members.clear()
         else:
             self._members.add(member)
         for request in self._requests:
             if request.number == number:
                 request.missing.discard(member)
-                if nobody or not request.missing:
+                if none or not request.missing:
                     request.done.set()
 
     async def _wait_for(self, request: _FlowRequest) -> None:

@@ -343,12 +343,12 @@ class Service(EndpointGroup, AsyncClosing):
         verbs = {"PING": lambda: self.ping, "INFO": lambda: self.info, "STATS": lambda: self.stats}
         handlers = []
         for verb, report in verbs.items():
-            everybody = f"{self._discovery_prefix}.{verb}"
+            every_service = f"{self._discovery_prefix}.{verb}"
             answer = self._discovery_answer(report)
             for subject in (
-                everybody,
-                f"{everybody}.{self.name}",
-                f"{everybody}.{self.name}.{self.id}",
+                every_service,
+                f"{every_service}.{self.name}",
+                f"{every_service}.{self.name}.{self.id}",
             ):
                 handlers.append((subject, answer))
         return handlers

@@ -402,7 +402,7 @@ class Subscriber(AsyncClosing):
 
     @property
     def pending(self) -> int:
-        """Messages that are here and not handed out."""
+        """Messages that were received and not handed out."""
         return len(self._buffer)
 
     @property

@@ -48,7 +48,7 @@ READ_AHEAD: Final = Prefetch(messages=1000, bytes=4 * 1024 * 1024, heartbeat=1.0
 COMMIT_SECONDS: Final = 5.0
 # Only its owner changes a record and, rarely, an operator who unparks a key.
 COMMIT_ATTEMPTS: Final = 20
-# After so many owners in a row died without progress, events are handed out one by one to find
+# After this many owners in a row died without progress, events are handed out one by one to find
 # the one that kills them.
 DEATHS_CAREFUL: Final = 2
 STRIKES_MAX: Final = 2

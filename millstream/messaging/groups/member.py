@@ -39,7 +39,7 @@ _log = logging.getLogger("millstream.messaging")
 BEATS: Final = 4  # renewals within the time that one lasts: three may be lost
 LOOKS: Final = 5  # reads of the records within the shortest lease of the group
 PAUSE_SECONDS: Final = 0.05
-# For the last writes of a member that stops at once; work they miss is repeated by others.
+# For the last writes of a member that stops immediately; work they miss is repeated by others.
 LAST_SECONDS: Final = 2.0
 # Replicas may answer with an old snapshot, so after a nudge the records are read twice.
 SECOND_LOOK_SECONDS: Final = 0.2

@@ -35,7 +35,7 @@ from millstream.wire.protocol import encode_headers, parse_headers, status_of, u
 
 __all__ = ["RECORDS", "UNSURE", "GroupStore", "Stored", "groups_of"]
 
-RECORDS: Final = "mill-groups"  # the stream, and what its subjects begin with
+RECORDS: Final = "mill-groups"  # the stream, and the prefix of its subjects
 NEWS: Final = "mill-groups-news"
 MEMBER: Final = "member"
 # The record of a member that left; it must outlast every read of the records.

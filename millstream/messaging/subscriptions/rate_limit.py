@@ -1,4 +1,4 @@
-"""A rate limit: at most so many events per second."""
+"""A rate limit: a maximum number of events per second."""
 
 from __future__ import annotations
 

@@ -80,7 +80,7 @@ def run(url: str, script: str) -> str:
     return out
 
 
-def test_a_script_that_closes_nothing_ends_at_once_and_loses_nothing(
+def test_a_script_that_closes_nothing_ends_soon_and_loses_nothing(
     mill: Mill, millstream_url: str
 ) -> None:
     topic = mill.create_topic("orders")
@@ -213,7 +213,7 @@ def test_control_c_ends_a_wait(mill: Mill, millstream_url: str, waiting: str) ->
     assert (code, out) == (0, "interrupted True\n"), errors
 
 
-def test_a_forked_child_is_told_to_connect_again(mill: Mill, millstream_url: str) -> None:
+def test_a_call_in_a_forked_child_asks_to_connect_again(mill: Mill, millstream_url: str) -> None:
     mill.create_topic("orders", storage="memory")
     out = run(
         millstream_url,

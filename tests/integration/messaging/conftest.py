@@ -28,7 +28,7 @@ QUICK = Reconnect(wait=0.02, wait_max=0.1, give_up_after=60)
 
 @pytest.fixture
 async def connect(millstream_url: str) -> AsyncIterator[Connect]:
-    """Opens connections, to the test's own account unless told otherwise, and closes them."""
+    """Opens connections, to the test's own account by default, and closes them."""
     async with AsyncExitStack() as stack:
 
         async def open_one(url: str = millstream_url, **changes: Any) -> Connection:

@@ -21,7 +21,7 @@ async def values(topic: Topic, **choices: Any) -> list[Any]:
 
 
 async def until_reading(topic: Topic) -> None:
-    """A reader of the topic has its place: it gets everything that is stored from now on."""
+    """Wait until a reader has its position: it gets everything stored from now on."""
     deadline = Deadline(20)
     while not [info async for info in topic._jetstream.consumers(topic.name)]:
         assert not deadline.passed, "nobody reads"

@@ -45,7 +45,7 @@ async def line(process: asyncio.subprocess.Process, seconds: float = 60.0) -> st
 
 
 async def killed(process: asyncio.subprocess.Process, seconds: float = 60.0) -> None:
-    """Wait until the process was killed, by itself or by us."""
+    """Wait until the process was killed."""
     async with asyncio.timeout(seconds):
         code = await process.wait()
     assert code == -signal.SIGKILL, f"ended with {code}, not by a kill"

@@ -1,4 +1,4 @@
-"""The broker is killed and comes back: everything goes on by itself, without loss."""
+"""The broker is killed and restarted: everything continues automatically, without loss."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ async def test_one_awaited_event_at_a_time_keeps_its_order(broker: Broker, topic
     assert await values(topic) == numbers(300)
 
 
-async def test_atomic_batches_are_whole_and_there_once(broker: Broker, topic: Topic) -> None:
+async def test_atomic_batches_are_complete_and_stored_once(broker: Broker, topic: Topic) -> None:
     crashing = asyncio.create_task(crash(broker))
     stored = []
     for number in range(40):

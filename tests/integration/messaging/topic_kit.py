@@ -57,9 +57,9 @@ async def eventually(
 
 
 async def done_with(topic: Topic, member: Subscription, seconds: float) -> None:
-    """A subscription settles everything, and for a while nothing of it comes again."""
+    """A subscription settles everything, and for a while nothing is redelivered."""
     await eventually(lambda: topic.subscriptions.lag(member.name), Lag(0, 0.0))
-    # A lease that ran out while somebody stood still sent copies before the last word arrived.
+    # A lease that ran out while a process was stalled sent copies before the last ack arrived.
     while await member.pull(1000, 0.05):
         pass
     await nothing(member, seconds)
@@ -69,7 +69,7 @@ async def given_up(topic: Topic, member: Subscription) -> None:
     """A subscription settles everything, and its member is given nothing meanwhile."""
 
     async def lag() -> Lag:
-        await nothing(member, 0.1)  # it has to look for events, also for those it gives up
+        await nothing(member, 0.1)  # it has to fetch events, also those it dead-letters
         return await topic.subscriptions.lag(member.name)
 
     await eventually(lag, Lag(0, 0.0))

@@ -12,7 +12,7 @@ def printed(code: str) -> object:
     return ast.literal_eval(done.stdout)
 
 
-def test_it_is_there_after_import_millstream() -> None:
+def test_it_is_available_after_import_millstream() -> None:
     assert printed("import millstream; print(repr(millstream.blocking.connect.__name__))")
 
 

@@ -64,7 +64,7 @@ async def test_it_works_in_a_thread_that_runs_a_loop_itself(loop: LoopThread) ->
     assert loop.call(answer("notebook")) == "notebook"
 
 
-def test_one_thread_serves_the_whole_process() -> None:
+def test_one_thread_serves_the_process() -> None:
     assert loop_thread() is loop_thread()
 
 
@@ -145,7 +145,7 @@ def test_an_interrupt_ends_the_wait_and_cancels_the_work(
 
 
 @pytest.mark.parametrize("known", [False, True], ids=["not yet", "already"])
-def test_an_interrupt_leaves_nothing_behind_whether_the_loop_knows_of_the_call(
+def test_an_interrupt_leaves_no_task_whether_or_not_the_call_has_started(
     loop: LoopThread, monkeypatch: pytest.MonkeyPatch, known: bool
 ) -> None:
     begun = threading.Event()
@@ -251,7 +251,7 @@ def test_every_item_comes_once_and_in_order(loop: LoopThread, count: int) -> Non
     assert list(loop.iterate(Source(count).numbers())) == list(range(count))
 
 
-def test_an_error_comes_behind_the_items_before_it(loop: LoopThread) -> None:
+def test_an_error_is_raised_after_the_items_before_it(loop: LoopThread) -> None:
     items = loop.iterate(Source(3, NoMessage("a", 1)).numbers())
     assert [next(items) for _ in range(3)] == [0, 1, 2]
     with pytest.raises(NoMessage):

@@ -96,7 +96,7 @@ def test_each_event_has_its_receipt(sender: Sender) -> None:
     assert all(receipt.done() for receipt in receipts)
 
 
-def test_a_receipt_is_waited_for_no_longer_than_told(
+def test_waiting_for_a_receipt_ends_with_its_timeout(
     loop: LoopThread, store: Store, sender: Sender
 ) -> None:
     loop.invoke(store.gate.clear)

@@ -89,7 +89,7 @@ async def test_a_second_claimant_is_refused_while_the_first_answers(
             assert second.held
 
 
-async def test_a_released_id_is_free_at_once(connection: Connection, other: Connection) -> None:
+async def test_a_released_id_is_free_immediately(connection: Connection, other: Connection) -> None:
     async with await claim_identity(connection, "a", QUICK) as first:
         pass
     deadline = Deadline(PATIENT.probe_timeout)
@@ -125,7 +125,7 @@ async def test_a_process_that_hangs_is_replaced_and_learns_it_when_it_wakes(
         assert identity.held
 
 
-async def test_losing_the_id_closes_the_connection_unless_told_otherwise(
+async def test_losing_the_id_closes_the_connection_by_default(
     connect: Connect, until: Until
 ) -> None:
     careless, careful, claimant = await connect(), await connect(), await connect()
@@ -139,7 +139,7 @@ async def test_losing_the_id_closes_the_connection_unless_told_otherwise(
         assert identity.held, "it cannot know yet"
         link = identity._connection._link
         assert link is not None
-        link.abort()  # after a reconnect it looks
+        link.abort()  # after a reconnect it checks
     await until(lambda: careless.closed and told)
     with pytest.raises(IdentityLost, match="'one' was taken over by 'millstream'"):
         first.check()
@@ -174,7 +174,7 @@ async def test_a_holder_whose_heartbeats_go_on_is_alive_even_if_probes_do_not_re
         assert identity.held
 
 
-async def test_of_many_claimants_at_once_exactly_one_wins(connect: Connect) -> None:
+async def test_exactly_one_of_many_concurrent_claimants_wins(connect: Connect) -> None:
     connections = [await connect() for _ in range(8)]
     results = await asyncio.gather(
         *(claim_identity(connection, "race", PATIENT) for connection in connections),
@@ -264,7 +264,7 @@ async def test_an_empty_id_and_settings_that_mean_nothing_are_refused(
         IdentitySettings(replicas=2)
 
 
-async def test_a_user_without_the_permission_is_told(connect: Connect) -> None:
+async def test_a_user_without_permission_gets_an_error(connect: Connect) -> None:
     user = User("limited", Secret("pw"), permissions=Permissions(publish_deny=("$MILL.>",)))
     async with running_broker(users=(user,)) as broker:
         connection = await connect(broker.url, user="limited", password=Secret("pw"))

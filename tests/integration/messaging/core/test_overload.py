@@ -145,7 +145,7 @@ async def test_block_drops_and_counts_after_its_time(
         for number in range(produced):
             await publish(other, "flood", str(number))
         await other.flush()
-        await subscriber.flush()  # its PONG stands behind all messages
+        await subscriber.flush()  # its PONG comes after all messages
         assert 5 - deadline.left() >= 0.3, "it was held before anything was dropped"
         counters = subscriber.counters
         assert counters.dropped > 0
@@ -163,7 +163,7 @@ async def test_block_drops_and_counts_after_its_time(
         assert produced + 50 == len(taken) + len(again) + subscriber.counters.dropped
 
 
-async def test_a_blocking_subscriber_holds_up_nobody_else(
+async def test_a_blocking_subscriber_does_not_delay_others(
     connection: Connection, other: Connection, until: Until
 ) -> None:
     settings = SubscriberSettings(overload=Overload.BLOCK, messages_max=10, block_seconds=9)

@@ -75,7 +75,7 @@ async def test_the_first_answer_wins_and_later_ones_are_discarded(
     assert not connection._replies
 
 
-async def test_nobody_listening_is_told_at_once(connection: Connection) -> None:
+async def test_a_request_without_subscribers_fails_immediately(connection: Connection) -> None:
     deadline = Deadline(60)
     with pytest.raises(NoResponders, match="no service or subscriber listens on 'empty'"):
         await request(connection, "empty", timeout=60)
@@ -92,7 +92,7 @@ async def test_a_listener_that_stays_silent_is_a_timeout(connection: Connection)
             await gather(connection, "mute", timeout=0.05)
 
 
-async def test_many_requests_at_once_get_their_own_answers(
+async def test_many_concurrent_requests_get_their_own_answers(
     connection: Connection, other: Connection
 ) -> None:
     async with Subscriber(other, "echo", handler=lambda message: message.respond(message.data)):
@@ -146,7 +146,7 @@ async def test_gather_collects_until_it_is_quiet(connection: Connection, other: 
     assert sorted(answer.text for answer in answers) == ["0", "1", "2"]
 
 
-async def test_the_quiet_time_begins_with_the_first_answer(
+async def test_the_quiet_time_starts_with_the_first_answer(
     connection: Connection, other: Connection
 ) -> None:
     async with AsyncExitStack() as stack:
@@ -189,7 +189,7 @@ def stand_still(seconds: float) -> None:
 async def test_an_answer_that_comes_with_the_end_of_the_quiet_time_counts(
     connection: Connection,
 ) -> None:
-    """A program that stood still finds both at once; what it can read comes first."""
+    """After a stall the program finds both together; the answer comes first."""
     gathering = requests._Gathering(connection, "who", 10)
     gathering._take(b"inbox", b"", b"", b"first")
     waiting = asyncio.create_task(gathering.wait(Deadline(60), 0.5))
@@ -227,7 +227,7 @@ async def test_a_connection_closed_while_waiting_is_an_error(
     assert [type(result) for result in results] == [ConnectionClosed, ConnectionClosed]
 
 
-async def test_a_forbidden_request_fails_at_once(connect: Connect) -> None:
+async def test_a_forbidden_request_fails_immediately(connect: Connect) -> None:
     user = User(
         "limited", Secret("pw"), permissions=Permissions(publish=("open",), subscribe=("_INBOX.>",))
     )

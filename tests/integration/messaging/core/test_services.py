@@ -48,7 +48,7 @@ def sums(connection: Connection, **options: Any) -> Service:
 
 
 async def reports(connection: Connection, subject: str, count: int = 1) -> list[dict[str, Any]]:
-    """What everybody says; asked again while fewer are heard than there are."""
+    """The answers of all instances; asked again until all of them have answered."""
     deadline = Deadline(30)
     while True:
         answers = await gather(connection, subject, quiet=0.1)
@@ -107,7 +107,7 @@ async def test_instances_share_the_load_and_one_can_leave(
         assert handled[first.id] == before + 20
 
 
-async def test_everybody_answers_where_there_is_no_queue_group(
+async def test_all_instances_answer_without_a_queue_group(
     connection: Connection, other: Connection
 ) -> None:
     async with sums(connection, queue=""), sums(other, queue=""):
@@ -205,14 +205,14 @@ async def test_another_library_calls_our_service_and_we_call_theirs(
             await request(connection, "theirs.ask", "bad")
         found = await reports(connection, "$SRV.INFO", 2)
         assert {report["name"] for report in found} == {"sums", "theirs"}
-        # Both libraries use the same words for the same things.
+        # Both libraries use the same names for the same things.
         ours, other = sorted(found, key=lambda report: str(report["name"]))
         assert ours.keys() == other.keys()
         assert ours["endpoints"][0].keys() == other["endpoints"][0].keys()
     await theirs.stop()
 
 
-async def test_an_overloaded_endpoint_says_so_at_once(connection: Connection) -> None:
+async def test_an_overloaded_endpoint_answers_with_503_immediately(connection: Connection) -> None:
     gate = asyncio.Event()
     service = Service(connection, "slow", "1.0.0")
 

@@ -32,7 +32,9 @@ async def bury(topic: Topic, count: int, subscription: str = "billing") -> DeadL
     return await topic.dead_letters(subscription)
 
 
-async def test_a_letter_has_the_event_and_why_when_and_where_it_died(topic: Topic) -> None:
+async def test_a_letter_has_the_event_and_why_when_and_where_it_was_dead_lettered(
+    topic: Topic,
+) -> None:
     moment = datetime(2026, 1, 2, tzinfo=UTC)
     before = datetime.now(UTC)
     await topic.publish(b"v", "k/1", headers={"a": "b"}, timestamp=moment, id="id-1")
@@ -47,7 +49,7 @@ async def test_a_letter_has_the_event_and_why_when_and_where_it_died(topic: Topi
     assert await queue.show(letter.offset) == letter
 
 
-async def test_a_queue_in_which_nothing_died_is_empty(topic: Topic) -> None:
+async def test_a_queue_without_dead_letters_is_empty(topic: Topic) -> None:
     await (await topic.subscribe("billing")).close()
     queue = await topic.dead_letters("billing")
     assert await queue.list() == []
@@ -85,7 +87,7 @@ async def test_letters_are_chosen_by_key_cause_offset_and_limit(topic: Topic) ->
         DeadLetterFilter(first=3, last=2)
 
 
-async def test_an_edited_letter_keeps_origin_and_place_and_gets_a_new_offset(topic: Topic) -> None:
+async def test_an_edited_letter_keeps_origin_and_order_and_gets_a_new_offset(topic: Topic) -> None:
     await topic.publish_many([NewEvent(b"%d" % n, "k", id=f"id-{n}") for n in range(3)])
     queue = await bury(topic, 3)
     letter = (await queue.list())[1]

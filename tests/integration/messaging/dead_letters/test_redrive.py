@@ -88,7 +88,7 @@ async def test_redriven_events_go_back_to_their_topic_as_they_were(topic: Topic)
     first = events[0]
     assert (first.id, first.timestamp, dict(first.headers)) == ("id-1", moment, {"a": "b"})
     assert first.subject == "orders._for.billing.k=2E1"
-    await queue.redrive(to_all=True)  # they had come back, and died again
+    await queue.redrive(to_all=True)  # they were redriven, and dead-lettered again
     again = [event async for event in topic.read(start=millstream.Start.at_offset(7))]
     assert [(event.key, event.value) for event in again] == [
         ("k.1", b"v"),
@@ -132,7 +132,7 @@ async def test_a_chosen_part_is_redriven_and_the_rest_stays(topic: Topic) -> Non
     assert (await stored(topic, 7)) == [b"1", b"3", b"0", b"2", b"4", b"5"]
 
 
-async def test_events_of_a_key_come_back_in_their_order_however_they_died(
+async def test_events_of_a_key_are_redriven_in_their_order(
     mill: Mill,
 ) -> None:
     topic = await mill.create_topic("many", partitions=3)
@@ -208,7 +208,7 @@ async def test_a_damaged_pack_becomes_a_letter_that_does_not_stop_the_others(
     async with topic.subscribe("billing") as member:
 
         async def redrives() -> list[int]:
-            await nothing(member, 0.1)  # still damaged: it dies again
+            await nothing(member, 0.1)  # still damaged: dead-lettered again
             return [letter.redrives for letter in await queue.list()]
 
         await eventually(redrives, [1])
@@ -272,7 +272,7 @@ async def test_events_of_a_work_queue_come_back_while_members_run(mill: Mill) ->
         assert [d.value for d in await reading] == [b"%d" % n for n in range(20)]
 
 
-async def test_a_redrive_leaves_nothing_of_its_own_behind(mill: Mill, topic: Topic) -> None:
+async def test_a_redrive_removes_its_records(mill: Mill, topic: Topic) -> None:
     await topic.publish_many([b"%d" % n for n in range(5)])
     queue = await bury(topic, 5)
     await queue.redrive()
@@ -340,7 +340,7 @@ async def test_a_redrive_killed_in_the_middle_is_finished_by_the_next_one(
         assert [d.value for d in await taken(member, 10)] == values
 
 
-async def test_two_redrives_at_once_store_each_event_once(topic: Topic) -> None:
+async def test_two_concurrent_redrives_store_each_event_once(topic: Topic) -> None:
     values = [b"%d" % n for n in range(50)]
     await topic.publish_many([NewEvent(value, "k") for value in values])
     queue = await bury(topic, 50)

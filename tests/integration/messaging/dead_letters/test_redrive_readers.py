@@ -1,4 +1,4 @@
-"""An event redriven for one subscription comes to that one; everybody else has read it before."""
+"""An event redriven for one subscription is delivered to it only; others have read it before."""
 
 from __future__ import annotations
 
@@ -125,7 +125,7 @@ async def test_a_table_keeps_its_values_when_an_older_one_is_redriven(mill: Mill
         ]
 
 
-async def test_it_is_shown_to_who_asks_for_its_offset(topic: Topic) -> None:
+async def test_it_is_returned_by_get_with_its_offset(topic: Topic) -> None:
     await topic.publish(b"v", "k")
     await redrive(topic, 1)
     [copy] = (await kept(topic))[1:]
@@ -155,7 +155,9 @@ async def test_a_subscription_of_some_events_gets_them_back(
     await eventually(lambda: topic.subscriptions.lag("billing"), Lag(0, 0.0))
 
 
-async def test_filters_of_another_tool_that_keep_it_away_are_told(mill: Mill, topic: Topic) -> None:
+async def test_filters_of_another_tool_that_exclude_it_are_refused(
+    mill: Mill, topic: Topic
+) -> None:
     config = ConsumerConfig(
         durable_name="billing", name="billing", ack_policy="explicit", filter_subject="orders.k"
     )

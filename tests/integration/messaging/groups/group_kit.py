@@ -25,7 +25,7 @@ from millstream.wire.aio.connection import Connection
 from millstream.wire.aio.jetstream import JetStream
 from millstream.wire.aio.publisher import StreamPublisher
 
-# The lease is for tests in which none runs out, however long a process stands still.
+# The lease is for tests in which none runs out, however long a process is stalled.
 QUICK = GroupSettings(lease=30.0, commit_every=0.05, backoff=(0.02,), max_attempts=3)
 # For tests that need a lease to run out; then nothing may depend on how often that happens.
 SHORT_LEASE = replace(QUICK, lease=1.0)
@@ -39,7 +39,7 @@ class Run:
     number: int
     epoch: int
     start: float
-    end: float | None  # None: it did not end by itself
+    end: float | None  # None: it was cancelled
     frozen: bool = False  # its process stood still meanwhile: nothing is promised about its end
 
 
@@ -97,7 +97,7 @@ class Kit:
 
 
 class Recorder:
-    """A handler that notes every call, and can be told to fail or to wait."""
+    """A handler that records every call, and can be made to fail or to wait."""
 
     def __init__(self, seconds: float = 0.0) -> None:
         self.runs: list[Run] = []
@@ -135,7 +135,7 @@ class Recorder:
 
 
 async def until(condition: Any, seconds: float = 20.0, what: str = "") -> None:
-    """Wait for something that happens by itself."""
+    """Wait for something that happens on its own."""
     deadline = Deadline(seconds)
     while not condition():
         assert not deadline.passed, f"not within {seconds:g} s: {what}"
@@ -188,7 +188,7 @@ async def until_position(kit: Kit, position: tuple[int, int]) -> None:
 
 
 async def until_settled(members: Sequence[Group], sizes: Sequence[int]) -> None:
-    """Wait until the members have so many partitions each, in any order, and none will move."""
+    """Wait until the members have this many partitions each, in any order, and none will move."""
     running = [group._member for group in members if group._member is not None]
     deadline = Deadline(20)
 
@@ -200,7 +200,7 @@ async def until_settled(members: Sequence[Group], sizes: Sequence[int]) -> None:
     while True:
         await until(lambda: sorted(map(len, shares())) == sorted(sizes))
         found = shares()
-        for member in running:  # what somebody decided on an older view is done then
+        for member in running:  # decisions based on an older snapshot are done then
             async with member._balancing:
                 pass
         if shares() == found:

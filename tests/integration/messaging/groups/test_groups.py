@@ -73,10 +73,10 @@ async def test_different_keys_of_one_partition_are_handled_at_the_same_time(sing
         gate.set()
 
 
-async def test_no_more_handlers_run_at_once_than_the_settings_say(kit: Kit) -> None:
+async def test_no_more_handlers_run_in_parallel_than_the_settings_allow(kit: Kit) -> None:
     await kit.publish(numbered(keys=30, each=2))
     running, most, done = 0, 0, 0
-    full = asyncio.Event()  # so many run that another one would be too many
+    full = asyncio.Event()  # the limit is reached: another one would be too many
 
     async def handler(_: GroupEvent) -> None:
         nonlocal running, most, done
@@ -197,7 +197,7 @@ async def test_events_of_packs_are_handled_in_order_and_the_position_is_inside(s
     assert record.numbers("b") == list(range(1, 32, 2))
 
 
-async def test_a_poison_event_of_a_pack_is_buried_alone(single: Kit) -> None:
+async def test_a_poison_event_of_a_pack_is_dead_lettered_on_its_own(single: Kit) -> None:
     await publish_pack(single, ["a", "b", "c", "b"], 0)
     record = Recorder()
     record.poison = {"b"}
@@ -208,7 +208,7 @@ async def test_a_poison_event_of_a_pack_is_buried_alone(single: Kit) -> None:
     assert [(event.key, event.value) for event in dead] == [("b", b"1"), ("b", b"3")]
 
 
-async def test_a_pack_that_is_not_sound_becomes_a_dead_letter_whole(single: Kit) -> None:
+async def test_an_invalid_pack_becomes_one_dead_letter(single: Kit) -> None:
     await put(single, b"orders._pack.w", b"no pack", {"Mill-Pack": "1", "Mill-Count": "1"})
     await single.publish([("a", 0)])
     record = Recorder()
@@ -263,7 +263,7 @@ async def test_a_plain_function_runs_in_threads_and_each_key_keeps_its_order(kit
     assert len(threads) == 4
 
 
-async def test_a_group_begins_where_it_is_told_and_later_where_it_was(single: Kit) -> None:
+async def test_a_group_starts_where_its_settings_say_and_later_where_it_was(single: Kit) -> None:
     await single.publish([("a", number) for number in range(4)])
     new, third = Recorder(), Recorder()
     fresh = await single.member(new, replace(QUICK, start=Start.NEW), name="fresh")
@@ -301,7 +301,7 @@ async def test_a_member_runs_once_at_a_time(single: Kit) -> None:
         await group.run(record)
 
 
-async def test_a_cancelled_member_gives_its_partitions_back_at_once(
+async def test_a_cancelled_member_releases_its_partitions_immediately(
     single: Kit, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("millstream.messaging.groups.member.LAST_SECONDS", QUICK.lease)
@@ -375,7 +375,7 @@ async def test_events_removed_before_they_were_handled_are_reported(
 # -- looking and moving -------------------------------------------------------------------
 
 
-async def test_info_tells_members_owners_positions_and_lag(kit: Kit) -> None:
+async def test_info_shows_members_owners_positions_and_lag(kit: Kit) -> None:
     record = Recorder()
     record.gate = {"slow": asyncio.Event()}
     group = await kit.member(record)
@@ -397,7 +397,7 @@ async def test_info_tells_members_owners_positions_and_lag(kit: Kit) -> None:
     assert group.handled >= 1
 
 
-async def test_a_group_moves_only_while_nobody_runs(single: Kit) -> None:
+async def test_a_group_is_moved_only_while_no_member_runs(single: Kit) -> None:
     record = Recorder()
     await single.publish([("a", number) for number in range(3)])
     group = await single.member(record)
@@ -418,7 +418,7 @@ async def test_a_group_moves_only_while_nobody_runs(single: Kit) -> None:
 
 
 async def show_life(group: Group) -> None:
-    """As a member does by itself, but without the seconds in between."""
+    """As a member does automatically, but without the wait."""
     while group._member is not None:
         await group._member._renew()
         await asyncio.sleep(0.05)

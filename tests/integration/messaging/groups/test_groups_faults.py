@@ -43,7 +43,7 @@ from tests.integration.messaging.groups.group_kit import (
 
 WORKER = Path(__file__).with_name("group_worker.py")
 LEASE = 1.0  # of members whose lease shall run out
-LONG = 30.0  # of the others: it does not, however long their process stands still
+LONG = 30.0  # of the others: it does not, however long their process is stalled
 
 
 class Processes:
@@ -127,7 +127,7 @@ async def owned(kit: Kit) -> dict[str, list[int]]:
 
 
 async def until_owners(kit: Kit, count: int) -> None:
-    """Wait until so many members share all partitions evenly."""
+    """Wait until this many members share all partitions evenly."""
     deadline = Deadline(25)
     each = [len(kit.partitions) // count] * count
     while sorted(map(len, (found := await owned(kit)).values())) != each:
@@ -136,7 +136,7 @@ async def until_owners(kit: Kit, count: int) -> None:
 
 
 class Feed:
-    """Publishes one event of every key, again and again, until it is told to end."""
+    """Publishes one event of every key, repeatedly, until it is stopped."""
 
     def __init__(self, kit: Kit, keys: int) -> None:
         self.rounds = 0  # that are stored
@@ -197,7 +197,7 @@ async def let_lease_run_out(kit: Kit, member: str) -> None:
     store.nudge()
 
 
-async def test_the_lease_of_the_one_that_died_counts_not_that_of_the_one_that_looks(
+async def test_the_lease_of_the_dead_member_counts_not_that_of_the_observer(
     kit: Kit,
 ) -> None:
     store = GroupStore(kit.jetstream, kit.publisher, "orders", "billing")
@@ -246,7 +246,7 @@ async def test_a_frozen_member_hands_out_nothing_more_when_it_wakes_up(
 
 
 def late_runs(kit: Kit, runs: list[Run]) -> list[Run]:
-    """Those that began under an epoch that was over."""
+    """Those that started under an epoch that had ended."""
     latest: dict[int, int] = defaultdict(int)  # epoch by partition
     late = []
     for run in sorted(runs, key=lambda run: run.start):
@@ -319,7 +319,7 @@ async def go_on(feed: Feed, record: Recorder) -> int:
 async def test_a_group_goes_on_when_the_leader_of_its_records_is_killed(
     stack: AsyncExitStack,
 ) -> None:
-    """For some seconds nobody can renew a lease; then all go on, and nothing is lost."""
+    """For some seconds no member can renew its lease; then all continue, and nothing is lost."""
     cluster = await stack.enter_async_context(running_cluster(3))
     kit = await make_kit(cluster.url, stack, partitions=3, replicas=3)
     record = Recorder(seconds=0.001)
@@ -369,7 +369,7 @@ async def test_without_the_broker_handlers_are_cancelled_before_the_lease_is_ove
     assert pid is not None
     os.kill(pid, signal.SIGSTOP)
     try:
-        # Time in which this process runs: while it stands still it can cancel nothing.
+        # Time in which this process runs: while it is stalled it can cancel nothing.
         ticks = 0
         while not record.runs:
             await asyncio.sleep(0.01)

@@ -138,7 +138,7 @@ async def test_a_parked_key_stays_parked_for_the_next_owner(single: Kit) -> None
     assert [int(event.value) for event in await single.dead_letters()] == [0, 1, 2]
 
 
-async def test_reject_buries_one_event_at_once_and_its_key_goes_on(single: Kit) -> None:
+async def test_reject_dead_letters_one_event_and_its_key_continues(single: Kit) -> None:
     seen: list[int] = []
 
     async def handler(event: GroupEvent) -> None:
@@ -172,7 +172,7 @@ async def test_a_poison_event_without_a_key_goes_alone(single: Kit) -> None:
     assert await single.admin.parked("billing") == []
 
 
-async def test_a_failing_key_with_too_many_events_behind_it_is_parked_early(single: Kit) -> None:
+async def test_a_failing_key_with_too_many_waiting_events_is_parked_early(single: Kit) -> None:
     record = Recorder()
     record.poison = {"hot"}
     await single.publish([("hot", number) for number in range(30)] + [("k", 0)])
@@ -184,7 +184,7 @@ async def test_a_failing_key_with_too_many_events_behind_it_is_parked_early(sing
 
 
 async def test_failing_keys_that_fill_the_buffer_are_parked_early(single: Kit) -> None:
-    """The buffer has 20 places; four failing keys would block the fifth for 30 seconds."""
+    """The buffer holds 20 events; four failing keys would block the fifth for 30 seconds."""
     record = Recorder()
     record.poison = {"k0", "k1", "k2", "k3"}
     await single.publish(numbered(keys=5, each=10))

@@ -1,4 +1,4 @@
-"""An HTTP server that answers as a test tells it to."""
+"""An HTTP server that answers as a test wants it to."""
 
 from __future__ import annotations
 

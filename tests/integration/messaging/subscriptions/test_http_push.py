@@ -109,7 +109,7 @@ async def test_a_failure_that_may_pass_is_tried_again(topic: Topic, status: int)
     with endpoint(twice) as server:
         async with pushing(topic, server.url) as push:
             await all_settled(topic)
-    # A connection that breaks before its answer may be used again once without being told.
+    # A connection that breaks before its answer may be reused once without notice.
     attempts = [int(post.headers["ce-attempt"]) for post in server.posts]
     assert attempts[-1] >= 2
     assert len(attempts) == 3
@@ -117,7 +117,7 @@ async def test_a_failure_that_may_pass_is_tried_again(topic: Topic, status: int)
     assert await (await topic.dead_letters("hook")).list() == []
 
 
-async def test_a_refused_event_becomes_a_dead_letter_at_once(topic: Topic) -> None:
+async def test_a_rejected_event_becomes_a_dead_letter_immediately(topic: Topic) -> None:
     await topic.publish_many([b"bad", b"good"])
 
     def judge(post: Post, _tries: int) -> Say:
@@ -200,7 +200,7 @@ async def test_a_body_that_never_ends_is_given_up_after_the_timeout(topic: Topic
     assert letter.cause == f"no answer from {url}: not within 0.2 s"
 
 
-async def test_no_more_posts_run_at_once_than_allowed_and_connections_are_kept(
+async def test_posts_are_limited_and_connections_are_reused(
     topic: Topic,
 ) -> None:
     await topic.publish_many([b"%d" % n for n in range(60)])
@@ -226,7 +226,7 @@ async def test_a_dead_endpoint_is_left_in_peace_and_events_wait_for_it(
     await topic.publish_many([b"%d" % n for n in range(200)])
     settings = SubscriptionSettings(backoff=(0.01,))
     with contextlib.closing(socket.socket()) as gone:
-        gone.bind(("127.0.0.1", 0))  # nobody else has the port, and nobody listens
+        gone.bind(("127.0.0.1", 0))  # the port is reserved and has no listener
         url = f"http://127.0.0.1:{gone.getsockname()[1]}"
         push = await refused(topic, url, settings, until)
     with endpoint() as server:

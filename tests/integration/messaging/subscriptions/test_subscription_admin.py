@@ -53,7 +53,7 @@ async def test_a_paused_subscription_delivers_nothing_until_it_is_resumed(topic:
     await fill(topic, 1, first=3)
     await topic.subscriptions.resume("s")
     async with topic.subscribe("s") as member:
-        assert [d.attempt for d in await take(member, 1)] == [1]  # resuming delivers to nobody
+        assert [d.attempt for d in await take(member, 1)] == [1]  # resuming itself delivers nothing
 
 
 @pytest.mark.parametrize("running", [False, True], ids=["between members", "under a member"])
@@ -160,7 +160,7 @@ async def test_every_setting_survives_the_way_to_the_server(topic: Topic) -> Non
     assert (await topic.subscriptions.info("s")).settings == settings
 
 
-async def test_settings_are_changed_and_the_place_is_kept(topic: Topic) -> None:
+async def test_settings_are_changed_and_the_position_is_kept(topic: Topic) -> None:
     await fill(topic, 4)
     async with topic.subscribe("s") as member:
         ack(await take(member, 2))

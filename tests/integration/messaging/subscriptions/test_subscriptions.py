@@ -1,4 +1,4 @@
-"""Durable subscriptions: who gets what, from where on, and what settling means."""
+"""Durable subscriptions: which member gets which events, start positions, settling."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ async def fill(topic: Topic, count: int, first: int = 0) -> list[bytes]:
     return [b"%d" % n for n in numbers]
 
 
-# -- who gets what ------------------------------------------------------------------------
+# -- sharing ------------------------------------------------------------------------------
 
 
 async def test_a_cancelled_subscribe_leaves_nothing_open(topic: Topic, mill: Mill) -> None:
@@ -111,7 +111,7 @@ async def test_a_subscription_goes_on_where_its_last_member_stopped(topic: Topic
         assert sorted(ack(await take(member, 6)), key=int) == wanted[4:]
 
 
-async def test_what_was_fetched_and_not_handed_out_goes_to_the_others_at_once(
+async def test_fetched_events_of_a_closed_member_go_to_the_others_immediately(
     topic: Topic,
 ) -> None:
     wanted = await fill(topic, 100)
@@ -127,7 +127,7 @@ async def test_what_was_fetched_and_not_handed_out_goes_to_the_others_at_once(
 # -- from where on ------------------------------------------------------------------------
 
 
-async def test_a_subscription_starts_where_it_was_told(topic: Topic) -> None:
+async def test_a_subscription_starts_where_its_settings_say(topic: Topic) -> None:
     await fill(topic, 4)
     await asyncio.sleep(0.01)
     moment = datetime.now(UTC)
@@ -219,7 +219,7 @@ async def test_an_unsettled_event_is_delivered_again_after_its_lease(topic: Topi
 async def test_an_extended_lease_holds_longer(topic: Topic) -> None:
     await fill(topic, 1)
     loop = asyncio.get_running_loop()
-    # As long as a process may well stand still between two extensions.
+    # As long as a process may be stalled between two extensions.
     async with topic.subscribe("s", SubscriptionSettings(ack_wait=3.5)) as member:
         [delivery] = await take(member, 1)
         began = loop.time()
@@ -248,7 +248,7 @@ async def test_events_that_wait_in_the_member_keep_their_lease(mill: Mill, topic
         assert [d.attempt for d in await take(member, 4)] == [1, 1, 1, 1]
 
 
-async def test_a_refused_event_comes_again_after_the_delay(topic: Topic) -> None:
+async def test_a_nacked_event_is_redelivered_after_the_delay(topic: Topic) -> None:
     await fill(topic, 1)
     loop = asyncio.get_running_loop()
     settings = SubscriptionSettings(backoff=(0.1, 0.3))
@@ -316,7 +316,7 @@ async def test_deliveries_used_up_make_a_dead_letter(topic: Topic) -> None:
     await eventually(lambda: topic.subscriptions.lag("s"), Lag(0, 0.0))
 
 
-async def test_an_event_nobody_settles_becomes_a_dead_letter(topic: Topic) -> None:
+async def test_an_event_that_is_never_settled_becomes_a_dead_letter(topic: Topic) -> None:
     await fill(topic, 1)
     settings = SubscriptionSettings(ack_wait=0.1, max_deliver=2)
     async with topic.subscribe("s", settings) as member:
@@ -343,7 +343,7 @@ async def test_a_terminated_event_is_a_dead_letter_with_its_reason(topic: Topic)
 # -- one event of a pack ------------------------------------------------------------------
 
 
-async def test_a_bad_event_of_a_pack_is_retried_and_buried_alone(topic: Topic) -> None:
+async def test_a_bad_event_of_a_pack_is_retried_and_dead_lettered_on_its_own(topic: Topic) -> None:
     async with topic.producer() as producer:
         for number in range(100):
             await producer.send(b"%d" % number, f"k{number % 5}", id=f"i{number}")
@@ -381,5 +381,5 @@ async def test_a_pack_is_acknowledged_with_its_last_event(topic: Topic) -> None:
         await three.ack_sync()
         assert (
             await topic.subscriptions.lag("s")
-        ).messages == 0  # nothing is left that could come again
+        ).messages == 0  # nothing is left that could be redelivered
         await nothing(member)

@@ -42,9 +42,9 @@ asyncio.run(main())
 
 
 async def end_leases(topic: Topic, seconds: float) -> None:
-    """Once the broker knows that the members are dead, let what they held come again soon.
+    """Once the broker knows that the members are dead, have their events redelivered soon.
 
-    Until then leases are long: a member that stands still for a moment loses nothing.
+    Until then leases are long: a member that is stalled for a moment loses nothing.
     """
 
     async def members() -> int:
@@ -58,7 +58,7 @@ async def end_leases(topic: Topic, seconds: float) -> None:
 async def test_a_dead_letter_is_stored_once_when_the_process_dies_around_it(
     millstream_url: str, moment: str
 ) -> None:
-    """Killed between the last delivery and the dead letter, and between it and the last word."""
+    """Killed between the last delivery and the dead letter, and between that and the last ack."""
     async with millstream.connect(millstream_url) as mill:
         topic = await mill.create_topic("orders")
         settings = SubscriptionSettings(max_deliver=2, backoff=(0.05,))

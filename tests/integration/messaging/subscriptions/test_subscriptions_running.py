@@ -59,7 +59,7 @@ async def test_a_rate_limit_paces_a_member(topic: Topic) -> None:
             if seen == 75:
                 break
         took = loop.time() - began
-    assert 0.45 <= took < 20  # one second's worth at once, the rest at the rate
+    assert 0.45 <= took < 20  # one second's worth immediately, the rest at the rate
 
 
 async def test_closing_a_paced_member_ends_its_reader(topic: Topic, until: Until) -> None:
@@ -72,13 +72,15 @@ async def test_closing_a_paced_member_ends_its_reader(topic: Topic, until: Until
             seen.append(delivery.value)
 
     reading = asyncio.create_task(read())
-    await until(lambda: len(seen) >= 2)  # one second's worth at once, then it is held
+    await until(lambda: len(seen) >= 2)  # one second's worth immediately, then it waits
     await member.close()
     await asyncio.wait_for(reading, 15)
     assert len(seen) < 10
 
 
-async def test_a_pull_gives_what_is_there_and_waits_no_longer_than_told(topic: Topic) -> None:
+async def test_a_pull_gives_what_is_available_and_waits_no_longer_than_its_timeout(
+    topic: Topic,
+) -> None:
     loop = asyncio.get_running_loop()
     async with topic.subscribe("s") as member:
         patient = asyncio.create_task(member.pull(10, 60))
@@ -175,7 +177,7 @@ async def test_a_handler_that_takes_longer_than_the_lease_is_called_once(topic: 
         if delivery.value == b"0":
             await asyncio.sleep(6.7)
 
-    # It is renewed after half its time; the other half is for a process that stands still.
+    # It is renewed after half its time; the other half is for a process that is stalled.
     async with topic.subscribe("s", SubscriptionSettings(ack_wait=6.5)) as member:
         task = asyncio.create_task(member.run(slow))
         await eventually(lambda: topic.subscriptions.lag("s"), Lag(0, 0.0))
@@ -197,7 +199,7 @@ async def _waiting(topic: Topic) -> bool:
     return (await topic.subscriptions.info("s")).waiting_members > 0
 
 
-async def test_a_reader_of_a_closed_connection_is_told(millstream_url: str) -> None:
+async def test_reading_from_a_closed_connection_raises(millstream_url: str) -> None:
     mill = await millstream.connect(millstream_url)
     topic = await mill.create_topic("orders")
     member = await topic.subscribe("s")

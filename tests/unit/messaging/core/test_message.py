@@ -72,7 +72,7 @@ def test_a_service_error_is_recognised(block: bytes, code: str, description: str
     assert (error.code, error.description) == (code, description)
 
 
-def test_a_header_that_only_begins_like_an_error_is_none() -> None:
+def test_a_header_that_only_starts_like_an_error_is_none() -> None:
     assert message(headers=b"NATS/1.0\r\nNats-Service-Errors: 2\r\n\r\n").service_error is None
 
 

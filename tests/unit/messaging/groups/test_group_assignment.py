@@ -38,7 +38,7 @@ def test_a_member_gives_up_only_what_is_above_its_share(
 
 
 @given(count=st.integers(0, 16), members=MEMBERS, owners=OWNERS)
-def test_a_balanced_group_stays_as_it_is_whoever_looks(
+def test_a_balanced_group_stays_as_it_is_for_every_member(
     count: int, members: list[str], owners: dict[int, str]
 ) -> None:
     wanted = assign(range(count), members, owners)
@@ -53,7 +53,7 @@ def test_one_more_member_moves_no_more_than_its_share() -> None:
     assert {after[number] for number in moved} == {"d"}
 
 
-def test_nobody_gets_anything_in_an_empty_group() -> None:
+def test_an_empty_group_has_no_assignments() -> None:
     assert assign(range(4), [], {0: "a"}) == {}
 
 
@@ -111,7 +111,7 @@ def test_a_renewed_record_is_a_sign_of_life() -> None:
     assert liveness.dead() == []
 
 
-def test_who_could_not_look_for_a_while_begins_to_count_anew() -> None:
+def test_a_member_that_could_not_read_for_a_while_counts_from_scratch() -> None:
     liveness = Liveness()
     looks(liveness, [0.0, 1.0, 9.0])
     assert liveness.dead() == []
