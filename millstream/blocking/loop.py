@@ -45,7 +45,7 @@ EXIT_TASKS_SECONDS: Final = 1.0
 ENDED: Final = "the process is ending: no more calls"
 
 
-class Drainable(Protocol):
+class DrainableClient(Protocol):
     """What is drained at the end of the process."""
 
     @property
@@ -134,7 +134,7 @@ class LoopThread:
         self._loop = asyncio.new_event_loop()
         self._loop.set_default_executor(ThreadPoolExecutor(THREADS_MAX, "millstream-handler"))
         self._refusal: str | None = None  # why no more calls are accepted
-        self._clients: WeakSet[Drainable] = WeakSet()
+        self._clients: WeakSet[DrainableClient] = WeakSet()
         # Calls without a result. They come from deliveries under a lease, so the subscriptions'
         # max_in_flight limits their number.
         self._posts: deque[tuple[Callable[..., object], tuple[Any, ...]]] = deque()
@@ -273,7 +273,7 @@ class LoopThread:
 
     # -- life -----------------------------------------------------------------------------
 
-    def keep(self, client: Drainable) -> None:
+    def keep(self, client: DrainableClient) -> None:
         """Drain this client when the process ends, if it was not closed before."""
         self._clients.add(client)
 

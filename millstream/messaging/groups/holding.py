@@ -26,7 +26,12 @@ from millstream.messaging.groups.event import (
     PackGroupEvent,
     group_events,
 )
-from millstream.messaging.groups.records import ParkedAt, PartitionRecord, Position, Progress
+from millstream.messaging.groups.records import (
+    ParkedAt,
+    PartitionProgress,
+    PartitionRecord,
+    Position,
+)
 from millstream.messaging.groups.settings import GroupSettings
 from millstream.messaging.groups.store import GroupStore, Stored
 from millstream.messaging.groups.workers import GroupCall, KeyQueue, Workers
@@ -106,7 +111,7 @@ class Holding:
         self._stream, self._partition = partition.stream, partition
         self._stored = stored
         self._taken = stored.record
-        self._progress = Progress(stored.record)
+        self._progress = PartitionProgress(stored.record)
         self._parked = dict(stored.record.parked)
         self._fingerprint = stored.record.mark
         self._trying: Position | None = None

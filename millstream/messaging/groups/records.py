@@ -12,7 +12,14 @@ import msgspec
 
 from millstream.errors import MillstreamError
 
-__all__ = ["MemberRecord", "ParkedAt", "PartitionRecord", "Position", "Progress", "decode_record"]
+__all__ = [
+    "MemberRecord",
+    "ParkedAt",
+    "PartitionProgress",
+    "PartitionRecord",
+    "Position",
+    "decode_record",
+]
 
 Position = tuple[int, int]
 
@@ -71,7 +78,7 @@ def decode_record(payload: bytes, kind: type[T]) -> T:
     return record
 
 
-class Progress:
+class PartitionProgress:
     """Which events of a partition are done, from the record of the last owner on."""
 
     __slots__ = ("_before", "_frontier", "_open", "_reopened")

@@ -12,14 +12,14 @@ from millstream.messaging.groups.records import (
     OPEN_MAX,
     MemberRecord,
     ParkedAt,
+    PartitionProgress,
     PartitionRecord,
     Position,
-    Progress,
     decode_record,
 )
 
 
-def written(progress: Progress, before: PartitionRecord) -> PartitionRecord:
+def written(progress: PartitionProgress, before: PartitionRecord) -> PartitionRecord:
     position, high, unfinished = progress.state()
     record = msgspec.structs.replace(before, position=position, high=high, open=unfinished)
     return decode_record(msgspec.json.encode(record), PartitionRecord)
@@ -27,11 +27,11 @@ def written(progress: Progress, before: PartitionRecord) -> PartitionRecord:
 
 def test_nothing_done_is_written_as_it_was() -> None:
     before = PartitionRecord(position=(7, 2))
-    assert Progress(before).state() == ((7, 2), (7, 2), ())
+    assert PartitionProgress(before).state() == ((7, 2), (7, 2), ())
 
 
 def test_the_position_waits_for_the_first_unfinished_event() -> None:
-    progress = Progress(PartitionRecord(position=(1, 0)))
+    progress = PartitionProgress(PartitionRecord(position=(1, 0)))
     for offset in range(1, 5):
         progress.add((offset, 0))
         progress.read_up_to((offset + 1, 0))
@@ -45,14 +45,14 @@ def test_the_position_waits_for_the_first_unfinished_event() -> None:
 
 def test_what_was_done_beyond_the_position_is_not_done_again() -> None:
     record = PartitionRecord(position=(2, 0), high=(5, 0), open=((2, 0), (4, 0)))
-    progress = Progress(record)
+    progress = PartitionProgress(record)
     wanted = [offset for offset in range(1, 8) if progress.wants((offset, 0))]
     assert wanted == [2, 4, 5, 6, 7]
 
 
 def test_an_owner_that_has_not_read_everything_again_forgets_nothing() -> None:
     record = PartitionRecord(position=(2, 0), high=(9, 0), open=((2, 0), (6, 0)))
-    progress = Progress(record)
+    progress = PartitionProgress(record)
     progress.add((2, 0))
     progress.read_up_to((3, 0))
     progress.done((2, 0))
@@ -60,7 +60,7 @@ def test_an_owner_that_has_not_read_everything_again_forgets_nothing() -> None:
 
 
 def test_the_record_names_a_limited_number_of_unfinished_events() -> None:
-    progress = Progress(PartitionRecord(position=(1, 0)))
+    progress = PartitionProgress(PartitionRecord(position=(1, 0)))
     for offset in range(1, OPEN_MAX + 101):
         progress.add((offset, 0))
         progress.read_up_to((offset + 1, 0))
@@ -85,7 +85,7 @@ def test_over_any_number_of_crashes_each_event_is_done_once_if_all_was_written(
     record = PartitionRecord(position=(1, 0))
     done: list[Position] = []
     for owner in range(owners + 1):
-        progress = Progress(record)
+        progress = PartitionProgress(record)
         todo = [place for place in EVENTS if place >= (record.position[0], 0)]
         last = owner == owners
         amount = len(todo) if last else data.draw(st.integers(0, len(todo)))
