@@ -31,6 +31,7 @@ from millstream.messaging.publishing.event_publisher import PUBLISH_SECONDS
 from millstream.messaging.topic import Topic
 from millstream.messaging.topics import admin as topic_admin
 from millstream.messaging.topics.durability import durabilities_of
+from millstream.messaging.topics.handle import TopicHandle
 from millstream.messaging.topics.info import TopicInfo
 from millstream.messaging.topics.lookup import list_topics, open_topic
 from millstream.messaging.topics.settings import TopicSettings
@@ -287,7 +288,8 @@ class Client(AsyncClosing):
     async def open_as(self, info: TopicInfo, value_type: ValueType | None = None) -> Topic:
         """A topic with a value type; used by the layers above messaging."""
         durabilities = await durabilities_of(self.jetstream, info)
-        topic = Topic(self.jetstream, self._publisher, info, durabilities, value_type)
+        handle = TopicHandle.of(self.jetstream, self._publisher, info, value_type)
+        topic = Topic(handle, info, durabilities)
         self._topics.add(topic)
         return topic
 

@@ -9,15 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from millstream.closing import Opening
 from millstream.errors import ConfigError, MillstreamError, SchemaError
-from millstream.events.encoding import TopicShape
-from millstream.events.event import (
-    Durability,
-    Event,
-    NewEvent,
-    Partition,
-    PublishOptions,
-    Receipt,
-)
+from millstream.events.event import Durability, Event, NewEvent, PublishOptions, Receipt
 from millstream.events.packs.packing import Packing
 from millstream.events.value_type import ValueType
 from millstream.messaging.dead_letters.queue import DeadLetterQueue
@@ -34,10 +26,9 @@ from millstream.messaging.subscriptions.http_push import HttpPush, HttpPushSetti
 from millstream.messaging.subscriptions.settings import SubscriptionSettings
 from millstream.messaging.subscriptions.subscription import Subscription, join_subscription
 from millstream.messaging.topic_admin import TopicAdmin
+from millstream.messaging.topics.handle import TopicHandle
 from millstream.messaging.topics.info import TopicInfo
 from millstream.messaging.topics.lookup import open_topic
-from millstream.wire.aio.jetstream import JetStream
-from millstream.wire.aio.publisher import StreamPublisher
 
 # What works on packs is imported by the methods that need it: it loads pyarrow, which takes longer
 # than everything else together.
@@ -80,33 +71,27 @@ class Topic:
 
     def __init__(
         self,
-        jetstream: JetStream,
-        stream_publisher: StreamPublisher,
+        handle: TopicHandle,
         info: TopicInfo,
         durabilities: Sequence[Durability],
-        value_type: ValueType | None = None,
     ) -> None:
         self.name = info.name
         self.settings = info.settings
         self.partitions = len(info.partitions)
-        self._jetstream = jetstream
-        self._stream_publisher = stream_publisher
-        self._obstacle = _obstacle(info, value_type)
-        self._value_type = value_type
-        self._shape = TopicShape(info.name, [part.prefix or info.name for part in info.partitions])
-        self._publisher = EventPublisher(stream_publisher, self._shape, durabilities, value_type)
-        self._partitions = [
-            Partition(part.stream, info.name, part.number, part.prefix, value_type)
-            for part in info.partitions
-        ]
-        partitions = self._partitions
-        self.subscriptions = Subscriptions(jetstream, partitions)  # its subscriptions, by name
-        self.admin = TopicAdmin(jetstream, partitions, self._publisher)  # maintenance
+        self._handle = handle
+        self._jetstream, self._partitions = handle.jetstream, handle.partitions
+        self._stream_publisher = handle.publisher
+        self._obstacle = _obstacle(info, handle.value_type)
+        self._publisher = EventPublisher(
+            handle.publisher, handle.shape, durabilities, handle.value_type
+        )
+        self.subscriptions = Subscriptions(handle)  # its subscriptions, by name
+        self.admin = TopicAdmin(handle, self._publisher)  # maintenance
 
     @property
     def value_type(self) -> ValueType | None:
         """How values are checked and encoded; None: they are bytes."""
-        return self._value_type
+        return self._handle.value_type
 
     @property
     def durability(self) -> Durability:
@@ -145,13 +130,8 @@ class Topic:
             await self._stream_publisher.wait_for_space()
         if options is None or options.expected_last is None:
             return await self._publisher.publish(value, key, headers, timestamp, id, options)
-        return await publish_after(
-            self._jetstream,
-            self._publisher,
-            self._partitions,
-            NewEvent(value, key, headers, timestamp, id, options),
-            options.expected_last,
-        )
+        event = NewEvent(value, key, headers, timestamp, id, options)
+        return await publish_after(self._handle, self._publisher, event, options.expected_last)
 
     async def publish_many(self, events: Iterable[NewEvent | Any]) -> list[Receipt]:
         """Store events with many in flight; receipts in the order given.
@@ -166,13 +146,7 @@ class Topic:
     ) -> list[Receipt]:
         """Store up to 1,000 events of one partition next to each other: all of them or none."""
         self._check_writable()
-        return await publish_atomic(
-            self._jetstream,
-            self._publisher,
-            self._partitions,
-            events,
-            timeout,
-        )
+        return await publish_atomic(self._handle, self._publisher, events, timeout)
 
     def producer(self, packs: Packing | None = None) -> PackProducer:
         """A producer that sends many events in one message: the fastest way to store many."""
@@ -210,8 +184,9 @@ class Topic:
                 f"'{self.name}' keeps the last events of each key (history), and in a pack the "
                 f"broker cannot tell keys apart: publish single events to it"
             )
+        handle = self._handle
         return PackTarget(
-            self._jetstream, self._stream_publisher, self._shape, self._partitions, self._value_type
+            handle.jetstream, handle.publisher, handle.shape, handle.partitions, handle.value_type
         )
 
     def _check_writable(self) -> None:
@@ -239,7 +214,7 @@ class Topic:
         from millstream.messaging.reading.batches import read_batches
 
         wanted = plan_of(plan, choices)
-        return read_batches(self._jetstream, self._partitions, wanted, self._value_type)
+        return read_batches(self._jetstream, self._partitions, wanted, self._handle.value_type)
 
     async def get(self, offset: int, partition: int = 0) -> list[Event]:
         """The events of the message at an offset (several for a pack); empty if it was removed.
@@ -275,14 +250,7 @@ class Topic:
         return Opening(partial(self._subscribe, name, settings))
 
     async def _subscribe(self, name: str, settings: SubscriptionSettings | None) -> Subscription:
-        return await join_subscription(
-            self._jetstream,
-            self._stream_publisher,
-            self._partitions,
-            self.subscriptions,
-            name,
-            settings,
-        )
+        return await join_subscription(self._handle, self.subscriptions, name, settings)
 
     def http_push(
         self,
@@ -322,4 +290,6 @@ class Topic:
     async def dead_letters(self, subscription: str) -> DeadLetterQueue:
         """The dead letters of a subscription, group or process: list, show, edit, redrive."""
         dead = await self.subscriptions.dead_letter_topic(subscription)
-        return DeadLetterQueue(self._jetstream, self._stream_publisher, dead, self._value_type)
+        return DeadLetterQueue(
+            self._jetstream, self._stream_publisher, dead, self._handle.value_type
+        )

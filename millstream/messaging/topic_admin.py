@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator
 from typing import TYPE_CHECKING
 
 from millstream.events.event import Partition
@@ -11,8 +11,8 @@ from millstream.messaging.reading.replay import ReadPlan, read_messages
 from millstream.messaging.topics import admin as topics
 from millstream.messaging.topics.admin import Purge
 from millstream.messaging.topics.durability import durabilities_of
+from millstream.messaging.topics.handle import TopicHandle
 from millstream.messaging.topics.lookup import open_topic
-from millstream.wire.aio.jetstream import JetStream
 from millstream.wire.message import RawMessage
 
 if TYPE_CHECKING:
@@ -29,13 +29,12 @@ class TopicAdmin:
 
     def __init__(
         self,
-        jetstream: JetStream,
-        partitions: Sequence[Partition],
+        topic: TopicHandle,
         publisher: EventPublisher,
     ) -> None:
-        self._jetstream = jetstream
-        self._topic = partitions[0].topic
-        self._partitions = partitions
+        self._jetstream = topic.jetstream
+        self._topic = topic.shape.topic
+        self._partitions = topic.partitions
         self._publisher = publisher
 
     async def verify(self) -> AsyncIterator[Verification]:

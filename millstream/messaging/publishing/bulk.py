@@ -7,10 +7,10 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from millstream.errors import ConfigError, MillstreamError, PartlyStored
-from millstream.events.event import NewEvent, Partition, Receipt
+from millstream.events.event import NewEvent, Receipt
 from millstream.messaging.publishing.event_publisher import EventPublisher
+from millstream.messaging.topics.handle import TopicHandle
 from millstream.wire.aio.atomic import publish_batch
-from millstream.wire.aio.jetstream import JetStream
 
 __all__ = ["publish_atomic", "publish_many"]
 
@@ -44,9 +44,8 @@ async def publish_many(
 
 
 async def publish_atomic(
-    jetstream: JetStream,
+    topic: TopicHandle,
     publisher: EventPublisher,
-    partitions: Sequence[Partition],
     events: Sequence[NewEvent | Any],
     timeout: float,
 ) -> list[Receipt]:
@@ -62,8 +61,8 @@ async def publish_atomic(
         )
     number = chosen.pop()
     messages = [message for _, message in encoded]
-    partition = partitions[number]
-    ack = await publish_batch(jetstream, partition.stream, messages, timeout)
+    partition = topic.partitions[number]
+    ack = await publish_batch(topic.jetstream, partition.stream, messages, timeout)
     first = ack.seq - len(messages) + 1
     return [
         Receipt(partition.topic, number, offset, False, publisher.durabilities[number])

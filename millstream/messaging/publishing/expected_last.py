@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 
 from millstream.errors import Unconfirmed, WrongSequence
-from millstream.events.event import ID_HEADER, NewEvent, Partition, Receipt
+from millstream.events.event import ID_HEADER, NewEvent, Receipt
 from millstream.events.fence import EXPECTED_HEADER
 from millstream.messaging.publishing.event_publisher import EventPublisher
-from millstream.wire.aio.jetstream import JetStream
+from millstream.messaging.topics.handle import TopicHandle
 from millstream.wire.protocol import parse_headers, unique_token
 
 __all__ = ["publish_after"]
 
 
 async def publish_after(
-    jetstream: JetStream,
+    topic: TopicHandle,
     publisher: EventPublisher,
-    partitions: Sequence[Partition],
     event: NewEvent,
     last: int,
 ) -> Receipt:
@@ -36,11 +34,11 @@ async def publish_after(
         number, message = publisher.encode(event)
         subject = message.subject.decode()
         query = {"seq": last + 1, "next_by_subj": subject}
-        found = await jetstream.get_message(partitions[number].stream, query)
+        found = await topic.jetstream.get_message(topic.partitions[number].stream, query)
         headers = {} if found is None else parse_headers(found.headers)
         if found is not None and headers.get(ID_HEADER) == event.id:
             durability = publisher.durabilities[number]
-            return Receipt(partitions[number].topic, number, found.sequence, True, durability)
+            return Receipt(topic.shape.topic, number, found.sequence, True, durability)
         if headers.get(EXPECTED_HEADER) == str(last):
             raise  # another event was stored after `last`
         raise Unconfirmed(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from builtins import list as builtin_list
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from typing import Final
@@ -26,8 +26,8 @@ from millstream.messaging.subscriptions.settings import (
     differences,
     settings_of,
 )
+from millstream.messaging.topics.handle import TopicHandle
 from millstream.messaging.topics.lookup import open_topic, side_by_side
-from millstream.wire.aio.jetstream import JetStream
 from millstream.wire.api import ConsumerInfo, ErrorCode
 from millstream.wire.protocol import unique_token
 
@@ -84,10 +84,10 @@ class Subscriptions:
     Start.ALL)`. To receive events, join one with `topic.subscribe`.
     """
 
-    def __init__(self, jetstream: JetStream, partitions: Sequence[Partition]) -> None:
-        self._jetstream = jetstream
-        self._topic = partitions[0].topic
-        self._partitions = partitions
+    def __init__(self, topic: TopicHandle) -> None:
+        self._jetstream = topic.jetstream
+        self._topic = topic.shape.topic
+        self._partitions = topic.partitions
 
     async def create(
         self, name: str, settings: SubscriptionSettings | None = None

@@ -17,8 +17,8 @@ from millstream.messaging.subscriptions.delivery import Delivery
 from millstream.messaging.subscriptions.inbox import Inbox
 from millstream.messaging.subscriptions.rate_limit import RateLimit
 from millstream.messaging.subscriptions.settings import SubscriptionSettings
+from millstream.messaging.topics.handle import TopicHandle
 from millstream.wire.aio.jetstream import JetStream
-from millstream.wire.aio.publisher import StreamPublisher
 
 __all__ = ["Handler", "Reject", "Subscription", "join_subscription"]
 
@@ -178,18 +178,16 @@ class Subscription(AsyncClosing):
 
 
 async def join_subscription(
-    jetstream: JetStream,
-    publisher: StreamPublisher,
-    partitions: Sequence[Partition],
+    topic: TopicHandle,
     subscriptions: Subscriptions,
     name: str,
     settings: SubscriptionSettings | None,
 ) -> Subscription:
     """Become a member of a subscription, which is created if it does not exist."""
     agreed = await subscriptions.create(name, settings)
-    dead = agreed.dead_letter or default_dead_letter_topic(partitions[0].topic, name)
-    store = DeadLetterStore(jetstream, publisher, dead, name)
-    return Subscription(jetstream, name, agreed, partitions, store)
+    dead = agreed.dead_letter or default_dead_letter_topic(topic.shape.topic, name)
+    store = DeadLetterStore(topic.jetstream, topic.publisher, dead, name)
+    return Subscription(topic.jetstream, name, agreed, topic.partitions, store)
 
 
 def _in_thread(handler: Handler) -> Callable[[Delivery], Awaitable[None]]:

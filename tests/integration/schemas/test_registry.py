@@ -130,7 +130,7 @@ async def test_a_schema_the_wire_format_cannot_hold_creates_no_topic(mill: Mill)
         await mill.create_topic("orders", schema=record, wire_format="avro")
     with pytest.raises(TopicNotFound):
         await mill.topic("orders")
-    with pytest.raises(ConfigError, match="compatibility is about a schema"):
+    with pytest.raises(ConfigError, match="compatibility needs a schema"):
         await mill.create_topic("orders", compatibility="FULL")
 
 
@@ -150,7 +150,7 @@ async def test_a_topic_whose_registry_is_gone_is_not_read_as_untyped(
 ) -> None:
     await mill.create_topic("orders", schema=Order)
     await mill.jetstream.delete_stream(TABLE)
-    with pytest.raises(SchemaNotFound, match="declared with a schema, but the registry has none"):
+    with pytest.raises(SchemaNotFound, match="created with a schema, but the registry has none"):
         await mill.topic("orders")
 
 
