@@ -159,25 +159,7 @@ class Identity(AsyncClosing):
         await self._make_stream()
         interest = self._connection.subscribe(self._probe, self._answer_probe)
         try:
-            for _ in range(CLAIM_ATTEMPTS_MAX):
-                found, expected = await self._read()  # 1
-                if found is not None and found.instance == self._claim.instance:
-                    self._sequence = expected  # stored by an attempt whose answer was lost
-                    break
-                if found is not None and not found.released and await self._answers(found):  # 2
-                    raise IdentityTaken(self.client_id, found.holder, found.since)
-                try:
-                    self._sequence = await self._write(self._claim, expected)  # 3
-                except (WrongSequence, RequestTimeout):
-                    now, sequence = await self._read()
-                    if found and now and now.instance == found.instance and sequence > expected:
-                        raise IdentityTaken(self.client_id, now.holder, now.since) from None
-                    continue
-                if found is not None and not found.released:
-                    self._notify(found)
-                break
-            else:
-                raise IdentityTaken(self.client_id, "one of several other claimants", "just now")
+            await self._take()
         except BaseException:
             self._connection.unsubscribe(interest)
             raise
@@ -185,7 +167,33 @@ class Identity(AsyncClosing):
         self._interest = interest
         self._connection.on_connected.append(self._check_now.set)
         self._connection.on_closed.append(self._end)
-        self._task = asyncio.create_task(self._keep())  # 4
+        self._task = asyncio.create_task(self._keep())
+
+    async def _take(self) -> None:
+        """Steps 1 to 3, repeated while other claimants are faster."""
+        for _ in range(CLAIM_ATTEMPTS_MAX):
+            found, expected = await self._read()
+            if found is not None and found.instance == self._claim.instance:
+                self._sequence = expected  # stored by an attempt whose reply was lost
+                return
+            if found is not None and not found.released and await self._answers(found):
+                raise IdentityTaken(self.client_id, found.holder, found.since)
+            if await self._replace(found, expected):
+                return
+        raise IdentityTaken(self.client_id, "one of several other claimants", "just now")
+
+    async def _replace(self, found: _Claim | None, expected: int) -> bool:
+        """Step 3: write our claim; False when another claimant was faster."""
+        try:
+            self._sequence = await self._write(self._claim, expected)
+        except (WrongSequence, RequestTimeout):
+            now, sequence = await self._read()
+            if found and now and now.instance == found.instance and sequence > expected:
+                raise IdentityTaken(self.client_id, now.holder, now.since) from None
+            return False
+        if found is not None and not found.released:
+            self._notify(found)
+        return True
 
     async def _make_stream(self) -> None:
         try:
