@@ -37,7 +37,7 @@ _new: Final = tuple.__new__
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """How much is asked for at once, and how long a reader keeps trying without progress."""
+    """How much is asked for in one go, and how long a reader keeps trying without progress."""
 
     messages: int = 20_000
     bytes: int = 8 * 1024 * 1024  # at least one largest message is always asked for

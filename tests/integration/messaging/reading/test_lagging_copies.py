@@ -1,4 +1,4 @@
-"""Reading a replicated topic while one of its copies is behind: never less than the leader has."""
+"""Reading a replicated topic while one of its copies lags: never less than the leader has."""
 
 from __future__ import annotations
 
@@ -83,10 +83,12 @@ async def test_every_way_of_reading_gives_all_of_a_range_while_a_copy_catches_up
         for number in range(3):
             leader = (await topic.info()).partitions[0].leader
             followers = [n for n in cluster.nodes if cluster.server_name(n) != leader]
-            behind = followers[number % 2]
-            await asyncio.to_thread(cluster.kill, behind)
+            lagging = followers[number % 2]
+            await asyncio.to_thread(cluster.kill, lagging)
             await topic.publish_many(NewEvent(VALUE) for _ in range(COUNT))
-            starting = asyncio.create_task(asyncio.to_thread(cluster.restart, behind, timeout=60.0))
+            starting = asyncio.create_task(
+                asyncio.to_thread(cluster.restart, lagging, timeout=60.0)
+            )
             while True:
                 last_look = starting.done()
                 for reading in (
