@@ -1,0 +1,88 @@
+"""The rooms of the package and who may import whom.
+
+tests/unit/test_layers.py holds the code to these tables; tools/architecture_picture.py draws them.
+"""
+
+from __future__ import annotations
+
+FOUNDATION = {"errors", "settings", "deadline", "declared", "lazy", "closing", "version"}
+EDGES = {"cli"}
+INNER = {"broker", "wire", "events", "messaging", "schemas", "tables", "spark", "pipelines"}
+MESSAGING = {
+    "messaging",
+    "messaging.core",
+    "messaging.topics",
+    "messaging.publishing",
+    "messaging.reading",
+    "messaging.subscriptions",
+    "messaging.dead_letters",
+    "messaging.groups",
+}
+EVENTS = {"events", "events.packs"}
+SCHEMAS = {"schemas", "schemas.values", "schemas.formats", "schemas.registry"}
+
+# Room or sub-room -> the rooms it may import besides the foundation and itself. A room's own name
+# means the files directly in it; its sub-rooms are named one by one.
+MAY_IMPORT: dict[str, set[str]] = {
+    "errors": set(),
+    "settings": set(),
+    "deadline": set(),
+    "declared": set(),
+    "lazy": set(),
+    "closing": set(),
+    "version": set(),
+    "broker": set(),
+    "wire": set(),
+    "wire.aio": {"wire"},
+    "wire.sync": {"wire"},
+    "events.packs": set(),
+    "events": {"wire", "events.packs"},
+    "messaging.core": {"wire", "wire.aio", "events"},
+    "messaging.topics": {"wire", "wire.aio", "events"},
+    "messaging.publishing": {"wire", "wire.aio", *EVENTS},
+    "messaging.reading": {"wire", "wire.aio", *EVENTS, "messaging.topics"},
+    "messaging.subscriptions": {"wire", "wire.aio", *EVENTS, "messaging.topics"},
+    "messaging.dead_letters": {
+        *("wire", "wire.aio", *EVENTS),
+        *("messaging.topics", "messaging.reading", "messaging.subscriptions"),
+    },
+    "messaging.groups": {
+        *("wire", "wire.aio", *EVENTS),
+        *("messaging.topics", "messaging.subscriptions", "messaging.dead_letters"),
+    },
+    "messaging": {"wire", "wire.aio", *EVENTS, *MESSAGING},
+    "tables": MESSAGING,
+    # The files directly in schemas are its model and its front door; sub-rooms have an order.
+    "schemas.values": {"schemas"},
+    "schemas.formats": {"schemas", "schemas.values"},
+    "schemas": {"schemas.values", "schemas.formats"},
+    "schemas.registry": {"wire", "wire.aio", *EVENTS, *MESSAGING, "tables", *SCHEMAS},
+    "spark": {"wire", "wire.sync", "events", "spark.source", "spark.sink"},
+    "spark.source": {"wire", "wire.sync", *EVENTS, "messaging.topics", *SCHEMAS, "spark"},
+    "spark.sink": {
+        *("wire", "wire.sync", *EVENTS, "messaging.topics", *SCHEMAS),
+        *("spark", "spark.source"),
+    },
+    "pipelines": {"wire.sync", "schemas", "spark", "spark.source", "blocking", "__init__"},
+    "mill": {*EVENTS, *MESSAGING, "tables", "schemas", "schemas.registry"},
+    # The blocking twins are written from the classes they mirror.
+    "blocking": {"wire.aio", *EVENTS, *MESSAGING, "mill", "blocking.generated"},
+    "blocking.generated": {*EVENTS, *MESSAGING, *SCHEMAS, "tables", "mill", "blocking"},
+    "__init__": {"broker", *EVENTS, *MESSAGING, "tables", "schemas.registry", "mill", "blocking"},
+    "cli.options": {"broker", "wire", *EVENTS, *MESSAGING, "schemas"},
+    "cli.views": {"wire", *EVENTS, *MESSAGING, "mill", "cli", "cli.options"},
+    "cli.files": {"wire", *EVENTS, *MESSAGING, *SCHEMAS, "cli", "cli.options", "cli.views"},
+    "cli.commands": {
+        *("broker", "wire", *EVENTS, *MESSAGING, *SCHEMAS, "tables", "pipelines", "mill"),
+        *("cli", "cli.options", "cli.views", "cli.files"),
+    },
+    "cli": {"broker", "mill", "cli.commands", "__init__"},
+    "testing": {"broker"},
+    "testing_plugin": {"broker", "testing"},
+}
+
+# (room, room) pairs that may name each other's types, under TYPE_CHECKING only.
+TYPES_ONLY: set[tuple[str, str]] = {
+    # A subscription is handed the store of its dead letters, which redrive through subscriptions.
+    ("messaging.subscriptions", "messaging.dead_letters"),
+}
