@@ -1,0 +1,21 @@
+"""The API reference has every public name, once, and is up to date."""
+
+from __future__ import annotations
+
+import millstream
+from tools.api_reference import PAGE, SECTIONS, render
+
+
+def test_the_page_is_up_to_date() -> None:
+    assert PAGE.read_text() == render(), "run python -m tools.api_reference"
+
+
+def test_every_public_name_is_in_one_section() -> None:
+    names = [name for _, names in SECTIONS.values() for name in names]
+    assert sorted(names) == sorted({*millstream.__all__} - {"MillstreamError", "__version__"})
+
+
+def test_every_call_says_what_it_does() -> None:
+    members = [line for line in render().splitlines() if line.startswith("- **`")]
+    assert members
+    assert not [line for line in members if line.endswith("`**")]
