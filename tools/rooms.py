@@ -41,10 +41,13 @@ MAY_IMPORT: dict[str, set[str]] = {
     "messaging.topics": {"wire", "wire.aio", "events"},
     "messaging.publishing": {"wire", "wire.aio", *EVENTS},
     "messaging.reading": {"wire", "wire.aio", *EVENTS, "messaging.topics"},
-    "messaging.subscriptions": {"wire", "wire.aio", *EVENTS, "messaging.topics"},
     "messaging.dead_letters": {
         *("wire", "wire.aio", *EVENTS),
-        *("messaging.topics", "messaging.reading", "messaging.subscriptions"),
+        *("messaging.topics", "messaging.reading"),
+    },
+    "messaging.subscriptions": {
+        *("wire", "wire.aio", *EVENTS),
+        *("messaging.topics", "messaging.dead_letters"),
     },
     "messaging.groups": {
         *("wire", "wire.aio", *EVENTS),
@@ -57,7 +60,10 @@ MAY_IMPORT: dict[str, set[str]] = {
     "schemas.formats": {"schemas", "schemas.values"},
     "schemas": {"schemas.values", "schemas.formats"},
     "schemas.registry": {"wire", "wire.aio", *EVENTS, *MESSAGING, "tables", *SCHEMAS},
-    "spark": {"wire", "wire.sync", "events", "spark.source", "spark.sink"},
+    "spark": {
+        *("wire", "wire.sync", "events", "messaging.topics", "schemas", "schemas.registry"),
+        *("spark.source", "spark.sink"),
+    },
     "spark.source": {"wire", "wire.sync", *EVENTS, "messaging.topics", *SCHEMAS, "spark"},
     "spark.sink": {
         *("wire", "wire.sync", *EVENTS, "messaging.topics", *SCHEMAS),
@@ -70,19 +76,13 @@ MAY_IMPORT: dict[str, set[str]] = {
     "blocking.generated": {*EVENTS, *MESSAGING, *SCHEMAS, "tables", "mill", "blocking"},
     "__init__": {"broker", *EVENTS, *MESSAGING, "tables", "schemas.registry", "mill", "blocking"},
     "cli.options": {"broker", "wire", *EVENTS, *MESSAGING, "schemas"},
-    "cli.views": {"wire", *EVENTS, *MESSAGING, "mill", "cli", "cli.options"},
+    "cli.views": {"broker", "wire", *EVENTS, *MESSAGING, "mill", "cli", "cli.options"},
     "cli.files": {"wire", *EVENTS, *MESSAGING, *SCHEMAS, "cli", "cli.options", "cli.views"},
     "cli.commands": {
         *("broker", "wire", *EVENTS, *MESSAGING, *SCHEMAS, "tables", "pipelines", "mill"),
         *("cli", "cli.options", "cli.views", "cli.files"),
     },
-    "cli": {"broker", "mill", "cli.commands", "__init__"},
+    "cli": {"broker", "mill", "cli.commands", "cli.options", "__init__"},
     "testing": {"broker"},
     "testing_plugin": {"broker", "testing"},
-}
-
-# (room, room) pairs that may name each other's types, under TYPE_CHECKING only.
-TYPES_ONLY: set[tuple[str, str]] = {
-    # A subscription is handed the store of its dead letters, which redrive through subscriptions.
-    ("messaging.subscriptions", "messaging.dead_letters"),
 }

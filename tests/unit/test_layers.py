@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tools.rooms import EDGES, FOUNDATION, INNER, MAY_IMPORT, TYPES_ONLY
+from tools.rooms import EDGES, FOUNDATION, INNER, MAY_IMPORT
 
 ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "millstream"
@@ -102,7 +102,7 @@ def fault_of(room: str, found: Import) -> str | None:
             return None
         if room not in MAY_IMPORT:
             return f"room '{room}' is not in the table MAY_IMPORT"
-        if target in MAY_IMPORT[room] or (found.for_types and (room, target) in TYPES_ONLY):
+        if target in MAY_IMPORT[room]:
             return None
         return f"'{room}' may not import '{target}'"
     if top in sys.stdlib_module_names or top == "__future__":
