@@ -2,7 +2,7 @@
 
 Frames are encoded beforehand and acks are only counted, so no client can be faster; two flavours,
 because a program that waits in `recv` is another thing than one that waits in an event loop. Both
-read into small buffers: what `recv` allocates above 128 KiB is mapped anew for every read.
+read into small buffers: what `recv` allocates above 128 KiB is mapped again for every read.
 """
 
 from __future__ import annotations

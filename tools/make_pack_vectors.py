@@ -1,8 +1,8 @@
 """Write the test vectors of the pack format: python -m tools.make_pack_vectors
 
 Each vector is a payload (NAME.bin) and NAME.json with the message headers and either the events it
-holds or the reason of its refusal. Vectors are kept in the repository; they are made anew only when
-the format itself changes, because readers in other languages hold on to them.
+holds or the reason why it is refused. Vectors are kept in the repository and regenerated only when
+the format itself changes, because readers in other languages depend on them.
 """
 
 from __future__ import annotations

@@ -28,19 +28,20 @@ RETIRED: dict[str, str] = {
     r"\banew\b": "again, from scratch",
     r"\bunless said\b": "by default",
     r"\bfor who\b": "for readers that, for clients that",
-    r"\bwho(ever)? may\b": "users that may",
+    r"\bwho(ever)? may\b(?! import)": "users that may",
     r"\bgoodbye\b": "cleanup",
     r"\bst(and|ands|ood|anding) still\b": "stalled, paused",
     r"\bmend(s|ed|ing)?\b": "fix",
     r"\bis of (events|messages|files)\b": "applies to, requires",
     # As a verb and in fixed phrases the word is fine; as a noun it was seven different things.
-    r"(?<!in )(?<!take )(?<!takes )(?<!took )(?<!in its )(?<!one )(?<!first )\bplaces?\b"
+    r"(?<!in )(?<!take )(?<!takes )(?<!took )(?<!in its )(?<!one )(?<!only )(?<!first )\bplaces?\b"
     r"(?! (it|them|the|a|an|each|new) )": "position, index, folder, slot",
 }
 
 # A lane is one of a writer's parallel fences, and nothing else: only these speak of writers.
 LANE = re.compile(r"\blanes?\b", re.IGNORECASE)
 ABOUT_WRITERS = {
+    "bench/packs.py",
     "docs/API.md",
     "docs/ARCHITECTURE.md",
     "docs/CONCURRENCY.md",
