@@ -13,7 +13,7 @@ from typing import Any
 import typer
 
 from millstream.cli.app import app
-from millstream.cli.options.broker import BROKER_OPTIONS, Launch, settable_options
+from millstream.cli.options.broker import BROKER_OPTIONS, LaunchOptions, settable_options
 from millstream.cli.options.topic import flag
 from millstream.declared import Form, declared_fields, default_text
 from millstream.messaging.topics.setting_forms import OneWay, Setting
@@ -77,7 +77,7 @@ def _broker_settings() -> Iterator[str]:
     yield f"| `data` | `MILLSTREAM_DATA` | `.millstream` | {data} |"
     launch = [
         (item.name, declaration, default_text(declaration, item.default))
-        for item, declaration in declared_fields(Launch)
+        for item, declaration in declared_fields(LaunchOptions)
         if item.name in settable_options()
     ]
     own = [(item.name, item.declaration, item.default_text) for item in BROKER_OPTIONS]

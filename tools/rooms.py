@@ -35,7 +35,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "wire": set(),
     "wire.aio": {"wire"},
     "wire.sync": {"wire"},
-    "events.packs": {"events"},  # the marks of classify.py
+    "events.packs": {"wire", "events"},
     "events": {"wire", "events.packs"},
     "messaging.core": {"wire", "wire.aio", "events"},
     "messaging.topics": {"wire", "wire.aio", "events"},

@@ -65,7 +65,7 @@ def _registry(pipeline: Pipeline) -> Any:
     from pyspark.pipelines import output as spark_output
     from pyspark.pipelines.graph_element_registry import GraphElementRegistry
 
-    class Registry(GraphElementRegistry):
+    class ElementRegistry(GraphElementRegistry):
         def __init__(self) -> None:
             self.views: set[str] = set()
 
@@ -101,7 +101,7 @@ def _registry(pipeline: Pipeline) -> Any:
         def register_sql(self, sql_text: str, file_path: Path) -> None:
             declare_sql(pipeline, sql_text, file_path)
 
-    return Registry()
+    return ElementRegistry()
 
 
 def _where(location: Any) -> str:

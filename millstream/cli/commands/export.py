@@ -5,11 +5,11 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
-from millstream.cli.files.formats import FormatNameOption, Progress, file_format
+from millstream.cli.files.formats import FileProgress, FormatNameOption, file_format
 from millstream.cli.options.groups import grouped
 from millstream.cli.options.reading import (
     CountOption,
-    Range,
+    RangeOptions,
     Selection,
     TopicArgument,
     ValueOption,
@@ -47,7 +47,7 @@ class _Target:
 def export(
     topic: TopicArgument,
     target: _Target,
-    events: Range,
+    events: RangeOptions,
     selection: Selection,
     count: CountOption = None,
     *,
@@ -111,7 +111,7 @@ async def _export(
     events = await events_from(topic, plan.start, plan.arguments)
     group: list[Event] = []
     exported = size = 0
-    with Progress(f"Exporting {name}", total) as progress:
+    with FileProgress(f"Exporting {name}", total) as progress:
         async with aclosing(events):  # type: ignore[type-var]
             async for event in events:
                 group.append(event)

@@ -20,7 +20,7 @@ from millstream.settings import environment, parse_duration
 
 if TYPE_CHECKING:
     from millstream.broker import Broker, BrokerSettings, Cluster
-    from millstream.cli.options.broker import Launch
+    from millstream.cli.options.broker import LaunchOptions
 
 __all__ = ["serve"]
 
@@ -32,7 +32,7 @@ class _Stop(BaseException):
     """SIGTERM arrived: not an error, so no `except Exception` may catch it."""
 
 
-def serve(settings: BrokerSettings, launch: Launch, *, as_json: bool) -> None:
+def serve(settings: BrokerSettings, launch: LaunchOptions, *, as_json: bool) -> None:
     """Serve until SIGTERM (exit 0) or Ctrl-C (exit 130); a server that dies is an error.
 
     Prints one line when ready and notifies systemd (`Type=notify`).

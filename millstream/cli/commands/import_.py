@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from millstream.cli.files.formats import FormatNameOption, Progress, file_format
+from millstream.cli.files.formats import FileProgress, FormatNameOption, file_format
 from millstream.cli.options.groups import grouped
 from millstream.cli.options.reading import TopicArgument
 from millstream.cli.output import JsonOption, print_json, say
@@ -14,8 +14,8 @@ from millstream.cli.session import ServerOption, run
 from millstream.errors import ConfigError, Unfit
 
 if TYPE_CHECKING:
-    from millstream.cli.files.events import Columns
-    from millstream.cli.files.rows import RowReader
+    from millstream.cli.files.events import FileColumns
+    from millstream.cli.files.rows import FileRowReader
     from millstream.cli.files.writer import RowWriter
     from millstream.mill import Mill
 
@@ -50,13 +50,13 @@ class _ColumnOptions:
         bool, typer.Option("--whole", help="The row is the value, even with a column 'value'.")
     ] = False
 
-    def columns(self, form: str) -> "Columns":
+    def columns(self, form: str) -> "FileColumns":
         """The same for the reader of a file of this format."""
-        from millstream.cli.files.events import Columns
+        from millstream.cli.files.events import FileColumns
 
         csv = form in ("csv", "tsv")
         names = (self.key, self.value, self.time, self.event_id)
-        return Columns(*names, self.time_unit, self.whole, empty_is_none=csv)
+        return FileColumns(*names, self.time_unit, self.whole, empty_is_none=csv)
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,8 +127,8 @@ def import_(
 async def _import(
     mill: "Mill",
     topic_name: str,
-    reader: "RowReader",
-    columns: "Columns",
+    reader: "FileRowReader",
+    columns: "FileColumns",
     start: tuple[str | None, int],
 ) -> tuple[int, int]:
     """How many rows were stored now, and how many had been stored before."""
@@ -140,16 +140,16 @@ async def _import(
     writer_name, from_row = start
     async with open_writer(topic, writer_name) as writer:
         first = max(writer.first, from_row)
-        with Progress(f"Importing {reader.file}", reader.total) as progress:
+        with FileProgress(f"Importing {reader.file}", reader.total) as progress:
             stored = await _copy(reader, columns, writer, progress, first)
     return stored, first - from_row
 
 
 async def _copy(
-    reader: "RowReader",
-    columns: "Columns",
+    reader: "FileRowReader",
+    columns: "FileColumns",
     writer: "RowWriter",
-    progress: Progress,
+    progress: FileProgress,
     first: int,
 ) -> int:
     """Write the rows from `first` on, group by group; return how many were stored."""

@@ -242,7 +242,9 @@ def pull(
     Without --ack they are redelivered when their lease ends, and that counts as a delivery. To read
     events without affecting the subscription, use 'topic tail'.
     """
-    write = form.formatter(json_)
+    from millstream.cli.views.event_text import formatter_of
+
+    write = formatter_of(form, json_)
     run(lambda mill: _pull(mill, topic, name, how, write), server)
 
 

@@ -12,7 +12,7 @@ from millstream.cli.options.positions import POSITION_HELP, Position, parse_posi
 from millstream.cli.options.reading import (
     CountOption,
     EventFormat,
-    Range,
+    RangeOptions,
     Selection,
     TopicArgument,
 )
@@ -57,8 +57,10 @@ def tail(
 
     'tail -o -10' prints the last ten and continues; 'tail -o beginning -e' prints all and ends.
     """
+    from millstream.cli.views.event_text import formatter_of
+
     start = parse_position(offset)
-    write = form.formatter(json_)
+    write = formatter_of(form, json_)
     arguments = {**selection.arguments(), "follow": not exit_}
 
     async def work(mill: "Mill") -> None:
@@ -99,7 +101,7 @@ class _Target:
 @grouped
 def replay(
     name: TopicArgument,
-    events: Range,
+    events: RangeOptions,
     selection: Selection,
     target: _Target,
     form: EventFormat,
@@ -114,9 +116,11 @@ def replay(
     its id names the original event, so a replay that is repeated within the duplicate window stores
     no event twice.
     """
+    from millstream.cli.views.event_text import formatter_of
+
     target.check(name, form)
     start, end = events.positions()
-    write = form.formatter(json_)
+    write = formatter_of(form, json_)
     arguments = {**selection.arguments(), "end": end}
 
     async def work(mill: "Mill") -> None:

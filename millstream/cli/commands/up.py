@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from millstream.cli.options.broker import BrokerValues, Launch, broker_settings
+from millstream.cli.options.broker import BrokerValues, LaunchOptions, broker_settings
 from millstream.cli.options.groups import grouped
 from millstream.cli.output import DataOption, JsonOption, print_json, say
 from millstream.cli.views.broker import describe
@@ -22,7 +22,7 @@ app = typer.Typer()
 @app.command()
 @grouped
 def up(
-    given: BrokerValues, launch: Launch, data: DataOption = None, json_: JsonOption = False
+    given: BrokerValues, launch: LaunchOptions, data: DataOption = None, json_: JsonOption = False
 ) -> None:
     """Start a durable broker and return when it is ready.
 
@@ -61,7 +61,7 @@ def down(
         say(f"Stopped {names}. The data stays in {stopped.data}")
 
 
-def _background(settings: "BrokerSettings", launch: Launch, *, as_json: bool) -> None:
+def _background(settings: "BrokerSettings", launch: LaunchOptions, *, as_json: bool) -> None:
     from millstream import broker
 
     state = broker.up(

@@ -17,13 +17,13 @@ from millstream.errors import ConfigError
 from millstream.events.event import nanoseconds_of
 from millstream.messaging import NewEvent
 
-__all__ = ["Columns"]
+__all__ = ["FileColumns"]
 
 UNITS: Final = {"s": 1_000_000_000, "ms": 1_000_000, "us": 1_000, "ns": 1}
 
 
 @dataclass(frozen=True, slots=True)
-class Columns:
+class FileColumns:
     """What the columns of a file mean.
 
     Without `value`, and in files that have no column `value` or `value_base64`, the entire row is
@@ -46,11 +46,11 @@ class Columns:
         if self.unit is not None and self.unit not in UNITS:
             raise ConfigError(f"--time-unit is one of {', '.join(UNITS)}, not {self.unit!r}")
 
-    def typed(self, value_of: Callable[[Any], Any] | None) -> Columns:
+    def typed(self, value_of: Callable[[Any], Any] | None) -> FileColumns:
         """The same, with a function that makes values of the topic's type; None: they are bytes."""
         return replace(self, value_of=value_of)
 
-    def settled(self, row: Any) -> Columns:
+    def settled(self, row: Any) -> FileColumns:
         """The same, completed from the first row of the file."""
         if self.whole or self.value is not None:
             return self

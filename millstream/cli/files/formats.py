@@ -11,7 +11,7 @@ import typer
 from millstream.closing import Closing
 from millstream.errors import ConfigError
 
-__all__ = ["FormatNameOption", "Progress", "file_format", "open_input"]
+__all__ = ["FileProgress", "FormatNameOption", "file_format", "open_input"]
 
 SUFFIXES: Final = {
     ".jsonl": "jsonl",
@@ -69,7 +69,7 @@ def open_input(file: str) -> tuple[IO[bytes], IO[bytes]]:
     return raw, raw
 
 
-class Progress(Closing):
+class FileProgress(Closing):
     """A progress bar on stderr if that is a terminal, otherwise nothing."""
 
     def __init__(self, what: str, total: int | None) -> None:

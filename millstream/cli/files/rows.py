@@ -16,7 +16,7 @@ from millstream.cli.files.formats import open_input
 from millstream.cli.options.times import time_text
 from millstream.errors import ConfigError
 
-__all__ = ["Row", "RowReader", "open_rows"]
+__all__ = ["FileRowReader", "Row", "open_rows"]
 
 ROWS_PER_GROUP: Final = 1000
 FIELD_BYTES_MAX: Final = 64 * 1024 * 1024  # the server's hard limit for a message
@@ -25,7 +25,7 @@ FIELD_BYTES_MAX: Final = 64 * 1024 * 1024  # the server's hard limit for a messa
 Row = tuple[int, Any, bytes | None]
 
 
-class RowReader(ABC):
+class FileRowReader(ABC):
     """The rows of one file. `total` and `position` are in one unit, bytes or rows."""
 
     total: int | None = None  # None: unknown, as in a pipe
@@ -57,7 +57,7 @@ class RowReader(ABC):
         return ConfigError(f"{self.file}, row {number:,}: {what}")
 
 
-class _StreamReader(RowReader):
+class _StreamReader(FileRowReader):
     def __init__(self, file: str) -> None:
         super().__init__(file)
         self._bytes, self._raw = open_input(file)
@@ -119,7 +119,7 @@ class _Csv(_StreamReader):
             text.detach()
 
 
-class _Parquet(RowReader):
+class _Parquet(FileRowReader):
     def __init__(self, file: str) -> None:
         super().__init__(file)
         import pyarrow as pa
@@ -166,7 +166,7 @@ class _Parquet(RowReader):
         return pa.RecordBatch.from_pydict(columns), exact
 
 
-def open_rows(file: str, form: str, delimiter: str | None) -> RowReader:
+def open_rows(file: str, form: str, delimiter: str | None) -> FileRowReader:
     """The rows of a file of that format."""
     if form in ("csv", "tsv"):
         sign = delimiter or ("\t" if form == "tsv" else ",")

@@ -19,7 +19,7 @@ from millstream.broker.config import (
     Limits,
     ServerTls,
 )
-from millstream.cli.options.groups import Group, declared_option
+from millstream.cli.options.groups import OptionGroup, declared_option
 from millstream.declared import Declaration, Form, declared, declared_fields, default_text
 from millstream.errors import ConfigError
 from millstream.settings import (
@@ -40,7 +40,7 @@ __all__ = [
     "TABLES",
     "BrokerOption",
     "BrokerValues",
-    "Launch",
+    "LaunchOptions",
     "broker_settings",
     "encryption_of",
     "project_defaults",
@@ -94,7 +94,7 @@ TABLES: Final = (
 
 
 @dataclass(frozen=True, slots=True)
-class Launch:
+class LaunchOptions:
     """How `up` starts a broker: options that are not settings of the broker itself."""
 
     nodes: int = declared(
@@ -147,7 +147,7 @@ def _env_is_the_secret(declaration: Declaration) -> bool:
     return bool(declaration.env) and declaration.form in (Form.SECRET, Form.FILE)
 
 
-BrokerValues = Annotated[dict[str, Any], Group(_options, dict)]
+BrokerValues = Annotated[dict[str, Any], OptionGroup(_options, dict)]
 
 
 # -- millstream.toml ----------------------------------------------------------------------
@@ -155,7 +155,9 @@ BrokerValues = Annotated[dict[str, Any], Group(_options, dict)]
 
 def settable_options() -> dict[str, bool]:
     """Keys of [broker] that set an option of `up`, and whether each is a path."""
-    launch = [item.name for item, _ in declared_fields(Launch) if item.name not in _THIS_CALL_ONLY]
+    launch = [
+        item.name for item, _ in declared_fields(LaunchOptions) if item.name not in _THIS_CALL_ONLY
+    ]
     paths = (Form.FILE, Form.SECRET)
     return {
         **{item.name: item.declaration.form in paths for item in BROKER_OPTIONS},

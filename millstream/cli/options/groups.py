@@ -12,9 +12,9 @@ every field of it is an option:
     @grouped
     def tail(name: TopicArgument, selection: Selection, json_: JsonOption = False) -> None: ...
 
-A parameter that is annotated with a `Group` gets its options from a table, such as the declared
-settings of topics. Modules with groups do not postpone annotations (PEP 563): the fields must be
-types when the command is created, not texts.
+A parameter that is annotated with an `OptionGroup` gets its options from a table, such as the
+declared settings of topics. Modules with groups do not postpone annotations (PEP 563): the fields
+must be types when the command is created, not texts.
 """
 
 import inspect
@@ -28,7 +28,7 @@ import typer
 
 from millstream.declared import Declaration, Form, declaration_of
 
-__all__ = ["Group", "declared_option", "grouped"]
+__all__ = ["OptionGroup", "declared_option", "grouped"]
 
 _METAVARS: Final = {
     Form.NUMBER: "NUMBER",
@@ -52,7 +52,7 @@ _TYPES: Final[Mapping[Form, Any]] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Group:
+class OptionGroup:
     """Options of one parameter, and what is made of their values."""
 
     options: Callable[[], Sequence[inspect.Parameter]]
@@ -100,13 +100,13 @@ def declared_option(
     return _parameter(name, Annotated[kind, option], default)
 
 
-def _group(annotation: Any) -> Group | None:
+def _group(annotation: Any) -> OptionGroup | None:
     if get_origin(annotation) is Annotated:
-        return next((item for item in get_args(annotation) if isinstance(item, Group)), None)
+        return next((item for item in get_args(annotation) if isinstance(item, OptionGroup)), None)
     if not (isinstance(annotation, type) and is_dataclass(annotation)):
         return None
     options = [_field_option(item) for item in fields(annotation)]
-    return Group(lambda: options, lambda values: annotation(**values))
+    return OptionGroup(lambda: options, lambda values: annotation(**values))
 
 
 def _field_option(item: Field[Any]) -> inspect.Parameter:

@@ -11,14 +11,13 @@ from millstream.errors import ConfigError
 if TYPE_CHECKING:
     from datetime import datetime
 
-    from millstream.cli.views.event_text import Formatter
 
 __all__ = [
     "FORMAT_HELP",
     "VALUE_FORMS",
     "CountOption",
     "EventFormat",
-    "Range",
+    "RangeOptions",
     "Selection",
     "TopicArgument",
     "ValueOption",
@@ -69,7 +68,7 @@ class Selection:
 
 
 @dataclass(frozen=True, slots=True)
-class Range:
+class RangeOptions:
     """From where to where a topic is read."""
 
     start: Annotated[
@@ -106,9 +105,3 @@ class EventFormat:
         bool, typer.Option("--raw", "-r", help="Print only the values, one per line.")
     ] = False
     value: ValueOption = "auto"
-
-    def formatter(self, as_json: bool) -> "Formatter":
-        """The function that turns an event into bytes to print."""
-        from millstream.cli.views.event_text import formatter
-
-        return formatter(self.form, raw=self.raw, as_json=as_json, value=self.value)

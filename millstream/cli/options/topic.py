@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Any
 
-from millstream.cli.options.groups import Group, declared_option
+from millstream.cli.options.groups import OptionGroup, declared_option
 from millstream.declared import Form
 from millstream.errors import ConfigError
 from millstream.messaging.topics.setting_forms import OneWay, Setting
@@ -108,5 +108,5 @@ def parse_origin(option: str, text: str) -> "Origin":
     return Origin(topic, **values)
 
 
-NewSettings = Annotated[dict[str, Any], Group(_new_options, settings_from)]
-ChangedSettings = Annotated[dict[str, Any], Group(_change_options, settings_from)]
+NewSettings = Annotated[dict[str, Any], OptionGroup(_new_options, settings_from)]
+ChangedSettings = Annotated[dict[str, Any], OptionGroup(_change_options, settings_from)]

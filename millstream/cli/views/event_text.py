@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
-from millstream.cli.options.reading import FORMAT_HELP, VALUE_FORMS
+from millstream.cli.options.reading import FORMAT_HELP, VALUE_FORMS, EventFormat
 from millstream.cli.options.times import time_text
 from millstream.errors import ConfigError
 
@@ -20,6 +20,7 @@ __all__ = [
     "Formatter",
     "event_record",
     "formatter",
+    "formatter_of",
     "json_line",
     "key_field",
     "shown",
@@ -137,6 +138,11 @@ def formatter(form: str | None, *, raw: bool, as_json: bool, value: str = "auto"
     if raw:
         return lambda event: value_bytes(event.value) + b"\n"
     return _line if form is None else _compiled(form)
+
+
+def formatter_of(chosen: EventFormat, as_json: bool) -> Formatter:
+    """The function that turns an event into bytes to print, as the options say."""
+    return formatter(chosen.form, raw=chosen.raw, as_json=as_json, value=chosen.value)
 
 
 def _line(event: Event) -> bytes:

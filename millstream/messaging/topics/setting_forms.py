@@ -17,10 +17,10 @@ __all__ = [
     "Duration",
     "Fixed",
     "FrozenMetadata",
-    "Kind",
     "OneWay",
     "SetBy",
     "Setting",
+    "SettingKind",
     "Size",
     "choice",
     "duration",
@@ -113,7 +113,7 @@ def _no_fault(value: Any) -> str | None:
 
 
 @dataclass(frozen=True, slots=True)
-class Kind:
+class SettingKind:
     """Which values a setting takes: how they are written, converted and checked."""
 
     form: Form
@@ -131,17 +131,17 @@ def number_fault(value: object, most: int | None = None) -> str | None:
     return None
 
 
-def number(most: int | None = None) -> Kind:
+def number(most: int | None = None) -> SettingKind:
     """A whole number of 1 or more."""
-    return Kind(Form.NUMBER, fault=lambda value: number_fault(value, most))
+    return SettingKind(Form.NUMBER, fault=lambda value: number_fault(value, most))
 
 
-def size(most: int | None = None) -> Kind:
+def size(most: int | None = None) -> SettingKind:
     """A number of bytes, written as a number or as "10GiB"."""
-    return Kind(Form.SIZE, read_size, lambda value: number_fault(value, most))
+    return SettingKind(Form.SIZE, read_size, lambda value: number_fault(value, most))
 
 
-def duration(shortest: timedelta) -> Kind:
+def duration(shortest: timedelta) -> SettingKind:
     """A time span, written as "7d", in seconds or as a timedelta."""
 
     def fault(value: timedelta) -> str | None:
@@ -149,10 +149,10 @@ def duration(shortest: timedelta) -> Kind:
             return None
         return f"{duration_text(value)} is below the minimum of {duration_text(shortest)}"
 
-    return Kind(Form.DURATION, read_duration, fault)
+    return SettingKind(Form.DURATION, read_duration, fault)
 
 
-def choice(kind: type[StrEnum]) -> Kind:
+def choice(kind: type[StrEnum]) -> SettingKind:
     """A member of an enumeration; upper case, spaces, "-" and "_" make no difference."""
 
     def read(name: str, value: StrEnum | str) -> StrEnum:
@@ -161,19 +161,21 @@ def choice(kind: type[StrEnum]) -> Kind:
         except ValueError:
             raise ConfigError(f"{name}: {value!r} is not one of {', '.join(kind)}") from None
 
-    return Kind(Form.CHOICE, read, choices=tuple(kind))
+    return SettingKind(Form.CHOICE, read, choices=tuple(kind))
 
 
-def switch() -> Kind:
+def switch() -> SettingKind:
     """True or False."""
 
     def fault(value: object) -> str | None:
         return None if isinstance(value, bool) else f"{value!r} is not True or False"
 
-    return Kind(Form.SWITCH, fault=fault)
+    return SettingKind(Form.SWITCH, fault=fault)
 
 
-def text(check: Callable[[str], str | None] = _no_fault, choices: tuple[str, ...] = ()) -> Kind:
+def text(
+    check: Callable[[str], str | None] = _no_fault, choices: tuple[str, ...] = ()
+) -> SettingKind:
     """A string that passes a check, or one of a few."""
 
     def fault(value: object) -> str | None:
@@ -183,7 +185,7 @@ def text(check: Callable[[str], str | None] = _no_fault, choices: tuple[str, ...
             return f"{value!r} is not one of {', '.join(choices)}"
         return check(value)
 
-    return Kind(Form.CHOICE if choices else Form.TEXT, fault=fault, choices=choices)
+    return SettingKind(Form.CHOICE if choices else Form.TEXT, fault=fault, choices=choices)
 
 
 # -- the declaration of a setting ---------------------------------------------------------
@@ -224,7 +226,7 @@ class Setting(Generic[Given, Held]):
     def __init__(
         self,
         default: Held,
-        kind: Kind,
+        kind: SettingKind,
         help: str,
         *,
         group: str = "",

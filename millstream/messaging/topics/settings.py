@@ -31,10 +31,10 @@ from millstream.messaging.topics.setting_forms import (
     Duration,
     Fixed,
     FrozenMetadata,
-    Kind,
     OneWay,
     SetBy,
     Setting,
+    SettingKind,
     Size,
     choice,
     duration,
@@ -194,14 +194,14 @@ class TopicSettings:
     )
     mirror: Setting[Origin | str | None, Origin | None] = Setting(
         None,
-        Kind(Form.ORIGIN, read_origin),
+        SettingKind(Form.ORIGIN, read_origin),
         "Make an exact copy of this topic.",
         group=COPIES,
         change=Fixed("it would mix the offsets of two origins. Declare a topic of another name"),
     )
     sources: Setting[Sequence[Origin | str], tuple[Origin, ...]] = Setting(
         (),
-        Kind(Form.ORIGINS, read_origins),
+        SettingKind(Form.ORIGINS, read_origins),
         "Collect the events of this topic; repeat it for more.",
         group=COPIES,
         flags=("--source",),
@@ -303,7 +303,7 @@ class TopicSettings:
     )
     metadata: Setting[Mapping[str, str], FrozenMetadata] = Setting(
         FrozenMetadata(),
-        Kind(Form.PAIRS, read_metadata, metadata_fault),
+        SettingKind(Form.PAIRS, read_metadata, metadata_fault),
         "A name and a text stored with the topic; repeat it for more.",
     )
 

@@ -7,7 +7,7 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from millstream.cli.options.groups import Group, declared_option, grouped
+from millstream.cli.options.groups import OptionGroup, declared_option, grouped
 from millstream.declared import Declaration, Form, declared
 
 # Annotations are not postponed here: the fields of a group must be types when it is used.
@@ -25,7 +25,7 @@ def table() -> list[Any]:
     return [declared_option("on", switch), declared_option("max_age", Declaration("An age."))]
 
 
-Table = Annotated[dict[str, Any], Group(table, dict)]
+Table = Annotated[dict[str, Any], OptionGroup(table, dict)]
 
 
 def run(*arguments: str, env: dict[str, str] | None = None) -> dict[str, Any]:

@@ -14,8 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from millstream.cli import session
-from millstream.cli.files.events import Columns
-from millstream.cli.files.formats import Progress, file_format
+from millstream.cli.files.events import FileColumns
+from millstream.cli.files.formats import FileProgress, file_format
 from millstream.cli.options import bodies, positions, times
 from millstream.cli.options import topic as topic_options
 from millstream.cli.views.event_text import event_record, formatter, json_line, shown, value_field
@@ -190,10 +190,10 @@ def test_a_file_without_a_known_ending_needs_a_format() -> None:
 @pytest.mark.parametrize("present", [True, False])
 def test_a_file_with_a_column_value_is_an_envelope(present: bool) -> None:
     row = {"value": "x", "key": "k", "a": 1} if present else {"key": "k", "a": 1}
-    made = Columns().settled(row).event((1, row, None))
+    made = FileColumns().settled(row).event((1, row, None))
     whole = NewEvent(b'{"key":"k","a":1}', None)
     assert made == (NewEvent(b"x", "k") if present else whole)
-    assert Columns(whole=True).settled(row).whole
+    assert FileColumns(whole=True).settled(row).whole
 
 
 # -- output -------------------------------------------------------------------------------
@@ -224,7 +224,7 @@ async def test_lines_are_written_in_order_immediately_and_at_the_end(
 
 
 def test_a_progress_bar_is_only_for_terminals(capsys: pytest.CaptureFixture[str]) -> None:
-    with Progress("Importing", 10) as progress:
+    with FileProgress("Importing", 10) as progress:
         progress.show(5, 5)
     assert capsys.readouterr().err == ""
 

@@ -26,7 +26,7 @@ from millstream.broker import (
 )
 from millstream.cli.app import app
 from millstream.cli.commands import up as up_module
-from millstream.cli.options.broker import BROKER_OPTIONS, TABLES, Launch, settable_options
+from millstream.cli.options.broker import BROKER_OPTIONS, TABLES, LaunchOptions, settable_options
 from millstream.declared import Declaration, Form, declaration_of, declared
 from millstream.errors import ConfigError, MillstreamError
 from millstream.settings import Secret
@@ -239,7 +239,15 @@ def test_a_secret_file_must_not_be_empty(up: Up, tmp_path: Path) -> None:
 
 GROUP: Any = typer.main.get_command(up_module.app)
 UP: dict[str, Any] = {param.name: param for param in GROUP.commands["up"].params}
-CLASSES = (BrokerSettings, ClusterSettings, Encryption, LeafSettings, Limits, ServerTls, Launch)
+CLASSES = (
+    BrokerSettings,
+    ClusterSettings,
+    Encryption,
+    LeafSettings,
+    Limits,
+    ServerTls,
+    LaunchOptions,
+)
 # The data folder is an option of every command; a key is given by its file or its variable; the
 # others are the classes whose fields are settings themselves.
 WITHOUT_DECLARATION = {
