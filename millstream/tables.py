@@ -56,6 +56,7 @@ class Table:
 
     @property
     def name(self) -> str:
+        """The table's name, which is its topic's."""
         return self.topic.name
 
     def __repr__(self) -> str:

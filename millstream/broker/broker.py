@@ -35,6 +35,7 @@ class Broker(Closing):
 
     @property
     def data(self) -> Path:
+        """The folder with its data."""
         return self.settings.data
 
     @property

@@ -45,6 +45,7 @@ class Cluster(Closing):
 
     @property
     def data(self) -> Path:
+        """The folder with the data of its nodes."""
         return self.settings.data
 
     @property

@@ -40,6 +40,7 @@ class Start:
 
     @property
     def rfc3339(self) -> str | None:
+        """The start time as the server reads it; None without one."""
         return None if self.time is None else self.time.isoformat().replace("+00:00", "Z")
 
 

@@ -105,6 +105,7 @@ class Client(AsyncClosing):
 
     @property
     def connected(self) -> bool:
+        """Whether a server is connected now; a lost connection is reopened automatically."""
         return self.connection.connected
 
     async def flush(self, timeout: float | None = None) -> None:

@@ -240,10 +240,10 @@ USED_ALL_THE_SAME = {
     "millstream.pipelines.submitted",
     "millstream.pipelines.submitted.run_submitted",
     # pyspark.pipelines calls them: the class has the methods of its GraphElementRegistry.
-    "millstream.pipelines.sdp.Registry.register_output",
-    "millstream.pipelines.sdp.Registry.register_flow",
-    "millstream.pipelines.sdp.Registry.register_auto_cdc_flow",
-    "millstream.pipelines.sdp.Registry.register_sql",
+    "millstream.pipelines.sdp.ElementRegistry.register_output",
+    "millstream.pipelines.sdp.ElementRegistry.register_flow",
+    "millstream.pipelines.sdp.ElementRegistry.register_auto_cdc_flow",
+    "millstream.pipelines.sdp.ElementRegistry.register_sql",
 }
 
 

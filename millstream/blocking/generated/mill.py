@@ -55,6 +55,7 @@ class Mill(Connected):
 
     @property
     def connected(self) -> bool:
+        """Whether a server is connected now; a lost connection is reopened automatically."""
         return self._loop.invoke(lambda: self._inner.connected)
 
     def flush(self, timeout: float | None = None) -> None:

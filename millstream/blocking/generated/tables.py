@@ -45,6 +45,7 @@ class Table(Twin):
 
     @property
     def name(self) -> str:
+        """The table's name, which is its topic's."""
         return self._loop.invoke(lambda: self._inner.name)
 
     def put(self, key: str, value: Any, *, revision: int | None = None) -> int:

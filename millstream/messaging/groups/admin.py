@@ -83,6 +83,7 @@ class GroupInfo:
 
     @property
     def parked(self) -> tuple[ParkedKey, ...]:
+        """The parked keys of all partitions."""
         return tuple(key for partition in self.partitions for key in partition.parked)
 
 

@@ -62,10 +62,12 @@ class SubscriptionInfo:
 
     @property
     def pending(self) -> int:
+        """Messages not delivered yet, in all partitions."""
         return sum(position.pending for position in self.positions)
 
     @property
     def in_flight(self) -> int:
+        """Messages delivered and not settled, in all partitions."""
         return sum(position.in_flight for position in self.positions)
 
 

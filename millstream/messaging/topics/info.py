@@ -70,10 +70,12 @@ class TopicInfo:
 
     @property
     def messages(self) -> int:
+        """Stored messages of all partitions; a pack of many events is one message."""
         return sum(part.messages for part in self.partitions)
 
     @property
     def bytes(self) -> int:
+        """Bytes stored by all partitions."""
         return sum(part.bytes for part in self.partitions)
 
     @property

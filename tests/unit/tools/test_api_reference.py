@@ -11,7 +11,7 @@ def test_the_page_is_up_to_date() -> None:
 
 
 def test_every_public_name_is_in_one_section() -> None:
-    names = [name for _, names in SECTIONS.values() for name in names]
+    names = [name for _, names in SECTIONS.values() for name in names if ":" not in name]
     assert sorted(names) == sorted(
         {*vars(millstream)["__all__"]} - {"MillstreamError", "__version__", "blocking"}
     )
