@@ -40,6 +40,7 @@ class EventProducer(Sending):
 
     @property
     def sent(self) -> int:
+        """Events sent so far, acknowledged or not."""
         return self._look(lambda: self._inner.sent)
 
     def send(

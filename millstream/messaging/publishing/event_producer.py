@@ -48,6 +48,7 @@ class EventProducer(AsyncClosing):
 
     @property
     def sent(self) -> int:
+        """Events sent so far, acknowledged or not."""
         return self._sent
 
     async def send(
