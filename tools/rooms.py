@@ -39,7 +39,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "events": {"wire", "events.packs"},
     "messaging.core": {"wire", "wire.aio", "events"},
     "messaging.topics": {"wire", "wire.aio", "events"},
-    "messaging.publishing": {"wire", "wire.aio", *EVENTS},
+    "messaging.publishing": {"wire", "wire.aio", *EVENTS, "messaging.topics"},
     "messaging.reading": {"wire", "wire.aio", *EVENTS, "messaging.topics"},
     "messaging.dead_letters": {
         *("wire", "wire.aio", *EVENTS),

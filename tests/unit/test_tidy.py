@@ -239,11 +239,6 @@ USED_ALL_THE_SAME = {
     # Called by the script that a project is submitted with; see pipelines/shipping.py.
     "millstream.pipelines.submitted",
     "millstream.pipelines.submitted.run_submitted",
-    # pyspark.pipelines calls them: the class has the methods of its GraphElementRegistry.
-    "millstream.pipelines.sdp.ElementRegistry.register_output",
-    "millstream.pipelines.sdp.ElementRegistry.register_flow",
-    "millstream.pipelines.sdp.ElementRegistry.register_auto_cdc_flow",
-    "millstream.pipelines.sdp.ElementRegistry.register_sql",
 }
 
 

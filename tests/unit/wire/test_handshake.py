@@ -129,7 +129,7 @@ def test_a_violation_names_operation_subject_and_queue() -> None:
     assert denied_subject("Unknown Protocol Operation") is None
 
 
-def test_authentication_errors_are_told_from_others() -> None:
+def test_authentication_errors_are_recognised() -> None:
     assert is_authentication_error("'Authorization Violation'")
     assert not is_authentication_error("Authentication Timeout")  # it came late, it was not wrong
     assert not is_authentication_error("'Maximum Connections Exceeded'")
