@@ -21,7 +21,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Final
 
-from millstream.errors import ConfigError, DataLoss, FencedOut
+from millstream.errors import ConfigError, DataLoss, FencedOut, PublishError
 from millstream.events.subject import PACK_TOKEN, check_name
 
 __all__ = [
@@ -34,6 +34,7 @@ __all__ = [
     "PREVIOUS_HEADER",
     "WRITER_HEADER",
     "FenceState",
+    "check_not_cut",
     "check_note",
     "data_subject",
     "fence_subject",
@@ -157,12 +158,31 @@ def read_state(sequence: int, headers: Mapping[str, str]) -> FenceState:
 
 def judge_refusal(writer: str, wanted: FenceState, found: FenceState) -> FenceState:
     """What a refused pack means: the state if it was stored before; else raises the error."""
-    ours = (found.epoch, found.owner) == (wanted.epoch, wanted.owner)
-    if ours and found.number == wanted.number:
+    if found == wanted.stored_at(found.sequence):
         return found
+    ours = (found.epoch, found.owner) == (wanted.epoch, wanted.owner)
+    if ours and found.number >= wanted.number:
+        raise PublishError(
+            f"writer '{writer}' stored another unit {wanted.number} in a call that was "
+            f"interrupted; this one is not stored. Open the writer again to continue from position "
+            f"{found.position}"
+        )
     if found.epoch >= wanted.epoch and not ours:
         raise FencedOut(writer, wanted.epoch, found.epoch)
-    raise DataLoss(
+    raise _lost(writer, wanted, found)
+
+
+def check_not_cut(writer: str, wanted: FenceState, found: FenceState) -> None:
+    """DataLoss when the last unit on a fence is older than the one that `wanted` follows.
+
+    A fence without any unit was purged or has expired: that is no loss.
+    """
+    if 0 < found.sequence < wanted.sequence:
+        raise _lost(writer, wanted, found)
+
+
+def _lost(writer: str, wanted: FenceState, found: FenceState) -> DataLoss:
+    return DataLoss(
         f"writer '{writer}' had stored unit {wanted.number - 1} (epoch {wanted.epoch}, offset "
         f"{wanted.sequence}), but the topic's last is unit {found.number} (epoch {found.epoch}, "
         f"offset {found.sequence}): the log lost what was acknowledged. Check the disk, then open "

@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from millstream.closing import AsyncClosing
-from millstream.errors import ConfigError, ConnectionClosed, MillstreamError
+from millstream.errors import ConfigError, ConnectionClosed, MillstreamError, Unconfirmed
 from millstream.events.fence import check_note, fence_subject
 from millstream.events.packs.pack import EncodedPack
 from millstream.events.packs.packing import Packing
@@ -189,7 +189,11 @@ class Writer(AsyncClosing):
             for start in range(0, rows.num_rows, lot):
                 parts = self._by_lane(rows.slice(start, lot), first + start)
                 # Lanes side by side, each in its own order.
-                await asyncio.gather(*(self._write_part(lane, part) for lane, part in parts))
+                try:
+                    await asyncio.gather(*(self._write_part(lane, part) for lane, part in parts))
+                except asyncio.CancelledError:
+                    self._interrupted()
+                    raise
             first += rows.num_rows
         self._buffered = position
         if any(lane.tail is not None for lane in self._lanes):
@@ -243,10 +247,14 @@ class Writer(AsyncClosing):
         for lane in self._lanes:
             await self._seal(lane)
         for lane in self._lanes:
-            await lane.idle()
-            self._check_error()
-            if lane.fence.state.position < self._buffered:
-                await self._advance_idle(lane)
+            async with lane.turn:
+                await lane.idle()
+                self._check_error()
+                waiting = lane.positions or lane.tail is not None  # written since
+                if not waiting and lane.fence.state.position < self._buffered:
+                    self._start_store(lane, [], self._buffered)
+                    await lane.idle()
+                    self._check_error()
 
     async def close(self) -> None:
         """Flush, then take no more."""
@@ -276,39 +284,54 @@ class Writer(AsyncClosing):
             positions[-1] = self._buffered  # nothing at or before this is left for this lane
             try:
                 batch = lane.buffer.build(lane.buffer.drain())
+                pieces = self._target.split(batch, self._packing)
             except MillstreamError as error:
                 self._error = error
                 raise
-            pieces = self._target.split(batch, self._packing)
             await self._send(lane, pieces, lambda done: positions[done - 1])
 
     async def _send(
         self, lane: _Lane, pieces: Sequence[pa.RecordBatch], position_of: Callable[[int], int]
     ) -> None:
         """Send a pack for each piece; `position_of` gives the lane's position after some rows."""
-        done = 0
-        for piece in pieces:
-            done += piece.num_rows
-            pack = self._target.encode(piece, self._packing)
-            await lane.idle()
-            self._check_error()
-            store = self._store(lane, pack, position_of(done))
-            lane.store = asyncio.get_running_loop().create_task(store)
-            await asyncio.sleep(0)  # it is sent now, and stored while the next one is encoded
-
-    async def _store(self, lane: _Lane, pack: EncodedPack, position: int) -> None:
+        done, left = 0, len(pieces)
         try:
-            await lane.fence.store([pack], position, self._note)
+            for piece in pieces:
+                done += piece.num_rows
+                pack = self._target.encode(piece, self._packing)
+                await lane.idle()
+                self._check_error()
+                self._start_store(lane, [pack], position_of(done))
+                left -= 1
+                await asyncio.sleep(0)  # it is sent now, and stored while the next one is encoded
         except MillstreamError as error:
-            self._error = error
-
-    async def _advance_idle(self, lane: _Lane) -> None:
-        """Advance the position of an idle lane."""
-        try:
-            await lane.fence.store([], self._buffered, self._note)
-        except MillstreamError as error:
-            self._error = error
+            self._error = self._error or error
             raise
+        except asyncio.CancelledError:
+            if left:
+                self._interrupted()
+            raise
+
+    def _interrupted(self) -> None:
+        """A call was cancelled while it had events that are in no buffer any more.
+
+        Going on would store a position after them.
+        """
+        self._error = self._error or Unconfirmed(
+            f"a call of writer '{self.name}' was cancelled before its events were stored: open "
+            f"the writer again and continue from its position"
+        )
+
+    def _start_store(self, lane: _Lane, packs: Sequence[EncodedPack], position: int) -> None:
+        """Store in a task of its own: a cancelled caller must not leave it unknown."""
+        store = self._store(lane, packs, position)
+        lane.store = asyncio.get_running_loop().create_task(store)
+
+    async def _store(self, lane: _Lane, packs: Sequence[EncodedPack], position: int) -> None:
+        try:
+            await lane.fence.store(packs, position, self._note)
+        except MillstreamError as error:
+            self._error = error
 
     def _start_timer(self) -> None:
         if self._timer is None:

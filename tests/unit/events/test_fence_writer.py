@@ -14,6 +14,7 @@ from millstream.errors import (
     DataLoss,
     FencedOut,
     MillstreamError,
+    PublishError,
     Unconfirmed,
     WrongSequence,
 )
@@ -159,6 +160,16 @@ def test_a_log_that_lost_what_it_confirmed_is_reported(broker: Broker) -> None:
     del broker.messages[-1]
     with pytest.raises(DataLoss, match="position 0"):
         broker.run(writer.store([empty()], 6))
+
+
+def test_a_unit_is_not_mistaken_for_one_that_an_interrupted_call_stored(broker: Broker) -> None:
+    writer = claimed(broker)
+    interrupted = writer.store([empty()], 5)
+    broker.ask(next(interrupted))  # stored; the caller is cancelled before its ack
+    interrupted.close()
+    with pytest.raises(PublishError, match="continue from position 5"):
+        broker.run(writer.store([empty()], 9))
+    assert broker.numbers == [1, 2]
 
 
 def test_a_new_fence_starts_with_an_empty_pack(broker: Broker) -> None:
