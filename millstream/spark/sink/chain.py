@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from millstream.errors import FencedOut, MillstreamError, RowsMoved
-from millstream.events.fence import FenceState
+from millstream.events.fence import FenceState, check_not_cut
 from millstream.events.fence_writer import (
     RACES_MAX,
     Answer,
@@ -108,7 +108,10 @@ class Fence:
 
         `beside` are plain messages that are stored together with them, before them.
         """
-        return self._run(self._fence.offer(wanted, packs, beside))
+        offer = self._run(self._fence.offer(wanted, packs, beside))
+        if not offer.is_stored:
+            check_not_cut(self.writer, wanted, offer.state)  # or the units before would be missing
+        return offer
 
     def _run(self, steps: Steps[T]) -> T:
         try:
