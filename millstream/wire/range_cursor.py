@@ -94,11 +94,12 @@ class Step(Enum):
 class _Trouble:
     """How long reading has failed without any progress."""
 
-    def __init__(self, seconds: float, clock: Callable[[], float]) -> None:
+    def __init__(self, seconds: float, attempt: float, clock: Callable[[], float]) -> None:
         self._clock = clock
         self.limit = Deadline(seconds, clock)
         self._recovery: Deadline | None = None
-        self._unrelated = Deadline(UNRELATED_SECONDS, clock)
+        self._apart = UNRELATED_SECONDS + attempt  # the next failure may take that long
+        self.failed_again()
 
     @property
     def past(self) -> bool:
@@ -106,7 +107,7 @@ class _Trouble:
         return self._unrelated.passed
 
     def failed_again(self) -> None:
-        self._unrelated = Deadline(UNRELATED_SECONDS, self._clock)
+        self._unrelated = Deadline(self._apart, self._clock)
 
     def refused_too_long(self, refused: bool) -> bool:
         """Whether a server that may be recovering has refused long enough to be believed."""
@@ -122,13 +123,18 @@ class RangeCursor:
     """Where the reader of one range is, and what it does next."""
 
     def __init__(
-        self, what: Range, patience: float, clock: Callable[[], float] = time.monotonic
+        self,
+        what: Range,
+        patience: float,
+        attempt: float,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.what = what
         self.next_sequence = what.start  # where a reader that stops now would continue
         self.pending = 0  # messages that the consumer has after those taken
         self.done = what.end is not None and what.end <= what.start
         self._patience = patience  # seconds of failures without progress
+        self._attempt = attempt  # seconds that one request may wait for its answer
         self._clock = clock
         self._open = False
         self._expected = 1  # the consumer's next delivery number
@@ -209,7 +215,7 @@ class RangeCursor:
             self.consumer_lost()
             return None
         self._expected = last.consumer_sequence + 1
-        self.next_sequence = last.sequence + 1
+        self.next_sequence = max(last.sequence + 1, self._skip_below)
         self._trouble = None
         low, high, end = 0, count, self.what.end
         if end is not None and last.sequence >= end - 1:
@@ -236,9 +242,13 @@ class RangeCursor:
         """The consumer has `pending` messages after those that were taken."""
         self.pending = pending
         self._in_doubt = False
-        if pending or self.what.end is None:
+        if pending:
             return
-        if self._copied:
+        if self.what.end is None:
+            if self.what.deliver == "last_per_subject":
+                # The last ones are delivered; from here on a follower gets every message.
+                self.what = replace(self.what, deliver=None)
+        elif self._copied:
             self._in_doubt = True
             self._catch_up = Deadline(CATCH_UP_SECONDS, self._clock)
         else:
@@ -295,7 +305,7 @@ class RangeCursor:
 
     def _troubled(self) -> _Trouble:
         if self._trouble is None or self._trouble.past:
-            self._trouble = _Trouble(self._patience, self._clock)
+            self._trouble = _Trouble(self._patience, self._attempt, self._clock)
         return self._trouble
 
     def _wait(self, seconds: float) -> float | None:

@@ -43,7 +43,8 @@ class OrderedConsumer:
         self._jetstream = jetstream
         self._connection = jetstream.connection
         self._stream = stream
-        self._cursor = RangeCursor(what, PATIENCE_SECONDS)
+        attempt = self._connection.settings.request_timeout
+        self._cursor = RangeCursor(what, PATIENCE_SECONDS, attempt)
         self._prefetch = prefetch
         self.signal = signal or Signal()
         self._pull: PullConsumer | None = None
@@ -101,7 +102,10 @@ class OrderedConsumer:
         else:
             try:
                 taken = self._pull.take_now(at_most)
-            except ApiError:
+            except ApiError as error:
+                if self._cursor.nothing_came() is None:
+                    self._error = error
+                    raise
                 self._replace_consumer()
                 return []
         return self._checked(taken) if taken else taken
@@ -114,6 +118,8 @@ class OrderedConsumer:
             self._salvaged.clear()  # they come again
             return []
         self._follow_cursor()
+        if part.start == part.stop:
+            self.signal.set()  # all of them were taken before: more may be waiting
         return taken if part.stop - part.start == len(taken) else taken[part]
 
     async def ends_unreadable(self) -> bool:
@@ -122,13 +128,19 @@ class OrderedConsumer:
         That is a damaged file: a consumer then waits for what never comes. Ask when nothing has
         come for a while.
         """
-        if self.done or self.what.end is None or self._pull is None or self.peek():
+        if not self._promised or self.what.end is None or self._pull is None or self.peek():
             return False
         position = self.next_sequence
         try:
-            return not await self._ask_leader() and self._is_at(position)
+            used_up = not await self._ask_leader()
+            return used_up and self._promised and self._is_at(position)
         except MillstreamError:
             return False  # reading itself waits out what it can
+
+    @property
+    def _promised(self) -> bool:
+        """Whether the consumer has more; where its copy has not, the leader's answer ends it."""
+        return self._cursor.step() is Step.READ
 
     def end(self) -> None:
         """Leave the rest of the range out."""
@@ -239,7 +251,12 @@ class OrderedConsumer:
                 cursor.progress()  # the reader has to take them first
             else:
                 position = self.next_sequence
-                more = await self._leader_has_more()
+                try:
+                    more = await self._leader_has_more()
+                except MillstreamError as error:
+                    self._error = error
+                    self.signal.set()
+                    return
                 if self._is_at(position) and cursor.step() is Step.ASK_LEADER:
                     pause = cursor.leader_answered(more)
             if cursor.step() is Step.END:

@@ -294,7 +294,8 @@ def read_windows(
 ) -> Iterator[M]:
     """The same, in the form that a collector makes of them."""
     window = window or Window()
-    cursor = RangeCursor(Range(start, end, subjects=subjects), window.give_up_after)
+    attempt = connection.settings.request_timeout
+    cursor = RangeCursor(Range(start, end, subjects=subjects), window.give_up_after, attempt)
     reader = _Reader(connection, stream, cursor, window, collector)
     try:
         while cursor.step() is not Step.END:

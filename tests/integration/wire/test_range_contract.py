@@ -153,7 +153,7 @@ async def test_a_cut_connection_is_not_noticed(millstream_url: str, read_all: Re
             proxy.cut()
 
         assert await read_all(url, Range(1, COUNT + 1), cut) == EVERYTHING
-        assert proxy.connections == 2
+        assert proxy.connections >= 2
 
 
 async def test_a_message_that_was_lost_on_its_way_is_read_again(

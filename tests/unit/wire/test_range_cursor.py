@@ -28,6 +28,7 @@ from millstream.wire.range_cursor import (
 )
 
 PATIENCE = 60.0
+ATTEMPT = 5.0
 ALONE = ConsumerInfo(name="c", num_pending=100)
 CLUSTER = ClusterInfo(name="C", leader="n1")
 NOT_FOUND = error_from(Refusal(404, ErrorCode.STREAM_NOT_FOUND, "stream not found"))
@@ -52,7 +53,7 @@ def clock() -> Clock:
 
 
 def cursor_of(clock: Clock, what: Range | None = None) -> RangeCursor:
-    return RangeCursor(what or Range(1, 11), PATIENCE, clock)
+    return RangeCursor(what or Range(1, 11), PATIENCE, ATTEMPT, clock)
 
 
 def opened(clock: Clock, what: Range | None = None, info: ConsumerInfo = ALONE) -> RangeCursor:
@@ -167,6 +168,34 @@ def test_the_last_messages_of_subjects_are_asked_for_again_and_those_taken_are_s
     cursor.opened(ALONE)
     assert take(cursor, delivered((1, 2), (2, 5), (3, 7), (4, 10))) == slice(2, 4)
     assert cursor.done
+
+
+def test_what_was_taken_is_skipped_also_when_reading_it_again_is_interrupted(clock: Clock) -> None:
+    cursor = opened(clock, Range(1, 11, deliver="last_per_subject"))
+    take(cursor, delivered((1, 2), (2, 5), (3, 7)))
+    for _ in range(2):
+        cursor.consumer_lost()
+        cursor.opened(ALONE)
+        part = take(cursor, delivered((1, 2)))
+        assert part is not None
+        assert part.start == part.stop
+        assert cursor.next_sequence == 8
+    assert take(cursor, delivered((2, 5), (3, 7), (4, 10))) == slice(2, 3)
+
+
+def test_a_follower_that_has_the_last_messages_of_subjects_gets_every_later_one(
+    clock: Clock,
+) -> None:
+    """Asked for the last ones again, the server would leave out what was replaced meanwhile."""
+    cursor = opened(clock, Range(deliver="last_per_subject"), ConsumerInfo(num_pending=2))
+    take(cursor, delivered((1, 2), pending=1))
+    cursor.consumer_lost()
+    assert cursor.config().deliver_policy == "last_per_subject"
+    cursor.opened(ConsumerInfo(num_pending=2))
+    assert take(cursor, delivered((1, 2), (2, 5), pending=0)) == slice(1, 2)
+    cursor.consumer_lost()
+    again = cursor.config()
+    assert (again.deliver_policy, again.opt_start_seq) == ("by_start_sequence", 6)
 
 
 # -- copies ---------------------------------------------------------------------------------
@@ -297,7 +326,7 @@ def test_the_time_to_recover_starts_when_the_server_is_back(clock: Clock) -> Non
 
 
 def test_a_refusal_is_raised_as_it_is_when_the_patience_ends_first(clock: Clock) -> None:
-    cursor = RangeCursor(Range(1, 11), 2.0, clock)
+    cursor = RangeCursor(Range(1, 11), 2.0, ATTEMPT, clock)
     assert cursor.failed(NOT_FOUND)
     clock.now += 2
     with pytest.raises(TopicNotFound):
@@ -364,3 +393,12 @@ def test_limits_that_are_not_about_consumers_are_believed_after_a_while(clock: C
     clock.now += RECOVERY_SECONDS_MAX
     with pytest.raises(LimitReached):
         cursor.failed(full)
+
+
+def test_failures_of_requests_that_wait_long_for_an_answer_are_one_trouble(clock: Clock) -> None:
+    attempt = 3 * UNRELATED_SECONDS
+    cursor = RangeCursor(Range(1, 11), 4 * attempt, attempt, clock)
+    for _ in range(4):
+        assert cursor.failed(RequestTimeout("x", attempt))
+        clock.now += attempt
+    assert cursor.failed(RequestTimeout("x", attempt)) is None
