@@ -3,7 +3,8 @@
 A table keeps the last message of each key, so its rows cannot be packs. A task's rows are stored in
 atomic groups whose last message is the fence. An attempt that finds its batch complete stores
 nothing; one that finds it started writes its rows again: the same keys get the same values, so the
-table is right, and its followers may see a change twice.
+table is right, and its followers may see a change twice. Of two attempts that write side by side
+the one that started last goes on: the other fails when its next group is refused.
 """
 
 from __future__ import annotations
@@ -108,6 +109,8 @@ class _Group:
                 self._state = offer.state
                 return
             self._state = self._fence.begin()
+            if note.unit and not self.complete:
+                break  # another attempt writes older values of our keys again: it has to finish
         raise FencedOut(self._fence.writer)
 
 
