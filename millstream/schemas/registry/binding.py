@@ -16,7 +16,7 @@ from millstream.schemas import types as t
 from millstream.schemas.codecs import Codec, WireFormat, make_codec
 from millstream.schemas.column_resolution import ColumnResolution
 from millstream.schemas.declaration import declare
-from millstream.schemas.registry.records import TopicSchemas, Version, matching
+from millstream.schemas.registry.records import TopicSchemas, Version, matching, parse_id
 from millstream.schemas.resolution import Resolution, refuse_mismatches
 from millstream.schemas.schema import Schema
 from millstream.schemas.values.columns import ColumnBuilder
@@ -167,9 +167,7 @@ class TypedValues:
         if missing is not None and not missing[0].passed:
             return
         try:
-            if not schema_id.isascii() or not schema_id.isdigit():
-                raise SchemaNotFound(f"{schema_id!r:.40} is not the id of a schema")
-            self._keep(schema_id, await self._fetch(int(schema_id)))
+            self._keep(schema_id, await self._fetch(parse_id(schema_id)))
         except MillstreamError as error:
             if len(self._missing) >= VERSIONS_KEPT:
                 self._missing.clear()

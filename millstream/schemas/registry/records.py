@@ -31,6 +31,7 @@ __all__ = [
     "message_subject",
     "new_record",
     "next_version",
+    "parse_id",
     "problems_of",
     "read_record",
     "read_schema",
@@ -46,6 +47,7 @@ TABLE: Final = "mill-schemas"
 VERSIONS_MAX: Final = 1000
 _SCHEMA: Final = "schema/"
 _TOPIC: Final = "topic/"
+_ID_DIGITS: Final = 19  # an id is a sequence, which the server keeps in 64 bits
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -136,6 +138,15 @@ def read_schema(id_: int, subject: str, text: bytes, fingerprint: str | None = N
             f"('{TABLE}') was damaged or restored to an earlier state"
         )
     return Schema.from_json(text)
+
+
+def parse_id(text: str) -> int:
+    """The id in a message's header, which any client can write; SchemaNotFound if it is not one."""
+    is_number = text.isascii() and text.isdigit() and len(text) <= _ID_DIGITS
+    id_ = int(text) if is_number else 0
+    if not id_:
+        raise SchemaNotFound(f"{text!r:.40} is not the id of a schema")
+    return id_
 
 
 def record_query(topic: str) -> dict[str, str]:

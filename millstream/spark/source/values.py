@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from millstream.errors import MillstreamError, SchemaNotFound
 from millstream.settings import ConnectionSettings
 from millstream.spark.broker_access import SchemaSnapshot, jetstream_to, load_schema
 
@@ -18,8 +17,9 @@ if TYPE_CHECKING:
 
 __all__ = ["BytesDecoder", "Decoded", "TypedDecoder", "ValueDecoder", "fitted"]
 
-# What decoding bytes of unknown origin may raise besides our own errors.
-_FAILURES: Final = (MillstreamError, ValueError, OverflowError, LookupError)
+# What decoding bytes of unknown origin may raise. A broker that does not answer when a schema is
+# looked up is not among them: the task fails and runs again, and no event is dropped for it.
+_FAILURES: Final = (ValueError, OverflowError, LookupError)
 
 
 class Decoded:
@@ -105,13 +105,12 @@ class TypedDecoder:
 
     def _find(self, id_: str) -> Schema:
         from millstream.schemas import Schema
+        from millstream.schemas.registry.records import parse_id
 
         text = self._known.texts.get(id_)
         if text is not None:
             return Schema.from_json(text)
-        if not id_.isascii() or not id_.isdigit():
-            raise SchemaNotFound(f"{id_!r:.40} is not the id of a schema")
-        return load_schema(jetstream_to(self._settings), int(id_))
+        return load_schema(jetstream_to(self._settings), parse_id(id_))
 
     def plain(self, payloads: pa.Array, schema_ids: Sequence[str | None] | None) -> Decoded:
         values: list[Any] = []

@@ -177,6 +177,22 @@ async def test_versions_are_fetched_once_and_failures_are_not_retried_at_once() 
         values.decode(b"{}", "78")
 
 
+@pytest.mark.parametrize("id_", ["0", "-1", "x", "1.0", "\u0663", "1" * 20, "1" * 5000])
+async def test_a_header_that_is_not_an_id_makes_only_its_own_value_unreadable(id_: str) -> None:
+    asked: list[int] = []
+
+    async def fetch(number: int) -> Schema:
+        asked.append(number)
+        return TWO
+
+    values = TypedValues(record(ONE), [ONE], fetch)
+    await values.learn([message(id_), message("11")])
+    assert asked == [11]
+    assert values.decode(b'{"a": 1, "b": "x"}', "11") == {"a": 1}
+    with pytest.raises(SchemaNotFound, match="is not the id of a schema"):
+        values.decode(b"{}", id_)
+
+
 async def test_invalid_ids_do_not_fill_the_memory() -> None:
     values = TypedValues(record(ONE), [ONE], nothing)
     await values.learn(message(f"x{number}") for number in range(5000))
