@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
@@ -40,11 +40,12 @@ def load(project: Project, session: Callable[[], object] | None = None) -> Pipel
                     session()  # its settings apply to the parser too
                 declare_sql(pipeline, path.read_text(encoding="utf-8"), path, project.spark)
             else:
-                _add(pipeline, path, session, declaring, {"spark": ActiveSession()})
+                names = {"spark": ActiveSession()}
+                _add(pipeline, project.folder, path, session, declaring, names)
     else:
         with _importable(project.folder):
             for path in _python_files(project):
-                _add(pipeline, path, session, loading, {})
+                _add(pipeline, project.folder, path, session, loading, {})
     pipeline.check()
     return pipeline
 
@@ -77,21 +78,32 @@ def _importable(folder: Path) -> Iterator[None]:
 
 def _add(
     pipeline: Pipeline,
+    folder: Path,
     path: Path,
     session: Callable[[], object] | None,
     declaring: Callable[[Pipeline], Any],
     names: Mapping[str, object],
 ) -> None:
     """Add what a file declares; a file that needs a session is run again once there is one."""
-    before = pipeline.declarations()
+    before, imported = pipeline.declarations(), set(sys.modules)
     try:
         with declaring(pipeline):
             _run(path, names)
     except _SessionNeeded:
         pipeline.restore(before)
+        _forget(sys.modules.keys() - imported, folder)
         (session or _small_session)()
         with declaring(pipeline):
             _run(path, names, again=True)
+
+
+def _forget(modules: Iterable[str], folder: Path) -> None:
+    """Let the project's own modules be imported again, because they may declare something too."""
+    for name in list(modules):
+        file = Path(getattr(sys.modules[name], "__file__", None) or "/")
+        # A project may hold its own virtual environment, whose packages must not be loaded twice.
+        if file.is_relative_to(folder) and "site-packages" not in file.parts:
+            del sys.modules[name]
 
 
 def _small_session() -> None:

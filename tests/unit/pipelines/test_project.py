@@ -135,6 +135,30 @@ def test_a_file_that_needs_a_session_is_run_again_with_one_and_no_other_file_is(
     assert log.read_text() == "abb"
 
 
+def test_a_file_that_is_run_again_keeps_what_its_imports_declare(tmp_path: Path) -> None:
+    (tmp_path / "parts").mkdir()
+    (tmp_path / "parts" / "shared_part.py").write_text(FLOW)
+    log, started = tmp_path / "log", tmp_path / "started"
+    text = "import parts.shared_part\n" + NEEDS_SESSION.format(log=str(log), started=str(started))
+    found = load(open_project(project(tmp_path, b=text)), started.touch)
+    assert list(found.flows) == ["a", "b"]
+
+
+def test_installed_packages_are_not_loaded_twice_for_a_file_that_is_run_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    installed = tmp_path / ".venv" / "lib" / "site-packages"
+    installed.mkdir(parents=True)
+    log, started = tmp_path / "log", tmp_path / "started"
+    (installed / "installed_once.py").write_text(
+        f"with open({str(log)!r}, 'a') as log: log.write('i')\n"
+    )
+    monkeypatch.syspath_prepend(str(installed))
+    text = "import installed_once\n" + NEEDS_SESSION.format(log=str(log), started=str(started))
+    load(open_project(project(tmp_path, b=text)), started.touch)
+    assert log.read_text() == "ibb"
+
+
 def test_a_session_that_is_still_missing_is_an_error_of_the_file(tmp_path: Path) -> None:
     text = NEEDS_SESSION.format(log=str(tmp_path / "log"), started=str(tmp_path / "started"))
     with pytest.raises(PipelineInvalid, match=r"b.py does not load: PySparkRuntimeError at line"):
