@@ -58,6 +58,7 @@ EXPECTED_STREAM: Final = "Nats-Expected-Stream"
 EXPECTED_SEQUENCE: Final = "Nats-Expected-Last-Subject-Sequence"
 # Refusals that are logged: the first show what is wrong, more would fill the disk.
 LOGGED_MAX: Final = 100
+_DIGITS_MAX: Final = 19  # times and sequences have 64 bits
 
 
 @dataclass(frozen=True, slots=True)
@@ -288,32 +289,34 @@ class _Entrance:
         headers.pop(SCHEMA_HEADER, None)
         null = headers.pop(NULL_HEADER, None) is not None
         event_id = headers.pop("Nats-Msg-Id", None)
-        time = headers.pop("Mill-Time", None)
-        if time is not None and not time.isdigit():
-            raise ConfigError(f"header Mill-Time {time!r:.40}: expected nanoseconds since 1970")
+        timestamp = _number(headers, "Mill-Time", "nanoseconds since 1970")
         options = _options(headers)
         for name in headers:
             if name.startswith(("Nats-", "Mill-")):
                 raise ConfigError(f"header {name!r}: not supported by the guarded entrance")
         key = _key(message.subject, self._guard.subject)
         value = None if null else message.data
-        timestamp = None if time is None else int(time)
         return NewEvent(value, key, headers or None, timestamp, event_id, options)
 
 
 def _options(headers: dict[str, str]) -> PublishOptions | None:
     """The options in JetStream headers, which are removed."""
-    ttl, expected = headers.pop("Nats-TTL", None), headers.pop(EXPECTED_SEQUENCE, None)
+    expected = _number(headers, EXPECTED_SEQUENCE, "a sequence number")
+    ttl = headers.pop("Nats-TTL", None)
     if ttl is None and expected is None:
         return None
-    if expected is not None and not expected.isdigit():
-        raise ConfigError(f"header {EXPECTED_SEQUENCE} {expected!r:.40} is not a number")
-    seconds: float | None = None
-    if ttl is not None:
-        seconds = float(ttl) if ttl.isdigit() else parse_duration(ttl)
-    return PublishOptions(
-        ttl=seconds, expected_last=None if expected is None else int(expected), timeout=None
-    )
+    seconds = None if ttl is None else parse_duration(ttl)
+    return PublishOptions(ttl=seconds, expected_last=expected, timeout=None)
+
+
+def _number(headers: dict[str, str], name: str, what: str) -> int | None:
+    """The whole number in a header, which is removed; ConfigError if it is something else."""
+    text = headers.pop(name, None)
+    if text is None:
+        return None
+    if not text.isascii() or not text.isdigit() or len(text) > _DIGITS_MAX:
+        raise ConfigError(f"header {name} {text!r:.40}: expected {what}")
+    return int(text)
 
 
 def _key(subject: str, entrance: str) -> str | None:

@@ -19,7 +19,7 @@ from millstream.errors import (
     SchemaNotFound,
     Unfit,
 )
-from millstream.events.event import Unreadable
+from millstream.events.event import PublishOptions, Unreadable
 from millstream.events.packs.pack import decode, encode, envelope
 from millstream.schemas import Mode, Schema, declare, types
 from millstream.schemas.registry.binding import RawValues, TypedValues
@@ -28,6 +28,8 @@ from millstream.schemas.registry.guard import (
     ERR_NOT_STORED,
     ERR_UNFIT,
     _key,
+    _number,
+    _options,
     refusal_of,
 )
 from millstream.schemas.registry.records import (
@@ -267,6 +269,28 @@ def test_values_opened_as_bytes_cannot_be_written() -> None:
 )
 def test_the_key_of_a_guarded_subject(subject: str, key: str | None) -> None:
     assert _key(subject, "ingress.t") == key
+
+
+@pytest.mark.parametrize("text", ["", "x", "-1", "1.5", "\u00b2", "\u0663", "1" * 20, "1" * 5000])
+def test_a_header_without_a_number_is_an_error_of_the_sender(text: str) -> None:
+    with pytest.raises(ConfigError, match=r"header Mill-Time .*: expected nanoseconds"):
+        _number({"Mill-Time": text}, "Mill-Time", "nanoseconds")
+    with pytest.raises(ConfigError, match=r"header Nats-Expected-.*: expected a sequence number"):
+        _options({"Nats-Expected-Last-Subject-Sequence": text})
+
+
+@pytest.mark.parametrize("ttl", ["", "x", "-1", "\u00b2", "1" * 5000])
+def test_a_time_to_live_that_is_none_is_an_error_of_the_sender(ttl: str) -> None:
+    with pytest.raises(ConfigError, match="not a duration"):
+        _options({"Nats-TTL": ttl})
+
+
+def test_options_are_taken_out_of_the_headers() -> None:
+    headers = {"Nats-TTL": "90", "Nats-Expected-Last-Subject-Sequence": "7", "mine": "x"}
+    assert _options(headers) == PublishOptions(ttl=90.0, expected_last=7)
+    assert _options(headers) is None
+    assert _options({"Nats-TTL": "1m30s"}) == PublishOptions(ttl=90.0)
+    assert headers == {"mine": "x"}
 
 
 @pytest.mark.parametrize(
