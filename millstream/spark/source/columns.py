@@ -166,7 +166,7 @@ class RowBatches:
     ) -> Iterator[pa.RecordBatch]:
         """One row for a pack that cannot be opened, if the option `undecodable` is `null`."""
         sequence = address.sequence
-        reason = f"invalid pack: {error}"
+        reason = str(error)
         if self._policy == "fail":
             raise self._error(sequence, 0, reason) from error
         if self._policy == "drop":

@@ -156,6 +156,6 @@ def test_an_undecodable_value_fails_is_null_or_is_dropped(lake: Lake, account: A
     rows = lake.read(subscribe="orders", undecodable="null").orderBy("offset").collect()
     assert [row.value is None for row in rows] == [False, True, True, False]
     assert [row.reason is None for row in rows] == [True, False, False, True]
-    assert "invalid pack" in rows[2].reason
+    assert rows[2].reason.startswith("not a valid pack")
     kept = lake.read(subscribe="orders", undecodable="drop").orderBy("offset").collect()
     assert [row.value.id for row in kept] == [1, 2]

@@ -148,7 +148,6 @@ def test_spark_finds_the_same_kinds_in_a_window_of_messages(
 @dataclass
 class Tenure:
     epoch: int = 1
-    valid: bool = True
 
 
 def packed(pairs: list[tuple[str, str]]) -> tuple[bytes, bytes]:
