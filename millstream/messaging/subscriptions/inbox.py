@@ -94,12 +94,14 @@ class Inbox:
             self._timer.cancel()
         self.leases.give_back(self._waiting(leave=True))
         try:
-            await self._arrived()
+            try:
+                await self._arrived()
+            finally:
+                stopped = [consumer.stop() for _, consumer in self._consumers]
+                self.leases.give_back([late.reply for messages in stopped for late in messages])
+            await self.leases.finish()
         finally:
-            late = [message.reply for _, consumer in self._consumers for message in consumer.stop()]
-            self.leases.give_back(late)
-        await self.leases.finish()
-        self._signal.set()
+            self._signal.set()  # also when this is cancelled: readers would wait forever
 
     async def _arrived(self) -> None:
         """Wait for what the server had sent before it knew that this member leaves."""
@@ -120,7 +122,8 @@ class Inbox:
 
     async def idle(self, timeout: float | None) -> None:
         """Wait until no reader has an event in hand; TimeoutError after `timeout` seconds."""
-        self.draining = asyncio.Event()
+        if self.draining is None or self.draining.is_set():  # else another call waits for it
+            self.draining = asyncio.Event()
         self.in_hand(0)
         async with asyncio.timeout(timeout):
             await self.draining.wait()
