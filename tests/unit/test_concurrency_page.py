@@ -11,7 +11,7 @@ PAGE = (ROOT / "docs" / "CONCURRENCY.md").read_text()
 
 STARTS = {"create_task", "ensure_future", "TaskGroup", "Thread", "ThreadPoolExecutor", "Popen"}
 STARTS |= {"create_subprocess_exec", "create_subprocess_shell"}
-LOCKS = {"Lock", "RLock", "Condition", "flock", "lockf"}
+LOCKS = {"Lock", "RLock", "Condition", "Semaphore", "flock", "lockf"}
 
 
 def called(source: str) -> set[str]:
