@@ -61,12 +61,12 @@ class Declaration:
     default_text: str = ""  # what happens by default, if the default itself does not say it
 
 
-def declared(default: T, declaration: Declaration) -> T:
+def declared(default: T, declaration: Declaration, *, repr: bool = True) -> T:
     """A field of a dataclass, with its default, that is a declared setting.
 
     What is returned is a `dataclasses.field`, which is typed as the default it stands for.
     """
-    return field(default=default, metadata=declares(declaration))
+    return field(default=default, metadata=declares(declaration), repr=repr)
 
 
 def declares(declaration: Declaration) -> dict[str, Declaration]:

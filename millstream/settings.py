@@ -34,6 +34,7 @@ __all__ = [
     "environment",
     "export_environment",
     "find_project_file",
+    "hide_password",
     "parse_duration",
     "parse_size",
     "project_table",
@@ -205,6 +206,15 @@ def project_url(start: Path | None = None) -> str | None:
     return _url_of_running_broker(start) if listed is None else listed
 
 
+def hide_password(url: str) -> str:
+    """An address for people and logs: without a user and password in it.
+
+    >>> hide_password("nats://ann:secret@host:4222")
+    'nats://***@host:4222'
+    """
+    return re.sub(r"^(\w*://)?.*@", r"\1***@", url, flags=re.DOTALL)
+
+
 @dataclass(frozen=True, slots=True)
 class Tls:
     """Certificates of one side of a TLS connection."""
@@ -246,7 +256,7 @@ class ConnectionSettings:
 
     def __repr__(self) -> str:
         """All settings, without the user and password in an address."""
-        urls = tuple(re.sub(r"//[^/]*@", "//***@", url) for url in self.urls)
+        urls = tuple(map(hide_password, self.urls))
         rest = (f"{f.name}={getattr(self, f.name)!r}" for f in fields(self) if f.name != "urls")
         return f"ConnectionSettings({', '.join((f'urls={urls!r}', *rest))})"
 

@@ -19,7 +19,7 @@ from millstream.broker.checks import check_host, check_name, check_port, is_loop
 from millstream.broker.users import DEFAULT_ACCOUNT, Account, Permissions, Role, User
 from millstream.declared import Declaration, Form, declared, declares
 from millstream.errors import ConfigError
-from millstream.settings import Secret, data_folder
+from millstream.settings import Secret, data_folder, hide_password
 
 __all__ = [
     "CLUSTER",
@@ -265,7 +265,7 @@ class LeafRemote:
         if not re.fullmatch(r"(nats-leaf|tls|nats|ws|wss)://[A-Za-z0-9.:\[\]_-]+", self.url):
             raise ConfigError(
                 f"leaf node: write the hub as nats-leaf://host:port, user and password apart, "
-                f"not {self.url!r}"
+                f"not {hide_password(self.url)!r}"
             )
         if (self.user is None) != (self.password is None):
             raise ConfigError("leaf node: give user and password, or neither")
@@ -387,6 +387,7 @@ class BrokerSettings:
             LIMITS,
             name="config",
         ),
+        repr=False,  # it may hold passwords
     )
 
     def __post_init__(self) -> None:

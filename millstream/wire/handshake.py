@@ -13,7 +13,7 @@ from urllib.parse import unquote, urlsplit
 import msgspec
 
 from millstream.errors import AuthenticationFailed, ConfigError, PermissionDenied
-from millstream.settings import ConnectionSettings, Tls
+from millstream.settings import ConnectionSettings, Tls, hide_password
 from millstream.wire.protocol import ProtocolError
 
 __all__ = [
@@ -92,15 +92,16 @@ def parse_info(text: bytes) -> ServerInfo:
 
 def parse_address(url: str) -> ServerAddress:
     """An address from `nats://user:password@host:port`, `tls://host` or `host:port`."""
+    shown = hide_password(url)
     try:
         parts = urlsplit(url if "://" in url else f"nats://{url}")
         port = parts.port or 4222
     except ValueError as error:
-        raise ConfigError(f"not a server address: {url!r} ({error})") from error
+        raise ConfigError(f"not a server address: {shown!r} ({error})") from error
     if parts.scheme not in ("nats", "tls"):
-        raise ConfigError(f"server address {url!r}: scheme must be nats:// or tls://")
+        raise ConfigError(f"server address {shown!r}: scheme must be nats:// or tls://")
     if not parts.hostname:
-        raise ConfigError(f"server address {url!r} has no host. Write nats://host:port")
+        raise ConfigError(f"server address {shown!r} has no host. Write nats://host:port")
     return ServerAddress(
         parts.hostname,
         port,

@@ -89,6 +89,13 @@ def test_a_secret_is_never_shown() -> None:
     assert len({secret, Secret("hunter2")}) == 1
 
 
+@pytest.mark.parametrize("url", ["nats://ann:hunter2@host:4222", "ann:hunter2@host:4222"])
+def test_a_password_in_an_address_is_never_shown(url: str) -> None:
+    shown = repr(ConnectionSettings(urls=(url,)))
+    assert "***@host:4222" in shown
+    assert "hunter2" not in shown
+
+
 def test_an_empty_variable_counts_as_not_set(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NATS_URL", "")
     assert environment("NATS_URL") is None

@@ -17,7 +17,7 @@ from millstream.deadline import now_ns
 from millstream.errors import ConfigError, SchemaError
 from millstream.messaging.subscriptions.delivery import Delivery
 from millstream.messaging.subscriptions.subscription import CONCURRENCY_MAX, Subscription
-from millstream.settings import Secret, Tls
+from millstream.settings import Secret, Tls, hide_password
 from millstream.wire.handshake import tls_context
 
 if TYPE_CHECKING:
@@ -50,7 +50,8 @@ class HttpPushSettings:
 
     url: str  # http:// or https://
     bearer: Secret | None = None  # sent as `Authorization: Bearer ...`
-    headers: Mapping[str, str] = field(default_factory=dict)  # sent with every post
+    # Sent with every post; not shown, because it may hold a secret.
+    headers: Mapping[str, str] = field(default_factory=dict, repr=False)
     timeout: float = 10.0  # seconds for one post, including the response
     concurrency: int = 8  # posts at the same time; with 1, in the order of delivery
     retry: frozenset[int] = frozenset({408, 425, 429})  # statuses to retry, besides 3xx and 5xx
@@ -60,13 +61,14 @@ class HttpPushSettings:
     verify: bool = True  # False: accept any certificate, for tests only
 
     def __post_init__(self) -> None:
+        shown = hide_password(self.url)
         try:
             parts = urlsplit(self.url)
             parts.port  # noqa: B018 - the check is in the property
         except ValueError as error:
-            raise ConfigError(f"not a URL to post to: {self.url!r} ({error})") from error
+            raise ConfigError(f"not a URL to post to: {shown!r} ({error})") from error
         if parts.scheme not in ("http", "https") or not parts.hostname:
-            raise ConfigError(f"url {self.url!r}: write it like https://host/path")
+            raise ConfigError(f"url {shown!r}: write it like https://host/path")
         if parts.username or parts.password:
             raise ConfigError("the url contains a password: use `bearer`, or a header")
         if not self.url.isascii() or any(ch.isspace() for ch in self.url):

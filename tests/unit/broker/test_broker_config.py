@@ -138,9 +138,17 @@ def test_secrets_do_not_show_in_any_repr(tmp_path: Path) -> None:
         encryption=Encryption(key=secret, previous=secret),
         cluster=ClusterSettings("a", ("b:1",), secret),
         leaf=LeafSettings(remotes=(LeafRemote("nats-leaf://h:1", "me", secret),)),
+        raw="authorization { password: swordfish }",
     )
     assert "swordfish" not in repr(settings)
     assert "swordfish" not in str(settings)
+
+
+def test_a_password_in_the_address_of_a_hub_is_refused_and_not_shown() -> None:
+    with pytest.raises(ConfigError) as refused:
+        LeafRemote("nats-leaf://me:swordfish@hub:7422")
+    assert "hub:7422" in str(refused.value)
+    assert "swordfish" not in str(refused.value)
 
 
 def test_nodes_have_names_and_a_local_cluster_stays_on_loopback(tmp_path: Path) -> None:

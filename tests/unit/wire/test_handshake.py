@@ -58,6 +58,15 @@ def test_what_is_no_address_is_refused(url: str) -> None:
         parse_address(url)
 
 
+@pytest.mark.parametrize(
+    "url", ["nats://ann:hush@host:port", "http://ann:hush@host", "ann:hush@", "ann:hush@host:port"]
+)
+def test_a_wrong_address_is_refused_without_showing_its_password(url: str) -> None:
+    with pytest.raises(ConfigError, match="address") as refused:
+        parse_address(url)
+    assert "hush" not in str(refused.value)
+
+
 def test_an_address_never_shows_its_password() -> None:
     address = parse_address("nats://user:hush@[::1]:5")
     assert str(address) == "nats://[::1]:5"
