@@ -18,6 +18,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from millstream.declared import declaration_of
+from millstream.messaging.topics.setting_forms import Setting
+
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "API.md"
 
@@ -121,9 +124,31 @@ def annotation_of(cls: type, name: str) -> str:
         found = inspect.get_annotations(base).get(name)
         if found is not None:
             text = found if isinstance(found, str) else getattr(found, "__name__", str(found))
-            # A field that converts is declared with what it takes and what it holds.
-            return re.sub(r"^_\w+\[(.*?), .*\]$", r"\1", text)
+            return given_type(text)
     return ""
+
+
+def given_type(annotation: str) -> str:
+    """The type to give; a field that converts is declared with what it takes and what it holds.
+
+    >>> given_type("Setting[Mapping[str, str], FrozenMetadata]"), given_type("str | None")
+    ('Mapping[str, str]', 'str | None')
+    """
+    tree = ast.parse(annotation, mode="eval").body
+    if not isinstance(tree, ast.Subscript) or ast.unparse(tree.value) != Setting.__name__:
+        return annotation
+    return ast.unparse(tree.slice.elts[0] if isinstance(tree.slice, ast.Tuple) else tree.slice)
+
+
+def help_of(cls: type, field: dataclasses.Field[Any]) -> str:
+    """The help text of a declared setting; "" for any other field."""
+    setting = vars(cls).get(field.name)
+    declaration = setting.declaration if isinstance(setting, Setting) else declaration_of(field)
+    if declaration is None:
+        return ""
+    text = declaration.help.replace("; repeat it for more", "")  # of options
+    default = declaration.default_text
+    return f"{text} By default {default}." if default else text
 
 
 def default_of(field: dataclasses.Field[Any]) -> str:
@@ -145,7 +170,7 @@ def fields_table(cls: type) -> Iterator[str]:
     for field in dataclasses.fields(cls):
         if field.name.startswith("_"):
             continue
-        says = str(field.metadata.get("help") or meaning.get(field.name, ""))
+        says = help_of(cls, field) or meaning.get(field.name, "")
         kind = shown(annotation_of(cls, field.name))
         rows.append(f"| `{field.name}` | `{kind}` | {default_of(field)} | {shown(says)} |")
     if rows:

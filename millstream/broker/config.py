@@ -382,7 +382,7 @@ class BrokerSettings:
     raw: str = declared(
         "",
         Declaration(
-            "File with server configuration that is appended as it is.",
+            "Server configuration that is appended as it is; the option names a file.",
             Form.FILE,
             LIMITS,
             name="config",
