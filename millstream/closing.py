@@ -85,7 +85,7 @@ class Opening(Generic[T]):
         return self._open().__await__()
 
     async def open(self) -> T:
-        """The same as `await`, for code that needs a coroutine."""
+        """Same as `await`, for code that needs a coroutine."""
         return await self._open()
 
     async def __aenter__(self) -> T:

@@ -42,8 +42,8 @@ class Table:
     """The latest value of each key. Writes are acknowledged; a revision makes them conditional.
 
     A conditional write succeeds for one of several writers: the others get WrongSequence, or
-    Unconfirmed if the broker was lost meanwhile and it is unknown who won. Within a key
-    readers see changes in the order of writing, but may skip values that were replaced.
+    Unconfirmed if the broker was lost in the meantime and it is unknown which write won. Within a
+    key readers see changes in the order of writing, but may skip values that were replaced.
     """
 
     def __init__(self, topic: Topic) -> None:
@@ -94,15 +94,15 @@ class Table:
         return None if event is None or event.value is None else _entry(event)
 
     async def revision(self, key: str) -> int:
-        """The key's latest revision, also of a deletion; 0 if it never had a value."""
+        """The key's latest revision, which may be a deletion; 0 if it never had a value."""
         event = await self.topic.last(key)
         return 0 if event is None else event.offset
 
     async def entries(self, keys: Sequence[str] = ()) -> AsyncIterator[Entry]:
-        """All present values, or those of some keys, each key once.
+        """All current values, or those of some keys, each key once.
 
-        Not a snapshot: a key that is written meanwhile has its old or its new value; one that
-        exists all the time is never missing.
+        Not a snapshot: a key that is written in the meantime has its old or its new value; one that
+        exists the whole time is never missing.
         """
         async for event in self.topic.latest(keys):
             if event.value is not None:
@@ -111,13 +111,13 @@ class Table:
     async def changes(
         self, keys: Sequence[str] = (), *, start: Start = Start.LAST_PER_KEY
     ) -> AsyncIterator[Change]:
-        """The present values, then every change as it comes, forever."""
+        """The current values, then every change as it happens, forever."""
         async for event in self.topic.read(ReadPlan(start=start, keys=keys, follow=True)):
             if event.key is not None:
                 yield Change(event.key, event.value, event.offset, event.timestamp, event.partition)
 
     async def as_dict(self) -> dict[str, Any]:
-        """All present values by key."""
+        """All current values by key."""
         return {entry.key: entry.value async for entry in self.entries()}
 
 

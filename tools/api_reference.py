@@ -115,7 +115,7 @@ def defined_in(cls: type) -> dict[str, str]:
 
 
 def shown(text: str) -> str:
-    """Text that may stand in a cell of a table."""
+    """Text for a cell of a table."""
     return re.sub(r"\s+", " ", text).strip().replace("|", "\\|")
 
 
@@ -144,7 +144,8 @@ def help_of(cls: type, field: dataclasses.Field[Any]) -> str:
     """The help text of a declared setting; "" for any other field."""
     setting = vars(cls).get(field.name)
     declaration = setting.declaration if isinstance(setting, Setting) else declaration_of(field)
-    if declaration is None:
+    # An option of another name takes something else: the name of a file, or a switch.
+    if declaration is None or declaration.name not in {"", field.name}:
         return ""
     text = declaration.help.replace("; repeat it for more", "")  # of options
     default = declaration.default_text
@@ -158,7 +159,8 @@ def default_of(field: dataclasses.Field[Any]) -> str:
             return f"`{value.value!r}`"
         text = repr(value)
         return f"`{text}`" if len(text) < 50 and " object at " not in text else ""
-    return "" if field.default_factory is dataclasses.MISSING else "empty"
+    factory = field.default_factory
+    return f"`{factory.__name__}()`" if inspect.isclass(factory) else ""
 
 
 def fields_table(cls: type) -> Iterator[str]:
@@ -179,10 +181,44 @@ def fields_table(cls: type) -> Iterator[str]:
         yield ""
 
 
+def tuple_table(cls: Any) -> Iterator[str]:
+    """The fields of a NamedTuple."""
+    meaning = defined_in(cls)
+    yield "| field | type | |\n| --- | --- | --- |"
+    for name in cls._fields:
+        kind = getattr(cls.__annotations__[name], "__forward_arg__", cls.__annotations__[name])
+        yield f"| `{name}` | `{shown(str(kind))}` | {shown(meaning.get(name, ''))} |"
+    yield ""
+
+
+class AsWritten:
+    """Shows itself in a signature as the given text, without quotes."""
+
+    def __init__(self, text: str) -> None:
+        self.text = text
+
+    def __repr__(self) -> str:
+        return self.text
+
+
+def shown_parameter(parameter: inspect.Parameter) -> inspect.Parameter:
+    """A parameter whose annotation and default are shown as a user would write them."""
+    if isinstance(parameter.annotation, str):
+        parameter = parameter.replace(annotation=AsWritten(parameter.annotation))
+    if isinstance(parameter.default, enum.Enum):
+        parameter = parameter.replace(default=parameter.default.value)
+    return parameter
+
+
 def signature_of(function: Any) -> str:
     signature = inspect.signature(function)
-    parameters = [p for p in signature.parameters.values() if p.name not in {"self", "cls"}]
-    text = str(signature.replace(parameters=parameters)).replace("'", "").replace('"', "")
+    parameters = [
+        shown_parameter(p) for p in signature.parameters.values() if p.name not in {"self", "cls"}
+    ]
+    returned = signature.return_annotation
+    if isinstance(returned, str):
+        returned = AsWritten(returned)
+    text = str(signature.replace(parameters=parameters, return_annotation=returned))
     return re.sub(r"<[\w. ]+ at 0x[0-9a-f]+>", "...", text)
 
 
@@ -224,6 +260,9 @@ def described(home: str, name: str) -> Iterator[str]:
     yield text + "\n"
     if dataclasses.is_dataclass(value) and isinstance(value, type):
         yield from fields_table(value)
+    elif inspect.isclass(value) and hasattr(value, "_fields"):
+        yield from tuple_table(value)
+        return
     if inspect.isclass(value) and issubclass(value, enum.Enum):
         yield "Values: " + ", ".join(f"`{item.name}`" for item in value) + ".\n"
     elif inspect.isclass(value):

@@ -35,7 +35,7 @@ class Endpoints(Twin):
         return self._inner.queue
 
     def group(self, prefix: str, queue: str | None = None) -> EndpointGroup:
-        """A group inside this one."""
+        """A group of endpoints with a common subject prefix."""
         return EndpointGroup(self._loop, self._inner.group(prefix, queue))
 
     def endpoint(self, subject: str, settings: EndpointSettings | None = None) -> Callable[[H], H]:

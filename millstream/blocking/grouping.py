@@ -18,7 +18,7 @@ class GroupLeaving(ContextTwin):
     _inner: async_group.Group
 
     def stop(self) -> None:
-        """Leave gracefully: running handlers end, positions are committed, others take over.
+        """Leave gracefully: running handlers finish, positions are committed, others take over.
 
         In a handler it returns immediately, and the member leaves when the handler has ended.
         """

@@ -19,7 +19,7 @@ __all__ = ["Broker"]
 
 
 class Broker(Closing):
-    """A durable broker on this machine; it stops when this process ends, however it ends.
+    """A durable broker on this machine; it stops when this process ends, even if it is killed.
 
     >>> with Broker(BrokerSettings(data=folder)) as broker:     # doctest: +SKIP
     ...     print(broker.url)
@@ -45,7 +45,7 @@ class Broker(Closing):
 
     @property
     def standing_by(self) -> bool:
-        """Whether it waits for the folder's present owner to stop."""
+        """Whether it waits for the folder's current owner to stop."""
         return self._node is not None and self._node.waiting
 
     @property

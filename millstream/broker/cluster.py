@@ -29,7 +29,7 @@ __all__ = ["Cluster"]
 class Cluster(Closing):
     """A local cluster; its nodes are named n1, n2, ... and can be killed and restarted by name.
 
-    Like a `Broker`, it stops when this process ends, however it ends.
+    Like a `Broker`, it stops when this process ends, even if it is killed.
     """
 
     def __init__(self, settings: BrokerSettings | None = None, *, nodes: int = 3) -> None:

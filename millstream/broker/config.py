@@ -301,9 +301,9 @@ class LeafSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BrokerSettings:
-    """Everything about one broker; what is not given has a safe default."""
+    """Everything about one broker; all defaults are safe."""
 
-    data: Path = field(default_factory=data_folder)
+    data: Path = field(default_factory=data_folder)  # default: MILLSTREAM_DATA or ./.millstream
     host: str = declared(
         "127.0.0.1",
         Declaration(
@@ -341,9 +341,9 @@ class BrokerSettings:
     sync_interval: float = declared(
         5.0, Declaration("How often 'periodic' writes to disk.", Form.DURATION)
     )
-    limits: Limits = field(default_factory=Limits)
+    limits: Limits = field(default_factory=Limits)  # sizes and numbers of connections
     encryption: Encryption | None = declared(
-        None,
+        None,  # the key that encrypts the stored data; None: not encrypted
         Declaration(
             "Encrypt the stored data. Without --key-file a key is created in the data folder.",
             Form.SWITCH,
@@ -365,7 +365,7 @@ class BrokerSettings:
         (), Declaration("Users with passwords of your own.", Form.TABLES)
     )
     accounts: tuple[Account, ...] = declared(
-        (),
+        (),  # tenants besides the default account, invisible to each other
         Declaration(
             "A tenant besides the default account, invisible to the others; repeat it for more.",
             Form.TEXTS,
@@ -373,14 +373,14 @@ class BrokerSettings:
             name="account",
         ),
     )
-    tls: ServerTls | None = None
-    cluster: ClusterSettings | None = None
-    leaf: LeafSettings | None = None
+    tls: ServerTls | None = None  # None: clients connect without TLS
+    cluster: ClusterSettings | None = None  # None: a single node
+    leaf: LeafSettings | None = None  # leaf nodes to accept or to connect to
     domain: str | None = declared(
         None, Declaration("JetStream domain, needed with leaf nodes.", group=LIMITS)
     )
     raw: str = declared(
-        "",
+        "",  # server configuration, appended as it is
         Declaration(
             "Server configuration that is appended as it is; the option names a file.",
             Form.FILE,
@@ -431,5 +431,5 @@ class BrokerSettings:
 
     @property
     def secured(self) -> bool:
-        """Whether clients must name a user."""
+        """Whether clients must log in as a user."""
         return self.auth or bool(self.users)

@@ -38,7 +38,7 @@ MillstreamError
 │   ├── WrongSequence                        an expected-sequence check failed: the fence held
 │   ├── LimitReached                         the topic, account or disk limit is used up
 │   └── NotReplicated                        replicas were requested from a single node
-├── PublishError                             an event was not stored, or perhaps not
+├── PublishError                             an event was not stored, or may not be stored
 │   ├── PartlyStored                         some events of a list were refused
 │   ├── PayloadTooLarge (ValueError)
 │   ├── Unconfirmed                          no ack arrived; it may or may not be stored
@@ -49,7 +49,7 @@ MillstreamError
 ├── PipelineError (RuntimeError)             a pipeline of Spark queries
 │   ├── PipelineBusy                         it is running and cannot be started, reset or packed
 │   ├── PipelineNotRunning                   it is not running, so it cannot be stopped
-│   └── FlowsFailed                          some flows failed for good, after their restarts
+│   └── FlowsFailed                          some flows failed permanently, after their restarts
 ├── DataLoss                                 events that should exist are missing
 ├── Undecodable (ValueError)                 a stored value cannot be read as the topic's type
 ├── SchemaError (ValueError)                 a schema cannot be used or changed in this way

@@ -68,7 +68,7 @@ class Receipt(NamedTuple):
     topic: str
     partition: int
     offset: int  # the stream sequence
-    duplicate: bool  # an event of this id was stored before; offset is that one's
+    duplicate: bool  # an event with this id was already stored, at `offset`
     durability: Durability  # what the ack guarantees
 
 
@@ -90,7 +90,7 @@ class NewEvent:
     key: str | bytes | None = None
     headers: Mapping[str, str] | None = None
     timestamp: datetime | int | None = None  # event time (int: ns since 1970); None: when stored
-    id: str | None = None  # a second event of this id within the duplicate window is not stored
+    id: str | None = None  # a second event with this id within the duplicate window is not stored
     options: PublishOptions | None = None
 
 
@@ -191,7 +191,7 @@ class Event(ABC):
     @property
     @abstractmethod
     def index(self) -> int:
-        """Its number in its pack, from 0; 0 for a plain event."""
+        """Index within its pack, from 0; 0 for a plain event."""
 
     @property
     @abstractmethod

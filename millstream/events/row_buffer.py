@@ -128,7 +128,7 @@ class Rows:
 
 
 class Columns:
-    """Which columns of a frame are the event's key, time and id; the others are its value."""
+    """Which columns of a frame hold the event's key, time and id; the others form its value."""
 
     __slots__ = ("id", "key", "timestamp", "value")
 

@@ -113,10 +113,10 @@ class Client(AsyncClosing):
         await self.connection.flush(timeout)
 
     async def drain(self, timeout: float = DRAIN_SECONDS) -> None:
-        """Close gracefully: take nothing new, let handlers end, store what was sent, then close.
+        """Close gracefully: accept nothing new, let handlers finish, store what was sent.
 
         Subscribers, services, subscriptions and groups stop first, then producers of packs send
-        what they have. What is not done after `timeout` seconds is left; the error says what.
+        what they have. What is unfinished after `timeout` seconds is abandoned; the error lists it.
         """
         deadline = Deadline(timeout)
         if self.connection.closed:
@@ -138,7 +138,7 @@ class Client(AsyncClosing):
         """Wait for the acks of events in flight, then close. Safe to call twice.
 
         Events that are not acked after `timeout` seconds fail with ConnectionClosed. Use `drain`
-        to let subscriptions and handlers end as well.
+        to let subscriptions and handlers finish as well.
         """
         await self._close(Deadline(timeout))
 
@@ -221,11 +221,11 @@ class Client(AsyncClosing):
         )
 
     def paced(self, subject: str, **window: int) -> PacedPublisher:
-        """A publisher that is no faster than the blocking subscribers of the subject."""
+        """A publisher that sends no faster than the subject's blocking subscribers read."""
         return PacedPublisher(self.connection, subject, **window)
 
     def service(self, name: str, version: str, **details: Any) -> Service:
-        """A service that answers requests; add endpoints, then `async with` it."""
+        """A service that answers requests: add endpoints, then enter it with `async with`."""
         return Service(self.connection, name, version, **details)
 
     async def claim(self, client_id: str, settings: IdentitySettings | None = None) -> Identity:
@@ -255,7 +255,7 @@ class Client(AsyncClosing):
         return await list_topics(self.jetstream)
 
     async def edit_topic(self, name: str, **changes: Any) -> TopicInfo:
-        """Change settings of a topic; the server cannot change all of them."""
+        """Change settings of a topic; some cannot be changed after it was created."""
         return await topic_admin.edit(self.jetstream, name, changes)
 
     async def delete_topic(self, name: str) -> None:
@@ -287,7 +287,7 @@ class Client(AsyncClosing):
         return await topic_admin.promote(self.jetstream, name, allow_lag=allow_lag)
 
     async def open_as(self, info: TopicInfo, value_type: ValueType | None = None) -> Topic:
-        """A topic with a value type; used by the layers above messaging."""
+        """Internal: a topic with a value type, for the layers above messaging."""
         durabilities = await durabilities_of(self.jetstream, info)
         handle = TopicHandle.of(self.jetstream, self._publisher, info, value_type)
         topic = Topic(handle, info, durabilities)

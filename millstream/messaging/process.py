@@ -75,7 +75,7 @@ COMMIT_PACKING: Final = Packing(max_events=20_000, max_bytes=4 * 1024 * 1024)
 class ProcessSettings:
     """How often a process commits and what it does with an event that fails."""
 
-    name: str  # two processes of one name: the newer fences the older out
+    name: str  # of two processes with the same name the newer fences out the older
     commit_every: float = 0.1  # seconds between commits at most
     commit_events: int = 10_000  # outputs between commits at most
     on_error: Literal["stop", "dead_letter"] = "stop"
@@ -146,9 +146,9 @@ class _Fence:
 class Process:
     """Applies a function to every event of a topic and stores the results in another: exactly once.
 
-    A crash anywhere loses no output, stores none twice and none in part. The function may be
-    called again for an event whose outputs were not committed, so it should depend on nothing but
-    the event. Order: outputs keep the order of their input partition.
+    A crash at any point loses no output, and stores none twice or partially. The function may be
+    called again for an event whose outputs were not committed, so it should depend only on the
+    event. Order: outputs keep the order of their input partition.
     """
 
     def __init__(

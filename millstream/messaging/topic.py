@@ -64,9 +64,8 @@ class Topic:
     Events of one key keep their order. A publish that had to be sent again may be stored after a
     later one of the same connection, unless each is awaited before the next.
 
-    What an application does with a topic is a method here: publish, read, subscribe, process.
-    What is done to its subscriptions (lag, pause, seek, ...) is `topic.subscriptions`, and
-    maintenance (verify, purge) is `topic.admin`.
+    Everyday calls are methods here: publish, read, subscribe, process. Managing subscriptions (lag,
+    pause, seek, ...) is `topic.subscriptions`, and maintenance (verify, purge) is `topic.admin`.
     """
 
     def __init__(
@@ -118,7 +117,7 @@ class Topic:
         id: str | None = None,
         options: PublishOptions | None = None,
     ) -> Receipt:
-        """Store one event; returns its receipt once it is stored as durably as the topic says.
+        """Store one event; returns its receipt once it is stored with the topic's durability.
 
         It is sent again until the broker answers; its id (given or generated) lets the broker
         store it once.
@@ -136,7 +135,7 @@ class Topic:
     async def publish_many(self, events: Iterable[NewEvent | Any]) -> list[Receipt]:
         """Store events with many in flight; receipts in the order given.
 
-        When some are refused the others are stored all the same, and PartlyStored says which.
+        If some are refused, the others are still stored, and PartlyStored names the refused ones.
         """
         self._check_writable()
         return await publish_many(self._publisher, events)

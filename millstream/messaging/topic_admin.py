@@ -46,13 +46,13 @@ class TopicAdmin:
             yield report
 
     async def purge(self, what: Purge | None = None) -> int:
-        """Remove all events, or those that `what` selects; the number of messages removed."""
+        """Remove all events, or those that `what` selects; returns how many messages."""
         return await topics.purge(self._jetstream, self._topic, what)
 
     async def refresh_durability(self) -> None:
         """Ask the servers again how durably they store; a reconnect does this automatically.
 
-        Until they have answered, receipts say `unknown`.
+        Until they have answered, the durability of receipts is `unknown`.
         """
         self._publisher.set_durabilities(["unknown"] * len(self._partitions))
         info = await open_topic(self._jetstream, self._topic)

@@ -72,7 +72,7 @@ class Delivery(Twin, Event):
 
     @property
     def index(self) -> int:
-        """Its number in its pack, from 0; 0 for a plain event."""
+        """Index within its pack, from 0; 0 for a plain event."""
         return self._inner.index
 
     @property
@@ -86,7 +86,7 @@ class Delivery(Twin, Event):
         return self._inner.attempt
 
     def ack(self) -> None:
-        """It is done and will not be redelivered."""
+        """Confirm that it is handled; it will not be redelivered."""
         self._loop.post(self._inner.ack)
 
     def ack_sync(self) -> None:
@@ -94,7 +94,7 @@ class Delivery(Twin, Event):
         self._loop.call(self._inner.ack_sync())
 
     def nack(self, delay: float | None = None, reason: str = "nack") -> None:
-        """Have it redelivered after `delay` seconds; None: as the subscription's backoff says.
+        """Have it redelivered after `delay` seconds; None: after the subscription's backoff.
 
         After the last of `max_deliver` attempts it becomes a dead letter with this reason instead.
         """

@@ -63,10 +63,10 @@ class Mill(Connected):
         self._loop.call_last(self._inner.flush(timeout))
 
     def drain(self, timeout: float = 30.0) -> None:
-        """Close gracefully: take nothing new, let handlers end, store what was sent, then close.
+        """Close gracefully: accept nothing new, let handlers finish, store what was sent.
 
         Subscribers, services, subscriptions and groups stop first, then producers of packs send
-        what they have. What is not done after `timeout` seconds is left; the error says what.
+        what they have. What is unfinished after `timeout` seconds is abandoned; the error lists it.
         """
         self._loop.call_last(self._inner.drain(timeout))
 
@@ -74,7 +74,7 @@ class Mill(Connected):
         """Wait for the acks of events in flight, then close. Safe to call twice.
 
         Events that are not acked after `timeout` seconds fail with ConnectionClosed. Use `drain`
-        to let subscriptions and handlers end as well.
+        to let subscriptions and handlers finish as well.
         """
         self._loop.call_last(self._inner.close(timeout))
 
@@ -141,11 +141,11 @@ class Mill(Connected):
         ]
 
     def paced(self, subject: str, **window: int) -> PacedPublisher:
-        """A publisher that is no faster than the blocking subscribers of the subject."""
+        """A publisher that sends no faster than the subject's blocking subscribers read."""
         return PacedPublisher(self._loop, self._loop.invoke(self._inner.paced, subject, **window))
 
     def service(self, name: str, version: str, **details: Any) -> Service:
-        """A service that answers requests; add endpoints, then `with` it."""
+        """A service that answers requests: add endpoints, then enter it with `with`."""
         return Service(self._loop, self._loop.invoke(self._inner.service, name, version, **details))
 
     def claim(self, client_id: str, settings: IdentitySettings | None = None) -> Identity:
@@ -193,7 +193,7 @@ class Mill(Connected):
         return self._loop.call(self._inner.topics())
 
     def edit_topic(self, name: str, **changes: Any) -> TopicInfo:
-        """Change settings of a topic; the server cannot change all of them."""
+        """Change settings of a topic; some cannot be changed after it was created."""
         return self._loop.call(self._inner.edit_topic(name, **changes))
 
     def delete_topic(self, name: str) -> None:

@@ -100,7 +100,7 @@ class PackProducer(Sending):
         timestamp: datetime | int | None = None,
         id: str | None = None,
     ) -> None:
-        """Take an event; waits only while too many packs are in flight."""
+        """Add an event; waits only while too many packs are in flight."""
         self._send(self._inner.send, value, key, headers=headers, timestamp=timestamp, id=id)
 
     def send_batch(self, frame: Any, columns: Columns | None = None) -> None:
@@ -117,10 +117,10 @@ class PackProducer(Sending):
 
 
 class Writer(Sending):
-    """Writes each event exactly once, however often it is killed and restarted.
+    """Writes each event exactly once, no matter how often it is killed and restarted.
 
     Every event has a position, a number that grows along the input (a line number, an offset).
-    After a restart everything up to `position` is stored; events that are given again are
+    After a restart everything up to `position` is stored; events that are passed again are
     recognised by their position and skipped. Opening a second writer of the same name fences
     the first one out. Events of one key are stored in the order of writing.
     """
@@ -167,7 +167,7 @@ class Writer(Sending):
         timestamp: datetime | int | None = None,
         id: str | None = None,
     ) -> None:
-        """Take an event; stored when its pack is full, when it has lingered, or by `flush`."""
+        """Add an event; it is stored when its pack is full, after `linger`, or by `flush`."""
         self._send(
             self._inner.write,
             value,
@@ -179,14 +179,14 @@ class Writer(Sending):
         )
 
     def write_batch(self, frame: Any, *, position: int, columns: Columns | None = None) -> None:
-        """Take the rows of a frame; the last has `position`, each one before it one less.
+        """Add the rows of a frame; the last row has `position`, and each row before it one less.
 
-        Like single events they are stored when they fill packs, have lingered, or by `flush`.
+        Like single events they are stored when packs are full, after `linger`, or by `flush`.
         """
         self._after(self._inner.write_batch, frame, position=position, columns=columns)
 
     def flush(self) -> None:
-        """Return when everything given so far is stored, and `position` says so."""
+        """Return when everything written so far is stored and `position` includes it."""
         self._after(self._inner.flush)
 
     def close(self) -> None:
@@ -201,9 +201,9 @@ class Writer(Sending):
 class Process(Twin):
     """Applies a function to every event of a topic and stores the results in another: exactly once.
 
-    A crash anywhere loses no output, stores none twice and none in part. The function may be
-    called again for an event whose outputs were not committed, so it should depend on nothing but
-    the event. Order: outputs keep the order of their input partition.
+    A crash at any point loses no output, and stores none twice or partially. The function may be
+    called again for an event whose outputs were not committed, so it should depend only on the
+    event. Order: outputs keep the order of their input partition.
     """
 
     __slots__ = ()

@@ -77,7 +77,7 @@ class PacedPublisher(Sending):
     can buffer the windows of its senders drops nothing. A subscriber that is full for its
     `block_seconds` drops, counts, and lets the sender continue. One that died delays the sender
     for 10 s, once.
-    A subscriber that joins is waited for from the second half window on.
+    The sender waits for a subscriber that joins from the second half window on.
     """
 
     __slots__ = ()
@@ -151,7 +151,7 @@ class Service(Endpoints, ContextTwin):
         return self
 
     def stop(self, timeout: float | None = None) -> None:
-        """Take no more requests, answer those that have arrived, then stop."""
+        """Accept no more requests, answer those that have arrived, then stop."""
         self._loop.call(self._inner.stop(timeout))
 
     def stopped(self) -> None:
@@ -174,7 +174,7 @@ class Service(Endpoints, ContextTwin):
         return self._loop.invoke(lambda: self._inner.stats)
 
     def reset(self) -> None:
-        """Count from zero again."""
+        """Reset the statistics to zero."""
         self._loop.invoke(self._inner.reset)
 
 

@@ -60,7 +60,7 @@ class Subscription(DeliveryReading):
         self._loop.call(self._inner.close())
 
     def drain(self, timeout: float | None = None) -> None:
-        """Close, then wait until running handlers, or loops that read, have ended.
+        """Close, then wait until running handlers and reading loops have ended.
 
         RequestTimeout when they have not after `timeout` seconds (None: no limit).
         """
@@ -72,7 +72,7 @@ class Subscription(DeliveryReading):
         return self._loop.invoke(lambda: self._inner.settled)
 
     def pull(self, at_most: int = 100, timeout: float | None = 5.0) -> list[Delivery]:
-        """Up to `at_most` deliveries: those fetched already, or the first within the time."""
+        """Up to `at_most` deliveries: those already fetched, else the first to arrive in time."""
         return [
             Delivery(self._loop, item)
             for item in self._loop.call(self._inner.pull(at_most, timeout))
@@ -121,7 +121,7 @@ class Group(GroupLeaving):
         return self._inner.settings
 
     def open(self) -> None:
-        """Create the group if it is new, starting where its settings say; nothing is read yet."""
+        """Create the group if it does not exist, starting at `settings.start`; nothing is read."""
         self._loop.call(self._inner.open())
 
     def run(self, handler: Callable[[GroupEvent], object]) -> None:
@@ -193,10 +193,10 @@ class DeadLetterQueue(Twin):
         return self._loop.call(self._inner.show(offset))
 
     def edit(self, offset: int, *, value: Any = NOT_GIVEN, headers: Any = NOT_GIVEN) -> DeadLetter:
-        """Replace the value or the producer's headers; the letter as it is now stored.
+        """Replace the value or the producer's headers; returns the letter as it is now stored.
 
-        Key, cause, origin and order are kept; the offset is new. When the letter was changed,
-        removed or redriven meanwhile, nothing happens: DeadLetterNotFound.
+        Key, cause, origin and order are kept; the offset is new. If the letter was changed, removed
+        or redriven in the meantime, nothing is changed and DeadLetterNotFound is raised.
         """
         return self._loop.call(self._inner.edit(offset, **given(value=value, headers=headers)))
 
@@ -205,7 +205,7 @@ class DeadLetterQueue(Twin):
         self._loop.call(self._inner.delete(offset))
 
     def purge(self, which: DeadLetterFilter = _EVERYTHING) -> int:
-        """Remove the selected letters permanently; the number removed."""
+        """Remove the selected letters permanently; returns the number removed."""
         return self._loop.call(self._inner.purge(which))
 
     def redrive(
@@ -213,15 +213,15 @@ class DeadLetterQueue(Twin):
     ) -> RedriveReport:
         """Store the events of dead letters in their topics again, in order, and remove the letters.
 
-        Only the subscription that dead-lettered an event gets it again, other readers of the topic
-        do not, unless `to_all`. A dry run only counts. See `redriving` for the guarantees.
+        Only the subscription that dead-lettered an event receives it again; with `to_all`, every
+        reader of the topic does. A dry run only counts. See `redriving` for the guarantees.
         """
         return self._loop.call(self._inner.redrive(which, to_all=to_all, dry_run=dry_run))
 
     def redriving(
         self, which: DeadLetterFilter = _EVERYTHING, *, to_all: bool = False
     ) -> Iterator[DeadLetter]:
-        """Like `redrive`, but yields each letter when its event is stored and it is removed.
+        """Like `redrive`, but yields each letter once its event is stored and the letter removed.
 
         Exactly once, even if it is killed: the events of a partition and a record that lists them
         are stored in one atomic step; the next redrive finds the record and only removes those

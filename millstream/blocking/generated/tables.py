@@ -31,8 +31,8 @@ class Table(Twin):
     """The latest value of each key. Writes are acknowledged; a revision makes them conditional.
 
     A conditional write succeeds for one of several writers: the others get WrongSequence, or
-    Unconfirmed if the broker was lost meanwhile and it is unknown who won. Within a key
-    readers see changes in the order of writing, but may skip values that were replaced.
+    Unconfirmed if the broker was lost in the meantime and it is unknown which write won. Within a
+    key readers see changes in the order of writing, but may skip values that were replaced.
     """
 
     __slots__ = ()
@@ -68,25 +68,25 @@ class Table(Twin):
         return self._loop.call(self._inner.get(key))
 
     def revision(self, key: str) -> int:
-        """The key's latest revision, also of a deletion; 0 if it never had a value."""
+        """The key's latest revision, which may be a deletion; 0 if it never had a value."""
         return self._loop.call(self._inner.revision(key))
 
     def entries(self, keys: Sequence[str] = ()) -> Iterator[Entry]:
-        """All present values, or those of some keys, each key once.
+        """All current values, or those of some keys, each key once.
 
-        Not a snapshot: a key that is written meanwhile has its old or its new value; one that
-        exists all the time is never missing.
+        Not a snapshot: a key that is written in the meantime has its old or its new value; one that
+        exists the whole time is never missing.
         """
         return self._loop.iterate(self._inner.entries(keys))
 
     def changes(
         self, keys: Sequence[str] = (), *, start: Start = Start.LAST_PER_KEY
     ) -> Iterator[Change]:
-        """The present values, then every change as it comes, forever."""
+        """The current values, then every change as it happens, forever."""
         return self._loop.iterate(self._inner.changes(keys, start=start))
 
     def as_dict(self) -> dict[str, Any]:
-        """All present values by key."""
+        """All current values by key."""
         return self._loop.call(self._inner.as_dict())
 
 
@@ -110,7 +110,7 @@ class Registry(Twin):
         return self._loop.call(self._inner.find(name))
 
     def topics(self) -> list[TopicSchemas]:
-        """The records of all topics that have a schema, by name."""
+        """The records of all topics that have a schema, sorted by name."""
         return self._loop.call(self._inner.topics())
 
     def schema(self, id_: int) -> Schema:
@@ -137,7 +137,7 @@ class Registry(Twin):
     def check_first(
         self, topic: str, source: object, wire_format: str | None, mode: Mode | str | None = None
     ) -> None:
-        """Refuse what could not be a topic's first schema, before anything is created."""
+        """Raise an error if this cannot be a topic's first schema, before anything is created."""
         self._loop.call(self._inner.check_first(topic, source, wire_format, mode))
 
     def register(
@@ -177,7 +177,7 @@ class Registry(Twin):
         return self._loop.call(self._inner.adopt(topic, record))
 
     def forget(self, topic: str) -> None:
-        """Remove a topic's record, because the topic is gone; its schemas keep their ids."""
+        """Remove the record of a deleted topic; its schemas keep their ids."""
         self._loop.call(self._inner.forget(topic))
 
 
@@ -218,7 +218,7 @@ class Guard(ContextTwin):
         return self._loop.invoke(lambda: self._inner.streams)
 
     def open(self) -> Self:
-        """Listen: messages that are published to the entrance are checked and stored."""
+        """Start listening: messages published to its subject are checked and stored."""
         self._loop.call(self._inner.open())
         return self
 

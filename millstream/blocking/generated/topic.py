@@ -46,7 +46,7 @@ __all__ = ["Subscriptions", "Topic", "TopicAdmin"]
 
 
 class Subscriptions(Twin):
-    """The subscriptions of one topic, as `topic.subscriptions`: what is done to them by name.
+    """Manages the subscriptions of one topic by name, as `topic.subscriptions`.
 
     `topic.subscriptions.lag("billing")`, `topic.subscriptions.seek("billing",
     Start.ALL)`. To receive events, join one with `topic.subscribe`.
@@ -59,7 +59,7 @@ class Subscriptions(Twin):
     def create(
         self, name: str, settings: SubscriptionSettings | None = None
     ) -> SubscriptionSettings:
-        """Create a subscription without joining it; its settings.
+        """Create a subscription without joining it; returns its settings.
 
         If it exists, settings that differ from its own raise SubscriptionConflict. Without
         settings an existing one is left as it is.
@@ -124,7 +124,7 @@ class TopicAdmin(Twin):
         return self._loop.iterate(self._inner.verify())
 
     def purge(self, what: Purge | None = None) -> int:
-        """Remove all events, or those that `what` selects; the number of messages removed."""
+        """Remove all events, or those that `what` selects; returns how many messages."""
         return self._loop.call(self._inner.purge(what))
 
 
@@ -134,9 +134,8 @@ class Topic(TopicReading):
     Events of one key keep their order. A publish that had to be sent again may be stored after a
     later one of the same connection, unless each is awaited before the next.
 
-    What an application does with a topic is a method here: publish, read, subscribe, process.
-    What is done to its subscriptions (lag, pause, seek, ...) is `topic.subscriptions`, and
-    maintenance (verify, purge) is `topic.admin`.
+    Everyday calls are methods here: publish, read, subscribe, process. Managing subscriptions (lag,
+    pause, seek, ...) is `topic.subscriptions`, and maintenance (verify, purge) is `topic.admin`.
     """
 
     __slots__ = ()
@@ -184,7 +183,7 @@ class Topic(TopicReading):
         id: str | None = None,
         options: PublishOptions | None = None,
     ) -> Receipt:
-        """Store one event; returns its receipt once it is stored as durably as the topic says.
+        """Store one event; returns its receipt once it is stored with the topic's durability.
 
         It is sent again until the broker answers; its id (given or generated) lets the broker
         store it once.
@@ -198,7 +197,7 @@ class Topic(TopicReading):
     def publish_many(self, events: Iterable[NewEvent | Any]) -> list[Receipt]:
         """Store events with many in flight; receipts in the order given.
 
-        When some are refused the others are stored all the same, and PartlyStored says which.
+        If some are refused, the others are still stored, and PartlyStored names the refused ones.
         """
         return self._loop.call(self._inner.publish_many(list(events)))
 

@@ -60,7 +60,7 @@ class _File:
     tls_first: Annotated[
         bool, typer.Option("--tls-first", help="The broker was started with --tls-first.")
     ] = False
-    select: Annotated[bool, typer.Option(help="Make it the one that the nats tool uses.")] = True
+    select: Annotated[bool, typer.Option(help="Select it in the nats tool.")] = True
     force: Annotated[
         bool, typer.Option("--force", help="Replace a context that millstream did not write.")
     ] = False

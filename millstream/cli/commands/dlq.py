@@ -52,7 +52,7 @@ class _Selection:
         None
     )
     limit: Annotated[
-        int | None, typer.Option("--limit", "-n", min=1, help="At most N, the oldest first.")
+        int | None, typer.Option("--limit", "-n", min=1, help="At most N letters, oldest first.")
     ] = None
 
     def filter(self) -> "DeadLetterFilter":

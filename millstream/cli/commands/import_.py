@@ -47,7 +47,8 @@ class _ColumnOptions:
         str | None, typer.Option("--id", metavar="COLUMN", help="Column with the event's id.")
     ] = None
     whole: Annotated[
-        bool, typer.Option("--whole", help="The row is the value, even with a column 'value'.")
+        bool,
+        typer.Option("--whole", help="The row is the value, even if it has a column 'value'."),
     ] = False
 
     def columns(self, form: str) -> "FileColumns":
@@ -65,7 +66,7 @@ class _Run:
 
     name: Annotated[
         str | None,
-        typer.Option(help="Name under which an import continues. (default: the path of the file)"),
+        typer.Option(help="Name under which an import can continue. (default: the file's path)"),
     ] = None
     again: Annotated[
         bool, typer.Option("--again", help="Store every row, even if it was stored before.")

@@ -51,7 +51,7 @@ def stop(name: NameArgument, data: DataOption = None, timeout: TimeoutOption = "
 
 @app.command()
 def kill(name: NameArgument, data: DataOption = None) -> None:
-    """Kill one node as a crash would, to see what your application does."""
+    """Kill one node, as in a crash, to see how your application copes."""
     from millstream import broker
 
     broker.kill_node(data_folder(data), name)

@@ -308,7 +308,7 @@ def compact(
     size: Annotated[str, typer.Option(help="Approximate size of the new files.")] = "128MiB",
     json_: JsonOption = False,
 ) -> None:
-    """Join the small Parquet files that a pipeline wrote into files of a sensible size.
+    """Merge the small Parquet files that a pipeline wrote into larger ones.
 
     Rows stay the same, and so does the pipeline's record of which rows it wrote. Not while the
     pipeline that writes the folder is running.

@@ -193,7 +193,7 @@ def check(
     server: ServerOption = None,
     json_: JsonOption = False,
 ) -> None:
-    """Check whether a schema can be the next version; nothing is changed, made for CI.
+    """Check whether a schema can be the next version, without changing anything; useful in CI.
 
     Exit code 4 if it cannot, with every field and rule that it breaks. Without --topic and
     --against it only checks that the schema itself is valid.

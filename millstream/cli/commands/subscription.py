@@ -339,7 +339,7 @@ def pause(
     server: ServerOption = None,
     json_: JsonOption = False,
 ) -> None:
-    """Pause delivery to a subscription, until it is resumed or for a time."""
+    """Pause delivery to a subscription, for a time or until it is resumed."""
     seconds = None if time is None else parse_duration(time)
 
     async def work(mill: "Mill") -> str:

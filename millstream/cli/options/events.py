@@ -47,7 +47,7 @@ class EventOptions:
     event_id: Annotated[
         str | None,
         typer.Option(
-            "--id", help="Id; a second event with it is not stored.", rich_help_panel=GROUP
+            "--id", help="Id; a second event with the same id is not stored.", rich_help_panel=GROUP
         ),
     ] = None
     time: Annotated[

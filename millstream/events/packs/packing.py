@@ -22,7 +22,7 @@ class Packing:
     max_bytes: int = 1024 * 1024  # of the complete message; at most the server's max_payload
     linger: float = 0.05  # seconds an event waits for others
     compression: Literal["none", "lz4", "zstd"] = "none"
-    max_in_flight: int = 8  # packs sent and not acknowledged; a fence always has one
+    max_in_flight: int = 8  # packs sent and not acknowledged; a writer has one per lane
 
     def __post_init__(self) -> None:
         if not 0 <= self.linger <= 60:

@@ -64,7 +64,7 @@ PROBE_PAUSE_SECONDS: Final = 0.1
 
 @dataclass(frozen=True, slots=True)
 class IdentitySettings:
-    """How fast a dead holder is replaced, and how fast it notices that."""
+    """How quickly a dead holder is replaced, and how quickly a holder notices that it was."""
 
     heartbeat: float = 5.0  # seconds between writes of the holder
     probe_timeout: float = 2.0  # seconds a holder has to answer; covers a short reconnect
@@ -155,7 +155,7 @@ class Identity(AsyncClosing):
     # -- claiming -------------------------------------------------------------------------
 
     async def claim(self) -> None:
-        """Steps 1 to 4 of the module's docstring."""
+        """Claim the id and keep it alive; called by `mill.claim`."""
         await self._make_stream()
         interest = self._connection.subscribe(self._probe, self._answer_probe)
         try:

@@ -41,7 +41,7 @@ class PacedPublisher(AsyncClosing):
     can buffer the windows of its senders drops nothing. A subscriber that is full for its
     `block_seconds` drops, counts, and lets the sender continue. One that died delays the sender
     for 10 s, once.
-    A subscriber that joins is waited for from the second half window on.
+    The sender waits for a subscriber that joins from the second half window on.
     """
 
     def __init__(

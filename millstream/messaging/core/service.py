@@ -134,7 +134,7 @@ class Endpoint:
         }
 
     def reset(self) -> None:
-        """Count from zero again."""
+        """Reset the statistics to zero."""
         self._requests = self._errors = self._nanoseconds = 0
         self._last_error = ""
 
@@ -206,15 +206,15 @@ class EndpointGroup:
         self.queue = queue
 
     def group(self, prefix: str, queue: str | None = None) -> EndpointGroup:
-        """A group inside this one."""
+        """A group of endpoints with a common subject prefix."""
         inner = check_subject(f"{self.prefix}.{prefix}" if self.prefix else prefix, wildcards=False)
         return EndpointGroup(self._service, inner, self.queue if queue is None else queue)
 
     def endpoint(self, subject: str, settings: EndpointSettings | None = None) -> Callable[[H], H]:
-        """Have the decorated function answer requests to this subject; also on a running service.
+        """Let the decorated function answer requests to this subject, even on a running service.
 
-        It may be `async` or plain. What it returns (bytes or text) is the answer; after None it
-        has answered itself with `message.respond`, or will. A raised ServiceError is the answer
+        It may be `async` or plain. Its result (bytes or text) is the answer; None means that the
+        function has answered with `message.respond`, or will. A raised ServiceError is the answer
         with its code and description; any other exception is answered with code 500 and logged.
         """
 
@@ -312,7 +312,7 @@ class Service(EndpointGroup, AsyncClosing):
         return self
 
     async def stop(self, timeout: float | None = None) -> None:
-        """Take no more requests, answer those that have arrived, then stop."""
+        """Accept no more requests, answer those that have arrived, then stop."""
         if self._stopped is None or self._stopped.is_set():
             return
         self._stopped.set()
@@ -397,7 +397,7 @@ class Service(EndpointGroup, AsyncClosing):
         }
 
     def reset(self) -> None:
-        """Count from zero again."""
+        """Reset the statistics to zero."""
         for endpoint in self.endpoints:
             endpoint.reset()
 

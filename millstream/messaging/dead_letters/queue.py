@@ -114,10 +114,10 @@ class DeadLetterQueue:
     # -- changing -------------------------------------------------------------------------
 
     async def edit(self, offset: int, *, value: Any = _KEEP, headers: Any = _KEEP) -> DeadLetter:
-        """Replace the value or the producer's headers; the letter as it is now stored.
+        """Replace the value or the producer's headers; returns the letter as it is now stored.
 
-        Key, cause, origin and order are kept; the offset is new. When the letter was changed,
-        removed or redriven meanwhile, nothing happens: DeadLetterNotFound.
+        Key, cause, origin and order are kept; the offset is new. If the letter was changed, removed
+        or redriven in the meantime, nothing is changed and DeadLetterNotFound is raised.
         """
         given = {"value": value, "headers": headers}
         changes = {name: what for name, what in given.items() if what is not _KEEP}
@@ -143,7 +143,7 @@ class DeadLetterQueue:
         await self._remove(await self._stream(), offset)
 
     async def purge(self, which: DeadLetterFilter = _EVERYTHING) -> int:
-        """Remove the selected letters permanently; the number removed."""
+        """Remove the selected letters permanently; returns the number removed."""
         removed = 0
         stream = await self._stream()
         for letter in await self.list(which):
@@ -162,8 +162,8 @@ class DeadLetterQueue:
     ) -> RedriveReport:
         """Store the events of dead letters in their topics again, in order, and remove the letters.
 
-        Only the subscription that dead-lettered an event gets it again, other readers of the topic
-        do not, unless `to_all`. A dry run only counts. See `redriving` for the guarantees.
+        Only the subscription that dead-lettered an event receives it again; with `to_all`, every
+        reader of the topic does. A dry run only counts. See `redriving` for the guarantees.
         """
         if dry_run:
             return RedriveReport(len([letter async for letter in self.letters(which)]), 0)
@@ -176,7 +176,7 @@ class DeadLetterQueue:
     async def redriving(
         self, which: DeadLetterFilter = _EVERYTHING, *, to_all: bool = False
     ) -> AsyncGenerator[DeadLetter, None]:
-        """Like `redrive`, but yields each letter when its event is stored and it is removed.
+        """Like `redrive`, but yields each letter once its event is stored and the letter removed.
 
         Exactly once, even if it is killed: the events of a partition and a record that lists them
         are stored in one atomic step; the next redrive finds the record and only removes those

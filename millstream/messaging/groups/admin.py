@@ -68,7 +68,7 @@ class GroupPartition:
 
 @dataclass(frozen=True, slots=True)
 class GroupInfo:
-    """A group as it is now."""
+    """Current state of a group."""
 
     topic: str
     name: str
@@ -77,7 +77,7 @@ class GroupInfo:
 
     @property
     def lag(self) -> Lag:
-        """Of the complete group."""
+        """Lag of the entire group."""
         lags = [partition.lag for partition in self.partitions]
         return Lag(sum(x.messages for x in lags), max((x.seconds for x in lags), default=0.0))
 

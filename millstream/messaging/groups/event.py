@@ -30,12 +30,12 @@ class GroupEvent(Event):
     @property
     @abstractmethod
     def tenure(self) -> Tenure:
-        """The ownership under which it was handed out."""
+        """Internal: the member's ownership of the partition when the event was handed out."""
 
     @property
     @abstractmethod
     def attempt(self) -> int:
-        """Number of this attempt, from 1; each owner counts from scratch."""
+        """Number of this attempt, from 1; each owner starts counting at 1."""
 
     @property
     def epoch(self) -> int:

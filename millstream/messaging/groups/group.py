@@ -80,7 +80,7 @@ class Group(AsyncClosing):
         await self.stop()
 
     async def open(self) -> None:
-        """Create the group if it is new, starting where its settings say; nothing is read yet."""
+        """Create the group if it does not exist, starting at `settings.start`; nothing is read."""
         info = await self._jetstream.stream_info(self._partitions[0].stream)
         await self._store.declare(info.config.get("num_replicas", 1))
         known = await self._store.partitions()
@@ -145,7 +145,7 @@ class Group(AsyncClosing):
         return Member(context, self._partitions, self._member_name)
 
     async def stop(self) -> None:
-        """Leave gracefully: running handlers end, positions are committed, others take over.
+        """Leave gracefully: running handlers finish, positions are committed, others take over.
 
         In a handler it returns immediately, and the member leaves when the handler has ended.
         """

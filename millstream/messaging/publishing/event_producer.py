@@ -96,14 +96,14 @@ class EventProducer(AsyncClosing):
         await asyncio.shield(self._room)
 
     def stored(self, count: int) -> None:
-        """Called by the publisher when events are stored."""
+        """Internal: called by the publisher when events are stored."""
         self._in_flight -= count
         if self._room is not None and self._in_flight <= self._wake_at:
             self._room.set_result(None)
             self._room = None
 
     def failed(self, index: int, error: Exception) -> None:
-        """Called by the publisher when an event is not stored."""
+        """Internal: called by the publisher when an event is not stored."""
         self._failures += 1
         if len(self._failed) < FAILURES_KEPT and isinstance(error, MillstreamError):
             self._failed[index] = error

@@ -88,7 +88,7 @@ class PackProducer(AsyncClosing):
         timestamp: datetime | int | None = None,
         id: str | None = None,
     ) -> None:
-        """Take an event; waits only while too many packs are in flight."""
+        """Add an event; waits only while too many packs are in flight."""
         if self._closed:
             raise ConnectionClosed("the producer is closed")
         partition = 0 if len(self._buffers) == 1 else self._partition(key)

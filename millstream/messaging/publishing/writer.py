@@ -68,10 +68,10 @@ class _Lane:
 
 
 class Writer(AsyncClosing):
-    """Writes each event exactly once, however often it is killed and restarted.
+    """Writes each event exactly once, no matter how often it is killed and restarted.
 
     Every event has a position, a number that grows along the input (a line number, an offset).
-    After a restart everything up to `position` is stored; events that are given again are
+    After a restart everything up to `position` is stored; events that are passed again are
     recognised by their position and skipped. Opening a second writer of the same name fences
     the first one out. Events of one key are stored in the order of writing.
     """
@@ -147,7 +147,7 @@ class Writer(AsyncClosing):
         timestamp: datetime | int | None = None,
         id: str | None = None,
     ) -> None:
-        """Take an event; stored when its pack is full, when it has lingered, or by `flush`."""
+        """Add an event; it is stored when its pack is full, after `linger`, or by `flush`."""
         if self._closed or self._error is not None or position <= self._given or not self._lanes:
             self._advance(position, position)  # raises the error for the reason
         self._given = position
@@ -172,9 +172,9 @@ class Writer(AsyncClosing):
     async def write_batch(
         self, frame: Any, *, position: int, columns: Columns | None = None
     ) -> None:
-        """Take the rows of a frame; the last has `position`, each one before it one less.
+        """Add the rows of a frame; the last row has `position`, and each row before it one less.
 
-        Like single events they are stored when they fill packs, have lingered, or by `flush`.
+        Like single events they are stored when packs are full, after `linger`, or by `flush`.
         """
         batches = list(batches_of(frame))
         total = sum(batch.num_rows for batch in batches)
@@ -242,7 +242,7 @@ class Writer(AsyncClosing):
     # -- storing --------------------------------------------------------------------------
 
     async def flush(self) -> None:
-        """Return when everything given so far is stored, and `position` says so."""
+        """Return when everything written so far is stored and `position` includes it."""
         self._check()
         for lane in self._lanes:
             await self._seal(lane)

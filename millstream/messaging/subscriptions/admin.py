@@ -80,7 +80,7 @@ class Lag:
 
 
 class Subscriptions:
-    """The subscriptions of one topic, as `topic.subscriptions`: what is done to them by name.
+    """Manages the subscriptions of one topic by name, as `topic.subscriptions`.
 
     `await topic.subscriptions.lag("billing")`, `await topic.subscriptions.seek("billing",
     Start.ALL)`. To receive events, join one with `topic.subscribe`.
@@ -94,7 +94,7 @@ class Subscriptions:
     async def create(
         self, name: str, settings: SubscriptionSettings | None = None
     ) -> SubscriptionSettings:
-        """Create a subscription without joining it; its settings.
+        """Create a subscription without joining it; returns its settings.
 
         If it exists, settings that differ from its own raise SubscriptionConflict. Without
         settings an existing one is left as it is.

@@ -30,7 +30,7 @@ class Delivery(Event):
 
     @abstractmethod
     def ack(self) -> None:
-        """It is done and will not be redelivered."""
+        """Confirm that it is handled; it will not be redelivered."""
 
     @abstractmethod
     async def ack_sync(self) -> None:
@@ -38,7 +38,7 @@ class Delivery(Event):
 
     @abstractmethod
     def nack(self, delay: float | None = None, reason: str = "nack") -> None:
-        """Have it redelivered after `delay` seconds; None: as the subscription's backoff says.
+        """Have it redelivered after `delay` seconds; None: after the subscription's backoff.
 
         After the last of `max_deliver` attempts it becomes a dead letter with this reason instead.
         """

@@ -84,7 +84,7 @@ class HttpPushSettings:
             raise ConfigError("verify=False needs https")
 
     def tls_context(self) -> ssl.SSLContext | None:
-        """How to check the endpoint's certificate; None: there is none."""
+        """How to check the endpoint's certificate; None for plain http."""
         if urlsplit(self.url).scheme != "https":
             return None
         context = tls_context(self.tls)

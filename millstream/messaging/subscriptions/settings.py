@@ -38,7 +38,7 @@ BACKOFF_DEFAULT: Final = (0.5, 1.0, 2.0, 5.0, 10.0, 30.0)
 
 @dataclass(frozen=True, slots=True)
 class SubscriptionSettings:
-    """Settings of a durable subscription; the same for all its members."""
+    """Settings of a durable subscription, shared by all its members."""
 
     start: Start = Start.ALL  # where it starts when it is created
     keys: tuple[str, ...] = ()  # only events of these keys; empty: all

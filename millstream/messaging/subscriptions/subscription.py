@@ -62,7 +62,7 @@ class Subscription(AsyncClosing):
         await self.inbox.close()
 
     async def drain(self, timeout: float | None = None) -> None:
-        """Close, then wait until running handlers, or loops that read, have ended.
+        """Close, then wait until running handlers and reading loops have ended.
 
         RequestTimeout when they have not after `timeout` seconds (None: no limit).
         """
@@ -101,7 +101,7 @@ class Subscription(AsyncClosing):
                 return
 
     async def pull(self, at_most: int = 100, timeout: float | None = 5.0) -> list[Delivery]:
-        """Up to `at_most` deliveries: those fetched already, or the first within the time."""
+        """Up to `at_most` deliveries: those already fetched, else the first to arrive in time."""
         if at_most < 1:
             raise ConfigError(f"at_most {at_most!r}: ask for at least one")
         ready = self.inbox.ready

@@ -70,29 +70,29 @@ class TopicInfo:
 
     @property
     def messages(self) -> int:
-        """Stored messages of all partitions; a pack of many events is one message."""
+        """Number of messages stored in all partitions; a pack of many events is one message."""
         return sum(part.messages for part in self.partitions)
 
     @property
     def bytes(self) -> int:
-        """Bytes stored by all partitions."""
+        """Bytes stored in all partitions."""
         return sum(part.bytes for part in self.partitions)
 
     @property
     def subscriptions(self) -> int:
-        """Subscriptions of the topic; each has one consumer per partition."""
+        """Number of subscriptions of the topic; each has one consumer per partition."""
         return max((part.subscriptions for part in self.partitions), default=0)
 
     @property
     def lag(self) -> int | None:
-        """Messages that are not copied yet; None: the topic is not a copy."""
+        """Number of messages not copied yet; None: the topic is not a copy."""
         if not self.settings.is_copy:
             return None
         return sum(copy.lag for part in self.partitions for copy in part.copies)
 
     @property
     def prefix(self) -> str | None:
-        """What all its subjects start with; None: a foreign stream."""
+        """What all its subjects start with; None for a foreign stream."""
         return self.settings.subject_prefix(self.name) if self.managed else None
 
 

@@ -332,7 +332,7 @@ class TopicSettings:
         return settings
 
     def changed(self, changes: Mapping[str, Any], *, check: bool = True) -> Self:
-        """These settings with some of them changed; faults that existed before are accepted."""
+        """A copy with some settings changed; faults that existed before are accepted."""
         current = {field.name: getattr(self, field.name) for field in fields(self)}
         settings = self.unchecked({**current, **changes})
         before = self.faults() if check else ()
@@ -361,7 +361,7 @@ class TopicSettings:
         return min(self.max_age or DEFAULT_DUPLICATE_WINDOW, DEFAULT_DUPLICATE_WINDOW)
 
     def subject_prefix(self, name: str) -> str | None:
-        """What the subjects of this topic start with; None: not laid out by Millstream."""
+        """What the subjects of this topic start with; None: a foreign stream."""
         if self.mirror is None:
             return self.prefix or name
         return None if self.mirror.foreign else self.mirror.prefix or self.mirror.topic
@@ -372,7 +372,7 @@ class TopicSettings:
         return self.obstacle(feature) is None if given is None else given
 
     def obstacle(self, feature: str) -> str | None:
-        """Which other setting excludes a feature, or None."""
+        """The setting that rules out a feature, or None."""
         obstacles: dict[str, tuple[tuple[bool, str], ...]] = {
             "message_ttl": (),
             "direct": (),
@@ -391,7 +391,7 @@ class TopicSettings:
         return next((why for holds, why in obstacles[feature] if holds), None)
 
     def ttl_text(self, ttl: Duration) -> str:
-        """The value of the header `Nats-TTL`; one that would not be honored is refused."""
+        """The value of the header `Nats-TTL`; a TTL that would not be honored is refused."""
         time = read_duration("ttl", ttl) or timedelta(0)
         if not self.allows("message_ttl"):
             raise ConfigError("this topic does not allow events with a ttl: set message_ttl")

@@ -135,7 +135,7 @@ class Guard(AsyncClosing):
         await self.close()
 
     async def open(self) -> Self:
-        """Listen: messages that are published to the entrance are checked and stored."""
+        """Start listening: messages published to its subject are checked and stored."""
         self._info = await open_topic(self._client.jetstream, self.topic)
         self.streams = [part.stream for part in self._info.partitions]
         if not self._info.settings.guarded:

@@ -80,7 +80,7 @@ class Registry:
         return (await self._record(name))[0]
 
     async def topics(self) -> list[TopicSchemas]:
-        """The records of all topics that have a schema, by name."""
+        """The records of all topics that have a schema, sorted by name."""
         try:
             table = Table(await self._client.topic(TABLE))
         except TopicNotFound:
@@ -122,7 +122,7 @@ class Registry:
     async def check_first(
         self, topic: str, source: object, wire_format: str | None, mode: Mode | str | None = None
     ) -> None:
-        """Refuse what could not be a topic's first schema, before anything is created."""
+        """Raise an error if this cannot be a topic's first schema, before anything is created."""
         if await self.find(topic) is None:
             next_version(new_record(topic, wire_format, mode), (), declare(source))
 
@@ -212,7 +212,7 @@ class Registry:
         return adopted
 
     async def forget(self, topic: str) -> None:
-        """Remove a topic's record, because the topic is gone; its schemas keep their ids."""
+        """Remove the record of a deleted topic; its schemas keep their ids."""
         record, _ = await self._record(topic)
         if record is not None:
             await (await self._writable()).delete(record_key(topic))
