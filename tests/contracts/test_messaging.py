@@ -131,7 +131,7 @@ async def test_what_the_broker_refuses_is_named_at_the_end(mill: Any) -> None:
     assert sorted(raised.value.failed) == [3, 4]
 
 
-async def test_a_writer_goes_on_where_it_was_and_writes_nothing_twice(mill: Any) -> None:
+async def test_a_writer_continues_where_it_stopped_and_writes_nothing_twice(mill: Any) -> None:
     topic = await mill.create_topic("orders")
     async with topic.writer("importer") as writer:
         for n in range(1, 6):
@@ -150,7 +150,7 @@ async def test_a_writer_goes_on_where_it_was_and_writes_nothing_twice(mill: Any)
 # -- subscriptions ------------------------------------------------------------------------
 
 
-async def test_what_is_acked_does_not_come_again_and_the_rest_does(mill: Any) -> None:
+async def test_acked_events_are_not_redelivered_and_others_are(mill: Any) -> None:
     topic = await mill.create_topic("orders", **MEMORY)
     await topic.publish_many([NewEvent(b"%d" % n) for n in range(10)])
     async with topic.subscribe("billing") as first:
@@ -268,7 +268,7 @@ def _failing_once(seen: list[tuple[int, int]]) -> Any:
     return handle
 
 
-async def test_what_is_given_up_is_a_dead_letter_and_comes_back(mill: Any) -> None:
+async def test_a_terminated_event_is_a_dead_letter_and_can_be_redriven(mill: Any) -> None:
     topic = await mill.create_topic("orders")
     await topic.publish(b"bad", "ann")
     async with topic.subscribe("billing") as subscription:
@@ -287,7 +287,7 @@ async def test_what_is_given_up_is_a_dead_letter_and_comes_back(mill: Any) -> No
 # -- subjects -----------------------------------------------------------------------------
 
 
-async def test_a_subscriber_gets_messages_in_order_and_keeps_books(mill: Any) -> None:
+async def test_a_subscriber_gets_messages_in_order_and_counts_them(mill: Any) -> None:
     async with mill.subscribe("weather.*") as subscriber:
         for n in range(300):
             await mill.publish("weather.oslo", f"{n}", {"N": str(n)})

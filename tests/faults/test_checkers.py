@@ -212,7 +212,7 @@ def test_a_long_history_of_one_key_is_decided_quickly() -> None:
     assert not linearizable([*ops, read("w0", now + 100, now + 101)] if last != "w0" else [])
 
 
-def test_two_winners_over_one_revision_are_doubled() -> None:
+def test_two_winners_over_one_revision_count_as_doubled() -> None:
     records: list[Record] = []
     for time, name in enumerate(("a", "b")):
         start = {"t": time * 10, "what": "write", "op": name, "key": "k", "expected": None}

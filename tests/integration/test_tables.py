@@ -205,7 +205,7 @@ def _kill_and_restart(broker: Broker) -> None:
 # -- reading while it is written ----------------------------------------------------------
 
 
-async def test_a_key_that_exists_all_the_time_is_never_missing(
+async def test_a_key_that_exists_the_whole_time_is_never_missing(
     mill: Mill, table: Table, millstream_url: str
 ) -> None:
     """Also one whose value is replaced again and again before it is read."""

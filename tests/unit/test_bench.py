@@ -82,7 +82,7 @@ def test_without_a_peer_our_figure_is_still_reported() -> None:
     assert results == [Skipped("r against gone", "it is not installed"), Result("r", 2.0, "1/s")]
 
 
-def test_when_ours_cannot_run_it_says_so() -> None:
+def test_a_benchmark_that_cannot_run_is_reported_as_skipped() -> None:
     results = list(against("r", "1/s", absent, {"p": lambda: 1.0}, quick=True))
     assert results == [Skipped("r", "it is not installed")]
     with pytest.raises(ValueError, match=OURS):
@@ -137,7 +137,9 @@ def test_the_table_names_the_peer(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 @pytest.mark.usefixtures("families")
-def test_all_goes_on_after_a_broken_family_and_fails(capsys: pytest.CaptureFixture[str]) -> None:
+def test_all_benchmarks_run_after_a_broken_one_and_the_run_fails(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     assert door.main(["all", "--json"]) == 1
     out, err = capsys.readouterr()
     assert [json.loads(line)["name"] for line in out.splitlines()] == ["before", "plain", "raced"]
@@ -158,7 +160,7 @@ def test_families_are_the_modules_with_a_measure(tmp_path: Path) -> None:
     assert door.families(tmp_path) == {"one": "First words."}
 
 
-def test_the_figures_of_json_values_are_beside_those_of_the_checker() -> None:
+def test_json_values_are_measured_against_the_checker() -> None:
     results = [result for result in values.measure(quick=True) if isinstance(result, Result)]
     assert len(results) == 6
     assert all(result.peer == values.PEER and result.ratio for result in results)

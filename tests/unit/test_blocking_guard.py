@@ -20,7 +20,7 @@ async def test_the_same_call_in_a_thread_is_fine(tmp_path: Path) -> None:
     await asyncio.to_thread(find_project_file, tmp_path)
 
 
-async def test_settings_may_be_read_when_a_connection_is_made() -> None:
+async def test_settings_may_be_read_when_a_connection_is_opened() -> None:
     assert ConnectionSettings.load("nats://h:1").urls == ("nats://h:1",)
 
 

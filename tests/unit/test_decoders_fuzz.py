@@ -62,13 +62,13 @@ def test_only_the_servers_own_status_is_one() -> None:
 
 
 @pytest.mark.parametrize("text", ["9" * 5000, "1" + "0" * 400 + "s", "-1", "", "1e9", "٣s", "1s1"])
-def test_nonsense_is_no_duration(text: str) -> None:
+def test_nonsense_is_not_a_duration(text: str) -> None:
     with pytest.raises(ConfigError):
         parse_duration(text)
 
 
 @pytest.mark.parametrize("part", ["9", "1m", "9.", "1m1"])
-def test_a_long_text_is_no_duration_and_is_refused_in_little_time_and_few_words(part: str) -> None:
+def test_a_long_text_is_refused_as_a_duration_quickly_and_briefly(part: str) -> None:
     """A stranger may send one to a guarded entrance; the square of its length would take hours."""
     with pytest.raises(ConfigError, match="not a duration") as refused:
         parse_duration("/" + part * 500_000 + "/")
@@ -78,7 +78,7 @@ def test_a_long_text_is_no_duration_and_is_refused_in_little_time_and_few_words(
 
 
 @pytest.mark.parametrize("text", ["9" * 5000, "1" + "0" * 400 + "MB", "-1", "", "1e9", "1XB"])
-def test_nonsense_is_no_size(text: str) -> None:
+def test_nonsense_is_not_a_size(text: str) -> None:
     with pytest.raises(ConfigError):
         parse_size(text)
 

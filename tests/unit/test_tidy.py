@@ -171,7 +171,7 @@ def test_a_fault_is_found(check: Check, source: str) -> None:
 
 
 @pytest.mark.parametrize("path", PYTHON, ids=name_of)
-def test_a_file_fits_on_a_desk(path: Path) -> None:
+def test_a_file_is_within_the_length_and_width_limits(path: Path) -> None:
     lines = path.read_text().splitlines()
     assert len(lines) <= FILE_LINES, f"{len(lines)} lines"
     wide = [number for number, line in enumerate(lines, 1) if len(line) > WIDTH]

@@ -81,7 +81,7 @@ def test_a_cluster_is_ready_with_a_leader_and_every_node_healthy(cluster: Cluste
     assert cluster.url.count(",") == 2
 
 
-async def test_acked_events_survive_the_kill_of_the_leading_node(cluster: Cluster) -> None:
+async def test_acked_events_survive_when_the_leader_is_killed(cluster: Cluster) -> None:
     async with client(
         cluster.url, allow_reconnect=True, max_reconnect_attempts=-1, reconnect_time_wait=0.05
     ) as connection:

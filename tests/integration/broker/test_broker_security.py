@@ -266,7 +266,7 @@ def certificates(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-async def test_clients_connect_over_tls_and_strangers_are_refused(certificates: Path) -> None:
+async def test_clients_connect_over_tls_and_unknown_ones_are_refused(certificates: Path) -> None:
     tls = ServerTls(
         certificates / "server.pem",
         certificates / "server.key",

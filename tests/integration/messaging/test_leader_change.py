@@ -178,7 +178,7 @@ async def reader_elsewhere(mill: Mill, topic: Topic) -> tuple[AsyncIterator[Even
             await asyncio.sleep(0.02)
 
 
-async def test_a_reader_goes_on_when_the_server_of_its_consumer_is_killed(
+async def test_a_reader_continues_when_the_server_of_its_consumer_is_killed(
     cluster: Cluster, mill: Mill
 ) -> None:
     """Its consumer is not replicated: it is gone with the server, without any notice."""

@@ -190,7 +190,7 @@ async def test_a_failing_event_can_become_a_dead_letter(mill: Mill) -> None:
     assert [event.value async for event in dead.read()] == [b"7"]
 
 
-async def test_an_output_that_cannot_be_stored_takes_its_siblings_with_it(mill: Mill) -> None:
+async def test_an_output_that_cannot_be_stored_discards_its_siblings(mill: Mill) -> None:
     source = await mill.create_topic("in")
     target = await mill.create_topic("out", partitions=2)
     for number in range(6):
@@ -328,7 +328,7 @@ async def test_a_killed_program_stores_every_output_once(millstream_url: str) ->
         await check_outputs(source, target)
 
 
-async def test_a_killed_broker_neither_loses_nor_doubles_outputs() -> None:
+async def test_a_killed_broker_neither_loses_nor_duplicates_outputs() -> None:
     with running_broker() as broker:
         quick = Reconnect(wait=0.02, wait_max=0.1)
         async with millstream.connect(broker.url, reconnect=quick, request_timeout=30) as mill:

@@ -145,7 +145,7 @@ async def test_a_publish_is_given_up_when_its_time_is_over(broker: Broker, topic
 # -- reading ------------------------------------------------------------------------------
 
 
-async def test_a_subscription_goes_on_and_misses_nothing(broker: Broker, topic: Topic) -> None:
+async def test_a_subscription_continues_and_misses_nothing(broker: Broker, topic: Topic) -> None:
     seen: Counter[bytes] = Counter()
 
     async def handle(delivery: Delivery) -> None:
@@ -163,7 +163,7 @@ async def test_a_subscription_goes_on_and_misses_nothing(broker: Broker, topic: 
     assert set(seen) == set(numbers(700))  # some may come twice, see the promises
 
 
-async def test_a_pull_loop_goes_on_and_misses_nothing(broker: Broker, topic: Topic) -> None:
+async def test_a_pull_loop_continues_and_misses_nothing(broker: Broker, topic: Topic) -> None:
     await topic.publish_many(numbers(400))
     seen: Counter[bytes] = Counter()
     crashing: asyncio.Task[None] | None = None
@@ -195,7 +195,7 @@ async def test_a_range_is_read_to_its_end_each_event_once(broker: Broker, topic:
 
 
 @pytest.mark.parametrize("start", [Start.ALL, Start.NEW], ids=["all", "new"])
-async def test_following_goes_on_each_event_once(
+async def test_following_continues_with_each_event_once(
     broker: Broker, topic: Topic, start: Start
 ) -> None:
     await topic.admin.purge()
@@ -276,7 +276,7 @@ async def test_core_messages_are_kept_up_to_the_limit_while_disconnected(
 
 
 @pytest.mark.parametrize("in_flight", [False, True], ids=["idle", "with events in flight"])
-async def test_closing_while_the_broker_is_away_neither_hangs_nor_raises(
+async def test_closing_while_the_broker_is_unreachable_neither_hangs_nor_raises(
     broker: Broker, in_flight: bool
 ) -> None:
     mill = await millstream.connect(
@@ -303,7 +303,9 @@ async def test_closing_while_the_broker_is_away_neither_hangs_nor_raises(
         await asyncio.to_thread(broker.start)
 
 
-async def test_draining_while_the_broker_is_away_ends_within_its_time(broker: Broker) -> None:
+async def test_draining_while_the_broker_is_unreachable_ends_within_the_timeout(
+    broker: Broker,
+) -> None:
     mill = await millstream.connect(broker.url, reconnect=QUICK, request_timeout=PATIENT)
     topic = await mill.create_topic("closing")
     member = await topic.subscribe("s")
@@ -373,7 +375,9 @@ async def test_a_server_that_says_nothing_counts_as_lost(broker: Broker, until: 
         assert await values(topic) == [b"1", b"2"]
 
 
-async def test_a_range_read_over_a_cut_connection_is_complete(broker: Broker, until: Until) -> None:
+async def test_a_range_read_across_a_lost_connection_is_complete(
+    broker: Broker, until: Until
+) -> None:
     async with through_proxy(broker) as (line, mill):
         topic = await mill.create_topic("cut-range")
         await topic.publish_many(numbers(8000))

@@ -168,7 +168,7 @@ async def test_an_id_that_names_another_schema_now_is_data_loss(mill: Mill) -> N
         await fresh.schemas_of(stale)
 
 
-async def test_protobuf_fields_keep_their_numbers_over_the_versions(mill: Mill) -> None:
+async def test_protobuf_fields_keep_their_numbers_across_versions(mill: Mill) -> None:
     first = types.Record(
         "r", (types.Field("a", types.Int(64)), types.Field("b", types.String(), default=""))
     )

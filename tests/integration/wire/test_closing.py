@@ -131,7 +131,7 @@ def test_a_close_cancelled_while_it_waits_for_acks_leaves_nothing_open(
     assert unclosed(work) == []
 
 
-def test_a_server_that_does_not_answer_delays_a_close_only_so_long(options: Options) -> None:
+def test_a_server_that_does_not_answer_delays_a_close_only_briefly(options: Options) -> None:
     async def work() -> None:
         async with proxy(options["url"]) as (silence, url):
             mill = await millstream.connect(**{**options, "url": url})

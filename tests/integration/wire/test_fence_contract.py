@@ -115,7 +115,7 @@ def is_ack(frame: bytes) -> bool:
     return b'"stream":"s"' in frame and b'"seq":' in frame and b'"config"' not in frame
 
 
-async def test_units_follow_each_other_and_a_restarted_writer_knows_where_it_was(
+async def test_units_follow_each_other_and_a_restarted_writer_finds_its_position(
     bench: Bench,
 ) -> None:
     writer = await bench.claimed("a")
@@ -135,14 +135,14 @@ async def test_a_writer_that_was_taken_over_stores_nothing(bench: Bench) -> None
     await bench.run(new.store([empty()], 1))
 
 
-async def test_a_new_fence_starts_with_an_empty_pack_whoever_starts_it(bench: Bench) -> None:
+async def test_a_new_fence_always_starts_with_an_empty_pack(bench: Bench) -> None:
     first = await bench.run(FenceWriter(FENCE, "w").begin())
     assert first == FenceState(1, 0, 1)
     assert await bench.run(FenceWriter(FENCE, "w").begin()) == first
     assert await bench.sequences() == 1
 
 
-async def test_twins_store_the_same_unit_once(bench: Bench) -> None:
+async def test_concurrent_attempts_store_the_same_unit_once(bench: Bench) -> None:
     writer, twin = FenceWriter(FENCE, "w"), FenceWriter(FENCE, "w")
     wanted = (await bench.run(writer.begin())).next(1, "rows=3")
     assert (await bench.run(writer.offer(wanted, [empty()]))).outcome is Outcome.STORED
@@ -175,7 +175,7 @@ async def test_a_unit_whose_ack_was_lost_is_recognised(bench: Bench, packs: int,
     assert await bench.sequences() == 2 + packs
 
 
-async def test_a_unit_without_any_answer_is_looked_for(
+async def test_a_unit_without_an_answer_is_searched_for(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It is stored; every ack and every refusal of a copy got lost."""

@@ -101,7 +101,7 @@ async def test_a_closed_connection_is_not_congested_and_keeps_nothing() -> None:
         assert connection.buffered_bytes == 0
 
 
-async def test_messages_larger_than_one_read_arrive_whole() -> None:
+async def test_messages_larger_than_one_read_arrive_complete() -> None:
     found: list[bytes] = []
     arrived = asyncio.Event()
     sizes = [1, READ_BYTES_MAX - 1, READ_BYTES_MAX, 3 * READ_BYTES_MAX + 7, 0]

@@ -156,7 +156,7 @@ async def test_a_cut_connection_is_not_noticed(millstream_url: str, read_all: Re
         assert proxy.connections >= 2
 
 
-async def test_a_message_that_was_lost_on_its_way_is_read_again(
+async def test_a_message_lost_in_transit_is_read_again(
     millstream_url: str, read_all: ReadRange
 ) -> None:
     """The delivery numbers jump; nothing else shows it. TCP loses nothing, but servers drop."""

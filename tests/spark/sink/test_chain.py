@@ -102,7 +102,9 @@ def test_rows_that_moved_are_detected_before_anything_is_stored(
 
 
 @pytest.mark.parametrize("count", [1, 2, 5, 9])
-def test_twins_end_in_one_copy(account: Account, settings: ConnectionSettings, count: int) -> None:
+def test_concurrent_attempts_leave_one_copy(
+    account: Account, settings: ConnectionSettings, count: int
+) -> None:
     values = [b"%d" % n for n in range(count)]
     ready = Barrier(3)
     problems: list[BaseException] = []

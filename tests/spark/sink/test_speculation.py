@@ -143,7 +143,7 @@ async def test_two_attempts_that_store_the_same_rows_simultaneously_leave_one_co
 
 
 @pytest.mark.parametrize("kind", ["batch", "stream"])
-async def test_a_twin_continues_after_what_a_stalled_task_has_stored(
+async def test_a_second_attempt_continues_after_what_a_stalled_task_has_stored(
     driver: subprocess.Popen[str], account: Account, tmp_path: Path, kind: str
 ) -> None:
     wire = await run(driver, account, tmp_path, kind, "direct", stall=True)

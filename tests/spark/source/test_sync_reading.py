@@ -56,7 +56,7 @@ def _greet(server: socket.socket, greeting: bytes) -> socket.socket:
     return link
 
 
-def test_pipelined_messages_are_stored_once_and_in_order_over_a_restart(
+def test_pipelined_messages_are_stored_once_and_in_order_across_a_restart(
     millstream_broker: Broker,
 ) -> None:
     account = Account(millstream_broker.url)
@@ -77,7 +77,7 @@ def test_pipelined_messages_are_stored_once_and_in_order_over_a_restart(
     assert sorted(int(value) for value in account.values("orders")) == list(range(2000))
 
 
-def test_a_range_is_read_completely_over_a_restart(millstream_broker: Broker) -> None:
+def test_a_range_is_read_completely_across_a_restart(millstream_broker: Broker) -> None:
     account = Account(millstream_broker.url)
     account.topic("orders")
     account.publish("orders", [b"%d" % n for n in range(3000)])

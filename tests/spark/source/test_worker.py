@@ -189,7 +189,7 @@ def test_an_event_redriven_for_one_subscription_is_not_read_again(
 
 
 @pytest.mark.parametrize("partitions", [1, 3])
-def test_a_speculative_twin_that_overtakes_leaves_one_copy(
+def test_a_speculative_attempt_that_overtakes_leaves_one_copy(
     account: Account, settings: ConnectionSettings, partitions: int
 ) -> None:
     account.topic("target", partitions=partitions)

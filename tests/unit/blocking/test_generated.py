@@ -47,14 +47,14 @@ def test_every_planned_class_exists() -> None:
     assert {plan.name for plan in PLANS} == set(EXISTING)
 
 
-def test_an_attribute_that_no_plan_mentions_is_a_question() -> None:
+def test_an_attribute_that_no_plan_mentions_is_undecided() -> None:
     writer = ClassWriter(EXISTING["Topic"], Imports("topic"), {})
     writer.plan = ClassPlan(EXISTING["Topic"].home, "Topic", "topic")
     with pytest.raises(Undecided, match="partitions"):
         writer.write()
 
 
-def test_an_asynchronous_class_without_a_plan_is_a_question() -> None:
+def test_an_asynchronous_class_without_a_plan_is_undecided() -> None:
     types = Types("millstream.messaging.topic", Imports("topic"), set())
     with pytest.raises(Undecided, match="JetStream"):
         types.text("JetStream | None")
@@ -71,11 +71,13 @@ def test_an_asynchronous_class_without_a_plan_is_a_question() -> None:
         ("list[str]", None),
     ],
 )
-def test_twins_are_found_in_types(annotation: str, found: tuple[str, str] | None) -> None:
+def test_blocking_classes_are_found_in_types(
+    annotation: str, found: tuple[str, str] | None
+) -> None:
     assert twin_in(annotation) == found
 
 
-def test_a_twin_inside_an_unknown_type_is_a_question() -> None:
+def test_a_blocking_class_inside_an_unknown_type_is_undecided() -> None:
     with pytest.raises(Undecided, match="Topic"):
         twin_in("dict[str, Topic]")
 

@@ -258,7 +258,7 @@ def test_an_error_is_raised_after_the_items_before_it(loop: LoopThread) -> None:
         next(items)
 
 
-def test_the_source_is_not_read_further_ahead_than_said(loop: LoopThread) -> None:
+def test_the_input_is_read_ahead_only_up_to_the_limit(loop: LoopThread) -> None:
     source = Source(10_000)
     items = loop.iterate(source.numbers(), 10)
     assert next(items) == 0

@@ -108,7 +108,7 @@ def test_waiting_for_a_receipt_ends_with_its_timeout(
     assert receipt.result(timeout=30) == 1
 
 
-def test_the_sender_waits_when_too_much_is_on_its_way(
+def test_the_sender_waits_when_too_much_is_in_flight(
     loop: LoopThread, store: Store, sender: Sender
 ) -> None:
     loop.invoke(store.gate.clear)

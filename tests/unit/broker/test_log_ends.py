@@ -34,7 +34,7 @@ def test_a_log_that_ends_before_its_checkpoint_is_reported_once_and_kept() -> No
     assert [loss["marked"] for loss in ends.losses] == [500]
 
 
-def test_a_log_that_grows_or_rests_is_not_reported_and_keeps_its_first_time() -> None:
+def test_a_growing_or_unchanged_log_is_not_reported_and_keeps_its_first_time() -> None:
     ends = LogEnds()
     for last, now in ((1, NOON), (7, NOON), (7, LATER)):
         assert ends.see(answer(last), now) == []

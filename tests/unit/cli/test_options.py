@@ -114,7 +114,7 @@ def test_every_option_reaches_the_settings(up: Up, tmp_path: Path) -> None:
     assert settings.raw == "debug: true\n"
 
 
-def test_a_cluster_over_machines(up: Up, tmp_path: Path) -> None:
+def test_the_options_of_a_cluster_on_several_machines_are_read(up: Up, tmp_path: Path) -> None:
     (tmp_path / "secret").write_text("0123456789abcdef\n")
     joined = ["--join", "10.0.0.1:6222", "--join", "10.0.0.2:6222", "--node-name", "a"]
     cluster = up(*joined, "--cluster-secret-file", "secret", "--cluster-port", "7000").cluster
@@ -159,7 +159,7 @@ password_file = "secrets/ann"
 """
 
 
-def test_a_project_file_holds_everything_and_its_paths_are_beside_it(
+def test_a_project_file_has_all_settings_and_paths_relative_to_it(
     up: Up, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "millstream.toml").write_text(PROJECT)

@@ -180,7 +180,7 @@ def test_a_new_fence_starts_with_an_empty_pack(broker: Broker) -> None:
     assert len(broker.messages) == 1
 
 
-def test_twins_that_start_a_fence_together_store_one_pack(broker: Broker) -> None:
+def test_attempts_that_start_a_fence_together_store_one_pack(broker: Broker) -> None:
     first, twin = FenceWriter(FENCE, "w"), FenceWriter(FENCE, "w")
     steps = twin.begin()
     assert isinstance(steps.send(broker.ask(next(steps))), Publish)  # it saw no fence
@@ -192,7 +192,9 @@ def test_twins_that_start_a_fence_together_store_one_pack(broker: Broker) -> Non
     assert len(broker.messages) == 1
 
 
-def test_the_same_unit_of_a_twin_counts_as_found_and_another_as_refused(broker: Broker) -> None:
+def test_the_same_unit_of_another_attempt_is_found_and_a_different_one_refused(
+    broker: Broker,
+) -> None:
     """Nobody claims this fence: only what the units say tells them apart."""
     writer, twin = FenceWriter(FENCE, "w"), FenceWriter(FENCE, "w")
     state = broker.run(writer.begin())
@@ -205,7 +207,7 @@ def test_the_same_unit_of_a_twin_counts_as_found_and_another_as_refused(broker: 
     assert len(broker.messages) == 2
 
 
-def test_plain_messages_beside_a_fence_are_stored_before_it(broker: Broker) -> None:
+def test_plain_messages_sent_along_with_a_fence_are_stored_before_it(broker: Broker) -> None:
     writer = FenceWriter(FENCE, "w")
     state = broker.run(writer.begin())
     plain = [OutgoingMessage(b"t.k%d" % n, b"", b"v") for n in range(2)]

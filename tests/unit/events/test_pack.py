@@ -404,7 +404,7 @@ def test_a_time_beyond_pythons_names_its_column_and_stays_readable_as_arrow() ->
         found.values()
 
 
-def test_one_event_is_read_beside_one_that_python_cannot_hold() -> None:
+def test_an_event_is_read_next_to_one_that_python_cannot_represent() -> None:
     times = pa.array([0, 2**60, 1]).view(pa.timestamp("s", "UTC"))
     found = reread(envelope(pa.StructArray.from_arrays([times], names=["t"])))
     with pytest.raises(PackError):

@@ -283,7 +283,7 @@ def test_every_field_name_works(name: str) -> None:
     same_both_ways(JsonWire(Schema(inner)), {name: 1})
 
 
-def test_a_subtle_misfit_is_worded_by_the_checker() -> None:
+def test_a_subtle_mismatch_is_explained_by_the_checker() -> None:
     wire = JsonWire(Schema(ORDER))
     with pytest.raises(
         errors.Unfit, match=r"field 'price': expected decimal\(9,2\), found .*point"

@@ -159,7 +159,7 @@ def message(schema_id: str | None, data: bytes = b"{}") -> RawMessage:
     return RawMessage(b"t.k", b"", headers, data)
 
 
-async def test_versions_are_fetched_once_and_failures_are_not_retried_at_once() -> None:
+async def test_versions_are_fetched_once_and_failures_are_not_retried_immediately() -> None:
     asked: list[int] = []
 
     async def fetch(id_: int) -> Schema:

@@ -254,7 +254,7 @@ V2 = record()
 V3 = record(field(I32, 0))
 
 
-def test_only_the_transitive_modes_look_past_the_last_version() -> None:
+def test_only_the_transitive_modes_check_more_than_the_last_version() -> None:
     assert check(V3, [V1, V2], Mode.BACKWARD) == []
     problems = check(V3, [V1, V2], Mode.BACKWARD_TRANSITIVE)
     assert [(p.field, p.rule, p.version) for p in problems] == [("x", "type_changed", 0)]

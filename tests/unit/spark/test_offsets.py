@@ -143,6 +143,6 @@ def test_lost_data_stops_the_query_or_warns(
     assert text in caplog.text
 
 
-def test_a_table_loses_nothing_when_old_values_go() -> None:
+def test_a_table_loses_nothing_when_old_values_are_dropped() -> None:
     state = replace(state_of(A0, 20), first=4, gaps=True)
     check_partition(PartitionOffset(2, CREATED), state, fail=True)

@@ -16,7 +16,7 @@ def test_it_is_well_formed_and_names_every_room() -> None:
     assert rooms().keys() <= words
 
 
-def test_a_room_stands_above_everything_it_imports() -> None:
+def test_a_room_is_above_everything_it_imports() -> None:
     graph = rooms()
     height = {room: number for number, row in enumerate(levels(graph)) for room in row}
     assert all(height[room] > height[target] for room, target in arrows(graph))

@@ -53,7 +53,7 @@ def test_an_address_is_read_from_a_url(url: str, expected: ServerAddress) -> Non
 
 
 @pytest.mark.parametrize("url", ["", "http://host", "nats://", "nats://host:x", "nats://h:99999"])
-def test_what_is_no_address_is_refused(url: str) -> None:
+def test_an_invalid_address_is_refused(url: str) -> None:
     with pytest.raises(ConfigError):
         parse_address(url)
 
@@ -73,7 +73,7 @@ def test_an_address_never_shows_its_password() -> None:
     assert "hush" not in repr(address)
 
 
-def test_a_client_says_what_it_can() -> None:
+def test_a_client_announces_its_capabilities() -> None:
     said = options(ConnectionSettings(name="me"))
     assert said["name"] == "me"
     assert said["headers"] is said["no_responders"] is True

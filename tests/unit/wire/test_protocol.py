@@ -262,7 +262,7 @@ def test_frames_to_the_server_are_as_the_protocol_says() -> None:
     assert (unsub(b"1"), unsub(b"1", 5)) == (b"UNSUB 1\r\n", b"UNSUB 1 5\r\n")
 
 
-def test_tokens_are_fit_for_subjects_and_never_meet() -> None:
+def test_tokens_are_valid_in_subjects_and_never_collide() -> None:
     tokens = {unique_token() for _ in range(1000)}
     assert len(tokens) == 1000
     assert all(len(token) == 22 and token.isalnum() for token in tokens)

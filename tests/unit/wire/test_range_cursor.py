@@ -98,7 +98,7 @@ def test_messages_after_the_end_are_cut_off(clock: Clock) -> None:
     assert (cursor.step(), cursor.next_sequence) == (Step.END, 11)
 
 
-def test_a_range_whose_rest_was_deleted_ends_with_nothing(clock: Clock) -> None:
+def test_a_range_whose_remaining_messages_were_deleted_ends(clock: Clock) -> None:
     cursor = opened(clock)
     assert take(cursor, delivered((1, 30), (2, 31))) == slice(0, 0)
     assert cursor.done
@@ -111,7 +111,7 @@ def test_without_copies_a_consumer_that_has_nothing_more_ends_the_range(clock: C
     assert opened(clock, info=ConsumerInfo(num_pending=0)).step() is Step.END
 
 
-def test_a_range_without_an_end_goes_on_when_nothing_is_pending(clock: Clock) -> None:
+def test_a_range_without_an_end_continues_when_nothing_is_pending(clock: Clock) -> None:
     cursor = opened(clock, Range(1), ConsumerInfo(num_pending=0, cluster=CLUSTER))
     assert cursor.step() is Step.READ
     take(cursor, delivered((1, 1), pending=0))
@@ -238,7 +238,7 @@ def test_a_lagging_copy_gets_time_to_catch_up_then_another_is_tried(
     assert cursor.step() is Step.ASK_LEADER  # this one gets its time too
 
 
-def test_a_copy_that_caught_up_is_read_on(clock: Clock) -> None:
+def test_reading_continues_from_a_copy_that_caught_up(clock: Clock) -> None:
     cursor = doubtful(clock)
     cursor.leader_answered(True)
     assert take(cursor, delivered((3, 5), pending=3)) == slice(0, 1)
@@ -287,7 +287,7 @@ def test_a_user_that_may_not_ask_the_leader_believes_the_copy(clock: Clock) -> N
         FULL,
     ],
 )
-def test_what_may_pass_is_tried_again_as_long_as_the_patience_lasts(
+def test_transient_errors_are_retried_until_the_time_runs_out(
     clock: Clock, error: MillstreamError
 ) -> None:
     cursor = opened(clock)
@@ -325,7 +325,7 @@ def test_the_time_to_recover_starts_when_the_server_is_back(clock: Clock) -> Non
     assert cursor.failed(NOT_FOUND)
 
 
-def test_a_refusal_is_raised_as_it_is_when_the_patience_ends_first(clock: Clock) -> None:
+def test_a_refusal_is_raised_unchanged_when_the_time_runs_out_first(clock: Clock) -> None:
     cursor = RangeCursor(Range(1, 11), 2.0, ATTEMPT, clock)
     assert cursor.failed(NOT_FOUND)
     clock.now += 2
@@ -342,12 +342,12 @@ def test_a_refusal_is_raised_as_it_is_when_the_patience_ends_first(clock: Clock)
         MillstreamError("else"),
     ],
 )
-def test_what_will_not_pass_is_raised(clock: Clock, error: MillstreamError) -> None:
+def test_permanent_errors_are_raised(clock: Clock, error: MillstreamError) -> None:
     with pytest.raises(type(error)):
         opened(clock).failed(error)
 
 
-def test_progress_ends_a_trouble(clock: Clock) -> None:
+def test_progress_ends_a_failure_period(clock: Clock) -> None:
     cursor = opened(clock)
     assert cursor.failed(NO_LEADER)
     clock.now += PATIENCE - 1
@@ -357,7 +357,7 @@ def test_progress_ends_a_trouble(clock: Clock) -> None:
     assert cursor.failed(NO_LEADER)
 
 
-def test_a_consumer_that_gives_nothing_is_no_progress(clock: Clock) -> None:
+def test_a_consumer_that_delivers_nothing_is_not_progress(clock: Clock) -> None:
     cursor = opened(clock)
     start = clock.now
     while clock.now - start < PATIENCE:
@@ -368,7 +368,7 @@ def test_a_consumer_that_gives_nothing_is_no_progress(clock: Clock) -> None:
     assert cursor.nothing_came() is None
 
 
-def test_a_failure_long_after_the_last_one_is_a_new_trouble(clock: Clock) -> None:
+def test_a_failure_long_after_the_last_one_starts_a_new_failure_period(clock: Clock) -> None:
     """A reader that is busy between two windows does not use up its patience."""
     cursor = opened(clock)
     assert cursor.failed(ConnectError("lost"))
@@ -377,7 +377,7 @@ def test_a_failure_long_after_the_last_one_is_a_new_trouble(clock: Clock) -> Non
     assert cursor.failed(ConnectError("lost"))
 
 
-def test_without_an_end_a_new_consumer_ends_a_trouble(clock: Clock) -> None:
+def test_without_an_end_a_new_consumer_ends_a_failure_period(clock: Clock) -> None:
     """There may be nothing to deliver for days."""
     cursor = opened(clock, Range(1))
     for _ in range(20):

@@ -111,7 +111,7 @@ async def test_a_process_that_was_killed_is_replaced(
         assert identity.held
 
 
-async def test_a_process_that_hangs_is_replaced_and_learns_it_when_it_wakes(
+async def test_a_frozen_process_is_replaced_and_notices_when_it_wakes_up(
     connection: Connection, holder: subprocess.Popen[str]
 ) -> None:
     os.kill(holder.pid, signal.SIGSTOP)
@@ -155,7 +155,7 @@ async def deafen(identity: Identity) -> None:
     await identity._connection.flush()
 
 
-async def test_a_holder_whose_heartbeats_go_on_is_alive_even_if_probes_do_not_reach_it(
+async def test_a_holder_whose_heartbeats_continue_is_alive_even_if_probes_do_not_reach_it(
     connection: Connection, other: Connection, until: Until
 ) -> None:
     async with await claim_identity(connection, "deaf", QUICK) as identity:
@@ -206,7 +206,7 @@ async def test_of_many_claimants_of_a_dead_id_exactly_one_wins(connect: Connect)
     await winner.release()
 
 
-async def test_a_holder_keeps_its_id_over_a_restart_of_the_broker(
+async def test_a_holder_keeps_its_id_across_a_restart_of_the_broker(
     connect: Connect, until: Until
 ) -> None:
     async with running_broker() as broker:
@@ -221,7 +221,7 @@ async def test_a_holder_keeps_its_id_over_a_restart_of_the_broker(
             assert identity.held
 
 
-async def test_a_claim_that_vanished_from_the_stream_is_made_again(
+async def test_a_claim_that_vanished_from_the_stream_is_stored_again(
     connection: Connection, other: Connection
 ) -> None:
     async with await claim_identity(connection, "again", QUICK) as identity:
@@ -243,7 +243,7 @@ async def test_a_claim_that_vanished_from_the_stream_is_made_again(
         assert identity.held
 
 
-async def test_claims_expire_by_themselves_long_after_the_last_heartbeat(
+async def test_claims_expire_automatically_long_after_the_last_heartbeat(
     connection: Connection,
 ) -> None:
     async with await claim_identity(connection, "old.and *odd>", QUICK) as identity:

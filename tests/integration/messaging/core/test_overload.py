@@ -93,7 +93,7 @@ async def test_bytes_are_a_limit_as_well(connection: Connection, policy: Overloa
         assert subscriber.counters.pending_bytes == 0
 
 
-async def test_each_dropped_message_can_be_looked_at(connection: Connection) -> None:
+async def test_each_dropped_message_can_be_inspected(connection: Connection) -> None:
     dropped: list[str] = []
 
     def look(message: Message) -> None:
@@ -196,7 +196,7 @@ async def test_a_drained_blocking_subscriber_gets_what_was_held_back(
     assert subscriber.counters.dropped == 0
 
 
-async def test_a_cut_by_the_server_is_counted_and_the_subscriber_goes_on(
+async def test_a_disconnect_by_the_server_is_counted_and_the_subscriber_continues(
     connect: Connect, until: Until
 ) -> None:
     limits = Limits(max_payload=256 * 1024)
@@ -264,7 +264,7 @@ async def test_a_paced_sender_waits_for_the_slowest_blocking_subscriber(
     assert dropped == (0, 0)
 
 
-async def test_a_paced_sender_goes_on_when_a_subscriber_gives_up_blocking(
+async def test_a_paced_sender_continues_when_a_subscriber_stops_blocking(
     connection: Connection, other: Connection
 ) -> None:
     settings = SubscriberSettings(overload=Overload.BLOCK, messages_max=50, block_seconds=0.2)

@@ -105,7 +105,9 @@ async def test_a_message_without_a_subscriber_is_gone(connection: Connection) ->
         assert (await subscriber.next(5)).data == b"seen"
 
 
-async def test_next_without_a_message_says_so_and_goes_on(connection: Connection) -> None:
+async def test_next_without_a_message_raises_and_can_be_called_again(
+    connection: Connection,
+) -> None:
     async with Subscriber(connection, "later") as subscriber:
         for _ in range(3):
             with pytest.raises(NoMessage, match=r"'later' within 0\.01 s"):
@@ -193,7 +195,7 @@ async def test_handlers_run_at_the_same_time_up_to_the_limit(
     assert subscriber.counters.delivered == 20
 
 
-async def test_a_failing_handler_is_logged_and_counted_and_goes_on(
+async def test_a_failing_handler_is_logged_and_counted_and_handling_continues(
     connection: Connection, caplog: pytest.LogCaptureFixture
 ) -> None:
     seen: list[bytes] = []
@@ -338,7 +340,7 @@ async def test_a_permission_withdrawn_later_ends_the_reader_with_an_error(
 
 
 @pytest.mark.parametrize("how", ["restart", "kill"])
-async def test_subscribers_go_on_after_the_broker_comes_back(
+async def test_subscribers_continue_after_the_broker_comes_back(
     connect: Connect, until: Until, how: str
 ) -> None:
     async with running_broker() as broker:
@@ -389,7 +391,7 @@ async def test_a_full_buffer_while_disconnected_is_an_error_and_not_a_silent_los
             await publish(connection, "x", b"x" * 1001)
 
 
-async def test_another_library_reads_what_we_publish_and_the_other_way_round(
+async def test_another_library_reads_what_we_publish_and_vice_versa(
     connection: Connection, peer: Client
 ) -> None:
     theirs = await peer.subscribe("to.them")
@@ -426,7 +428,7 @@ async def test_a_queue_group_is_shared_with_another_library(
         assert min(ours.counters.received, len(theirs)) > 5
 
 
-async def test_a_failing_drop_hook_does_not_hurt_the_connection(
+async def test_a_failing_drop_hook_does_not_break_the_connection(
     connection: Connection, caplog: pytest.LogCaptureFixture
 ) -> None:
     def fail(_: Message) -> None:

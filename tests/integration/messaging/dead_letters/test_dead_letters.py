@@ -60,7 +60,7 @@ async def test_a_queue_without_dead_letters_is_empty(topic: Topic) -> None:
         await topic.dead_letters("nobody")
 
 
-async def test_letters_are_stored_in_the_order_in_which_they_were_given_up(topic: Topic) -> None:
+async def test_letters_are_stored_in_the_order_of_dead_lettering(topic: Topic) -> None:
     await topic.publish_many([NewEvent(b"%d" % n, f"k{n % 3}") for n in range(100)])
     queue = await bury(topic, 100)
     assert [letter.value for letter in await queue.list()] == [b"%d" % n for n in range(100)]
@@ -126,7 +126,7 @@ async def test_what_cannot_be_edited_is_refused(topic: Topic) -> None:
     assert (await queue.show(1)).value == b"v"
 
 
-async def test_a_deleted_letter_is_gone_for_good(topic: Topic) -> None:
+async def test_a_deleted_letter_is_gone_permanently(topic: Topic) -> None:
     await topic.publish_many([NewEvent(b"%d" % n, f"k{n % 2}") for n in range(6)])
     queue = await bury(topic, 6)
     await queue.delete(1)

@@ -98,7 +98,9 @@ async def test_redriven_events_go_back_to_their_topic_as_they_were(topic: Topic)
     assert (again[0].id, again[0].timestamp, again[0].subject) == ("id-1", moment, "orders.k=2E1")
 
 
-async def test_only_the_subscription_that_gave_up_gets_the_event_again(topic: Topic) -> None:
+async def test_only_the_subscription_that_dead_lettered_the_event_gets_it_again(
+    topic: Topic,
+) -> None:
     await topic.publish(b"v", "k")
     async with topic.subscribe("audit") as audit:
         await taken(audit, 1)
@@ -214,7 +216,7 @@ async def test_a_damaged_pack_becomes_a_letter_that_does_not_stop_the_others(
         await eventually(redrives, [1])
 
 
-async def test_subscriptions_that_share_a_topic_for_dead_letters_keep_each_their_own(
+async def test_subscriptions_that_share_a_dead_letter_topic_keep_their_own_letters(
     topic: Topic,
 ) -> None:
     shared = SubscriptionSettings(dead_letter="graveyard")
@@ -230,7 +232,7 @@ async def test_subscriptions_that_share_a_topic_for_dead_letters_keep_each_their
         await nothing(a)
 
 
-async def test_a_dead_letter_topic_made_before_is_used_with_its_settings(
+async def test_an_existing_dead_letter_topic_is_used_with_its_settings(
     mill: Mill, topic: Topic
 ) -> None:
     await mill.create_topic("orders-billing-dead", max_age="30d", prefix="dead.orders")
@@ -368,7 +370,9 @@ async def test_a_note_of_an_older_queue_removes_no_letter_of_a_new_one(
     assert (await stored(topic))[-1] == b"new"
 
 
-async def test_an_event_a_group_gave_up_comes_back_to_that_group_alone(topic: Topic) -> None:
+async def test_an_event_dead_lettered_by_a_group_is_redriven_to_that_group_only(
+    topic: Topic,
+) -> None:
     await topic.publish(b"v", "k")
     calls: list[tuple[str, bytes]] = []
     bad = True

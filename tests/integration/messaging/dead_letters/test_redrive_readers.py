@@ -173,9 +173,7 @@ async def test_filters_of_another_tool_that_exclude_it_are_refused(
         assert [d.value for d in await taken(member, 1)] == [b"v"]
 
 
-async def test_a_process_handles_again_what_it_gave_up_and_nothing_else(
-    mill: Mill, topic: Topic
-) -> None:
+async def test_a_process_receives_only_its_own_dead_letters_again(mill: Mill, topic: Topic) -> None:
     target = await mill.create_topic("out")
     settings = ProcessSettings("copying", on_error="dead_letter")
     bad = True
@@ -196,7 +194,7 @@ async def test_a_process_handles_again_what_it_gave_up_and_nothing_else(
     assert found == [("k", b"0"), ("k", b"2"), ("k", b"1")]
 
 
-async def test_a_key_that_is_purged_takes_it_along(topic: Topic) -> None:
+async def test_purging_a_key_also_removes_its_redriven_events(topic: Topic) -> None:
     await topic.publish_many([NewEvent(b"a", "a"), NewEvent(b"b", "b")])
     await redrive(topic, 2)
     assert await topic.admin.purge(Purge(key="a")) == 2

@@ -141,7 +141,7 @@ async def test_only_the_partitions_that_move_pause(kit: Kit) -> None:
     check_order(record.runs, 8, 2)
 
 
-async def test_a_member_more_than_partitions_waits_for_its_turn(single: Kit) -> None:
+async def test_a_member_beyond_the_number_of_partitions_waits_for_its_turn(single: Kit) -> None:
     record = Recorder()
     first = await single.member(record)
     await until(lambda: first.partitions == (0,))

@@ -290,7 +290,7 @@ async def is_parked(kit: Kit, key: str) -> bool:
     return key in {parked.key for parked in await kit.admin.parked("billing")}
 
 
-async def test_a_group_goes_on_when_the_broker_was_killed(stack: AsyncExitStack) -> None:
+async def test_a_group_continues_after_the_broker_was_killed(stack: AsyncExitStack) -> None:
     """Nobody is declared dead for it: owners keep their partitions, and nothing is lost."""
     broker = await stack.enter_async_context(running_broker())
     kit = await make_kit(broker.url, stack)
@@ -316,7 +316,7 @@ async def go_on(feed: Feed, record: Recorder) -> int:
     return rounds
 
 
-async def test_a_group_goes_on_when_the_leader_of_its_records_is_killed(
+async def test_a_group_continues_when_the_leader_of_its_records_is_killed(
     stack: AsyncExitStack,
 ) -> None:
     """For some seconds no member can renew its lease; then all continue, and nothing is lost."""
@@ -383,7 +383,7 @@ async def test_without_the_broker_handlers_are_cancelled_before_the_lease_is_ove
     assert len({run.epoch for run in record.runs}) == 1, "nobody else had taken over"
 
 
-async def test_an_event_handled_alone_is_not_repeated_because_writing_it_down_was_stopped(
+async def test_an_event_handled_alone_is_not_repeated_if_recording_it_was_interrupted(
     stack: AsyncExitStack, caplog: pytest.LogCaptureFixture
 ) -> None:
     """After deaths events are handed out one by one; the broker freezes when the first is done."""
@@ -412,7 +412,7 @@ async def test_an_event_handled_alone_is_not_repeated_because_writing_it_down_wa
     assert handled == ["a", "b"]
 
 
-async def test_a_member_that_joins_again_waits_for_a_broker_that_is_away(
+async def test_a_member_that_rejoins_waits_for_an_unreachable_broker(
     stack: AsyncExitStack,
 ) -> None:
     """Declared dead, and then the broker dies for longer than an answer may take."""

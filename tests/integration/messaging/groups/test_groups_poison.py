@@ -56,7 +56,7 @@ async def test_a_poison_event_parks_its_key_and_nothing_else(single: Kit) -> Non
     assert (parked.key, parked.partition, parked.offset, parked.index) == ("k3", 0, 4, 0)
 
 
-async def test_while_a_key_waits_for_its_next_try_the_others_go_on(single: Kit) -> None:
+async def test_while_a_key_waits_for_its_next_attempt_the_others_continue(single: Kit) -> None:
     record = Recorder()
     record.poison = {"k0"}
     await single.publish(numbered(keys=5, each=10))
@@ -69,7 +69,7 @@ async def test_while_a_key_waits_for_its_next_try_the_others_go_on(single: Kit) 
     assert info.lag.messages == 10
 
 
-async def test_what_was_done_beyond_a_waiting_event_is_not_done_again(single: Kit) -> None:
+async def test_events_finished_after_a_waiting_one_are_not_repeated(single: Kit) -> None:
     record = Recorder()
     record.poison = {"k0"}
     await single.publish(numbered(keys=5, each=10))
@@ -194,7 +194,7 @@ async def test_failing_keys_that_fill_the_buffer_are_parked_early(single: Kit) -
     assert 1 <= len(await single.admin.parked("billing")) <= 4
 
 
-async def test_when_too_many_keys_are_parked_nothing_more_is_given_up(single: Kit) -> None:
+async def test_when_too_many_keys_are_parked_no_more_events_are_dead_lettered(single: Kit) -> None:
     """Then it is the handler that is broken, not the events."""
     record = Recorder()
     record.poison = {"k0", "k1", "k2"}
@@ -207,7 +207,7 @@ async def test_when_too_many_keys_are_parked_nothing_more_is_given_up(single: Ki
     await until(lambda: record.numbers("k2") == record.numbers("k3") == [0, 1])
 
 
-async def test_a_take_whose_answer_was_lost_still_knows_which_event_kills(
+async def test_a_takeover_whose_answer_was_lost_still_knows_which_event_kills(
     single: Kit, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The third owner in a row that dies in the same event is the last one."""

@@ -88,7 +88,7 @@ async def test_refused_events_are_named_at_the_end(topic: Topic) -> None:
     assert await values(topic) == [b"0", b"2", b"4"]
 
 
-async def test_flush_stores_everything_so_far_and_the_producer_goes_on(
+async def test_flush_stores_everything_so_far_and_the_producer_continues(
     topic: Topic,
 ) -> None:
     async with topic.event_producer() as producer:

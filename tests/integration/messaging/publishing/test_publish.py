@@ -133,7 +133,7 @@ async def test_refused_events_of_many_are_named_and_the_others_stored(topic: Top
     assert await values(topic) == [b"0", b"1", b"3"]
 
 
-async def test_an_atomic_batch_is_stored_side_by_side(topic: Topic) -> None:
+async def test_the_events_of_an_atomic_batch_are_stored_next_to_each_other(topic: Topic) -> None:
     async def busily() -> None:
         await topic.publish_many([b"other"] * 300)
 
@@ -255,7 +255,7 @@ async def test_invalid_events_are_refused_immediately(
     assert await values(topic) == []
 
 
-async def test_a_value_beyond_the_server_s_limit_is_refused_and_the_connection_lives(
+async def test_a_value_above_the_servers_limit_is_refused_and_the_connection_survives(
     mill: Mill, topic: Topic
 ) -> None:
     limit = mill.connection.info.max_payload

@@ -166,7 +166,7 @@ async def test_small_frames_share_packs_and_keep_their_order(
         await check_each_once_in_order(topic, number)
 
 
-async def test_a_frame_with_a_row_that_fits_no_pack_is_refused_as_a_whole(
+async def test_a_frame_with_a_row_too_large_for_a_pack_is_refused_entirely(
     millstream_url: str,
 ) -> None:
     async with connect(millstream_url) as mill:

@@ -72,7 +72,7 @@ async def test_a_range_is_read_again_exactly_the_same(topic: Topic) -> None:
     assert await once() == first
 
 
-async def test_reading_touches_no_subscription_and_leaves_nothing_behind(
+async def test_reading_affects_no_subscription_and_leaves_nothing_behind(
     mill: Mill, topic: Topic
 ) -> None:
     await fill(topic, 5)
@@ -127,7 +127,7 @@ async def test_events_without_a_key_are_read_by_subject(topic: Topic) -> None:
         topic.read(keys=["a"], subjects=["b"])
 
 
-async def test_following_goes_on_with_what_is_stored_later(topic: Topic) -> None:
+async def test_following_continues_with_events_stored_later(topic: Topic) -> None:
     await fill(topic, 3)
     reader = topic.read(follow=True, start=Start.at_offset(2))
     seen: list[bytes] = []

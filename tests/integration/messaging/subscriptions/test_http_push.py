@@ -100,7 +100,7 @@ async def test_a_value_of_bytes_has_the_set_type_and_no_value_has_no_body(topic:
 
 
 @pytest.mark.parametrize("status", [429, 500, 503, 408, 302, 0])
-async def test_a_failure_that_may_pass_is_tried_again(topic: Topic, status: int) -> None:
+async def test_a_transient_failure_is_retried(topic: Topic, status: int) -> None:
     await topic.publish(b"a")
 
     def twice(_post: Post, tries: int) -> Say:
@@ -220,7 +220,7 @@ async def test_posts_are_limited_and_connections_are_reused(
     assert push.delivered == 60
 
 
-async def test_a_dead_endpoint_is_left_in_peace_and_events_wait_for_it(
+async def test_a_dead_endpoint_is_not_flooded_and_events_wait_for_it(
     topic: Topic, until: Until
 ) -> None:
     await topic.publish_many([b"%d" % n for n in range(200)])
@@ -360,7 +360,7 @@ async def test_a_certificate_is_checked_against_the_given_authorities(
         {"url": "http://host/", "verify": False},
     ],
 )
-def test_wrong_settings_are_refused_when_they_are_made(wrong: dict[str, Any]) -> None:
+def test_wrong_settings_are_refused_when_they_are_created(wrong: dict[str, Any]) -> None:
     with pytest.raises(ConfigError):
         HttpPushSettings(**wrong)
 

@@ -142,7 +142,7 @@ async def test_a_conflict_names_what_differs_and_what_to_do(topic: Topic) -> Non
     assert "backoff" not in text
 
 
-async def test_every_setting_survives_the_way_to_the_server(topic: Topic) -> None:
+async def test_every_setting_survives_the_round_trip_to_the_server(topic: Topic) -> None:
     settings = SubscriptionSettings(
         start=Start.at_offset(5),
         subjects=("orders.a", "orders.b"),
@@ -205,6 +205,6 @@ async def test_subscriptions_are_listed_and_deleted(mill: Mill) -> None:
         {"dead_letter": "a.b"},
     ],
 )
-def test_wrong_settings_are_refused_when_they_are_made(wrong: dict[str, Any]) -> None:
+def test_wrong_settings_are_refused_when_they_are_created(wrong: dict[str, Any]) -> None:
     with pytest.raises(ConfigError):
         SubscriptionSettings(**wrong)

@@ -103,7 +103,7 @@ async def test_events_of_a_partition_come_in_order(mill: Mill) -> None:
     assert len({d.position for d in taken}) == 90
 
 
-async def test_a_subscription_goes_on_where_its_last_member_stopped(topic: Topic) -> None:
+async def test_a_subscription_continues_where_its_last_member_stopped(topic: Topic) -> None:
     wanted = await fill(topic, 10)
     async with topic.subscribe("s") as member:
         assert ack(await take(member, 4)) == wanted[:4]

@@ -121,7 +121,9 @@ async def test_several_readers_of_one_member_share_its_events(topic: Topic, unti
 # -- handlers -----------------------------------------------------------------------------
 
 
-async def test_a_handler_is_called_for_each_event_and_its_errors_mean_again(topic: Topic) -> None:
+async def test_a_handler_is_called_for_each_event_and_its_errors_cause_retries(
+    topic: Topic,
+) -> None:
     await fill(topic, 30)
     seen: Counter[bytes] = Counter()
     running = most = 0
@@ -241,7 +243,7 @@ async def test_drain_waits_for_handlers_and_for_what_they_publish(
         await eventually(left, 20 - len(started))
 
 
-async def test_what_is_under_way_to_a_member_that_closes_goes_to_the_others(
+async def test_events_in_flight_to_a_member_that_closes_go_to_the_others(
     mill: Mill, topic: Topic, millstream_url: str
 ) -> None:
     async with proxy(millstream_url) as (line, url), millstream.connect(url) as far:

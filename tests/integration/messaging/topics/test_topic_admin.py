@@ -415,7 +415,7 @@ async def test_a_server_that_answers_late_is_asked_again_and_its_first_answer_co
             assert said in (answer, type(answer))
 
 
-async def test_a_deleted_topic_is_gone_and_deleting_again_says_so(js: JetStream) -> None:
+async def test_a_deleted_topic_is_gone_and_deleting_it_again_is_an_error(js: JetStream) -> None:
     await declare(js, "orders", TopicSettings(partitions=3))
     await delete(js, "orders")
     assert await names(js) == []

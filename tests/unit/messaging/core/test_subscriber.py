@@ -46,7 +46,7 @@ class Model:
 @pytest.mark.parametrize("policy", [Overload.DROP_NEW, Overload.DROP_OLD])
 @given(steps=STEPS, messages_max=st.integers(1, 6), bytes_max=st.integers(1, 80))
 @settings(max_examples=60, deadline=None)
-def test_the_books_balance_after_every_step(
+def test_the_counters_add_up_after_every_step(
     policy: Overload, steps: list[int | None], messages_max: int, bytes_max: int
 ) -> None:
     async def run() -> None:

@@ -87,7 +87,7 @@ def test_an_older_renewal_that_arrives_late_does_not_shorten_the_lease() -> None
     assert lease.left() == 6.0
 
 
-def test_the_lease_clock_counts_on() -> None:
+def test_the_lease_clock_keeps_counting() -> None:
     assert lease_clock() <= lease_clock()
 
 

@@ -43,7 +43,7 @@ def test_the_position_waits_for_the_first_unfinished_event() -> None:
     assert progress.state() == ((5, 0), (5, 0), ())
 
 
-def test_what_was_done_beyond_the_position_is_not_done_again() -> None:
+def test_events_finished_after_the_position_are_not_repeated() -> None:
     record = PartitionRecord(position=(2, 0), high=(5, 0), open=((2, 0), (4, 0)))
     progress = PartitionProgress(record)
     wanted = [offset for offset in range(1, 8) if progress.wants((offset, 0))]
@@ -123,6 +123,6 @@ def test_a_record_of_a_newer_version_is_refused() -> None:
         decode_record(payload, MemberRecord)
 
 
-def test_a_record_that_is_no_json_is_refused() -> None:
+def test_a_record_that_is_not_json_is_refused() -> None:
     with pytest.raises(MillstreamError, match="not readable"):
         decode_record(b"{", PartitionRecord)

@@ -31,12 +31,12 @@ WEEK = timedelta(days=7)
 
 
 @pytest.mark.parametrize("given", ["7d", "168h", 604_800, WEEK])
-def test_a_duration_is_held_as_a_timedelta_however_it_is_given(given: str | int) -> None:
+def test_a_duration_in_any_form_is_stored_as_a_timedelta(given: str | int) -> None:
     assert TopicSettings(max_age=given).max_age == WEEK
 
 
 @pytest.mark.parametrize("given", ["10GiB", "10240MiB", 10 * 1024**3])
-def test_a_size_is_held_in_bytes_however_it_is_given(given: str | int) -> None:
+def test_a_size_in_any_form_is_stored_in_bytes(given: str | int) -> None:
     assert TopicSettings(max_bytes=given).max_bytes == 10 * 1024**3
 
 
@@ -277,7 +277,7 @@ def test_a_topic_cannot_copy_itself_but_one_of_the_same_name_beyond_a_leaf_node(
     assert to_stream_configs("orders", TopicSettings(mirror=Origin("orders", domain="edge")))
 
 
-def test_a_foreign_stream_is_described_whatever_its_settings_are() -> None:
+def test_a_foreign_stream_with_any_settings_is_described() -> None:
     config = {
         "name": "KV_x",
         "subjects": ["$KV.x.>"],
@@ -334,7 +334,7 @@ def test_a_change_keeps_what_millstream_does_not_know() -> None:
 # -- differences --------------------------------------------------------------------------
 
 
-def test_equal_settings_have_no_differences_however_they_are_written() -> None:
+def test_equal_settings_in_different_forms_have_no_differences() -> None:
     assert differences(TopicSettings(max_age="60s"), TopicSettings(max_age="1m")) == []
     explicit = TopicSettings(duplicate_window="2m", schedules=True, atomic=True)
     assert differences(TopicSettings(), explicit) == []
