@@ -1,4 +1,4 @@
-"""Event streaming for Python: durable messaging in front, Spark pipelines behind.
+"""Event streaming for Python: durable messaging and Spark pipelines.
 
 The public names are listed in `__init__.pyi` and loaded when they are first used, so that
 `import millstream` stays light: no pyspark and no pyarrow until something needs them.

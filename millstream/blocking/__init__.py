@@ -1,4 +1,4 @@
-"""The blocking twin, for scripts and notebooks: `with millstream.blocking.connect() as mill`.
+"""The blocking API, for scripts and notebooks: `with millstream.blocking.connect() as mill`.
 
 Every class here is the blocking form of the asynchronous class of the same name, generated from
 it; the work is done by an event loop on a separate thread.

@@ -309,7 +309,7 @@ class LoopThread:
     def abandon(self) -> None:
         """In the child of a fork: the thread does not exist, and the sockets are the parent's."""
         self._refusal = (
-            "this connection was made before the process forked, and belongs to the parent: "
+            "this connection was opened before the process forked, and belongs to the parent: "
             "connect again in the child"
         )
 

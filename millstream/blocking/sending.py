@@ -46,7 +46,7 @@ class Pending(Generic[T]):
 
 
 class Sending(ContextTwin):
-    """A twin whose events go to the loop in groups, in their order.
+    """A blocking object whose events go to the loop in groups, in order.
 
     So `send` returns before the event is checked. When one is refused (a bad key, a closed
     connection), later ones are not sent either, and the next call raises the error; whatever

@@ -52,7 +52,7 @@ class Twin:
 
 
 class ContextTwin(Twin, Closing):
-    """A twin of an object that is used as `async with`."""
+    """The blocking form of an object that is used with `async with`."""
 
     __slots__ = ()
 

@@ -102,16 +102,16 @@ class Limits:
                 raise ConfigError(f"{name} must be above 0, not {value}")
         if self.max_payload > 64 * _MEBIBYTE:
             raise ConfigError(
-                f"max_payload is {self.max_payload:,} bytes; the server takes 64 MiB at most"
+                f"max_payload is {self.max_payload:,} bytes; the server allows at most 64 MiB"
             )
 
 
 @dataclass(frozen=True, slots=True)
 class Encryption:
-    """Encryption at rest (AES). The key is a text; give it, or a file that holds it.
+    """Encryption at rest (AES). Give the key as text, or a file that holds it.
 
-    With neither, `encryption.key` in the data folder is used, and made (0600) when the folder is
-    new. Keep the key away from the data if stolen disks are what you fear.
+    With neither, `encryption.key` in the data folder is used, and created (0600) if the folder is
+    new. Keep the key away from the data to protect against a stolen disk.
     """
 
     key: Secret | None = None
@@ -422,7 +422,7 @@ class BrokerSettings:
         for user in self.users:
             if user.account not in known:
                 raise ConfigError(
-                    f"user '{user.name}' is of the account '{user.account}', "
+                    f"user '{user.name}' belongs to the account '{user.account}', "
                     f"which is not one of {', '.join(sorted(known))}"
                 )
             if user.name in seen:

@@ -447,7 +447,7 @@ def _prctl() -> Any:
 
 
 def main() -> int:
-    """Read the plan, become a daemon if it says so, run the node."""
+    """Read the plan, become a daemon if it asks for that, run the node."""
     text = b""
     while not text.endswith(b"\n"):
         part = os.read(0, 65536)

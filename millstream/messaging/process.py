@@ -341,7 +341,7 @@ class _PartitionWorker:
         return self._target.shape.route(new.key)[0]
 
     async def _failed(self, event: Event, error: Exception) -> None:
-        """Stop at an event, or dead-letter it and go on."""
+        """Stop at an event, or dead-letter it and continue."""
         name = self._settings.name
         if self._settings.on_error == "stop":
             raise ProcessFailed(name, repr(event), error) from error
@@ -373,7 +373,7 @@ class _PartitionWorker:
         self._waiting = self._bytes = 0
 
     async def _packs(self) -> dict[int, list[EncodedPack]]:
-        """The packs of each fence, made before anything is stored."""
+        """The packs of each fence, built before anything is stored."""
         while True:
             try:
                 return {id(fence): fence.packs() for fence in self._fences}

@@ -42,7 +42,7 @@ class Project:
     checkpoints: str = ""  # folder or URL; on a cluster one that every node can reach
     trigger: float = 0.0  # seconds between batches; 0: as soon as there is new data
     master: str | None = None  # Spark master; None: all cores of this machine
-    restarts: int = 5  # in a row, before a failing flow is given up
+    restarts: int = 5  # in a row, before a failing flow stays stopped
     state_store: str = "memory"  # or "rocksdb", for state larger than memory and for timers
     spark: Mapping[str, str] = field(default_factory=dict)  # settings of the Spark session
 

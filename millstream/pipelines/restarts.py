@@ -1,4 +1,4 @@
-"""When a failing flow is started again, and when it is given up. Pure."""
+"""When a failing flow is restarted, and when it stays stopped. Pure."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Restarts:
     total: int = 0  # restarts since the process started
 
     def failed(self) -> float | None:
-        """Seconds to wait before the restart; None: the flow is given up."""
+        """Seconds to wait before the restart; None: do not restart the flow."""
         self.in_row += 1
         if self.in_row > self.limit:
             return None

@@ -74,7 +74,7 @@ class Runner:
     """Runs the flows of a pipeline in one Spark session until it is stopped.
 
     A flow that fails is started again after a growing pause while the others continue; after
-    `restarts` failures in a row it is given up. `stop` ends every flow between two batches.
+    `restarts` failures in a row it stays stopped. `stop` ends every flow between two batches.
     """
 
     def __init__(
@@ -170,7 +170,7 @@ class Runner:
             ]
             if any(other.state in ("failed", "skipped") for other in before):
                 run.state = "skipped"
-                run.error = "a flow that it reads from was given up"
+                run.error = "a flow that it reads from has failed permanently"
                 return
             if any(other.state not in ENDED for other in before):
                 return
@@ -234,7 +234,7 @@ class Runner:
         pause = run.restarts.failed()
         if pause is None:
             run.state = "failed"
-            _log.error("flow '%s' is given up: %s", run.flow.name, run.error)
+            _log.error("flow '%s' failed permanently: %s", run.flow.name, run.error)
             return
         run.state, run.wait = "restarting", Deadline(pause)
         _log.warning(

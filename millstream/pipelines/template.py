@@ -16,7 +16,7 @@ name = "{name}"
 # files = ["*.py"]                  # what declares the pipeline
 # trigger = "1s"                    # pause between batches; default: none
 # master = "local[*]"               # or spark://host:7077
-# restarts = 5                      # in a row, before a failing flow is given up
+# restarts = 5                      # in a row, before a failing flow stays stopped
 # checkpoints = "s3a://bucket/{name}" # on a cluster: where every node can reach it
 
 # [pipeline.spark]

@@ -103,7 +103,7 @@ class _Trouble:
 
     @property
     def past(self) -> bool:
-        """Whether a failure now would be a new trouble."""
+        """Whether a failure now would start a new failure period."""
         return self._unrelated.passed
 
     def failed_again(self) -> None:

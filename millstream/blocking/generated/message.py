@@ -66,7 +66,7 @@ class Message(Twin):
         return self._inner.service_error
 
     def respond(self, data: bytes | str = b"", headers: HeaderItems | None = None) -> None:
-        """Answer the sender, at most once; a message that awaits no answer raises ConfigError."""
+        """Answer the sender, at most once; a message that expects no answer raises ConfigError."""
         self._loop.invoke(self._inner.respond, data, headers)
 
     def respond_error(self, code: int, description: str, data: bytes | str = b"") -> None:

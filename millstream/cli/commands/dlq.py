@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 __all__ = ["app"]
 
 app = typer.Typer(
-    help="Dead letters: events that a subscription gave up. Show, edit, redrive them.",
+    help="Dead letters: events that a subscription gave up on. Show, edit, redrive them.",
     no_args_is_help=True,
 )
 

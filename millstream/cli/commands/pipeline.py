@@ -97,7 +97,7 @@ def run(
     """Run a pipeline until Ctrl-C or SIGTERM, which stop it between two batches.
 
     A flow that fails is restarted after a growing pause while the others continue. Exit code 1 if a
-    flow failed for good. With --json the status is printed once a second, one object per line.
+    flow failed permanently. With --json the status is printed once a second, one object per line.
     """
     from millstream.cli.views.pipeline import shown_live
     from millstream.pipelines.launch import broker_options, make_runner
@@ -157,7 +157,7 @@ def _state(flow: dict[str, Any] | None, running: bool) -> str:
 def status(folder: FolderArgument = None, json_: JsonOption = False) -> None:
     """Show rates, lag, watermark, state and last error of every flow.
 
-    Exit code 4 if a flow failed for good or is being restarted, or if the process that ran the
+    Exit code 4 if a flow failed permanently or is being restarted, or if the process that ran the
     pipeline died.
     """
     from millstream.cli.views.pipeline import print_status
@@ -222,7 +222,7 @@ def reset(
 ) -> None:
     """Reset flows: at the next run they start from scratch and write all results again.
 
-    Refused while the pipeline is running. Old checkpoints are kept beside the new ones.
+    Refused while the pipeline is running. Old checkpoints are kept next to the new ones.
     """
     from millstream.pipelines.launch import broker_options
     from millstream.pipelines.loader import load

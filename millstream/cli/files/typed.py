@@ -58,7 +58,7 @@ def _plan(type_: Any) -> tuple[str, bool]:
 
 
 def _from_text(text: str, kind: str, empty_is_null: bool) -> Any:
-    """The value of a text; text that is no such value stays text and is refused by the type."""
+    """The value of a text; text that is not such a value stays text and is refused by the type."""
     if not text and empty_is_null:
         return None
     try:

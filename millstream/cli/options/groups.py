@@ -53,7 +53,7 @@ _TYPES: Final[Mapping[Form, Any]] = {
 
 @dataclass(frozen=True, slots=True)
 class OptionGroup:
-    """Options of one parameter, and what is made of their values."""
+    """Options of one parameter, and what their values are turned into."""
 
     options: Callable[[], Sequence[inspect.Parameter]]
     build: Callable[[dict[str, Any]], Any]

@@ -39,7 +39,7 @@ def _option(item: Setting[Any, Any], default: str = "") -> inspect.Parameter:
 
 
 def _switch_flags(item: Setting[Any, Any]) -> str:
-    """`--x/--no-x`; a switch that is off until it is turned on for good has no `--no-x`."""
+    """`--x/--no-x`; a switch that cannot be turned off again has no `--no-x`."""
     name = item.name.replace("_", "-")
     once = isinstance(item.change, OneWay) and item.default is False
     return f"--{name}" if once else f"--{name}/--no-{name}"

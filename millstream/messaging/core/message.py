@@ -144,10 +144,10 @@ class Message:
         return ServiceError(self.subject, code or "", description or "")
 
     def respond(self, data: bytes | str = b"", headers: HeaderItems | None = None) -> None:
-        """Answer the sender, at most once; a message that awaits no answer raises ConfigError."""
+        """Answer the sender, at most once; a message that expects no answer raises ConfigError."""
         if not self._reply:
             raise ConfigError(
-                f"the message on '{self.subject}' awaits no answer: it was published, "
+                f"the message on '{self.subject}' expects no answer: it was published, "
                 f"not requested. Check `message.reply` first"
             )
         self._connection.publish(self._reply, payload_bytes(data), headers=header_block(headers))

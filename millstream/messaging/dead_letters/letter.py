@@ -82,7 +82,7 @@ _BROKEN_PACK_LINE: Final = f"\r\n{BROKEN_PACK_HEADER}: ".encode()
 
 @dataclass(frozen=True, slots=True)
 class DeadLetter:
-    """An event that a subscription gave up, with the reason and its origin."""
+    """An event that a subscription gave up on, with the reason and its origin."""
 
     offset: int  # in the dead-letter topic; an edited letter has a new one
     order: int  # its position in the queue: the offset it had first

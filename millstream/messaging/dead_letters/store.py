@@ -1,4 +1,4 @@
-"""Storing dead letters: events a subscription gave up, with their cause and origin."""
+"""Storing dead letters: events a subscription gave up on, with their cause and origin."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ __all__ = ["CopyState", "PartitionInfo", "Replica", "TopicInfo", "topic_info"]
 
 @dataclass(frozen=True, slots=True)
 class Replica:
-    """One node that keeps a copy of a partition, beside its leader."""
+    """One node, other than the leader, that keeps a replica of a partition."""
 
     node: str
     current: bool  # has everything the leader has

@@ -1,4 +1,4 @@
-"""The topics that a copy is made of. Pure."""
+"""The topics that a copy reads from. Pure."""
 
 from __future__ import annotations
 

@@ -207,7 +207,7 @@ class OneWay:
 
 @dataclass(frozen=True, slots=True)
 class SetBy:
-    """A setting that another command sets, so that it is no option of `topic create`."""
+    """A setting that another command sets, so it is not an option of `topic create`."""
 
     command: str
 

@@ -396,7 +396,7 @@ class Connection:
     # -- connecting -----------------------------------------------------------------------
 
     def _adopt(self, link: Link, address: ServerAddress) -> bool:
-        """Go on over this link; False when it was lost again in the meantime."""
+        """Continue over this link; False if it was lost again in the meantime."""
         if link.lost:
             return False
         self._link, self._address, self.info = link, address, link.info

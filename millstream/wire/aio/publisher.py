@@ -46,7 +46,7 @@ class Watcher(Protocol):
     """Learns how its messages are answered, without a turn of the event loop."""
 
     def stored(self, count: int) -> None:
-        """This many more are stored (or nobody waits for them any more)."""
+        """This many more are stored (or no longer waited for)."""
 
     def failed(self, index: int, error: Exception) -> None:
         """The message of this number is not stored, or it is unknown whether it is."""
@@ -285,7 +285,7 @@ class StreamPublisher:
         self._wake()
 
     def _forget(self, token: bytes, message: _InFlight) -> None:
-        """Nobody waits for this one any more."""
+        """No caller waits for this one any more."""
         del self._in_flight[token]
         if message.watcher is not None:
             message.watcher.stored(1)
@@ -306,7 +306,7 @@ class StreamPublisher:
     # -- no answers -----------------------------------------------------------------------
 
     def _tick(self) -> None:
-        """Send again what is due, give up what is over, and come back while anything is left."""
+        """Send again what is due, fail what has timed out, and repeat while anything is left."""
         self._timer = None
         connected = self._connection.connected
         now = _now()

@@ -132,7 +132,7 @@ def sound():
 def test_a_failing_flow_is_restarted_with_its_reason_while_the_others_continue(kit: Kit) -> None:
     flag = kit.folder / "flag"
     flag.touch()
-    # Enough that it is not given up while the test waits for the other flow.
+    # Enough that it is still restarted while the test waits for the other flow.
     kit.write(FAILING.replace("FLAG", repr(str(flag))), "restarts = 1000\n")
     with kit.running() as runner:
         kit.lines("a")

@@ -120,7 +120,7 @@ async def test_answering_what_was_only_published_is_refused(connection: Connecti
     async with Subscriber(connection, "p") as subscriber:
         await publish(connection, "p")
         message = await subscriber.next(5)
-    with pytest.raises(ConfigError, match="awaits no answer"):
+    with pytest.raises(ConfigError, match="expects no answer"):
         message.respond(b"x")
 
 
