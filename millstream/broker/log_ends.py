@@ -173,7 +173,7 @@ def loss_text(loss: dict[str, Any]) -> str:
     if marked is not None and last < marked:
         return (
             f"the log of '{stream}' ends at {last}, though {seen}: the events after {last} are "
-            f"lost, and new events get their offsets. The disk is damaged or was replaced by an "
+            f"lost, and new events reuse their offsets. The disk is damaged or was replaced by an "
             f"older copy, or power failed under 'periodic': restore the events from a backup, or "
             f"have them sent again"
         )

@@ -62,7 +62,7 @@ def parse_mode(text: str) -> Mode:
         return Mode(text.upper())
     except ValueError:
         raise errors.ConfigError(
-            f"'{text}' is not a compatibility mode; one of {', '.join(Mode)} is"
+            f"'{text}' is not a compatibility mode; choose one of {', '.join(Mode)}"
         ) from None
 
 

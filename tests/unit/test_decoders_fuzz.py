@@ -69,7 +69,7 @@ def test_nonsense_is_not_a_duration(text: str) -> None:
 
 @pytest.mark.parametrize("part", ["9", "1m", "9.", "1m1"])
 def test_a_long_text_is_refused_as_a_duration_quickly_and_briefly(part: str) -> None:
-    """A stranger may send one to a guarded entrance; the square of its length would take hours."""
+    """Any client may send one to a guard; quadratic time would take hours."""
     with pytest.raises(ConfigError, match="not a duration") as refused:
         parse_duration("/" + part * 500_000 + "/")
     assert len(str(refused.value)) < 200

@@ -100,7 +100,7 @@ def parse_origin(option: str, text: str) -> "Origin":
     for detail in details:
         key, equals, value = detail.partition("=")
         if not equals or key not in ("domain", "start", "filter"):
-            raise ConfigError(f"{option}: {detail!r} is none of domain=, start=, filter=")
+            raise ConfigError(f"{option}: {detail!r} is not one of domain=, start=, filter=")
         if key == "start":
             values[key] = int(value) if value.isdigit() else moment(value)
         else:

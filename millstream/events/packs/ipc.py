@@ -164,7 +164,7 @@ def _message(data: memoryview, at: int) -> _Message | None:
     if size < 0 or size % 8 or size > MAX_METADATA_BYTES or body > len(data):
         raise PackError(
             f"a message at byte {at:,} claims {size:,} bytes of metadata; a multiple of 8 up to "
-            f"{MAX_METADATA_BYTES:,} is allowed and {len(data) - at - 8:,} are there",
+            f"{MAX_METADATA_BYTES:,} is allowed and {len(data) - at - 8:,} are present",
             "framing",
         )
     table = root(data[at + 8 : body])

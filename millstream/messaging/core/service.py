@@ -292,7 +292,7 @@ class Service(EndpointGroup, AsyncClosing):
     async def start(self) -> Self:
         """Start answering; when this returns the server knows every endpoint."""
         if self._stopped is not None:
-            raise ConfigError(f"service '{self.name}' was started before; make another instance")
+            raise ConfigError(f"service '{self.name}' was started before; create another instance")
         self._stopped = asyncio.Event()
         self._started_ns = now_ns()
         self._connection.on_closed.append(self._stopped.set)

@@ -111,7 +111,7 @@ class Group(AsyncClosing):
         immediately, and its key continues. Plain functions run in threads.
         """
         if not self._ended.is_set():
-            raise ConfigError(f"this member of group '{self.name}' runs already")
+            raise ConfigError(f"this member of group '{self.name}' is already running")
         self._ended.clear()
         self._jetstream.connection.intakes.add(self)
         call, pool = caller(handler, self.settings.concurrency)

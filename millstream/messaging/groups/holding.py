@@ -286,7 +286,7 @@ class Holding:
     def _new_queue(self, key: str) -> KeyQueue:
         queue = self._keys[key] = KeyQueue(self, key)
         if self._parked and (at := self._parked.get(order_token(key))) is not None:
-            queue.given_up = f"its key is parked since offset {at.offset}.{at.index}"
+            queue.given_up = f"its key has been parked since offset {at.offset}.{at.index}"
         return queue
 
     def _make_room(self) -> None:
@@ -406,7 +406,7 @@ class Holding:
             if not await self._commit_or_wait(queue):
                 return False
             _log.warning("group %s: parked the key of %r: %s", self._name, event, queue.error)
-            queue.given_up = f"its key is parked since offset {event.offset}.{event.index}"
+            queue.given_up = f"its key has been parked since offset {event.offset}.{event.index}"
             queue.park_due = False
         return await self._dead_letter(queue, event, queue.error)
 

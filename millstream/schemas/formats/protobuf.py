@@ -277,7 +277,7 @@ class _Writer:
                 return name
             if other.name == name or same:
                 raise refusal(
-                    path, type_, f"its names clash with the enum '{other.name}' beside it"
+                    path, type_, f"its names clash with the enum '{other.name}' next to it"
                 )
         enum = message.enum_type.add(name=name)
         for number, symbol in enumerate(type_.symbols):

@@ -140,7 +140,7 @@ class Guard(AsyncClosing):
         self.streams = [part.stream for part in self._info.partitions]
         if not self._info.settings.guarded:
             raise ConfigError(
-                f"topic '{self.topic}' has no guarded entrance. Declare it with guarded=True, or "
+                f"topic '{self.topic}' is not guarded. Declare it with guarded=True, or "
                 f"edit_topic('{self.topic}', guarded=True)"
             )
         self._record = await self._registry.topic(self.topic)
@@ -293,7 +293,7 @@ class _Entrance:
         options = _options(headers)
         for name in headers:
             if name.startswith(("Nats-", "Mill-")):
-                raise ConfigError(f"header {name!r}: not supported by the guarded entrance")
+                raise ConfigError(f"header {name!r}: not supported by the guard")
         key = _key(message.subject, self._guard.subject)
         value = None if null else message.data
         return NewEvent(value, key, headers or None, timestamp, event_id, options)

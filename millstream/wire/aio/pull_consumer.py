@@ -309,7 +309,7 @@ class PullConsumer:
         if self._buffer or not self._asked:
             self._last_sign = self._loop.time()
         elif silent > heartbeat * HEARTBEATS_MISSED_MAX and self._connection.connected:
-            _log.info("no sign of life of %s for %.1f s", self._consumer, silent)
+            _log.info("no sign of life from %s for %.1f s", self._consumer, silent)
             self._last_sign = self._loop.time()
             self._check_exists()
 

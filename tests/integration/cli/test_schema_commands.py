@@ -150,7 +150,7 @@ def test_the_guard_serves_until_it_is_stopped(
     url = millstream_broker.url
     one = schema_file(tmp_path, "one.avsc")
     cli("schema", "register", "orders", one, "--create", "--server", url)
-    assert "no guarded entrance" in cli.error("guard", "orders", "--server", url)
+    assert "is not guarded" in cli.error("guard", "orders", "--server", url)
     guard = cli.start("guard", "orders", "--declare", "--server", url, "--json")
     assert guard.stdout is not None
     assert json.loads(guard.stdout.readline()) == {"topic": "orders", "subject": "ingress.orders"}

@@ -1,4 +1,4 @@
-"""The guarded entrance: clients publish; what fits is stored, the rest is refused."""
+"""Guarded topics: clients publish; what fits is stored, the rest is refused."""
 
 from __future__ import annotations
 
@@ -187,7 +187,7 @@ async def test_too_many_messages_are_answered_not_lost(
 
 async def test_a_guard_is_refused_where_it_would_guard_nothing(mill: Mill) -> None:
     await mill.create_topic("plain", schema=Order)
-    with pytest.raises(ConfigError, match="no guarded entrance"):
+    with pytest.raises(ConfigError, match="is not guarded"):
         await mill.guard("plain").open()
     await mill.edit_topic("plain", guarded=True)
     async with mill.guard("plain"):

@@ -297,7 +297,7 @@ async def test_a_member_runs_once_at_a_time(single: Kit) -> None:
     record = Recorder()
     group = await single.member(record)
     await until(lambda: group.partitions == (0,))
-    with pytest.raises(ConfigError, match="runs already"):
+    with pytest.raises(ConfigError, match="is already running"):
         await group.run(record)
 
 

@@ -48,7 +48,7 @@ async def test_a_poison_event_parks_its_key_and_nothing_else(single: Kit) -> Non
     assert {event.key for event in dead} == {"k3"}
     causes = [dict(event.all_headers)["Mill-Dead-Cause"] for event in dead]
     assert causes[0] == "ValueError: cannot handle k3"
-    assert set(causes[1:]) == {"its key is parked since offset 4.0"}
+    assert set(causes[1:]) == {"its key has been parked since offset 4.0"}
     attempts = [dict(event.all_headers)["Mill-Dead-Attempts"] for event in dead]
     assert attempts == ["3"] + ["0"] * 19
     assert [run.number for run in record.runs if run.key == "k3"] == [0, 0, 0], "three attempts"
