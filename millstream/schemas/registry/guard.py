@@ -1,4 +1,4 @@
-"""The guarded entrance: plain NATS messages from any client, checked before they are stored.
+"""The guard: plain NATS messages from any client, checked before they are stored.
 
 Clients publish to `ingress.<topic>.<key>` (or `ingress.<topic>` without a key) as they would to a
 JetStream stream. The guard checks the payload against the topic's schema, stores it and answers

@@ -88,7 +88,9 @@ def test_a_topic_is_created_as_a_copy_of_another(orders: Commands) -> None:
     assert made["settings"]["mirror"]["topic"] == "one"
     both = orders.json("topic", "create", "all", "--source", "one", "--source", "orders")
     assert [origin["topic"] for origin in both["settings"]["sources"]] == ["one", "orders"]
-    assert "not one of domain=" in orders.error("topic", "create", "x", "--mirror", "one,nonsense=1")
+    assert "not one of domain=" in orders.error(
+        "topic", "create", "x", "--mirror", "one,nonsense=1"
+    )
 
 
 def test_nothing_is_removed_without_a_terminal_or_yes(orders: Commands) -> None:
