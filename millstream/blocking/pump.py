@@ -11,7 +11,7 @@ __all__ = ["AHEAD_ITEMS", "Pump"]
 T = TypeVar("T")
 
 # Items that wait for the reader. A thread switch costs about 50 us, so 0.1 us for each item; and
-# for a reader that stops early no more than this is fetched in vain.
+# for a reader that stops early no more than this is fetched for nothing.
 AHEAD_ITEMS: Final = 512
 
 

@@ -78,7 +78,9 @@ class Outcome(Enum):
     """What became of a unit."""
 
     STORED = auto()  # the broker confirmed it
-    FOUND = auto()  # it was stored before: only its ack was lost, or a twin stored the same
+    FOUND = (
+        auto()
+    )  # it was stored before: only its ack was lost, or another attempt stored the same
     REFUSED = auto()  # something else is stored instead
 
 

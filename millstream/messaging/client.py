@@ -126,7 +126,7 @@ class Client(AsyncClosing):
             ended = await asyncio.gather(*intakes, return_exceptions=True)
             outlets = [_closed(outlet, deadline.left()) for outlet in list(self.connection.outlets)]
             ended += await asyncio.gather(*outlets, return_exceptions=True)
-        except BaseException:  # cancelled: whoever drains has no further use for the connection
+        except BaseException:  # cancelled: the caller has no further use for the connection
             await self.connection.close(timeout=0)
             raise
         await self._close(deadline)

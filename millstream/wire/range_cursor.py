@@ -75,7 +75,7 @@ class Range:
     """What to read of a stream: sequences in [start, end), of some subjects or all."""
 
     start: int = 1
-    end: int | None = None  # None: go on with what is stored later
+    end: int | None = None  # None: continue with what is stored later
     start_time: str | None = None  # RFC 3339; instead of `start`
     deliver: str | None = None  # "last_per_subject", "last" or "new"; instead of `start`
     subjects: tuple[str, ...] = ()

@@ -32,7 +32,7 @@ class ReadPlan:
 
     start: Start = Start.ALL
     end: int | datetime | None = None  # offset or time, exclusive; None: what is stored now
-    follow: bool = False  # go on with events stored later, forever
+    follow: bool = False  # continue with events stored later, forever
     partitions: Sequence[int] | None = None  # None: all
     keys: Sequence[str] = ()  # only events of these keys; none given: all
     subjects: Sequence[str] = ()  # only messages on these subjects; instead of keys

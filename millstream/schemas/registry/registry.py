@@ -42,7 +42,7 @@ __all__ = ["Registry"]
 
 # Decoded schemas in memory. They never change; a process uses a few dozen.
 SCHEMAS_KEPT: Final = 1000
-# Each lost race means that another process registered something; so many are a mistake.
+# Each lost race means that another process registered something; this many mean a bug.
 TRIES_MAX: Final = 50
 PAUSE_SECONDS: Final = 0.02
 

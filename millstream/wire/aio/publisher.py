@@ -279,7 +279,7 @@ class StreamPublisher:
         if not message.done():
             message.set_exception(error)
             if message.watcher is not None:
-                message.exception()  # the watcher knows; a future nobody awaits is no mistake
+                message.exception()  # the watcher knows; a future that is not awaited is no error
         if message.watcher is not None:
             message.watcher.failed(message.index, error)
         self._wake()
