@@ -1,1 +1,1 @@
-"""The `millstream` command: an edge that every room may serve and none may import."""
+"""The `millstream` command; no other room imports it."""

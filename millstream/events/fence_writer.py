@@ -103,7 +103,7 @@ def unit_messages(
     packs: Sequence[EncodedPack],
     beside: Sequence[OutgoingMessage] = (),
 ) -> list[OutgoingMessage]:
-    """The messages of one unit: those beside the fence, earlier packs, the last pack on it."""
+    """The messages of one unit: plain messages, earlier packs, the last pack on the fence."""
     count = len(beside) + len(packs)
     size = sum(pack.size for pack in packs) + sum(len(m.headers) + len(m.payload) for m in beside)
     if count > BATCH_MESSAGES_MAX or size > BATCH_BYTES_MAX:

@@ -46,7 +46,7 @@ class RowBuffer:
         return len(self._values)
 
     def add(self, value: Any, key: str | bytes | None) -> None:
-        """An event that is only value and key: the quick way."""
+        """Add an event that has only a value and a key: the fast path."""
         if key is not None:
             key = key_bytes(key)
             if len(key) > KEY_BYTES_MAX:
@@ -71,7 +71,7 @@ class RowBuffer:
         timestamp: datetime | int | None,
         id: str | None,
     ) -> None:
-        """An event with everything it may have."""
+        """Add an event with any of its optional parts."""
         time = None if timestamp is None else nanoseconds_of(timestamp) // 1000
         pairs = None
         if headers is not None:

@@ -51,7 +51,7 @@ class _Beginning:
     ack: Annotated[
         str,
         typer.Option(
-            help="explicit, all (an ack also covers all events before) or none (at most once)."
+            help="explicit, all (an ack also covers all earlier events) or none (at most once)."
         ),
     ] = "explicit"
     inactive_after: Annotated[

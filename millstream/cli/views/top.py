@@ -35,7 +35,7 @@ class Snapshot:
 
 
 async def take_snapshot(mill: Mill, wanted: list[str]) -> Snapshot:
-    """Topics and subscriptions right now; those removed meanwhile are left out."""
+    """Topics and subscriptions right now; those removed in the meantime are left out."""
     infos = [info for info in await mill.topics() if not wanted or info.name in wanted]
     unknown = set(wanted) - {info.name for info in infos}
     if unknown:
