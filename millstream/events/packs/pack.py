@@ -213,7 +213,7 @@ class Pack:
         }
 
     def event(self, index: int) -> Row:
-        """One event by its index: slow, but works even if other values do not fit Python's types."""
+        """One event by its index: slow, but works if other values do not fit Python's types."""
         if not 0 <= index < self.count:
             raise IndexError(f"the pack has {self.count:,} events, from 0; there is no {index}")
         stream = Stream(self.schema, (self.batch.slice(index, 1),), self.compression)
