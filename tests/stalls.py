@@ -1,8 +1,8 @@
 """Runs tests while their processes are stopped at random, as on an overloaded machine.
 
 `python -m tests.stalls [--seed N] [--longest SECONDS] -- tests/integration ...` gives everything
-after `--` to pytest. Meanwhile one random process below it after the other is stopped for a moment:
-a test process, a broker, a worker, a JVM. A test that fails here and not alone holds a race.
+after `--` to pytest. Meanwhile its child processes, chosen at random, are stopped for a moment:
+a test process, a broker, a worker, a JVM. A test that fails only here has a race.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The blocking twin with an asynchronous face, so that one test body runs on both."""
+"""The blocking API with an asynchronous face, so that one test body runs on both."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _END = object()
 
 
 def face(value: Any) -> Any:
-    """Anything the twin gives, as the asynchronous object would be."""
+    """Anything the blocking API returns, as the asynchronous object would be."""
     if isinstance(value, Twin):
         return Face(value)
     if isinstance(value, list):

@@ -1,12 +1,12 @@
 """Runs every example of README.md and docs/, and the notebook, which can use their JVM.
 
 - `python` blocks of a page run in order, in one namespace and one event loop; `await` may stand at
-  the top level. A `text` block right behind one is what it prints (`...` stands for anything).
-- `sh` and `console` blocks: lines that begin with `millstream` (or `.venv/bin/millstream`) are
-  run with the real command; other lines of `sh` are not. In `console` commands begin with `$ `, and
+  the top level. A `text` block right after one is what it prints (`...` stands for anything).
+- `sh` and `console` blocks: lines that start with `millstream` (or `.venv/bin/millstream`) are
+  run with the real command; other lines of `sh` are not. In `console` commands start with `$ `, and
   other lines are the output of the command above them.
 - A page finds a broker running in its own folder, unless it starts one itself with `millstream up`.
-- `not-run` behind the language leaves a block out: for what does not end or needs other machines.
+- `not-run` after the language leaves a block out: for what does not end or needs other machines.
 """
 
 from __future__ import annotations

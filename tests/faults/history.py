@@ -1,6 +1,6 @@
 """What every process of a run did and saw, in files that survive a kill.
 
-A note is one appended line in one write, so that SIGKILL loses no note that was made; times are
+A note is one appended line in one write, so that SIGKILL loses no note; times are
 of the machine's monotonic clock, the same for all processes.
 """
 

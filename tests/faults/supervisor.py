@@ -56,7 +56,7 @@ class Node(Protocol):
 class SingleNode:
     """The embedded broker as a node.
 
-    While it is down anybody may take its port. So the proxy in front of it passes nothing on
+    While it is down, any process may take its port. So the proxy in front of it passes nothing on
     meanwhile, and follows it to another port.
     """
 

@@ -87,7 +87,7 @@ class Cluster:
         raise AssertionError(f"the master does not listen: {text[-2000:]}")
 
     def worker(self, name: str, host: str = "127.0.0.1") -> subprocess.Popen[bytes]:
-        """Start one; Spark runs a twin of a task only on a host with another name."""
+        """Start one; Spark runs a speculative attempt only on a host with another name."""
         return self._start(
             name, "org.apache.spark.deploy.worker.Worker", self.url, "--host", host,
             "--webui-port", "0", "--cores", "1", "--memory", "700m",

@@ -19,7 +19,7 @@ PACKAGE = ROOT / "millstream"
 # Class name -> why two rooms may define it. The blocking twins of `blocking.generated` mirror
 # classes by name and are not counted.
 SAME_NAME: dict[str, str] = {
-    "EndpointGroup": "the blocking twin of the asynchronous one, written by hand",
+    "EndpointGroup": "the blocking form of the asynchronous one, written by hand",
 }
 
 # Library -> the rooms that may import it. `nats` is a peer in bench/ and tests/, never used inside.

@@ -200,7 +200,7 @@ NAMED_TEST = re.compile(r"\b(tests/[\w/]+\.py)(?:::(\w+))?")
 
 
 def missing_tests(text: str) -> list[str]:
-    """Tests that a text names (`tests/x.py`, `tests/x.py::test_y`, `test_y`) in vain."""
+    """Missing tests that a text names (`tests/x.py`, `tests/x.py::test_y`, `test_y`)."""
     missing = [
         f"{file}::{test}" if test else file
         for file, test in NAMED_TEST.findall(text)

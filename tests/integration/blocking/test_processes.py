@@ -1,4 +1,4 @@
-"""The twin in real scripts: the end of the process, Ctrl-C, forks, notebooks."""
+"""The blocking API in real scripts: the end of the process, Ctrl-C, forks, notebooks."""
 
 from __future__ import annotations
 

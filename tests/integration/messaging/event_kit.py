@@ -1,4 +1,4 @@
-"""What tests of topics and subscriptions need beside the calls they are about."""
+"""Helpers for tests of topics and subscriptions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What tests of topics need beside the calls they are about."""
+"""Helpers for tests of topics."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ async def done_with(topic: Topic, member: Subscription, seconds: float) -> None:
 
 
 async def given_up(topic: Topic, member: Subscription) -> None:
-    """A subscription settles everything, and its member is given nothing meanwhile."""
+    """A subscription settles everything, and its member receives nothing in the meantime."""
 
     async def lag() -> Lag:
         await nothing(member, 0.1)  # it has to fetch events, also those it dead-letters

@@ -1,4 +1,4 @@
-"""A proxy before the broker that sees whole NATS frames, and loses those that a test chooses."""
+"""A proxy in front of the broker that sees complete NATS frames, and drops those a test chooses."""
 
 from __future__ import annotations
 

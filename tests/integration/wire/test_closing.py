@@ -64,7 +64,7 @@ def unclosed(work: Callable[[], Coroutine[Any, Any, None]]) -> list[str]:
 
 
 async def cancel(work: Awaitable[object], steps: int) -> None:
-    """Start it and cancel it after so many steps of the event loop, a few milliseconds at most."""
+    """Start it and cancel it after this many event loop steps, a few milliseconds at most."""
     task = asyncio.ensure_future(work)
     for _ in range(steps):
         await asyncio.sleep(0 if steps % 2 else 0.0001)

@@ -246,7 +246,7 @@ async def test_a_stream_that_was_deleted_is_reported_in_the_end(
 async def test_a_consumer_on_a_dead_server_is_asked_for_under_another_name(
     millstream_url: str, read_all: ReadRange
 ) -> None:
-    """A cluster may assign a consumer to a server that has just died: nobody ever answers."""
+    """A cluster may assign a consumer to a server that has just died: it never answers."""
     asked: list[bytes] = []
 
     def lose_the_first(frame: bytes) -> bool:

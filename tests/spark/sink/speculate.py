@@ -1,4 +1,4 @@
-"""A driver on a cluster that starts a twin of a slow task: runs each line of its input.
+"""A driver on a cluster with speculative attempts of slow tasks: runs each line of its input.
 
 python speculate.py MASTER, then lines of JSON with url, kind, mode, folder and stall.
 """

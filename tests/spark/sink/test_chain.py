@@ -1,4 +1,4 @@
-"""The fence under a task's rows, without Spark: twins, zombies, lost acks, interrupted chains."""
+"""The fence of a task, without Spark: duplicates, zombies, lost acks, interrupted chains."""
 
 from __future__ import annotations
 

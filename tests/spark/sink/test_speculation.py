@@ -1,4 +1,4 @@
-"""A cluster that starts a twin of a slow task: each row is in the topic once."""
+"""A cluster that runs a slow task twice (speculation): each row is in the topic once."""
 
 from __future__ import annotations
 

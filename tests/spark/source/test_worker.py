@@ -1,4 +1,4 @@
-"""A worker without Spark: memory, redriven packs, twins, staged topics."""
+"""A worker without Spark: memory, redriven packs, concurrent attempts, staged topics."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How the twin is found, and what finding it costs."""
+"""How the blocking API is imported, and what that costs."""
 
 from __future__ import annotations
 

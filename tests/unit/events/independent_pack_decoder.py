@@ -280,7 +280,7 @@ def lz4_frame(data: bytes, size: int) -> bytes:
 
 
 def lz4_block(data: bytes, out: bytearray) -> None:
-    """Append what one LZ4 block holds; matches reach back into what is there."""
+    """Append what one LZ4 block holds; matches refer to what was decoded before."""
     at = 0
 
     def length(start: int) -> int:

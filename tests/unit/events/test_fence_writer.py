@@ -195,7 +195,7 @@ def test_attempts_that_start_a_fence_together_store_one_pack(broker: Broker) -> 
 def test_the_same_unit_of_another_attempt_is_found_and_a_different_one_refused(
     broker: Broker,
 ) -> None:
-    """Nobody claims this fence: only what the units say tells them apart."""
+    """This fence is never claimed: units are distinguished only by their contents."""
     writer, twin = FenceWriter(FENCE, "w"), FenceWriter(FENCE, "w")
     state = broker.run(writer.begin())
     wanted = state.next(1, "rows=3")

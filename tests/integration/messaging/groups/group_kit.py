@@ -127,7 +127,7 @@ class Recorder:
         return [run for run in self.runs if run.end is not None]
 
     def open_gate(self, key: str) -> None:
-        """Let the handler that waits go on, and those to come not wait."""
+        """Let the waiting handler continue; later ones do not wait."""
         self.gate.pop(key).set()
 
     def numbers(self, key: str) -> list[int]:

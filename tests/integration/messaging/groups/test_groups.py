@@ -325,7 +325,7 @@ async def test_a_cancelled_member_releases_its_partitions_immediately(
 
 
 async def test_a_member_declared_dead_stops_and_joins_again(single: Kit) -> None:
-    """Nobody is asked to believe its clock: its record is ended, so its renewal is refused."""
+    """Its clock does not matter: its record is ended, so its renewal is refused."""
     record = Recorder()
     record.gate = {"a": asyncio.Event()}
     group = await single.member(record, replace(QUICK, lease=6.0))  # it renews every second

@@ -291,7 +291,7 @@ async def is_parked(kit: Kit, key: str) -> bool:
 
 
 async def test_a_group_continues_after_the_broker_was_killed(stack: AsyncExitStack) -> None:
-    """Nobody is declared dead for it: owners keep their partitions, and nothing is lost."""
+    """No member is declared dead: owners keep their partitions, and nothing is lost."""
     broker = await stack.enter_async_context(running_broker())
     kit = await make_kit(broker.url, stack)
     record = Recorder(seconds=0.001)
@@ -357,7 +357,7 @@ def restart(broker: Broker) -> None:
 async def test_without_the_broker_handlers_are_cancelled_before_the_lease_is_over(
     stack: AsyncExitStack,
 ) -> None:
-    """A frozen broker: the member cannot renew, stops by its own clock, and later goes on."""
+    """A frozen broker: the member cannot renew, stops by its own clock, and later continues."""
     broker = await stack.enter_async_context(running_broker())
     kit = await make_kit(broker.url, stack, partitions=1)
     record = Recorder()

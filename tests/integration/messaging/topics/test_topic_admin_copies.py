@@ -1,4 +1,4 @@
-"""Mirrors and sources, also beyond a leaf node; replicas; what a server tells about itself."""
+"""Mirrors and sources, also beyond a leaf node; replicas; what a server reports about itself."""
 
 from __future__ import annotations
 
@@ -237,7 +237,7 @@ def leaf_port(hub: Path) -> int:
 
 
 def leaf_of(hub: Path, port: int) -> LeafSettings:
-    """What a leaf node needs to connect to a hub, whose data is there, at this port."""
+    """What a leaf node needs to connect to a hub with this data folder and port."""
     login = read_credentials(hub, "leaf")
     remote = LeafRemote(f"nats-leaf://127.0.0.1:{port}", login.user, login.password)
     return LeafSettings(remotes=(remote,))
