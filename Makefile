@@ -1,12 +1,12 @@
-# Every target sets up .venv by itself when it is missing or stale.
+# Every target sets up .venv automatically if it is missing or stale.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.ready
 EXTRAS := schemas,spark,demo,dev
 
-# The stamp says what the environment was made for. It is stale when this folder was moved or
-# copied, when other extras are wanted, or when the interpreter behind it is gone.
+# The stamp says what the environment was created for. It is stale when this folder was moved or
+# copied, when other extras are wanted, or when its interpreter is gone.
 MADE_FOR := $(CURDIR) [$(EXTRAS)]
 ifneq ($(shell $(BIN)/python -c 'import pip' 2>/dev/null && cat $(STAMP) 2>/dev/null),$(MADE_FOR))
 STALE := stale
@@ -29,24 +29,24 @@ $(STAMP): pyproject.toml requirements.lock $(STALE)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c requirements.lock -e ".[$(EXTRAS)]"
 	@echo "$(MADE_FOR)" > $(STAMP)
 
-# Test files run side by side, one process a core (four at most: each may start a JVM). Unit tests
+# Test files run in parallel, one process per core (four at most: each may start a JVM). Unit tests
 # come first, then the longest files: see tests/conftest.py.
 TEST_OPTIONS := --numprocesses auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder
 TESTS := $(BIN)/python -m pytest $(TEST_OPTIONS)
-# RERUN_FAILED=5: if at most five tests fail, run them once more, alone (continuous integration).
+# RERUN_FAILED=5: if at most five tests fail, run them once more, on their own (continuous integration).
 RERUN_FAILED ?= 0
 test: $(STAMP)
 	$(BIN)/python -m tools.rerun_failed --at-most $(RERUN_FAILED) -- $(TEST_OPTIONS) -m "not long"
 
-# What needs no broker, and one suite that does: an answer within a minute.
+# Tests without a broker, and one suite with one, in less than a minute.
 test-quick: $(STAMP)
 	$(TESTS) -m "not long" tests/unit tests/contracts
 
-# Everything, the tests that take minutes included: killed clusters; and new random examples.
+# Everything, including slow tests such as killed clusters, with new random examples.
 test-all: $(STAMP)
 	$(TESTS) --hypothesis-profile new
 
-# The tests of everything but Spark while their processes are stopped at random: who waits for luck?
+# All tests but Spark's while their processes are paused at random, to find races.
 STALL_SEED ?= 1
 test-stalled: $(STAMP)
 	$(BIN)/python -m tests.stalls --seed $(STALL_SEED) -- --numprocesses auto --maxprocesses 4 \
@@ -63,8 +63,8 @@ demo: $(STAMP)
 bench: $(STAMP)
 	$(BIN)/python -m bench all --quick
 
-# Breaks everything on purpose, FAULT_MINUTES for each scenario, and counts; see docs/RELIABILITY.md.
-# As root also partitions, power loss and full disks.
+# Injects faults, FAULT_MINUTES for each scenario, and counts losses; see docs/RELIABILITY.md.
+# As root, also partitions, power loss and full disks.
 FAULT_MINUTES ?= 4
 FAULT_SEED ?= 1
 FAULT_FOLDER ?= fault-reports

@@ -72,9 +72,9 @@ def interleave(
 ) -> dict[str, float | PeerAbsent]:
     """The median figure of each contestant over `rounds` rounds in which all take turns.
 
-    One unmeasured round comes first. Who begins moves on by one each round. A contestant that
-    raises PeerAbsent is out, and the error stands in its place. Coroutines run on `runner`, so
-    that a connection made before is on the same loop.
+    One unmeasured round comes first. A different contestant starts each round. A contestant that
+    raises PeerAbsent is left out, and the error is returned instead. Coroutines run on `runner`, so
+    that a connection opened before is on the same loop.
     """
     if rounds < 1:
         raise ValueError(f"rounds must be 1 or more, not {rounds}")
@@ -125,7 +125,7 @@ def against(
     runner: asyncio.Runner | None = None,
     rounds: int | None = None,
 ) -> Iterator[Result | Skipped]:
-    """Our figure beside each peer's, taken in turns; one result a peer, or one without a peer.
+    """Our figure and each peer's, taken in turns; one result per peer, or one without a peer.
 
     `rounds` is for families whose rounds are so short that they can afford more of them.
     """

@@ -1,4 +1,4 @@
-"""Messaging: our SDK beside nats-py's own helpers and beside a bare socket, on one server."""
+"""Messaging: our SDK, nats-py's own helpers and a bare socket, on one server."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class _Aside:
         self._figures.setdefault(who, []).append(figure)
 
     def results(self, name: str, unit: str) -> Iterator[Result]:
-        """Ours beside each peer's: medians without the first round, which only warms up."""
+        """Ours and each peer's: medians without the first round, which only warms up."""
         medians = {who: median(figures[1:]) for who, figures in self._figures.items()}
         value = medians.pop(OURS)
         for peer, peer_value in medians.items():

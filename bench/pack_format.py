@@ -1,4 +1,4 @@
-"""The pack format by itself: events to bytes and back, no broker.
+"""The pack format on its own: events to bytes and back, no broker.
 
 Typed events of about 100 bytes: six columns, key, time and id. The peer is pyarrow's own stream
 writer and reader with the same options, which check nothing.
@@ -64,7 +64,7 @@ def rate(work: Callable[[], object], events: int, quick: bool) -> Callable[[], f
 
 
 def plain_write(batch: pa.RecordBatch, codec: str) -> pa.Buffer:
-    """What pyarrow does by itself."""
+    """What pyarrow alone does."""
     sink = pa.BufferOutputStream()
     compression = None if codec == "none" else codec
     options = pa.ipc.IpcWriteOptions(compression=compression, use_threads=False)
@@ -74,7 +74,7 @@ def plain_write(batch: pa.RecordBatch, codec: str) -> pa.Buffer:
 
 
 def plain_read(payload: pa.Buffer) -> pa.RecordBatch:
-    """What pyarrow does by itself: no checksum, no validation, no limit."""
+    """What pyarrow alone does: no checksum, no validation, no limit."""
     options = pa.ipc.IpcReadOptions(use_threads=False)
     with pa.ipc.open_stream(payload, options=options) as reader:
         return reader.read_next_batch()

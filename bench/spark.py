@@ -1,4 +1,4 @@
-"""Spark: typed packs beside JSON values and Parquet, plain messages, the sink, latency, start.
+"""Spark: typed packs against JSON values and Parquet, plain messages, the sink, latency, start.
 
 Everything but latency and start is measured in one warm session on two cores; those two need a
 process of their own for each contestant, because their settings are those of the JVM.

@@ -73,7 +73,7 @@ def arrows(graph: dict[str, set[str]]) -> list[tuple[str, str]]:
 
 
 def levels(graph: dict[str, set[str]]) -> list[list[str]]:
-    """Rooms by height: each stands above all that it may import; the lowest row first."""
+    """Rooms by height: each is above all that it may import; the lowest row first."""
     height: dict[str, int] = {}
     while len(height) < len(graph):
         for room, targets in graph.items():

@@ -46,7 +46,7 @@ def sound_vector(sample: Sample) -> None:
 
 
 def other_sound_vectors() -> None:
-    """What the encoder does not write and readers take all the same."""
+    """What the encoder does not write but readers accept."""
     nothing = pack.empty()
     text = {"about": "no events and no payload", "headers": nothing.headers, "events": []}
     write("empty", b"", text)

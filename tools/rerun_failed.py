@@ -3,7 +3,7 @@
     python -m tools.rerun_failed --at-most 5 -- [options of pytest]
 
 Exit code 0 means that every test passed, in the first run or alone. Tests that needed the second
-run are printed last, after `flaky:`, so that nobody has to search for them.
+run are printed last, after `flaky:`, so that they are easy to find.
 """
 
 from __future__ import annotations
