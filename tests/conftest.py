@@ -63,6 +63,9 @@ SECONDS = {
     "tests/integration/security/": 0.1,
 }
 QUICK_FOLDERS = ("tests/unit/", "tests/contracts/")
+# The examples of the pages start and stop Spark with an environment of their own, so in the process
+# that runs them no other test may have started Spark before.
+DOCS_FOLDER = "tests/docs/"
 
 
 def file_of(item: pytest.Item) -> str:
@@ -74,14 +77,18 @@ def seconds_of(path: str) -> float:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Quick files first, so that most failures show within a minute; then the longest file first.
+    """Quick files first, so that most failures show within a minute; then docs, then the longest.
 
     Files are given to the processes in this order. A long one must not be left for the end, when
     the other processes have nothing to do any more.
     """
     tests = Counter(map(file_of, items))
     rank = {
-        file: (not file.startswith(QUICK_FOLDERS), -count * seconds_of(file))
+        file: (
+            not file.startswith(QUICK_FOLDERS),
+            not file.startswith(DOCS_FOLDER),
+            -count * seconds_of(file),
+        )
         for file, count in tests.items()
     }
     items.sort(key=lambda item: rank[file_of(item)])

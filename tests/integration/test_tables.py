@@ -76,7 +76,7 @@ async def test_only_a_topic_with_a_history_is_a_table(mill: Mill) -> None:
     await mill.create_topic("log")
     with pytest.raises(ConfigError, match="not a table"):
         await mill.table("log")
-    with pytest.raises(ConfigError, match="give it a history"):
+    with pytest.raises(ConfigError, match="set a history"):
         await mill.create_table("other", TopicSettings(partitions=2))
     table = await mill.create_table("stock")
     with pytest.raises(ConfigError, match="cannot tell keys apart"):

@@ -174,7 +174,7 @@ async def test_a_disk_filled_by_others_is_reported_and_the_broker_recovers_when_
         assert 5 < acked < 40
         (node,) = broker.health().nodes
         assert not node.ok
-        assert "free space, and the broker restarts itself" in str(node.problem)
+        assert "free some space, and the broker restarts itself" in str(node.problem)
         pid, url = broker.pid, broker.url
         ballast.unlink()
         await wait_until_async(lambda: broker.pid != pid and broker.health().ok)

@@ -135,7 +135,7 @@ def _raise(done: Any) -> None:
 def test_reset_asks_and_names_what_will_happen(project: Path) -> None:
     checkpoint = project / ".pipeline" / "checkpoints" / "counts"
     checkpoint.mkdir(parents=True)
-    with pytest.raises(ConfigError, match=r"come a second time to counts.*--yes"):
+    with pytest.raises(ConfigError, match=r"written to counts a second time.*--yes"):
         _raise(call("reset", str(project)))
     assert checkpoint.exists()
     with pytest.raises(ConfigError, match="no flow 'nope'"):
