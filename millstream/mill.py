@@ -32,8 +32,9 @@ def connect(
     """Connect to a broker: `mill = await connect()`, or `async with connect() as mill`.
 
     The address is `url`, else `NATS_URL`, else `url` in millstream.toml, else the broker that
-    `millstream up` started on this folder's data, else nats://127.0.0.1:4222. Other settings are
-    those of ConnectionSettings, as keywords. A `client_id` is claimed for this connection only.
+    `millstream up` started on the data folder (NotRunning if that folder is named or exists but
+    has no broker), else nats://127.0.0.1:4222. Other settings are those of ConnectionSettings, as
+    keywords. A `client_id` is claimed for this connection only.
     """
     return Connecting(Mill, settings or ConnectionSettings.load(url, **changes), client_id)
 

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Final
 
-from millstream.errors import ConfigError
+from millstream.errors import ConfigError, NotRunning
 
 __all__ = [
     "DEFAULT_URL",
@@ -185,25 +185,30 @@ def data_folder(given: str | Path | None = None, start: Path | None = None) -> P
 
     `start` is the folder where the search starts; by default the working directory.
     """
-    if given is None:
-        given = environment("MILLSTREAM_DATA")
-    if given is None:
-        project = find_project_file(start)
-        if project is not None:
-            listed = project_table("broker", project).get("data")
-            if listed is not None:
-                return (project.parent / str(listed)).resolve()
-        return ((start or Path()) / DATA_FOLDER).resolve()
-    return Path(given or DATA_FOLDER).resolve()
+    return _named_folder(given, start) or ((start or Path()) / DATA_FOLDER).resolve()
+
+
+def _named_folder(given: str | Path | None, start: Path | None) -> Path | None:
+    """The data folder that was chosen; None if nothing names one."""
+    named = given or environment("MILLSTREAM_DATA")
+    if named is not None:
+        return Path(named).resolve()
+    project = find_project_file(start)
+    listed = None if project is None else project_table("broker", project).get("data")
+    return None if project is None or listed is None else (project.parent / str(listed)).resolve()
 
 
 def project_url(start: Path | None = None) -> str | None:
-    """The address in the nearest millstream.toml, else that of the broker that `up` runs there."""
+    """The address in the nearest millstream.toml, else that of the broker that `up` runs there.
+
+    None if no data folder is named and none exists. A named or existing folder without a broker
+    raises NotRunning: the caller means its broker, not another one that happens to run.
+    """
     file = find_project_file(start)
     listed = None if file is None else read_project_file(file).get("url")
     if not isinstance(listed, str | None):
         raise ConfigError(f"{PROJECT_FILE}: url must be a string, not {listed!r}")
-    return _url_of_running_broker(start) if listed is None else listed
+    return _url_of_folder(start) if listed is None else listed
 
 
 def hide_password(url: str) -> str:
@@ -314,10 +319,13 @@ def _urls(given: str | None) -> tuple[str, ...]:
     return urls
 
 
-def _url_of_running_broker(start: Path | None) -> str | None:
+def _url_of_folder(start: Path | None) -> str | None:
     """The address that `millstream up` wrote next to its data: `connect()` needs none."""
+    folder = data_folder(start=start)
     try:
-        state = json.loads((data_folder(start=start) / STATE_FILE).read_text(encoding="utf-8"))
+        state = json.loads((folder / STATE_FILE).read_text(encoding="utf-8"))
         return str(state["url"])
-    except (OSError, ValueError, KeyError, TypeError):
-        return None
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        if _named_folder(None, start) is None and not folder.exists():
+            return None
+        raise NotRunning(str(folder)) from error

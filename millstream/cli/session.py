@@ -8,8 +8,15 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
-from millstream.errors import ConfigError, MillstreamError
-from millstream.settings import STATE_FILE, ConnectionSettings, data_folder, environment
+from millstream.errors import ConfigError, MillstreamError, NotRunning
+from millstream.settings import (
+    DEFAULT_URL,
+    ConnectionSettings,
+    data_folder,
+    environment,
+    project_url,
+    read_project_file,
+)
 
 if TYPE_CHECKING:
     from millstream.mill import Mill
@@ -55,10 +62,13 @@ def connection_settings(server: str | None) -> ConnectionSettings:
     admin: anyone who can run them here can also read its passwords.
     """
     settings = ConnectionSettings.load(server, name="millstream command line")
-    chosen = (settings.user, settings.token, settings.nkey_seed, settings.creds)
-    if server or environment("NATS_URL") or any(chosen):
+    if server or environment("NATS_URL"):
         return settings
-    if not (data_folder() / STATE_FILE).exists():
+    if project_url() is None:
+        typer.echo(
+            f"There is no broker of this folder; using {DEFAULT_URL} (choose with --server)",
+            err=True,
+        )
         return settings
     from dataclasses import replace
 
@@ -66,8 +76,14 @@ def connection_settings(server: str | None) -> ConnectionSettings:
 
     try:
         state = broker.read_state(data_folder())
-        if not state.secured or state.url != ",".join(settings.urls):
-            return settings
+    except NotRunning:
+        if "url" in read_project_file():
+            return settings  # a broker that runs elsewhere
+        raise  # the address is left from a broker that died; another may have its port now
+    chosen = (settings.user, settings.token, settings.nkey_seed, settings.creds)
+    if any(chosen) or not state.secured or state.url != ",".join(settings.urls):
+        return settings
+    try:
         admin = broker.read_credentials(data_folder(), broker.Role.ADMIN)
     except MillstreamError:
         return settings  # connecting will report what is wrong

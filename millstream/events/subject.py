@@ -16,6 +16,7 @@ __all__ = [
     "check_name",
     "check_subject",
     "copies_prefix",
+    "is_name",
     "key_bytes",
     "key_of_token",
     "key_token",
@@ -40,9 +41,14 @@ _ESCAPED = re.compile(rb"=([0-9A-F]{2})")
 _TOKEN_ESCAPES: Final = {bytes([n]): b"=%02X" % n for n in range(256)}
 
 
+def is_name(name: str) -> bool:
+    """Whether it can be the name of a topic, subscription or writer."""
+    return _NAME.fullmatch(name) is not None and len(name) <= NAME_CHARS_MAX
+
+
 def check_name(kind: str, name: str) -> str:
     """The name if it is valid for a topic, subscription or writer; else a ConfigError."""
-    if not isinstance(name, str) or not _NAME.fullmatch(name) or len(name) > NAME_CHARS_MAX:
+    if not isinstance(name, str) or not is_name(name):
         raise ConfigError(
             f"{kind} name {name!r}: use 1 to {NAME_CHARS_MAX} of A-Z a-z 0-9 _ - "
             f"and start with a letter or digit"

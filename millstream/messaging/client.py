@@ -35,6 +35,7 @@ from millstream.messaging.topics.handle import TopicHandle
 from millstream.messaging.topics.info import TopicInfo
 from millstream.messaging.topics.lookup import list_topics, open_topic
 from millstream.messaging.topics.settings import TopicSettings
+from millstream.messaging.topics.unstored import UnstoredWarnings
 from millstream.settings import ConnectionSettings, Reconnect
 from millstream.wire.aio.connection import Connection, Outlet
 from millstream.wire.aio.jetstream import JetStream
@@ -50,6 +51,7 @@ IN_FLIGHT_MAX: Final = 4096
 CLOSE_SECONDS: Final = 5.0
 DRAIN_SECONDS: Final = 30.0
 RELEASE_SECONDS: Final = 2.0
+LOOKUP_SECONDS: Final = 1.0
 
 _log = logging.getLogger("millstream.messaging")
 
@@ -91,6 +93,7 @@ class Client(AsyncClosing):
         self.jetstream = JetStream(connection)
         self.identity: Identity | None = None
         self._publisher = StreamPublisher(connection, IN_FLIGHT_MAX)
+        self._unstored = UnstoredWarnings(self.jetstream)
         self._topics: weakref.WeakSet[Topic] = weakref.WeakSet()
         self._refreshing: asyncio.Task[None] | None = None
         connection.on_connected.append(self._reconnected)
@@ -154,6 +157,7 @@ class Client(AsyncClosing):
 
     async def _settle(self, deadline: Deadline) -> None:
         """Wait for acks in flight and give the client id back."""
+        await self._unstored.close(deadline.left(LOOKUP_SECONDS) if self.connected else 0)
         if self._refreshing is not None:
             self._refreshing.cancel()
         try:
@@ -180,8 +184,13 @@ class Client(AsyncClosing):
         headers: HeaderItems | None = None,
         reply: str | None = None,
     ) -> None:
-        """Send a message to the current subscribers of a subject: at most once, in order."""
+        """Send a message to the current subscribers of a subject: at most once, in order.
+
+        A topic's events go through `topic.publish`: a subject that has the name of a topic but
+        is not stored by it is reported once, as a warning in the log.
+        """
         await publish(self.connection, subject, data, headers, reply)
+        self._unstored.published(subject)
 
     def subscribe(
         self,

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from millstream import errors
 from millstream.deadline import Deadline, now_ns
-from millstream.errors import ConfigError
+from millstream.errors import ConfigError, NotRunning
 from millstream.settings import (
     DEFAULT_URL,
     ConnectionSettings,
@@ -125,7 +125,8 @@ def test_the_address_of_a_project_is_found_from_another_folder(tmp_path: Path) -
     folder = tmp_path / "project" / "inner"
     data = tmp_path / "project" / "inner" / ".millstream"
     data.mkdir(parents=True)
-    assert project_url(folder) is None
+    with pytest.raises(NotRunning, match=r"\.millstream"):
+        project_url(folder)
     (data / "broker.json").write_text('{"url": "nats://running:1"}')
     assert project_url(folder) == "nats://running:1"
     (tmp_path / "project" / "millstream.toml").write_text('url = "nats://listed:2"')
@@ -133,10 +134,27 @@ def test_the_address_of_a_project_is_found_from_another_folder(tmp_path: Path) -
     assert project_url(tmp_path) is None
 
 
-def test_a_broken_state_file_counts_as_none(tmp_path: Path) -> None:
+def test_a_folder_without_a_readable_state_file_has_no_broker(tmp_path: Path) -> None:
     (tmp_path / ".millstream").mkdir()
+    with pytest.raises(NotRunning):
+        ConnectionSettings.load()
     (tmp_path / ".millstream/broker.json").write_text("[]")
+    with pytest.raises(NotRunning):
+        ConnectionSettings.load()
+
+
+def test_a_named_folder_is_never_replaced_by_the_default_address(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     assert ConnectionSettings.load().urls == (DEFAULT_URL,)
+    (tmp_path / "millstream.toml").write_text('[broker]\ndata = "named"\n')
+    with pytest.raises(NotRunning, match="named"):
+        ConnectionSettings.load()
+    (tmp_path / "millstream.toml").unlink()
+    monkeypatch.setenv("MILLSTREAM_DATA", str(tmp_path / "variable"))
+    with pytest.raises(NotRunning, match="variable"):
+        ConnectionSettings.load()
+    assert ConnectionSettings.load("nats://given:1").urls == ("nats://given:1",)
 
 
 def test_credentials_come_from_the_environment(

@@ -85,7 +85,11 @@ class Mill(Connected):
         headers: HeaderItems | None = None,
         reply: str | None = None,
     ) -> None:
-        """Send a message to the current subscribers of a subject: at most once, in order."""
+        """Send a message to the current subscribers of a subject: at most once, in order.
+
+        A topic's events go through `topic.publish`: a subject that has the name of a topic but
+        is not stored by it is reported once, as a warning in the log.
+        """
         self._loop.call(self._inner.publish(subject, data, headers, reply))
 
     def subscribe(

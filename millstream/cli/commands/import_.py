@@ -142,8 +142,8 @@ async def _import(
     async with open_writer(topic, writer_name) as writer:
         first = max(writer.first, from_row)
         with FileProgress(f"Importing {reader.file}", reader.total) as progress:
-            stored = await _copy(reader, columns, writer, progress, first)
-    return stored, first - from_row
+            stored, skipped = await _copy(reader, columns, writer, progress, first)
+    return stored, first - from_row + skipped
 
 
 async def _copy(
@@ -152,16 +152,20 @@ async def _copy(
     writer: "RowWriter",
     progress: FileProgress,
     first: int,
-) -> int:
-    """Write the rows from `first` on, group by group; return how many were stored."""
+) -> tuple[int, int]:
+    """Write the rows from `first` on, group by group.
+
+    Returns how many were stored, and how many had been stored before: the partitions of a topic
+    can have come to different rows when an import was stopped.
+    """
     import asyncio
 
-    stored = 0
+    stored = skipped = 0
     groups = reader.groups(first)
     reached = first  # every row before it is stored
     try:
         while group := await asyncio.to_thread(next, groups, None):
-            if not stored:
+            if reached == first:
                 columns = columns.settled(group[0][1])
             events = []
             for row in group:
@@ -169,11 +173,12 @@ async def _copy(
                     events.append((row[0], columns.event(row)))
                 except (ConfigError, Unfit) as error:
                     raise reader.fault(row[0], error) from error
-            stored += len(events) - await writer.write(events)
+            known = await writer.write(events)
+            stored, skipped = stored + len(events) - known, skipped + known
             reached = group[-1][0] + 1
             progress.show(reader.position, stored)
     except BaseException:
         if reached > 1:
             typer.echo(f"Rows before {reached:,} are stored. Run it again to continue", err=True)
         raise
-    return stored
+    return stored, skipped

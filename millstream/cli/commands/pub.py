@@ -12,6 +12,7 @@ from millstream.cli.session import ServerOption, run
 from millstream.errors import ConfigError
 
 if TYPE_CHECKING:
+    from millstream.errors import PermissionDenied
     from millstream.messaging import Receipt
     from millstream.mill import Mill
 
@@ -37,7 +38,8 @@ def pub(
 ) -> None:
     """Publish a message to a subject, or with -t an event to a topic.
 
-    A message reaches the subscribers that are connected now, at most once. An event is stored
+    A message reaches the subscribers that are connected now, at most once; a subject with the name
+    of a topic that does not store it is reported on stderr. An event is stored
     before the command ends; its receipt says where, and how durably. With --json one receipt per
     line.
     """
@@ -62,21 +64,38 @@ async def _to_subject(
 ) -> None:
     import asyncio
 
+    # Not mill.publish: its warning would be logged at some later time, or after the command's end.
+    from millstream.messaging.core.message import publish
+    from millstream.messaging.topics.unstored import why_unstored
+
     headers, pause = bodies.headers(), bodies.pause()
     sent = 0
     batches = bodies.batches(subject)
+    denied: list[PermissionDenied] = []
+    mill.connection.on_denied.append(denied.append)
     while batch := await asyncio.to_thread(next, batches, None):
         for body, _ in batch:
-            await mill.publish(subject, body, headers, reply_to)
+            await publish(mill.connection, subject, body, headers, reply_to)
             sent += 1
             if pause:
-                await mill.flush()
+                await _received(mill, subject, denied)
                 await asyncio.sleep(pause)
-        await mill.flush()
+        await _received(mill, subject, denied)
+    reason = await why_unstored(mill.jetstream, subject)
+    if reason is not None:
+        typer.echo(f"warning: {reason}", err=True)
     if as_json:
         print_json({"subject": subject, "messages": sent})
     else:
         say(f"Published {sent:,} message{'s' * (sent != 1)} to '{subject}'")
+
+
+async def _received(mill: "Mill", subject: str, denied: "list[PermissionDenied]") -> None:
+    """Return when the server has taken what was sent; raises if it refused any of it."""
+    await mill.flush()
+    for refusal in denied:
+        if refusal.subject == subject:
+            raise refusal
 
 
 async def _to_topic(

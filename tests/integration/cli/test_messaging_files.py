@@ -19,6 +19,7 @@ import pyarrow.parquet as pq
 import pytest
 
 import millstream
+from millstream.cli.files.writer import writer_name
 from tests.integration.cli.conftest import MILLSTREAM, until
 from tests.integration.cli.messaging_commands import Commands
 
@@ -300,6 +301,34 @@ def test_an_import_killed_and_run_again_stores_each_row_once(run: Commands, tmp_
     run("import", "once", str(file))
     numbers = [json.loads(event[1])["n"] for event in contents(run.url, "once")]
     assert numbers == list(range(count))
+
+
+def test_an_import_into_several_partitions_counts_each_row_once(
+    run: Commands, tmp_path: Path
+) -> None:
+    file = tmp_path / "rows.jsonl"
+    file.write_text("".join(f'{{"k": "{n % 7}", "n": {n}}}\n' for n in range(100)))
+    run("topic", "create", "spread", "--partitions", "4")
+
+    async def stop_half_way() -> None:
+        """As an import that was killed when some partitions had stored more rows than others."""
+        async with millstream.connect(run.url) as mill:
+            topic = await mill.topic("spread")
+            packs = millstream.Packing(max_events=10, linger=60)
+            writer = await topic.writer(writer_name(str(file)), packs).open()
+            for n in range(50):
+                await writer.write(b"{}", str(n % 7), position=n + 1)
+            await writer.abandon()
+            assert writer.position == 0
+
+    asyncio.run(stop_half_way())
+    there = len(contents(run.url, "spread"))
+    assert 0 < there < 50
+    assert run.json("import", "spread", str(file), "--key", "k") == {
+        "topic": "spread", "file": str(file), "stored": 100 - there, "stored_before": there,
+    }  # fmt: skip
+    again = run.json("import", "spread", str(file), "--key", "k")
+    assert (again["stored"], again["stored_before"]) == (0, 100)
 
 
 def test_rows_become_values_of_a_topics_type(run: Commands, tmp_path: Path) -> None:
