@@ -468,11 +468,9 @@ class Connection:
         while True:
             await asyncio.sleep(self.settings.ping_interval)
             link = self._link
-            if link is not None:
-                if link.unresponsive:
-                    link.abort()
-                else:
-                    link.ping()
+            # While reading is paused, pongs wait in the socket.
+            if link is not None and self._reading and not link.check_life():
+                link.abort()
 
     def _end(self, error: ConnectError) -> None:
         self._closed = error

@@ -133,13 +133,21 @@ class DirectReader:
             subject = f"{self._jetstream.prefix}.DIRECT.GET.{self._stream}"
             body = msgspec.json.encode(self._question())
             self._connection.publish(subject.encode(), body, inbox.encode())
-            async with asyncio.timeout(deadline.left()):
-                await arrived.wait()
-        except TimeoutError as error:
-            raise RequestTimeout(subject, ANSWER_SECONDS) from error
+            await self._all_of_it(arrived, subject)
         finally:
             self._connection.unsubscribe(interest)
         await self._deliver()
+
+    async def _all_of_it(self, arrived: asyncio.Event, subject: str) -> None:
+        """Wait for the end of a batch, however long it takes while messages come."""
+        while not arrived.is_set():
+            before = len(self._batch)
+            try:
+                async with asyncio.timeout(ANSWER_SECONDS):
+                    await arrived.wait()
+            except TimeoutError as error:
+                if len(self._batch) == before:
+                    raise RequestTimeout(subject, ANSWER_SECONDS) from error
 
     def _question(self) -> dict[str, Any]:
         ask: dict[str, Any] = {

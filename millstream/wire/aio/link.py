@@ -58,6 +58,7 @@ class Link(asyncio.BufferedProtocol):
         self._loop = asyncio.get_running_loop()
         self._greeting: asyncio.Future[ServerInfo] = self._loop.create_future()
         self._pongs: deque[asyncio.Future[None]] = deque()
+        self._heard = False  # anything since the last look
         self._resume: asyncio.Future[None] | None = None
         self._handshake_error: Exception | None = None
         self.transport: asyncio.Transport | None = None
@@ -76,6 +77,7 @@ class Link(asyncio.BufferedProtocol):
         return self._buffer
 
     def buffer_updated(self, size: int) -> None:
+        self._heard = True
         try:
             self._parser.feed(bytes(self._buffer[:size]))
         except Exception as error:  # a broken frame or handler: nothing after it can be trusted
@@ -139,9 +141,16 @@ class Link(asyncio.BufferedProtocol):
         self.write(PING)
         return pong
 
-    @property
-    def unresponsive(self) -> bool:
-        return len(self._pongs) >= PINGS_UNANSWERED_MAX
+    def check_life(self) -> bool:
+        """Ping the server; False when it has answered no ping and sent nothing else for a while.
+
+        Messages count: behind many of them a pong may take long.
+        """
+        heard, self._heard = self._heard, False
+        if len(self._pongs) < PINGS_UNANSWERED_MAX:
+            self.ping()
+            return True
+        return heard
 
     def abort(self) -> None:
         if self.transport is not None:

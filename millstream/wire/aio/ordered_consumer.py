@@ -167,6 +167,7 @@ class OrderedConsumer:
     async def _open_consumer(self, deadline: Deadline) -> None:
         patience = deadline.left(at_most=GIVEN_AWAY_SECONDS)
         config = self._cursor.config()
+        self._forget_consumer()  # the one before it may live, and would be kept for a minute
         try:
             info = await self._jetstream.create_consumer(self._stream, config, timeout=patience)
         except RequestTimeout:

@@ -219,6 +219,8 @@ class PullConsumer:
 
     def _take(self, run: list[Frame]) -> None:
         """Put messages of the stream into the buffer, and handle the statuses between them."""
+        # Any of them: while messages flow, the server sends no heartbeats.
+        self._last_sign = self._loop.time()
         messages = [_new(RawMessage, frame) for frame in run if frame[1][:8] == _ACK_PREFIX]
         count = len(messages)
         if count:
@@ -232,7 +234,6 @@ class PullConsumer:
                     self._status(headers)
 
     def _status(self, headers: bytes) -> None:
-        self._last_sign = self._loop.time()
         code, text = status_of(headers)
         if code == 100:
             return

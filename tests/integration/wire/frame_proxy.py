@@ -24,6 +24,7 @@ class FrameProxy:
         self._tasks: set[asyncio.Task[None]] = set()
         self.to_server: Callable[[bytes], bool] = passes
         self.to_client: Callable[[bytes], bool] = passes
+        self.pause = 0.0  # seconds before each message: a slow network
         self.connections = 0
 
     def cut(self) -> None:
@@ -58,6 +59,7 @@ class FrameProxy:
                 words = line.split()
                 if words and words[0] in WITH_PAYLOAD:
                     line += await source.readexactly(int(words[-1]) + 2)
+                    await asyncio.sleep(self.pause)
                 if rule(line):
                     target.write(line)
                     await target.drain()
