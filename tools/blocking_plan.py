@@ -193,7 +193,7 @@ PLANS = [
         "Guard",
         "tables",
         fixed={"topic": "str", "settings": "GuardSettings", "subject": "str"},
-        live={"stored": "int", "refused": "int", "streams": "list[str]"},
+        live={"stored": "int", "refused": "int"},
     ),
     ClassPlan(
         "millstream.mill",

@@ -20,6 +20,7 @@ from millstream.settings import Secret
 __all__ = [
     "ANONYMOUS",
     "CREDENTIALS_FILE",
+    "GUARD",
     "Credentials",
     "GeneratedUsers",
     "generate_users",
@@ -31,6 +32,7 @@ CREDENTIALS_FILE: Final = "credentials.json"
 ANONYMOUS: Final = "anonymous"  # the user for clients without credentials, on loopback
 _SYSTEM: Final = "system"
 _LEAF: Final = "leaf"
+GUARD: Final = "guard"
 _CLUSTER: Final = "cluster"
 _PASSWORD_BYTES: Final = 24  # 192 bits
 
@@ -41,7 +43,7 @@ class Credentials:
 
     user: str
     password: Secret
-    role: str  # "admin", "app", "reader", or "system" for the $SYS account
+    role: str  # of Role, or "system", "leaf", "guard"
     account: str
 
 
@@ -90,8 +92,8 @@ def read_credentials(
 ) -> Credentials:
     """The generated user of that role and account.
 
-    Besides the roles, "system" is the user of the $SYS account, and "leaf" the user for leaf nodes
-    of the account.
+    Besides the roles, "system" is the user of the $SYS account, "leaf" the user for leaf nodes of
+    the account, and "guard" the user of its guard.
     """
     name = _SYSTEM if role == _SYSTEM else _name(role, account)
     password = _read(data / CREDENTIALS_FILE).get(name)
@@ -129,10 +131,12 @@ def _name(role: str, account: str) -> str:
 
 
 def _account_users(settings: BrokerSettings, password: Callable[[str], Secret]) -> tuple[User, ...]:
+    guards = _guards(settings, password)
     if not settings.secured:
-        return (User(ANONYMOUS, password(ANONYMOUS), Role.ADMIN), *_tenants(settings, password))
+        anonymous = User(ANONYMOUS, password(ANONYMOUS), Role.ADMIN)
+        return (anonymous, *_tenants(settings, password), *guards)
     if not settings.auth:
-        return settings.users
+        return (*settings.users, *guards)
     taken = {user.name for user in settings.users}
     made = [
         User(_name(role, account), password(_name(role, account)), role, account)
@@ -140,7 +144,16 @@ def _account_users(settings: BrokerSettings, password: Callable[[str], Secret]) 
         for role in Role
         if _name(role, account) not in taken
     ]
-    return (*settings.users, *made)
+    return (*settings.users, *made, *guards)
+
+
+def _guards(settings: BrokerSettings, password: Callable[[str], Secret]) -> list[User]:
+    """The user of each account's guard, which writes to guarded topics."""
+    names = {_name(GUARD, account): account for account in _accounts(settings)}
+    for user in settings.users:
+        if user.name in names:
+            raise ConfigError(f"the user name '{user.name}' is taken by the guard of topics")
+    return [User(name, password(name), Role.TRUSTED, account) for name, account in names.items()]
 
 
 def _tenants(settings: BrokerSettings, password: Callable[[str], Secret]) -> tuple[User, ...]:

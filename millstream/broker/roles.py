@@ -10,6 +10,7 @@ from collections.abc import Iterable
 from typing import Final
 
 from millstream.broker.config import Permissions, Role, User
+from millstream.settings import GUARDED_TOKEN
 
 __all__ = ["permissions_of"]
 
@@ -43,6 +44,9 @@ _READ_ONLY: Final = (
     "CONSUMER.INFO.*.*",
 )
 
+# The own subjects of guarded topics: only their guard writes there.
+_GUARDED: Final = f"{GUARDED_TOKEN}.>"
+
 # A queue group gives each message to one member: joining one takes messages from the others.
 _ANY_QUEUE_GROUP: Final = "> >"
 
@@ -54,6 +58,8 @@ def permissions_of(user: User) -> Permissions:
     if user.role is Role.ADMIN:
         return Permissions()
     if user.role is Role.APP:
+        return Permissions(publish_deny=(*_api(_ADMIN_ONLY), _GUARDED))
+    if user.role is Role.TRUSTED:
         return Permissions(publish_deny=_api(_ADMIN_ONLY))
     own = [f"CONSUMER.MSG.NEXT.{stream}.{name}" for stream, name in user.subscriptions]
     acks = [f"$JS.ACK.{stream}.{name}.>" for stream, name in user.subscriptions]

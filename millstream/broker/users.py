@@ -22,7 +22,8 @@ class Role(StrEnum):
     """What a user may do in its account.
 
     `admin`: everything. `app`: publish, read, declare topics and subscriptions, but not delete,
-    purge or reconfigure a topic. `reader`: read everything, change nothing.
+    purge or reconfigure a topic. `reader`: read everything, change nothing. `trusted`: as
+    `app`, and it may write to guarded topics past their guard, as the guard itself does.
 
     `reader` is a hard boundary. `app` only guards against accidents: a client that may create
     streams can create one that forwards messages to any subject of the account, the broker's own
@@ -32,6 +33,7 @@ class Role(StrEnum):
     ADMIN = "admin"
     APP = "app"
     READER = "reader"
+    TRUSTED = "trusted"
 
 
 @dataclass(frozen=True, slots=True)

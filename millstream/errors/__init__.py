@@ -23,6 +23,7 @@ MillstreamError
 ├── NoMessage (TimeoutError)                 no message arrived within the time given
 ├── SubscriberClosed                         the subscriber was closed or drained
 ├── NoResponders                             no subscriber or service listens on the subject
+│   └── NoGuard                              no guard of the guarded topic answers
 ├── ServiceError                             a service answered with an error
 ├── IdentityTaken                            another living client holds the client id
 ├── IdentityLost                             the client id was taken over by another client
@@ -88,6 +89,7 @@ from millstream.errors.connection import (
     ConnectionClosed,
     IdentityLost,
     IdentityTaken,
+    NoGuard,
     NoMessage,
     NoResponders,
     PermissionDenied,
@@ -156,6 +158,7 @@ __all__ = [
     "LimitReached",
     "MillstreamError",
     "MissingExtra",
+    "NoGuard",
     "NoMessage",
     "NoResponders",
     "NoSpace",

@@ -11,6 +11,7 @@ __all__ = [
     "ConnectionClosed",
     "IdentityLost",
     "IdentityTaken",
+    "NoGuard",
     "NoMessage",
     "NoResponders",
     "PermissionDenied",
@@ -78,6 +79,19 @@ class NoResponders(MillstreamError):
     def __init__(self, subject: str) -> None:
         self.subject = subject
         super().__init__(f"no service or subscriber listens on '{subject}'")
+
+
+class NoGuard(NoResponders):
+    """No guard of the topic answers, so nothing was checked and nothing is stored."""
+
+    def __init__(self, topic: str, subject: str) -> None:
+        super().__init__(subject)
+        self.topic = topic
+        self.args = (
+            f"no guard of topic '{topic}' answers on '{subject}', so nothing was stored. The "
+            f"broker starts one ('millstream status' shows it); on a server that others operate "
+            f"run 'millstream guard {topic}'",
+        )
 
 
 class ServiceError(MillstreamError):

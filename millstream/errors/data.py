@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Final
 
 from millstream.errors.base import MillstreamError
 
@@ -78,6 +79,20 @@ class Unfit(SchemaError):
         if row is not None:
             where = f"row {row}, {where}"
         super().__init__(f"{where}: expected {expected}, found {found}")
+
+    @classmethod
+    def from_text(cls, text: str) -> SchemaError:
+        """The error with this text, which a guard answered."""
+        parts = _UNFIT.fullmatch(text)
+        if parts is None:
+            return SchemaError(text)
+        row, field, expected, found = parts.groups()
+        return cls(field or "", expected, found, None if row is None else int(row))
+
+
+_UNFIT: Final = re.compile(
+    r"(?:row (\d+), )?(?:the value|field '(.*?)'): expected (.*?), found (.*)", re.DOTALL
+)
 
 
 class PackError(MillstreamError, ValueError):

@@ -9,11 +9,13 @@ import msgspec
 from millstream.errors import (
     ApiError,
     LimitReached,
+    MillstreamError,
     NotReplicated,
     SubscriptionConflict,
     SubscriptionNotFound,
     TopicConflict,
     TopicNotFound,
+    Unfit,
     WrongSequence,
 )
 from millstream.wire.protocol import ProtocolError
@@ -35,6 +37,7 @@ __all__ = [
     "consumer_request",
     "error_from",
     "parse_ack_address",
+    "publish_error",
 ]
 
 NANOSECONDS: Final = 1_000_000_000
@@ -67,6 +70,11 @@ class ErrorCode:
     BATCH_INCOMPLETE = 10176
     BATCH_DUPLICATE = 10201
     BATCH_TOO_MANY = 10210
+    # Those of guards, outside of the server's numbers.
+    GUARD_UNFIT = 40001  # the payload does not fit the schema
+    GUARD_HEADER = 40002  # a header asks for something that a guard does not support
+    GUARD_NOT_STORED = 40003  # not stored, or unknown; publish it again with its id
+    GUARD_BUSY = 40004  # too many messages at the moment; publish it again
 
 
 # What the server cannot do now but soon will: worth another try of the same request.
@@ -75,6 +83,8 @@ RETRY: Final = frozenset(
         ErrorCode.NO_LEADER,
         ErrorCode.DUPLICATE_IN_PROCESS,
         ErrorCode.WRONG_LAST_SEQUENCE_IN_FLIGHT,
+        ErrorCode.GUARD_NOT_STORED,
+        ErrorCode.GUARD_BUSY,
     }
 )
 
@@ -113,6 +123,16 @@ class Refusal(msgspec.Struct, frozen=True):
     code: int = 0
     err_code: int = 0
     description: str = ""
+
+
+def publish_error(refusal: Refusal) -> MillstreamError:
+    """The exception for a refused publish.
+
+    What a guard refuses is the same error as if this client had refused it.
+    """
+    if refusal.err_code == ErrorCode.GUARD_UNFIT:
+        return Unfit.from_text(refusal.description)
+    return error_from(refusal)
 
 
 def error_from(refusal: Refusal) -> ApiError:

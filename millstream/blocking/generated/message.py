@@ -51,6 +51,11 @@ class Message(Twin):
         return self._inner.header_items
 
     @property
+    def block(self) -> bytes:
+        """Internal: the headers as they arrived."""
+        return self._inner.block
+
+    @property
     def text(self) -> str:
         """The payload as text; bytes that are not UTF-8 raise UnicodeDecodeError."""
         return self._inner.text

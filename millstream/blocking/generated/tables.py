@@ -184,8 +184,9 @@ class Registry(Twin):
 class Guard(ContextTwin):
     """Stores what fits a topic's schema and refuses the rest, for clients of any language.
 
-    Stored at least once; with `Nats-Msg-Id` once per id within the topic's duplicate window.
-    Messages of one client and key keep their order. Several guards of a topic share the work.
+    Stored at least once; with `Nats-Msg-Id` once per id within the topic's duplicate window, and
+    exactly once by writers. Messages of one client and key keep their order. Several guards of a
+    topic share the work; then the order holds for messages that are each awaited before the next.
     """
 
     __slots__ = ()
@@ -211,11 +212,6 @@ class Guard(ContextTwin):
     @property
     def refused(self) -> int:
         return self._loop.invoke(lambda: self._inner.refused)
-
-    @property
-    def streams(self) -> list[str]:
-        """Of the topic, by partition."""
-        return self._loop.invoke(lambda: self._inner.streams)
 
     def open(self) -> Self:
         """Start listening: messages published to its subject are checked and stored."""

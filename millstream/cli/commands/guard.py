@@ -19,13 +19,6 @@ app = typer.Typer()
 @app.command()
 def guard(
     topic: Annotated[str, typer.Argument(metavar="TOPIC", help="A guarded topic.")],
-    subject: Annotated[
-        str | None,
-        typer.Option(metavar="SUBJECT", help="Subject to listen on. (default: ingress.TOPIC)"),
-    ] = None,
-    declare: Annotated[
-        bool, typer.Option("--declare", help="Declare the topic as guarded if it is not.")
-    ] = False,
     server: ServerOption = None,
     json_: JsonOption = False,
 ) -> None:
@@ -37,11 +30,7 @@ def guard(
     """
 
     async def work(mill: "Mill") -> "Guard":
-        from millstream.schemas.registry.guard import GuardSettings
-
-        if declare:
-            await mill.edit_topic(topic, guarded=True)
-        async with mill.guard(topic, GuardSettings(subject=subject)) as door:
+        async with mill.guard(topic) as door:
             if json_:
                 print_json({"topic": topic, "subject": door.subject}, line=True)
             else:

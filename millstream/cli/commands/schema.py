@@ -51,6 +51,12 @@ class _New:
     create: Annotated[
         bool, typer.Option("--create", help="Create the topic if it does not exist.")
     ] = False
+    guarded: Annotated[
+        bool,
+        typer.Option(
+            "--guarded", help="Create it guarded: a guard checks everything that is published."
+        ),
+    ] = False
 
 
 @app.command()
@@ -68,17 +74,21 @@ def register(
 ) -> None:
     """Register a topic's schema or its next version; the same schema again changes nothing."""
     schema = load_schema(given, form, drop_constraints)
+    if new.guarded and not new.create:
+        raise ConfigError("--guarded: a topic is guarded from its creation on; add --create")
 
     async def work(mill: "Mill") -> "tuple[Version, TopicSchemas]":
         from millstream.errors import TopicNotFound
         from millstream.messaging import TopicSettings
 
         try:
+            if new.guarded:
+                await mill.edit_topic(topic, guarded=True)  # refused if it exists without
             version = await mill.schemas.register(topic, schema, mode, new.wire_format)
         except TopicNotFound:
             if not new.create:
                 raise
-            settings = TopicSettings(wire_format=new.wire_format or "json")
+            settings = TopicSettings(wire_format=new.wire_format or "json", guarded=new.guarded)
             await mill.create_topic(topic, settings, schema=schema, compatibility=mode)
             version = (await mill.schemas.topic(topic)).latest
         return version, await mill.schemas.topic(topic)

@@ -122,6 +122,11 @@ class Message:
         return parse_header_items(self._block) if self._block else []
 
     @property
+    def block(self) -> bytes:
+        """Internal: the headers as they arrived."""
+        return self._block
+
+    @property
     def text(self) -> str:
         """The payload as text; bytes that are not UTF-8 raise UnicodeDecodeError."""
         return self.data.decode()

@@ -37,12 +37,14 @@ from millstream.messaging.topics.lookup import (
     side_by_side,
     streams_of,
 )
+from millstream.messaging.topics.setting_rules import RESERVED_TOKENS
 from millstream.messaging.topics.settings import Origin, TopicSettings
 from millstream.messaging.topics.stream_config import (
     VERSION,
     StreamIdentity,
     changed_config,
     identity_of,
+    own_prefix,
     resolved,
     to_stream_configs,
 )
@@ -79,6 +81,11 @@ async def declare(js: JetStream, name: str, settings: TopicSettings | None = Non
     """
     check_name("topic", name)
     settings = settings or TopicSettings()
+    if settings.subject_prefix(name) in RESERVED_TOKENS:
+        raise ConfigError(
+            f"topic name '{name}': its subjects would be the entrance of guarded topics. Choose "
+            f"another name or a prefix"
+        )
     found = await find_streams(js, name)
     if found:
         _check_same(name, settings, found)
@@ -280,7 +287,9 @@ async def promote(js: JetStream, name: str, *, allow_lag: bool = False) -> Topic
         )
     for stream in mirrors:
         settings = topic_info(name, [stream]).settings
-        after = settings.changed({"mirror": None, "prefix": settings.subject_prefix(name)})
+        # Unchecked: the copy of a guarded topic is guarded, and gets its schema afterwards.
+        own = own_prefix(name, settings.subject_prefix(name))
+        after = settings.changed({"mirror": None, **own}, check=False)
         await _update(js, name, *_updated(name, stream, after))
     return await open_topic(js, name)
 

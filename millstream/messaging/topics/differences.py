@@ -11,7 +11,7 @@ from typing import Any
 from millstream.errors import TopicConflict
 from millstream.messaging.topics.choices import Retention
 from millstream.messaging.topics.origin import Origin
-from millstream.messaging.topics.setting_forms import Fixed, OneWay, duration_text
+from millstream.messaging.topics.setting_forms import Fixed, OneWay, SetBy, duration_text
 from millstream.messaging.topics.settings import TOPIC_SETTINGS, TopicSettings
 from millstream.wire.api import ErrorCode
 
@@ -89,6 +89,8 @@ def _obstacle(name: str, wanted: Any, found: Any) -> str | None:
         return "promote_topic(...) makes it a topic of its own"
     match TOPIC_SETTINGS[name].change:
         case Fixed(why):
+            return why
+        case SetBy(fixed=why) if why:
             return why
         case OneWay(why) if found and not wanted:
             return why

@@ -210,6 +210,7 @@ class SetBy:
     """A setting that another command sets, so it is not an option of `topic create`."""
 
     command: str
+    fixed: str = ""  # why it cannot be changed after the topic was created
 
 
 Given = TypeVar("Given")
@@ -285,7 +286,12 @@ class Setting(Generic[Given, Held]):
     @property
     def is_fixed(self) -> bool:
         """Whether it cannot be changed after the topic was created."""
-        return isinstance(self.change, Fixed)
+        match self.change:
+            case Fixed():
+                return True
+            case SetBy(fixed=why):
+                return bool(why)
+        return False
 
 
 # -- texts --------------------------------------------------------------------------------

@@ -9,12 +9,15 @@ from millstream.errors import ConfigError
 from millstream.events.subject import check_subject
 from millstream.messaging.topics.choices import Compression, Discard, Storage
 from millstream.messaging.topics.setting_forms import duration_text
+from millstream.settings import GUARDED_TOKEN
+from millstream.wire.guarded import ENTRANCE, INSTANCE
 
 if TYPE_CHECKING:
     from millstream.messaging.topics.settings import TopicSettings
 
 __all__ = [
     "RESERVED_METADATA",
+    "RESERVED_TOKENS",
     "combination_faults",
     "description_fault",
     "metadata_fault",
@@ -24,6 +27,9 @@ __all__ = [
 SOURCES_MAX: Final = 256  # each is a consumer at its origin that this topic keeps running
 DESCRIPTION_BYTES_MAX: Final = 4096  # the server's own
 METADATA_BYTES_MAX: Final = 120 * 1024  # the server takes 128 KiB; the rest is for our own keys
+
+# First tokens of subjects that only guarded topics use.
+RESERVED_TOKENS: Final = (GUARDED_TOKEN, ENTRANCE, INSTANCE)
 
 # Metadata keys that say what the streams are to each other; only Millstream writes them.
 _OWN: Final = (
@@ -41,6 +47,10 @@ def prefix_fault(prefix: str) -> str | None:
         check_subject(prefix, wildcards=False)
     except ConfigError as error:
         return str(error)
+    if prefix.partition(".")[0] in RESERVED_TOKENS:
+        return (
+            f"{prefix!r} starts with a token that guarded topics use: {', '.join(RESERVED_TOKENS)}"
+        )
     return f"{prefix!r} starts with $, which is reserved" if prefix.startswith("$") else None
 
 
@@ -146,3 +156,7 @@ def _schema_faults(it: TopicSettings) -> Iterator[str]:
         yield "wire_format: a copy has the schema of its origin"
     if it.guarded and it.wire_format is None:
         yield "guarded: a guard checks events against a schema, and this topic has none"
+    if it.guarded and it.is_copy:
+        yield "guarded: nothing is published to a copy"
+    if it.guarded and it.prefix is not None and "." in it.prefix:
+        yield f"prefix: that of a guarded topic is one token, not {it.prefix!r}"

@@ -54,6 +54,7 @@ from millstream.messaging.topics.setting_rules import (
     metadata_fault,
     prefix_fault,
 )
+from millstream.wire.guarded import guarded_prefix
 
 __all__ = [
     "RESERVED_METADATA",
@@ -246,8 +247,12 @@ class TopicSettings:
     guarded: Setting[bool, bool] = Setting(
         False,
         switch(),
-        "Whether clients of other languages publish through a guard that checks their events.",
-        change=SetBy("millstream guard --declare"),
+        "Whether everything published is checked by a guard, which alone may write to the topic.",
+        change=SetBy(
+            "millstream schema register --guarded",
+            "stored events keep their subjects, and those of a guarded topic are its own. Declare "
+            "a topic of another name as wanted and copy the events: millstream topic replay --to",
+        ),
     )
     max_subscriptions: Setting[int | None, int | None] = Setting(
         None,
@@ -362,6 +367,8 @@ class TopicSettings:
 
     def subject_prefix(self, name: str) -> str | None:
         """What the subjects of this topic start with; None: a foreign stream."""
+        if self.guarded:
+            return guarded_prefix(self.prefix or name)
         if self.mirror is None:
             return self.prefix or name
         return None if self.mirror.foreign else self.mirror.prefix or self.mirror.topic

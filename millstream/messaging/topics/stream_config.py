@@ -26,6 +26,7 @@ from millstream.messaging.topics.settings import (
     TopicSettings,
 )
 from millstream.wire.api import StreamInfo, api_prefix
+from millstream.wire.guarded import guarded_topic
 
 __all__ = [
     "MAX_SUBSCRIPTIONS",
@@ -53,7 +54,6 @@ _PARTITIONS_KEY: Final = "millstream.partitions"
 _PREFIX_KEY: Final = "millstream.prefix"
 _ORIGINS_KEY: Final = "millstream.origins"
 _FORMAT_KEY: Final = "millstream.format"
-_GUARDED_KEY: Final = "millstream.guarded"
 
 # Settings that are one value of a stream configuration; the others are converted by hand below.
 _SINGLE: Final = {name: item for name, item in TOPIC_SETTINGS.items() if item.stream_key}
@@ -82,6 +82,7 @@ def to_stream_configs(name: str, settings: TopicSettings) -> list[dict[str, Any]
 
 def _config(name: str, settings: TopicSettings, number: int) -> dict[str, Any]:
     partitions = settings.partitions
+    prefix = settings.subject_prefix(name) or name
     config: dict[str, Any] = {
         "name": stream_name(name, number, partitions),
         "duplicate_window": _nanoseconds(settings.window),
@@ -98,10 +99,10 @@ def _config(name: str, settings: TopicSettings, number: int) -> dict[str, Any]:
         config["sources"] = [
             source
             for origin in settings.sources
-            for source in _sources(origin, settings.prefix or name, number, partitions)
+            for source in _sources(origin, prefix, number, partitions)
         ]
     else:
-        config["subjects"] = [stream_subjects(settings.prefix or name, number, partitions)]
+        config["subjects"] = [stream_subjects(prefix, number, partitions)]
     return config
 
 
@@ -142,8 +143,6 @@ def _metadata(name: str, settings: TopicSettings, number: int) -> dict[str, str]
         metadata[_PREFIX_KEY] = prefix
     if settings.wire_format is not None:
         metadata[_FORMAT_KEY] = settings.wire_format
-    if settings.guarded:
-        metadata[_GUARDED_KEY] = "1"
     origins = [settings.mirror] if settings.mirror is not None else settings.sources
     if origins:
         metadata[_ORIGINS_KEY] = msgspec.json.encode(origins).decode()
@@ -274,7 +273,6 @@ def from_stream_config(config: Mapping[str, Any]) -> TopicSettings:
         "duplicate_window": _duration(config.get("duplicate_window")),
         "early_ack": config.get("persist_mode") == "async",
         "wire_format": wire_format_of(config),
-        "guarded": _GUARDED_KEY in metadata,
         "metadata": {
             key: text
             for key, text in metadata.items()
@@ -287,7 +285,7 @@ def from_stream_config(config: Mapping[str, Any]) -> TopicSettings:
     }
     values |= _copied_from(config, identity)
     if identity.managed and "mirror" not in values:
-        values["prefix"] = metadata.get(_PREFIX_KEY)
+        values |= own_prefix(identity.topic, metadata.get(_PREFIX_KEY))
     consumers = config.get("max_consumers", _UNLIMITED)
     if consumers > 0 and consumers != MAX_SUBSCRIPTIONS:
         values["max_subscriptions"] = consumers
@@ -300,6 +298,14 @@ def from_stream_config(config: Mapping[str, Any]) -> TopicSettings:
         on = bool(config.get(item.stream_key, False))
         given[feature] = None if on == settings.allows(feature) else on
     return TopicSettings.unchecked({**values, **given})
+
+
+def own_prefix(topic: str, prefix: str | None) -> dict[str, Any]:
+    """The settings that give a topic subjects that start with this."""
+    guarded = None if prefix is None else guarded_topic(f"{prefix}.".encode())
+    if guarded is None:
+        return {"prefix": None if prefix == topic else prefix}
+    return {"guarded": True, "prefix": None if guarded == topic else guarded}
 
 
 def _copied_from(config: Mapping[str, Any], identity: StreamIdentity) -> dict[str, Any]:

@@ -81,6 +81,15 @@ class WrittenVersion:
         """Unfit if the bytes are not a value of this version."""
         self._codec.decode(data)
 
+    def check_pack(self, pack: Pack) -> None:
+        """Unfit if an event of the pack is not a value of this version."""
+        values = pack.column("value").drop_null()
+        if pack.typed:
+            self._conformer.conform(values)
+        else:
+            for data in values.to_pylist():
+                self.check(data)
+
     def column(self, values: pa.StructArray) -> pa.StructArray:
         """A column of a pack, checked: another writer may have written it."""
         written = values.drop_null() if values.null_count else values

@@ -1,15 +1,24 @@
-"""The guard: plain NATS messages from any client, checked before they are stored.
+"""The guard: what is published to a guarded topic, checked before it is stored.
 
-Clients publish to `ingress.<topic>.<key>` (or `ingress.<topic>` without a key) as they would to a
-JetStream stream. The guard checks the payload against the topic's schema, stores it and answers
-like JetStream itself: `{"stream": ..., "seq": ...}`, or `{"error": {...}}` with the reason. So
-every JetStream client's publish call works, its retries and message ids included.
+Nobody but the guard writes to the own subjects of a guarded topic (`wire/guarded.py` has them).
+Clients publish to its entrance as they would to a JetStream stream, and the guard checks the
+payload against the topic's schema, stores it and answers like JetStream itself:
+`{"stream": ..., "seq": ...}`, or `{"error": {...}}` with the reason. So every JetStream client's
+publish call works, with its retries, message ids and expected sequences.
+
+1. `ingress.<topic>` and `ingress.<topic>.<key>`: a plain message of any client. The guard chooses
+   the partition and the subject.
+2. `ingress.<topic>._as.<rest>`: a message as it is to be stored, of Millstream's own clients:
+   single events, packs, fenced units, scheduled events. It is checked and stored unchanged.
+3. `_ingress.<guard>.<topic>.<rest>`: the same for the messages of an atomic batch, which must all
+   reach the same guard; `ingress.<topic>._batch` says which.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Coroutine
 from dataclasses import dataclass
 from typing import Any, Final, Self
 
@@ -20,111 +29,74 @@ from millstream.errors import (
     ApiError,
     ConfigError,
     MillstreamError,
+    PackError,
     PayloadTooLarge,
     SchemaError,
-    SchemaNotFound,
+    WrongSequence,
 )
-from millstream.events.classify import NULL_HEADER
-from millstream.events.event import SCHEMA_HEADER
-from millstream.events.subject import check_subject, key_of_token
-from millstream.messaging import (
-    Client,
-    Message,
-    NewEvent,
-    PublishOptions,
-    Receipt,
-    Subscriber,
-    SubscriberSettings,
-    Topic,
-    TopicInfo,
-)
+from millstream.messaging import Client, Message, Subscriber, SubscriberSettings
 from millstream.messaging.topics.lookup import open_topic
-from millstream.schemas.registry.binding import RawValues, TypedValues
-from millstream.schemas.registry.records import TABLE, TopicSchemas, read_record, record_key
+from millstream.schemas.registry.guard_messages import Entrance
+from millstream.schemas.registry.records import TABLE, read_record, record_key
 from millstream.schemas.registry.registry import Registry
-from millstream.settings import parse_duration
 from millstream.tables import Table
+from millstream.wire.aio.publisher import StreamPublisher
+from millstream.wire.api import ErrorCode, PubAck, Refusal
+from millstream.wire.guarded import BATCH_TOKEN, ENTRANCE, INSTANCE
+from millstream.wire.message import OutgoingMessage
+from millstream.wire.protocol import hpub, unique_token
 
-__all__ = ["Guard", "GuardSettings", "Refused"]
+__all__ = ["Guard", "GuardSettings", "refusal_of"]
 
 _log = logging.getLogger("millstream.schemas")
 
-# The guard's own error numbers, outside those of the server (10000 and up).
-ERR_UNFIT: Final = 40001  # the payload does not fit the schema
-ERR_HEADER: Final = 40002  # a header asks for something that the entrance does not support
-ERR_NOT_STORED: Final = 40003  # not stored, or unknown; publish it again with its id
-ERR_BUSY: Final = 40004  # too many messages at the moment; publish it again
-EXPECTED_STREAM: Final = "Nats-Expected-Stream"
-EXPECTED_SEQUENCE: Final = "Nats-Expected-Last-Subject-Sequence"
+STORE_SECONDS: Final = 15.0
+# For the answer to the last message of a batch; the client waits for this long as well.
+BATCH_SECONDS: Final = 5.0
+# Batches under way whose outcome is remembered; the server itself allows 1,000 at a time.
+BATCHES_MAX: Final = 1000
 # Refusals that are logged: the first show what is wrong, more would fill the disk.
 LOGGED_MAX: Final = 100
-_DIGITS_MAX: Final = 19  # times and sequences have 64 bits
 
 
 @dataclass(frozen=True, slots=True)
 class GuardSettings:
-    """Where a guard listens and how many messages it accepts at the same time."""
+    """How many messages a guard accepts at the same time."""
 
-    subject: str | None = None  # None: ingress.<topic>
-    max_in_flight: int = 1024  # events being stored; more wait in `messages_max`
+    max_in_flight: int = 1024  # messages being stored; more wait in `messages_max`
     messages_max: int = 65_536  # waiting messages; beyond this the answer is an error
 
     def __post_init__(self) -> None:
-        if self.subject is not None:
-            check_subject(self.subject, wildcards=False)
         if self.max_in_flight < 1 or self.messages_max < 1:
             raise ConfigError("max_in_flight and messages_max must be 1 or more")
-
-
-@dataclass(frozen=True, slots=True)
-class Refused:
-    """Why a message was not stored, in the server's error format."""
-
-    code: int
-    err_code: int
-    description: str
-
-
-class _Checked(RawValues):
-    """Payloads that are encoded already: checked, then stored unchanged."""
-
-    schema_id = ""  # of the version
-
-    def __init__(self, topic: str, values: TypedValues, schema_id: str) -> None:
-        super().__init__(topic)
-        self._written = values.written(schema_id)
-        self.schema_id = schema_id
-
-    def encode(self, value: object) -> bytes:
-        """The payload, if it is a value of the version."""
-        if not isinstance(value, bytes):
-            raise ConfigError(f"a guard stores bytes, found {type(value).__name__}")
-        self._written.check(value)
-        return value
 
 
 class Guard(AsyncClosing):
     """Stores what fits a topic's schema and refuses the rest, for clients of any language.
 
-    Stored at least once; with `Nats-Msg-Id` once per id within the topic's duplicate window.
-    Messages of one client and key keep their order. Several guards of a topic share the work.
+    Stored at least once; with `Nats-Msg-Id` once per id within the topic's duplicate window, and
+    exactly once by writers. Messages of one client and key keep their order. Several guards of a
+    topic share the work; then the order holds for messages that are each awaited before the next.
     """
 
     def __init__(self, client: Client, topic: str, settings: GuardSettings | None = None) -> None:
         self.topic = topic
         self.settings = settings or GuardSettings()
-        self.subject = self.settings.subject or f"ingress.{topic}"
+        self.subject = f"{ENTRANCE}.{topic}"
         self.stored = 0
         self.refused = 0
         self._client = client
         self._registry = Registry(client)
-        self._record: TopicSchemas | None = None
-        self._info: TopicInfo | None = None
-        self.streams: list[str] = []  # of the topic, by partition
-        self._entrances: dict[str, _Entrance] = {}
+        self._entrance: Entrance | None = None
+        self._publisher = StreamPublisher(
+            client.connection, self.settings.max_in_flight, guarded=False
+        )
+        self._name = unique_token(12)
         self._subscribers: list[Subscriber] = []
         self._tasks: list[asyncio.Task[None]] = []
-        self._pending: set[asyncio.Future[Receipt]] = set()
+        self._pending: set[asyncio.Future[Any]] = set()
+        # Batches under way by id; the refusal of its first bad message.
+        self._batches: dict[str, Refusal | None] = {}
 
     # -- life -----------------------------------------------------------------------------
 
@@ -136,31 +108,40 @@ class Guard(AsyncClosing):
 
     async def open(self) -> Self:
         """Start listening: messages published to its subject are checked and stored."""
-        self._info = await open_topic(self._client.jetstream, self.topic)
-        self.streams = [part.stream for part in self._info.partitions]
-        if not self._info.settings.guarded:
+        info = await open_topic(self._client.jetstream, self.topic)
+        if not info.settings.guarded:
             raise ConfigError(
-                f"topic '{self.topic}' is not guarded. Declare it with guarded=True, or "
-                f"edit_topic('{self.topic}', guarded=True)"
+                f"topic '{self.topic}' is not guarded, and a topic cannot become guarded later. "
+                f"Create a topic of another name with guarded=True and copy the events into it: "
+                f"millstream topic replay {self.topic} --to OTHER"
             )
-        self._record = await self._registry.topic(self.topic)
+        record = await self._registry.topic(self.topic)
+        entrance = self._entrance = Entrance(info, record, self._registry, self._name)
+        self.subject = entrance.subject
         await self._check_free()
-        await self._entrance(None)
-        self._tasks.append(asyncio.create_task(self._follow_versions()))
-        settings = SubscriberSettings(
-            queue=f"mill-guard-{self.topic}",
-            messages_max=self.settings.messages_max,
-            on_drop=self._dropped,
-        )
+        await entrance.version(None)
+        self._start(self._follow_versions())
         try:
-            for subject in (self.subject, f"{self.subject}.>"):
-                subscriber = await self._client.subscribe(subject, settings)
-                self._subscribers.append(subscriber)
-                self._tasks.append(asyncio.create_task(self._serve(subscriber)))
+            await self._listen(self.subject, shared=True)
+            await self._listen(f"{self.subject}.>", shared=True)
+            await self._listen(f"{INSTANCE}.{self._name}.{entrance.token}.>", shared=False)
         except BaseException:
             await self.close()
             raise
         return self
+
+    async def _listen(self, subject: str, *, shared: bool) -> None:
+        settings = SubscriberSettings(
+            queue=f"mill-guard-{self.topic}" if shared else "",
+            messages_max=self.settings.messages_max,
+            on_drop=self._dropped,
+        )
+        subscriber = await self._client.subscribe(subject, settings)
+        self._subscribers.append(subscriber)
+        self._start(self._serve(subscriber))
+
+    def _start(self, work: Coroutine[Any, Any, None]) -> None:
+        self._tasks.append(asyncio.create_task(work))
 
     async def close(self) -> None:
         """Accept no more messages, and return when all accepted ones are answered."""
@@ -171,7 +152,9 @@ class Guard(AsyncClosing):
         await asyncio.gather(*self._tasks, return_exceptions=True)
         while self._pending:
             await asyncio.wait(set(self._pending))
-        await self._client.flush()
+        self._publisher.close()
+        if not self._client.connection.closed:
+            await self._client.flush()
 
     async def run(self) -> None:
         """Serve until cancelled; an error that ends the guard is raised."""
@@ -183,68 +166,73 @@ class Guard(AsyncClosing):
         async for info in self._client.jetstream.streams(f"{self.subject}.>"):
             raise ConfigError(
                 f"the stream '{info.config['name']}' stores what is published to "
-                f"'{self.subject}.>', so it would bypass the guard. Choose another subject with "
-                f"GuardSettings(subject=...)"
+                f"'{self.subject}.>', the entrance of topic '{self.topic}', so it would bypass "
+                f"the guard. Remove that stream or its subject"
             )
 
     async def _follow_versions(self) -> None:
         """Load each new version of the schema as soon as it is registered."""
         table = Table(await self._client.topic(TABLE))
         async for change in table.changes([record_key(self.topic)]):
-            if change.value is not None:
-                self._record = read_record(change.value)
+            if change.value is not None and self._entrance is not None:
+                self._entrance.record = read_record(change.value)
 
     # -- messages -------------------------------------------------------------------------
 
     async def _serve(self, subscriber: Subscriber) -> None:
         async for message in subscriber:
             try:
-                entrance = await self._entrance(message.headers.get(SCHEMA_HEADER))
-                await entrance.take(message)
+                await self._take(message)
             except MillstreamError as error:
                 self._refuse(message, refusal_of(error))
             except Exception as error:  # a bug must not stop the guard for the other clients
                 _log.exception("guard of '%s' failed on '%s'", self.topic, message.subject)
                 self._refuse(message, refusal_of(error))
 
-    async def _entrance(self, schema_id: str | None) -> _Entrance:
-        record = self._record
-        if record is None or self._info is None:
+    async def _take(self, message: Message) -> None:
+        """Check a message and start to store it; the sender is answered when it is stored."""
+        if self._entrance is None:
             raise ConfigError("open the guard first: async with mill.guard(...)")
-        wanted = str(record.latest.id) if schema_id is None else schema_id
-        known = self._entrances.get(wanted)
-        if known is not None:
-            return known
-        if wanted not in {str(version.id) for version in record.versions}:
-            raise SchemaNotFound(
-                f"topic '{self.topic}' has no version with schema id {wanted!r:.40}"
-            )
-        schemas = await self._registry.schemas_of(record)
-        values = TypedValues(record, schemas, self._registry.schema)
-        topic = await self._client.open_as(self._info, _Checked(self.topic, values, wanted))
-        self._entrances[wanted] = _Entrance(self, topic)
-        return self._entrances[wanted]
-
-    def _answer(self, message: Message, receipt: asyncio.Future[Receipt]) -> None:
-        self._pending.discard(receipt)
-        if receipt.cancelled():
+        if message.subject == f"{self.subject}.{BATCH_TOKEN}":
+            if message.reply is not None:
+                message.respond(self._name)
             return
-        error = receipt.exception()
+        batch = self._batch_of(message)
+        try:
+            wanted = await self._entrance.check(message)
+        except Exception as error:
+            if batch is None or message.reply is not None:
+                raise
+            self._note(batch, refusal_of(error))
+            return
+        if batch is not None:
+            await self._take_part(message, batch, wanted)
+            return
+        if self._publisher.full:
+            await self._publisher.wait_for_space()
+        stored = self._publisher.publish(wanted, STORE_SECONDS, lambda ack: ack)
+        self._pending.add(stored)
+        stored.add_done_callback(lambda done: self._answer(message, done))
+
+    def _answer(self, message: Message, stored: asyncio.Future[PubAck]) -> None:
+        self._pending.discard(stored)
+        if stored.cancelled():
+            return
+        error = stored.exception()
         if error is not None:
             self._refuse(message, refusal_of(error))
             return
         self.stored += 1
-        if message.reply is None:
-            return
-        stored = receipt.result()
-        ack: dict[str, Any] = {"stream": self.streams[stored.partition], "seq": stored.offset}
-        if stored.duplicate:
-            ack["duplicate"] = True
-        if self._client.jetstream.domain:
-            ack["domain"] = self._client.jetstream.domain
-        message.respond(msgspec.json.encode(ack))
+        if message.reply is not None:
+            ack = stored.result()
+            told: dict[str, Any] = {"stream": ack.stream, "seq": ack.seq}
+            if ack.duplicate:
+                told["duplicate"] = True
+            if ack.domain:
+                told["domain"] = ack.domain
+            message.respond(msgspec.json.encode(told))
 
-    def _refuse(self, message: Message, why: Refused) -> None:
+    def _refuse(self, message: Message, why: Refusal) -> None:
         self.refused += 1
         if self.refused <= LOGGED_MAX:
             _log.warning(
@@ -257,86 +245,70 @@ class Guard(AsyncClosing):
 
     def _dropped(self, message: Message) -> None:
         text = f"the guard of '{self.topic}' has {self.settings.messages_max:,} messages waiting"
-        self._refuse(message, Refused(503, ERR_BUSY, text))
+        self._refuse(message, Refusal(503, ErrorCode.GUARD_BUSY, text))
+
+    # -- batches --------------------------------------------------------------------------
+
+    def _batch_of(self, message: Message) -> str | None:
+        batch = message.headers.get("Nats-Batch-Id")
+        if batch is not None and not message.subject.startswith(f"{INSTANCE}."):
+            raise ConfigError(
+                f"a batch must reach one guard: ask '{self.subject}.{BATCH_TOKEN}' for its name "
+                f"and publish to {INSTANCE}.<name>.<topic>..."
+            )
+        return batch
+
+    def _note(self, batch: str, why: Refusal | None) -> None:
+        while len(self._batches) >= BATCHES_MAX and batch not in self._batches:
+            del self._batches[next(iter(self._batches))]
+        self._batches[batch] = self._batches.get(batch) or why
+
+    async def _take_part(self, message: Message, batch: str, wanted: OutgoingMessage) -> None:
+        """Pass a message of a batch on at once: the server collects them."""
+        connection = self._client.connection
+        subject, block, payload = wanted
+        if "Nats-Batch-Commit" not in message.headers:
+            self._note(batch, None)
+            if self._batches[batch] is None:
+                reply = (message.reply or "").encode()
+                connection.send(hpub(subject, reply, block, payload))
+                if connection.congested:
+                    await connection.writable()
+            return
+        why = self._batches.pop(batch, None)
+        if why is not None:
+            self._refuse(message, why)
+            return
+        asked = connection.ask(subject.decode(), bytes(payload), block, asks_again=True)
+        commit = asyncio.ensure_future(self._commit(message, asked))
+        self._pending.add(commit)
+        commit.add_done_callback(self._pending.discard)
+
+    async def _commit(self, message: Message, asked: asyncio.Future[tuple[bytes, bytes]]) -> None:
+        """Answer the last message of a batch as the server does."""
+        try:
+            async with asyncio.timeout(BATCH_SECONDS):
+                _, answer = await asked
+        except (MillstreamError, TimeoutError) as error:
+            self._refuse(message, refusal_of(error))
+            return
+        self.stored += 1
+        if message.reply is not None and not self._client.connection.closed:
+            message.respond(answer)
 
 
-class _Entrance:
-    """The publisher for one version of the topic."""
-
-    def __init__(self, guard: Guard, topic: Topic) -> None:
-        self._guard = guard
-        self._producer = topic.event_producer(guard.settings.max_in_flight)
-
-    async def take(self, message: Message) -> None:
-        """Check a message and start to store it; the sender is answered when it is stored."""
-        event = self._event(message)
-        receipt = await self._producer.send(
-            event.value,
-            event.key,
-            headers=event.headers,
-            timestamp=event.timestamp,
-            id=event.id,
-            options=event.options,
-        )
-        self._guard._pending.add(receipt)
-        receipt.add_done_callback(lambda done: self._guard._answer(message, done))
-
-    def _event(self, message: Message) -> NewEvent:
-        headers = dict(message.headers)
-        expected = headers.pop(EXPECTED_STREAM, None)
-        if expected not in (None, *self._guard.streams):
-            raise ApiError(400, 10060, f"expected stream {expected!r} does not match")
-        headers.pop(SCHEMA_HEADER, None)
-        null = headers.pop(NULL_HEADER, None) is not None
-        event_id = headers.pop("Nats-Msg-Id", None)
-        timestamp = _number(headers, "Mill-Time", "nanoseconds since 1970")
-        options = _options(headers)
-        for name in headers:
-            if name.startswith(("Nats-", "Mill-")):
-                raise ConfigError(f"header {name!r}: not supported by the guard")
-        key = _key(message.subject, self._guard.subject)
-        value = None if null else message.data
-        return NewEvent(value, key, headers or None, timestamp, event_id, options)
-
-
-def _options(headers: dict[str, str]) -> PublishOptions | None:
-    """The options in JetStream headers, which are removed."""
-    expected = _number(headers, EXPECTED_SEQUENCE, "a sequence number")
-    ttl = headers.pop("Nats-TTL", None)
-    if ttl is None and expected is None:
-        return None
-    seconds = None if ttl is None else parse_duration(ttl)
-    return PublishOptions(ttl=seconds, expected_last=expected, timeout=None)
-
-
-def _number(headers: dict[str, str], name: str, what: str) -> int | None:
-    """The whole number in a header, which is removed; ConfigError if it is something else."""
-    text = headers.pop(name, None)
-    if text is None:
-        return None
-    if not text.isascii() or not text.isdigit() or len(text) > _DIGITS_MAX:
-        raise ConfigError(f"header {name} {text!r:.40}: expected {what}")
-    return int(text)
-
-
-def _key(subject: str, entrance: str) -> str | None:
-    """The key in a subject: the tokens after the entrance, escaped as in topics."""
-    if subject == entrance:
-        return None
-    tokens = subject[len(entrance) + 1 :].split(".")
-    if len(tokens) == 1:
-        return key_of_token(tokens[0].encode())
-    return ".".join(key_of_token(token.encode()) or "" for token in tokens)
-
-
-def refusal_of(error: BaseException) -> Refused:
+def refusal_of(error: BaseException) -> Refusal:
     """An error as the answer to a publish."""
+    if isinstance(error, WrongSequence) and error.sent_again:
+        # The guard sent it twice, so the first copy may be what the second one ran into.
+        text = "no ack in time: it may or may not be stored. Publish it again with its id"
+        return Refusal(503, ErrorCode.GUARD_NOT_STORED, text)
     if isinstance(error, ApiError):
-        return Refused(error.code or 400, error.err_code, error.description)
-    if isinstance(error, SchemaError):
-        return Refused(400, ERR_UNFIT, str(error))
+        return Refusal(error.code or 400, error.err_code, error.description)
+    if isinstance(error, SchemaError | PackError):
+        return Refusal(400, ErrorCode.GUARD_UNFIT, str(error))
     if isinstance(error, PayloadTooLarge):
-        return Refused(400, 10054, str(error))
+        return Refusal(400, 10054, str(error))
     if isinstance(error, ConfigError):
-        return Refused(400, ERR_HEADER, str(error))
-    return Refused(503, ERR_NOT_STORED, str(error) or type(error).__name__)
+        return Refusal(400, ErrorCode.GUARD_HEADER, str(error))
+    return Refusal(503, ErrorCode.GUARD_NOT_STORED, str(error) or type(error).__name__)

@@ -14,15 +14,18 @@ from millstream.errors import (
     ApiError,
     ConfigError,
     ConnectError,
+    NoGuard,
     NoResponders,
     RequestTimeout,
     Unconfirmed,
 )
+from millstream.wire.aio.connection import Connection
 from millstream.wire.aio.jetstream import JetStream
 from millstream.wire.aio.ordered_consumer import OrderedConsumer
 from millstream.wire.aio.pull_consumer import Signal
-from millstream.wire.api import RETRY, ErrorCode, PubAck, error_from, parse_ack_address
+from millstream.wire.api import RETRY, ErrorCode, PubAck, parse_ack_address, publish_error
 from millstream.wire.batch import BATCH_BYTES_MAX, BATCH_MESSAGES_MAX, with_batch_headers
+from millstream.wire.guarded import GUARD_SECONDS, guard_of_batch, guarded_topic, through
 from millstream.wire.message import OutgoingMessage
 from millstream.wire.protocol import hpub, parse_headers, unique_token
 from millstream.wire.range_cursor import Range
@@ -54,11 +57,13 @@ async def publish_batch(
         try:
             ack = await _attempt(jetstream, messages, batch_id, deadline)
         except (RequestTimeout, NoResponders, ConnectError) as error:
+            if isinstance(error, NoGuard) and len(sent) == 1:
+                raise
             problem: Exception = error
         else:
             if ack.error is None:
                 return ack
-            problem = error_from(ack.error)
+            problem = publish_error(ack.error)
             repeated = len(sent) > 1 and ack.error.err_code == ErrorCode.BATCH_DUPLICATE
             if ack.error.err_code not in _AGAIN and not repeated:
                 raise problem
@@ -96,6 +101,10 @@ async def _attempt(
 ) -> PubAck:
     connection = jetstream.connection
     await connection.wait_connected(deadline)
+    topic = guarded_topic(messages[0].subject)
+    if topic is not None:
+        guard = await _guard_of(connection, topic, deadline)
+        messages = [m._replace(subject=through(guard, m.subject)) for m in messages]
     last = len(messages)
     for number, message in enumerate(messages[:-1], 1):
         block = with_batch_headers(message.headers, batch_id, number, commit=False)
@@ -109,6 +118,21 @@ async def _attempt(
         final.subject.decode(), bytes(final.payload), block, attempt, asks_again=True
     )
     return msgspec.json.decode(answer, type=PubAck)
+
+
+async def _guard_of(connection: Connection, topic: str, deadline: Deadline) -> str:
+    """The guard that takes the batch; NoGuard when none answers for a while."""
+    subject = guard_of_batch(topic)
+    patience = Deadline(deadline.left(at_most=GUARD_SECONDS))
+    while True:
+        try:
+            attempt = max(0.1, deadline.left(at_most=ATTEMPT_SECONDS))
+            _, answer = await connection.request(subject, b"", b"", attempt, asks_again=True)
+            return answer.decode()
+        except NoResponders as error:
+            if patience.passed:
+                raise NoGuard(topic, subject) from error
+        await asyncio.sleep(patience.left(at_most=PAUSE_SECONDS))
 
 
 async def _find(

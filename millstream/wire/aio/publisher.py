@@ -12,6 +12,7 @@ import msgspec
 from millstream.errors import (
     ConnectionClosed,
     MillstreamError,
+    NoGuard,
     NoResponders,
     PayloadTooLarge,
     PermissionDenied,
@@ -19,7 +20,8 @@ from millstream.errors import (
     WrongSequence,
 )
 from millstream.wire.aio.connection import Connection
-from millstream.wire.api import RETRY, PubAck, Refusal, error_from
+from millstream.wire.api import RETRY, PubAck, Refusal, publish_error
+from millstream.wire.guarded import GUARD_SECONDS, entrance_of, entrance_topic
 from millstream.wire.message import OutgoingMessage
 from millstream.wire.protocol import Frame, hpub, pub, status_of, unique_token
 
@@ -63,6 +65,7 @@ class _InFlight(asyncio.Future[Any]):
         "index",  # the watcher's number for it
         "make",  # what the future gives, from the ack
         "refused",  # the last try found nobody listening
+        "sent",  # time of the first try
         "unsure",  # an earlier try did not: it may be stored all the same
         "watcher",
     )
@@ -72,6 +75,7 @@ class _InFlight(asyncio.Future[Any]):
     index: int
     due: float
     give_up: float
+    sent: float
     refused: bool
     unsure: bool
     again: bool
@@ -81,6 +85,11 @@ class _InFlight(asyncio.Future[Any]):
         self.due = due
         self.unsure = self.unsure or not self.refused
         self.refused, self.again = False, True
+
+    @property
+    def waited(self) -> float:
+        """Seconds since the first try."""
+        return _now() - self.sent
 
     @property
     def subject(self) -> str:
@@ -95,8 +104,9 @@ class StreamPublisher:
     (within the stream's duplicate window) and its ack says `duplicate`.
     """
 
-    def __init__(self, connection: Connection, window: int = 1024) -> None:
+    def __init__(self, connection: Connection, window: int = 1024, *, guarded: bool = True) -> None:
         self._connection = connection
+        self._guarded = guarded  # publishes through guards; only a guard itself does not
         self._loop = asyncio.get_running_loop()
         self._window = window
         self._low = window - max(1, window // 4)  # a waiting sender is woken for several
@@ -162,6 +172,8 @@ class StreamPublisher:
     ) -> asyncio.Future[T]:
         """Send a message; the future gives `make(ack)`, or why it is not stored."""
         subject, headers, payload = message
+        if self._guarded:
+            subject = entrance_of(subject)
         self._connection.check_size(len(headers) + len(payload))
         self._counter += 1
         token = b"%x" % self._counter
@@ -211,6 +223,7 @@ class StreamPublisher:
             connection.send_now(frame)  # first: the rest is done while it is under way
         in_flight[token] = entry = _InFlight(loop=self._loop)
         now = _now()
+        entry.sent = now
         entry.due = now + RESEND_SECONDS
         entry.give_up = now + timeout
         entry.refused = entry.unsure = entry.again = False
@@ -262,13 +275,17 @@ class StreamPublisher:
             self._fail(token, message, MillstreamError(f"not an ack: {error}"))
         elif status_of(headers)[0] == 503:
             message.refused = True
-            self._try_later(message)
+            topic = entrance_topic(message.subject)
+            if topic is not None and not message.unsure and message.waited >= GUARD_SECONDS:
+                self._fail(token, message, NoGuard(topic, message.subject))
+            else:
+                self._try_later(message)
 
     def _refused(self, token: bytes, message: _InFlight, refusal: Refusal) -> None:
         if refusal.err_code in RETRY:
             self._try_later(message)
         else:
-            error = error_from(refusal)
+            error = publish_error(refusal)
             if isinstance(error, WrongSequence):
                 error.sent_again = message.again
             self._fail(token, message, error)
@@ -325,7 +342,8 @@ class StreamPublisher:
     def _given_up(self, message: _InFlight) -> Exception:
         subject = message.subject
         if message.refused and not message.unsure:
-            return NoResponders(subject)
+            topic = entrance_topic(subject)
+            return NoResponders(subject) if topic is None else NoGuard(topic, subject)
         return Unconfirmed(
             f"no ack for '{subject}' in time: it may or may not be stored. "
             f"Publishing it again with the same id is safe"

@@ -17,13 +17,22 @@ from millstream.errors import (
     ApiError,
     AuthenticationFailed,
     ConnectError,
+    MillstreamError,
+    NoGuard,
     NoResponders,
     PermissionDenied,
     RequestTimeout,
     Unconfirmed,
 )
-from millstream.wire.api import RETRY, ErrorCode, PubAck, error_from
+from millstream.wire.api import RETRY, ErrorCode, PubAck, publish_error
 from millstream.wire.batch import with_batch_headers
+from millstream.wire.guarded import (
+    GUARD_SECONDS,
+    entrance_of,
+    guard_of_batch,
+    guarded_topic,
+    through,
+)
 from millstream.wire.message import OutgoingMessage
 from millstream.wire.protocol import hpub, pub, status_of, unique_token
 from millstream.wire.sync.connection import BlockingConnection
@@ -58,6 +67,7 @@ def _until_answered(
     connection: BlockingConnection, messages: Sequence[OutgoingMessage], timeout: float
 ) -> PubAck:
     deadline = Deadline(timeout)
+    patience = Deadline(min(timeout, GUARD_SECONDS))  # for a guard that is being started
     answered = True
     while True:
         problem: Exception
@@ -66,12 +76,15 @@ def _until_answered(
         except (AuthenticationFailed, PermissionDenied):
             raise
         except (RequestTimeout, NoResponders, ConnectError) as error:
-            problem = error
+            topic = guarded_topic(messages[0].subject)
             answered = answered and isinstance(error, NoResponders)
+            if topic is not None and answered and patience.passed:
+                raise NoGuard(topic, messages[-1].subject.decode()) from error
+            problem = error
         else:
             if ack.error is None:
                 return ack
-            problem = error_from(ack.error)
+            problem = publish_error(ack.error)
             if ack.error.err_code not in _AGAIN:
                 raise problem
         if deadline.passed:
@@ -89,6 +102,12 @@ def _attempt(
     connection: BlockingConnection, messages: Sequence[OutgoingMessage], seconds: float
 ) -> PubAck:
     connection.open(Deadline(seconds))
+    topic = guarded_topic(messages[0].subject)
+    if topic is not None and len(messages) > 1:
+        _, guard = connection.request(guard_of_batch(topic), b"", b"", seconds)
+        messages = [m._replace(subject=through(guard.decode(), m.subject)) for m in messages]
+    elif topic is not None:
+        messages = [messages[0]._replace(subject=entrance_of(messages[0].subject))]
     last = messages[-1]
     headers = last.headers
     if len(messages) > 1:
@@ -113,7 +132,7 @@ class _Pipeline:
         self.waiting: dict[int, OutgoingMessage] = {}
         self.bytes = 0
         self.acks: dict[int, PubAck] = {}
-        self.refused: ApiError | None = None
+        self.refused: MillstreamError | None = None
         self.sent = 0
 
     def subscribe(self) -> None:
@@ -144,7 +163,7 @@ class _Pipeline:
         ack = msgspec.json.decode(payload, type=PubAck)
         if ack.error is not None:
             if ack.error.err_code not in RETRY:
-                self.refused = error_from(ack.error)
+                self.refused = publish_error(ack.error)
             return
         del self.waiting[number]
         self.bytes -= len(message.payload)

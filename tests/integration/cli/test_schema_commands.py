@@ -151,15 +151,20 @@ def test_the_guard_serves_until_it_is_stopped(
     one = schema_file(tmp_path, "one.avsc")
     cli("schema", "register", "orders", one, "--create", "--server", url)
     assert "is not guarded" in cli.error("guard", "orders", "--server", url)
-    guard = cli.start("guard", "orders", "--declare", "--server", url, "--json")
+    create = ("--create", "--guarded", "--server", url)
+    assert "are its own" in cli.error("schema", "register", "orders", one, *create)
+    assert "add --create" in cli.error("schema", "register", "safe", one, "--guarded")
+    for _ in range(2):
+        cli("schema", "register", "safe", one, *create)
+    guard = cli.start("guard", "safe", "--server", url, "--json")
     assert guard.stdout is not None
-    assert json.loads(guard.stdout.readline()) == {"topic": "orders", "subject": "ingress.orders"}
+    assert json.loads(guard.stdout.readline()) == {"topic": "safe", "subject": "ingress.safe"}
 
     async def publish() -> int:
         async with client(url) as connection:
             order = b'{"id": 1, "customer": "a"}'
-            ack = await connection.jetstream().publish("ingress.orders.k", order)
-            answer = await connection.request("ingress.orders.k", b"{}", timeout=PATIENCE)
+            ack = await connection.jetstream().publish("ingress.safe.k", order)
+            answer = await connection.request("ingress.safe.k", b"{}", timeout=PATIENCE)
             assert "error" in json.loads(answer.data)
             return int(ack.seq)
 

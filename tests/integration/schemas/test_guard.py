@@ -15,8 +15,9 @@ from nats.js.errors import APIError, BadRequestError
 
 from millstream import Mill, Topic
 from millstream.deadline import Deadline
-from millstream.errors import ConfigError, SchemaNotFound
-from millstream.schemas.registry.guard import ERR_BUSY, ERR_HEADER, ERR_UNFIT, GuardSettings
+from millstream.errors import ConfigError, SchemaNotFound, TopicConflict
+from millstream.schemas.registry.guard import GuardSettings
+from millstream.wire.api import ErrorCode
 from tests.integration.schemas.orders import PLACED, Order, OrderWithNote, order, version
 
 BODY = b'{"id": 1, "customer": "ada", "price": "9.90", "placed": "2026-05-06T07:08:09.00001Z"}'
@@ -42,7 +43,7 @@ async def test_a_jetstream_publish_of_another_library_is_checked_and_acknowledge
         with pytest.raises(BadRequestError) as refused:
             await js.publish("ingress.orders.ada", BODY.replace(b"1", b'"one"', 1))
         assert (guard.stored, guard.refused) == (2, 1)
-    assert refused.value.err_code == ERR_UNFIT
+    assert refused.value.err_code == ErrorCode.GUARD_UNFIT
     assert "field 'id': expected int64, found str 'one'" in (refused.value.description or "")
     events = [event async for event in topic.read()]
     assert [event.value for event in events] == [order(1), order(1)]
@@ -96,7 +97,7 @@ async def test_headers_of_jetstream_are_honoured_or_refused_but_never_ignored(
         ):
             with pytest.raises(BadRequestError) as refused:
                 await js.publish("ingress.orders.a", BODY, headers={name: text})
-            assert refused.value.err_code == ERR_HEADER
+            assert refused.value.err_code == ErrorCode.GUARD_HEADER
         await js.publish("ingress.orders.a", b"", headers={"Mill-Null": "1"})
     events = [event async for event in topic.read()]
     assert [event.offset for event in events] == [1, 2, 3]
@@ -180,7 +181,7 @@ async def test_too_many_messages_are_answered_not_lost(
     parsed = [json.loads(answer.data) for answer in answers]
     busy = [answer for answer in parsed if "error" in answer]
     assert busy
-    assert all(answer["error"]["err_code"] == ERR_BUSY for answer in busy)
+    assert all(answer["error"]["err_code"] == ErrorCode.GUARD_BUSY for answer in busy)
     assert guard.refused == len(busy)
     assert len(await values(topic)) == 100 - len(busy)
 
@@ -189,14 +190,20 @@ async def test_a_guard_is_refused_where_it_would_guard_nothing(mill: Mill) -> No
     await mill.create_topic("plain", schema=Order)
     with pytest.raises(ConfigError, match="is not guarded"):
         await mill.guard("plain").open()
-    await mill.edit_topic("plain", guarded=True)
-    async with mill.guard("plain"):
+    with pytest.raises(TopicConflict, match="those of a guarded topic are its own"):
+        await mill.edit_topic("plain", guarded=True)
+    await mill.create_topic("closed", schema=Order, guarded=True)
+    with pytest.raises(TopicConflict, match="those of a guarded topic are its own"):
+        await mill.edit_topic("closed", guarded=False)
+    async with mill.guard("closed"):
         pass
-    await mill.create_topic("ingress")  # stores ingress.>
+    with pytest.raises(ConfigError, match="would be the entrance of guarded topics"):
+        await mill.create_topic("ingress")
+    with pytest.raises(ConfigError, match="starts with a token that guarded topics use"):
+        await mill.create_topic("other", prefix="_guarded.closed")
+    await mill.jetstream.create_stream({"name": "greedy", "subjects": ["ingress.>"]})
     with pytest.raises(ConfigError, match="would bypass the guard"):
-        await mill.guard("plain").open()
-    async with mill.guard("plain", GuardSettings(subject="door.plain")) as guard:
-        assert guard.subject == "door.plain"
+        await mill.guard("closed").open()
     with pytest.raises(ConfigError, match="against a schema"):
         await mill.create_topic("bare", guarded=True)
 

@@ -212,6 +212,7 @@ MAY: dict[Role, set[str]] = {
     Role.ADMIN: set(DEEDS),
     Role.APP: set(LOOKING) | set(WORKING),
     Role.READER: set(LOOKING),
+    Role.TRUSTED: set(LOOKING) | set(WORKING),
 }
 # Refused without an error for the caller: messages are delivered at most once.
 UNHEARD = {"say", "serve"}

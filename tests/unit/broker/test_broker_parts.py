@@ -134,7 +134,7 @@ def test_generated_users_are_private_stable_and_hidden(tmp_path: Path) -> None:
     app = read_credentials(tmp_path, Role.APP)
     assert app.password.reveal() in path.read_text()
     assert app.password.reveal() not in repr(app) + repr(first)
-    assert {user.name for user in first.users} == {"admin", "app", "reader"}
+    assert {user.name for user in first.users} == {*Role, "guard"}
     assert len({user.password.reveal() for user in first.users}) == 3
 
 

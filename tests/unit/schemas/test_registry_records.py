@@ -23,15 +23,8 @@ from millstream.events.event import PublishOptions, Unreadable
 from millstream.events.packs.pack import decode, encode, envelope
 from millstream.schemas import Mode, Schema, declare, types
 from millstream.schemas.registry.binding import RawValues, TypedValues
-from millstream.schemas.registry.guard import (
-    ERR_HEADER,
-    ERR_NOT_STORED,
-    ERR_UNFIT,
-    _key,
-    _number,
-    _options,
-    refusal_of,
-)
+from millstream.schemas.registry.guard import refusal_of
+from millstream.schemas.registry.guard_messages import _number, _options, key_in
 from millstream.schemas.registry.records import (
     TABLE,
     VERSIONS_MAX,
@@ -47,6 +40,7 @@ from millstream.schemas.registry.records import (
     record_key,
     schema_key,
 )
+from millstream.wire.api import ErrorCode
 from millstream.wire.message import RawMessage
 from millstream.wire.protocol import encode_headers
 
@@ -268,7 +262,7 @@ def test_values_opened_as_bytes_cannot_be_written() -> None:
     ],
 )
 def test_the_key_of_a_guarded_subject(subject: str, key: str | None) -> None:
-    assert _key(subject, "ingress.t") == key
+    assert key_in(subject, "ingress.t") == key
 
 
 @pytest.mark.parametrize("text", ["", "x", "-1", "1.5", "\u00b2", "\u0663", "1" * 20, "1" * 5000])
@@ -296,12 +290,12 @@ def test_options_are_taken_out_of_the_headers() -> None:
 @pytest.mark.parametrize(
     ("error", "code", "err_code"),
     [
-        (Unfit("a", "int", "str"), 400, ERR_UNFIT),
-        (ConfigError("x"), 400, ERR_HEADER),
+        (Unfit("a", "int", "str"), 400, ErrorCode.GUARD_UNFIT),
+        (ConfigError("x"), 400, ErrorCode.GUARD_HEADER),
         (LimitReached(503, 10077, "full"), 503, 10077),
         (PayloadTooLarge(9, 8), 400, 10054),
-        (ConnectionClosed("x"), 503, ERR_NOT_STORED),
-        (TimeoutError(), 503, ERR_NOT_STORED),
+        (ConnectionClosed("x"), 503, ErrorCode.GUARD_NOT_STORED),
+        (TimeoutError(), 503, ErrorCode.GUARD_NOT_STORED),
     ],
 )
 def test_every_refusal_has_a_code_like_jetstreams(

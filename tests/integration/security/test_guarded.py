@@ -1,0 +1,114 @@
+"""The own subjects of a guarded topic: every role tries to write there, past the guard."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+
+import millstream
+from millstream import Mill, NewEvent
+from millstream.broker import Broker, Role
+from millstream.errors import PermissionDenied, SchemaError
+from millstream.testing import running_broker
+from tests.integration.broker.clients import client
+
+SCHEMA: dict[str, Any] = {
+    "type": "record",
+    "name": "Order",
+    "fields": [{"name": "n", "type": "long"}],
+}
+GOOD, BAD = b'{"n": 1}', b"not an order"
+SUBJECT = "_guarded.orders.ada"
+PATIENT: dict[str, Any] = {"connect_timeout": 30.0, "request_timeout": 30.0}
+BATCH = {"Nats-Batch-Id": "b1", "Nats-Batch-Sequence": "1", "Nats-Batch-Commit": "1"}
+# Every way to write a message: the headers that the server acts on.
+WAYS: dict[str, dict[str, str]] = {
+    "plain": {},
+    "with an id": {"Nats-Msg-Id": "x1"},
+    "as a batch": BATCH,
+    "rolling up": {"Nats-Rollup": "sub"},
+    "as a pack": {"Mill-Pack": "1"},
+    "expecting": {"Nats-Expected-Last-Subject-Sequence": "0"},
+    "scheduled": {"Nats-Schedule": "@at 2030-01-01T00:00:00Z", "Nats-Schedule-Target": SUBJECT},
+}
+
+
+@pytest.fixture(scope="module")
+def broker() -> Iterator[Broker]:
+    with running_broker(auth=True) as running:
+        yield running
+
+
+@asynccontextmanager
+async def as_user(broker: Broker, role: Role) -> AsyncIterator[Mill]:
+    who = broker.credentials(role)
+    async with millstream.connect(
+        broker.url, user=who.user, password=who.password, **PATIENT
+    ) as mill:
+        yield mill
+
+
+@pytest.fixture(autouse=True)
+async def orders(broker: Broker) -> None:
+    async with as_user(broker, Role.ADMIN) as admin:
+        for info in await admin.topics():
+            await admin.delete_topic(info.name)
+        await admin.create_topic("orders", schema=SCHEMA, guarded=True)
+
+
+async def stored(broker: Broker) -> int:
+    async with as_user(broker, Role.ADMIN) as admin:
+        return (await (await admin.topic("orders")).info()).messages
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("role", [Role.APP, Role.READER])
+async def test_nobody_writes_past_the_guard(broker: Broker, role: Role, way: str) -> None:
+    async with client(broker.url, broker.credentials(role)) as connection:
+        for body in (GOOD, BAD):
+            await connection.publish(SUBJECT, body, headers=WAYS[way] or None)
+            await connection.publish(SUBJECT, body, "_INBOX.x", headers=WAYS[way] or None)
+        await connection.flush()
+        denied = [error for error in connection.seen if "permissions violation" in error.lower()]
+        assert denied
+    assert await stored(broker) == 0
+
+
+async def test_the_sdk_of_an_app_cannot_write_past_the_guard_either(broker: Broker) -> None:
+    from millstream.wire.aio.publisher import StreamPublisher
+    from millstream.wire.message import OutgoingMessage
+
+    async with as_user(broker, Role.APP) as mill:
+        past = StreamPublisher(mill.connection, guarded=False)
+        with pytest.raises(PermissionDenied, match=SUBJECT):
+            await past.publish(OutgoingMessage(SUBJECT.encode(), b"", GOOD), 30, lambda ack: ack)
+    assert await stored(broker) == 0
+
+
+@pytest.mark.parametrize("role", [Role.TRUSTED, Role.ADMIN])
+async def test_a_trusted_user_writes_past_the_guard(broker: Broker, role: Role) -> None:
+    async with client(broker.url, broker.credentials(role)) as connection:
+        await connection.jetstream().publish(SUBJECT, GOOD)
+    assert await stored(broker) == 1
+
+
+async def test_an_app_publishes_through_the_guard_and_reads_as_before(broker: Broker) -> None:
+    who = broker.credentials("guard")
+    async with (
+        as_user(broker, Role.APP) as mill,
+        millstream.connect(broker.url, user=who.user, password=who.password, **PATIENT) as guarding,
+        guarding.guard("orders"),
+    ):
+        topic = await mill.topic("orders")
+        await topic.publish({"n": 1}, "ada")
+        await topic.publish_atomic([NewEvent({"n": 2}, "ada"), NewEvent({"n": 3}, "ada")])
+        async with topic.writer("w") as writer:
+            await writer.write({"n": 4}, "ada", position=1)
+        with pytest.raises(SchemaError):
+            await topic.publish({"n": "one"}, "ada")
+        assert [event.value["n"] async for event in topic.read()] == [1, 2, 3, 4]
+        async with topic.subscribe("audit") as subscription:
+            assert len(await subscription.pull(10, timeout=30)) == 4
