@@ -10,6 +10,7 @@ from millstream.events.value_type import ValueType
 from millstream.messaging import Client, Connecting, Topic, TopicInfo, TopicSettings
 from millstream.messaging.topics.admin import declare
 from millstream.messaging.topics.lookup import open_topic
+from millstream.messaging.topics.stream_config import from_stream_config
 from millstream.settings import ConnectionSettings
 
 if TYPE_CHECKING:
@@ -102,16 +103,22 @@ class Mill(Client):
 
         The versions stay while a mirror of the topic exists, because it is read with them.
         """
-        copies = [topic.settings.mirror for topic in await self.topics()]
-        mirrored = any(mirror is not None and mirror.topic == name for mirror in copies)
+        unused = await self.schemas.find(name) is not None and not await self._has_mirror(name)
         # The topic first: a user without permission must not delete its schema either.
         try:
             await super().delete_topic(name)
         except TopicNotFound:
-            await self.schemas.forget(name)  # of a deletion that was interrupted
+            if unused:
+                await self.schemas.forget(name)  # of a deletion that was interrupted
             raise
-        if not mirrored:
+        if unused:
             await self.schemas.forget(name)
+
+    async def _has_mirror(self, name: str) -> bool:
+        """Whether some topic mirrors this one; IncompleteList when that cannot be known now."""
+        configs = await self.jetstream.stream_configs()
+        mirrors = [from_stream_config(config).mirror for config in configs]
+        return any(mirror is not None and mirror.topic == name for mirror in mirrors)
 
     async def _open(self, info: TopicInfo, cls: type | None) -> Topic:
         return await self.open_as(info, await self._values(info, cls))

@@ -20,6 +20,7 @@ MillstreamError
 │   └── ConnectionClosed                     the connection was closed (by us, or retries ran out)
 ├── PermissionDenied (PermissionError)       this user has no permission for that subject
 ├── RequestTimeout (TimeoutError)            no answer within the deadline
+├── IncompleteList (TimeoutError)            a list lacks streams that could not be reached
 ├── NoMessage (TimeoutError)                 no message arrived within the time given
 ├── SubscriberClosed                         the subscriber was closed or drained
 ├── NoResponders                             no subscriber or service listens on the subject
@@ -89,6 +90,7 @@ from millstream.errors.connection import (
     ConnectionClosed,
     IdentityLost,
     IdentityTaken,
+    IncompleteList,
     NoGuard,
     NoMessage,
     NoResponders,
@@ -155,6 +157,7 @@ __all__ = [
     "IdentityLost",
     "IdentityTaken",
     "Incompatible",
+    "IncompleteList",
     "LimitReached",
     "MillstreamError",
     "MissingExtra",

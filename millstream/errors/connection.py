@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Final
+
 from millstream.errors.base import MillstreamError
 
 __all__ = [
@@ -11,6 +14,7 @@ __all__ = [
     "ConnectionClosed",
     "IdentityLost",
     "IdentityTaken",
+    "IncompleteList",
     "NoGuard",
     "NoMessage",
     "NoResponders",
@@ -19,6 +23,9 @@ __all__ = [
     "ServiceError",
     "SubscriberClosed",
 ]
+
+
+NAMES_SHOWN: Final = 5
 
 
 class ConnectError(MillstreamError, ConnectionError):
@@ -55,6 +62,24 @@ class RequestTimeout(MillstreamError, TimeoutError):
     def __init__(self, subject: str, seconds: float, hint: str = "") -> None:
         self.subject, self.seconds = subject, seconds
         super().__init__(f"no answer on '{subject}' within {seconds:g} s{hint}")
+
+
+class IncompleteList(MillstreamError, TimeoutError):
+    """The broker's list lacks streams or subscriptions that its nodes could not reach.
+
+    `missing` has their names, each with the reason if the broker gave one. Nothing was done with
+    the rest of the list.
+    """
+
+    def __init__(self, what: str, missing: Mapping[str, str], when: str) -> None:
+        self.what, self.missing = what, dict(missing)
+        named = [f"{n} ({why})" if why else n for n, why in sorted(self.missing.items())]
+        more = f" and {len(named) - NAMES_SHOWN} more" if len(named) > NAMES_SHOWN else ""
+        lacks = f", without {', '.join(named[:NAMES_SHOWN])}{more}" if named else ""
+        super().__init__(
+            f"the broker's list of {what} was not complete {when}{lacks}: nodes are down or cannot "
+            f"reach each other. Try again when all nodes are up (`millstream status`)"
+        )
 
 
 class NoMessage(MillstreamError, TimeoutError):

@@ -47,6 +47,7 @@ class ErrorCode:
     """The server's error numbers that mean something to us."""
 
     NO_LEADER = 10008
+    STREAM_OFFLINE = 10118
     STREAM_NOT_FOUND = 10059
     STREAM_NAME_IN_USE = 10058
     CONSUMER_NOT_FOUND = 10014
@@ -90,6 +91,10 @@ RETRY: Final = frozenset(
 
 _CLASSES: Final[dict[int, tuple[type[ApiError], str]]] = {
     ErrorCode.STREAM_NOT_FOUND: (TopicNotFound, "Create it first, or check the name"),
+    ErrorCode.STREAM_OFFLINE: (
+        ApiError,
+        "All nodes that keep it are down: start them, see 'millstream status'",
+    ),
     ErrorCode.STREAM_NAME_IN_USE: (TopicConflict, "Open it as it is, or change it on purpose"),
     ErrorCode.CONSUMER_NOT_FOUND: (SubscriptionNotFound, "Create it first, or check the name"),
     ErrorCode.CONSUMER_EXISTS: (SubscriptionConflict, ""),

@@ -279,7 +279,7 @@ class Subscriptions:
 
     async def _all(self) -> AsyncIterator[tuple[Partition, ConsumerInfo]]:
         for partition in self._partitions:
-            async for info in self._jetstream.consumers(partition.stream):
+            for info in await self._jetstream.consumers(partition.stream):
                 yield partition, info
 
     def _summary(

@@ -14,6 +14,7 @@ from typing import Any, Final
 from millstream.errors import (
     ApiError,
     ConfigError,
+    IncompleteList,
     NoResponders,
     RequestTimeout,
     TopicConflict,
@@ -124,7 +125,7 @@ def _check_ours(name: str, info: StreamInfo, doing: str) -> StreamIdentity:
             0,
             ErrorCode.STREAM_NAME_IN_USE,
             f"cannot {doing} topic '{name}': there is a JetStream stream of this name that "
-            f"Millstream did not declare, with subjects {_subjects(info)}",
+            f"Millstream did not declare, with subjects {_subjects(info.config)}",
             "Open it as it is, or choose another name",
         )
     if identity.version > VERSION:
@@ -153,7 +154,7 @@ def _name_taken(name: str, info: StreamInfo) -> TopicConflict:
     identity, stream = identity_of(info.config), info.config["name"]
     owner = f"belongs to the topic '{identity.topic}'"
     if not identity.managed:
-        owner = f"is another JetStream stream, with subjects {_subjects(info)}"
+        owner = f"is another JetStream stream, with subjects {_subjects(info.config)}"
     return TopicConflict(
         0,
         ErrorCode.STREAM_NAME_IN_USE,
@@ -183,8 +184,11 @@ async def _create(
 
 
 async def _overlap(js: JetStream, name: str, subjects: str, error: ApiError) -> TopicConflict:
-    taken = [info async for info in js.streams(subject=subjects) if info.config["name"] != name]
-    owners = ", ".join(f"'{info.config['name']}' ({_subjects(info)})" for info in taken[:3])
+    try:
+        taken = [c for c in await js.stream_configs(subjects) if c["name"] != name]
+    except IncompleteList:  # it would only be named
+        taken = []
+    owners = ", ".join(f"'{config['name']}' ({_subjects(config)})" for config in taken[:3])
     return TopicConflict(
         0,
         error.err_code,
@@ -194,8 +198,8 @@ async def _overlap(js: JetStream, name: str, subjects: str, error: ApiError) -> 
     )
 
 
-def _subjects(info: StreamInfo) -> str:
-    return ", ".join(info.config.get("subjects") or ()) or "of its origin"
+def _subjects(config: Mapping[str, Any]) -> str:
+    return ", ".join(config.get("subjects") or ()) or "of its origin"
 
 
 async def _with_origins(js: JetStream, settings: TopicSettings) -> TopicSettings:
@@ -411,14 +415,26 @@ def _purged(what: Purge, prefix: str | None) -> list[str | None]:
 
 async def delete(js: JetStream, name: str, *, missing_ok: bool = False) -> None:
     """Delete a topic with all its events and subscriptions; partition 0 goes last."""
-    found = await find_streams(js, name)
-    if not found and not missing_ok:
+    try:
+        configs = [info.config for info in await find_streams(js, name)]
+    except ApiError as error:
+        if error.err_code != ErrorCode.STREAM_OFFLINE:
+            raise
+        # Its nodes are down, perhaps for good; what the others know of it can still be deleted.
+        configs = await _known_configs(js, name)
+    if not configs and not missing_ok:
         await streams_of(js, name)
-    for info in reversed(found):
-        identity = identity_of(info.config)
+    for config in reversed(configs):
+        identity = identity_of(config)
         if identity.topic != name:
             raise _part_of(name, identity)
         try:
-            await js.delete_stream(info.config["name"])
+            await js.delete_stream(config["name"])
         except TopicNotFound:
             continue  # another client is deleting it too
+
+
+async def _known_configs(js: JetStream, name: str) -> list[dict[str, Any]]:
+    """The streams of a topic, in the order of partitions, also those whose nodes are down."""
+    found = [config for config in await js.stream_configs() if identity_of(config).topic == name]
+    return sorted(found, key=lambda config: identity_of(config).partition)

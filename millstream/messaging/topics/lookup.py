@@ -40,9 +40,12 @@ async def open_topic(js: JetStream, name: str) -> TopicInfo:
 
 
 async def list_topics(js: JetStream) -> list[TopicInfo]:
-    """Every topic and every other stream of the account, by name; incomplete ones included."""
+    """Every topic and every other stream of the account, by name; incomplete ones included.
+
+    IncompleteList: the broker could not reach some of them.
+    """
     groups: dict[str, list[StreamInfo]] = {}
-    async for info in js.streams():
+    for info in await js.streams():
         groups.setdefault(identity_of(info.config).topic, []).append(info)
     return [topic_info(name, groups[name]) for name in sorted(groups)]
 

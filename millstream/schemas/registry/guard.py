@@ -163,9 +163,9 @@ class Guard(AsyncClosing):
             task.result()
 
     async def _check_free(self) -> None:
-        async for info in self._client.jetstream.streams(f"{self.subject}.>"):
+        for config in await self._client.jetstream.stream_configs(f"{self.subject}.>"):
             raise ConfigError(
-                f"the stream '{info.config['name']}' stores what is published to "
+                f"the stream '{config['name']}' stores what is published to "
                 f"'{self.subject}.>', the entrance of topic '{self.topic}', so it would bypass "
                 f"the guard. Remove that stream or its subject"
             )

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import base64
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import Mapping
 from typing import Any, Final, TypeVar
 
 import msgspec
 
 from millstream.deadline import Deadline
 from millstream.errors import ApiError, ConnectError, NoResponders, RequestTimeout
+from millstream.wire import listing
 from millstream.wire.aio.connection import Connection
 from millstream.wire.api import (
     RETRY,
@@ -23,25 +24,17 @@ from millstream.wire.api import (
     consumer_request,
     error_from,
 )
+from millstream.wire.listing import Listing, Page
 from millstream.wire.message import StoredMessage
 
 __all__ = ["JetStream"]
 
 T = TypeVar("T")
+Row = TypeVar("Row")
 
 # A request during an election is dropped in silence, so an attempt waits only this long.
 ATTEMPT_SECONDS: Final = 1.0
 PAUSE_SECONDS: Final = 0.1
-# The server answers lists in pages of this size at most.
-PAGES_MAX: Final = 10_000
-
-
-class _Page(msgspec.Struct):
-    total: int = 0
-    offset: int = 0
-    limit: int = 0
-    streams: list[Any] | None = None
-    consumers: list[Any] | None = None
 
 
 class _Purged(msgspec.Struct):
@@ -145,20 +138,34 @@ class JetStream:
         answer = await self.call(f"STREAM.PURGE.{name}", request or {}, _Purged)
         return answer.purged
 
-    async def streams(self, subject: str | None = None) -> AsyncIterator[StreamInfo]:
-        """All streams of the account, or those that take the given subject."""
-        offset = 0
-        for _ in range(PAGES_MAX):
-            ask: dict[str, Any] = {"offset": offset}
-            if subject is not None:
-                ask["subject"] = subject
-            page = await self.call("STREAM.LIST", ask, _Page)
-            rows = page.streams or []
-            for row in rows:
-                yield msgspec.convert(row, StreamInfo)
-            offset += len(rows)
-            if not rows or offset >= page.total:
-                return
+    async def streams(self) -> list[StreamInfo]:
+        """All streams of the account, with their state. IncompleteList: some are unreachable."""
+        return await self._list(listing.streams())
+
+    async def stream_configs(self, subject: str | None = None) -> list[dict[str, Any]]:
+        """The configurations of all streams, or of those that take the given subject.
+
+        Those of streams whose nodes are down are known too.
+        """
+        found = await self._list(listing.streams(subject, states=False))
+        return [info.config for info in found]
+
+    async def _list(self, wanted: Listing[Row]) -> list[Row]:
+        """Every row of a list; each page may take as long as a request may."""
+        seconds = self.connection.settings.request_timeout
+        deadline = Deadline(seconds)
+        while not wanted.complete:
+            try:
+                page = await self.call(wanted.verb, wanted.request, Page, deadline.left())
+            except RequestTimeout as error:
+                raise (wanted.incomplete(seconds) if wanted.short else error) from error
+            if wanted.take(page):
+                deadline = Deadline(seconds)
+            elif deadline.passed:
+                raise wanted.incomplete(seconds)
+            else:
+                await asyncio.sleep(deadline.left(at_most=PAUSE_SECONDS))
+        return wanted.rows
 
     async def delete_message(self, stream: str, sequence: int, erase: bool = False) -> None:
         body = {"seq": sequence, "no_erase": not erase}
@@ -184,16 +191,9 @@ class JetStream:
         verb = f"CONSUMER.DELETE.{stream}.{name}"
         await self.ask(verb, gone=ErrorCode.CONSUMER_NOT_FOUND)
 
-    async def consumers(self, stream: str) -> AsyncIterator[ConsumerInfo]:
-        offset = 0
-        for _ in range(PAGES_MAX):
-            page = await self.call(f"CONSUMER.LIST.{stream}", {"offset": offset}, _Page)
-            rows = page.consumers or []
-            for row in rows:
-                yield msgspec.convert(row, ConsumerInfo)
-            offset += len(rows)
-            if not rows or offset >= page.total:
-                return
+    async def consumers(self, stream: str) -> list[ConsumerInfo]:
+        """All consumers of a stream. IncompleteList: some are unreachable."""
+        return await self._list(listing.consumers(stream))
 
     # -- single messages ------------------------------------------------------------------
 

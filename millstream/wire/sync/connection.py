@@ -333,9 +333,22 @@ class BlockingJetStream:
         self.connection = connection
         self.prefix = api_prefix(domain or connection.settings.domain)
 
-    def call(self, verb: str, body: object, into: type[T], timeout: float | None = None) -> T:
-        """Ask and give the typed answer; a refusal is raised as an ApiError."""
-        return msgspec.json.decode(self.ask(verb, body, timeout), type=into)
+    def call(
+        self,
+        verb: str,
+        body: object,
+        into: type[T],
+        timeout: float | None = None,
+        attempt: float = ATTEMPT_SECONDS,
+    ) -> T:
+        """Ask and give the typed answer; a refusal is raised as an ApiError.
+
+        An attempt that is not answered within `attempt` seconds is repeated.
+        """
+        (answer,) = self.ask_all([(verb, body)], timeout, attempt)
+        if isinstance(answer, ApiError):
+            raise answer
+        return msgspec.json.decode(answer, type=into)
 
     def ask(self, verb: str, body: object = None, timeout: float | None = None) -> bytes:
         """The answer to one question; a refusal is raised as an ApiError."""
@@ -345,7 +358,10 @@ class BlockingJetStream:
         return answer
 
     def ask_all(
-        self, questions: Sequence[tuple[str, object]], timeout: float | None = None
+        self,
+        questions: Sequence[tuple[str, object]],
+        timeout: float | None = None,
+        attempt: float = ATTEMPT_SECONDS,
     ) -> list[bytes | ApiError]:
         """The answers to several questions (verb, body); a refusal is returned as an ApiError.
 
@@ -359,18 +375,18 @@ class BlockingJetStream:
         ]
         answers: list[bytes | ApiError] = []
         for first in range(0, len(requests), TOGETHER_MAX):
-            answers += self._ask_together(requests[first : first + TOGETHER_MAX], deadline)
+            answers += self._ask_together(requests[first : first + TOGETHER_MAX], deadline, attempt)
         return answers
 
     def _ask_together(
-        self, requests: list[tuple[str, bytes]], deadline: Deadline
+        self, requests: list[tuple[str, bytes]], deadline: Deadline, attempt: float
     ) -> list[bytes | ApiError]:
         while True:
             error: Exception | None = None
             answers: list[bytes | ApiError] = []
             try:
-                attempt = max(0.05, deadline.left(at_most=ATTEMPT_SECONDS))
-                for _, answer in self.connection.request_all(requests, b"", attempt):
+                seconds = max(0.05, deadline.left(at_most=attempt))
+                for _, answer in self.connection.request_all(requests, b"", seconds):
                     refusal = msgspec.json.decode(answer, type=_Answer).error
                     answers.append(answer if refusal is None else error_from(refusal))
             except AuthenticationFailed:

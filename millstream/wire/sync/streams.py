@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import base64
-from collections.abc import Iterator, Mapping, Sequence
+import time
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 import msgspec
 
-from millstream.errors import ApiError
+from millstream.deadline import Deadline
+from millstream.errors import ApiError, RequestTimeout
+from millstream.wire import listing
 from millstream.wire.api import ErrorCode, StreamInfo
+from millstream.wire.listing import GATHER_SECONDS, Page
 from millstream.wire.message import StoredMessage
 from millstream.wire.sync.connection import BlockingJetStream
 
@@ -23,13 +27,7 @@ __all__ = [
     "stream_info",
 ]
 
-# The server gives 256 streams a page; this many pages are more streams than it can hold.
-PAGES_MAX: Final = 10_000
-
-
-class _Page(msgspec.Struct):
-    total: int = 0
-    streams: list[StreamInfo] | None = None
+PAUSE_SECONDS: Final = 0.1
 
 
 class _Got(msgspec.Struct):
@@ -79,18 +77,27 @@ def _answers(
     return found
 
 
-def list_streams(
-    jetstream: BlockingJetStream, timeout: float | None = None
-) -> Iterator[StreamInfo]:
-    """All streams of the account."""
-    offset = 0
-    for _ in range(PAGES_MAX):
-        page = jetstream.call("STREAM.LIST", {"offset": offset}, _Page, timeout)
-        rows = page.streams or []
-        yield from rows
-        offset += len(rows)
-        if not rows or offset >= page.total:
-            return
+def list_streams(jetstream: BlockingJetStream, timeout: float | None = None) -> list[StreamInfo]:
+    """All streams of the account. IncompleteList: some are unreachable.
+
+    `timeout` is for each page of the list.
+    """
+    seconds = jetstream.connection.settings.request_timeout if timeout is None else timeout
+    wanted, deadline = listing.streams(), Deadline(seconds)
+    while not wanted.complete:
+        try:
+            page = jetstream.call(
+                wanted.verb, wanted.request, Page, deadline.left(), GATHER_SECONDS
+            )
+        except RequestTimeout as error:
+            raise (wanted.incomplete(seconds) if wanted.short else error) from error
+        if wanted.take(page):
+            deadline = Deadline(seconds)
+        elif deadline.passed:
+            raise wanted.incomplete(seconds)
+        else:
+            time.sleep(deadline.left(at_most=PAUSE_SECONDS))
+    return wanted.rows
 
 
 def get_message(

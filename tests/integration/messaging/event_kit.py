@@ -23,7 +23,7 @@ async def values(topic: Topic, **choices: Any) -> list[Any]:
 async def until_reading(topic: Topic) -> None:
     """Wait until a reader has its position: it gets everything stored from now on."""
     deadline = Deadline(20)
-    while not [info async for info in topic._jetstream.consumers(topic.name)]:
+    while not await topic._jetstream.consumers(topic.name):
         assert not deadline.passed, "nobody reads"
         await asyncio.sleep(0.01)
 

@@ -168,13 +168,13 @@ async def reader_elsewhere(mill: Mill, topic: Topic) -> tuple[AsyncIterator[Even
     while True:
         reader = topic.read(follow=True)
         await anext(reader)
-        found = [info async for info in mill.jetstream.consumers(topic.name)]
+        found = await mill.jetstream.consumers(topic.name)
         servers = {info.cluster.leader if info.cluster else "" for info in found}
         # More than one: after a silence the reader has started again.
         if len(found) == 1 and not servers & {"", mill.connection.info.server_name}:
             return reader, servers.pop() or ""
         await reader.aclose()  # type: ignore[attr-defined]
-        while [info async for info in mill.jetstream.consumers(topic.name)]:  # noqa: ASYNC110
+        while await mill.jetstream.consumers(topic.name):  # noqa: ASYNC110
             await asyncio.sleep(0.02)
 
 

@@ -58,7 +58,7 @@ async def before_and_after(
 
 
 async def consumers(mill: Mill, stream: str) -> set[str]:
-    return {info.name async for info in mill.jetstream.consumers(stream)}
+    return {info.name for info in await mill.jetstream.consumers(stream)}
 
 
 async def test_a_group_keeps_its_consumer_under_a_trickle(

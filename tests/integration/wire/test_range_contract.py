@@ -270,7 +270,7 @@ async def test_a_consumer_whose_server_died_is_replaced(
 
         async def delete_the_consumer() -> None:
             async with millstream.connect(millstream_url) as mill:
-                (info,) = [info async for info in mill.jetstream.consumers("s")]
+                (info,) = await mill.jetstream.consumers("s")
                 # The reader gets no notice: that is lost as well.
                 proxy.to_client = lambda frame: b"Consumer Deleted" not in frame
                 await mill.jetstream.delete_consumer("s", info.name)
@@ -289,5 +289,5 @@ async def test_readers_leave_no_consumer(millstream_url: str, read_all: ReadRang
             await read_all(url, Range(1, COUNT + 1), stop)
         async with asyncio.timeout(60):
             # They are removed without waiting for an answer.
-            while [info async for info in mill.jetstream.consumers("s")]:  # noqa: ASYNC110
+            while await mill.jetstream.consumers("s"):  # noqa: ASYNC110
                 await asyncio.sleep(0.01)

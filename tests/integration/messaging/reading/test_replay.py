@@ -85,7 +85,7 @@ async def test_reading_affects_no_subscription_and_leaves_nothing_behind(
     assert await topic.subscriptions.info("s") == before
 
     async def consumers() -> list[str]:
-        return [info.name async for info in mill.jetstream.consumers("orders")]
+        return [info.name for info in await mill.jetstream.consumers("orders")]
 
     await eventually(consumers, ["s"])
 

@@ -48,7 +48,7 @@ def js(connection: Connection) -> JetStream:
 
 
 async def names(js: JetStream) -> list[str]:
-    return sorted([info.config["name"] async for info in js.streams()])
+    return sorted([info.config["name"] for info in await js.streams()])
 
 
 # -- declaring ----------------------------------------------------------------------------

@@ -232,7 +232,7 @@ async def test_a_topic_in_memory_is_gone_after_a_restart_and_one_in_files_is_not
             await asyncio.to_thread(broker.restart)
 
             async def kept() -> dict[str, int]:
-                return {info.config["name"]: info.state.messages async for info in js.streams()}
+                return {info.config["name"]: info.state.messages for info in await js.streams()}
 
             await eventually(kept, {"file": 1})
         finally:
