@@ -82,7 +82,11 @@ class Topic:
         self._stream_publisher = handle.publisher
         self._obstacle = _obstacle(info, handle.value_type)
         self._publisher = EventPublisher(
-            handle.publisher, handle.shape, durabilities, handle.value_type
+            handle.publisher,
+            handle.shape,
+            durabilities,
+            info.settings.check_options,
+            handle.value_type,
         )
         self.subscriptions = Subscriptions(handle)  # its subscriptions, by name
         self.admin = TopicAdmin(handle, self._publisher)  # maintenance
@@ -123,8 +127,6 @@ class Topic:
         store it once.
         """
         self._check_writable()
-        if options is not None and options.ttl is not None:
-            self.settings.ttl_text(options.ttl)  # refuses what the broker would cut short
         if self._stream_publisher.full:
             await self._stream_publisher.wait_for_space()
         if options is None or options.expected_last is None:

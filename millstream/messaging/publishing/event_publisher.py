@@ -30,9 +30,11 @@ class EventPublisher:
         stream_publisher: StreamPublisher,
         shape: TopicShape,
         durabilities: Sequence[Durability],
+        check_options: Callable[[PublishOptions], None],
         encoder: ValueType | None = None,
     ) -> None:
         self.stream_publisher = stream_publisher
+        self._check_options = check_options
         self._shape = shape
         self._encoder = encoder
         self.set_durabilities(durabilities)
@@ -81,6 +83,8 @@ class EventPublisher:
 
     def encode(self, event: NewEvent) -> tuple[int, OutgoingMessage]:
         """The partition of an event, and its message."""
+        if event.options is not None:
+            self._check_options(event.options)
         if event.value is None:
             schema_id, data = None, b""
         elif self._encoder is None:

@@ -270,7 +270,7 @@ class Setting(Generic[Given, Held]):
 
     @property
     def is_feature(self) -> bool:
-        """Whether it is a switch that is on by default wherever the server allows it."""
+        """Whether it is a switch whose default follows from the other settings."""
         return self.kind.form is Form.SWITCH and self.default is None
 
     @property

@@ -16,7 +16,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from datetime import timedelta
-from typing import Any, Final, Self
+from typing import TYPE_CHECKING, Any, Final, Self
 
 from millstream.declared import Form
 from millstream.errors import ConfigError
@@ -55,6 +55,9 @@ from millstream.messaging.topics.setting_rules import (
     prefix_fault,
 )
 from millstream.wire.guarded import guarded_prefix
+
+if TYPE_CHECKING:
+    from millstream.events.event import PublishOptions
 
 __all__ = [
     "RESERVED_METADATA",
@@ -189,7 +192,8 @@ class TopicSettings:
     marker_ttl: Setting[Duration | None, timedelta | None] = Setting(
         None,
         duration(_SHORTEST_TTL),
-        "How long a marker reports that the last event of a key expired (needs history 1).",
+        "How long a marker reports that the last event of a key expired (needs history 1; turns "
+        "on rollup).",
         group=RULES,
         stream_key="subject_delete_marker_ttl",
     )
@@ -286,22 +290,25 @@ class TopicSettings:
         stream_key="allow_direct",
         default_text="on",
     )
+    # The server cannot allow roll-ups of single keys only: every publisher can then remove all.
     rollup: Setting[bool | None, bool | None] = Setting(
         None,
         switch(),
-        "Allow an event to replace all earlier ones of its key.",
+        "Allow roll-ups: every publisher can then replace all earlier events of a key, or of the "
+        "whole topic, with one publish.",
         group=RULES,
         stream_key="allow_rollup_hdrs",
-        default_text="on if possible",
+        default_text="off; on with schedules or marker_ttl, which need it",
     )
     schedules: Setting[bool | None, bool | None] = Setting(
         None,
         switch(),
-        "Allow events that are delivered at a later time.",
+        "Allow events that are delivered at a later time; the server allows it together with "
+        "rollup only.",
         group=RULES,
         stream_key="allow_msg_schedules",
         change=OneWay("events may be scheduled"),
-        default_text="on if possible",
+        default_text="off",
     )
     description: Setting[str, str] = Setting(
         "", text(description_fault), "What the topic is for.", stream_key="description"
@@ -376,7 +383,14 @@ class TopicSettings:
     def allows(self, feature: str) -> bool:
         """Whether `message_ttl`, `atomic`, `direct`, `rollup` or `schedules` is on."""
         given: bool | None = getattr(self, feature)
-        return self.obstacle(feature) is None if given is None else given
+        if given is not None:
+            return given
+        # What lets a publisher change what others have stored is on only where it is needed.
+        needed = {
+            "rollup": self.marker_ttl is not None or bool(self.schedules),
+            "schedules": False,
+        }
+        return needed.get(feature, True) and self.obstacle(feature) is None
 
     def obstacle(self, feature: str) -> str | None:
         """The setting that rules out a feature, or None."""
@@ -392,7 +406,11 @@ class TopicSettings:
                 (self.is_copy, "nothing can be published to a copy"),
                 (self.discard is Discard.NEW, "discard 'new' excludes it"),
                 (self.deny_purge, "deny_purge excludes it"),
-                (self.rollup is False, "it needs rollup"),
+                (
+                    self.rollup is False,
+                    "it needs rollup. To close a topic that has schedules to roll-ups, mirror it, "
+                    "delete it and promote the mirror",
+                ),
             ),
         }
         return next((why for holds, why in obstacles[feature] if holds), None)
@@ -412,6 +430,17 @@ class TopicSettings:
         return f"{math.ceil(time.total_seconds())}s"
 
     # -- checks --------------------------------------------------------------------------
+
+    def check_options(self, options: PublishOptions) -> None:
+        """Refuse an option of a publish that this topic would refuse, cut short or not honor."""
+        if options.ttl is not None:
+            self.ttl_text(options.ttl)
+        if options.deliver_at is not None and not self.allows("schedules"):
+            raise ConfigError(
+                "deliver_at: this topic takes no scheduled events. Create one with schedules=True "
+                "for them, or edit this one (topic edit --schedules). The server then allows "
+                "roll-ups as well: every publisher of the topic can remove what others stored"
+            )
 
     def faults(self) -> list[str]:
         """Everything that is wrong with these settings, as sentences."""

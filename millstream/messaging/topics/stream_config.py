@@ -294,9 +294,11 @@ def from_stream_config(config: Mapping[str, Any]) -> TopicSettings:
     given: dict[str, Any] = {"duplicate_window": None}
     if settings.duplicate_window != TopicSettings.unchecked({**values, **given}).window:
         given = {}
-    for feature, item in features.items():
-        on = bool(config.get(item.stream_key, False))
-        given[feature] = None if on == settings.allows(feature) else on
+    found = {name: bool(config.get(item.stream_key, False)) for name, item in features.items()}
+    for feature, on in found.items():
+        others = {**found, feature: None}
+        default = TopicSettings.unchecked({**values, **others}).allows(feature)
+        given[feature] = None if on == default else on
     return TopicSettings.unchecked({**values, **given})
 
 

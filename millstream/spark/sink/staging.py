@@ -26,6 +26,7 @@ from millstream.errors import (
     ConnectError,
     DataLoss,
     PartlyWritten,
+    PermissionDenied,
     RequestTimeout,
     TopicConflict,
     WrongSequence,
@@ -37,9 +38,10 @@ from millstream.spark.broker_access import PATIENCE_SECONDS, connection_to, jets
 from millstream.spark.sink.chain import Chain
 from millstream.spark.sink.targets import Target, find_target
 from millstream.spark.sink.task_sink import Packer, TaskRows, chain_of
-from millstream.wire.api import parse_ack_address
+from millstream.wire.api import StreamInfo, parse_ack_address
 from millstream.wire.message import OutgoingMessage
 from millstream.wire.protocol import encode_headers, parse_headers, unique_token
+from millstream.wire.sync.connection import BlockingJetStream
 from millstream.wire.sync.publish import publish_one, publish_pipelined
 from millstream.wire.sync.range import read_range
 from millstream.wire.sync.streams import find_stream, get_message
@@ -51,6 +53,8 @@ STREAM: Final = "mill-staging"
 MAX_AGE_DAYS: Final = 7
 _DAY_NS: Final = 86_400_000_000_000
 _RACES_MAX: Final = 20
+# Why something cannot be removed or changed now; users of the role `app` may never do it.
+_NOT_NOW: Final = (ApiError, ConnectError, PermissionDenied, RequestTimeout)
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +69,9 @@ class StagedPack:
 def ensure_staging(settings: ConnectionSettings, replicas: int) -> None:
     """Create the staging stream if it does not exist."""
     jetstream = jetstream_to(settings)
-    if find_stream(jetstream, STREAM, PATIENCE_SECONDS) is not None:
+    found = find_stream(jetstream, STREAM, PATIENCE_SECONDS)
+    if found is not None:
+        _forbid_rollups(jetstream, found)
         return
     config = {
         "name": STREAM,
@@ -75,12 +81,22 @@ def ensure_staging(settings: ConnectionSettings, replicas: int) -> None:
         "num_replicas": replicas,
         "storage": "file",
         "max_consumers": 100_000,
-        "allow_rollup_hdrs": True,
     }
     try:
         jetstream.ask(f"STREAM.CREATE.{STREAM}", config, PATIENCE_SECONDS)
     except TopicConflict:
         return  # another query created it in the meantime
+
+
+def _forbid_rollups(jetstream: BlockingJetStream, found: StreamInfo) -> None:
+    """Take roll-ups from the stream of an earlier version: one publish could remove all of it."""
+    if not found.config.get("allow_rollup_hdrs", False):
+        return
+    try:
+        config = {**found.config, "allow_rollup_hdrs": False}
+        jetstream.ask(f"STREAM.UPDATE.{STREAM}", config, PATIENCE_SECONDS)
+    except _NOT_NOW:
+        return  # only an admin may; the queries of others work as before
 
 
 class Staging:
@@ -138,6 +154,7 @@ class Staging:
         if manifest:
             self._copy(manifest)
             self.discard()
+            self._purge({"filter": self._manifests, "keep": 1})
 
     def discard(self, unless_listed: bool = False) -> None:
         """Remove what was staged for the batch; what cannot be removed now expires later.
@@ -145,12 +162,17 @@ class Staging:
         With `unless_listed` a batch that has a manifest keeps its packs: when it is run again, the
         manifest is valid and its packs are copied.
         """
-        subject = f"{STREAM}.{self._writer}.{self._batch}.>"
         try:
             if unless_listed and self._last_manifest().position > self._batch:
                 return
-            jetstream_to(self._settings).ask(f"STREAM.PURGE.{STREAM}", {"filter": subject})
-        except (ApiError, ConnectError, RequestTimeout):
+        except _NOT_NOW:
+            return
+        self._purge({"filter": f"{STREAM}.{self._writer}.{self._batch}.>"})
+
+    def _purge(self, what: dict[str, Any]) -> None:
+        try:
+            jetstream_to(self._settings).ask(f"STREAM.PURGE.{STREAM}", what)
+        except _NOT_NOW:
             return
 
     def _last_manifest(self) -> FenceState:
@@ -172,8 +194,7 @@ class Staging:
             if state.position > self._batch or not packs:
                 return []  # a later batch has started, so this one is complete; or no rows
             wanted = state.next(self._batch + 1)
-            pairs = [*state_headers(self._writer, wanted), ("Nats-Rollup", "sub")]
-            block = encode_headers(pairs)
+            block = encode_headers(state_headers(self._writer, wanted))
             message = OutgoingMessage(self._manifests.encode(), block, _text(packs))
             try:
                 publish_one(connection_to(self._settings), message, PATIENCE_SECONDS)

@@ -163,7 +163,7 @@ def test_an_event_without_a_value_differs_from_an_empty_one(run: Commands) -> No
 
 
 def test_a_scheduled_event_appears_later(run: Commands) -> None:
-    run("topic", "create", "orders")
+    run("topic", "create", "orders", "--schedules")
     begun = time.monotonic()
     run("pub", "-t", "orders", "later", "-k", "a", "--at", "2s")
     while not (found := run.lines("topic", "tail", "orders", "-o", "beginning", "-e")):

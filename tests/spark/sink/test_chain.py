@@ -9,15 +9,17 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from millstream.broker import Role
 from millstream.errors import RowsMoved
 from millstream.events.packs.pack import EncodedPack, encode, envelope
 from millstream.settings import ConnectionSettings
 from millstream.spark.broker_access import connection_to
 from millstream.spark.options import SinkOptions
 from millstream.spark.sink.chain import Chain, Fence, UnitLimits
-from millstream.spark.sink.staging import Staging, ensure_staging
+from millstream.spark.sink.staging import STREAM, Staging, ensure_staging
 from millstream.spark.sink.targets import find_target
 from millstream.spark.sink.task_sink import TaskRows, write_chains
+from millstream.testing import running_broker
 from millstream.wire.sync.connection import BlockingConnection
 from tests.spark.conftest import Account
 
@@ -212,6 +214,45 @@ def test_staged_packs_are_removed_when_they_are_committed(
 
     assert account.run(left) == 1  # the last manifest
     assert len(account.values("target")) == 9
+
+
+def test_the_staging_stream_of_an_earlier_version_is_closed_to_rollups(
+    account: Account, settings: ConnectionSettings
+) -> None:
+    async def config(mill: Any) -> dict[str, Any]:
+        return dict((await mill.jetstream.stream_info(STREAM)).config)
+
+    async def old(mill: Any) -> None:
+        await mill.jetstream.update_stream({**await config(mill), "allow_rollup_hdrs": True})
+
+    ensure_staging(settings, 1)
+    account.run(old)
+    staging = Staging(settings, "spark-q", 0)
+    _, packs = staging.stage(rows(settings), frame([b"a", b"b", b"c"]))
+    ensure_staging(settings, 1)  # another query starts, of this version
+    assert not account.run(config)["allow_rollup_hdrs"]
+    staging.commit(packs)
+    assert account.values("target") == [b"a", b"b", b"c"]
+
+
+def test_a_user_without_the_right_to_purge_commits_all_the_same() -> None:
+    """What was staged then expires later."""
+    with running_broker(auth=True) as broker:
+        admin, app = (
+            ConnectionSettings(urls=(broker.url,), user=who.user, password=who.password)
+            for who in map(broker.credentials, (Role.ADMIN, Role.APP))
+        )
+        assert admin.password is not None
+        login = f"{admin.user}:{admin.password.reveal()}"
+        account = Account(broker.url.replace("://", f"://{login}@"))
+        account.topic("target")
+        for batch in range(3):
+            ensure_staging(app, 1)
+            staging = Staging(app, "spark-q", batch)
+            _, packs = staging.stage(rows(app), frame([b"%d" % batch]))
+            staging.commit(packs)
+            staging.commit(packs)
+        assert account.values("target") == [b"0", b"1", b"2"]
 
 
 def test_large_rows_of_a_task_are_split_into_units(

@@ -204,9 +204,8 @@ async def test_one_of_many_writers_that_expect_the_same_offset_wins(topic: Topic
     assert [r for r in results if not isinstance(r, WrongSequence)] == [1]
 
 
-async def test_a_scheduled_event_appears_in_time_with_key_headers_and_value(
-    mill: Mill, topic: Topic
-) -> None:
+async def test_a_scheduled_event_appears_in_time_with_key_headers_and_value(mill: Mill) -> None:
+    topic = await mill.create_topic("alarms", schedules=True)
     await topic.publish(b"now", "k")
     at = datetime.now(UTC) + timedelta(seconds=1)
     for moment, value in ((at + timedelta(hours=1), b"much later"), (at, b"later")):
@@ -222,6 +221,26 @@ async def test_a_scheduled_event_appears_in_time_with_key_headers_and_value(
     both = PublishOptions(deliver_at=at, expected_last=0)
     with pytest.raises(ConfigError, match="combined"):
         await topic.publish(b"x", options=both)
+
+
+async def test_what_a_topic_would_not_honor_is_refused_by_every_way_to_publish(
+    mill: Mill,
+) -> None:
+    topic = await mill.create_topic("short", max_age="1m")
+    later = PublishOptions(deliver_at=datetime.now(UTC) + timedelta(hours=1))
+    for options, says in ((later, "schedules=True"), (PublishOptions(ttl=90), "max_age, 1m")):
+        event = NewEvent(b"x", "k", options=options)
+        with pytest.raises(ConfigError, match=says):
+            await topic.publish(b"x", "k", options=options)
+        with pytest.raises(ConfigError, match=says):
+            await topic.publish_atomic([event])
+        with pytest.raises(PartlyStored) as caught:
+            await topic.publish_many([event])
+        assert says in str(caught.value.failed[0])
+        async with topic.event_producer() as producer:
+            with pytest.raises(ConfigError, match=says):
+                await producer.send(b"x", "k", options=options)
+    assert (await topic.info()).messages == 0
 
 
 async def test_an_event_with_a_time_to_live_is_gone_after_it(topic: Topic) -> None:

@@ -159,11 +159,19 @@ async def test_deny_delete_and_deny_purge_keep_events(js: JetStream) -> None:
     assert await offsets(js, "t") == [1]
 
 
-async def test_a_rollup_replaces_the_earlier_events_of_a_key(js: JetStream) -> None:
-    await declare(js, "t")
+async def test_a_rollup_replaces_the_earlier_events_of_a_key_where_it_is_allowed(
+    js: JetStream,
+) -> None:
+    await declare(js, "t", TopicSettings(rollup=True))
     for key in ("a", "b", "a"):
         await put(js.connection, f"t.{key}")
     await put(js.connection, "t.a", headers={"Nats-Rollup": "sub"})
+    assert await offsets(js, "t") == [2, 4]
+    assert (await declare(js, "t")).settings.rollup is True  # it was not asked for, and may stay
+    await edit(js, "t", {"rollup": False})
+    for which in ("sub", "all"):
+        with pytest.raises(ApiError, match="rollup not permitted"):
+            await put(js.connection, "t.a", headers={"Nats-Rollup": which})
     assert await offsets(js, "t") == [2, 4]
 
 
@@ -183,7 +191,7 @@ async def test_a_second_event_with_the_same_id_is_stored_only_after_the_window(
 
 
 async def test_an_atomic_batch_and_a_scheduled_event_are_stored(js: JetStream) -> None:
-    await declare(js, "t")
+    await declare(js, "t", TopicSettings(schedules=True))
     first = {"Nats-Batch-Id": "b", "Nats-Batch-Sequence": "1"}
     js.connection.publish(b"t.a", b"1", headers=encode_headers(first))
     last = {**first, "Nats-Batch-Sequence": "2", "Nats-Batch-Commit": "1"}

@@ -149,14 +149,40 @@ def test_an_invalid_origin_is_refused(given: dict[str, Any]) -> None:
         Origin(**given)
 
 
-def test_features_are_on_wherever_the_server_allows_them() -> None:
+def test_features_that_only_affect_the_own_event_are_on_wherever_the_server_allows_them() -> None:
     plain, copied = TopicSettings(), TopicSettings(mirror="a")
-    refusing = TopicSettings(discard="new", max_messages=1)
-    assert all(map(plain.allows, ("message_ttl", "atomic", "direct", "rollup", "schedules")))
-    assert not any(map(copied.allows, ("atomic", "schedules")))
-    assert refusing.allows("atomic")
-    assert not refusing.allows("schedules")
-    assert not TopicSettings(schedules=False).allows("schedules")
+    assert all(map(plain.allows, ("message_ttl", "atomic", "direct")))
+    assert not copied.allows("atomic")
+    assert TopicSettings(discard="new", max_messages=1).allows("atomic")
+
+
+def test_rollups_are_on_only_where_something_needs_them() -> None:
+    for without in (TopicSettings(), TopicSettings(history=1), TopicSettings(mirror="a")):
+        assert not any(map(without.allows, ("rollup", "schedules")))
+    for needed in (
+        TopicSettings(rollup=True),
+        TopicSettings(schedules=True),
+        TopicSettings(marker_ttl=60, history=1),
+    ):
+        assert needed.allows("rollup")
+    assert TopicSettings(schedules=True).allows("schedules")
+    with pytest.raises(ConfigError, match="marker_ttl: needs message_ttl and rollup"):
+        TopicSettings(marker_ttl=60, history=1, rollup=False)
+
+
+def test_a_topic_of_an_earlier_version_keeps_its_rollups_until_they_are_switched_off() -> None:
+    """Such a stream allows roll-ups, and schedules wherever the server could."""
+    (table,) = to_stream_configs("t", TopicSettings(history=1, rollup=True))
+    found = from_stream_config(table)
+    assert found.rollup is True
+    assert differences(TopicSettings(history=1), found) == []
+    assert not found.changed({"rollup": False}).allows("rollup")
+    (topic,) = to_stream_configs("t", TopicSettings(schedules=True))
+    found = from_stream_config(topic)
+    assert (found.rollup, found.schedules) == (None, True)
+    assert differences(TopicSettings(), found) == []
+    with pytest.raises(ConfigError, match="promote the mirror"):
+        found.changed({"rollup": False})
 
 
 def test_copies_and_topics_with_a_history_take_no_packs() -> None:
@@ -213,7 +239,7 @@ FULL = TopicSettings(
     deny_delete=True,
     prefix="shop",
     max_subscriptions=50,
-    schedules=False,
+    atomic=False,
     description="all of it",
     wire_format="avro",
     guarded=True,
@@ -336,7 +362,7 @@ def test_a_change_keeps_what_millstream_does_not_know() -> None:
 
 def test_equal_settings_in_different_forms_have_no_differences() -> None:
     assert differences(TopicSettings(max_age="60s"), TopicSettings(max_age="1m")) == []
-    explicit = TopicSettings(duplicate_window="2m", schedules=True, atomic=True)
+    explicit = TopicSettings(duplicate_window="2m", schedules=False, atomic=True)
     assert differences(TopicSettings(), explicit) == []
     looked_up = TopicSettings(mirror=Origin("a", partitions=1))
     assert differences(TopicSettings(mirror="a"), looked_up) == []
@@ -352,8 +378,9 @@ def test_equal_settings_in_different_forms_have_no_differences() -> None:
         ({"retention": "workqueue"}, {}, "retention", False),
         ({"deny_delete": True}, {}, "deny_delete", True),
         ({}, {"deny_delete": True}, "deny_delete", False),
-        ({"schedules": False}, {}, "schedules", False),
-        ({}, {"schedules": False}, "schedules", True),
+        ({"schedules": False, "rollup": True}, {"schedules": True}, "schedules", False),
+        ({"schedules": True, "rollup": True}, {"rollup": True}, "schedules", True),
+        ({"rollup": False}, {"rollup": True}, "rollup", True),
         ({"prefix": "x"}, {}, "prefix", False),
         ({"sources": ["b"]}, {"sources": ["a"]}, "sources", True),
         ({"mirror": "b"}, {"mirror": "a"}, "mirror", False),
