@@ -22,7 +22,6 @@ from millstream.errors import ConfigError, NotRunning
 __all__ = [
     "DEFAULT_URL",
     "DURABILITY_METADATA",
-    "GUARDED_TOKEN",
     "PROJECT_FILE",
     "STATE_FILE",
     "ConnectionSettings",
@@ -49,8 +48,6 @@ DATA_FOLDER: Final = ".millstream"
 STATE_FILE: Final = "broker.json"
 # The key in `server_metadata`, which any user can read, that says how durable an ack is.
 DURABILITY_METADATA: Final = "millstream.durability"
-# What the subjects of guarded topics start with; roles are closed by it.
-GUARDED_TOKEN: Final = "_guarded"
 
 _DURATION = re.compile(r"(\d+(?:\.\d+)?)(ns|us|ms|s|m|h|d)", re.ASCII)
 _DURATIONS = re.compile(f"(?:{_DURATION.pattern})+", re.ASCII)

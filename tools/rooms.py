@@ -5,7 +5,7 @@ tests/unit/test_layers.py holds the code to these tables; tools/architecture_pic
 
 from __future__ import annotations
 
-FOUNDATION = {"errors", "settings", "deadline", "declared", "lazy", "closing", "version"}
+FOUNDATION = {"errors", "settings", "deadline", "declared", "lazy", "closing", "guarded", "version"}
 EDGES = {"cli"}
 INNER = {"broker", "wire", "events", "messaging", "schemas", "tables", "spark", "pipelines"}
 MESSAGING = {
@@ -30,6 +30,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "declared": set(),
     "lazy": set(),
     "closing": set(),
+    "guarded": set(),
     "version": set(),
     "broker": set(),
     "wire": set(),

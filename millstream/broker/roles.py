@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from typing import Final
 
 from millstream.broker.config import Permissions, Role, User
-from millstream.settings import GUARDED_TOKEN
+from millstream.guarded import GUARDED_TOKEN
 
 __all__ = ["permissions_of"]
 

@@ -7,10 +7,9 @@ from typing import TYPE_CHECKING, Final
 
 from millstream.errors import ConfigError
 from millstream.events.subject import check_subject
+from millstream.guarded import ENTRANCE, GUARDED_TOKEN, INSTANCE
 from millstream.messaging.topics.choices import Compression, Discard, Storage
 from millstream.messaging.topics.setting_forms import duration_text
-from millstream.settings import GUARDED_TOKEN
-from millstream.wire.guarded import ENTRANCE, INSTANCE
 
 if TYPE_CHECKING:
     from millstream.messaging.topics.settings import TopicSettings

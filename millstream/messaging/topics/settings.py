@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, Final, Self
 
 from millstream.declared import Form
 from millstream.errors import ConfigError
+from millstream.guarded import guarded_prefix
 from millstream.messaging.topics.choices import Compression, Discard, Retention, Storage
 from millstream.messaging.topics.origin import (
     PARTITIONS_MAX,
@@ -54,7 +55,6 @@ from millstream.messaging.topics.setting_rules import (
     metadata_fault,
     prefix_fault,
 )
-from millstream.wire.guarded import guarded_prefix
 
 if TYPE_CHECKING:
     from millstream.events.event import PublishOptions

@@ -18,6 +18,7 @@ from millstream.events.subject import (
     stream_name,
     stream_subjects,
 )
+from millstream.guarded import guarded_topic
 from millstream.messaging.topics.origin import Origin
 from millstream.messaging.topics.setting_forms import Setting
 from millstream.messaging.topics.settings import (
@@ -26,7 +27,6 @@ from millstream.messaging.topics.settings import (
     TopicSettings,
 )
 from millstream.wire.api import StreamInfo, api_prefix
-from millstream.wire.guarded import guarded_topic
 
 __all__ = [
     "MAX_SUBSCRIPTIONS",

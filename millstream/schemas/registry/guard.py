@@ -1,6 +1,6 @@
 """The guard: what is published to a guarded topic, checked before it is stored.
 
-Nobody but the guard writes to the own subjects of a guarded topic (`wire/guarded.py` has them).
+Nobody but the guard writes to the own subjects of a guarded topic (`guarded.py` has them).
 Clients publish to its entrance as they would to a JetStream stream, and the guard checks the
 payload against the topic's schema, stores it and answers like JetStream itself:
 `{"stream": ..., "seq": ...}`, or `{"error": {...}}` with the reason. So every JetStream client's
@@ -34,6 +34,7 @@ from millstream.errors import (
     SchemaError,
     WrongSequence,
 )
+from millstream.guarded import BATCH_TOKEN, ENTRANCE, INSTANCE
 from millstream.messaging import Client, Message, Subscriber, SubscriberSettings
 from millstream.messaging.topics.lookup import open_topic
 from millstream.schemas.registry.guard_messages import Entrance
@@ -42,7 +43,6 @@ from millstream.schemas.registry.registry import Registry
 from millstream.tables import Table
 from millstream.wire.aio.publisher import StreamPublisher
 from millstream.wire.api import ErrorCode, PubAck, Refusal
-from millstream.wire.guarded import BATCH_TOKEN, ENTRANCE, INSTANCE
 from millstream.wire.message import OutgoingMessage
 from millstream.wire.protocol import hpub, unique_token
 

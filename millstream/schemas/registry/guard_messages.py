@@ -12,12 +12,12 @@ from millstream.events.event import ID_HEADER, SCHEMA_HEADER, TIME_HEADER
 from millstream.events.fence import EXPECTED_HEADER
 from millstream.events.packs.pack import decode
 from millstream.events.subject import key_of_token
+from millstream.guarded import ENTRANCE, INSTANCE, OWN_TOKEN, guarded_topic
 from millstream.messaging import Message, NewEvent, PublishOptions, TopicInfo
 from millstream.schemas.registry.binding import TypedValues, WrittenVersion
 from millstream.schemas.registry.records import TopicSchemas
 from millstream.schemas.registry.registry import Registry
 from millstream.settings import parse_duration
-from millstream.wire.guarded import ENTRANCE, INSTANCE, OWN_TOKEN, guarded_topic
 from millstream.wire.message import OutgoingMessage
 from millstream.wire.protocol import unique_token
 

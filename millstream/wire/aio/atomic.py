@@ -19,13 +19,13 @@ from millstream.errors import (
     RequestTimeout,
     Unconfirmed,
 )
+from millstream.guarded import GUARD_SECONDS, guard_of_batch, guarded_topic, through
 from millstream.wire.aio.connection import Connection
 from millstream.wire.aio.jetstream import JetStream
 from millstream.wire.aio.ordered_consumer import OrderedConsumer
 from millstream.wire.aio.pull_consumer import Signal
 from millstream.wire.api import RETRY, ErrorCode, PubAck, parse_ack_address, publish_error
 from millstream.wire.batch import BATCH_BYTES_MAX, BATCH_MESSAGES_MAX, with_batch_headers
-from millstream.wire.guarded import GUARD_SECONDS, guard_of_batch, guarded_topic, through
 from millstream.wire.message import OutgoingMessage
 from millstream.wire.protocol import hpub, parse_headers, unique_token
 from millstream.wire.range_cursor import Range

@@ -19,9 +19,9 @@ from millstream.errors import (
     Unconfirmed,
     WrongSequence,
 )
+from millstream.guarded import GUARD_SECONDS, entrance_of, entrance_topic
 from millstream.wire.aio.connection import Connection
 from millstream.wire.api import RETRY, PubAck, Refusal, publish_error
-from millstream.wire.guarded import GUARD_SECONDS, entrance_of, entrance_topic
 from millstream.wire.message import OutgoingMessage
 from millstream.wire.protocol import Frame, hpub, pub, status_of, unique_token
 

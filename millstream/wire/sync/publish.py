@@ -24,15 +24,15 @@ from millstream.errors import (
     RequestTimeout,
     Unconfirmed,
 )
-from millstream.wire.api import RETRY, ErrorCode, PubAck, publish_error
-from millstream.wire.batch import with_batch_headers
-from millstream.wire.guarded import (
+from millstream.guarded import (
     GUARD_SECONDS,
     entrance_of,
     guard_of_batch,
     guarded_topic,
     through,
 )
+from millstream.wire.api import RETRY, ErrorCode, PubAck, publish_error
+from millstream.wire.batch import with_batch_headers
 from millstream.wire.message import OutgoingMessage
 from millstream.wire.protocol import hpub, pub, status_of, unique_token
 from millstream.wire.sync.connection import BlockingConnection

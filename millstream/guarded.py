@@ -14,11 +14,10 @@ from __future__ import annotations
 
 from typing import Final
 
-from millstream.settings import GUARDED_TOKEN
-
 __all__ = [
     "BATCH_TOKEN",
     "ENTRANCE",
+    "GUARDED_TOKEN",
     "GUARD_SECONDS",
     "INSTANCE",
     "OWN_TOKEN",
@@ -30,6 +29,7 @@ __all__ = [
     "through",
 ]
 
+GUARDED_TOKEN: Final = "_guarded"
 ENTRANCE: Final = "ingress"
 INSTANCE: Final = "_ingress"
 OWN_TOKEN: Final = "_as"  # what follows is the subject after the prefix, as it is stored
