@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from millstream.errors import ConfigError
+from millstream.errors import ConfigError, Undecodable
+from millstream.events.undecodable import DECODE_FAILURES, OnUndecodable, reason_of
 from millstream.messaging import Event, NewEvent, PublishOptions, ReadPlan, Start, Topic
 
 __all__ = ["Change", "Entry", "Table"]
@@ -91,34 +92,51 @@ class Table:
     async def get(self, key: str) -> Entry | None:
         """The key's value, or None when it has none."""
         event = await self.topic.last(key)
-        return None if event is None or event.value is None else _entry(event)
+        return None if event is None or _value(event) is None else _entry(event)
 
     async def revision(self, key: str) -> int:
         """The key's latest revision, which may be a deletion; 0 if it never had a value."""
         event = await self.topic.last(key)
         return 0 if event is None else event.offset
 
-    async def entries(self, keys: Sequence[str] = ()) -> AsyncIterator[Entry]:
+    async def entries(
+        self, keys: Sequence[str] = (), *, undecodable: OnUndecodable = "fail"
+    ) -> AsyncIterator[Entry]:
         """All current values, or those of some keys, each key once.
 
         Not a snapshot: a key that is written in the meantime has its old or its new value; one that
-        exists the whole time is never missing.
+        exists the whole time is never missing. A value that cannot be decoded raises Undecodable;
+        `undecodable="drop"` continues without it.
         """
-        async for event in self.topic.latest(keys):
-            if event.value is not None:
+        async for event in self.topic.latest(keys, undecodable=undecodable):
+            if _value(event) is not None:
                 yield _entry(event)
 
     async def changes(
-        self, keys: Sequence[str] = (), *, start: Start = Start.LAST_PER_KEY
+        self,
+        keys: Sequence[str] = (),
+        *,
+        start: Start = Start.LAST_PER_KEY,
+        undecodable: OnUndecodable = "fail",
     ) -> AsyncIterator[Change]:
         """The current values, then every change as it happens, forever."""
-        async for event in self.topic.read(ReadPlan(start=start, keys=keys, follow=True)):
+        plan = ReadPlan(start=start, keys=keys, follow=True, undecodable=undecodable)
+        async for event in self.topic.read(plan):
             if event.key is not None:
-                yield Change(event.key, event.value, event.offset, event.timestamp, event.partition)
+                value = _value(event)
+                yield Change(event.key, value, event.offset, event.timestamp, event.partition)
 
-    async def as_dict(self) -> dict[str, Any]:
+    async def as_dict(self, *, undecodable: OnUndecodable = "fail") -> dict[str, Any]:
         """All current values by key."""
-        return {entry.key: entry.value async for entry in self.entries()}
+        return {e.key: e.value async for e in self.entries(undecodable=undecodable)}
+
+
+def _value(event: Event) -> Any:
+    """The value of an event; the error of one that cannot be decoded has its position."""
+    try:
+        return event.value
+    except DECODE_FAILURES as error:
+        raise Undecodable(event.topic, *event.position, reason_of(error)) from error
 
 
 def _entry(event: Event) -> Entry:

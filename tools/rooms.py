@@ -55,7 +55,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         *("messaging.topics", "messaging.subscriptions", "messaging.dead_letters"),
     },
     "messaging": {"wire", "wire.aio", *EVENTS, *MESSAGING},
-    "tables": MESSAGING,
+    "tables": {*EVENTS, *MESSAGING},
     # The files directly in schemas are its model and its front door; sub-rooms have an order.
     "schemas.values": {"schemas"},
     "schemas.formats": {"schemas", "schemas.values"},

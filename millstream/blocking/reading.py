@@ -16,6 +16,7 @@ from millstream.blocking.loop import LoopThread
 from millstream.blocking.twin import ContextTwin, Twin
 from millstream.errors import ConnectionClosed
 from millstream.events.event import Event, Partition
+from millstream.events.start import Start
 from millstream.events.unpack import events_of
 from millstream.messaging import topic as async_topic
 from millstream.messaging.core import message as async_message
@@ -36,6 +37,7 @@ TAKE_MESSAGES: Final = 256
 LOW_DELIVERIES: Final = 128
 # Groups of messages fetched ahead of the reader; each has at most a thousand.
 AHEAD_GROUPS: Final = 2
+AHEAD_EVENTS: Final = 1000
 # Messages decoded at a time: with packs, they are thousands of events.
 DECODE_MESSAGES: Final = 64
 
@@ -51,21 +53,30 @@ class TopicReading(Twin):
         """Events of a range, in order within each partition; subscriptions are not affected.
 
         `read()` gives everything stored now; `read(start=Start.at_offset(5), end=10)`,
-        `read(follow=True)`, `read(keys=["a"])`: see ReadPlan. Events redriven for one
-        subscription are left out, here and in `batches`: they were read before.
+        `read(follow=True)`, `read(keys=["a"])`: see ReadPlan. `read(start=Start.LAST_PER_KEY,
+        end=moment)` gives the last event of each key before that moment, if it is still stored.
+        Events redriven for one subscription are left out, here and in `batches`: they were read
+        before. A message that cannot be decoded raises Undecodable after the events before it;
+        `undecodable="drop"` continues without it.
         """
         wanted = plan_of(plan, choices)
+        if wanted.start == Start.LAST_PER_KEY:
+            return self._loop.iterate(self._inner.read(wanted), AHEAD_EVENTS)
         groups = self._loop.iterate(self._inner.admin.read_messages(wanted), AHEAD_GROUPS)
-        return chain.from_iterable(_events(groups, frozenset(wanted.keys)))
+        return chain.from_iterable(_events(groups, wanted))
 
 
 def _events(
-    groups: Iterator[tuple[Partition, list[RawMessage]]], keys: frozenset[str]
+    groups: Iterator[tuple[Partition, list[RawMessage]]], plan: ReadPlan
 ) -> Iterator[list[Event]]:
+    keys, report = frozenset(plan.keys), plan.report()
     for partition, messages in groups:
         for first in range(0, len(messages), DECODE_MESSAGES):
-            events = events_of(partition, messages[first : first + DECODE_MESSAGES])
-            yield [event for event in events if event.key in keys] if keys else events
+            piece = messages[first : first + DECODE_MESSAGES]
+            events, error = events_of(partition, piece, report, keys)
+            yield events
+            if error is not None:
+                raise error
 
 
 class DeliveryReading(ContextTwin):

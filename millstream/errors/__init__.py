@@ -53,7 +53,7 @@ MillstreamError
 │   ├── PipelineNotRunning                   it is not running, so it cannot be stopped
 │   └── FlowsFailed                          some flows failed permanently, after their restarts
 ├── DataLoss                                 events that should exist are missing
-├── Undecodable (ValueError)                 a stored value cannot be read as the topic's type
+├── Undecodable (ValueError)                 a stored event cannot be decoded
 ├── SchemaError (ValueError)                 a schema cannot be used or changed in this way
 │   ├── Unmappable                           a type cannot be represented in a format
 │   ├── Incompatible                         a version is not compatible with earlier ones

@@ -25,14 +25,14 @@ class DataLoss(MillstreamError):
 
 
 class Undecodable(MillstreamError, ValueError):
-    """A stored event cannot be read as its topic's type; the message says which and why."""
+    """A stored event cannot be decoded; the message says which one, why, and how to continue."""
 
     def __init__(self, topic: str, partition: int, offset: int, index: int, reason: str) -> None:
         self.topic, self.partition, self.offset, self.index = topic, partition, offset, index
         self.reason = reason
         super().__init__(
             f"{topic}/{partition}, offset {offset}, index {index}: {reason}. To continue without "
-            f"it, set the option undecodable to null (with a column 'reason') or to drop"
+            f"it, read with undecodable set to drop (in Spark also to null, with a column 'reason')"
         )
 
 

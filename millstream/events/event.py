@@ -339,7 +339,7 @@ class PlainEvent(Event):
 
     @property
     def subject(self) -> str:
-        return self.raw.subject.decode("utf-8", "replace")
+        return self.raw.subject.decode("utf-8", "surrogateescape")
 
     @property
     def address(self) -> AckAddress:

@@ -13,6 +13,7 @@ import pyarrow.compute as pc
 
 from millstream.errors import ConfigError, Unfit
 from millstream.events.encoding import check_headers, value_bytes
+from millstream.events.escapes import escaped, header_pairs
 from millstream.events.event import nanoseconds_of
 from millstream.events.packs.pack import envelope
 from millstream.events.subject import KEY_BYTES_MAX, key_bytes
@@ -76,13 +77,14 @@ class RowBuffer:
         pairs = None
         if headers is not None:
             check_headers(headers)
-            pairs = [(name, text.encode()) for name, text in headers.items()]
+            pairs = header_pairs(headers)
+        event_id = None if id is None else escaped(id)
         if self._plain:
             count = len(self._values)
             self._plain = False
             self._times, self._headers, self._ids = [None] * count, [None] * count, [None] * count
         self.add(value, key)
-        self._times[-1], self._headers[-1], self._ids[-1] = time, pairs, id
+        self._times[-1], self._headers[-1], self._ids[-1] = time, pairs, event_id
 
     def drain(self) -> Rows:
         """The events so far; the buffer is empty afterwards."""

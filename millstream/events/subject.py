@@ -24,6 +24,7 @@ __all__ = [
     "overlap",
     "partition_of",
     "partition_prefix",
+    "stored_key_token",
     "stream_name",
     "stream_subjects",
 ]
@@ -138,6 +139,12 @@ def key_token(key: str | bytes | None) -> str:
     data = key_bytes(key)
     if len(data) > KEY_BYTES_MAX:
         raise ConfigError(f"a key of {len(data):,} bytes: keys have at most {KEY_BYTES_MAX:,}")
+    return stored_key_token(key)
+
+
+def stored_key_token(key: str | bytes) -> str:
+    """The token of a key that was read: another client may have stored one that is longer."""
+    data = key_bytes(key)
     if not data:
         return "="
     if _UNSAFE.search(data):

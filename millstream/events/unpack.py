@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING, Any
 
+from millstream.errors import Undecodable
 from millstream.events.classify import FOR_MARK, OWN_MARK, PACK_MARK, kind_of
+from millstream.events.escapes import unescaped
 from millstream.events.event import (
     Event,
     Partition,
@@ -13,6 +15,7 @@ from millstream.events.event import (
     Unreadable,
     stored_ns_of,
 )
+from millstream.events.undecodable import DECODE_FAILURES, Report, reason_of
 from millstream.wire.api import AckAddress, parse_ack_address
 from millstream.wire.message import RawMessage, StoredMessage
 from millstream.wire.protocol import parse_headers
@@ -27,6 +30,7 @@ __all__ = [
     "events_of",
     "open_pack",
     "raw_of",
+    "undecodable",
 ]
 
 
@@ -71,9 +75,10 @@ class PackEvent(Event):
 
     @property
     def headers(self) -> Mapping[str, str]:
-        return {
-            name: value.decode("utf-8", "surrogateescape") for name, value in self._headers or ()
-        }
+        own: dict[str, str] = {}
+        for name, value in self._headers or ():
+            own.setdefault(unescaped(name), value.decode("utf-8", "surrogateescape"))
+        return own
 
     @property
     def timestamp_ns(self) -> int:
@@ -89,7 +94,7 @@ class PackEvent(Event):
     @property
     def id(self) -> str | None:
         event_id: str | None = self._id
-        return event_id
+        return None if event_id is None else unescaped(event_id)
 
     @property
     def topic(self) -> str:
@@ -109,7 +114,7 @@ class PackEvent(Event):
 
     @property
     def subject(self) -> str:
-        return self._message.subject.decode("utf-8", "replace")
+        return self._message.subject.decode("utf-8", "surrogateescape")
 
 
 def raw_of(stream: str, stored: StoredMessage) -> RawMessage:
@@ -129,14 +134,30 @@ def open_pack(partition: Partition, raw: RawMessage) -> PackMessage:
     return PackMessage(partition, raw, pack)
 
 
-def events_of(partition: Partition, messages: list[RawMessage]) -> list[Event]:
-    """The events of some messages, in order, for readers without a subscription.
+def undecodable(partition: Partition, raw: RawMessage, error: Exception) -> Undecodable:
+    """The error for a message that cannot be decoded."""
+    offset = parse_ack_address(raw.reply).sequence
+    return Undecodable(partition.topic, partition.number, offset, 0, reason_of(error))
+
+
+def events_of(
+    partition: Partition,
+    messages: list[RawMessage],
+    report: Report | None = None,
+    keys: Collection[str] = (),
+) -> tuple[list[Event], Undecodable | None]:
+    """The events of some messages (only those of `keys`, if given), in order, for readers.
+
+    The first message that cannot be decoded ends them, and its error is returned. With `report`
+    there is none: it is called with each event that cannot be decoded, values included, and these
+    are left out. Without it, a value that cannot be decoded raises when it is asked for.
 
     Millstream's own messages are skipped, and so are copies redriven for one subscription: they
     have been read here before.
     """
     events: list[Event] = []
     at = partition.prefix_size
+    error: Undecodable | None = None
     for raw in messages:
         subject, _, headers, _ = raw
         if subject[at : at + 1] != b"_" and (
@@ -150,14 +171,41 @@ def events_of(partition: Partition, messages: list[RawMessage]) -> list[Event]:
         if kind.redriven:
             continue
         if kind.is_pack:
-            events.extend(_packed(partition, raw))
+            try:
+                events.extend(_packed(partition, raw))
+            except DECODE_FAILURES as cause:
+                error = undecodable(partition, raw, cause)
+                if report is None:
+                    break
+                report(error)
         elif kind.is_plain:
             events.append(PlainEvent(partition, raw))
-    return events
+    if keys:
+        events = [event for event in events if event.key in keys]
+    if report is None:
+        return events, error
+    return (events if partition.decode is None else _readable(events, report)), None
+
+
+def _readable(events: list[Event], report: Report) -> list[Event]:
+    """The events whose values can be decoded."""
+    readable: list[Event] = []
+    for event in events:
+        try:
+            _ = event.value
+        except DECODE_FAILURES as error:
+            reason = reason_of(error)
+            report(Undecodable(event.topic, *event.position, reason))
+        else:
+            readable.append(event)
+    return readable
 
 
 def events_in(partition: Partition, raw: RawMessage) -> list[Event]:
-    """The events of one message, redriven ones too; none when it is one of Millstream's own."""
+    """The events of one message, redriven ones too; none when it is one of Millstream's own.
+
+    A message that is not a valid pack raises one of DECODE_FAILURES.
+    """
     kind = kind_of(raw.subject, raw.headers, partition.prefix_size)
     if kind.is_pack:
         return _packed(partition, raw)

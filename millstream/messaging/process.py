@@ -25,7 +25,6 @@ from millstream.errors import (
     ConfigError,
     DataLoss,
     MillstreamError,
-    PackError,
     ProcessFailed,
     Unfit,
 )
@@ -43,6 +42,7 @@ from millstream.events.packs.packing import Packing
 from millstream.events.row_buffer import RowBuffer
 from millstream.events.start import Start
 from millstream.events.subject import check_name
+from millstream.events.undecodable import DECODE_FAILURES
 from millstream.events.unpack import events_in
 from millstream.messaging.dead_letters.store import DeadLetterStore, default_dead_letter_topic
 from millstream.messaging.publishing.fenced_lane import FencedLane
@@ -302,8 +302,7 @@ class _PartitionWorker:
     async def _handle(self, raw: RawMessage) -> None:
         address = parse_ack_address(raw.reply)
         for event in await self._events(raw):
-            for number, new in enumerate(await self._call(event)):
-                fence = self._fences[self._partition_of(new, event, number)]
+            for fence, new in await self._outputs(event):
                 if address.sequence > fence.done:
                     fence.waiting.append(_Output(new, event))
                     self._waiting += 1
@@ -317,17 +316,21 @@ class _PartitionWorker:
             return []
         try:
             return events_in(self._partition, raw)
-        except PackError as error:
+        except DECODE_FAILURES as error:
             await self._failed(PlainEvent(self._partition, raw), error)
             return []
 
-    async def _call(self, event: Event) -> list[NewEvent]:
+    async def _outputs(self, event: Event) -> list[tuple[_Fence, NewEvent]]:
+        """The outputs of an event, each with the fence of its partition."""
         self._process.handled += 1
         try:
             result = self._process.function(event)
             if hasattr(result, "__await__"):
                 result = await result
-            return _outputs_of(result)
+            return [
+                (self._fences[self._partition_of(new, event, number)], new)
+                for number, new in enumerate(_outputs_of(result))
+            ]
         except Exception as error:
             await self._failed(event, error)
             return []

@@ -11,6 +11,7 @@ from millstream.closing import Opening
 from millstream.errors import ConfigError, MillstreamError, SchemaError
 from millstream.events.event import Durability, Event, NewEvent, PublishOptions, Receipt
 from millstream.events.packs.packing import Packing
+from millstream.events.undecodable import OnUndecodable
 from millstream.events.value_type import ValueType
 from millstream.messaging.dead_letters.queue import DeadLetterQueue
 from millstream.messaging.groups.group import Group, GroupSettings
@@ -19,8 +20,9 @@ from millstream.messaging.publishing.event_producer import EventProducer
 from millstream.messaging.publishing.event_publisher import PUBLISH_SECONDS, EventPublisher
 from millstream.messaging.publishing.expected_last import publish_after
 from millstream.messaging.reading.at_offset import events_at
+from millstream.messaging.reading.events import read_events
 from millstream.messaging.reading.latest import last_of_key, read_latest
-from millstream.messaging.reading.replay import ReadPlan, plan_of, read_events
+from millstream.messaging.reading.replay import ReadPlan, plan_of
 from millstream.messaging.subscriptions.admin import Subscriptions
 from millstream.messaging.subscriptions.http_push import HttpPush, HttpPushSettings
 from millstream.messaging.subscriptions.settings import SubscriptionSettings
@@ -200,8 +202,11 @@ class Topic:
         """Events of a range, in order within each partition; subscriptions are not affected.
 
         `read()` gives everything stored now; `read(start=Start.at_offset(5), end=10)`,
-        `read(follow=True)`, `read(keys=["a"])`: see ReadPlan. Events redriven for one
-        subscription are left out, here and in `batches`: they were read before.
+        `read(follow=True)`, `read(keys=["a"])`: see ReadPlan. `read(start=Start.LAST_PER_KEY,
+        end=moment)` gives the last event of each key before that moment, if it is still stored.
+        Events redriven for one subscription are left out, here and in `batches`: they were read
+        before. A message that cannot be decoded raises Undecodable after the events before it;
+        `undecodable="drop"` continues without it.
         """
         return read_events(self._jetstream, self._partitions, plan_of(plan, choices))
 
@@ -209,8 +214,8 @@ class Topic:
         """Like `read`, but as Arrow record batches: the fastest way to read many events.
 
         Columns: key, timestamp, headers, id, value (a struct of typed columns, or binary),
-        partition, offset and index. The columns of packs are not copied. A value that cannot be
-        decoded raises SchemaError with its offset.
+        partition, offset and index. The columns of packs are not copied. An event that cannot be
+        decoded raises Undecodable after those before it; `undecodable="drop"` continues without it.
         """
         from millstream.messaging.reading.batches import read_batches
 
@@ -220,7 +225,8 @@ class Topic:
     async def get(self, offset: int, partition: int = 0) -> list[Event]:
         """The events of the message at an offset (several for a pack); empty if it was removed.
 
-        Includes an event redriven for one subscription, which `read` leaves out.
+        Includes an event redriven for one subscription, which `read` leaves out. Undecodable when
+        it is marked as a pack and is not a valid one.
         """
         return await events_at(self._jetstream, self._partitions[partition], offset)
 
@@ -231,12 +237,15 @@ class Topic:
         """
         return await last_of_key(self._jetstream, self._partitions, key)
 
-    def latest(self, keys: Sequence[str] = ()) -> AsyncIterator[Event]:
+    def latest(
+        self, keys: Sequence[str] = (), *, undecodable: OnUndecodable = "fail"
+    ) -> AsyncIterator[Event]:
         """The last plain event of each key (or of these keys), each key once.
 
         A key that had an event when this started is included, with that event or a later one.
+        `undecodable` is as in ReadPlan.
         """
-        return read_latest(self._jetstream, self._partitions, keys)
+        return read_latest(self._jetstream, self._partitions, keys, undecodable)
 
     # -- subscribing ----------------------------------------------------------------------
 

@@ -113,23 +113,34 @@ def encode_subject(subject: str) -> bytes:
     return data
 
 
-def encode_headers(items: Headers | Iterable[tuple[str, str]]) -> bytes:
-    """The header block of a message; names and values that would break the block are refused."""
+def encode_headers(items: Headers | Iterable[tuple[str, str]], *, foreign: bool = False) -> bytes:
+    """The header block of a message; names and values that would break the block are refused.
+
+    Names are ASCII without spaces, as all clients can read them; with `foreign` they may be
+    anything that another client has stored.
+    """
     pairs = items.items() if isinstance(items, Mapping) else items
     lines = [_HEADER_LINE]
     for name, value in pairs:
         if not isinstance(name, str) or not isinstance(value, str):
             raise ConfigError(f"header {name!r}: name and value must be text, found {value!r}")
-        if not name or not name.isascii() or any(c in name for c in ":\r\n \t"):
+        if any(c in name for c in ":\r\n") or not (foreign or _is_clear(name)):
             raise ConfigError(
                 f"header name {name!r}: needs ASCII letters without spaces, colons or line ends"
             )
         if "\r" in value or "\n" in value:
             raise ConfigError(f"header {name!r}: its value contains a line end")
-        lines.append(f"{name}: {value}".encode("utf-8", "surrogateescape"))
+        try:
+            lines.append(f"{name}: {value}".encode("utf-8", "surrogateescape"))
+        except UnicodeEncodeError as error:
+            raise ConfigError(f"header {name!r}: a lone surrogate is not text") from error
     if len(lines) == 1:
         return EMPTY_HEADERS
     return b"\r\n".join(lines) + b"\r\n\r\n"
+
+
+def _is_clear(name: str) -> bool:
+    return bool(name) and name.isascii() and " " not in name and "\t" not in name
 
 
 def parse_header_items(block: bytes) -> list[tuple[str, str]]:

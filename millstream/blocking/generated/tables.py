@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
     from typing import Any, Self
 
+    from millstream.events.undecodable import OnUndecodable
     from millstream.schemas.compatibility import Mode, Problem
     from millstream.schemas.registry.guard import Guard as AsyncGuard
     from millstream.schemas.registry.guard import GuardSettings
@@ -71,23 +72,30 @@ class Table(Twin):
         """The key's latest revision, which may be a deletion; 0 if it never had a value."""
         return self._loop.call(self._inner.revision(key))
 
-    def entries(self, keys: Sequence[str] = ()) -> Iterator[Entry]:
+    def entries(
+        self, keys: Sequence[str] = (), *, undecodable: OnUndecodable = "fail"
+    ) -> Iterator[Entry]:
         """All current values, or those of some keys, each key once.
 
         Not a snapshot: a key that is written in the meantime has its old or its new value; one that
-        exists the whole time is never missing.
+        exists the whole time is never missing. A value that cannot be decoded raises Undecodable;
+        `undecodable="drop"` continues without it.
         """
-        return self._loop.iterate(self._inner.entries(keys))
+        return self._loop.iterate(self._inner.entries(keys, undecodable=undecodable))
 
     def changes(
-        self, keys: Sequence[str] = (), *, start: Start = Start.LAST_PER_KEY
+        self,
+        keys: Sequence[str] = (),
+        *,
+        start: Start = Start.LAST_PER_KEY,
+        undecodable: OnUndecodable = "fail",
     ) -> Iterator[Change]:
         """The current values, then every change as it happens, forever."""
-        return self._loop.iterate(self._inner.changes(keys, start=start))
+        return self._loop.iterate(self._inner.changes(keys, start=start, undecodable=undecodable))
 
-    def as_dict(self) -> dict[str, Any]:
+    def as_dict(self, *, undecodable: OnUndecodable = "fail") -> dict[str, Any]:
         """All current values by key."""
-        return self._loop.call(self._inner.as_dict())
+        return self._loop.call(self._inner.as_dict(undecodable=undecodable))
 
 
 class Registry(Twin):

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from millstream.events.event import Durability, Event, NewEvent, PublishOptions, Receipt
     from millstream.events.packs.packing import Packing
     from millstream.events.start import Start
+    from millstream.events.undecodable import OnUndecodable
     from millstream.messaging.groups.settings import GroupSettings
     from millstream.messaging.process import ProcessSettings
     from millstream.messaging.reading.replay import ReadPlan
@@ -239,15 +240,16 @@ class Topic(TopicReading):
         """Like `read`, but as Arrow record batches: the fastest way to read many events.
 
         Columns: key, timestamp, headers, id, value (a struct of typed columns, or binary),
-        partition, offset and index. The columns of packs are not copied. A value that cannot be
-        decoded raises SchemaError with its offset.
+        partition, offset and index. The columns of packs are not copied. An event that cannot be
+        decoded raises Undecodable after those before it; `undecodable="drop"` continues without it.
         """
         return self._loop.iterate(self._loop.invoke(self._inner.batches, plan, **choices), 2)
 
     def get(self, offset: int, partition: int = 0) -> list[Event]:
         """The events of the message at an offset (several for a pack); empty if it was removed.
 
-        Includes an event redriven for one subscription, which `read` leaves out.
+        Includes an event redriven for one subscription, which `read` leaves out. Undecodable when
+        it is marked as a pack and is not a valid one.
         """
         return self._loop.call(self._inner.get(offset, partition))
 
@@ -258,12 +260,17 @@ class Topic(TopicReading):
         """
         return self._loop.call(self._inner.last(key))
 
-    def latest(self, keys: Sequence[str] = ()) -> Iterator[Event]:
+    def latest(
+        self, keys: Sequence[str] = (), *, undecodable: OnUndecodable = "fail"
+    ) -> Iterator[Event]:
         """The last plain event of each key (or of these keys), each key once.
 
         A key that had an event when this started is included, with that event or a later one.
+        `undecodable` is as in ReadPlan.
         """
-        return self._loop.iterate(self._loop.invoke(self._inner.latest, keys))
+        return self._loop.iterate(
+            self._loop.invoke(self._inner.latest, keys, undecodable=undecodable)
+        )
 
     def subscribe(self, name: str, settings: SubscriptionSettings | None = None) -> Subscription:
         """Join a durable subscription: `with topic.subscribe("billing") as billing`.

@@ -7,10 +7,11 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, Final
 
-from millstream.errors import ConfigError, DataLoss, PackError, SchemaError, Unfit
+from millstream.errors import ConfigError, DataLoss, Unfit
 from millstream.events import fence
 from millstream.events.classify import FOR_HEADER, NULL_HEADER, PACK_HEADER, holds_pack
 from millstream.events.encoding import check_headers, value_bytes
+from millstream.events.escapes import header_pairs, unescaped
 from millstream.events.event import (
     ID_HEADER,
     KEY_HEADER,
@@ -22,7 +23,17 @@ from millstream.events.event import (
     Unreadable,
     datetime_of,
 )
-from millstream.events.subject import PACK_TOKEN, copies_prefix, key_of_token, key_token
+from millstream.events.subject import (
+    KEY_BYTES_MAX,
+    KEYLESS_TOKEN,
+    PACK_TOKEN,
+    copies_prefix,
+    key_bytes,
+    key_of_token,
+    key_token,
+    stored_key_token,
+)
+from millstream.events.undecodable import DECODE_FAILURES
 from millstream.events.unpack import open_pack
 from millstream.events.value_type import ValueType
 from millstream.messaging.dead_letters.store import (
@@ -77,6 +88,7 @@ _LEFT_OUT: Final = frozenset(
     }
 )
 _LEFT_OUT_PREFIXES: Final = ("Nats-", "Mill-Dead-")
+_NO_ROW: Final = (None, None, None, None, None)  # a pack without events
 _BROKEN_PACK_LINE: Final = f"\r\n{BROKEN_PACK_HEADER}: ".encode()
 
 
@@ -199,15 +211,15 @@ def _content(
         if holds_pack(raw.headers):
             message = open_pack(Partition("", "", 0, None), raw)
             rows = value_type.rows(message.pack) if value_type else message.pack.events()
-            _, _, headers, _, value = next(iter(rows))
+            _, _, headers, _, value = next(iter(rows), _NO_ROW)
             if isinstance(value, Unreadable):
                 value = message.pack.values()[0]
-            return value, {name: _text(data) for name, data in headers or ()}
+            return value, {unescaped(name): _text(data) for name, data in headers or ()}
         if NULL_HEADER in found:
             return None, own
         if value_type is not None and BROKEN_PACK_HEADER not in found:
             return value_type.decode(raw.payload, found.get(SCHEMA_HEADER)), own
-    except (PackError, SchemaError):
+    except DECODE_FAILURES:
         return raw.payload, own
     return raw.payload, own
 
@@ -240,7 +252,8 @@ def edited_message(
         payload = letter.raw.payload
         if "value" in changes:
             kept, payload = _edited_value(kept, changes["value"], value_type)
-    return OutgoingMessage(letter.raw.subject, encode_headers([*kept, *own]), payload)
+    block = encode_headers([*kept, *own], foreign=True)
+    return OutgoingMessage(letter.raw.subject, block, payload)
 
 
 def _edited_value(
@@ -277,10 +290,7 @@ def _edited_pack(
         except (pa.ArrowException, TypeError, ValueError) as error:
             raise Unfit("", str(kind), f"{value!r} ({error})") from error
     if "headers" in changes:
-        pairs = [
-            {"key": name, "value": text.encode("utf-8", "surrogateescape")}
-            for name, text in changes["headers"].items()
-        ]
+        pairs = header_pairs(changes["headers"])
         columns["headers"] = pa.array([pairs or None], columns["headers"].type)
     value_column = columns.pop("value")
     new = encode(envelope(value_column, **columns), schema_id=pack.schema_id)
@@ -307,14 +317,15 @@ def redriven_message(
     if letter.id is not None:
         pairs.append((OWN_ID_HEADER, letter.id))
     if not to_all and prefix is not None and letter.key is not None and not _is_pack(letter):
-        pairs.append((KEY_HEADER, key_token(letter.key)))  # its subject does not carry it
+        pairs.append((KEY_HEADER, stored_key_token(letter.key)))  # its subject does not carry it
     for name, text in parse_header_items(letter.raw.headers):
         if name == BROKEN_PACK_HEADER:
             name = PACK_HEADER
         if name not in _LEFT_OUT and not name.startswith(_LEFT_OUT_PREFIXES):
             pairs.append((name, text))
     subject = redriven_subject(letter, prefix, to_all)
-    return OutgoingMessage(subject.encode(), encode_headers(pairs), letter.raw.payload)
+    block = encode_headers(pairs, foreign=True)
+    return OutgoingMessage(subject.encode("utf-8", "surrogateescape"), block, letter.raw.payload)
 
 
 def redriven_subject(letter: DeadLetter, prefix: str | None, to_all: bool) -> str:
@@ -323,9 +334,15 @@ def redriven_subject(letter: DeadLetter, prefix: str | None, to_all: bool) -> st
         return letter.subject
     pack = _is_pack(letter)
     if not to_all:
-        token = PACK_TOKEN if pack else key_token(letter.key)
+        token = PACK_TOKEN if pack else _copy_token(letter.key)
         return f"{copies_prefix(prefix, letter.subscription)}.{token}"
     return f"{prefix}.{PACK_TOKEN}.{REDRIVE_TOKEN}" if pack else f"{prefix}.{key_token(letter.key)}"
+
+
+def _copy_token(key: str | None) -> str:
+    """Keeps the copies of different keys apart; a header has the key itself."""
+    too_long = key is not None and len(key_bytes(key)) > KEY_BYTES_MAX
+    return KEYLESS_TOKEN if too_long else key_token(key)
 
 
 def _is_pack(letter: DeadLetter) -> bool:

@@ -18,7 +18,7 @@ from millstream.events.event import (
     datetime_of,
 )
 from millstream.events.fence import EXPECTED_HEADER
-from millstream.events.subject import key_token
+from millstream.events.subject import key_token, stored_key_token
 from millstream.events.unpack import PackEvent
 from millstream.messaging.topics import admin as topic_admin
 from millstream.messaging.topics.info import TopicInfo
@@ -87,7 +87,8 @@ class DeadLetterStore:
         partition, offset, index = event.position
         token = f"{self._subscription}.{key_token(event.topic)}.{partition}.{offset}.{index}"
         own, payload = _content(event)
-        block = encode_headers([*self._headers(event, reason, attempts), *own])
+        pairs = [*self._headers(event, reason, attempts), *own]
+        block = encode_headers(pairs, foreign=True)
         async with self._order:
             if self._prefix is None:
                 self._prefix = await self._declare(event.topic)
@@ -123,7 +124,7 @@ class DeadLetterStore:
             (TIME_HEADER, str(event.timestamp_ns)),
         ]
         if event.key is not None:
-            pairs.append((KEY_HEADER, key_token(event.key)))
+            pairs.append((KEY_HEADER, stored_key_token(event.key)))
         if event.id is not None:
             pairs.append((OWN_ID_HEADER, event.id))
         return pairs

@@ -6,9 +6,9 @@ from abc import abstractmethod
 from collections.abc import Iterator
 from typing import Any, Protocol
 
-from millstream.errors import PackError, SchemaError
 from millstream.events.classify import kind_of
 from millstream.events.event import Event, Partition, PlainEvent
+from millstream.events.undecodable import DECODE_FAILURES, reason_of
 from millstream.events.unpack import PackEvent, PackMessage, open_pack
 from millstream.wire.message import RawMessage
 
@@ -120,8 +120,8 @@ def group_events(tenure: Tenure, partition: Partition, raw: RawMessage) -> Itera
             message = open_pack(partition, raw)
             rows = partition.rows(message.pack) if partition.rows else message.pack.events()
             events = [PackGroupEvent(tenure, message, n, row) for n, row in enumerate(rows)]
-        except (PackError, SchemaError) as error:
-            yield BrokenPack(tenure, partition, raw, str(error))
+        except DECODE_FAILURES as error:
+            yield BrokenPack(tenure, partition, raw, reason_of(error))
         else:
             yield from events
     elif kind.is_plain:

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Final
 
-from millstream.errors import ConfigError, DataLoss, PermissionDenied
-from millstream.events.event import Event, Partition
+from millstream.errors import ConfigError, DataLoss, PermissionDenied, Undecodable
+from millstream.events.event import Partition
 from millstream.events.start import Start
 from millstream.events.subject import PACK_TOKEN, key_token, matches
-from millstream.events.unpack import events_of
+from millstream.events.undecodable import OnUndecodable, Report, check_policy
 from millstream.wire.aio.direct_reader import DirectReader
 from millstream.wire.aio.jetstream import JetStream
 from millstream.wire.aio.ordered_consumer import OrderedConsumer
@@ -19,7 +20,9 @@ from millstream.wire.aio.pull_consumer import Signal
 from millstream.wire.message import RawMessage
 from millstream.wire.range_cursor import Range
 
-__all__ = ["ReadPlan", "plan_of", "read_events", "read_messages"]
+__all__ = ["ReadPlan", "end_of", "plan_of", "read_messages", "subjects_of"]
+
+_log = logging.getLogger("millstream.messaging")
 
 TAKE_MESSAGES: Final = 1000
 # After this long without a message, a reader checks whether the rest of its range is readable.
@@ -36,14 +39,46 @@ class ReadPlan:
     partitions: Sequence[int] | None = None  # None: all
     keys: Sequence[str] = ()  # only events of these keys; none given: all
     subjects: Sequence[str] = ()  # only messages on these subjects; instead of keys
+    # An event that cannot be decoded: "fail" raises Undecodable after the events before it, "drop"
+    # leaves it out with a warning in the log; a function is called with the Undecodable instead.
+    undecodable: OnUndecodable = "fail"
 
     def __post_init__(self) -> None:
+        check_policy(self.undecodable)
         if self.follow and self.end is not None:
             raise ConfigError("follow=True reads forever; it cannot have an end")
         if self.keys and self.subjects:
             raise ConfigError("choose by keys or by subjects, not by both")
         if isinstance(self.end, datetime) and self.end.tzinfo is None:
             raise ConfigError(f"end {self.end!r} has no time zone")
+
+    def chosen(self, partitions: Sequence[Partition]) -> list[Partition]:
+        """Those of the topic's partitions that are read."""
+        return [p for p in partitions if self.partitions is None or p.number in self.partitions]
+
+    def report(self) -> Report | None:
+        """What is called with each event that is left out; None: it is raised."""
+        if callable(self.undecodable):
+            return self.undecodable
+        return None if self.undecodable == "fail" else _LogDropped()
+
+
+class _LogDropped:
+    """Warns of dropped events: of the first, the tenth, the hundredth and so on."""
+
+    def __init__(self) -> None:
+        self._count = 0
+        self._next = 1
+
+    def __call__(self, error: Undecodable) -> None:
+        self._count += 1
+        if self._count == self._next:
+            self._next *= 10
+            _log.warning(
+                "%d undecodable event(s) dropped, the last one at %s/%d, offset %d, index %d: %s",
+                *(self._count, error.topic, error.partition, error.offset, error.index),
+                error.reason,
+            )
 
 
 def plan_of(plan: ReadPlan | None, choices: dict[str, Any]) -> ReadPlan:
@@ -54,17 +89,6 @@ def plan_of(plan: ReadPlan | None, choices: dict[str, Any]) -> ReadPlan:
         return plan or ReadPlan(**choices)
     except TypeError as error:
         raise ConfigError(f"unknown choice for read: {error}") from error
-
-
-async def read_events(
-    jetstream: JetStream, partitions: Sequence[Partition], plan: ReadPlan
-) -> AsyncGenerator[Event, None]:
-    """The events of a plan, in order within each partition; each exactly once."""
-    wanted = set(plan.keys)
-    async for partition, messages in read_messages(jetstream, partitions, plan):
-        events = events_of(partition, messages)
-        for event in [e for e in events if e.key in wanted] if wanted else events:
-            yield event
 
 
 async def read_messages(
@@ -82,9 +106,8 @@ async def read_messages(
     signal = Signal()
     readers: list[_PartitionReader] = []
     try:
-        for partition in partitions:
-            if plan.partitions is None or partition.number in plan.partitions:
-                readers.append(await _open(jetstream, partition, plan, signal))
+        for partition in plan.chosen(partitions):
+            readers.append(await _open(jetstream, partition, plan, signal))
         while readers:
             idle = True
             for reader in readers:
@@ -166,12 +189,8 @@ async def _open(
 
 async def _range(jetstream: JetStream, partition: Partition, plan: ReadPlan) -> Range:
     stream = partition.stream
-    subjects = tuple(plan.subjects) or _subjects_of_keys(partition, plan.keys)
-    end: int | None = None
-    if isinstance(plan.end, datetime):
-        end = await jetstream.sequence_at(stream, Start.at_time(plan.end).rfc3339 or "")
-    elif plan.end is not None:
-        end = plan.end
+    subjects = subjects_of(partition, plan)
+    end = await end_of(jetstream, partition, plan.end)
     start = plan.start
     if not plan.follow or start == Start.NEW:
         last = (await jetstream.stream_info(stream)).state.last_seq + 1
@@ -189,10 +208,20 @@ async def _range(jetstream: JetStream, partition: Partition, plan: ReadPlan) -> 
     return Range(1, end, deliver=start.policy, subjects=subjects)
 
 
-def _subjects_of_keys(partition: Partition, keys: Sequence[str]) -> tuple[str, ...]:
-    """What the server has to deliver for these keys: their own subjects, and every pack."""
+async def end_of(
+    jetstream: JetStream, partition: Partition, end: int | datetime | None
+) -> int | None:
+    """The offset that an offset or a time means in a partition."""
+    if isinstance(end, datetime):
+        return await jetstream.sequence_at(partition.stream, Start.at_time(end).rfc3339 or "")
+    return end
+
+
+def subjects_of(partition: Partition, plan: ReadPlan) -> tuple[str, ...]:
+    """What the server has to deliver; empty: everything. For keys: their subjects, and packs."""
+    keys = plan.keys
     if not keys:
-        return ()
+        return tuple(plan.subjects)
     if partition.prefix is None:
         raise ConfigError("a foreign stream has no keys; choose by subjects instead")
     tokens = sorted({key_token(key) for key in keys})

@@ -9,9 +9,10 @@ from collections.abc import Sequence
 from typing import Final
 
 from millstream.deadline import Deadline
-from millstream.errors import ConnectError, PackError, RequestTimeout, SchemaError
+from millstream.errors import ConnectError, RequestTimeout
 from millstream.events.classify import OWN_MARK, is_for_another, kind_of
 from millstream.events.event import Partition
+from millstream.events.undecodable import DECODE_FAILURES, reason_of
 from millstream.events.unpack import open_pack
 from millstream.messaging.subscriptions.delivery import Delivery, PackDelivery, PlainDelivery
 from millstream.messaging.subscriptions.leases import Leases, PackLease, StoreDeadLetter
@@ -181,9 +182,9 @@ class Inbox:
         try:
             message = open_pack(partition, raw)
             rows = partition.rows(message.pack) if partition.rows else message.pack.events()
-        except (PackError, SchemaError) as error:
+        except DECODE_FAILURES as error:
             broken = PlainDelivery(self.leases, partition, raw)
-            broken.terminate(str(error))
+            broken.terminate(reason_of(error))
             return
         lease = PackLease(message, raw.reply)
         deliveries = [

@@ -200,6 +200,8 @@ class TypedValues:
         if known is not None:
             return known
         why = self._missing.get(schema_id)
+        if why is not None and not isinstance(why[1], SchemaError):
+            raise why[1].with_traceback(None)  # the broker did not answer: it may be there
         reason = "it was not looked up" if why is None else str(why[1])
         raise SchemaNotFound(
             f"a value of topic '{self._topic}' was written with schema id {schema_id!r:.40}, which "

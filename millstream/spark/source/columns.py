@@ -10,8 +10,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from millstream.errors import PackError, Undecodable
+from millstream.errors import Undecodable
 from millstream.events.classify import KIND_MARKS, OWN_MARK, Kind, kind_of
+from millstream.events.escapes import escaped
 from millstream.events.event import (
     KEY_HEADER,
     RESERVED_PREFIXES,
@@ -21,6 +22,7 @@ from millstream.events.event import (
 )
 from millstream.events.packs.pack import Pack, decode
 from millstream.events.subject import KEYLESS_TOKEN, key_bytes, key_of_token
+from millstream.events.undecodable import DECODE_FAILURES, reason_of
 from millstream.spark.source.frames import Frames
 from millstream.spark.source.offsets import PartitionState
 from millstream.spark.source.values import Decoded, ValueDecoder, fitted
@@ -142,7 +144,7 @@ class RowBatches:
         sequence = address.sequence
         try:
             pack = decode(parse_headers(message.headers), message.payload)
-        except PackError as error:
+        except DECODE_FAILURES as error:
             yield from self._invalid_pack(message, address, error)
             return
         count = pack.count
@@ -162,11 +164,11 @@ class RowBatches:
         yield self._assembled(count, make, decoded, lambda n: (sequence, n))
 
     def _invalid_pack(
-        self, message: RawMessage, address: AckAddress, error: PackError
+        self, message: RawMessage, address: AckAddress, error: Exception
     ) -> Iterator[pa.RecordBatch]:
         """One row for a pack that cannot be opened, if the option `undecodable` is `null`."""
         sequence = address.sequence
-        reason = str(error)
+        reason = reason_of(error)
         if self._policy == "fail":
             raise self._error(sequence, 0, reason) from error
         if self._policy == "drop":
@@ -296,10 +298,12 @@ class _PlainRows:
         return self._frames.sequences()
 
     def micros(self) -> Any:
-        times = self._frames.nanoseconds()
+        stored = self._frames.nanoseconds()
+        times = stored // 1000
         for number, headers in self._own.items():
-            times[number] = event_ns(headers.get(TIME_HEADER), int(times[number]))
-        return times // 1000
+            # Only microseconds of the years 1 to 9999 fit 64 bits.
+            times[number] = event_ns(headers.get(TIME_HEADER), int(stored[number])) // 1000
+        return times
 
     def subjects(self) -> pa.Array:
         return self._frames.cut(self._frames.subject, self._frames.subject_end)
@@ -319,7 +323,7 @@ def _user_headers(block: bytes) -> list[tuple[str, bytes]] | None:
     if not block:
         return None
     pairs = [
-        (name, value.encode("utf-8", "surrogateescape"))
+        (escaped(name), value.encode("utf-8", "surrogateescape"))
         for name, value in parse_header_items(block)
         if not name.startswith(RESERVED_PREFIXES)
     ]

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from millstream.events.escapes import escaped
+from millstream.events.undecodable import DECODE_FAILURES, reason_of
 from millstream.settings import ConnectionSettings
 from millstream.spark.broker_access import SchemaSnapshot, jetstream_to, load_schema
 
@@ -16,10 +18,6 @@ if TYPE_CHECKING:
     from millstream.schemas.registry.binding import WrittenVersion
 
 __all__ = ["BytesDecoder", "Decoded", "TypedDecoder", "ValueDecoder", "fitted"]
-
-# What decoding bytes of unknown origin may raise. A broker that does not answer when a schema is
-# looked up is not among them: the task fails and runs again, and no event is dropped for it.
-_FAILURES: Final = (ValueError, OverflowError, LookupError)
 
 
 class Decoded:
@@ -95,7 +93,7 @@ class TypedDecoder:
     def _version(self, schema_id: str | None) -> WrittenVersion:
         from millstream.schemas.registry.binding import WrittenVersion
 
-        id_ = schema_id or self._known.latest_id
+        id_ = self._known.latest_id if schema_id is None else schema_id
         version = self._versions.get(id_)
         if version is None:
             version = self._versions[id_] = WrittenVersion(
@@ -121,8 +119,8 @@ class TypedDecoder:
             if payload is not None:
                 try:
                     value = self._version(schema_ids[number] if schema_ids else None).value(payload)
-                except _FAILURES as error:
-                    reason, all_decoded = str(error), False
+                except DECODE_FAILURES as error:
+                    reason, all_decoded = reason_of(error), False
             values.append(value)
             reasons.append(reason)
         return Decoded(self._column(values), None if all_decoded else reasons)
@@ -143,7 +141,7 @@ class TypedDecoder:
             return self.plain(values, [schema_id] * len(values))
         try:
             return Decoded(self._version(schema_id).column(values))
-        except _FAILURES:
+        except DECODE_FAILURES:
             return self._one_by_one(values, schema_id)
 
     def _one_by_one(self, values: pa.Array, schema_id: str | None) -> Decoded:
@@ -155,9 +153,9 @@ class TypedDecoder:
             try:
                 rows.append(self._version(schema_id).column(values.slice(number, 1)))
                 reasons.append(None)
-            except _FAILURES as error:
+            except DECODE_FAILURES as error:
                 rows.append(nothing)
-                reasons.append(str(error))
+                reasons.append(reason_of(error))
         return Decoded(pa.concat_arrays(rows), reasons)
 
 
@@ -177,4 +175,18 @@ def fitted(array: pa.Array, wanted: pa.DataType) -> pa.Array:
         offsets = pa.concat_arrays([pa.array([0], pa.int32()), ends])
         mask = pc.is_null(array) if array.null_count else None
         return pa.ListArray.from_arrays(offsets, items, type=wanted, mask=mask)
+    if pa.types.is_string(wanted) and pa.types.is_binary(array.type):
+        return _as_text(array)
     return array.cast(wanted)
+
+
+def _as_text(array: pa.Array) -> pa.Array:
+    """Subjects or keys as text; bytes that are not UTF-8 in their reversible form."""
+    try:
+        return array.cast(pa.string())
+    except pa.ArrowInvalid:
+        texts = [
+            None if data is None else escaped(data.decode("utf-8", "surrogateescape"))
+            for data in array.to_pylist()
+        ]
+        return pa.array(texts, pa.string())

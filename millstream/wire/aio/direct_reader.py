@@ -6,6 +6,7 @@ Slower than a consumer (the server answers batch by batch), but it needs no righ
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping
 from datetime import datetime
 from typing import Any, Final
 
@@ -22,10 +23,15 @@ from millstream.errors import (
 from millstream.wire.aio.jetstream import JetStream
 from millstream.wire.aio.pull_consumer import Signal
 from millstream.wire.message import RawMessage
-from millstream.wire.protocol import parse_headers, status_of, unique_token
+from millstream.wire.protocol import (
+    parse_header_items,
+    parse_headers,
+    status_of,
+    unique_token,
+)
 from millstream.wire.range_cursor import Range
 
-__all__ = ["DirectReader"]
+__all__ = ["DirectReader", "direct_batch", "direct_message", "server_headers"]
 
 BATCH_MESSAGES: Final = 1000
 BATCH_BYTES: Final = 8 * 1024 * 1024
@@ -34,6 +40,7 @@ ANSWER_SECONDS: Final = 5.0
 POLL_SECONDS: Final = 0.2
 ATTEMPTS_MAX: Final = 10  # of one batch, before its error is raised
 NANOSECONDS: Final = 1_000_000_000
+_SEQUENCE_MARK: Final = b"\r\nNats-Sequence: "
 
 
 class DirectReader:
@@ -115,39 +122,8 @@ class DirectReader:
 
     async def _one_batch(self) -> None:
         """Ask for what comes next, wait for all of it, and continue after it."""
-        self._batch = []
-        arrived = asyncio.Event()
-
-        def handler(_subject: bytes, _reply: bytes, headers: bytes, payload: bytes) -> None:
-            code, _ = status_of(headers)
-            if code:
-                arrived.set()
-            else:
-                self._batch.append((headers, payload))
-
-        inbox = f"{self._connection.settings.inbox_prefix}.{unique_token()}"
-        deadline = Deadline(ANSWER_SECONDS)
-        await self._connection.wait_connected(deadline)
-        interest = self._connection.subscribe(inbox, handler)
-        try:
-            subject = f"{self._jetstream.prefix}.DIRECT.GET.{self._stream}"
-            body = msgspec.json.encode(self._question())
-            self._connection.publish(subject.encode(), body, inbox.encode())
-            await self._all_of_it(arrived, subject)
-        finally:
-            self._connection.unsubscribe(interest)
+        self._batch, _ = await direct_batch(self._jetstream, self._stream, self._question())
         await self._deliver()
-
-    async def _all_of_it(self, arrived: asyncio.Event, subject: str) -> None:
-        """Wait for the end of a batch, however long it takes while messages come."""
-        while not arrived.is_set():
-            before = len(self._batch)
-            try:
-                async with asyncio.timeout(ANSWER_SECONDS):
-                    await arrived.wait()
-            except TimeoutError as error:
-                if len(self._batch) == before:
-                    raise RequestTimeout(subject, ANSWER_SECONDS) from error
 
     def _question(self) -> dict[str, Any]:
         ask: dict[str, Any] = {
@@ -162,7 +138,7 @@ class DirectReader:
     async def _deliver(self) -> None:
         before, end = self._next, self._end
         for headers, payload in self._batch:
-            known = parse_headers(headers)
+            known = server_headers(headers)
             if known.get("Nats-Stream") != self._stream:
                 return  # a mirror answered in its origin's name: ask again
             sequence = int(known["Nats-Sequence"])
@@ -170,7 +146,8 @@ class DirectReader:
                 self._finished = True
                 break
             self._next = sequence + 1
-            message = self._message(known, sequence, headers, payload)
+            self._number += 1
+            message = direct_message(self._stream, known, headers, payload, self._number)
             if sequence <= self._latest_until:
                 self._latest.pop(message.subject, None)  # the new one takes its turn in order
                 self._latest[message.subject] = sequence, message
@@ -216,12 +193,57 @@ class DirectReader:
             return True  # a user that may not ask the leader has to believe the copy
         return found is None or found.sequence >= end
 
-    def _message(
-        self, known: dict[str, str], sequence: int, headers: bytes, payload: bytes
-    ) -> RawMessage:
-        self._number += 1
-        stored = datetime.fromisoformat(known["Nats-Time-Stamp"])
-        stored_ns = int(stored.timestamp()) * NANOSECONDS + stored.microsecond * 1000
-        pending = known.get("Nats-Num-Pending", "0")
-        reply = f"$JS.ACK.{self._stream}.direct.1.{sequence}.{self._number}.{stored_ns}.{pending}"
-        return RawMessage(known["Nats-Subject"].encode(), reply.encode(), headers, payload)
+
+async def direct_batch(
+    jetstream: JetStream, stream: str, ask: Mapping[str, Any]
+) -> tuple[list[tuple[bytes, bytes]], dict[str, str]]:
+    """Headers and payloads of the messages that a question names, and the headers of the end."""
+    connection = jetstream.connection
+    found: list[tuple[bytes, bytes]] = []
+    end: dict[str, str] = {}
+    arrived = asyncio.Event()
+
+    def handler(_subject: bytes, _reply: bytes, headers: bytes, payload: bytes) -> None:
+        code, _ = status_of(headers)
+        # A stored message may start like a status; only messages have a sequence.
+        if code and _SEQUENCE_MARK not in headers:
+            end.update(parse_headers(headers), Status=str(code))
+            arrived.set()
+        else:
+            found.append((headers, payload))
+
+    inbox = f"{connection.settings.inbox_prefix}.{unique_token()}"
+    await connection.wait_connected(Deadline(ANSWER_SECONDS))
+    interest = connection.subscribe(inbox, handler)
+    subject = f"{jetstream.prefix}.DIRECT.GET.{stream}"
+    try:
+        connection.publish(subject.encode(), msgspec.json.encode(ask), inbox.encode())
+        while not arrived.is_set():  # however long it takes while messages come
+            before = len(found)
+            try:
+                async with asyncio.timeout(ANSWER_SECONDS):
+                    await arrived.wait()
+            except TimeoutError as error:
+                if len(found) == before:
+                    raise RequestTimeout(subject, ANSWER_SECONDS) from error
+    finally:
+        connection.unsubscribe(interest)
+    return found, end
+
+
+def server_headers(headers: bytes) -> dict[str, str]:
+    """The headers by name: the last of each, because the server's come after the message's own."""
+    return dict(parse_header_items(headers))
+
+
+def direct_message(
+    stream: str, known: Mapping[str, str], headers: bytes, payload: bytes, number: int
+) -> RawMessage:
+    """A message that was looked up, in the form of a delivered one."""
+    stored = datetime.fromisoformat(known["Nats-Time-Stamp"])
+    stored_ns = int(stored.timestamp()) * NANOSECONDS + stored.microsecond * 1000
+    pending = known.get("Nats-Num-Pending", "0")
+    sequence = known["Nats-Sequence"]
+    reply = f"$JS.ACK.{stream}.direct.1.{sequence}.{number}.{stored_ns}.{pending}"
+    subject = known["Nats-Subject"].encode("utf-8", "surrogateescape")
+    return RawMessage(subject, reply.encode(), headers, payload)

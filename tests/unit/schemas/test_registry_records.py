@@ -167,7 +167,7 @@ async def test_versions_are_fetched_once_and_failures_are_not_retried_immediatel
     await values.learn([message("11"), message("77")])
     assert asked == [11, 77]
     assert values.decode(b'{"a": 1, "b": "x"}', "11") == {"a": 1}
-    with pytest.raises(SchemaNotFound, match="no broker"):
+    with pytest.raises(ConnectionClosed, match="no broker"):  # which does not mean there is none
         values.decode(b"{}", "77")
     with pytest.raises(SchemaNotFound, match="was not looked up"):
         values.decode(b"{}", "78")

@@ -19,7 +19,8 @@ from millstream.messaging.groups.admin import GroupAdmin
 from millstream.messaging.groups.group import Group
 from millstream.messaging.groups.settings import GroupSettings
 from millstream.messaging.groups.workers import GroupHandler
-from millstream.messaging.reading.replay import ReadPlan, read_events
+from millstream.messaging.reading.events import read_events
+from millstream.messaging.reading.replay import ReadPlan
 from millstream.messaging.topics.settings import TopicSettings
 from millstream.wire.aio.connection import Connection
 from millstream.wire.aio.jetstream import JetStream

@@ -129,7 +129,8 @@ async def test_a_reader_gets_the_last_event_of_each_key(both: tuple[Client, Clie
     for plan in (ReadPlan(start=Start.LAST_PER_KEY), ReadPlan(start=Start.LAST_PER_KEY, end=2001)):
         mine = [(e.offset, e.key, e.value) async for e in topic.read(plan)]
         assert mine == [(e.offset, e.key, e.value) async for e in log.read(plan)]
-    assert len(mine) == 2000 - 1400 - 1
+    before = {f"k{n}": b"%d" % (n + 1400 if n < 600 else n + 700) for n in range(700)}
+    assert {key: value for _, key, value in mine} == before
 
     seen: list[bytes] = []
     async for event in topic.read(start=Start.LAST_PER_KEY, follow=True):
@@ -139,3 +140,24 @@ async def test_a_reader_gets_the_last_event_of_each_key(both: tuple[Client, Clie
         if event.value == b"fresh":
             break
     assert seen == [*(b"%d" % n for n in range(1400, 2100) if n != 1403), b"newest", b"fresh"]
+
+
+async def test_a_message_with_forged_headers_of_the_server_is_read_as_it_is(
+    both: tuple[Client, Client],
+) -> None:
+    """The server adds its own after them, so the last ones count."""
+    admin, reader = both
+    log = await admin.create_topic("log")
+    await log.publish(b"1", "a")
+    forged = (
+        b"NATS/1.0 404 Not Found\r\nNats-Stream: other\r\nNats-Sequence: soon\r\n"
+        b"Nats-Subject: log.\xff\r\nNats-Time-Stamp: never\r\n\r\n"
+    )
+    await admin.connection.request("log.b", b"2", forged)
+    admin.connection.publish(b"log.b\xff", b"3")
+    await admin.connection.flush(30)
+    await log.publish(b"4", "a")
+    topic = await reader.topic("log")
+    seen = [(e.offset, e.key, e.value) async for e in topic.read()]
+    assert seen == [(1, "a", b"1"), (2, "b", b"2"), (3, "b\udcff", b"3"), (4, "a", b"4")]
+    assert seen == [(e.offset, e.key, e.value) async for e in log.read()]
