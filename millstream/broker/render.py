@@ -19,7 +19,7 @@ from millstream.broker.config import (
     ServerTls,
     User,
 )
-from millstream.broker.roles import permissions_of
+from millstream.broker.roles import Boundary, boundary_of, permissions_of
 from millstream.errors import ConfigError
 from millstream.settings import DURABILITY_METADATA, Secret
 
@@ -43,6 +43,8 @@ _ESCAPES: Final = {"\\": r"\\", '"': r"\"", "\n": r"\n", "\r": r"\r", "\t": r"\t
 _ROUTE_USER: Final = "route"
 # For a client to log in; the server's default of 2 s is too short on a busy machine.
 _LOGIN_SECONDS: Final = 10
+# How long a bounded user may wait for the next message of a streamed answer.
+_STREAMED_ANSWERS: Final = "5m"
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,11 +189,46 @@ def _accounts(plan: NodePlan) -> dict[str, Any]:
     accounts: dict[str, Any] = {"$SYS": {"users": [_user(plan.system, Permissions())]}}
     for account in (Account(DEFAULT_ACCOUNT), *plan.settings.accounts):
         members = [user for user in plan.users if user.account == account.name]
-        accounts[account.name] = {
+        bounded = [(user, bounds) for user in members if (bounds := boundary_of(user)) is not None]
+        entry = accounts[account.name] = {
             "jetstream": _account_limits(account),
-            "users": [_user(user, permissions_of(user)) for user in members],
+            "users": [
+                _user(user, permissions_of(user)) for user in members if boundary_of(user) is None
+            ],
         }
+        if bounded:
+            entry["exports"] = _exports([bounds for _, bounds in bounded])
+        for user, bounds in bounded:
+            accounts[bounds.account] = _bounded_account(user, bounds)
     return accounts
+
+
+def _exports(boundaries: Sequence[Boundary]) -> list[dict[str, Any]]:
+    """What an account offers to the accounts of its bounded users."""
+    services = dict.fromkeys(service for bounds in boundaries for service in bounds.services)
+    heard = dict.fromkeys(subject for bounds in boundaries for subject in bounds.hears)
+    exports: list[dict[str, Any]] = [{"stream": subject} for subject in heard]
+    for service in services:
+        answers: dict[str, str] = {}
+        if service.streamed:
+            answers = {"response": "stream", "response_threshold": _STREAMED_ANSWERS}
+        exports.append({"service": service.subject, **answers})
+    return exports
+
+
+def _bounded_account(user: User, bounds: Boundary) -> dict[str, Any]:
+    """The account of a bounded user: no streams of its own, and only what it may call."""
+
+    def theirs(subject: str) -> dict[str, str]:
+        return {"account": user.account, "subject": subject}
+
+    return {
+        "users": [_user(user, permissions_of(user))],
+        "imports": [
+            *({"stream": theirs(subject)} for subject in bounds.hears),
+            *({"service": theirs(service.subject)} for service in bounds.services),
+        ],
+    }
 
 
 def _account_limits(account: Account) -> dict[str, int] | str:

@@ -2,17 +2,24 @@
 
 The JetStream API is a set of subjects, so a permission is a list of them. Each rule is listed
 twice: as it is, and with the domain prefix that a client across a leaf node uses.
+
+A list of subjects alone bounds nobody: the server sends its answer to whatever reply subject a
+request names, without checking the asker's permissions there, and an empty answer is a valid
+delete. So a bounded user has an account of its own, which imports the calls it may make. The
+server replaces the reply of an imported call, and answers in the user's own account, where
+nothing else is imported.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import Final
 
 from millstream.broker.config import Permissions, Role, User
-from millstream.guarded import GUARDED_TOKEN
+from millstream.guarded import ENTRANCE, GUARDED_TOKEN, INSTANCE
 
-__all__ = ["permissions_of"]
+__all__ = ["Boundary", "ImportedCall", "boundary_of", "permissions_of"]
 
 # Anything that destroys or changes stored events, or moves leaders: admins only.
 _ADMIN_ONLY: Final = (
@@ -47,27 +54,89 @@ _READ_ONLY: Final = (
 # The own subjects of guarded topics: only their guard writes there.
 _GUARDED: Final = f"{GUARDED_TOKEN}.>"
 
+# The read-only calls of one stream.
+_READ_STREAM: Final = (
+    "STREAM.INFO.{}",
+    "STREAM.MSG.GET.{}",
+    "DIRECT.GET.{}",
+    "DIRECT.GET.{}.>",
+    "CONSUMER.NAMES.{}",
+    "CONSUMER.LIST.{}",
+    "CONSUMER.INFO.{}.*",
+)
+# Calls that answer with many messages.
+_STREAMED: Final = ("DIRECT.GET.", "CONSUMER.MSG.NEXT.")
+
+# What the server tells every user about itself; it is answered in the user's own account.
+_ABOUT_ITSELF: Final = ("$SYS.REQ.USER.INFO",)
+
 # A queue group gives each message to one member: joining one takes messages from the others.
 _ANY_QUEUE_GROUP: Final = "> >"
+
+
+@dataclass(frozen=True, slots=True)
+class ImportedCall:
+    """A call that a bounded user may make in the account of its topics."""
+
+    subject: str
+    streamed: bool = False  # it may be answered by more than one message
+
+
+@dataclass(frozen=True, slots=True)
+class Boundary:
+    """The account of a bounded user."""
+
+    account: str
+    services: tuple[ImportedCall, ...]  # imported from the account of its topics
+    hears: tuple[str, ...]  # subjects whose messages it receives from there
 
 
 def permissions_of(user: User) -> Permissions:
     """The subjects this user may publish to and subscribe to."""
     if user.permissions is not None:
         return user.permissions
+    boundary = boundary_of(user)
+    if boundary is not None:
+        return Permissions(
+            publish=(*(service.subject for service in boundary.services), *_ABOUT_ITSELF),
+            subscribe_deny=() if user.topics else (_ANY_QUEUE_GROUP,),
+        )
     if user.role is Role.ADMIN:
         return Permissions()
-    if user.role is Role.APP:
-        return Permissions(publish_deny=(*_api(_ADMIN_ONLY), _GUARDED))
-    if user.role is Role.TRUSTED:
-        return Permissions(publish_deny=_api(_ADMIN_ONLY))
+    guarded = (_GUARDED,) if user.role is Role.APP else ()
+    return Permissions(publish_deny=(*_api(_ADMIN_ONLY), *guarded))
+
+
+def boundary_of(user: User) -> Boundary | None:
+    """The account of this user's own; None if it belongs directly to the account of its topics."""
+    if user.permissions is not None or not (user.role is Role.READER or user.topics):
+        return None
     own = [f"CONSUMER.MSG.NEXT.{stream}.{name}" for stream, name in user.subscriptions]
     acks = [f"$JS.ACK.{stream}.{name}.>" for stream, name in user.subscriptions]
     # With a domain configured, ack subjects have the domain and an account hash in front.
     acks += [f"$JS.ACK.*.*.{stream}.{name}.>" for stream, name in user.subscriptions]
-    return Permissions(
-        publish=(*_api(_READ_ONLY), *_api(own), *acks), subscribe_deny=(_ANY_QUEUE_GROUP,)
+    topics = [_subjects_and_streams(topic) for topic in user.topics]
+    reading = tuple(
+        call.format(stream) for _, streams in topics for stream in streams for call in _READ_STREAM
     )
+    subjects = tuple(subject for names, _ in topics for subject in names)
+    # An account that does not import INFO answers every call itself: it has no streams.
+    calls = [*_api(("INFO", *reading, *own) if topics else (*_READ_ONLY, *own)), *acks, *subjects]
+    return Boundary(
+        # No account has such a name: it cannot have a colon.
+        account=f"{user.account}:{user.name}",
+        services=tuple(
+            ImportedCall(call, any(word in call for word in _STREAMED)) for call in calls
+        ),
+        hears=subjects or (">",),
+    )
+
+
+def _subjects_and_streams(topic: str) -> tuple[list[str], list[str]]:
+    """Where a topic or its guard takes events, and its streams; `name:partitions` has many."""
+    name, _, partitions = topic.partition(":")
+    subjects = [f"{name}.>", f"{ENTRANCE}.{name}.>", f"{INSTANCE}.*.{name}.>"]
+    return subjects, [name, *(f"{name}-{number}" for number in range(int(partitions or 1)))]
 
 
 def _api(calls: Iterable[str]) -> tuple[str, ...]:

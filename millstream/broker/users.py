@@ -15,6 +15,7 @@ __all__ = ["DEFAULT_ACCOUNT", "Account", "Permissions", "Role", "User"]
 # Not the server's own `$G`: that one loses JetStream as soon as a second account exists, so data
 # written before the first tenant was added would vanish from sight.
 DEFAULT_ACCOUNT: Final = "main"
+_PARTITIONS_MAX: Final = 1024  # of a topic that a user is bounded to
 _RESERVED_ACCOUNTS: Final = frozenset({"$SYS", "$G", "system"})
 
 
@@ -25,9 +26,11 @@ class Role(StrEnum):
     purge or reconfigure a topic. `reader`: read everything, change nothing. `trusted`: as
     `app`, and it may write to guarded topics past their guard, as the guard itself does.
 
-    `reader` is a hard boundary. `app` only guards against accidents: a client that may create
-    streams can create one that forwards messages to any subject of the account, the broker's own
-    commands included. Applications that must not trust each other belong in separate accounts.
+    `reader` is a hard boundary, and so is an `app` with `topics` (see `User`). A plain `app` only
+    guards against accidents: the server sends the answer to a request to any reply subject that
+    the request names, a new stream can forward messages to any subject, and so can a push
+    consumer; the broker's own commands are such subjects. Applications that must not trust each
+    other belong in separate accounts, or are bounded to their topics.
     """
 
     ADMIN = "admin"
@@ -55,8 +58,12 @@ class User:
     role: Role = Role.APP
     account: str = DEFAULT_ACCOUNT
     # A reader cannot create subscriptions (it could create one that writes elsewhere), but it can
-    # be given existing ones to pull from and ack, as (topic stream, subscription) pairs.
+    # be given existing ones to pull from and ack, as (topic stream, subscription) pairs. A message
+    # without body and headers ends a pull of several: the rest comes again after its lease.
     subscriptions: tuple[tuple[str, str], ...] = ()
+    # An app with topics is bounded: it publishes to these and reads these, and nothing else.
+    # "orders", or "orders:8" for a topic with 8 partitions.
+    topics: tuple[str, ...] = ()
     permissions: Permissions | None = None  # replaces the role's
 
     def __post_init__(self) -> None:
@@ -67,6 +74,19 @@ class User:
         for pair in self.subscriptions:
             for part in pair:
                 check_name("stream or subscription", part)
+        if self.topics and self.role is not Role.APP:
+            raise ConfigError(f"user '{self.name}': topics are for the role app, not {self.role}")
+        for topic in self.topics:
+            self._check_topic(topic)
+
+    def _check_topic(self, topic: str) -> None:
+        name, colon, partitions = topic.partition(":")
+        check_name("topic", name)
+        if colon and not (partitions.isdecimal() and 1 <= int(partitions) <= _PARTITIONS_MAX):
+            raise ConfigError(
+                f"user '{self.name}': write a topic as name or name:partitions (1 to "
+                f"{_PARTITIONS_MAX}), not {topic!r}"
+            )
 
 
 @dataclass(frozen=True, slots=True)

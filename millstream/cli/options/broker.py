@@ -325,13 +325,32 @@ def _users() -> "tuple[User, ...]":
     from millstream.broker import User
 
     users = []
-    for entry in _tables("users", {"name", "role", "account", "password_file"}):
+    allowed = {"name", "role", "account", "password_file", "topics", "subscriptions"}
+    for entry in _tables("users", allowed):
         file = entry.pop("password_file", None)
         if file is None:
             raise ConfigError(f"[[broker.users]] '{entry.get('name')}' needs a password_file")
         password = _secret(_beside_project(file))
-        users.append(User(**{**entry, "password": password}))
+        topics = tuple(_texts(entry, "topics"))
+        pairs = tuple(_pair(text) for text in _texts(entry, "subscriptions"))
+        own = {"password": password, "topics": topics, "subscriptions": pairs}
+        users.append(User(**{**entry, **own}))
     return tuple(users)
+
+
+def _texts(entry: dict[str, Any], key: str) -> list[str]:
+    """A list of texts in an entry of [[broker.users]]."""
+    value = entry.get(key, [])
+    if not isinstance(value, list) or not all(isinstance(text, str) for text in value):
+        raise ConfigError(f"[[broker.users]] '{entry.get('name')}': {key} is a list of texts")
+    return value
+
+
+def _pair(text: str) -> tuple[str, str]:
+    topic, slash, name = text.partition("/")
+    if not slash:
+        raise ConfigError(f"[[broker.users]]: write a subscription as topic/name, not {text!r}")
+    return topic, name
 
 
 def _read_config(file: Path | None) -> str:

@@ -21,7 +21,7 @@ from millstream.broker import (
     User,
 )
 from millstream.broker.render import ClusterPlan, NodePlan, Ports, config_text, quoted
-from millstream.broker.roles import permissions_of
+from millstream.broker.roles import boundary_of, permissions_of
 from millstream.errors import ConfigError
 from millstream.settings import Secret
 
@@ -177,3 +177,42 @@ def test_roles_differ_in_what_they_may_publish_to() -> None:
     assert not any("CREATE" in subject for subject in reader.publish)
     assert "$JS.API.CONSUMER.MSG.NEXT.S.c" in reader.publish
     assert "$JS.ACK.S.c.>" in reader.publish
+
+
+def test_a_bounded_user_has_an_account_that_imports_only_its_calls() -> None:
+    users = (
+        User("eyes", Secret("e"), Role.READER),
+        User("till", Secret("t"), topics=("orders:2",), subscriptions=(("orders-0", "c"),)),
+    )
+    bounds = [boundary_of(user) for user in users]
+    assert [b.account for b in bounds if b] == ["main:eyes", "main:till"]
+    for bound in bounds:
+        assert bound is not None
+        calls = {service.subject: service.streamed for service in bound.services}
+        assert not any(word in call for call in calls for word in ("CREATE", "DELETE", "PURGE"))
+    assert calls["orders.>"] is False
+    assert calls["$JS.API.DIRECT.GET.orders-1"] is True
+    assert "$JS.API.STREAM.INFO.*" not in calls
+    text = config_text(plan(users=users))
+    assert '"main:till": {' in text
+    assert text.count('response: "stream"') == len(
+        {s.subject for b in bounds if b for s in b.services if s.streamed}
+    )
+
+
+def test_a_user_with_permissions_of_its_own_or_without_topics_is_not_bounded() -> None:
+    own = User("a", Secret("x"), Role.READER, permissions=Permissions(publish=("x",)))
+    assert boundary_of(own) is None
+    assert boundary_of(User("a", Secret("x"))) is None
+    assert boundary_of(User("a", Secret("x"), Role.ADMIN)) is None
+
+
+@pytest.mark.parametrize("topic", ["orders:0", "orders:x", "a.b", ">", "orders:9999"])
+def test_a_topic_that_cannot_be_one_is_refused(topic: str) -> None:
+    with pytest.raises(ConfigError):
+        User("till", Secret("t"), topics=(topic,))
+
+
+def test_only_an_app_is_bounded_to_topics() -> None:
+    with pytest.raises(ConfigError, match="role app"):
+        User("eyes", Secret("e"), Role.READER, topics=("orders",))

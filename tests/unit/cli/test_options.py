@@ -152,6 +152,11 @@ name = "ann"
 role = "reader"
 account = "tenant"
 password_file = "secrets/ann"
+subscriptions = ["orders/audit"]
+[[broker.users]]
+name = "till"
+topics = ["orders", "clicks:8"]
+password_file = "secrets/ann"
 [[broker.leaf_remotes]]
 url = "nats-leaf://hub:7422"
 user = "leaf"
@@ -176,8 +181,10 @@ def test_a_project_file_has_all_settings_and_paths_relative_to_it(
     assert settings.sync_interval == 2.0
     (account,) = settings.accounts
     assert (account.name, account.max_file, account.max_streams) == ("tenant", 1 << 30, 5)
-    (user,) = settings.users
+    user, till = settings.users
     assert (user.name, user.role, user.account) == ("ann", Role.READER, "tenant")
+    assert user.subscriptions == (("orders", "audit"),)
+    assert till.topics == ("orders", "clicks:8")
     assert user.password == Secret("pw")
     assert settings.leaf is not None
     assert settings.leaf.remotes[0].password == Secret("pw")
@@ -192,6 +199,15 @@ def test_a_project_file_has_all_settings_and_paths_relative_to_it(
         ("[[broker.accounts]]\nname = 'a'\ncolour = 1\n", "no setting 'colour'"),
         ("[[broker.users]]\nname = 'a'\n", "password_file"),
         ("[[broker.users]]\nrole = 'app'\n", "needs a name"),
+        (
+            "[[broker.users]]\nname = 'a'\ntopics = 'b'\npassword_file = 'millstream.toml'\n",
+            "topics is a list of texts",
+        ),
+        (
+            "[[broker.users]]\nname = 'a'\nsubscriptions = ['b']\n"
+            "password_file = 'millstream.toml'\n",
+            "topic/name",
+        ),
         ("[broker\n", "cannot read"),
     ],
 )
