@@ -20,7 +20,6 @@ __all__ = [
     "key_bytes",
     "key_of_token",
     "key_token",
-    "matches",
     "overlap",
     "partition_of",
     "partition_prefix",
@@ -74,21 +73,6 @@ def check_subject(subject: str, wildcards: bool) -> str:
         elif token == ">":
             raise ConfigError(f"subject {subject!r}: '>' is only allowed as the last token")
     return subject
-
-
-def matches(pattern: str, subject: str) -> bool:
-    """Whether a subject matches a pattern.
-
-    >>> matches("orders.*", "orders.eu"), matches("orders.>", "orders.eu.1"), matches("a", "b")
-    (True, True, False)
-    """
-    wanted, found = pattern.split("."), subject.split(".")
-    for index, token in enumerate(wanted):
-        if token == ">":
-            return len(found) > index
-        if index >= len(found) or (token != "*" and token != found[index]):
-            return False
-    return len(wanted) == len(found)
 
 
 def overlap(one: str, other: str) -> bool:

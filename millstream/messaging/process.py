@@ -48,8 +48,10 @@ from millstream.messaging.dead_letters.store import DeadLetterStore, default_dea
 from millstream.messaging.publishing.fenced_lane import FencedLane
 from millstream.messaging.publishing.target import PackTarget
 from millstream.messaging.reading.replay import ReadPlan, read_messages
+from millstream.wire.aio.interest_hold import InterestHold, hold_on
 from millstream.wire.api import parse_ack_address
 from millstream.wire.batch import BATCH_BYTES_MAX
+from millstream.wire.interest import needs_hold
 from millstream.wire.message import RawMessage
 
 __all__ = ["Process", "ProcessSettings", "Transform"]
@@ -195,6 +197,7 @@ class _PartitionWorker:
         self._stream = partition.stream
         self._partition = partition
         self._fences: list[_Fence] = []
+        self._hold: InterestHold | None = None  # keeps the events of an interest topic
         self._position = 0  # offset of the last input message whose outputs are collected
         self._committed = 0
         self._note = ""
@@ -203,7 +206,13 @@ class _PartitionWorker:
 
     async def run(self, once: bool) -> None:
         try:
+            await self._check_retention()
             await self._claim()
+            self._hold = await hold_on(
+                *(self._target.jetstream, self._stream, "process", self._settings.name),
+                known=self._position > 0,
+            )
+            await self._let_go()
             await self._check_input()
             await self._follow(once)
         except Exception:
@@ -211,6 +220,11 @@ class _PartitionWorker:
             raise
 
     # -- starting -------------------------------------------------------------------------
+
+    async def _check_retention(self) -> None:
+        """Refuse an input without positions before anything is claimed."""
+        config = (await self._target.jetstream.stream_info(self._stream)).config
+        needs_hold(config, f"process '{self._settings.name}'")
 
     async def _claim(self) -> None:
         target, settings = self._target, self._settings
@@ -374,6 +388,13 @@ class _PartitionWorker:
         self._process.produced += sum(counts)
         self._committed = self._position
         self._waiting = self._bytes = 0
+        await self._let_go()
+
+    async def _let_go(self) -> None:
+        """Let an interest topic drop what a restart would not read again."""
+        if self._hold is not None:
+            done = min(fence.fenced.state.position for fence in self._fences)
+            await self._hold.move(done + 1)
 
     async def _packs(self) -> dict[int, list[EncodedPack]]:
         """The packs of each fence, built before anything is stored."""

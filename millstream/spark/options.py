@@ -88,6 +88,7 @@ OPTIONS: Final[Mapping[str, str]] = {
     "columns": "source",
     "undecodable": "source",
     "stopFile": "source",
+    "groupId": "source",
     "table": "source or sink",
     "topic": "sink",
     "commitMode": "sink",
@@ -102,7 +103,7 @@ _OF_SPARK: Final = frozenset({"checkpointlocation", "queryname", "outputmode", "
 
 _ELSEWHERE: Final[Mapping[str, str]] = {
     "kafka.bootstrap.servers": "use 'url', for example nats://127.0.0.1:4222",
-    "kafka.group.id": "positions are kept in the checkpoint; no group is needed",
+    "kafka.group.id": "positions are kept in the checkpoint; only interest topics need 'groupId'",
     "groupidprefix": "positions are kept in the checkpoint; no group is needed",
     "kafka.auto.offset.reset": "use 'startingOffsets'",
     "minoffsetspertrigger": "use a trigger interval; there is no minimum",
@@ -285,6 +286,7 @@ class SourceOptions:
     columns: tuple[str, ...] = ()  # empty: all
     undecodable: Undecodable = "fail"
     stop_file: str | None = None  # while it exists, a stream offers nothing new
+    group_id: str | None = None  # under it an interest topic keeps events for the query
 
 
 def source_options(options: Mapping[str, str], batch: bool) -> SourceOptions:
@@ -316,6 +318,7 @@ def source_options(options: Mapping[str, str], batch: bool) -> SourceOptions:
         columns=given.parsed("columns", _columns, ()),
         undecodable=given.parsed("undecodable", _choice("fail", "null", "drop"), "fail"),
         stop_file=given.get("stopFile"),
+        group_id=given.parsed("groupId", lambda text: check_name("group", text), None),
     )
 
 

@@ -54,6 +54,7 @@ class ErrorCode:
     CONSUMER_EXISTS = 10148
     CONSUMER_NAME_IN_USE = 10013
     REPLICAS_NOT_CLUSTERED = 10074
+    REPLICAS_OF_STREAM = 10134  # a consumer on an interest stream has the stream's replicas
     NO_SUITABLE_PEERS = 10005
     WRONG_LAST_SEQUENCE = 10071
     WRONG_LAST_SEQUENCE_IN_FLIGHT = 10164
@@ -68,6 +69,7 @@ class ErrorCode:
     MESSAGE_NOT_FOUND = 10037
     DELETE_FAILED = 10057
     RESET_BELOW_START = 10204
+    WORK_QUEUE_NEEDS_ACKS = 10084  # a consumer of a work queue takes what it reads
     BATCH_INCOMPLETE = 10176
     BATCH_DUPLICATE = 10201
     BATCH_TOO_MANY = 10210

@@ -136,6 +136,7 @@ class RangeCursor:
         self._patience = patience  # seconds of failures without progress
         self._attempt = attempt  # seconds that one request may wait for its answer
         self._clock = clock
+        self._replicas = 1  # it may die with its node: the position is kept here
         self._open = False
         self._expected = 1  # the consumer's next delivery number
         self._skip_below = 0  # sequences that were delivered before the consumer was replaced
@@ -161,7 +162,7 @@ class RangeCursor:
             name=f"read-{unique_token(12)}",
             ack_policy="none",
             mem_storage=True,
-            num_replicas=1,  # it may die with its node: the position is kept here
+            num_replicas=self._replicas,
             inactive_threshold=INACTIVE_SECONDS * NANOSECONDS,
             headers_only=what.headers_only,
         )
@@ -180,6 +181,13 @@ class RangeCursor:
         elif what.subjects:
             config.filter_subjects = list(what.subjects)
         return config
+
+    def adapted_to(self, error: ApiError) -> bool:
+        """Whether the server takes another `config()` than the one it refused: ask again."""
+        if error.err_code != ErrorCode.REPLICAS_OF_STREAM or not self._replicas:
+            return False
+        self._replicas = 0  # as many as the stream, as interest streams and work queues demand
+        return True
 
     def opened(self, info: ConsumerInfo) -> None:
         """The server created the consumer."""
@@ -317,6 +325,8 @@ class RangeCursor:
 def _may_pass(error: MillstreamError) -> bool:
     """Whether it may work the next time: an election, a restart, a lost connection."""
     if isinstance(error, AuthenticationFailed | ConnectionClosed):
+        return False
+    if isinstance(error, ApiError) and error.err_code == ErrorCode.WORK_QUEUE_NEEDS_ACKS:
         return False
     return isinstance(error, ApiError | ConnectError | NoResponders | RequestTimeout)
 

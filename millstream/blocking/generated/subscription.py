@@ -121,7 +121,10 @@ class Group(GroupLeaving):
         return self._inner.settings
 
     def open(self) -> None:
-        """Create the group if it does not exist, starting at `settings.start`; nothing is read."""
+        """Create the group if it does not exist, starting at `settings.start`; nothing is read.
+
+        An interest topic keeps events for the group from here on. A work queue is refused.
+        """
         self._loop.call(self._inner.open())
 
     def run(self, handler: Callable[[GroupEvent], object]) -> None:

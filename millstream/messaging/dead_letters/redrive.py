@@ -31,7 +31,7 @@ from millstream.errors import (
 )
 from millstream.events.event import stored_ns_of
 from millstream.events.fence import EXPECTED_HEADER
-from millstream.events.subject import copies_prefix, key_token, matches, partition_of
+from millstream.events.subject import copies_prefix, key_token, partition_of
 from millstream.messaging.dead_letters.letter import (
     REDRIVE_TOKEN,
     DeadLetter,
@@ -45,6 +45,7 @@ from millstream.wire.aio.atomic import publish_batch
 from millstream.wire.aio.jetstream import JetStream
 from millstream.wire.aio.publisher import StreamPublisher
 from millstream.wire.api import ErrorCode
+from millstream.wire.direct import matches
 from millstream.wire.message import OutgoingMessage
 from millstream.wire.protocol import encode_headers, unique_token
 

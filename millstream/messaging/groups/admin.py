@@ -21,8 +21,10 @@ from millstream.messaging.groups.member import start_position
 from millstream.messaging.groups.records import MemberRecord, PartitionRecord, Position
 from millstream.messaging.groups.store import GroupStore, Stored, groups_of
 from millstream.messaging.subscriptions.admin import Lag
+from millstream.wire.aio.interest_hold import InterestHold, hold_on
 from millstream.wire.aio.jetstream import JetStream
 from millstream.wire.aio.publisher import StreamPublisher
+from millstream.wire.interest import Hold
 
 __all__ = ["GroupAdmin", "GroupInfo", "GroupMember", "GroupPartition", "ParkedKey"]
 
@@ -143,14 +145,20 @@ class GroupAdmin:
         store = self._store(name)
         await self._check_idle(store)
         for partition in self._partitions:
+            await hold_on(self._jetstream, partition.stream, "group", name, known=False)
             offset = await start_position(self._jetstream, partition.stream, to)
             await self._change(store, partition.number, partial(_moved, offset=offset))
 
     async def delete(self, name: str) -> None:
-        """Delete the group's records; GroupBusy while members run."""
+        """Delete the group's records; GroupBusy while members run.
+
+        An interest topic then drops what it kept for the group alone.
+        """
         store = self._store(name)
         await self._records(store)
         await self._check_idle(store)
+        for partition in self._partitions:  # first: a delete that failed half-way can be repeated
+            await InterestHold(self._jetstream, Hold(partition.stream, "group", name)).delete()
         await store.forget()
 
     # -- inside ---------------------------------------------------------------------------

@@ -22,6 +22,7 @@ from millstream.messaging.groups.records import PartitionRecord
 from millstream.messaging.groups.settings import GroupSettings
 from millstream.messaging.groups.store import GroupStore
 from millstream.messaging.groups.workers import GroupCall, GroupHandler, Workers, caller
+from millstream.wire.aio.interest_hold import hold_on
 from millstream.wire.aio.jetstream import JetStream
 from millstream.wire.aio.publisher import StreamPublisher
 from millstream.wire.aio.pull_consumer import Signal
@@ -80,24 +81,26 @@ class Group(AsyncClosing):
         await self.stop()
 
     async def open(self) -> None:
-        """Create the group if it does not exist, starting at `settings.start`; nothing is read."""
+        """Create the group if it does not exist, starting at `settings.start`; nothing is read.
+
+        An interest topic keeps events for the group from here on. A work queue is refused.
+        """
         info = await self._jetstream.stream_info(self._partitions[0].stream)
         await self._store.declare(info.config.get("num_replicas", 1))
         known = await self._store.partitions()
-        missing = [
-            (partition.stream, partition.number)
-            for partition in self._partitions
-            if partition.number not in known
-        ]
-        await asyncio.gather(*(self._create(*partition) for partition in missing))
+        await asyncio.gather(*(self._create(p, p.number in known) for p in self._partitions))
         self._opened = True
 
-    async def _create(self, stream: str, partition: int) -> None:
+    async def _create(self, partition: Partition, known: bool) -> None:
+        stream, number = partition.stream, partition.number
+        await hold_on(self._jetstream, stream, "group", self.name, known=known)
+        if known:
+            return
         offset = await start_position(self._jetstream, stream, self.settings.start)
         record = PartitionRecord(position=(offset, 0))
         try:
             timeout = self._jetstream.connection.settings.request_timeout
-            await self._store.put_partition(partition, record, 0, timeout)
+            await self._store.put_partition(number, record, 0, timeout)
         except WrongSequence:
             return  # another member was first
 

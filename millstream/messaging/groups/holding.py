@@ -36,6 +36,7 @@ from millstream.messaging.groups.settings import GroupSettings
 from millstream.messaging.groups.store import GroupStore, Stored
 from millstream.messaging.groups.workers import GroupCall, KeyQueue, Workers
 from millstream.messaging.subscriptions.subscription import Reject
+from millstream.wire.aio.interest_hold import InterestHold
 from millstream.wire.aio.jetstream import JetStream
 from millstream.wire.aio.ordered_consumer import OrderedConsumer
 from millstream.wire.aio.pull_consumer import Prefetch, Signal
@@ -104,11 +105,13 @@ class Holding:
         member: MemberContext,
         partition: Partition,
         stored: Stored[PartitionRecord],
+        hold: InterestHold | None = None,
     ) -> None:
         self.partition = partition.number
         self.state = HoldingState.OPEN
         self._member = member
         self._stream, self._partition = partition.stream, partition
+        self._hold = hold  # keeps the events of an interest topic until they are committed
         self._stored = stored
         self._taken = stored.record
         self._progress = PartitionProgress(stored.record)
@@ -149,6 +152,7 @@ class Holding:
         """Start reading at the last owner's position; DataLoss when the log was replaced."""
         await self.check_log()
         start = self._taken.position[0]
+        await self._let_go()
         state = (await self._member.jetstream.stream_info(self._stream)).state
         if state.first_seq > start:
             _log.warning(
@@ -159,8 +163,7 @@ class Holding:
             self._taken.deaths >= DEATHS_CAREFUL and state.last_seq >= start
         ):
             self._careful = CAREFUL_EVENTS
-        member = self._member
-        what = Range(start)
+        member, what = self._member, Range(start)
         reader = OrderedConsumer(member.jetstream, self._stream, what, member.signal, READ_AHEAD)
         try:
             await reader.open()
@@ -180,9 +183,9 @@ class Holding:
         again; continuing by position would then skip events silently.
         """
         offset, time_ns = self._fingerprint
+        jetstream = self._member.jetstream
         if not offset:
             return
-        jetstream = self._member.jetstream
         found = await jetstream.get_message(self._stream, {"seq": offset})
         if found is None:
             lost = (await jetstream.stream_info(self._stream)).state.last_seq < offset
@@ -433,6 +436,16 @@ class Holding:
 
     async def commit(self, release: bool = False) -> bool:
         """Store what is done; False when the partition belongs to another member by now."""
+        if not await self._store_record(release):
+            return False
+        await self._let_go()
+        return True
+
+    async def _let_go(self) -> None:
+        if self._hold is not None:
+            await self._hold.move(self._stored.record.position[0])
+
+    async def _store_record(self, release: bool) -> bool:
         store = self._member.store
         async with self._writing:
             for _ in range(COMMIT_ATTEMPTS):

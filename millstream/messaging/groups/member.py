@@ -28,6 +28,7 @@ from millstream.messaging.groups.holding import Holding, HoldingState, MemberCon
 from millstream.messaging.groups.records import MemberRecord, PartitionRecord
 from millstream.messaging.groups.settings import LEASE_SECONDS_MIN
 from millstream.messaging.groups.store import RECORDS, UNSURE, Stored
+from millstream.wire.aio.interest_hold import hold_on
 from millstream.wire.aio.jetstream import JetStream
 from millstream.wire.aio.pull_consumer import Signal
 from millstream.wire.protocol import unique_token
@@ -299,11 +300,12 @@ class Member:
 
     async def _take(self, number: int, stored: Stored[PartitionRecord] | None) -> None:
         """Become the owner of a free partition, and continue at the last owner's position."""
-        partition = self._partitions[number]
+        partition, jetstream = self._partitions[number], self.context.jetstream
+        hold = await hold_on(
+            *(jetstream, partition.stream, "group", self._store.group), known=stored is not None
+        )
         if stored is None:
-            offset = await start_position(
-                self.context.jetstream, partition.stream, self.context.settings.start
-            )
+            offset = await start_position(jetstream, partition.stream, self.context.settings.start)
             stored = Stored(0, PartitionRecord(position=(offset, 0)))
         before = stored.record
         died = before.owner not in ("", self.id)
@@ -327,7 +329,7 @@ class Member:
             return  # another member was faster, or our answer was lost: the next round shows which
         if not self._joined or self.id != record.owner:
             return  # declared dead in the meantime
-        holding = Holding(self.context, partition, Stored(revision, record))
+        holding = Holding(self.context, partition, Stored(revision, record), hold)
         self.holdings[number] = holding
         try:
             await holding.open()

@@ -26,7 +26,7 @@ from millstream.events.subject import PACK_TOKEN
 from millstream.events.unpack import raw_of
 from millstream.messaging.reading.replay import ReadPlan, read_messages, subjects_of
 from millstream.messaging.topics.lookup import side_by_side
-from millstream.wire.aio.direct_reader import direct_batch, direct_message, server_headers
+from millstream.wire.aio.direct_reader import direct_batch
 from millstream.wire.aio.jetstream import JetStream
 from millstream.wire.message import RawMessage
 
@@ -136,10 +136,7 @@ async def _lasts_before(
                 "max_bytes": max(ANSWER_BYTES, jetstream.connection.info.max_payload * 2),
             }
             found, status = await direct_batch(jetstream, partition.stream, ask)
-            messages = [
-                direct_message(partition.stream, server_headers(headers), headers, payload, number)
-                for number, (headers, payload) in enumerate(found, 1)
-            ]
+            messages = [one.as_delivered(number) for number, one in enumerate(found, 1)]
             if partition.learn is not None:
                 await partition.learn(messages)
             yield messages

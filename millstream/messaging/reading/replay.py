@@ -8,15 +8,16 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Final
 
-from millstream.errors import ConfigError, DataLoss, PermissionDenied, Undecodable
+from millstream.errors import ConfigError, DataLoss, Undecodable
 from millstream.events.event import Partition
 from millstream.events.start import Start
-from millstream.events.subject import PACK_TOKEN, key_token, matches
+from millstream.events.subject import PACK_TOKEN, key_token
 from millstream.events.undecodable import OnUndecodable, Report, check_policy
-from millstream.wire.aio.direct_reader import DirectReader
+from millstream.wire.aio.direct_reader import DirectReader, open_range
 from millstream.wire.aio.jetstream import JetStream
 from millstream.wire.aio.ordered_consumer import OrderedConsumer
 from millstream.wire.aio.pull_consumer import Signal
+from millstream.wire.direct import matches
 from millstream.wire.message import RawMessage
 from millstream.wire.range_cursor import Range
 
@@ -174,17 +175,9 @@ class _PartitionReader:
 async def _open(
     jetstream: JetStream, partition: Partition, plan: ReadPlan, signal: Signal
 ) -> _PartitionReader:
-    """Start reading by a consumer, or without one for users that may not create any."""
     what = await _range(jetstream, partition, plan)
-    consumer = OrderedConsumer(jetstream, partition.stream, what, signal)
-    try:
-        await consumer.open()
-        return _PartitionReader(partition, consumer)
-    except PermissionDenied:
-        consumer.close()
-    direct = DirectReader(jetstream, partition.stream, what, signal)
-    await direct.open()
-    return _PartitionReader(partition, direct)
+    reader = await open_range(jetstream, partition.stream, what, signal)
+    return _PartitionReader(partition, reader)
 
 
 async def _range(jetstream: JetStream, partition: Partition, plan: ReadPlan) -> Range:

@@ -11,10 +11,11 @@ import logging
 from typing import Final
 
 from millstream.errors import MillstreamError
-from millstream.events.subject import is_name, matches
+from millstream.events.subject import is_name
 from millstream.messaging.topics.info import TopicInfo, topic_info
 from millstream.messaging.topics.lookup import find_streams
 from millstream.wire.aio.jetstream import JetStream
+from millstream.wire.direct import matches
 
 __all__ = ["UnstoredWarnings", "why_unstored"]
 

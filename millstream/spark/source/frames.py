@@ -14,7 +14,8 @@ import pyarrow as pa
 
 from millstream.wire.message import RawMessage
 from millstream.wire.sync.connection import BlockingConnection
-from millstream.wire.sync.range import Window, read_windows
+from millstream.wire.sync.range import read_windows
+from millstream.wire.sync.window import Window
 
 __all__ = ["Frames", "read_frames"]
 

@@ -76,6 +76,7 @@ class PartitionState:
     last_time: str = ""  # when the last message was stored
     message_bytes: int = 0  # of an average message
     typed: bool = False  # whether its values have a schema
+    retention: str = "limits"
     gaps: bool = False  # whether sequences vanish by design: a table keeps the last of each key
 
     @property

@@ -97,6 +97,7 @@ def _state(info: StreamInfo, topic: str, alone: bool = False) -> PartitionState:
     state, config = info.state, info.config
     identity = identity_of(config)
     per_key = (config.get("max_msgs_per_subject") or 0) > 0
+    retention = config.get("retention", "limits")
     return PartitionState(
         topic=topic,
         partition=0 if alone or identity.topic != topic else identity.partition,
@@ -108,8 +109,9 @@ def _state(info: StreamInfo, topic: str, alone: bool = False) -> PartitionState:
         last_time=state.last_ts if state.messages else "",
         message_bytes=state.bytes // state.messages if state.messages else 0,
         typed=wire_format_of(config) is not None,
+        retention=retention,
         # Work queues and interest topics remove what was handled.
-        gaps=per_key or config.get("retention", "limits") != "limits",
+        gaps=per_key or retention != "limits",
     )
 
 

@@ -18,7 +18,7 @@ from millstream.spark.source.offsets import PartitionState
 from millstream.spark.source.partitions import report_loss
 from millstream.spark.source.pushdown import RowFilter
 from millstream.spark.source.values import BytesDecoder, TypedDecoder, ValueDecoder
-from millstream.wire.sync.range import Window
+from millstream.wire.sync.window import Window
 
 __all__ = ["RangeReader", "RangeTask", "joined"]
 

@@ -21,6 +21,7 @@ from millstream.deadline import Deadline
 from millstream.settings import ConnectionSettings
 from millstream.spark.broker_access import jetstream_to
 from millstream.spark.options import SourceOptions
+from millstream.spark.source.holds import QueryHolds
 from millstream.spark.source.offsets import (
     OffsetRange,
     PartitionOffset,
@@ -68,6 +69,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._settings = settings
         self._options = options
         self._reader = reader
+        self._holds = QueryHolds(settings, options.group_id, options.fail_on_data_loss)
         self._initial: SourceOffset | None = None  # where the query starts, once asked for
         self._pin_start = False  # the query is new: its next batch is the empty one
         self._planned = False  # a batch was planned in this run
@@ -82,6 +84,8 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._pin_start = not self._planned
         if self._initial is None:
             options, states = self._options, self._find()
+            if self._holds.open(states, {}):
+                states = self._find()  # everything stored from now on is kept
             jetstream = jetstream_to(self._settings)
             self._initial = offsets_at(jetstream, states, options.start, "startingOffsets")
             for partition, start in self._initial.items():
@@ -183,6 +187,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return "" if found is None else found.time
 
     def _check(self, start: SourceOffset, states: PartitionStates) -> None:
+        self._holds.open(states, start)
         fail = self._options.fail_on_data_loss
         for partition, reached in start.items():
             state = states.get(partition)
@@ -205,6 +210,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if any(partition not in states for partition in last):
             states = self._find()
         self._check(first, states)
+        self._holds.check(first)
         return [
             RangeTask(states[part.topic, part.partition], part.start, part.end)
             for part in offset_ranges(first, last)
@@ -226,7 +232,8 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return self._reader.read(partition) if isinstance(partition, RangeTask) else iter(())
 
     def commit(self, end: dict[str, Any]) -> None:
-        """A query's state is in its checkpoint only."""
+        """A batch is complete: interest topics need not keep its events."""
+        self._holds.move(from_json(end))
 
     def stop(self) -> None:
         """No cleanup needed."""

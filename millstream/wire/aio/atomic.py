@@ -21,8 +21,8 @@ from millstream.errors import (
 )
 from millstream.guarded import GUARD_SECONDS, guard_of_batch, guarded_topic, through
 from millstream.wire.aio.connection import Connection
+from millstream.wire.aio.direct_reader import open_range
 from millstream.wire.aio.jetstream import JetStream
-from millstream.wire.aio.ordered_consumer import OrderedConsumer
 from millstream.wire.aio.pull_consumer import Signal
 from millstream.wire.api import RETRY, ErrorCode, PubAck, parse_ack_address, publish_error
 from millstream.wire.batch import BATCH_BYTES_MAX, BATCH_MESSAGES_MAX, with_batch_headers
@@ -143,10 +143,8 @@ async def _find(
     try:
         last = (await jetstream.stream_info(stream)).state.last_seq
         start = await jetstream.sequence_at(stream, since.isoformat().replace("+00:00", "Z"))
-        reader = OrderedConsumer(
-            jetstream, stream, Range(start, last + 1, headers_only=True), Signal()
-        )
-        await reader.open()
+        what = Range(start, last + 1, headers_only=True)
+        reader = await open_range(jetstream, stream, what, Signal())
     except (RequestTimeout, NoResponders, ConnectError):
         return None
     try:

@@ -1,46 +1,47 @@
-"""Reading a range without a consumer: for users that may read but not create consumers.
+"""Reading a range without a consumer: where one may not be created, or would take what it reads.
 
-Slower than a consumer (the server answers batch by batch), but it needs no right except to ask.
+The first are users that may only read, the second work queues. It is slower than a consumer (the
+server answers batch by batch), but it needs no right except to ask, and removes nothing.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
-from datetime import datetime
 from typing import Any, Final
 
 import msgspec
 
 from millstream.deadline import Deadline
 from millstream.errors import (
-    ConfigError,
+    ApiError,
     ConnectError,
     MillstreamError,
     PermissionDenied,
     RequestTimeout,
 )
 from millstream.wire.aio.jetstream import JetStream
+from millstream.wire.aio.ordered_consumer import OrderedConsumer
 from millstream.wire.aio.pull_consumer import Signal
-from millstream.wire.message import RawMessage
-from millstream.wire.protocol import (
-    parse_header_items,
-    parse_headers,
-    status_of,
-    unique_token,
+from millstream.wire.api import ErrorCode
+from millstream.wire.direct import (
+    BATCH_MESSAGES,
+    DirectMessage,
+    next_of_leader,
+    next_of_stream,
+    status_of_answer,
 )
+from millstream.wire.message import RawMessage
+from millstream.wire.protocol import parse_headers, unique_token
 from millstream.wire.range_cursor import Range
 
-__all__ = ["DirectReader", "direct_batch", "direct_message", "server_headers"]
+__all__ = ["DirectReader", "direct_batch", "open_range"]
 
-BATCH_MESSAGES: Final = 1000
-BATCH_BYTES: Final = 8 * 1024 * 1024
 ANSWER_SECONDS: Final = 5.0
 # How often a reader that follows asks for new messages.
 POLL_SECONDS: Final = 0.2
 ATTEMPTS_MAX: Final = 10  # of one batch, before its error is raised
-NANOSECONDS: Final = 1_000_000_000
-_SEQUENCE_MARK: Final = b"\r\nNats-Sequence: "
+NO_RESPONDERS: Final = "503"
 
 
 class DirectReader:
@@ -50,10 +51,6 @@ class DirectReader:
     """
 
     def __init__(self, jetstream: JetStream, stream: str, what: Range, signal: Signal) -> None:
-        if what.deliver not in (None, "new", "last_per_subject"):
-            raise ConfigError(
-                f"without the right to create subscriptions, '{what.deliver}' cannot be read"
-            )
         self._jetstream = jetstream
         self._connection = jetstream.connection
         self._stream = stream
@@ -64,7 +61,7 @@ class DirectReader:
         self._ready: list[RawMessage] = []
         self._task: asyncio.Task[None] | None = None
         self._error: MillstreamError | None = None
-        self._batch: list[tuple[bytes, bytes]] = []
+        self._batch: list[DirectMessage] = []
         self._room = asyncio.Event()
         self._room.set()
         # Of the messages up to this sequence only the last of each subject is delivered.
@@ -82,6 +79,8 @@ class DirectReader:
         state = (await self._jetstream.stream_info(self._stream)).state
         if self.what.deliver == "new":
             self._next = state.last_seq + 1
+        elif self.what.deliver == "last":
+            self._next = max(1, state.last_seq)
         elif self.what.deliver == "last_per_subject":
             self._latest_until = state.last_seq
         elif self.what.start_time is not None:
@@ -122,32 +121,31 @@ class DirectReader:
 
     async def _one_batch(self) -> None:
         """Ask for what comes next, wait for all of it, and continue after it."""
-        self._batch, _ = await direct_batch(self._jetstream, self._stream, self._question())
+        ask = next_of_stream(self._next, self.what.subjects, self._connection.info.max_payload)
+        self._batch, end = await direct_batch(self._jetstream, self._stream, ask)
+        if end["Status"] == NO_RESPONDERS:
+            await self._one_message()
         await self._deliver()
 
-    def _question(self) -> dict[str, Any]:
-        ask: dict[str, Any] = {
-            "seq": self._next,
-            "batch": BATCH_MESSAGES,
-            "max_bytes": max(BATCH_BYTES, self._connection.info.max_payload * 2),
-        }
-        if len(self.what.subjects) == 1:
-            ask["next_by_subj"] = self.what.subjects[0]
-        return ask
+    async def _one_message(self) -> None:
+        """The next message from the leader: a stream may not allow direct requests."""
+        ask = next_of_leader(self._next, self.what.subjects)
+        found = await self._jetstream.get_message(self._stream, ask)
+        if found is not None:
+            self._batch.append(DirectMessage.of_leader(self._stream, found))
 
     async def _deliver(self) -> None:
         before, end = self._next, self._end
-        for headers, payload in self._batch:
-            known = server_headers(headers)
-            if known.get("Nats-Stream") != self._stream:
+        for found in self._batch:
+            if found.stream != self._stream:
                 return  # a mirror answered in its origin's name: ask again
-            sequence = int(known["Nats-Sequence"])
+            sequence = found.sequence
             if end is not None and sequence >= end:
                 self._finished = True
                 break
             self._next = sequence + 1
             self._number += 1
-            message = direct_message(self._stream, known, headers, payload, self._number)
+            message = found.as_delivered(self._number)
             if sequence <= self._latest_until:
                 self._latest.pop(message.subject, None)  # the new one takes its turn in order
                 self._latest[message.subject] = sequence, message
@@ -185,8 +183,7 @@ class DirectReader:
 
     async def _is_end(self, end: int) -> bool:
         """Whether the leader has nothing more either; any copy answers, also one that lags."""
-        subject = self.what.subjects[0] if len(self.what.subjects) == 1 else ">"
-        ask = {"seq": self._next, "next_by_subj": subject}
+        ask = next_of_leader(self._next, self.what.subjects)
         try:
             found = await self._jetstream.get_message(self._stream, ask)
         except PermissionDenied:
@@ -196,21 +193,19 @@ class DirectReader:
 
 async def direct_batch(
     jetstream: JetStream, stream: str, ask: Mapping[str, Any]
-) -> tuple[list[tuple[bytes, bytes]], dict[str, str]]:
-    """Headers and payloads of the messages that a question names, and the headers of the end."""
+) -> tuple[list[DirectMessage], dict[str, str]]:
+    """The messages that a question names, and the headers of the end."""
     connection = jetstream.connection
-    found: list[tuple[bytes, bytes]] = []
+    found: list[DirectMessage] = []
     end: dict[str, str] = {}
     arrived = asyncio.Event()
 
     def handler(_subject: bytes, _reply: bytes, headers: bytes, payload: bytes) -> None:
-        code, _ = status_of(headers)
-        # A stored message may start like a status; only messages have a sequence.
-        if code and _SEQUENCE_MARK not in headers:
+        if code := status_of_answer(headers):
             end.update(parse_headers(headers), Status=str(code))
             arrived.set()
         else:
-            found.append((headers, payload))
+            found.append(DirectMessage.of_answer(headers, payload))
 
     inbox = f"{connection.settings.inbox_prefix}.{unique_token()}"
     await connection.wait_connected(Deadline(ANSWER_SECONDS))
@@ -231,19 +226,20 @@ async def direct_batch(
     return found, end
 
 
-def server_headers(headers: bytes) -> dict[str, str]:
-    """The headers by name: the last of each, because the server's come after the message's own."""
-    return dict(parse_header_items(headers))
-
-
-def direct_message(
-    stream: str, known: Mapping[str, str], headers: bytes, payload: bytes, number: int
-) -> RawMessage:
-    """A message that was looked up, in the form of a delivered one."""
-    stored = datetime.fromisoformat(known["Nats-Time-Stamp"])
-    stored_ns = int(stored.timestamp()) * NANOSECONDS + stored.microsecond * 1000
-    pending = known.get("Nats-Num-Pending", "0")
-    sequence = known["Nats-Sequence"]
-    reply = f"$JS.ACK.{stream}.direct.1.{sequence}.{number}.{stored_ns}.{pending}"
-    subject = known["Nats-Subject"].encode("utf-8", "surrogateescape")
-    return RawMessage(subject, reply.encode(), headers, payload)
+async def open_range(
+    jetstream: JetStream, stream: str, what: Range, signal: Signal
+) -> OrderedConsumer | DirectReader:
+    """Start reading by a consumer, or without one where that cannot be."""
+    consumer = OrderedConsumer(jetstream, stream, what, signal)
+    try:
+        await consumer.open()
+        return consumer
+    except PermissionDenied:
+        consumer.close()
+    except ApiError as error:
+        consumer.close()
+        if error.err_code != ErrorCode.WORK_QUEUE_NEEDS_ACKS:
+            raise
+    direct = DirectReader(jetstream, stream, what, signal)
+    await direct.open()
+    return direct

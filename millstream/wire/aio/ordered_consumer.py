@@ -174,6 +174,11 @@ class OrderedConsumer:
             self._consumer = config.name
             self._forget_consumer()
             raise
+        except ApiError as error:
+            if not self._cursor.adapted_to(error):
+                raise
+            await self._open_consumer(deadline)
+            return
         self._consumer = info.name
         if self.closed:
             self._forget_consumer()

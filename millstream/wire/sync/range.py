@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
-from typing import Any, Final, Generic, Protocol, TypeVar
+from typing import Any, Final, Generic, TypeVar
 
 import msgspec
 
@@ -28,56 +27,15 @@ from millstream.wire.message import HEADER_BYTES_MAX, RawMessage
 from millstream.wire.protocol import pub, status_of
 from millstream.wire.range_cursor import GIVEN_AWAY_SECONDS, Range, RangeCursor, Step
 from millstream.wire.sync.connection import BlockingConnection, BlockingJetStream
+from millstream.wire.sync.direct import read_directly
+from millstream.wire.sync.window import Collector, Messages, Window
 
-__all__ = ["Collector", "Messages", "Window", "read_range", "read_windows"]
+__all__ = ["read_range", "read_windows"]
 
 SILENCE_SECONDS: Final = 5.0  # without a byte in an open window: ask on a new connection
 _new: Final = tuple.__new__
 
-
-@dataclass(frozen=True, slots=True)
-class Window:
-    """How much is asked for in one go, and how long a reader keeps trying without progress."""
-
-    messages: int = 20_000
-    bytes: int = 8 * 1024 * 1024  # at least one largest message is always asked for
-    give_up_after: float = 60.0  # seconds without progress
-
-
-class Messages(Protocol):
-    """The messages of a window, in whatever form they are handed on."""
-
-    def __len__(self) -> int: ...
-
-    def reply_of(self, number: int) -> bytes:
-        """The address of a message's ack."""
-
-    def first(self: M, count: int) -> M:
-        """The first `count` messages."""
-
-
 M = TypeVar("M", bound=Messages)
-MadeOf = TypeVar("MadeOf", bound=Messages, covariant=True)
-
-
-class Collector(Protocol[MadeOf]):
-    """Makes the messages of a window from what arrives."""
-
-    @property
-    def count(self) -> int:
-        """Messages so far."""
-
-    def begin(self, sid: bytes, wanted: int) -> None:
-        """A new window: at most `wanted` messages of one subscription."""
-
-    def feed(self, data: bytes, others: Callable[[bytes], None]) -> None:
-        """Take bytes that arrived; what is not a message of the window goes to `others`."""
-
-    def add(self, message: RawMessage) -> None:
-        """Take a message that was among what went to `others`."""
-
-    def end(self) -> tuple[MadeOf, bytes]:
-        """The window, and the bytes of a frame that is not complete."""
 
 
 class _Place(msgspec.Struct):
@@ -192,7 +150,13 @@ class _Reader(Generic[M]):
         config = self.cursor.config()
         verb, body = consumer_request(self.stream, config)
         patience = min(GIVEN_AWAY_SECONDS, self.connection.settings.request_timeout)
-        info = self.jetstream.call(verb, body, ConsumerInfo, patience)
+        try:
+            info = self.jetstream.call(verb, body, ConsumerInfo, patience)
+        except ApiError as error:
+            if not self.cursor.adapted_to(error):
+                raise
+            self.open()
+            return
         self.consumer = info.name
         self.inbox = self.connection.new_inbox()
         self.sid = self.connection.subscribe(f"{self.inbox}.*", self._message)
@@ -302,5 +266,9 @@ def read_windows(
             messages = reader.next()
             if messages is not None:
                 yield messages
+    except ApiError as error:
+        if error.err_code != ErrorCode.WORK_QUEUE_NEEDS_ACKS:
+            raise
+        yield from read_directly(connection, stream, cursor, collector)
     finally:
         reader.forget()

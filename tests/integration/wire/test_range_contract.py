@@ -24,7 +24,8 @@ from millstream.wire.api import parse_ack_address
 from millstream.wire.message import OutgoingMessage, RawMessage
 from millstream.wire.range_cursor import Range
 from millstream.wire.sync.connection import BlockingConnection
-from millstream.wire.sync.range import Window, read_range
+from millstream.wire.sync.range import read_range
+from millstream.wire.sync.window import Window
 from tests.integration.wire.frame_proxy import FrameProxy, frame_proxy
 
 COUNT = 1000

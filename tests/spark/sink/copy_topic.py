@@ -1,6 +1,6 @@
 """A driver of its own, to be killed: copies one topic to another until it is stopped.
 
-python copy_topic.py URL MASTER CHECKPOINT [--mode staged] [--once] [--shuffle]
+python copy_topic.py URL MASTER CHECKPOINT [--mode staged] [--once] [--shuffle] [--group-id ID]
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ def main() -> None:
     parser.add_argument("--mode", default="direct")
     parser.add_argument("--once", action="store_true")
     parser.add_argument("--shuffle", action="store_true")
+    parser.add_argument("--group-id", help="for a source that is an interest topic")
     chosen = parser.parse_args()
     conf = {
         "spark.task.maxFailures": "8",
@@ -29,6 +30,7 @@ def main() -> None:
         spark.readStream.format("millstream")
         .options(url=chosen.url, subscribe="source", startingOffsets="earliest")
         .options(maxOffsetsPerTrigger="100", minPartitions="2")
+        .options(**({} if chosen.group_id is None else {"groupId": chosen.group_id}))
         .load()
         .select("key", "value")
     )

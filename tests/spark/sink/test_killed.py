@@ -15,6 +15,10 @@ import pytest
 
 from millstream.messaging import NewEvent
 from millstream.settings import ConnectionSettings
+from millstream.spark.broker_access import jetstream_to
+from millstream.spark.options import SourceOptions
+from millstream.spark.source.holds import QueryHolds
+from millstream.spark.source.partitions import find_partitions
 from millstream.wire.sync.connection import BlockingConnection, BlockingJetStream
 from millstream.wire.sync.streams import stream_info
 from tests.spark.cluster_kit import PATIENCE_SECONDS, Cluster
@@ -27,9 +31,14 @@ ROUNDS = int(os.environ.get("MILLSTREAM_KILL_ROUNDS", "2"))
 ROWS = 1500
 
 
-def fill(account: Account) -> Counter[bytes]:
-    account.topic("source", partitions=2)
+def fill(account: Account, group_id: str | None = None) -> Counter[bytes]:
+    """A source of rows and an empty target; with a group, an interest topic that keeps for it."""
+    account.topic("source", partitions=2, retention="interest" if group_id else "limits")
     account.topic("target", partitions=2)
+    if group_id is not None:
+        settings = ConnectionSettings(urls=(account.url,))
+        found = find_partitions(jetstream_to(settings), SourceOptions(topics=("source",)))
+        assert QueryHolds(settings, group_id, fail=True).open(found, {})
     values = [b"%d" % n for n in range(ROWS)]
     account.publish("source", [NewEvent(value, f"k{int(value) % 20}") for value in values])
     return Counter(values)
@@ -73,13 +82,16 @@ def check(account: Account, wanted: Counter[bytes]) -> None:
 
 @pytest.mark.parametrize(
     ("rounds", "more"),
-    [(ROUNDS, ()), (ROUNDS // 2, ("--mode", "staged", "--shuffle"))],
-    ids=["direct", "staged"],
+    [
+        (ROUNDS, ()),
+        (ROUNDS // 2, ("--mode", "staged", "--shuffle", "--group-id", "copy")),
+    ],
+    ids=["direct", "staged, from an interest topic"],
 )
 def test_a_driver_killed_repeatedly_loses_and_duplicates_nothing(
     account: Account, tmp_path: Path, rounds: int, more: tuple[str, ...]
 ) -> None:
-    wanted = fill(account)
+    wanted = fill(account, "copy" if "--group-id" in more else None)
     chance = random.Random(17)
     done = 0
     for _ in range(rounds):

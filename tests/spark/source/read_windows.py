@@ -16,7 +16,7 @@ from pyspark.sql.types import BinaryType, StructType
 
 from millstream.spark.datasource import MillstreamDataSource
 from millstream.spark.source import range_reader as reader_module
-from millstream.wire.sync.range import Window
+from millstream.wire.sync.window import Window
 
 
 def main(url: str, topic: str, messages: int, ends: list[int]) -> None:

@@ -17,7 +17,8 @@ from millstream.wire.message import RawMessage
 from millstream.wire.protocol import Parser, encode_headers
 from millstream.wire.sync import range as blocking_range
 from millstream.wire.sync.connection import BlockingConnection, BlockingJetStream
-from millstream.wire.sync.range import Window, _Reader, read_range
+from millstream.wire.sync.range import _Reader, read_range
+from millstream.wire.sync.window import Window
 from tests.spark.conftest import Account
 
 SID = b"12"

@@ -17,7 +17,7 @@ from millstream.wire.message import OutgoingMessage
 from millstream.wire.protocol import encode_headers
 from millstream.wire.sync.connection import BlockingConnection, BlockingJetStream
 from millstream.wire.sync.publish import publish_one, publish_pipelined
-from millstream.wire.sync.range import Window, read_range
+from millstream.wire.sync.range import read_range
 from millstream.wire.sync.streams import (
     find_streams,
     get_message,
@@ -26,6 +26,7 @@ from millstream.wire.sync.streams import (
     sequence_at,
     stream_info,
 )
+from millstream.wire.sync.window import Window
 from tests.spark.conftest import Account
 
 PATIENCE = 120  # seconds; nothing here waits for so long

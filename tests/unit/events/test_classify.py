@@ -207,7 +207,7 @@ def test_every_reader_finds_the_same_events(messages: list[RawMessage], foreign:
     ] == public
 
     report = Verification("orders")
-    walk = _Walk(report, 0, 1)
+    walk = _Walk(report, 0, 1, chained=True)
     for raw in messages:
         walk.message(partition, raw)
     assert report.events == len(public)

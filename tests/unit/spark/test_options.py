@@ -37,7 +37,7 @@ def test_names_do_not_depend_on_case() -> None:
         ({"assign": "a:0"}, "write it like"),
         ({"assign": '{"a": []}'}, "names no partition"),
         ({"subscribe": "a", "kafka.bootstrap.servers": "x"}, "use 'url'"),
-        ({"subscribe": "a", "kafka.group.id": "x"}, "no group is needed"),
+        ({"subscribe": "a", "kafka.group.id": "x"}, "only interest topics need"),
         ({"subscribe": "a", "kafka.max.poll.records": "1"}, "Kafka client"),
         ({"subscribe": "a", "startingOffset": "x"}, "did you mean 'startingOffsets'"),
         ({"subscribe": "a", "zzz": "x"}, "unknown option 'zzz': the options are assign"),
