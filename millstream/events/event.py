@@ -78,7 +78,8 @@ class PublishOptions:
 
     ttl: float | None = None  # seconds the event is kept; at most the topic's max_age
     deliver_at: datetime | None = None  # the event appears in the topic at this time
-    expected_last: int | None = None  # only if this is the offset of the key's last event (0: none)
+    # Only if this is the offset of the key's last event (0: none), in a topic without packs.
+    expected_last: int | None = None
     timeout: float | None = None  # seconds to wait for the ack, retries included
 
 

@@ -184,8 +184,8 @@ class Topic:
         self._check_writable()
         if not self.settings.takes_packs:
             raise ConfigError(
-                f"'{self.name}' keeps the last events of each key (history), and in a pack the "
-                f"broker cannot tell keys apart: publish single events to it"
+                f"'{self.name}' takes no packs (it was created with packs=False or a history), "
+                f"because in a pack the broker cannot tell keys apart: publish single events to it"
             )
         handle = self._handle
         return PackTarget(

@@ -8,6 +8,7 @@ from hashlib import blake2b
 from typing import TYPE_CHECKING
 
 from millstream.closing import AsyncClosing
+from millstream.errors import ConfigError
 from millstream.messaging import NewEvent, Topic
 from millstream.wire.protocol import unique_token
 
@@ -43,6 +44,12 @@ def open_writer(topic: Topic, name: str | None) -> RowWriter:
     """A fenced writer if the topic takes packs, else one for tables, where the last row counts."""
     if topic.settings.takes_packs:
         return FencedRows(topic, writer_name(name))
+    if topic.settings.history is None:
+        raise ConfigError(
+            f"topic '{topic.name}' was created with packs=False, and an import writes packs, by "
+            f"which it knows what is stored. Import into a topic that takes them; from there "
+            f"'millstream topic replay' publishes single events"
+        )
     return TableRows(topic)
 
 

@@ -246,6 +246,8 @@ async def edit(js: JetStream, name: str, changes: Mapping[str, Any]) -> TopicInf
     wanted = {}
     for info in found:
         settings = topic_info(name, [info]).settings
+        if "history" in changes and not settings.is_copy:
+            changes = {**changes, "packs": _without_packs(name, settings)}
         wanted[info.config["name"]] = settings.changed(changes)
         fixed = [
             difference
@@ -261,6 +263,17 @@ async def edit(js: JetStream, name: str, changes: Mapping[str, Any]) -> TopicInf
         updates.append(_updated(name, info, after))
     changed = await side_by_side(lambda pair: _update(js, name, *pair), updates)
     return topic_info(name, changed)
+
+
+def _without_packs(name: str, settings: TopicSettings) -> bool:
+    """Whether a topic whose history changes takes packs: no, so that it takes none after it."""
+    if settings.takes_packs:
+        raise ConfigError(
+            f"history: topic '{name}' takes packs, and the broker does not see the keys in them, "
+            f"so it would remove packs with events of other keys. Create a topic of another name "
+            f"with the history and replay this one into it"
+        )
+    return False
 
 
 async def promote(js: JetStream, name: str, *, allow_lag: bool = False) -> TopicInfo:
@@ -328,8 +341,11 @@ def _updated(
     number = identity_of(info.config).partition
     # A foreign stream may have a name that a topic may not have; only the difference counts.
     shown = name if identity_of(info.config).managed else "stream"
-    rendered = [to_stream_configs(shown, settings)[number] for settings in (before, after)]
-    return info.config, changed_config(info.config, *rendered)
+    had, gets = (to_stream_configs(shown, settings)[number] for settings in (before, after))
+    if identity_of(info.config).managed:  # an earlier version did not write every key
+        there = info.config.get("metadata") or {}
+        had["metadata"] = {key: text for key, text in had["metadata"].items() if key in there}
+    return info.config, changed_config(info.config, had, gets)
 
 
 async def _update(

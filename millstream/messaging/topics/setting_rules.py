@@ -33,7 +33,7 @@ RESERVED_TOKENS: Final = (GUARDED_TOKEN, ENTRANCE, INSTANCE)
 # Metadata keys that say what the streams are to each other; only Millstream writes them.
 _OWN: Final = (
     *("version", "topic", "partition", "partitions"),
-    *("prefix", "origins", "format", "guarded"),
+    *("prefix", "origins", "format", "guarded", "packs"),
 )
 RESERVED_METADATA: Final = frozenset(f"millstream.{key}" for key in _OWN)
 
@@ -123,6 +123,8 @@ def _copy_faults(it: TopicSettings) -> Iterator[str]:
             "discard: 'new' would stop a full copy silently; the server would still report that "
             "nothing is missing"
         )
+    if it.is_copy and it.packs is False:
+        yield "packs: a copy has what its origin has, packs included"
     if it.mirror is not None:
         if it.duplicate_window is not None:
             yield "duplicate_window: a mirror copies what its origin has, duplicates included"

@@ -128,8 +128,7 @@ class TopicSettings:
         group=LIMITS,
         stream_key="max_msgs",
     )
-    # Only for plain events: a pack belongs to no single key, so a topic with a history takes no
-    # packs (`takes_packs`).
+    # Only for plain events: a pack belongs to no single key, so a topic with a history takes none.
     history: Setting[int | None, int | None] = Setting(
         None,
         number(),
@@ -282,6 +281,20 @@ class TopicSettings:
         stream_key="allow_atomic",
         default_text="on if possible",
     )
+    # Fixed, because both sides rely on it: a check of the last event of a key (`expected_last`) is
+    # sound only if no pack was ever stored, and no publisher that is open may start to store any.
+    packs: Setting[bool | None, bool | None] = Setting(
+        None,
+        switch(),
+        "Allow packs, many events in one message. The broker does not see the keys in a pack, so a "
+        "publish with expected_last needs a topic without packs.",
+        group=RULES,
+        change=Fixed(
+            "packs that are stored remain, and publishers rely on it. Create a topic of another "
+            "name and replay this one into it"
+        ),
+        default_text="on; off with a history",
+    )
     direct: Setting[bool | None, bool | None] = Setting(
         None,
         switch(),
@@ -363,7 +376,7 @@ class TopicSettings:
     @property
     def takes_packs(self) -> bool:
         """Whether many events may be written as one message."""
-        return not self.is_copy and self.history is None
+        return self.allows("packs") and self.obstacle("packs") is None
 
     @property
     def window(self) -> timedelta | None:
@@ -381,7 +394,7 @@ class TopicSettings:
         return None if self.mirror.foreign else self.mirror.prefix or self.mirror.topic
 
     def allows(self, feature: str) -> bool:
-        """Whether `message_ttl`, `atomic`, `direct`, `rollup` or `schedules` is on."""
+        """Whether `message_ttl`, `atomic`, `packs`, `direct`, `rollup` or `schedules` is on."""
         given: bool | None = getattr(self, feature)
         if given is not None:
             return given
@@ -400,6 +413,10 @@ class TopicSettings:
             "atomic": (
                 (self.is_copy, "nothing can be published to a copy"),
                 (self.early_ack, "early_ack excludes it"),
+            ),
+            "packs": (
+                (self.is_copy, "nothing can be published to a copy"),
+                (self.history is not None, "the broker cannot keep a history of keys in packs"),
             ),
             "rollup": ((self.deny_purge, "deny_purge excludes it"),),
             "schedules": (
@@ -435,6 +452,12 @@ class TopicSettings:
         """Refuse an option of a publish that this topic would refuse, cut short or not honor."""
         if options.ttl is not None:
             self.ttl_text(options.ttl)
+        if options.expected_last is not None and self.takes_packs:
+            raise ConfigError(
+                "expected_last: this topic takes packs, and the broker does not see which keys "
+                "are in them, so it could not tell whether an event of this key was stored in a "
+                "pack. Create a topic with packs=False (topic create --no-packs) or a table"
+            )
         if options.deliver_at is not None and not self.allows("schedules"):
             raise ConfigError(
                 "deliver_at: this topic takes no scheduled events. Create one with schedules=True "

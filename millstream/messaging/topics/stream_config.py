@@ -54,6 +54,7 @@ _PARTITIONS_KEY: Final = "millstream.partitions"
 _PREFIX_KEY: Final = "millstream.prefix"
 _ORIGINS_KEY: Final = "millstream.origins"
 _FORMAT_KEY: Final = "millstream.format"
+_PACKS_KEY: Final = "millstream.packs"
 
 # Settings that are one value of a stream configuration; the others are converted by hand below.
 _SINGLE: Final = {name: item for name, item in TOPIC_SETTINGS.items() if item.stream_key}
@@ -143,6 +144,8 @@ def _metadata(name: str, settings: TopicSettings, number: int) -> dict[str, str]
         metadata[_PREFIX_KEY] = prefix
     if settings.wire_format is not None:
         metadata[_FORMAT_KEY] = settings.wire_format
+    if not settings.is_copy and not settings.takes_packs:
+        metadata[_PACKS_KEY] = "0"
     origins = [settings.mirror] if settings.mirror is not None else settings.sources
     if origins:
         metadata[_ORIGINS_KEY] = msgspec.json.encode(origins).decode()
@@ -295,6 +298,8 @@ def from_stream_config(config: Mapping[str, Any]) -> TopicSettings:
     if settings.duplicate_window != TopicSettings.unchecked({**values, **given}).window:
         given = {}
     found = {name: bool(config.get(item.stream_key, False)) for name, item in features.items()}
+    # Topics with a history of earlier versions do not say that they take no packs.
+    found["packs"] = settings.takes_packs and _PACKS_KEY not in metadata
     for feature, on in found.items():
         others = {**found, feature: None}
         default = TopicSettings.unchecked({**values, **others}).allows(feature)

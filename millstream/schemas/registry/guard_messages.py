@@ -50,6 +50,7 @@ class Entrance:
         self.token = guarded_topic(f"{info.prefix}.".encode()) or ""
         self.subject = f"{ENTRANCE}.{self.token}"
         self._registry = registry
+        self._settings = info.settings
         self._streams = [part.stream for part in info.partitions]
         self._prefix = info.prefix or ""
         self._prefixes = [part.prefix or "" for part in info.partitions]
@@ -91,6 +92,8 @@ class Entrance:
         event_id = headers.pop(ID_HEADER, None) or unique_token(20)
         timestamp = _number(headers, TIME_HEADER, "nanoseconds since 1970")
         options = _options(headers)
+        if options is not None:
+            self._settings.check_options(options)
         for name in headers:
             if name.lower().startswith(("nats-", "mill-")):
                 raise ConfigError(f"header {name!r}: not supported by the guard")
@@ -118,6 +121,9 @@ class Entrance:
         if self._start_of(stored_as) != start:
             raise ConfigError(f"header {SCHEDULE_TARGET}: {stored_as!r:.80} is another partition")
         kind = kind_of(stored_as.encode(), message.block, len(start))
+        if kind.is_plain and EXPECTED_HEADER in headers:
+            expected = _number(dict(headers), EXPECTED_HEADER, "a sequence number")
+            self._settings.check_options(PublishOptions(expected_last=expected))
         await self._check_payload(kind, headers, message.data)
         return OutgoingMessage(subject.encode(), message.block, message.data)
 
@@ -134,6 +140,8 @@ class Entrance:
         if kind.is_pack:
             pack = decode(headers, data)
             if pack.count:
+                if not self._settings.takes_packs:
+                    raise ConfigError(f"topic '{self.record.topic}' takes no packs")
                 _, written = await self.version(_schema_id(pack.schema_id))
                 written.check_pack(pack)
             return

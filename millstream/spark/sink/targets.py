@@ -5,7 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from millstream.errors import ConfigError
-from millstream.messaging.topics.stream_config import identity_of, wire_format_of
+from millstream.messaging.topics.stream_config import (
+    from_stream_config,
+    identity_of,
+    wire_format_of,
+)
 from millstream.settings import ConnectionSettings
 from millstream.spark.broker_access import (
     SchemaSnapshot,
@@ -27,6 +31,7 @@ class Target:
     prefixes: tuple[str, ...]  # of the subjects of each partition
     atomic: bool  # whether several messages can be stored together
     is_table: bool
+    takes_packs: bool
     schema: SchemaSnapshot | None
     max_payload: int  # of one message; the server's limit
     replicas: int = 1
@@ -55,6 +60,7 @@ def find_target(settings: ConnectionSettings, topic: str) -> Target:
         prefixes=tuple(prefix or topic for prefix in prefixes),
         atomic=all(config.get("allow_atomic", False) for config in configs),
         is_table=(configs[0].get("max_msgs_per_subject") or 0) > 0,
+        takes_packs=from_stream_config(configs[0]).takes_packs,
         schema=find_schema(jetstream, topic) if typed else None,
         max_payload=connection_to(settings).info.max_payload,
         replicas=configs[0].get("num_replicas", 1),

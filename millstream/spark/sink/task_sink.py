@@ -139,6 +139,11 @@ class TaskRows:
                 f"'{target.topic}' is a table: write to it with the option 'table' instead of "
                 f"'topic'"
             )
+        if not target.takes_packs:
+            raise ConfigError(
+                f"topic '{target.topic}' was created with packs=False, and Spark writes packs: "
+                f"write to a topic that takes them"
+            )
         if target.schema is None:
             if typed:
                 raise ConfigError(

@@ -85,3 +85,9 @@ async def mill(millstream_url: str) -> AsyncIterator[Mill]:
 async def topic(mill: Mill) -> Topic:
     """A topic `orders` of one partition."""
     return await mill.create_topic("orders")
+
+
+@pytest.fixture
+async def accounts(mill: Mill) -> Topic:
+    """A topic that takes no packs, so an event may name the one that it follows."""
+    return await mill.create_topic("accounts", packs=False)

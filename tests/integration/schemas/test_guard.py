@@ -18,6 +18,7 @@ from millstream.deadline import Deadline
 from millstream.errors import ConfigError, SchemaNotFound, TopicConflict
 from millstream.schemas.registry.guard import GuardSettings
 from millstream.wire.api import ErrorCode
+from millstream.wire.protocol import parse_headers
 from tests.integration.schemas.orders import PLACED, Order, OrderWithNote, order, version
 
 BODY = b'{"id": 1, "customer": "ada", "price": "9.90", "placed": "2026-05-06T07:08:09.00001Z"}'
@@ -77,8 +78,9 @@ async def test_an_id_is_stored_once(mill: Mill, topic: Topic, js: JetStreamConte
 
 
 async def test_headers_of_jetstream_are_honoured_or_refused_but_never_ignored(
-    mill: Mill, topic: Topic, js: JetStreamContext
+    mill: Mill, js: JetStreamContext
 ) -> None:
+    topic = await mill.create_topic("orders", schema=Order, guarded=True, packs=False)
     expected = "Nats-Expected-Last-Subject-Sequence"
     async with mill.guard("orders"):
         await js.publish("ingress.orders.a", BODY, stream="orders")
@@ -103,6 +105,38 @@ async def test_headers_of_jetstream_are_honoured_or_refused_but_never_ignored(
     assert [event.offset for event in events] == [1, 2, 3]
     assert events[1].timestamp_ns == 1000
     assert events[2].value is None
+
+
+async def test_a_condition_on_a_key_is_refused_where_the_key_may_be_in_packs(
+    mill: Mill, topic: Topic, js: JetStreamContext
+) -> None:
+    expected = {"Nats-Expected-Last-Subject-Sequence": "0"}
+    async with mill.guard("orders"):
+        for subject in ("ingress.orders.a", "ingress.orders._as.a"):
+            with pytest.raises(BadRequestError, match="packs=False"):
+                await js.publish(subject, BODY, headers=expected)
+    assert await values(topic) == []
+
+
+async def test_packs_are_refused_where_the_topic_takes_none(
+    mill: Mill, js: JetStreamContext
+) -> None:
+    """Also if they were encoded for another topic, by a client that does not ask."""
+    topic = await mill.create_topic("orders", schema=Order, guarded=True)
+    single = await mill.create_topic("single", schema=Order, guarded=True, packs=False)
+    async with mill.guard("orders"), mill.guard("single"):
+        async with topic.producer() as producer:
+            await producer.send(order(1), "a")
+        message = await mill.jetstream.get_message("orders", {"seq": 1})
+        assert message is not None
+        headers = {
+            name: text
+            for name, text in parse_headers(message.headers).items()
+            if not name.startswith("Nats-")
+        }
+        with pytest.raises(BadRequestError, match="takes no packs"):
+            await js.publish("ingress.single._as._pack.p", message.payload, headers=headers)
+    assert await values(single) == []
 
 
 async def test_tokens_of_the_subject_are_the_key(

@@ -64,7 +64,10 @@ async def test_every_way_to_publish_goes_through_the_guard(mill: Mill, topic: To
     assert all(part.stream.startswith("orders") for part in (await topic.info()).partitions)
 
 
-async def test_an_expected_offset_holds_through_the_guard(mill: Mill, topic: Topic) -> None:
+@pytest.mark.parametrize("partitions", PARTITIONS)
+async def test_an_expected_offset_holds_through_the_guard(mill: Mill, partitions: int) -> None:
+    given: dict[str, Any] = {"guarded": True, "partitions": partitions, "packs": False}
+    topic = await mill.create_topic("orders", schema=Order, **given)
     async with mill.guard("orders"):
         first = await topic.publish(order(1), "ada")
         after = PublishOptions(expected_last=first.offset)
@@ -76,7 +79,10 @@ async def test_an_expected_offset_holds_through_the_guard(mill: Mill, topic: Top
     assert await ids(topic) == [1, 2, 4]
 
 
-async def test_a_scheduled_event_arrives_checked(mill: Mill, topic: Topic) -> None:
+@pytest.mark.parametrize("partitions", PARTITIONS)
+async def test_a_scheduled_event_arrives_checked(mill: Mill, partitions: int) -> None:
+    given: dict[str, Any] = {"guarded": True, "partitions": partitions, "schedules": True}
+    topic = await mill.create_topic("orders", schema=Order, **given)
     async with mill.guard("orders"):
         soon = datetime.now(UTC) + timedelta(seconds=1)
         await topic.publish(order(1), "ada", options=PublishOptions(deliver_at=soon))

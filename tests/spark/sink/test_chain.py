@@ -10,7 +10,7 @@ import pyarrow as pa
 import pytest
 
 from millstream.broker import Role
-from millstream.errors import RowsMoved
+from millstream.errors import ConfigError, RowsMoved
 from millstream.events.packs.pack import EncodedPack, encode, envelope
 from millstream.settings import ConnectionSettings
 from millstream.spark.broker_access import connection_to
@@ -253,6 +253,21 @@ def test_a_user_without_the_right_to_purge_commits_all_the_same() -> None:
             staging.commit(packs)
             staging.commit(packs)
         assert account.values("target") == [b"0", b"1", b"2"]
+
+
+def test_a_topic_without_packs_is_refused_before_anything_is_stored(
+    account: Account, settings: ConnectionSettings
+) -> None:
+    account.topic("single", partitions=2, packs=False)
+    task = TaskRows(settings, SinkOptions(topic="single"), find_target(settings, "single"), 0)
+    ensure_staging(settings, 1)
+    with pytest.raises(ConfigError, match="packs=False"):
+        task.check(frame([])[0].schema)
+    with pytest.raises(ConfigError, match="packs=False"):
+        Staging(settings, "spark-q", 0).stage(task, frame([b"a"]))
+    with pytest.raises(ConfigError, match="packs=False"):
+        write_chains(task, frame([b"a"]), "spark-q-0", 0)
+    assert account.values("single") == []
 
 
 def test_large_rows_of_a_task_are_split_into_units(

@@ -84,18 +84,18 @@ class Account:
         self.balance, self.version = self.balance + amount, receipt.offset
 
 
-async def test_an_aggregate_applies_it_once_and_can_still_be_changed(topic: Topic) -> None:
-    account = Account(topic)
+async def test_an_aggregate_applies_it_once_and_can_still_be_changed(accounts: Topic) -> None:
+    account = Account(accounts)
     await account.add(100)
     await account.add(-30)
-    await redrive(topic, 2)
+    await redrive(accounts, 2)
     await account.add(5)  # what it knew before the redrive is still the last
-    loaded = await Account(topic).load()
+    loaded = await Account(accounts).load()
     assert (loaded.balance, loaded.version) == (75, account.version)
     await loaded.add(1)
     with pytest.raises(WrongSequence):
         await account.add(1)
-    async with topic.subscribe("billing") as member:
+    async with accounts.subscribe("billing") as member:
         given = [(d.key, int(d.value)) for d in await taken(member, 4)]
     assert sorted(given) == [("ann", -30), ("ann", 1), ("ann", 5), ("ann", 100)]
 

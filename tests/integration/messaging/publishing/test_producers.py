@@ -76,16 +76,16 @@ async def test_no_more_events_are_in_flight_than_allowed(millstream_url: str) ->
         topic.event_producer(max_in_flight=0)
 
 
-async def test_refused_events_are_named_at_the_end(topic: Topic) -> None:
+async def test_refused_events_are_named_at_the_end(accounts: Topic) -> None:
     wrong = PublishOptions(expected_last=99)
-    producer = topic.event_producer()
+    producer = accounts.event_producer()
     for number in range(5):
         await producer.send(b"%d" % number, "k", options=wrong if number in (1, 3) else None)
     with pytest.raises(PartlyStored) as caught:
         await producer.close()
     assert (caught.value.total, sorted(caught.value.failed)) == (5, [1, 3])
     assert isinstance(caught.value.failed[1], WrongSequence)
-    assert await values(topic) == [b"0", b"2", b"4"]
+    assert await values(accounts) == [b"0", b"2", b"4"]
 
 
 async def test_flush_stores_everything_so_far_and_the_producer_continues(
@@ -100,14 +100,16 @@ async def test_flush_stores_everything_so_far_and_the_producer_continues(
     assert await values(topic) == numbers(51)
 
 
-async def test_an_error_in_the_block_is_not_hidden_by_refused_events(topic: Topic) -> None:
+async def test_an_error_in_the_block_is_not_hidden_by_refused_events(
+    topic: Topic, accounts: Topic
+) -> None:
     async def fail(producer: EventProducer | PackProducer, **about: Any) -> None:
         async with producer:
             await producer.send(b"1", "k", **about)
             raise ZeroDivisionError
 
     with pytest.raises(ZeroDivisionError):
-        await fail(topic.event_producer(), options=PublishOptions(expected_last=9))
+        await fail(accounts.event_producer(), options=PublishOptions(expected_last=9))
     with pytest.raises(ZeroDivisionError):
         await fail(topic.producer())
     assert await values(topic) == [b"1"]

@@ -121,16 +121,16 @@ async def test_many_events_have_receipts_in_the_order_given(topic: Topic) -> Non
     assert await values(topic) == [b"%d" % n for n in range(3000)]
 
 
-async def test_refused_events_of_many_are_named_and_the_others_stored(topic: Topic) -> None:
-    await topic.publish(b"0", "a")
+async def test_refused_events_of_many_are_named_and_the_others_stored(accounts: Topic) -> None:
+    await accounts.publish(b"0", "a")
     wrong = PublishOptions(expected_last=7)
     events = [NewEvent(b"1"), NewEvent(b"2", "a", options=wrong), NewEvent(b"3"), NewEvent(4)]
     with pytest.raises(PartlyStored) as caught:
-        await topic.publish_many(events)
+        await accounts.publish_many(events)
     assert (caught.value.total, sorted(caught.value.failed)) == (4, [1, 3])
     assert isinstance(caught.value.failed[1], WrongSequence)
     assert isinstance(caught.value.failed[3], ConfigError)
-    assert await values(topic) == [b"0", b"1", b"3"]
+    assert await values(accounts) == [b"0", b"1", b"3"]
 
 
 async def test_the_events_of_an_atomic_batch_are_stored_next_to_each_other(topic: Topic) -> None:
@@ -149,18 +149,20 @@ async def test_the_events_of_an_atomic_batch_are_stored_next_to_each_other(topic
     await busy
 
 
-async def test_nothing_of_an_atomic_batch_is_stored_when_one_event_is_refused(topic: Topic) -> None:
-    await topic.publish(b"0", "k", id="used")
+async def test_nothing_of_an_atomic_batch_is_stored_when_one_event_is_refused(
+    accounts: Topic,
+) -> None:
+    await accounts.publish(b"0", "k", id="used")
     with pytest.raises(WrongSequence):
-        await topic.publish_atomic(
+        await accounts.publish_atomic(
             [b"1", NewEvent(b"2", "k", options=PublishOptions(expected_last=9)), b"3"]
         )
     with pytest.raises(ApiError, match="duplicate"):
-        await topic.publish_atomic([b"1", NewEvent(b"2", id="used")])
+        await accounts.publish_atomic([b"1", NewEvent(b"2", id="used")])
     with pytest.raises(ConfigError):
-        await topic.publish_atomic([b"1", 2])
-    assert await values(topic) == [b"0"]
-    receipts = await topic.publish_atomic(
+        await accounts.publish_atomic([b"1", 2])
+    assert await values(accounts) == [b"0"]
+    receipts = await accounts.publish_atomic(
         [NewEvent(b"1", "k", options=PublishOptions(expected_last=1)), b"2"]
     )
     assert [r.offset for r in receipts] == [2, 3]
@@ -181,31 +183,31 @@ async def test_an_atomic_batch_beyond_a_limit_is_refused_before_it_is_sent(mill:
         await single.publish_atomic([b"1", b"2"])
 
 
-async def test_an_event_expected_to_follow_another_is_stored_only_then(topic: Topic) -> None:
+async def test_an_event_expected_to_follow_another_is_stored_only_then(accounts: Topic) -> None:
     def after(offset: int) -> PublishOptions:
         return PublishOptions(expected_last=offset)
 
-    await topic.publish(b"1", "a", options=after(0))
-    await topic.publish(b"2", "b")
+    await accounts.publish(b"1", "a", options=after(0))
+    await accounts.publish(b"2", "b")
     with pytest.raises(WrongSequence):
-        await topic.publish(b"x", "a", options=after(0))
+        await accounts.publish(b"x", "a", options=after(0))
     with pytest.raises(WrongSequence):
-        await topic.publish(b"x", "a", options=after(2))
-    await topic.publish(b"3", "a", options=after(1))
-    assert await values(topic) == [b"1", b"2", b"3"]
+        await accounts.publish(b"x", "a", options=after(2))
+    await accounts.publish(b"3", "a", options=after(1))
+    assert await values(accounts) == [b"1", b"2", b"3"]
 
 
-async def test_one_of_many_writers_that_expect_the_same_offset_wins(topic: Topic) -> None:
+async def test_one_of_many_writers_that_expect_the_same_offset_wins(accounts: Topic) -> None:
     async def write(number: int) -> int:
         options = PublishOptions(expected_last=0)
-        return (await topic.publish(b"%d" % number, "a", options=options)).offset
+        return (await accounts.publish(b"%d" % number, "a", options=options)).offset
 
     results = await asyncio.gather(*map(write, range(20)), return_exceptions=True)
     assert [r for r in results if not isinstance(r, WrongSequence)] == [1]
 
 
 async def test_a_scheduled_event_appears_in_time_with_key_headers_and_value(mill: Mill) -> None:
-    topic = await mill.create_topic("alarms", schedules=True)
+    topic = await mill.create_topic("alarms", schedules=True, packs=False)
     await topic.publish(b"now", "k")
     at = datetime.now(UTC) + timedelta(seconds=1)
     for moment, value in ((at + timedelta(hours=1), b"much later"), (at, b"later")):
@@ -228,7 +230,11 @@ async def test_what_a_topic_would_not_honor_is_refused_by_every_way_to_publish(
 ) -> None:
     topic = await mill.create_topic("short", max_age="1m")
     later = PublishOptions(deliver_at=datetime.now(UTC) + timedelta(hours=1))
-    for options, says in ((later, "schedules=True"), (PublishOptions(ttl=90), "max_age, 1m")):
+    for options, says in (
+        (later, "schedules=True"),
+        (PublishOptions(ttl=90), "max_age, 1m"),
+        (PublishOptions(expected_last=0), "packs=False"),
+    ):
         event = NewEvent(b"x", "k", options=options)
         with pytest.raises(ConfigError, match=says):
             await topic.publish(b"x", "k", options=options)

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from millstream.errors import ConfigError
+from millstream.events.event import PublishOptions
 from millstream.messaging.topics.differences import conflict, differences
 from millstream.messaging.topics.settings import (
     Discard,
@@ -104,6 +105,8 @@ def test_the_repr_shows_only_what_was_set_and_can_be_given_again() -> None:
         ({"deny_purge": True, "rollup": True}, "rollup: deny_purge excludes it"),
         ({"deny_purge": True, "schedules": True}, "schedules: deny_purge excludes it"),
         ({"rollup": False, "schedules": True}, "schedules: it needs rollup"),
+        ({"packs": True, "history": 1}, "packs: the broker cannot keep a history"),
+        ({"packs": False, "mirror": "a"}, "packs: a copy has what its origin has"),
         ({"wire_format": "xml"}, "not one of avro, json, protobuf"),
         ({"wire_format": "json", "mirror": "a"}, "schema of its origin"),
         ({"guarded": True}, "against a schema"),
@@ -189,6 +192,28 @@ def test_copies_and_topics_with_a_history_take_no_packs() -> None:
     assert TopicSettings().takes_packs
     assert not TopicSettings(history=1).takes_packs
     assert not TopicSettings(mirror="a").takes_packs
+    assert not TopicSettings(packs=False).takes_packs
+
+
+def test_a_stream_says_that_it_never_takes_packs() -> None:
+    without: list[dict[str, Any]] = [{"packs": False}, {"history": 1}]
+    with_packs: list[dict[str, Any]] = [{}, {"packs": True}, {"mirror": "a"}]
+    for given in without:
+        (config,) = to_stream_configs("t", TopicSettings(**given))
+        assert config["metadata"]["millstream.packs"] == "0"
+        config["max_msgs_per_subject"] = -1  # whatever becomes of the history
+        assert not from_stream_config(config).takes_packs
+    for given in with_packs:
+        (config,) = to_stream_configs("t", TopicSettings(**given))
+        assert "millstream.packs" not in config["metadata"]
+
+
+def test_conditional_writes_need_a_topic_without_packs() -> None:
+    expecting = PublishOptions(expected_last=0)
+    for settings in (TopicSettings(packs=False), TopicSettings(history=1)):
+        settings.check_options(expecting)
+    with pytest.raises(ConfigError, match="takes packs"):
+        TopicSettings().check_options(expecting)
 
 
 def test_the_duplicate_window_never_exceeds_the_age_and_is_off_for_copies() -> None:
