@@ -35,6 +35,7 @@ __all__ = [
     "export_environment",
     "find_project_file",
     "hide_password",
+    "node_tag",
     "parse_duration",
     "parse_size",
     "project_table",
@@ -48,6 +49,8 @@ DATA_FOLDER: Final = ".millstream"
 STATE_FILE: Final = "broker.json"
 # The key in `server_metadata`, which any user can read, that says how durable an ack is.
 DURABILITY_METADATA: Final = "millstream.durability"
+# The tag of each node, followed by its name; topics are spread over the nodes by them.
+_NODE_TAG: Final = "millstream-node:"
 
 _DURATION = re.compile(r"(\d+(?:\.\d+)?)(ns|us|ms|s|m|h|d)", re.ASCII)
 _DURATIONS = re.compile(f"(?:{_DURATION.pattern})+", re.ASCII)
@@ -109,6 +112,11 @@ def cache_folder() -> Path:
     """The cache folder of this user: in `XDG_CACHE_HOME`, or in ~/.cache."""
     base = environment("XDG_CACHE_HOME")
     return (Path(base) if base else Path.home() / ".cache") / "millstream"
+
+
+def node_tag(server: str) -> str:
+    """The tag by which topics are placed on a node of a cluster, or kept off it."""
+    return f"{_NODE_TAG}{server.lower()}"  # as the server keeps tags
 
 
 def parse_duration(text: str | float) -> float:

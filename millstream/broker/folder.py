@@ -264,7 +264,9 @@ def store_limit(store: Path, nodes: int) -> int:
     """How many bytes the streams of one node may use: less than the disk has.
 
     At this limit the server refuses publishes cleanly, while a full disk breaks a stream until
-    the next start. Several nodes on one disk share it.
+    the next start. Several nodes on one disk share it. It is rounded down by up to 3 %: the server
+    puts a new stream on the node with the most free space, so nodes of a cluster that differ by
+    some bytes would not share the streams.
     """
     used = sum(file.stat().st_size for file in store.rglob("*") if file.is_file())
     free = shutil.disk_usage(store).free
@@ -274,7 +276,9 @@ def store_limit(store: Path, nodes: int) -> int:
             f"Free some space or use another folder (--data DIR)"
         )
     reserve = min(_RESERVE, free // 4)
-    return used + max(1024 * 1024, (free - reserve) // nodes)
+    share = max(1024 * 1024, (free - reserve) // nodes)
+    step = 1 << (share.bit_length() - 6)
+    return used + share // step * step
 
 
 def state_file(data: Path) -> Path:

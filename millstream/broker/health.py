@@ -63,6 +63,7 @@ class StreamHealth:
     last: int  # sequence of the newest
     replicas: int
     leader: str | None  # server that leads it; None on a single node or while there is none
+    nodes: tuple[str, ...]  # servers that keep a copy, by name; empty on a single node
     storage: str  # "file" or "memory"
     consumers: tuple[ConsumerHealth, ...]
 
@@ -101,6 +102,11 @@ class NodeHealth:
     meta_leader: str | None  # the cluster's leader, as this node sees it
     streams: tuple[StreamHealth, ...]
     losses: tuple[LogLoss, ...] = ()  # events lost to a damaged disk
+
+    @property
+    def leads(self) -> int:
+        """How many streams it leads; a single node leads all."""
+        return sum(stream.leader in (None, self.name) for stream in self.streams)
 
 
 @dataclass(frozen=True, slots=True)
@@ -217,6 +223,8 @@ def losses_of(ends: Path) -> tuple[LogLoss, ...]:
 
 def _stream(account: str, detail: dict[str, Any]) -> StreamHealth:
     state, config = detail.get("state", {}), detail.get("config") or {}
+    cluster = detail.get("cluster") or {}
+    peers = [cluster.get("leader"), *(peer.get("name") for peer in cluster.get("replicas") or ())]
     return StreamHealth(
         account=account,
         name=str(detail.get("name", "")),
@@ -225,7 +233,8 @@ def _stream(account: str, detail: dict[str, Any]) -> StreamHealth:
         first=int(state.get("first_seq", 0)),
         last=int(state.get("last_seq", 0)),
         replicas=int(config.get("num_replicas", 1)),
-        leader=(detail.get("cluster") or {}).get("leader") or None,
+        leader=cluster.get("leader") or None,
+        nodes=tuple(sorted(str(peer) for peer in peers if peer)),
         storage=str(config.get("storage", "file")),
         consumers=tuple(
             ConsumerHealth(

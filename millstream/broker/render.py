@@ -21,7 +21,7 @@ from millstream.broker.config import (
 )
 from millstream.broker.roles import Boundary, boundary_of, permissions_of
 from millstream.errors import ConfigError
-from millstream.settings import DURABILITY_METADATA, Secret
+from millstream.settings import DURABILITY_METADATA, Secret, node_tag
 
 __all__ = [
     "KEY_VARIABLE",
@@ -96,6 +96,7 @@ def config_text(plan: NodePlan) -> str:
         "server_name": plan.name,
         # Clients cannot query the sync setting, so the broker publishes it where they can read it.
         "server_metadata": {DURABILITY_METADATA: settings.durability.value},
+        "server_tags": [node_tag(plan.name)],
         "listen": _address(settings.host, plan.ports.client),
         "http": _address("127.0.0.1", plan.ports.monitor),
         "ports_file_dir": str(plan.run),

@@ -12,7 +12,8 @@ from millstream.messaging.topics import admin as topics
 from millstream.messaging.topics.admin import Purge
 from millstream.messaging.topics.durability import durabilities_of
 from millstream.messaging.topics.handle import TopicHandle
-from millstream.messaging.topics.lookup import open_topic
+from millstream.messaging.topics.lookup import open_topic, streams_of
+from millstream.messaging.topics.placement import spread_leaders
 from millstream.wire.message import RawMessage
 
 if TYPE_CHECKING:
@@ -48,6 +49,14 @@ class TopicAdmin:
     async def purge(self, what: Purge | None = None) -> int:
         """Remove all events, or those that `what` selects; returns how many messages."""
         return await topics.purge(self._jetstream, self._topic, what)
+
+    async def balance(self) -> int:
+        """Move the leaders of partitions so that each node leads as many; returns how many moved.
+
+        Topics are created like this; use it when a node is back after it was down, because the
+        others have taken over what it led. Needs the permission of an admin.
+        """
+        return await spread_leaders(self._jetstream, await streams_of(self._jetstream, self._topic))
 
     async def refresh_durability(self) -> None:
         """Ask the servers again how durably they store; a reconnect does this automatically.

@@ -128,6 +128,14 @@ class TopicAdmin(Twin):
         """Remove all events, or those that `what` selects; returns how many messages."""
         return self._loop.call(self._inner.purge(what))
 
+    def balance(self) -> int:
+        """Move the leaders of partitions so that each node leads as many; returns how many moved.
+
+        Topics are created like this; use it when a node is back after it was down, because the
+        others have taken over what it led. Needs the permission of an admin.
+        """
+        return self._loop.call(self._inner.balance())
+
 
 class Topic(TopicReading):
     """A durable log of events. Publishing is acknowledged; reading never removes anything.

@@ -49,7 +49,7 @@ def _as_json(state: "State", health: "Health") -> dict[str, Any]:
     for known, asked in zip(state.nodes, health.nodes, strict=True):
         record = plain(asked)
         record["server"] = record.pop("name")
-        del record["streams"]
+        record["streams"], record["leads"] = len(asked.streams), asked.leads
         nodes.append({**plain(known), **record})
     return {
         **plain(state),
@@ -66,9 +66,10 @@ def _show(state: "State", health: "Health") -> None:
     say(f"data in {state.data}")
     print_table(
         "Nodes",
-        ["node", "state", "version", "#up", "#clients", "#memory", "#cpu", "disk used", "#free"],
+        ["node", "state", "version", "#up", "#clients", "#memory", "#cpu", "disk used", "#free",
+         "#streams", "#leads"],
         [_node_row(node, health.meta_leader) for node in health.nodes],
-    )
+    )  # fmt: skip
     for node in health.nodes:
         if node.problem:
             say(f"{node.name}: {node.problem}")
@@ -88,6 +89,7 @@ def _show(state: "State", health: "Health") -> None:
             "#last",
             "#replicas",
             "leader",
+            "nodes",
             "storage",
         ],
         [
@@ -100,6 +102,7 @@ def _show(state: "State", health: "Health") -> None:
                 s.last,
                 s.replicas,
                 s.leader,
+                ", ".join(s.nodes),
                 s.storage,
             )
             for s in health.streams
@@ -127,6 +130,8 @@ def _node_row(node: "NodeHealth", leader: str | None) -> tuple[object, ...]:
         f"{node.cpu:.0f} %",
         f"{size(node.store_used)} of {size(node.store_limit)}",
         size(node.disk_free),
+        len(node.streams),
+        node.leads,
     )
 
 

@@ -163,4 +163,21 @@ def purge(
         say(f"Removed {removed:,} messages of topic '{name}'")
 
 
+@app.command()
+def balance(name: TopicArgument, server: ServerOption = None, json_: JsonOption = False) -> None:
+    """Spread the leaders of a topic's partitions over the nodes of a cluster.
+
+    Useful when a node is back: the others have taken over what it led. 'topic info' shows them.
+    """
+
+    async def work(mill: "Mill") -> int:
+        return await (await mill.topic(name)).admin.balance()
+
+    moved = run(work, server)
+    if json_:
+        print_json({"topic": name, "moved": moved})
+    else:
+        say(f"Moved {moved} leaders of topic '{name}'")
+
+
 app.add_typer(topic_read.app)

@@ -16,6 +16,7 @@ from millstream.errors import (
     ConfigError,
     IncompleteList,
     NoResponders,
+    PermissionDenied,
     RequestTimeout,
     TopicConflict,
     TopicNotFound,
@@ -37,6 +38,11 @@ from millstream.messaging.topics.lookup import (
     open_topic,
     side_by_side,
     streams_of,
+)
+from millstream.messaging.topics.placement import (
+    create_spread,
+    spread_leaders,
+    without_placement,
 )
 from millstream.messaging.topics.setting_rules import RESERVED_TOKENS
 from millstream.messaging.topics.settings import Origin, TopicSettings
@@ -104,8 +110,16 @@ async def declare(js: JetStream, name: str, settings: TopicSettings | None = Non
         if config["name"] not in there:
             there[config["name"]] = await _create(js, name, config, settings)
     rest = [config for config in configs if config["name"] not in there]
-    created = await side_by_side(lambda config: _create(js, name, config, settings), rest)
-    return topic_info(name, [*there.values(), *created])
+    created = await create_spread(
+        js, lambda config: _create(js, name, config, settings), rest, there.values()
+    )
+    streams = [*there.values(), *created]
+    try:
+        if await spread_leaders(js, streams):
+            streams = await find_streams(js, name)
+    except (ApiError, PermissionDenied, RequestTimeout, NoResponders):
+        pass  # it works wherever the leaders are; an admin can move them later
+    return topic_info(name, streams)
 
 
 def _check_same(name: str, wanted: TopicSettings, found: Sequence[StreamInfo]) -> None:
@@ -354,7 +368,7 @@ async def _update(
     if before == after:
         return await js.stream_info(after["name"])
     try:
-        return await js.update_stream(after)
+        return await js.update_stream(without_placement(after))
     except ApiError as error:
         if error.err_code == _SUBJECTS_OVERLAP:
             raise await _overlap(js, name, after["subjects"][0], error) from error

@@ -10,13 +10,14 @@ import msgspec
 
 from millstream.errors import NoResponders, PermissionDenied, RequestTimeout, Unhealthy
 from millstream.events.event import Durability
-from millstream.messaging.topics.info import TopicInfo
+from millstream.messaging.topics.info import PartitionInfo, TopicInfo
+from millstream.messaging.topics.lookup import side_by_side
 from millstream.settings import DURABILITY_METADATA
 from millstream.wire.aio.connection import Connection
 from millstream.wire.aio.jetstream import JetStream
 from millstream.wire.protocol import status_of, unique_token
 
-__all__ = ["check_health", "durabilities_of", "durability_of"]
+__all__ = ["check_health", "durabilities_of", "durability_of", "own_server"]
 
 ASK_SECONDS: Final = 1.0  # the server answers these requests itself, or never
 # In a cluster that has just formed, a server may miss the first request.
@@ -24,6 +25,8 @@ ASK_TRIES: Final = 4
 _HEALTH_SUBJECT: Final = "$SYS.REQ.SERVER.PING.HEALTHZ"
 _OWN_SERVER_SUBJECT: Final = "$SYS.REQ.USER.INFO"
 _ALL_SERVERS_SUBJECT: Final = "$SYS.REQ.ACCOUNT.PING.STATZ"
+# Otherwise only those servers answer that have a client of the account.
+_UNUSED_TOO: Final = b'{"include_unused": true}'
 _PUBLISHED: Final = frozenset({"fsync", "periodic", "memory"})
 
 
@@ -37,6 +40,7 @@ class _Server(msgspec.Struct):
     name: str = ""
     domain: str = ""
     metadata: dict[str, str] = {}
+    tags: list[str] = []
 
 
 class _Answer(msgspec.Struct):
@@ -87,10 +91,31 @@ async def durability_of(
     return published if published in _PUBLISHED else "unknown"
 
 
+async def durabilities_of(js: JetStream, info: TopicInfo) -> list[Durability]:
+    """What an ack of each partition guarantees; each node is asked once."""
+    parts = {_asked(part): part for part in info.partitions}
+    found = await side_by_side(
+        lambda part: durability_of(js, part.config, part.leader), parts.values()
+    )
+    known = dict(zip(parts, found, strict=True))
+    return [known[_asked(part)] for part in info.partitions]
+
+
+def _asked(part: PartitionInfo) -> tuple[Any, ...]:
+    """What the durability of a partition depends on."""
+    return part.leader, *map(part.config.get, ("num_replicas", "storage", "persist_mode"))
+
+
+async def own_server(js: JetStream) -> _Server:
+    """The server that this client is connected to."""
+    connection = js.connection
+    return (await _ask(connection, _OWN_SERVER_SUBJECT, _is_own(connection))).server
+
+
 async def _server(js: JetStream, leader: str | None) -> _Server:
     """The server that stores a stream; an empty value if it is unknown."""
     connection = js.connection
-    own = (await _ask(connection, _OWN_SERVER_SUBJECT, _is_own(connection))).server
+    own = await own_server(js)
     domain = js.domain or own.domain
     if leader is None:
         alone = domain == own.domain and not _clustered(connection)
@@ -101,7 +126,7 @@ async def _server(js: JetStream, leader: str | None) -> _Server:
     def leads(server: _Server) -> bool:
         return (server.name, server.domain) == (leader, domain)
 
-    return (await _ask(connection, _ALL_SERVERS_SUBJECT, leads)).server
+    return (await _ask(connection, _ALL_SERVERS_SUBJECT, leads, _UNUSED_TOO)).server
 
 
 def _clustered(connection: Connection) -> bool:
@@ -113,7 +138,9 @@ def _is_own(connection: Connection) -> Callable[[_Server], bool]:
     return lambda server: server.id == connection.info.server_id
 
 
-async def _ask(connection: Connection, subject: str, wanted: Callable[[_Server], bool]) -> _Answer:
+async def _ask(
+    connection: Connection, subject: str, wanted: Callable[[_Server], bool], body: bytes = b""
+) -> _Answer:
     """The first answer of a wanted server; servers beyond leaf nodes answer these requests too."""
     found: asyncio.Future[_Answer] = asyncio.get_running_loop().create_future()
 
@@ -138,7 +165,7 @@ async def _ask(connection: Connection, subject: str, wanted: Callable[[_Server],
     connection.on_denied.append(denied)
     try:
         for _ in range(ASK_TRIES):
-            connection.publish(subject.encode(), b"", inbox.encode())
+            connection.publish(subject.encode(), body, inbox.encode())
             await asyncio.wait([found], timeout=ASK_SECONDS)
             if found.done():
                 return found.result()
@@ -146,8 +173,3 @@ async def _ask(connection: Connection, subject: str, wanted: Callable[[_Server],
     finally:
         connection.on_denied.remove(denied)
         connection.unsubscribe(interest)
-
-
-async def durabilities_of(jetstream: JetStream, info: TopicInfo) -> list[Durability]:
-    """What an ack of each partition guarantees."""
-    return [await durability_of(jetstream, part.config, part.leader) for part in info.partitions]

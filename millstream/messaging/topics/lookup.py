@@ -16,7 +16,7 @@ from millstream.messaging.topics.stream_config import (
 from millstream.wire.aio.jetstream import JetStream
 from millstream.wire.api import ErrorCode, StreamInfo
 
-__all__ = ["list_topics", "open_topic", "side_by_side"]
+__all__ = ["list_topics", "open_topic", "side_by_side", "streams_of"]
 
 # Partitions are requested concurrently, but too few to fill the server's API queue.
 AT_ONCE: Final = 16
