@@ -13,7 +13,7 @@ from typing import Final
 from millstream.broker.binary import find_binary
 from millstream.broker.config import BrokerSettings, Encryption
 from millstream.broker.folder import NodeFolder, node_folders, read_json, state_file
-from millstream.broker.health import Health, LogLoss, NodeAddress, broker_health, losses_of
+from millstream.broker.health import Health, LogLoss, broker_health, losses_of, node_address
 from millstream.broker.keys import resolve_key
 from millstream.broker.launch import (
     StartOptions,
@@ -49,7 +49,7 @@ class NodeState:
 
     name: str
     url: str
-    monitor: str  # http://127.0.0.1:port
+    monitor: str  # http://127.0.0.1:port; empty: it has no monitoring port
     pid: int  # of the keeper, 0 if it does not run; SIGTERM to it stops the node gracefully
     server_pid: int  # of nats-server
     folder: Path
@@ -134,15 +134,7 @@ def read_state(data: Path) -> State:
 def read_health(data: Path) -> Health:
     """Health of the broker that runs on this folder."""
     state = read_state(data)
-    addresses = [
-        NodeAddress(
-            node.name,
-            node.monitor,
-            Path(read_json(NodeFolder(data, node.name).plan).get("store", node.folder)),
-            NodeFolder(data, node.name).ends,
-        )
-        for node in state.nodes
-    ]
+    addresses = [node_address(NodeFolder(data, node.name)) for node in state.nodes]
     return broker_health(state.durability, addresses)
 
 
@@ -218,7 +210,7 @@ def _node_state(folder: NodeFolder) -> NodeState:
     return NodeState(
         name=folder.name,
         url=str(plan.get("url", "")),
-        monitor=str(plan.get("monitor", "")),
+        monitor=str(plan.get("monitor", {}).get("http", "")),
         pid=int(facts.get("pid", 0)) if running else 0,
         server_pid=int(facts.get("server", 0)) if running else 0,
         folder=folder.root,

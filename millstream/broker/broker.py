@@ -7,8 +7,7 @@ from typing import Self
 
 from millstream.broker.config import DEFAULT_ACCOUNT, BrokerSettings, Role
 from millstream.broker.credentials import Credentials, read_credentials
-from millstream.broker.folder import read_json
-from millstream.broker.health import Health, NodeAddress, broker_health
+from millstream.broker.health import Health, broker_health, node_address
 from millstream.broker.launch import StartOptions, node_names, start_nodes
 from millstream.broker.reload import reload_nodes
 from millstream.broker.server_process import ServerNode
@@ -55,7 +54,7 @@ class Broker(Closing):
 
     @property
     def monitor(self) -> str:
-        """The server's monitoring address, http on loopback."""
+        """The server's monitoring address, http on loopback; empty if it has none."""
         return self._started.monitor
 
     @property
@@ -125,9 +124,7 @@ class Broker(Closing):
 
     def health(self) -> Health:
         """The server's health report."""
-        folder = self._started.folder
-        store = Path(read_json(folder.plan).get("store", folder.store))
-        address = NodeAddress(folder.name, self.monitor, store, folder.ends)
+        address = node_address(self._started.folder)
         return broker_health(str(self.settings.durability), [address])
 
     def credentials(

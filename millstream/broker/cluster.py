@@ -8,8 +8,8 @@ from typing import Self
 from millstream.broker.binary import find_binary
 from millstream.broker.config import DEFAULT_ACCOUNT, BrokerSettings, Role
 from millstream.broker.credentials import Credentials, read_credentials
-from millstream.broker.folder import node_folders, read_json, state_file
-from millstream.broker.health import Health, NodeAddress, broker_health
+from millstream.broker.folder import node_folders, state_file
+from millstream.broker.health import Health, broker_health, node_address
 from millstream.broker.keys import resolve_key
 from millstream.broker.launch import (
     StartOptions,
@@ -115,10 +115,7 @@ class Cluster(Closing):
         """Health of every node; one that does not answer is not ok."""
         if not self._nodes:
             raise NotRunning(str(self.data))
-        addresses = [
-            NodeAddress(node.name, node.monitor, Path(read_json(node.folder.plan)["store"]))
-            for node in self._nodes.values()
-        ]
+        addresses = [node_address(node.folder) for node in self._nodes.values()]
         return broker_health(str(self.settings.durability), addresses)
 
     def credentials(

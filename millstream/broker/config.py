@@ -319,12 +319,14 @@ class BrokerSettings:
             default=4222,
         ),
     )
-    monitor_port: int = declared(
-        0,
+    monitor_port: int | None = declared(
+        None,
         Declaration(
-            "Port of the monitoring page, on loopback; 0 for any free port.",
+            "Port of the monitoring page, on loopback; 0 for any free port. It asks for no "
+            "password and shows the topics and users of all accounts.",
             Form.NUMBER,
             env="MILLSTREAM_MONITOR_PORT",
+            default_text="any free port; none when there are users",
         ),
     )
     name: str = declared("millstream", Declaration("Name of the server or cluster."))
@@ -397,7 +399,7 @@ class BrokerSettings:
         )
         check_host(self.host)
         check_port("port", self.port)
-        check_port("monitor_port", self.monitor_port)
+        check_port("monitor_port", self.monitor_port or 0)
         check_name("broker", self.name)
         if self.domain is not None:
             check_name("domain", self.domain)

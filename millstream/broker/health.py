@@ -1,4 +1,4 @@
-"""Health of the servers, as typed values from their monitoring endpoints."""
+"""Health of the servers, as typed values from what they tell about themselves."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from millstream.broker.keeper import fetch
+from millstream.broker.folder import NodeFolder, read_json
 from millstream.broker.log_ends import LogEnds, loss_text
+from millstream.broker.monitoring import ALL_STREAMS_AND_CONSUMERS, ask_server
 from millstream.errors import BrokerError
 from millstream.settings import parse_duration
 
@@ -24,12 +25,12 @@ __all__ = [
     "StreamHealth",
     "broker_health",
     "losses_of",
+    "node_address",
     "node_health",
 ]
 
 _ANSWER_BYTES: Final = 64 * 1024 * 1024  # about 100,000 streams and consumers in one answer
 _ANSWER_SECONDS: Final = 10.0  # a stopped server refuses immediately; a busy one may take its time
-_STREAMS: Final = "/jsz?accounts=true&streams=true&consumers=true&config=true&limit=100000"
 _HELP: Final = {
     "no space left on device": "the disk is full and the stream accepts nothing; free some "
     "space, and the broker restarts itself within seconds",
@@ -140,9 +141,16 @@ class NodeAddress:
     """Where to ask a node."""
 
     name: str
-    monitor: str
+    monitor: dict[str, Any]  # see `ask_server`
     store: Path
     ends: Path | None = None  # the keeper's checkpoints of its logs
+
+
+def node_address(folder: NodeFolder) -> NodeAddress:
+    """Where to ask the node of this folder."""
+    plan = read_json(folder.plan)
+    store = Path(plan.get("store", folder.store))
+    return NodeAddress(folder.name, plan.get("monitor", {}), store, folder.ends)
 
 
 def broker_health(durability: str, nodes: Iterable[NodeAddress]) -> Health:
@@ -159,12 +167,12 @@ def broker_health(durability: str, nodes: Iterable[NodeAddress]) -> Health:
 
 def node_health(node: NodeAddress) -> NodeHealth:
     """Ask one node."""
-    code, body = fetch(node.monitor, "/healthz", wait=_ANSWER_SECONDS)
+    code, body = ask_server(node.monitor, "/healthz", wait=_ANSWER_SECONDS)
     if code == 0:
-        return _silent(node, f"it does not answer on {node.monitor} ({body})")
+        return _silent(node, f"it does not answer on {_address(node)} ({body})")
     try:
         facts = _ask(node, "/varz")
-        streams = _ask(node, _STREAMS)
+        streams = _ask(node, ALL_STREAMS_AND_CONSUMERS)
     except BrokerError as error:
         return _silent(node, str(error))
     return read_node(node, facts, streams, None if code == 200 else _problem(body))
@@ -249,14 +257,18 @@ def _stream(account: str, detail: dict[str, Any]) -> StreamHealth:
 
 
 def _ask(node: NodeAddress, path: str) -> dict[str, Any]:
-    code, body = fetch(node.monitor, path, _ANSWER_BYTES, _ANSWER_SECONDS)
+    code, body = ask_server(node.monitor, path, _ANSWER_BYTES, _ANSWER_SECONDS)
     if code != 200:
-        raise BrokerError(f"{node.monitor}{path} answered {code}: {body[:200]}")
+        raise BrokerError(f"{_address(node)} answered {path} with {code}: {body[:200]}")
     try:
         answer = json.loads(body)
     except ValueError as error:
-        raise BrokerError(f"{node.monitor}{path} did not answer with JSON: {error}") from error
+        raise BrokerError(f"{_address(node)} did not answer with JSON: {error}") from error
     return answer if isinstance(answer, dict) else {}
+
+
+def _address(node: NodeAddress) -> str:
+    return str(node.monitor.get("http") or node.monitor.get("client"))
 
 
 def _problem(body: str) -> str:

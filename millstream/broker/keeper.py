@@ -4,8 +4,8 @@ It holds the lock of the data folder, writes the server's output to a rotated fi
 owner when the server is really ready, and ends the server together with itself: gracefully when
 asked or when the owner has ended, through the kernel when the keeper itself is killed.
 
-It runs as a script in an isolated interpreter, with the standard library and two modules next to
-it only, so that it starts in a few milliseconds. The owner writes one line of JSON, the plan, to
+It runs as a script in an isolated interpreter, with the standard library and three modules next
+to it only, so that it starts in a few milliseconds. The owner writes one line of JSON, the plan, to
 its standard input; each line of its standard output is one JSON event: waiting, ready, failed or
 stopped.
 """
@@ -30,17 +30,18 @@ if TYPE_CHECKING or __name__ != "__main__":
     from typing import Any, Final
 
     from millstream.broker.log_ends import ENDS_FILE, LogEnds, block_files, cut_logs
+    from millstream.broker.monitoring import ask_server
     from millstream.broker.rotated_log import TAIL_LINES, RotatedLog
 else:  # as a script: only these modules, not their package, which would load everything
     sys.path.append(os.path.dirname(os.path.abspath(__file__)))
     from log_ends import ENDS_FILE, LogEnds, block_files, cut_logs
+    from monitoring import ask_server
     from rotated_log import TAIL_LINES, RotatedLog
 
 LOCK_POLL: Final = 0.05  # seconds between tries for the lock; the delay of a takeover
 ORPHAN_POLL: Final = 0.25  # seconds between checks of the parent: a fork may hold the pipe open
 READY_POLL: Final = 0.004  # seconds between checks for the ports file; a server needs about 10 ms
 HEALTH_POLL: Final = (0.01, 0.2)  # seconds between health requests: first pause, longest pause
-HEALTH_WAIT: Final = 2.0  # seconds for one answer
 PLAN_BYTES: Final = 1024 * 1024
 START_GRACE: Final = 2.0  # seconds; a server that was never ready has nothing to finish
 HEAL_POLL: Final = 2.0  # seconds between checks for a stream that a full disk broke
@@ -244,7 +245,7 @@ class Keeper:
                 self.listen(max(0.0, ask_at - time.monotonic()))
                 continue
             ask_at, pause = time.monotonic() + pause, min(pause * 2, HEALTH_POLL[1])
-            code, health = fetch(ports["monitoring"][0], self.plan["health"])
+            code, health = ask_server(self.plan["monitor"], self.plan["health"])
             if code == 200:
                 return ports
             # A single server has read all its streams before it listens: what is missing now
@@ -307,7 +308,7 @@ class Keeper:
             return self.stop_server()
         if blocks:
             self.cut |= cut_logs(blocks)
-            self.save_checkpoint(ports, CHECKPOINT_WAIT)
+            self.save_checkpoint(CHECKPOINT_WAIT)
         write_private(self.path("node.json"), json.dumps(self.node_facts(ports)))
         for path, text in self.plan["on_ready"].items():
             with contextlib.suppress(OSError):  # a full disk; the next start writes it
@@ -322,28 +323,28 @@ class Keeper:
         while not self.stopping and not self.healing and self.server_gone() is None:
             self.listen(ORPHAN_POLL)
             if time.monotonic() > check_at:
-                self.healing = self.needs_healing(ports)
+                self.healing = self.needs_healing()
                 check_at = time.monotonic() + HEAL_POLL
             if (started := time.monotonic()) > checkpoint_at:
-                self.save_checkpoint(ports)
+                self.save_checkpoint()
                 took.append(time.monotonic() - started)
                 checkpoint_at = time.monotonic() + max(
                     CHECKPOINT_POLL, CHECKPOINT_SHARE * min(took)
                 )
         started = time.monotonic()
         if self.server:
-            self.save_checkpoint(ports, self.plan["grace"] / 2)
+            self.save_checkpoint(self.plan["grace"] / 2)
         return self.stop_server(time.monotonic() - started)
 
-    def needs_healing(self, ports: dict[str, Any]) -> bool:
+    def needs_healing(self) -> bool:
         """Whether the disk was full and no longer is: only a restart fixes the stream then."""
-        code, health = fetch(ports["monitoring"][0], "/healthz", wait=HEAL_WAIT)
+        code, health = ask_server(self.plan["monitor"], "/healthz", wait=HEAL_WAIT)
         if code in (0, 200) or "no space left on device" not in health:
             return False
         disk = os.statvfs(self.plan["store"])
         return disk.f_bavail * disk.f_frsize > HEAL_SPACE
 
-    def save_checkpoint(self, ports: dict[str, Any], seconds: float = 0.0) -> None:
+    def save_checkpoint(self, seconds: float = 0.0) -> None:
         """Save where each log ends now, and report logs that have become shorter.
 
         A server that does not answer is asked again for `seconds`.
@@ -351,11 +352,14 @@ class Keeper:
         if self.ends is None:
             return
         before, end = self.ends.text(), time.monotonic() + seconds
-        path = "/jsz?accounts=true&streams=true&config=true&limit=100000"
-        code, answer = fetch(ports["monitoring"][0], path, CHECKPOINT_BYTES, HEAL_WAIT)
+        where, path = (
+            self.plan["monitor"],
+            "/jsz?accounts=true&streams=true&config=true&limit=100000",
+        )
+        code, answer = ask_server(where, path, CHECKPOINT_BYTES, HEAL_WAIT)
         while code == 0 and time.monotonic() < end and self.server_gone() is None:
             self.listen(HEALTH_POLL[1])
-            code, answer = fetch(ports["monitoring"][0], path, CHECKPOINT_BYTES, HEAL_WAIT)
+            code, answer = ask_server(where, path, CHECKPOINT_BYTES, HEAL_WAIT)
         if code != 200:
             return  # keep the old checkpoint, which is safe; also when the answer is too large
         now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
@@ -420,21 +424,6 @@ def write_private(path: str, text: str, *, durable: bool = False) -> None:
     except BaseException:
         os.unlink(draft)
         raise
-
-
-def fetch(base: str, path: str, limit: int = 65536, wait: float = HEALTH_WAIT) -> tuple[int, str]:
-    """Status and body of one HTTP request; (0, reason) if there is no answer."""
-    host, _, port = base.removeprefix("http://").rpartition(":")
-    try:
-        with socket.create_connection((host, int(port)), timeout=wait) as connection:
-            connection.sendall(f"GET {path} HTTP/1.0\r\nHost: {host}\r\n\r\n".encode())
-            answer = b""
-            while len(answer) < limit and (part := connection.recv(65536)):
-                answer += part
-        head, _, body = answer.partition(b"\r\n\r\n")
-        return int(head.split(b" ", 2)[1]), body.decode("utf-8", "replace")
-    except (OSError, ValueError, IndexError) as error:
-        return 0, str(error)
 
 
 def _prctl() -> Any:

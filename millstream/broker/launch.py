@@ -23,7 +23,12 @@ from typing import Final
 
 from millstream.broker.binary import ServerBinary, find_binary
 from millstream.broker.config import BrokerSettings, Durability, is_loopback
-from millstream.broker.credentials import ANONYMOUS, GeneratedUsers, generate_users
+from millstream.broker.credentials import (
+    ANONYMOUS,
+    CREDENTIALS_FILE,
+    GeneratedUsers,
+    generate_users,
+)
 from millstream.broker.folder import (
     NodeFolder,
     check_layout,
@@ -146,6 +151,7 @@ def launch_from_folder(
         timeout=start.timeout,
         restarts=start.restarts,
         health="/healthz?js-enabled-only=true" if plan["joined"] else "/healthz",
+        monitor=plan["monitor"],
         environment=key.environment(),
         on_ready={
             state: state_text(folder.data),
@@ -239,7 +245,7 @@ def node_facts(settings: BrokerSettings, plan: NodePlan, nodes: int) -> dict[str
     key_file = None if settings.encryption is None else settings.encryption.key_file
     return {
         "url": f"{scheme}://{bracketed}:{plan.ports.client}",
-        "monitor": f"http://127.0.0.1:{plan.ports.monitor}",
+        "monitor": _monitor(settings, plan, f"{bracketed}:{plan.ports.client}"),
         "ports": asdict(plan.ports),
         "store": str(plan.store),
         "max_file_store": plan.max_file_store,
@@ -253,11 +259,25 @@ def node_facts(settings: BrokerSettings, plan: NodePlan, nodes: int) -> dict[str
     }
 
 
+def _monitor(settings: BrokerSettings, plan: NodePlan, address: str) -> dict[str, object]:
+    """How to ask the node about itself; see `ask_server`."""
+    if plan.ports.monitor:
+        return {"http": f"http://127.0.0.1:{plan.ports.monitor}"}
+    tls = settings.tls
+    files = None
+    if tls is not None:
+        cert, key = str(Path(tls.cert).absolute()), str(Path(tls.key).absolute())
+        files = {"cert": cert, "key": key, "first": tls.handshake_first}
+    return {"client": address, "credentials": str(settings.data / CREDENTIALS_FILE), "tls": files}
+
+
 def choose_ports(settings: BrokerSettings, folders: tuple[NodeFolder, ...]) -> dict[str, Ports]:
     """The ports of every node: as configured, else as last time, else free ones."""
     taken: set[int] = set()
     chosen: dict[str, Ports] = {}
     leaf = settings.leaf
+    # The monitoring port asks for no password and shows the topics and users of every account.
+    watched = settings.monitor_port is not None or not (settings.secured or settings.accounts)
     for index, folder in enumerate(folders):
         before = read_json(folder.plan).get("ports", {})
 
@@ -275,7 +295,7 @@ def choose_ports(settings: BrokerSettings, folders: tuple[NodeFolder, ...]) -> d
             cluster = pick("cluster", "127.0.0.1", 0)
         chosen[folder.name] = Ports(
             client=pick("client", settings.host, settings.port),
-            monitor=pick("monitor", "127.0.0.1", settings.monitor_port),
+            monitor=pick("monitor", "127.0.0.1", settings.monitor_port or 0) if watched else 0,
             cluster=cluster,
             leaf=0 if leaf is None or leaf.port is None else pick("leaf", leaf.host, leaf.port),
         )
@@ -284,7 +304,7 @@ def choose_ports(settings: BrokerSettings, folders: tuple[NodeFolder, ...]) -> d
 
 def _asked_for(settings: BrokerSettings, address: str) -> bool:
     """Whether the settings ask for the taken port, so that no other will do."""
-    asked = [settings.port, settings.monitor_port]
+    asked = [settings.port, settings.monitor_port or 0]
     asked += [settings.leaf.port or 0] if settings.leaf is not None else []
     asked += [settings.cluster.port] if settings.cluster is not None else []
     port = int(address.rpartition(":")[2])
@@ -306,11 +326,10 @@ def _try_key(
     binary, lock = how
     previous = folder.plan.read_text(encoding="utf-8") if folder.plan.exists() else None
     folder.plan.unlink(missing_ok=True)  # not on the ports that clients use
-    closed = replace(settings, port=0, monitor_port=0, leaf=None, auth=True, users=(), raw="")
+    closed = replace(settings, port=0, monitor_port=None, leaf=None, auth=True, users=(), raw="")
     locked_out = replace(
         users,
         users=tuple(replace(user, password=_random_password()) for user in users.users),
-        system=replace(users.system, password=_random_password()),
     )
     plan = render_node(closed, folder, locked_out, choose_ports(closed, (folder,)))
     write_private(str(folder.conf), config_text(plan))
@@ -323,6 +342,7 @@ def _try_key(
                 embedded=True,
                 single=True,
                 timeout=_TRIAL_SECONDS,
+                monitor=read_json(folder.plan)["monitor"],
                 environment=key.environment(),
             ),
             lock,

@@ -98,7 +98,6 @@ def config_text(plan: NodePlan) -> str:
         "server_metadata": {DURABILITY_METADATA: settings.durability.value},
         "server_tags": [node_tag(plan.name)],
         "listen": _address(settings.host, plan.ports.client),
-        "http": _address("127.0.0.1", plan.ports.monitor),
         "ports_file_dir": str(plan.run),
         "max_payload": settings.limits.max_payload,
         "max_connections": settings.limits.max_connections,
@@ -106,6 +105,8 @@ def config_text(plan: NodePlan) -> str:
         "jetstream": _jetstream(plan),
         "accounts": _accounts(plan),
     }
+    if plan.ports.monitor:
+        top["http"] = _address("127.0.0.1", plan.ports.monitor)
     if plan.anonymous is not None:
         top["no_auth_user"] = plan.anonymous
     if settings.tls is not None:

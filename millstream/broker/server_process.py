@@ -43,6 +43,7 @@ class Launch:
     grace: float = 10.0  # seconds between asking the server to stop and killing it
     restarts: int = 0  # restarts of a crashed server, each minute
     health: str = "/healthz"
+    monitor: dict[str, Any] = field(default_factory=dict)  # see `ask_server`
     environment: dict[str, str] = field(default_factory=dict, repr=False)  # has the store key
     on_ready: dict[str, str] = field(default_factory=dict, repr=False)  # files to write
     on_stop: tuple[str, ...] = ()  # files to remove
@@ -72,7 +73,7 @@ class ServerNode:
 
     @property
     def monitor(self) -> str:
-        return str(read_json(self.folder.plan)["monitor"])
+        return str(read_json(self.folder.plan)["monitor"].get("http", ""))
 
     @property
     def server_pid(self) -> int:
@@ -105,6 +106,7 @@ class ServerNode:
             "grace": launch.grace,
             "restarts": launch.restarts,
             "health": launch.health,
+            "monitor": launch.monitor,
             "log": [LOG_BYTES, LOG_FILES],
             "env": launch.environment,
             "on_ready": launch.on_ready,

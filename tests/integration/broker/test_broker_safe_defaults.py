@@ -20,7 +20,7 @@ from millstream.broker import (
     LeafSettings,
     Limits,
 )
-from millstream.broker.keeper import fetch
+from millstream.broker.monitoring import ask_server
 from millstream.settings import Secret
 from millstream.testing import running_broker
 from tests.integration.broker.clients import (
@@ -43,7 +43,7 @@ def broker() -> Iterator[Broker]:
 
 
 def ask(broker: Broker, path: str) -> dict[str, Any]:
-    code, body = fetch(broker.monitor, path, 1 << 20, PATIENCE)
+    code, body = ask_server({"http": broker.monitor}, path, 1 << 20, PATIENCE)
     assert code == 200
     answer: dict[str, Any] = json.loads(body)
     return answer

@@ -24,6 +24,7 @@ from millstream.broker import (
     ServerTls,
     User,
 )
+from millstream.broker.monitoring import ask_server
 from millstream.errors import ConfigError
 from millstream.settings import Secret
 from millstream.testing import running_broker
@@ -233,7 +234,7 @@ def listening(address: str) -> bool:
 
 
 async def test_an_open_broker_listens_to_the_network_and_its_monitor_does_not() -> None:
-    with running_broker(host="0.0.0.0", auth=True) as broker:
+    with running_broker(host="0.0.0.0", auth=True, monitor_port=0) as broker:
         assert broker.url.startswith("nats://127.0.0.1:")
         # 127.0.0.2 represents any other address of this machine.
         assert listening(broker.url.replace("nats://127.0.0.1", "127.0.0.2"))
@@ -344,3 +345,57 @@ async def test_a_user_removed_by_a_reload_is_cut_off(tmp_path: Path) -> None:
         async with client(broker.url, user="bob", password="b") as connection:
             broker.reload(replace(settings, users=(ann,)))
             await wait_until_async(lambda: connection.is_closed)
+
+
+# -- the monitoring port -------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("accounts", [(), (Account("acme"),)], ids=["users", "tenants"])
+def test_a_broker_with_users_has_no_monitoring_port_and_reports_its_health(
+    accounts: tuple[Account, ...],
+) -> None:
+    with running_broker(auth=not accounts, accounts=accounts) as broker:
+        assert broker.monitor == ""
+        assert '"http"' not in (broker.data / "nodes/n1/plan.json").read_text()
+        assert "http" not in (broker.data / "nodes/n1/server.conf").read_text()
+        health = broker.health()
+        (node,) = health.nodes
+        assert health.ok
+        assert node.version
+        assert node.store_limit > 0
+        assert node.uptime >= 0
+
+
+async def test_health_of_a_broker_with_users_lists_the_streams_of_all_accounts(
+    broker: Broker,
+) -> None:
+    await publish(broker.url, b"1", stream="bills", who=broker.credentials(Role.ADMIN, "zeta"))
+    found = {(stream.account, stream.name) for stream in broker.health().streams}
+    assert {("main", "orders"), ("zeta", "bills")} <= found
+    async with client(broker.url, broker.credentials(Role.ADMIN, "zeta")) as zeta:
+        await zeta.jetstream().delete_stream("bills")
+
+
+def test_a_monitoring_port_that_was_asked_for_is_open() -> None:
+    with running_broker(auth=True, monitor_port=0) as broker:
+        code, _ = ask_server({"http": broker.monitor}, "/varz", 1 << 20, PATIENCE)
+        assert code == 200
+        assert broker.health().ok
+
+
+def test_a_broker_without_users_has_a_monitoring_port() -> None:
+    with running_broker() as broker:
+        assert broker.monitor.startswith("http://127.0.0.1:")
+
+
+def test_a_wrong_password_of_the_system_user_is_reported_as_such(broker: Broker) -> None:
+    file = broker.data / "credentials.json"
+    kept = file.read_text()
+    file.write_text(json.dumps({**json.loads(kept), "system": "guess"}))
+    try:
+        (node,) = broker.health().nodes
+        assert not node.ok
+        assert "Authorization Violation" in str(node.problem)
+    finally:
+        file.write_text(kept)
+    assert broker.health().ok

@@ -328,7 +328,7 @@ def test_answers_of_the_server_are_parsed(tmp_path: Path) -> None:
         "meta_cluster": {"leader": "mill-n2"},
         "account_details": [{"name": "main", "stream_detail": [detail]}],
     }
-    node = read_node(NodeAddress("n1", "http://x", tmp_path), varz, jsz, None)
+    node = read_node(NodeAddress("n1", {"http": "http://x"}, tmp_path), varz, jsz, None)
     assert node.ok
     assert node.uptime == 86400 + 2 * 3600 + 3 * 60 + 4
     assert (node.store_used, node.store_limit) == (2, 20)

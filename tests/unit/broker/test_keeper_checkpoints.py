@@ -43,19 +43,19 @@ class Serving(Keeper):
 
 
 @pytest.fixture
-def ports() -> Iterator[dict[str, Any]]:
+def monitor() -> Iterator[dict[str, Any]]:
     SlowMonitor.dropped = 0
     server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), SlowMonitor)
     thread = threading.Thread(target=server.serve_forever)
     thread.start()
-    yield {"monitoring": [f"http://127.0.0.1:{server.server_port}"]}
+    yield {"http": f"http://127.0.0.1:{server.server_port}"}
     server.shutdown()
     thread.join()
     server.server_close()
 
 
 @pytest.fixture
-def keeper(tmp_path: Path) -> Iterator[Keeper]:
+def keeper(tmp_path: Path, monitor: dict[str, Any]) -> Iterator[Keeper]:
     read, write = os.pipe()
     plan = {
         "folder": str(tmp_path),
@@ -63,6 +63,7 @@ def keeper(tmp_path: Path) -> Iterator[Keeper]:
         "single": True,
         "remove": [],
         "log": [1000, 1],
+        "monitor": monitor,
     }
     keeper = Serving(plan, read)
     keeper.owner_open = False
@@ -72,21 +73,17 @@ def keeper(tmp_path: Path) -> Iterator[Keeper]:
     os.close(write)
 
 
-def test_a_cut_log_is_reported_although_the_server_answers_late(
-    keeper: Keeper, ports: dict[str, Any]
-) -> None:
-    keeper.save_checkpoint(ports, seconds=30)
+def test_a_cut_log_is_reported_although_the_server_answers_late(keeper: Keeper) -> None:
+    keeper.save_checkpoint(seconds=30)
     (warning,) = keeper.warnings
     assert "the log of 'log'" in warning
     assert keeper.cut == {}
 
 
-def test_a_cut_log_is_reported_by_a_later_checkpoint_if_the_first_failed(
-    keeper: Keeper, ports: dict[str, Any]
-) -> None:
-    keeper.save_checkpoint(ports)
+def test_a_cut_log_is_reported_by_a_later_checkpoint_if_the_first_failed(keeper: Keeper) -> None:
+    keeper.save_checkpoint()
     assert not keeper.warnings
-    keeper.save_checkpoint(ports, seconds=30)
+    keeper.save_checkpoint(seconds=30)
     assert len(keeper.warnings) == 1
-    keeper.save_checkpoint(ports, seconds=30)
+    keeper.save_checkpoint(seconds=30)
     assert len(keeper.warnings) == 1, "reported once"

@@ -13,7 +13,8 @@ from typing import Any
 import pytest
 
 from millstream.broker import keeper as module
-from millstream.broker.keeper import Keeper, fetch
+from millstream.broker.keeper import Keeper
+from millstream.broker.monitoring import ask_server
 
 CATCHING_UP = (
     b"""{"error":"JetStream stream 'main > events' is not current: group node unhealthy"}"""
@@ -38,11 +39,10 @@ class Unhealthy(http.server.BaseHTTPRequestHandler):
 class Waiting(Keeper):
     """A keeper whose server listens and is alive, according to a fake monitor."""
 
-    monitor = ""
     reports: list[tuple[str, dict[str, Any]]]
 
     def read_ports(self) -> dict[str, Any]:
-        return {"monitoring": [self.monitor]}
+        return {"monitoring": []}
 
     def server_gone(self) -> int | None:
         return None
@@ -59,8 +59,8 @@ class Clock:
     def monotonic(self) -> float:
         return time.monotonic() + self.ahead
 
-    def fetch(self, *args: Any) -> tuple[int, str]:
-        code, body = fetch(*args)
+    def ask_server(self, *args: Any) -> tuple[int, str]:
+        code, body = ask_server(*args)
         if code:
             self.ahead = 1000.0
         return code, body
@@ -94,7 +94,7 @@ def test_a_cluster_node_is_ready_although_a_replica_is_catching_up(
     Unhealthy.body = body
     clock = Clock()
     monkeypatch.setattr(module, "time", clock)
-    monkeypatch.setattr(module, "fetch", clock.fetch)
+    monkeypatch.setattr(module, "ask_server", clock.ask_server)
     read, write = os.pipe()
     plan = {
         "folder": str(tmp_path),
@@ -104,12 +104,12 @@ def test_a_cluster_node_is_ready_although_a_replica_is_catching_up(
         "log": [1000, 1],
         "timeout": 60.0,
         "health": "/healthz",
+        "monitor": {"http": f"http://127.0.0.1:{monitor.server_port}"},
     }
     try:
         keeper = Waiting(plan, read)
         keeper.owner_open = False
         keeper.reports = []
-        keeper.monitor = f"http://127.0.0.1:{monitor.server_port}"
         found = keeper.await_ready()
     finally:
         os.close(read)
