@@ -5,12 +5,19 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-__all__ = ["Deadline", "now_ns"]
+__all__ = ["Deadline", "lease_clock", "now_ns"]
 
 
 def now_ns() -> int:
     """Wall-clock time in nanoseconds since 1970 (UTC): for event times, never for timeouts."""
     return time.time_ns()
+
+
+def lease_clock() -> float:
+    """Seconds that pass also while the machine sleeps, where the system has such a clock."""
+    if hasattr(time, "CLOCK_BOOTTIME"):
+        return time.clock_gettime(time.CLOCK_BOOTTIME)
+    return time.monotonic()
 
 
 class Deadline:

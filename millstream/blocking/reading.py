@@ -88,7 +88,8 @@ class DeliveryReading(ContextTwin):
 
     def __iter__(self) -> Iterator[Delivery]:
         """Deliveries one by one, until the subscription is closed."""
-        loop, ready = self._loop, self._inner.inbox.ready
+        loop, inbox = self._loop, self._inner.inbox
+        ready = inbox.ready
         paced = self._inner.settings.rate_limit is not None
         holding = False  # `drain` waits for readers that have events in hand
         try:
@@ -100,8 +101,8 @@ class DeliveryReading(ContextTwin):
                 while ready:
                     if len(ready) == LOW_DELIVERIES:
                         loop.post(self._fetch_more)
-                    if paced:
-                        yield from self._paced()
+                    if paced or inbox.in_doubt:
+                        yield from self._one_by_one()
                         continue
                     try:
                         delivery = ready.popleft()
@@ -125,7 +126,7 @@ class DeliveryReading(ContextTwin):
         task = asyncio.get_running_loop().create_task(self._inner.inbox.refill(0))
         task.add_done_callback(_ignore)
 
-    def _paced(self) -> Iterator[Delivery]:
+    def _one_by_one(self) -> Iterator[Delivery]:
         for delivery in self._loop.call(self._inner.pull(1)):
             yield Delivery(self._loop, delivery)
 

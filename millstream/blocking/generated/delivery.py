@@ -82,7 +82,10 @@ class Delivery(Twin, Event):
 
     @property
     def attempt(self) -> int:
-        """How many times it has been delivered, including this time."""
+        """Which attempt to handle it this is, from 1: deliveries that were never seen do not count.
+
+        What only other members had, counts: they may have died of it.
+        """
         return self._inner.attempt
 
     def ack(self) -> None:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
-__all__ = ["Lease", "Liveness", "assign", "lease_clock"]
+from millstream.deadline import lease_clock
+
+__all__ = ["Lease", "Liveness", "assign"]
 
 # A member that cannot renew its lease stops after this share of it, and so leaves its handlers
 # the rest of the time to end before another member may start.
@@ -14,13 +15,6 @@ OWN_SHARE: Final = 2 / 3
 # A member that could not read the records for this share of a lease cannot tell whether they
 # changed.
 BLIND_SHARE: Final = 1 / 2
-
-
-def lease_clock() -> float:
-    """Seconds that pass also while the machine sleeps, where the system has such a clock."""
-    if hasattr(time, "CLOCK_BOOTTIME"):
-        return time.clock_gettime(time.CLOCK_BOOTTIME)
-    return time.monotonic()
 
 
 def assign(

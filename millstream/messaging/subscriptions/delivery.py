@@ -26,7 +26,10 @@ class Delivery(Event):
     @property
     @abstractmethod
     def attempt(self) -> int:
-        """How many times it has been delivered, including this time."""
+        """Which attempt to handle it this is, from 1: deliveries that were never seen do not count.
+
+        What only other members had, counts: they may have died of it.
+        """
 
     @abstractmethod
     def ack(self) -> None:
@@ -55,19 +58,22 @@ class Delivery(Event):
 class PlainDelivery(PlainEvent, Delivery):
     """A delivered event that is one message."""
 
-    __slots__ = ("_leases", "_settled")
+    __slots__ = ("_attempt", "_leases", "_settled")
 
-    def __init__(self, leases: Leases[Delivery], partition: Partition, raw: RawMessage) -> None:
+    def __init__(
+        self, leases: Leases[Delivery], partition: Partition, raw: RawMessage, attempt: int = 1
+    ) -> None:
         self._address = None  # as PlainEvent does, without another call: this runs for every event
         self._partition = partition
         self._value = NOT_DECODED
         self.raw = raw
         self._leases = leases
+        self._attempt = attempt
         self._settled = False
 
     @property
     def attempt(self) -> int:
-        return self.address.delivered
+        return self._attempt
 
     def ack(self) -> None:
         if not self._settled:

@@ -8,10 +8,10 @@ from collections import deque
 from collections.abc import Sequence
 from typing import Final
 
-from millstream.deadline import Deadline
-from millstream.errors import ConnectError, RequestTimeout
+from millstream.deadline import Deadline, lease_clock
+from millstream.errors import ConnectError, PermissionDenied, RequestTimeout
 from millstream.events.classify import OWN_MARK, is_for_another, kind_of
-from millstream.events.event import Partition
+from millstream.events.event import Event, Partition
 from millstream.events.undecodable import DECODE_FAILURES, reason_of
 from millstream.events.unpack import open_pack
 from millstream.messaging.subscriptions.delivery import Delivery, PackDelivery, PlainDelivery
@@ -19,6 +19,7 @@ from millstream.messaging.subscriptions.leases import Leases, PackLease, StoreDe
 from millstream.messaging.subscriptions.settings import SubscriptionSettings
 from millstream.wire.aio.jetstream import JetStream
 from millstream.wire.aio.pull_consumer import Prefetch, PullConsumer, Signal
+from millstream.wire.api import parse_ack_address
 from millstream.wire.message import RawMessage
 
 __all__ = ["Inbox"]
@@ -35,6 +36,13 @@ MADE_AGAIN_SECONDS: Final = 1.0
 # A broker that runs answers within milliseconds; one that is stalled must not keep a program from
 # ending.
 ARRIVED_SECONDS: Final = 5.0
+# A request for messages ends before the leases of those that were sent last: a process that stands
+# still gets no second copy of what it has, which would only use up deliveries.
+PULL_SHARE: Final = 0.4
+PULL_SECONDS_MIN: Final = 0.25
+PULL_SECONDS_MAX: Final = 30.0
+# Renewals after which a pack that was interrupted is not expected here any more.
+INTERRUPTED_RENEWALS: Final = 4
 
 
 class Inbox:
@@ -60,15 +68,43 @@ class Inbox:
         self._name = name
         self._settings = settings
         self._partitions = partitions
+        # How the ack addresses of first deliveries begin, where the server adds no domain to them.
+        self._first = {p.number: f"$JS.ACK.{p.stream}.{name}.1.".encode() for p in partitions}
+        self._streams = {partition.number: partition.stream for partition in partitions}
         self._keys = frozenset(settings.keys)
         self._signal = Signal()
         self.leases: Leases[Delivery] = Leases(
-            jetstream.connection, settings, store_dead_letter, self._signal
+            jetstream.connection, settings, store_dead_letter, self._is_settled, self._signal
         )
         self._consumers: list[tuple[Partition, PullConsumer]] = []
         self._timer: asyncio.TimerHandle | None = None
+        # On the lease clock: until then the leases of all that waits here are valid.
+        self._sure_until = float("inf")
+        self._copies: dict[int, PlainDelivery] = {}  # by id: those of `ready` delivered before
+        self._interrupted: dict[tuple[str, int], tuple[PackLease, list[PackDelivery]]] = {}
+        self._renewals = 0  # since the interruption
         self.readers = 0  # loops that have an event in hand, and calls of `run`
         self.draining: asyncio.Event | None = None  # set when the last reader is done
+
+    def take(self) -> Delivery | None:
+        """The next delivery whose lease is valid; None: there is none here."""
+        if lease_clock() > self._sure_until:
+            self._start_over()
+        while (delivery := self._pop()) is not None:
+            if not self._copies or self._is_wanted(delivery):
+                return delivery
+        return None
+
+    def _pop(self) -> Delivery | None:
+        try:
+            return self.ready.popleft()
+        except IndexError:  # also when another thread was faster
+            return None
+
+    @property
+    def in_doubt(self) -> bool:
+        """Whether some of `ready` may have to be dropped, which `take` does on the loop."""
+        return bool(self._copies) or lease_clock() > self._sure_until
 
     async def refill(self, timeout: float | None = None) -> bool:
         """Have at least one delivery ready; False when closed or the time is up."""
@@ -136,8 +172,10 @@ class Inbox:
             return
         settings = self._settings
         ahead = PREFETCH if settings.max_deliver is None else PREFETCH_COUNTED
+        lasting = max(PULL_SECONDS_MIN, settings.ack_wait * PULL_SHARE)
         rules = Prefetch(
             messages=min(ahead, settings.max_in_flight),
+            expires=min(lasting, PULL_SECONDS_MAX),
             total=self.fetch_at_most,
             made_again=MADE_AGAIN_SECONDS,
         )
@@ -147,46 +185,105 @@ class Inbox:
             )
             self._consumers.append((partition, consumer))
         if settings.ack != "none":
+            self._sure_until = lease_clock() + settings.ack_wait
             self._renew()
 
     def _collect(self) -> None:
         leases = self.leases
-        self.ready.extend(leases.retries)
-        leases.retries.clear()
-        add = self.ready.append if self._settings.max_deliver is None else self._add
+        while leases.retries:
+            self._add_retry(leases.retries.popleft())
+        add = self.ready.append
         for partition, consumer in self._consumers:
             at = partition.prefix_size
+            first = self._first[partition.number]
+            for raw in consumer.take_late():
+                leases.copies.dropped(parse_ack_address(raw.reply))
             for raw in consumer.take_now(TAKE_MESSAGES):
                 subject, reply, headers, _ = raw
-                if subject[at : at + 1] != b"_" and headers.find(OWN_MARK) < 0:
+                if not reply.startswith(first):
+                    self._collect_copy(partition, raw)
+                elif subject[at : at + 1] != b"_" and headers.find(OWN_MARK) < 0:
                     add(PlainDelivery(leases, partition, raw))  # as nearly all are
-                    continue
-                kind = kind_of(subject, headers, at)
-                if kind.redriven and is_for_another(headers, self._name):
-                    leases.ack(reply)
-                elif kind.is_pack:
-                    self._add_pack(partition, raw)
-                elif kind.is_plain:
-                    add(PlainDelivery(leases, partition, raw))
                 else:
-                    leases.ack(reply)
+                    self._sort(partition, raw, 1)
 
-    def _add(self, delivery: Delivery) -> None:
+    def _collect_copy(self, partition: Partition, raw: RawMessage) -> None:
+        """A message that was delivered before, here or to another member."""
+        copies, address = self.leases.copies, parse_ack_address(raw.reply)
+        interrupted = self._interrupted.pop((address.stream, address.sequence), None)
+        if copies.is_settled(address):
+            self.leases.ack(raw.reply)  # again: the first ack may be lost
+        elif copies.is_handled_now(address):
+            copies.dropped(address)
+        elif interrupted is not None:
+            lease, waiting = interrupted
+            copies.dropped(address)
+            self.leases.pack_again(lease, raw.reply)
+            self.ready.extend(waiting)
+        else:
+            self._sort(partition, raw, copies.attempt(address))
+
+    def _sort(self, partition: Partition, raw: RawMessage, attempt: int) -> None:
+        """Hand out a message as what it is; ack what is not for this subscription."""
+        subject, reply, headers, _ = raw
+        kind = kind_of(subject, headers, partition.prefix_size)
+        if kind.redriven and is_for_another(headers, self._name):
+            self.leases.ack(reply)
+        elif kind.is_pack:
+            self._add_pack(partition, raw, attempt)
+        elif kind.is_plain:
+            delivery = PlainDelivery(self.leases, partition, raw, attempt)
+            if self._add(delivery) and delivery.address.delivered > 1:
+                self._copies[id(delivery)] = delivery
+        else:
+            self.leases.ack(reply)
+
+    def _add(self, delivery: Delivery) -> bool:
+        """Hand out a delivery; False when it had all of its attempts."""
         limit = self._settings.max_deliver
-        if limit is not None and delivery.attempt > limit:
-            delivery.terminate(f"not settled in {limit} deliveries")
+        if limit is None or delivery.attempt <= limit:
+            self.ready.append(delivery)
+            return True
+        delivery.terminate(f"not settled in {limit} deliveries")
+        return False
+
+    async def _is_settled(self, event: Event) -> bool:
+        """Whether a member that had the event before has settled it, however late."""
+        stream = self._streams[event.partition]
+        try:
+            info = await self._jetstream.consumer_info(stream, self._name)
+        except PermissionDenied:
+            return False
+        return info.ack_floor.stream_seq >= event.offset
+
+    def _add_retry(self, delivery: Delivery) -> None:
+        """Hand out an event of a pack, or have it wait for the pack's next copy."""
+        if isinstance(delivery, PackDelivery) and delivery.lease.over:
+            if delivery.lease.key in self._interrupted:
+                self._interrupted[delivery.lease.key][1].append(delivery)
         else:
             self.ready.append(delivery)
 
-    def _add_pack(self, partition: Partition, raw: RawMessage) -> None:
+    def _is_wanted(self, delivery: Delivery) -> bool:
+        """Whether nobody here settled or handles what was delivered again while it waited."""
+        copy = self._copies.pop(id(delivery), None)
+        if copy is None:
+            return True
+        copies = self.leases.copies
+        if copies.is_handled_now(copy.address):
+            copies.dropped(copy.address)
+            return False
+        return not copies.is_settled(copy.address)
+
+    def _add_pack(self, partition: Partition, raw: RawMessage, attempt: int) -> None:
         try:
             message = open_pack(partition, raw)
             rows = partition.rows(message.pack) if partition.rows else message.pack.events()
         except DECODE_FAILURES as error:
-            broken = PlainDelivery(self.leases, partition, raw)
+            broken = PlainDelivery(self.leases, partition, raw, attempt)
             broken.terminate(reason_of(error))
             return
-        lease = PackLease(message, raw.reply)
+        lease = PackLease(message, raw.reply, attempt)
         deliveries = [
             PackDelivery(self.leases, lease, index, row) for index, row in enumerate(rows)
         ]
@@ -205,9 +302,53 @@ class Inbox:
 
     def _renew(self) -> None:
         """Renew what waits here and what makes progress, twice within the time of a lease."""
-        self.leases.renew(self._waiting(leave=False))
-        loop = asyncio.get_running_loop()
-        self._timer = loop.call_later(self._settings.ack_wait / 2, self._renew)
+        now, span = lease_clock(), self._settings.ack_wait
+        waiting = self._waiting(leave=False)
+        if now > self._sure_until:
+            self._start_over()
+        elif self._jetstream.connection.connected:
+            self.leases.renew(waiting)
+            self._sure_until = now + span
+        elif not waiting:
+            self._sure_until = now + span  # what comes when the connection is back is new
+        self.leases.copies.forget_old()
+        self._renewals += 1
+        if self._interrupted and self._renewals > INTERRUPTED_RENEWALS:
+            self._forget_interrupted()
+        self._timer = asyncio.get_running_loop().call_later(span / 2, self._renew)
+
+    def _start_over(self) -> None:
+        """The process stood still, or had no connection, for longer than a lease.
+
+        What waits here belongs to others by now, or comes again: it is dropped. What is asked for
+        from now on is new. Events of packs wait for the next copy of their pack, because others of
+        the same pack may be in hand.
+        """
+        _log.warning(
+            "subscription %s: leases were not renewed in time; what waited is fetched again",
+            self._name,
+        )
+        self._forget_interrupted()
+        for lease in self.leases.packs_over():
+            self._interrupted[lease.key] = lease, []
+        self._renewals = 0
+        dropped: list[bytes] = []
+        while (delivery := self._pop()) is not None:
+            if isinstance(delivery, PlainDelivery):
+                dropped.append(delivery.raw.reply)
+            else:
+                self._add_retry(delivery)
+        self._copies.clear()
+        for _, consumer in self._consumers:
+            dropped.extend(raw.reply for raw in consumer.start_over())
+        for reply in dropped:
+            self.leases.copies.dropped(parse_ack_address(reply))
+        self._sure_until = lease_clock() + self._settings.ack_wait
+
+    def _forget_interrupted(self) -> None:
+        for lease, _ in self._interrupted.values():
+            self.leases.drop_pack(lease)
+        self._interrupted.clear()
 
     def _waiting(self, leave: bool) -> list[bytes]:
         """Ack addresses of the messages that were fetched and not handed out."""

@@ -12,6 +12,7 @@ from millstream.deadline import Deadline
 from millstream.errors import ConnectError, MillstreamError, NoResponders, RequestTimeout
 from millstream.events.event import Event
 from millstream.events.unpack import PackMessage
+from millstream.messaging.subscriptions.copies import Copies
 from millstream.messaging.subscriptions.settings import SubscriptionSettings
 from millstream.wire.aio.connection import Connection
 from millstream.wire.aio.pull_consumer import Signal
@@ -32,20 +33,28 @@ PAUSE_SECONDS: Final = 0.05
 STORING_MAX: Final = 64
 
 StoreDeadLetter = Callable[[Event, str, int], Awaitable[None]]
+IsSettled = Callable[[Event], Awaitable[bool]]
 D = TypeVar("D", bound=Event)
 
 
 class PackLease:
     """The one lease that the events of a pack share; it ends when the last of them is settled."""
 
-    __slots__ = ("_failures", "_left", "message", "progress", "reply")
+    __slots__ = ("_attempt", "_failures", "_left", "message", "over", "progress", "reply")
 
-    def __init__(self, message: PackMessage, reply: bytes) -> None:
+    def __init__(self, message: PackMessage, reply: bytes, attempt: int) -> None:
         self.message = message
         self.reply = reply
+        self._attempt = attempt
         self._left = message.pack.count
         self._failures: dict[int, int] = {}  # failed attempts of each event during this lease
         self.progress = True  # an event was settled since the lease was renewed
+        self.over = False  # not renewed in time: the pack belongs to whoever gets it next
+
+    @property
+    def key(self) -> tuple[str, int]:
+        address = self.message.address
+        return address.stream, address.sequence
 
     def settled(self) -> bool:
         """Count one more settled event; True if it was the last."""
@@ -59,7 +68,7 @@ class PackLease:
         return bool(self._failures)
 
     def attempt_of(self, index: int) -> int:
-        return self.message.address.delivered + self._failures.get(index, 0)
+        return self._attempt + self._failures.get(index, 0)
 
     def failed(self, index: int) -> None:
         self._failures[index] = self._failures.get(index, 0) + 1
@@ -74,12 +83,15 @@ class Leases(Generic[D]):
         connection: Connection,
         settings: SubscriptionSettings,
         store_dead_letter: StoreDeadLetter,
+        is_settled: IsSettled,
         signal: Signal,
     ) -> None:
         self.settings = settings
         self._connection = connection
         self._store_dead_letter = store_dead_letter
+        self._is_settled = is_settled
         self._signal = signal
+        self.copies = Copies()
         self._loop = asyncio.get_running_loop()
         self._packs: set[PackLease] = set()
         self._timers: set[asyncio.TimerHandle] = set()
@@ -92,6 +104,7 @@ class Leases(Generic[D]):
 
     def ack(self, reply: bytes) -> None:
         self.settled += 1
+        self.copies.settled(reply)
         self._connection.send(b"PUB %b 4\r\n+ACK\r\n" % reply)
 
     def nack(self, reply: bytes, seconds: float) -> None:
@@ -100,6 +113,7 @@ class Leases(Generic[D]):
 
     def terminate(self, reply: bytes) -> None:
         """Have it never delivered again."""
+        self.copies.settled(reply)
         self._settle(reply, TERMINATE)
 
     def _settle(self, reply: bytes, answer: bytes) -> None:
@@ -115,6 +129,7 @@ class Leases(Generic[D]):
             attempt = deadline.left(at_most=ATTEMPT_SECONDS)
             try:
                 await connection.request(reply.decode(), ACK, timeout=attempt, asks_again=True)
+                self.copies.settled(reply)
                 return
             except (RequestTimeout, NoResponders, ConnectError):
                 connection.check_open()
@@ -150,9 +165,12 @@ class Leases(Generic[D]):
     async def _dead_letter(
         self, event: Event, reason: str, attempts: int, stored: Callable[[], None]
     ) -> None:
+        limit = self.settings.max_deliver or attempts
         async with self._slots:
             try:
-                await self._store_dead_letter(event, reason, attempts)
+                # Beyond the limit it was not handed out here: another member may be done with it.
+                if attempts <= limit or not await self._is_settled(event):
+                    await self._store_dead_letter(event, reason, min(attempts, limit))
             except MillstreamError as error:
                 _log.warning("dead letter not stored, %r will be redelivered: %s", event, error)
             else:
@@ -162,6 +180,19 @@ class Leases(Generic[D]):
 
     def start_pack(self, lease: PackLease) -> None:
         self._packs.add(lease)
+
+    def packs_over(self) -> list[PackLease]:
+        """The open packs, whose leases are over from now on."""
+        for lease in self._packs:
+            lease.over = True
+        return list(self._packs)
+
+    def pack_again(self, lease: PackLease, reply: bytes) -> None:
+        """A pack whose lease was over was delivered here again."""
+        lease.reply, lease.over, lease.progress = reply, False, True
+
+    def drop_pack(self, lease: PackLease) -> None:
+        self._packs.discard(lease)
 
     def end_pack(self, lease: PackLease) -> None:
         """Ack a pack, all of whose events are settled."""
@@ -192,7 +223,9 @@ class Leases(Generic[D]):
         """
         if not self._connection.connected:
             return
-        alive = [lease for lease in self._packs if lease.progress or lease.waiting]
+        alive = [
+            lease for lease in self._packs if not lease.over and (lease.progress or lease.waiting)
+        ]
         for lease in self._packs:
             lease.progress = False
         try:

@@ -6,14 +6,16 @@ import asyncio
 import inspect
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from itertools import islice
 from typing import Final
 
 from millstream.closing import AsyncClosing
+from millstream.deadline import Deadline
 from millstream.errors import ConfigError, ConnectError, MillstreamError, RequestTimeout
 from millstream.events.event import Partition
 from millstream.messaging.dead_letters.store import DeadLetterStore, default_dead_letter_topic
 from millstream.messaging.subscriptions.admin import Subscriptions
-from millstream.messaging.subscriptions.delivery import Delivery
+from millstream.messaging.subscriptions.delivery import Delivery, PlainDelivery
 from millstream.messaging.subscriptions.inbox import Inbox
 from millstream.messaging.subscriptions.rate_limit import RateLimit
 from millstream.messaging.subscriptions.settings import SubscriptionSettings
@@ -90,9 +92,12 @@ class Subscription(AsyncClosing):
                     await limit.wait()
                     if not ready:
                         break  # it was closed, or another reader was faster
+                delivery = inbox.take()
+                if delivery is None:
+                    break
                 inbox.readers += 1  # `in_hand` without the call: this runs for every event
                 try:
-                    yield ready.popleft()
+                    yield delivery
                 finally:
                     inbox.readers -= 1
                     if inbox.draining is not None:
@@ -104,13 +109,16 @@ class Subscription(AsyncClosing):
         """Up to `at_most` deliveries: those already fetched, else the first to arrive in time."""
         if at_most < 1:
             raise ConfigError(f"at_most {at_most!r}: ask for at least one")
-        ready = self.inbox.ready
-        if not ready and not await self.inbox.refill(timeout):
-            return []
-        count = min(at_most, len(ready))
-        if self._limit is not None:
-            await self._limit.wait(count)
-        return [ready.popleft() for _ in range(min(count, len(ready)))]
+        inbox, ready = self.inbox, self.inbox.ready
+        deadline = None if timeout is None else Deadline(timeout)
+        while ready or await inbox.refill(None if deadline is None else deadline.left()):
+            count = min(at_most, len(ready))
+            if self._limit is not None:
+                await self._limit.wait(count)
+            taken = list(islice(iter(inbox.take, None), count))
+            if taken:
+                return taken
+        return []
 
     async def run(self, handler: Handler, concurrency: int = 1) -> None:
         """Call the handler for every event until the subscription is closed.
@@ -151,6 +159,10 @@ class Subscription(AsyncClosing):
         slots: asyncio.Semaphore,
     ) -> None:
         renewal = asyncio.get_running_loop().create_task(self._keep(delivery))
+        copies = self.inbox.leases.copies
+        address = delivery.address if isinstance(delivery, PlainDelivery) else None
+        if address is not None:  # packs know it themselves
+            copies.handling(address)
         try:
             try:
                 await call(delivery)
@@ -166,6 +178,8 @@ class Subscription(AsyncClosing):
             )
         finally:
             renewal.cancel()
+            if address is not None:
+                copies.handled(address)
             slots.release()
 
     async def _keep(self, delivery: Delivery) -> None:

@@ -6,6 +6,7 @@ import asyncio
 import logging
 from collections import deque
 from dataclasses import dataclass
+from functools import partial
 from typing import Final
 
 import msgspec
@@ -20,7 +21,7 @@ from millstream.errors import (
     RequestTimeout,
     SubscriptionNotFound,
 )
-from millstream.wire.aio.connection import Connection
+from millstream.wire.aio.connection import Connection, Interest
 from millstream.wire.aio.jetstream import JetStream
 from millstream.wire.api import NANOSECONDS, RETRY
 from millstream.wire.message import HEADER_BYTES_MAX, RawMessage
@@ -48,7 +49,7 @@ class Prefetch:
     messages: int = 1000
     bytes: int = 16 * 1024 * 1024  # at least one largest message is always asked for
     expires: float = 30.0  # seconds until the server answers an unfilled request
-    heartbeat: float = 5.0  # seconds between heartbeats while nothing comes
+    heartbeat: float = 5.0  # seconds between signs of life while nothing comes, or fewer
     total: int | None = None  # messages to ask for in total; None: no limit
     made_again: float = 0.0  # seconds in which a deleted consumer may be created again
 
@@ -130,13 +131,20 @@ class PullConsumer:
         self._last_sign = self._loop.time()
         self._timer: asyncio.TimerHandle | None = None
         self._checking: asyncio.Task[None] | None = None
-        self._inbox = f"{self._connection.settings.inbox_prefix}.{unique_token()}".encode()
         self._next = f"{jetstream.prefix}.CONSUMER.MSG.NEXT.{stream}.{consumer}".encode()
-        self._interest = self._connection.subscribe_runs(self._inbox.decode(), self._take)
+        self._late: list[RawMessage] = []
+        self._before: Interest | None = None  # in what was asked for before `start_over`
+        self._open_inbox()
         self._connection.on_connected.append(self._ask_again)
         self._connection.on_closed.append(self._closed)
         self._ask()
         self._watch()
+
+    def _open_inbox(self) -> None:
+        inbox = f"{self._connection.settings.inbox_prefix}.{unique_token()}"
+        self._inbox = inbox.encode()
+        take = partial(self._take, self._inbox)
+        self._interest = self._connection.subscribe_runs(inbox, take)
 
     # -- for the reader -------------------------------------------------------------------
 
@@ -157,6 +165,27 @@ class PullConsumer:
     def peek(self) -> list[RawMessage]:
         """The messages that have arrived and are not taken."""
         return list(self._buffer)
+
+    def start_over(self) -> list[RawMessage]:
+        """Ask anew, and only then take messages; gives what was delivered and not taken.
+
+        What the server had sent before may still arrive: `take_late` gives that.
+        """
+        left = list(self._buffer)
+        self._buffer.clear()
+        self._delivered -= len(left)
+        if self._before is not None:
+            self._connection.unsubscribe(self._before)
+        self._before = self._interest
+        self._connection.stop_interest(self._before)
+        self._open_inbox()
+        self._ask_again()
+        return left
+
+    def take_late(self) -> list[RawMessage]:
+        """What was asked for before `start_over` and arrived after it."""
+        late, self._late = self._late, []
+        return late
 
     def leave(self) -> list[RawMessage]:
         """Ask for no more; gives what was delivered and not taken.
@@ -182,6 +211,8 @@ class PullConsumer:
         """Ask for no more and take no more; gives what was delivered and not taken."""
         left = self.leave()
         self._connection.unsubscribe(self._interest)
+        if self._before is not None:
+            self._connection.unsubscribe(self._before)
         return left
 
     # -- asking ---------------------------------------------------------------------------
@@ -200,7 +231,7 @@ class PullConsumer:
             "batch": count,
             "max_bytes": max(rules.bytes, largest),
             "expires": int(rules.expires * NANOSECONDS),
-            "idle_heartbeat": int(rules.heartbeat * NANOSECONDS),
+            "idle_heartbeat": int(min(rules.heartbeat, rules.expires / 2) * NANOSECONDS),
         }
         self._asked += count
         self._connection.publish(self._next, msgspec.json.encode(request), self._inbox)
@@ -217,11 +248,14 @@ class PullConsumer:
 
     # -- what arrives ---------------------------------------------------------------------
 
-    def _take(self, run: list[Frame]) -> None:
+    def _take(self, inbox: bytes, run: list[Frame]) -> None:
         """Put messages of the stream into the buffer, and handle the statuses between them."""
         # Any of them: while messages flow, the server sends no heartbeats.
         self._last_sign = self._loop.time()
         messages = [_new(RawMessage, frame) for frame in run if frame[1][:8] == _ACK_PREFIX]
+        if inbox is not self._inbox:
+            self._late.extend(messages)
+            return
         count = len(messages)
         if count:
             self._buffer.extend(messages)

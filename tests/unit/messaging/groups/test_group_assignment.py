@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from millstream.messaging.groups.assignment import Lease, Liveness, assign, lease_clock
+from millstream.deadline import lease_clock
+from millstream.messaging.groups.assignment import Lease, Liveness, assign
 
 MEMBERS = st.lists(st.sampled_from("abcdefgh"), min_size=1, unique=True)
 OWNERS = st.dictionaries(st.integers(0, 15), st.sampled_from("abcdefghxyz"))
