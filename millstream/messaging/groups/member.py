@@ -20,7 +20,13 @@ from typing import Final
 import msgspec
 
 from millstream.deadline import Deadline, now_ns
-from millstream.errors import DataLoss, MillstreamError, TopicNotFound, WrongSequence
+from millstream.errors import (
+    ConnectionClosed,
+    DataLoss,
+    MillstreamError,
+    TopicNotFound,
+    WrongSequence,
+)
 from millstream.events.event import Partition
 from millstream.events.start import Start
 from millstream.messaging.groups.assignment import OWN_SHARE, Liveness, assign
@@ -101,7 +107,9 @@ class Member:
         ]
         stop = asyncio.create_task(_wait(stopping))
         failed = self.context.workers.failed
+        self._connection.on_closed.append(self._closed)
         try:
+            self._connection.check_open()
             await asyncio.wait([*loops, stop, failed], return_when=asyncio.FIRST_COMPLETED)
             if stop.done():
                 leaving = asyncio.create_task(self._leave_gently())
@@ -112,6 +120,7 @@ class Member:
                     task.result()
         finally:
             self._connection.on_connected.remove(self._reconnected)
+            self._connection.on_closed.remove(self._closed)
             self._store.stop_listening(interest)
             for task in (*loops, stop):
                 task.cancel()
@@ -398,6 +407,13 @@ class Member:
         self._news.set()
 
     # -- leaving --------------------------------------------------------------------------
+
+    def _closed(self) -> None:
+        """The connection was closed for good: nothing can be committed any more."""
+        self.hold()
+        failed = self.context.workers.failed
+        if not failed.done():
+            failed.set_exception(ConnectionClosed("the connection was closed"))
 
     def hold(self) -> None:
         """Hand out nothing more; running handlers may end."""

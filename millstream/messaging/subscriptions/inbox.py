@@ -127,6 +127,8 @@ class Inbox:
         if self.closed:
             return
         self.closed = True
+        if self._connection_closed in self._jetstream.connection.on_closed:
+            self._jetstream.connection.on_closed.remove(self._connection_closed)
         if self._timer is not None:
             self._timer.cancel()
         self.leases.give_back(self._waiting(leave=True))
@@ -139,6 +141,11 @@ class Inbox:
             await self.leases.finish()
         finally:
             self._signal.set()  # also when this is cancelled: readers would wait forever
+
+    def _connection_closed(self) -> None:
+        """Hand out nothing more: it could not be settled, and others get it."""
+        self._waiting(leave=True)
+        self._signal.set()
 
     async def _arrived(self) -> None:
         """Wait for what the server had sent before it knew that this member leaves."""
@@ -184,6 +191,7 @@ class Inbox:
                 self._jetstream, partition.stream, self._name, rules, self._signal
             )
             self._consumers.append((partition, consumer))
+        self._jetstream.connection.on_closed.append(self._connection_closed)
         if settings.ack != "none":
             self._sure_until = lease_clock() + settings.ack_wait
             self._renew()
@@ -359,4 +367,5 @@ class Inbox:
             replies.extend(m.reply for m in (consumer.leave() if leave else consumer.peek()))
         if leave:
             self.ready.clear()
+            self._copies.clear()
         return [*replies, *packs]

@@ -206,6 +206,8 @@ async def join_subscription(
 
 def _in_thread(handler: Handler) -> Callable[[Delivery], Awaitable[None]]:
     async def call(delivery: Delivery) -> None:
-        await asyncio.to_thread(handler, delivery)
+        result = await asyncio.to_thread(handler, delivery)
+        if inspect.isawaitable(result):  # an object that is called by `async def`
+            await result
 
     return call

@@ -157,6 +157,23 @@ def test_a_script_ends_while_other_threads_wait_and_handlers_listen(
     assert out == "done\n"
 
 
+def test_a_loop_over_a_subscription_ends_with_its_connection(
+    mill: Mill, millstream_url: str
+) -> None:
+    mill.create_topic("orders").publish_many([b"x"] * 300)
+    script = """
+    taken = 0
+    try:
+        for delivery in mill.topic("orders").subscribe("s"):
+            taken += 1
+            if taken == 5:
+                mill.close()
+    except ConnectionClosed:
+        print("closed after", taken)
+    """
+    assert run(millstream_url, script) == "closed after 5\n"
+
+
 def test_a_script_ends_in_time_when_the_broker_is_gone() -> None:
     with running_broker() as broker:
         process = start(
