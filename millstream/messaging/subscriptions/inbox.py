@@ -311,15 +311,17 @@ class Inbox:
     def _renew(self) -> None:
         """Renew what waits here and what makes progress, twice within the time of a lease."""
         now, span = lease_clock(), self._settings.ack_wait
+        connected = self._jetstream.connection.connected
         waiting = self._waiting(leave=False)
         if now > self._sure_until:
             self._start_over()
-        elif self._jetstream.connection.connected:
+        elif connected:
             self.leases.renew(waiting)
             self._sure_until = now + span
         elif not waiting:
             self._sure_until = now + span  # what comes when the connection is back is new
-        self.leases.copies.forget_old()
+        if connected:  # else acks wait to be sent, and copies may come before they are handled
+            self.leases.copies.forget_old()
         self._renewals += 1
         if self._interrupted and self._renewals > INTERRUPTED_RENEWALS:
             self._forget_interrupted()
