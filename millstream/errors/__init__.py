@@ -43,6 +43,7 @@ MillstreamError
 ├── PublishError                             an event was not stored, or may not be stored
 │   ├── PartlyStored                         some events of a list were refused
 │   ├── PayloadTooLarge (ValueError)
+│   ├── NotKept                              acknowledged and dropped: nobody wants it
 │   ├── Unconfirmed                          no ack arrived; it may or may not be stored
 │   ├── FencedOut                            another process took over this writer's name
 │   ├── PartlyWritten                        some rows of a Spark batch are stored, others are not
@@ -123,6 +124,7 @@ from millstream.errors.topics import (
     GroupBusy,
     GroupNotFound,
     LimitReached,
+    NotKept,
     NotReplicated,
     PartlyStored,
     PartlyWritten,
@@ -165,6 +167,7 @@ __all__ = [
     "NoMessage",
     "NoResponders",
     "NoSpace",
+    "NotKept",
     "NotReplicated",
     "NotRunning",
     "PackError",

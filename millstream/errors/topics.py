@@ -14,6 +14,7 @@ __all__ = [
     "GroupBusy",
     "GroupNotFound",
     "LimitReached",
+    "NotKept",
     "NotReplicated",
     "PartlyStored",
     "PartlyWritten",
@@ -160,6 +161,18 @@ class Unconfirmed(PublishError):
 
     With `expected_last` or a revision check first: it may have been stored and replaced since.
     """
+
+
+class NotKept(PublishError):
+    """The broker acknowledged an event of an interest topic and dropped it: nobody wants it."""
+
+    def __init__(self, topic: str, partition: int, offset: int) -> None:
+        self.topic, self.partition, self.offset = topic, partition, offset
+        super().__init__(
+            f"the event at offset {offset} of '{topic}', partition {partition}, is not kept: the "
+            f"topic keeps events only for its subscriptions (retention interest), and none wants "
+            f"this one. Create the subscription, group or process first"
+        )
 
 
 class FencedOut(PublishError):

@@ -88,6 +88,12 @@ class TopicShape:
             partition = partition_of(key, self.partitions)
         return partition, f"{self.prefixes[partition]}.{key_token(key)}".encode()
 
+    def subject_of(self, event: NewEvent, partition: int) -> str:
+        """The subject under which an event is stored in a partition."""
+        prefix, token = self.prefixes[partition], key_token(event.key)
+        scheduled = event.options is not None and event.options.deliver_at is not None
+        return f"{prefix}.{SCHEDULE_TOKEN}.{token}" if scheduled else f"{prefix}.{token}"
+
     def encode(self, event: NewEvent, event_id: str, schema_id: str | None) -> Encoded:
         """Partition, subject and header block of an event."""
         partition, subject = self.route(event.key)

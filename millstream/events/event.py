@@ -59,7 +59,8 @@ _TIME: Final = re.compile(r"-?[0-9]{1,21}")
 _EARLIEST_NS: Final = -62_135_596_800 * 10**9
 _LATEST_NS: Final = 253_402_300_800 * 10**9 - 1
 
-Durability = str  # "fsync", "replicated", "periodic", "memory" or "unknown"
+# "fsync", "replicated", "periodic", "memory", "unknown", or "none": it is not kept at all
+Durability = str
 
 
 class Receipt(NamedTuple):
@@ -81,6 +82,7 @@ class PublishOptions:
     # Only if this is the offset of the key's last event (0: none), in a topic without packs.
     expected_last: int | None = None
     timeout: float | None = None  # seconds to wait for the ack, retries included
+    require_interest: bool = False  # NotKept when nobody wants the event of an interest topic
 
 
 @dataclass(frozen=True, slots=True)

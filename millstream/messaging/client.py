@@ -27,6 +27,7 @@ from millstream.messaging.core.paced_publisher import PacedPublisher
 from millstream.messaging.core.request import ANSWERS_MAX, QUIET_SECONDS, gather, request
 from millstream.messaging.core.service import Service
 from millstream.messaging.core.subscriber import MessageHandler, Subscriber
+from millstream.messaging.groups.admin import hold_for_groups
 from millstream.messaging.publishing.event_publisher import PUBLISH_SECONDS
 from millstream.messaging.topic import Topic
 from millstream.messaging.topics import admin as topic_admin
@@ -34,7 +35,7 @@ from millstream.messaging.topics.durability import durabilities_of
 from millstream.messaging.topics.handle import TopicHandle
 from millstream.messaging.topics.info import TopicInfo
 from millstream.messaging.topics.lookup import list_topics, open_topic
-from millstream.messaging.topics.settings import TopicSettings
+from millstream.messaging.topics.settings import Retention, TopicSettings
 from millstream.messaging.topics.unstored import UnstoredWarnings
 from millstream.settings import ConnectionSettings, Reconnect
 from millstream.wire.aio.connection import Connection, Outlet
@@ -264,7 +265,15 @@ class Client(AsyncClosing):
         return await list_topics(self.jetstream)
 
     async def edit_topic(self, name: str, **changes: Any) -> TopicInfo:
-        """Change settings of a topic; some cannot be changed after it was created."""
+        """Change settings of a topic; some cannot be changed after it was created.
+
+        With retention `interest` the broker drops what nobody wants from then on. Events are kept
+        for the topic's subscriptions and groups; a process or Spark query must be started again.
+        """
+        if "retention" in changes:
+            wanted = TopicSettings(retention=changes["retention"]).retention
+            if wanted is Retention.INTEREST:
+                await hold_for_groups(self.jetstream, await open_topic(self.jetstream, name))
         return await topic_admin.edit(self.jetstream, name, changes)
 
     async def delete_topic(self, name: str) -> None:

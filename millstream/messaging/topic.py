@@ -19,6 +19,7 @@ from millstream.messaging.publishing.bulk import publish_atomic, publish_many
 from millstream.messaging.publishing.event_producer import EventProducer
 from millstream.messaging.publishing.event_publisher import PUBLISH_SECONDS, EventPublisher
 from millstream.messaging.publishing.expected_last import publish_after
+from millstream.messaging.publishing.interest_check import InterestCheck, error_of
 from millstream.messaging.reading.at_offset import events_at
 from millstream.messaging.reading.events import read_events
 from millstream.messaging.reading.latest import last_of_key, read_latest
@@ -28,6 +29,7 @@ from millstream.messaging.subscriptions.http_push import HttpPush, HttpPushSetti
 from millstream.messaging.subscriptions.settings import SubscriptionSettings
 from millstream.messaging.subscriptions.subscription import Subscription, join_subscription
 from millstream.messaging.topic_admin import TopicAdmin
+from millstream.messaging.topics.choices import Retention
 from millstream.messaging.topics.handle import TopicHandle
 from millstream.messaging.topics.info import TopicInfo
 from millstream.messaging.topics.lookup import open_topic
@@ -89,7 +91,9 @@ class Topic:
             durabilities,
             info.settings.check_options,
             handle.value_type,
+            interest=info.settings.retention is Retention.INTEREST,
         )
+        self._interest = InterestCheck(handle) if self._publisher.interest else None
         self.subscriptions = Subscriptions(handle)  # its subscriptions, by name
         self.admin = TopicAdmin(handle, self._publisher)  # maintenance
 
@@ -126,9 +130,13 @@ class Topic:
         """Store one event; returns its receipt once it is stored with the topic's durability.
 
         It is sent again until the broker answers; its id (given or generated) lets the broker
-        store it once.
+        store it once. An interest topic keeps nothing that nobody wants: the durability is then
+        `none`, and with `require_interest` NotKept is raised.
         """
         self._check_writable()
+        if self._interest is not None:
+            event = NewEvent(value, key, headers, timestamp, id, options)
+            return await self._publish_to_interest(self._interest, event)
         if self._stream_publisher.full:
             await self._stream_publisher.wait_for_space()
         if options is None or options.expected_last is None:
@@ -136,26 +144,43 @@ class Topic:
         event = NewEvent(value, key, headers, timestamp, id, options)
         return await publish_after(self._handle, self._publisher, event, options.expected_last)
 
+    async def _publish_to_interest(self, check: InterestCheck, event: NewEvent) -> Receipt:
+        before = await check.before()
+        if self._stream_publisher.full:
+            await self._stream_publisher.wait_for_space()
+        last = None if event.options is None else event.options.expected_last
+        if last is None:
+            receipt = await self._publisher.publish_event(event)
+        else:
+            receipt = await publish_after(self._handle, self._publisher, event, last)
+        durabilities = self._publisher.durabilities
+        (receipt,) = await check.checked(before, [event], [receipt], durabilities)
+        if (error := error_of(event, receipt)) is not None:
+            raise error
+        return receipt
+
     async def publish_many(self, events: Iterable[NewEvent | Any]) -> list[Receipt]:
         """Store events with many in flight; receipts in the order given.
 
         If some are refused, the others are still stored, and PartlyStored names the refused ones.
         """
         self._check_writable()
-        return await publish_many(self._publisher, events)
+        return await publish_many(self._publisher, events, self._interest)
 
     async def publish_atomic(
         self, events: Sequence[NewEvent | Any], timeout: float = PUBLISH_SECONDS
     ) -> list[Receipt]:
         """Store up to 1,000 events of one partition next to each other: all of them or none."""
         self._check_writable()
-        return await publish_atomic(self._handle, self._publisher, events, timeout)
+        publisher, interest = self._publisher, self._interest
+        return await publish_atomic(self._handle, publisher, events, timeout, interest)
 
     def producer(self, packs: Packing | None = None) -> PackProducer:
         """A producer that sends many events in one message: the fastest way to store many."""
         from millstream.messaging.publishing.pack_producer import PackProducer
 
-        return PackProducer(self._target(), packs or Packing(), self.durability)
+        known = "unknown" if self._publisher.interest else self.durability
+        return PackProducer(self._target(), packs or Packing(), known)
 
     def event_producer(self, max_in_flight: int = 1024) -> EventProducer:
         """A producer of plain events, one message each, with many in flight; each has a receipt."""

@@ -251,6 +251,11 @@ class ConsumerConfig(msgspec.Struct, omit_defaults=True):
     flow_control: bool = False
     idle_heartbeat: int = 0
 
+    @property
+    def filters(self) -> tuple[str, ...]:
+        """The subjects it takes; empty: all."""
+        return (self.filter_subject,) if self.filter_subject else tuple(self.filter_subjects)
+
 
 class SequencePair(msgspec.Struct, frozen=True):
     """A position in a consumer and in its stream."""

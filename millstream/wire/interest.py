@@ -95,5 +95,6 @@ class Hold:
         """What to say when the consumer is missing though the reader has been here before."""
         return (
             f"the consumer '{self.name}' on '{self.stream}' that keeps events for {self.reader} "
-            f"was deleted: events stored since then that no other subscription wanted are lost"
+            f"is missing: it was deleted, or the topic became an interest topic later. Events "
+            f"stored meanwhile that no other subscription wanted are lost"
         )

@@ -197,7 +197,11 @@ class Mill(Connected):
         return self._loop.call(self._inner.topics())
 
     def edit_topic(self, name: str, **changes: Any) -> TopicInfo:
-        """Change settings of a topic; some cannot be changed after it was created."""
+        """Change settings of a topic; some cannot be changed after it was created.
+
+        With retention `interest` the broker drops what nobody wants from then on. Events are kept
+        for the topic's subscriptions and groups; a process or Spark query must be started again.
+        """
         return self._loop.call(self._inner.edit_topic(name, **changes))
 
     def delete_topic(self, name: str) -> None:

@@ -195,7 +195,8 @@ class Topic(TopicReading):
         """Store one event; returns its receipt once it is stored with the topic's durability.
 
         It is sent again until the broker answers; its id (given or generated) lets the broker
-        store it once.
+        store it once. An interest topic keeps nothing that nobody wants: the durability is then
+        `none`, and with `require_interest` NotKept is raised.
         """
         return self._loop.call(
             self._inner.publish(

@@ -107,7 +107,7 @@ async def _to_topic(
     new_event = event.maker(topic, bodies)
     pause = bodies.pause()
     batches = bodies.batches(name, null=event.null)
-    stored = again = 0
+    stored = again = dropped = 0
     receipt: Receipt | None = None
     while batch := await asyncio.to_thread(next, batches, None):
         step = 1 if pause else len(batch)
@@ -116,14 +116,22 @@ async def _to_topic(
             for receipt in await topic.publish_many(events):
                 stored += 1
                 again += receipt.duplicate
+                dropped += receipt.durability == "none"
                 if as_json:
                     print_json(receipt._asdict(), line=True)
             await asyncio.sleep(pause)
     if not as_json:
-        say(_summary(name, receipt, stored, again))
+        say(_summary(name, receipt, stored, again, dropped))
 
 
-def _summary(topic: str, receipt: "Receipt | None", stored: int, again: int) -> str:
+def _summary(
+    topic: str, receipt: "Receipt | None", stored: int, again: int, dropped: int = 0
+) -> str:
+    if dropped:
+        return (
+            f"Not kept: {dropped:,} of {stored:,} event{'s' * (stored != 1)}, because nobody "
+            f"subscribes to '{topic}' (retention interest)"
+        )
     if stored == 1 and receipt is not None:
         verb = "Already stored" if receipt.duplicate else "Stored"
         where = f"partition {receipt.partition}, offset {receipt.offset}"

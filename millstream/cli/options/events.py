@@ -65,6 +65,14 @@ class EventOptions:
             rich_help_panel=GROUP,
         ),
     ] = None  # fmt: skip
+    require_interest: Annotated[
+        bool,
+        typer.Option(
+            "--require-interest",
+            help="Fail if the topic drops the event because nobody subscribes to it.",
+            rich_help_panel=GROUP,
+        ),
+    ] = False
 
     def given(self) -> list[str]:
         """The options that were given."""
@@ -118,10 +126,13 @@ class EventOptions:
     def _publish_options(self) -> "PublishOptions | None":
         from millstream.messaging import PublishOptions
 
-        if self.ttl is None and self.at is None:
+        if self.ttl is None and self.at is None and not self.require_interest:
             return None
-        ttl = None if self.ttl is None else parse_duration(self.ttl)
-        return PublishOptions(ttl=ttl, deliver_at=None if self.at is None else _later(self.at))
+        return PublishOptions(
+            ttl=None if self.ttl is None else parse_duration(self.ttl),
+            deliver_at=None if self.at is None else _later(self.at),
+            require_interest=self.require_interest,
+        )
 
 
 def _later(text: str) -> "datetime":

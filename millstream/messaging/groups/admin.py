@@ -21,12 +21,20 @@ from millstream.messaging.groups.member import start_position
 from millstream.messaging.groups.records import MemberRecord, PartitionRecord, Position
 from millstream.messaging.groups.store import GroupStore, Stored, groups_of
 from millstream.messaging.subscriptions.admin import Lag
+from millstream.messaging.topics.info import TopicInfo
 from millstream.wire.aio.interest_hold import InterestHold, hold_on
 from millstream.wire.aio.jetstream import JetStream
 from millstream.wire.aio.publisher import StreamPublisher
 from millstream.wire.interest import Hold
 
-__all__ = ["GroupAdmin", "GroupInfo", "GroupMember", "GroupPartition", "ParkedKey"]
+__all__ = [
+    "GroupAdmin",
+    "GroupInfo",
+    "GroupMember",
+    "GroupPartition",
+    "ParkedKey",
+    "hold_for_groups",
+]
 
 # A busy owner writes its record about once a second; a change from outside fits in between.
 ATTEMPTS: Final = 20
@@ -87,6 +95,13 @@ class GroupInfo:
     def parked(self) -> tuple[ParkedKey, ...]:
         """The parked keys of all partitions."""
         return tuple(key for partition in self.partitions for key in partition.parked)
+
+
+async def hold_for_groups(jetstream: JetStream, topic: TopicInfo) -> None:
+    """Keep events for the topic's groups, before it becomes an interest topic."""
+    for name in await groups_of(jetstream, topic.name):
+        for partition in topic.partitions:
+            await InterestHold(jetstream, Hold(partition.stream, "group", name)).open(known=False)
 
 
 class GroupAdmin:

@@ -9,6 +9,7 @@ from typing import Any
 from millstream.errors import ConfigError, MillstreamError, PartlyStored
 from millstream.events.event import NewEvent, Receipt
 from millstream.messaging.publishing.event_publisher import EventPublisher
+from millstream.messaging.publishing.interest_check import InterestCheck, error_of
 from millstream.messaging.topics.handle import TopicHandle
 from millstream.wire.aio.atomic import publish_batch
 
@@ -16,9 +17,18 @@ __all__ = ["publish_atomic", "publish_many"]
 
 
 async def publish_many(
-    publisher: EventPublisher, events: Iterable[NewEvent | Any]
+    publisher: EventPublisher,
+    events: Iterable[NewEvent | Any],
+    interest: InterestCheck | None = None,
 ) -> list[Receipt]:
     """Store events with many in flight; PartlyStored names those that were refused."""
+    if interest is not None:
+        new = [_as_new(event) for event in events]
+        before = await interest.before()
+        receipts = await publish_many(publisher, new)
+        receipts = await interest.checked(before, new, receipts, publisher.durabilities)
+        _require_interest(new, receipts)
+        return receipts
     futures: list[asyncio.Future[Receipt]] = []
     for event in events:
         if publisher.stream_publisher.full:
@@ -30,7 +40,7 @@ async def publish_many(
             futures[-1].set_exception(error)
     results = await asyncio.gather(*futures, return_exceptions=True)
     failed: dict[int, MillstreamError] = {}
-    receipts: list[Receipt] = []
+    receipts = []
     for index, result in enumerate(results):
         if isinstance(result, MillstreamError):
             failed[index] = result
@@ -48,9 +58,11 @@ async def publish_atomic(
     publisher: EventPublisher,
     events: Sequence[NewEvent | Any],
     timeout: float,
+    interest: InterestCheck | None = None,
 ) -> list[Receipt]:
     """Store the events of one partition next to each other, all of them or none."""
-    encoded = [publisher.encode(_as_new(event)) for event in events]
+    new = [_as_new(event) for event in events]
+    encoded = [publisher.encode(event) for event in new]
     if not encoded:
         return []
     chosen = {number for number, _ in encoded}
@@ -62,12 +74,24 @@ async def publish_atomic(
     number = chosen.pop()
     messages = [message for _, message in encoded]
     partition = topic.partitions[number]
+    before = [] if interest is None else await interest.before()
     ack = await publish_batch(topic.jetstream, partition.stream, messages, timeout)
     first = ack.seq - len(messages) + 1
-    return [
+    receipts = [
         Receipt(partition.topic, number, offset, False, publisher.durabilities[number])
         for offset in range(first, ack.seq + 1)
     ]
+    if interest is not None:
+        receipts = await interest.checked(before, new, receipts, publisher.durabilities)
+        _require_interest(new, receipts)
+    return receipts
+
+
+def _require_interest(events: Sequence[NewEvent], receipts: Sequence[Receipt]) -> None:
+    errors = enumerate(map(error_of, events, receipts))
+    failed = {index: error for index, error in errors if error is not None}
+    if failed:
+        raise PartlyStored(len(events), failed)
 
 
 def _as_new(event: NewEvent | Any) -> NewEvent:

@@ -64,6 +64,11 @@ class EventProducer(AsyncClosing):
         """Hand over an event; the future gives its receipt. Waits while the window is full."""
         if self._closed:
             raise ConnectionClosed("the producer is closed")
+        if options is not None and options.require_interest and self._publisher.interest:
+            raise ConfigError(
+                "require_interest: an event producer does not wait to see who wants each event. "
+                "Use publish or publish_many"
+            )
         while self._in_flight >= self._max or self._stream_publisher.full:
             await self._wait()
         future = self._publisher.publish(value, key, headers, timestamp, id, options)

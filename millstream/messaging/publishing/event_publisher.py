@@ -32,8 +32,11 @@ class EventPublisher:
         durabilities: Sequence[Durability],
         check_options: Callable[[PublishOptions], None],
         encoder: ValueType | None = None,
+        interest: bool = False,
     ) -> None:
         self.stream_publisher = stream_publisher
+        # An ack of an interest topic does not say whether the event is kept.
+        self.interest = interest
         self._check_options = check_options
         self._shape = shape
         self._encoder = encoder
@@ -43,7 +46,7 @@ class EventPublisher:
         """Set the durability that the receipts of each partition state from now on."""
         self.durabilities = list(durabilities)
         self._receipts = [
-            _receipt_maker(self._shape.topic, partition, durability)
+            _receipt_maker(self._shape.topic, partition, "unknown" if self.interest else durability)
             for partition, durability in enumerate(durabilities)
         ]
 

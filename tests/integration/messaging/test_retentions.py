@@ -230,9 +230,31 @@ async def test_a_deleted_hold_is_reported_and_made_again(
     assert await stored(topic) == 0
     with caplog.at_level(logging.WARNING):
         await topic.group("g", QUICK).open()
-    assert "keeps events for group 'g' was deleted" in caplog.text
+    assert "keeps events for group 'g' is missing" in caplog.text
     await topic.publish(b"kept", "k")
     assert await stored(topic) == 1
+
+
+async def test_a_topic_that_becomes_an_interest_topic_keeps_events_for_its_groups(
+    mill: Mill,
+) -> None:
+    topic = await mill.create_topic("t")
+    await publish(topic, range(5))
+    await topic.group("g", QUICK).open()
+    await mill.edit_topic("t", retention="interest")
+    await publish(topic, range(5, 10))
+    assert await stored(topic) == 10
+    seen: set[bytes] = set()
+    group = topic.group("g", QUICK)
+
+    async def note(event: GroupEvent) -> None:
+        seen.add(event.value)
+        if len(seen) == 10:
+            await group.stop()
+
+    async with asyncio.timeout(60):
+        await group.run(note)
+    assert await kept_for(topic, "group-g") == 0
 
 
 async def test_a_subscription_with_the_name_of_a_hold_is_not_taken_for_it(mill: Mill) -> None:

@@ -74,7 +74,7 @@ def test_a_query_whose_hold_was_deleted_stops(account: Account) -> None:
         await (await mill.topic("orders")).subscriptions.delete("hold-query-billing")
 
     account.run(delete)
-    with pytest.raises(DataLoss, match="keeps events for query 'billing' was deleted"):
+    with pytest.raises(DataLoss, match="keeps events for query 'billing' is missing"):
         holds(account).open(states(account), at(1))
     account.publish("orders", [b"lost"])
     assert holds(account, fail=False).open(states(account), at(1))
