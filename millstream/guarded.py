@@ -35,7 +35,7 @@ INSTANCE: Final = "_ingress"
 OWN_TOKEN: Final = "_as"  # what follows is the subject after the prefix, as it is stored
 BATCH_TOKEN: Final = "_batch"  # asks which guard takes a batch
 # A guard that crashed is started again and one of a new topic is started within this time.
-GUARD_SECONDS: Final = 8.0
+GUARD_SECONDS: Final = 10.0
 
 _START: Final = f"{GUARDED_TOKEN}.".encode()
 

@@ -128,6 +128,7 @@ class AccountPool(Closing):
         self._changes = {
             "accounts": tuple(Account(name) for name in names),
             "users": tuple(User(name, Secret("test"), Role.ADMIN, name) for name in names),
+            "guards": False,  # a test that needs one starts it: mill.guard(...)
             **changes,
         }
         self._names = names

@@ -1,6 +1,7 @@
 """Runs nats-server: one embedded process, a local cluster, or a broker in the background."""
 
 from millstream.broker.background import (
+    GuardState,
     NodeState,
     State,
     down,
@@ -46,6 +47,7 @@ __all__ = [
     "Credentials",
     "Durability",
     "Encryption",
+    "GuardState",
     "Health",
     "LeafRemote",
     "LeafSettings",

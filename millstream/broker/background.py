@@ -27,6 +27,7 @@ from millstream.deadline import Deadline
 from millstream.errors import BrokerError, ConfigError, NotRunning
 
 __all__ = [
+    "GuardState",
     "NodeState",
     "State",
     "down",
@@ -44,6 +45,16 @@ RESTARTS: Final = 5  # of a crashed server within a minute; then its keeper give
 
 
 @dataclass(frozen=True, slots=True)
+class GuardState:
+    """The guard of an account's guarded topics, on one node."""
+
+    account: str
+    pid: int  # 0: it has ended and is started again soon
+    restarts: int
+    problem: str  # the last line that it printed before it ended
+
+
+@dataclass(frozen=True, slots=True)
 class NodeState:
     """One server of a broker."""
 
@@ -55,6 +66,7 @@ class NodeState:
     folder: Path
     log: Path
     running: bool
+    guards: tuple[GuardState, ...] = ()  # one for each account with guarded topics here
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,6 +228,19 @@ def _node_state(folder: NodeFolder) -> NodeState:
         folder=folder.root,
         log=folder.log,
         running=running,
+        guards=_guards_of(folder) if running else (),
+    )
+
+
+def _guards_of(folder: NodeFolder) -> tuple[GuardState, ...]:
+    return tuple(
+        GuardState(
+            account=str(guard.get("account", "")),
+            pid=int(guard.get("pid", 0)),
+            restarts=int(guard.get("restarts", 0)),
+            problem=str(guard.get("problem", "")),
+        )
+        for guard in read_json(folder.guards).get("guards", ())
     )
 
 

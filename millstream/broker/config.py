@@ -357,7 +357,7 @@ class BrokerSettings:
     auth: bool = declared(
         False,
         Declaration(
-            "Create the users admin, app and reader for every account.",
+            "Create the users admin, app, reader and trusted for every account.",
             Form.SWITCH,
             SECURITY,
             env="MILLSTREAM_AUTH",
@@ -378,6 +378,15 @@ class BrokerSettings:
     tls: ServerTls | None = None  # None: clients connect without TLS
     cluster: ClusterSettings | None = None  # None: a single node
     leaf: LeafSettings | None = None  # leaf nodes to accept or to connect to
+    guards: bool = declared(
+        True,
+        Declaration(
+            "Run a guard for accounts that have guarded topics.",
+            Form.SWITCH,
+            SECURITY,
+            flags=("--guards/--no-guards",),
+        ),
+    )
     domain: str | None = declared(
         None, Declaration("JetStream domain, needed with leaf nodes.", group=LIMITS)
     )

@@ -11,6 +11,7 @@ data/
     plan.json         how to start it again as it was
     key.json          fingerprint of the encryption key, or that there is none
     node.json         process ids and ports while it runs
+    guards.json       guards of guarded topics that it runs
     log-ends.json     checkpoints of where the logs end, and losses that were found
     server.log        its output, rotated
     store/  run/
@@ -33,6 +34,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from millstream.broker.config import Durability
+from millstream.broker.guard_keeper import GUARDS_FILE
 from millstream.broker.keeper import sign_lock, write_private
 from millstream.broker.log_ends import ENDS_FILE
 from millstream.deadline import Deadline
@@ -92,6 +94,10 @@ class NodeFolder:
     @property
     def ends(self) -> Path:
         return self.root / ENDS_FILE
+
+    @property
+    def guards(self) -> Path:
+        return self.root / GUARDS_FILE
 
     @property
     def log(self) -> Path:

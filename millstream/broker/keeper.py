@@ -29,11 +29,13 @@ TYPE_CHECKING = False
 if TYPE_CHECKING or __name__ != "__main__":
     from typing import Any, Final
 
+    from millstream.broker.guard_keeper import GUARDS_FILE, GuardKeeper, die_with, kernel_call
     from millstream.broker.log_ends import ENDS_FILE, LogEnds, block_files, cut_logs
     from millstream.broker.monitoring import ask_server
     from millstream.broker.rotated_log import TAIL_LINES, RotatedLog
 else:  # as a script: only these modules, not their package, which would load everything
     sys.path.append(os.path.dirname(os.path.abspath(__file__)))
+    from guard_keeper import GUARDS_FILE, GuardKeeper, die_with, kernel_call
     from log_ends import ENDS_FILE, LogEnds, block_files, cut_logs
     from monitoring import ask_server
     from rotated_log import TAIL_LINES, RotatedLog
@@ -54,7 +56,6 @@ CHECKPOINT_WAIT: Final = 10.0  # seconds for the first one, which shows what a s
 RESTART_WINDOW: Final = 60.0  # seconds in which at most `restarts` crashes lead to a restart
 CATCHING_UP: Final = "is not current"  # the server's words for a replica that must catch up
 RESTART_PAUSE: Final = 0.5  # seconds before a crashed server is started again
-PR_SET_PDEATHSIG: Final = 1
 
 
 class Keeper:
@@ -78,6 +79,7 @@ class Keeper:
         self.ends: LogEnds | None = None  # only of a single server that stores on disk
         if plan["single"] and not plan["remove"]:
             self.ends = LogEnds.read(self.path(ENDS_FILE))
+        self.guards = GuardKeeper(plan["guards"], self.log.write, self.save_guards)
 
     # -- reporting to the owner ---------------------------------------------------------
 
@@ -93,7 +95,8 @@ class Keeper:
             watched.append(0)
         if self.output >= 0:
             watched.append(self.output)
-        readable, _, _ = select.select(watched, [], [], seconds)
+        guards = self.guards.outputs()
+        readable, _, _ = select.select(watched + guards, [], [], seconds)
         if self.wake in readable:
             for number in os.read(self.wake, 64):
                 self.on_signal(number)
@@ -106,6 +109,9 @@ class Keeper:
             else:
                 os.close(self.output)
                 self.output = -1
+        for output in guards:
+            if output in readable:
+                self.guards.read(output)
         if self.embedded and os.getppid() != self.parent:
             self.stopping = self.stopping or "its owner is gone"
 
@@ -162,7 +168,7 @@ class Keeper:
         for old in os.listdir(self.path("run")):
             os.unlink(self.path("run", old))
         read, write = os.pipe()
-        prctl = _prctl()
+        prctl = kernel_call()
         keeper = os.getpid()
         child = os.fork()
         if child:
@@ -172,10 +178,7 @@ class Keeper:
         try:
             os.setpgid(0, 0)  # Ctrl-C in a terminal goes to the owner, which then stops us
             signal.pthread_sigmask(signal.SIG_SETMASK, ())
-            if prctl is not None:
-                prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-                if os.getppid() != keeper:
-                    os._exit(1)
+            die_with(keeper, prctl)
             null = os.open(os.devnull, os.O_RDONLY)
             os.dup2(null, 0)
             os.dup2(write, 1)
@@ -288,7 +291,7 @@ class Keeper:
             crashes.append(now)
             self.log.write(b"[keeper] the server ended unexpectedly, restarting it\n")
             self.listen(RESTART_PAUSE)
-        for name in ("node.json", *self.plan["on_stop"]):
+        for name in ("node.json", GUARDS_FILE, *self.plan["on_stop"]):
             self.remove(name)
         if self.plan["remove"]:
             import shutil
@@ -322,6 +325,7 @@ class Keeper:
         took = deque([0.0], maxlen=2)  # seconds; the lower of two: one may have been delayed
         while not self.stopping and not self.healing and self.server_gone() is None:
             self.listen(ORPHAN_POLL)
+            self.guards.watch(self.ask_streams)
             if time.monotonic() > check_at:
                 self.healing = self.needs_healing()
                 check_at = time.monotonic() + HEAL_POLL
@@ -332,6 +336,7 @@ class Keeper:
                     CHECKPOINT_POLL, CHECKPOINT_SHARE * min(took)
                 )
         started = time.monotonic()
+        self.guards.stop()
         if self.server:
             self.save_checkpoint(self.plan["grace"] / 2)
         return self.stop_server(time.monotonic() - started)
@@ -344,6 +349,16 @@ class Keeper:
         disk = os.statvfs(self.plan["store"])
         return disk.f_bavail * disk.f_frsize > HEAL_SPACE
 
+    def save_guards(self, guards: list[dict[str, Any]]) -> None:
+        """Save which guards run, for `status`."""
+        with contextlib.suppress(OSError):
+            write_private(self.path(GUARDS_FILE), json.dumps({"guards": guards}))
+
+    def ask_streams(self) -> tuple[int, str]:
+        """What the server says about its streams; (0, reason) if it does not answer soon."""
+        path = "/jsz?accounts=true&streams=true&config=true&limit=100000"
+        return ask_server(self.plan["monitor"], path, CHECKPOINT_BYTES, HEAL_WAIT)
+
     def save_checkpoint(self, seconds: float = 0.0) -> None:
         """Save where each log ends now, and report logs that have become shorter.
 
@@ -352,14 +367,10 @@ class Keeper:
         if self.ends is None:
             return
         before, end = self.ends.text(), time.monotonic() + seconds
-        where, path = (
-            self.plan["monitor"],
-            "/jsz?accounts=true&streams=true&config=true&limit=100000",
-        )
-        code, answer = ask_server(where, path, CHECKPOINT_BYTES, HEAL_WAIT)
+        code, answer = self.ask_streams()
         while code == 0 and time.monotonic() < end and self.server_gone() is None:
             self.listen(HEALTH_POLL[1])
-            code, answer = ask_server(where, path, CHECKPOINT_BYTES, HEAL_WAIT)
+            code, answer = self.ask_streams()
         if code != 200:
             return  # keep the old checkpoint, which is safe; also when the answer is too large
         now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
@@ -424,15 +435,6 @@ def write_private(path: str, text: str, *, durable: bool = False) -> None:
     except BaseException:
         os.unlink(draft)
         raise
-
-
-def _prctl() -> Any:
-    """The Linux call that has the kernel kill a child with its parent; None elsewhere."""
-    if sys.platform != "linux":
-        return None
-    import ctypes
-
-    return ctypes.CDLL(None).prctl
 
 
 def main() -> int:

@@ -16,13 +16,20 @@ import logging
 import os
 import secrets
 import select
+import sys
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Final
 
 from millstream.broker.binary import ServerBinary, find_binary
-from millstream.broker.config import BrokerSettings, Durability, is_loopback
+from millstream.broker.config import (
+    DEFAULT_ACCOUNT,
+    BrokerSettings,
+    Durability,
+    ServerTls,
+    is_loopback,
+)
 from millstream.broker.credentials import (
     ANONYMOUS,
     CREDENTIALS_FILE,
@@ -62,6 +69,8 @@ logger = logging.getLogger("millstream.broker")
 
 _PORT_ROUNDS: Final = 5  # attempts with other ports, if a free one was taken before we used it
 _TRIAL_SECONDS: Final = 120.0  # for a trial start, however large the streams are
+# The program that guards the topics of an account of a node.
+_GUARD: Final = (sys.executable, "-P", "-m", "millstream.cli.commands.guards")
 _MOST_NODES: Final = 9  # of a local cluster; more than five voters only slow it down
 
 
@@ -159,6 +168,8 @@ def launch_from_folder(
         },
         on_stop=(state,) if single else (),
         store=str(plan["store"]),
+        guard=(*_GUARD, str(folder.data), folder.name),
+        guard_accounts=tuple(plan.get("guards", ())),
         remove=(plan["store"],) if plan["durability"] == Durability.MEMORY else (),
     )
 
@@ -254,6 +265,8 @@ def node_facts(settings: BrokerSettings, plan: NodePlan, nodes: int) -> dict[str
         "joined": settings.cluster is not None,
         "secured": settings.secured,
         "tls": settings.tls is not None,
+        "guards": [DEFAULT_ACCOUNT, *(a.name for a in settings.accounts)] * settings.guards,
+        "client_tls": None if settings.tls is None else _client_tls(settings.tls),
         "encrypted": settings.encryption is not None,
         "key_file": None if key_file is None else str(key_file),
     }
@@ -269,6 +282,16 @@ def _monitor(settings: BrokerSettings, plan: NodePlan, address: str) -> dict[str
         cert, key = str(Path(tls.cert).absolute()), str(Path(tls.key).absolute())
         files = {"cert": cert, "key": key, "first": tls.handshake_first}
     return {"client": address, "credentials": str(settings.data / CREDENTIALS_FILE), "tls": files}
+
+
+def _client_tls(tls: ServerTls) -> dict[str, object]:
+    """How a client on this machine, the guard, connects to the server: with its own files."""
+    return {
+        "ca": str(Path(tls.ca or tls.cert).absolute()),
+        "cert": str(Path(tls.cert).absolute()) if tls.verify else None,
+        "key": str(Path(tls.key).absolute()) if tls.verify else None,
+        "handshake_first": tls.handshake_first,
+    }
 
 
 def choose_ports(settings: BrokerSettings, folders: tuple[NodeFolder, ...]) -> dict[str, Ports]:

@@ -25,6 +25,7 @@ SAME_NAME: dict[str, str] = {
 # Library -> the rooms that may import it. `nats` is a peer in bench/ and tests/, never used inside.
 LIBRARIES: dict[str, set[str]] = {
     # Modules of broker/, as the keeper loads them when it runs as a script.
+    "guard_keeper": {"broker"},
     "log_ends": {"broker"},
     "monitoring": {"broker"},
     "rotated_log": {"broker"},

@@ -17,7 +17,7 @@ from millstream.cli.output import (
 from millstream.settings import data_folder
 
 if TYPE_CHECKING:
-    from millstream.broker import Health, NodeHealth, State
+    from millstream.broker import GuardState, Health, NodeHealth, State
 
 __all__ = ["app"]
 
@@ -73,6 +73,9 @@ def _show(state: "State", health: "Health") -> None:
     for node in health.nodes:
         if node.problem:
             say(f"{node.name}: {node.problem}")
+    for known in state.nodes:
+        for guard in known.guards:
+            say(f"{known.name}: guard of account {guard.account}, {_guard_text(guard)}")
     for loss in health.losses:
         say(f"lost: {loss.text}")
     if not health.streams:
@@ -116,6 +119,13 @@ def _show(state: "State", health: "Health") -> None:
     if consumers:
         columns = ["stream", "consumer", "#not delivered", "#not acked", "#redelivered"]
         print_table("Consumers", columns, consumers)
+
+
+def _guard_text(guard: "GuardState") -> str:
+    again = f", restarted {guard.restarts} times" if guard.restarts else ""
+    if guard.pid:
+        return f"pid {guard.pid}{again}"
+    return f"not running{again}: {guard.problem or 'it ended'}"
 
 
 def _node_row(node: "NodeHealth", leader: str | None) -> tuple[object, ...]:

@@ -18,7 +18,7 @@ from millstream import errors
 from millstream.schemas import types as t
 from millstream.schemas.arrow_types import arrow_type
 from millstream.schemas.values.columns import builder_for
-from millstream.schemas.values.fit import fresh
+from millstream.schemas.values.fit import compile_fit, fresh
 
 __all__ = ["Conformer"]
 
@@ -86,7 +86,17 @@ def _cast_column(column: Any, field: t.Field, target: Any) -> Any:
     try:
         return _retyped(column.cast(_loosened(target)), target)
     except pa.ArrowException as error:
+        for row, value in enumerate(column.to_pylist() if at.is_decimal(column.type) else ()):
+            _refuse_value(field.type, value, field.name, row)
         raise errors.Unfit(field.name, str(target), f"a value that would change: {error}") from None
+
+
+def _refuse_value(type_: t.Type, value: object, path: str, row: int | None) -> None:
+    """Unfit, in the words that are used for single values, if the value does not fit."""
+    try:
+        compile_fit(type_)(value)
+    except errors.Unfit as unfit:
+        raise errors.Unfit(path, unfit.expected, unfit.found, row) from None
 
 
 def _loosened(target: Any) -> Any:
@@ -248,7 +258,9 @@ def _check_leaf(array: Any, type_: t.Type, path: str, nested: bool) -> None:
             # Python cannot hold some of them, and Arrow prints those wrongly.
             found = f"the number {_numbers(array)[row].as_py()}"
         else:
-            found = repr(array[row].as_py())[:60]
+            value = array[row].as_py()
+            _refuse_value(type_, value, path, None if nested else row)
+            found = repr(value)[:60]
         raise _misfit(path, t.kind(type_), found, row, nested)
 
 

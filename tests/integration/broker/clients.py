@@ -22,7 +22,9 @@ import nats
 import nats.errors
 import pytest
 
+from millstream import Topic
 from millstream.broker import Broker, Credentials
+from millstream.errors import NoGuard
 
 T = TypeVar("T")
 
@@ -119,6 +121,18 @@ async def publish_until(jetstream: Any, number: int, subject: str = "orders.x") 
     """Publish one event until it is acknowledged; the id makes retries safe."""
     body, headers = str(number).encode(), {"Nats-Msg-Id": str(number)}
     await answered(lambda: jetstream.publish(subject, body, headers=headers))
+
+
+async def publish_guarded(topic: Topic, value: Any, key: str | None = None) -> None:
+    """Publish when the broker has started the topic's guard, which may take long here."""
+    end = time.monotonic() + 2 * PATIENCE
+    while True:
+        try:
+            await topic.publish(value, key)
+            return
+        except NoGuard:
+            if time.monotonic() > end:
+                raise
 
 
 def wait_until(condition: Callable[[], Any], seconds: float = 2 * PATIENCE) -> Any:

@@ -14,6 +14,7 @@ from typing import Any
 import nats.errors
 import pytest
 
+import millstream
 from millstream.broker import (
     Account,
     Broker,
@@ -26,13 +27,14 @@ from millstream.broker import (
 )
 from millstream.broker.monitoring import ask_server
 from millstream.errors import ConfigError
-from millstream.settings import Secret
+from millstream.settings import Secret, Tls
 from millstream.testing import running_broker
 from tests.integration.broker.clients import (
     PATIENCE,
     client,
     login,
     publish,
+    publish_guarded,
     stored,
     wait_until_async,
 )
@@ -285,6 +287,13 @@ async def test_clients_connect_over_tls_and_unknown_ones_are_refused(certificate
             login(broker.url, tls=trust)
         assert broker.health().ok
         assert await stored(broker.url, tls=known) == [b"1"]
+        # The broker's own guard connects as well.
+        pem, key = str(certificates / "server.pem"), str(certificates / "server.key")
+        async with millstream.connect(broker.url, tls=Tls(pem, pem, key)) as mill:
+            schema = {"type": "record", "name": "R", "fields": [{"name": "n", "type": "long"}]}
+            topic = await mill.create_topic("guarded", schema=schema, guarded=True)
+            await publish_guarded(topic, {"n": 1})
+            assert [event.value["n"] async for event in topic.read()] == [1]
 
 
 # -- new settings while it runs -----------------------------------------------------------

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import signal
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from millstream.broker import Broker
 from millstream.cli.app import app
 from millstream.cli.exits import Exit
 from millstream.errors import ConfigError, Incompatible, SchemaNotFound, TopicNotFound, Unfit
+from millstream.testing import running_broker
 from tests.integration.broker.clients import PATIENCE, client
 from tests.integration.cli.conftest import Cli, until
 from tests.integration.cli.messaging_commands import Commands
@@ -26,6 +28,13 @@ ORDER: dict[str, Any] = {
 }
 NOTE = {"name": "note", "type": "string", "default": ""}
 WEIGHT = {"name": "weight", "type": "double"}
+
+
+@pytest.fixture
+def unguarded() -> Iterator[Broker]:
+    """A broker that runs no guards of its own."""
+    with running_broker(guards=False) as broker:
+        yield broker
 
 
 def schema_file(folder: Path, name: str, *more: dict[str, Any]) -> str:
@@ -144,10 +153,8 @@ def test_published_json_is_checked_and_stored_in_the_topics_format(
     assert "sound" in commands("verify", "orders")
 
 
-def test_the_guard_serves_until_it_is_stopped(
-    cli: Cli, millstream_broker: Broker, tmp_path: Path
-) -> None:
-    url = millstream_broker.url
+def test_the_guard_serves_until_it_is_stopped(cli: Cli, unguarded: Broker, tmp_path: Path) -> None:
+    url = unguarded.url
     one = schema_file(tmp_path, "one.avsc")
     cli("schema", "register", "orders", one, "--create", "--server", url)
     assert "is not guarded" in cli.error("guard", "orders", "--server", url)
