@@ -120,10 +120,12 @@ def node_tag(server: str) -> str:
 
 
 def parse_duration(text: str | float) -> float:
-    """Seconds from "1m30s", "250ms", "7d" or a plain number of seconds.
+    """Seconds from "1m30s", "250ms", "7d", or from a number, which is seconds.
 
-    >>> parse_duration("1m30s"), parse_duration("250ms"), parse_duration(5)
-    (90.0, 0.25, 5.0)
+    A text needs a unit, because `7` may be meant as days; only zero is the same in every unit.
+
+    >>> parse_duration("1m30s"), parse_duration("250ms"), parse_duration(5), parse_duration("0")
+    (90.0, 0.25, 5.0, 0.0)
     """
     if isinstance(text, int | float):
         if not 0 <= text < math.inf:
@@ -131,7 +133,10 @@ def parse_duration(text: str | float) -> float:
         return float(text)
     compact = text.strip().replace(" ", "")
     if re.fullmatch(r"[0-9]+(\.[0-9]+)?", compact):
-        return parse_duration(float(compact))
+        if float(compact) == 0:
+            return 0.0
+        advice = f"Write {compact:.20}s for seconds or {compact:.20}d for days"
+        raise ConfigError(f"not a duration: {text!r:.60} has no unit. {advice}")
     # Match the complete text first: searching a long text for parts takes quadratic time.
     if not _DURATIONS.fullmatch(compact):
         advice = "Write it like 250ms, 10s, 1m30s, 12h or 7d"

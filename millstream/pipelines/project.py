@@ -109,12 +109,20 @@ def _project(folder: Path, table: Mapping[str, Any], file: str) -> Project:
         files=tuple(patterns),
         state=state,
         checkpoints=_checkpoints(folder, table.get("checkpoints"), state),
-        trigger=parse_duration(table.get("trigger", 0)),
+        trigger=_duration(file, "trigger", table.get("trigger", 0)),
         master=None if master is None else str(master),
         restarts=restarts,
         state_store=store,
         spark={key: _text(value) for key, value in _flat(spark)},
     )
+
+
+def _duration(file: Path | str, key: str, value: object) -> float:
+    """The seconds of a setting; a number needs a unit in a file, too."""
+    try:
+        return parse_duration(str(value))
+    except ConfigError as error:
+        raise ConfigError(f"{file}: [pipeline] {key}: {error}") from error
 
 
 def _checkpoints(folder: Path, given: object, state: Path) -> str:

@@ -44,7 +44,7 @@ def bare(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize(
     ("text", "seconds"),
-    [("250ms", 0.25), ("1m30s", 90), ("7d", 604800), ("12h", 43200), ("10us", 1e-5), ("5", 5),
+    [("250ms", 0.25), ("1m30s", 90), ("7d", 604800), ("12h", 43200), ("10us", 1e-5), ("0", 0),
      ("1.5s", 1.5), (" 2 m ", 120), (3, 3), (0.5, 0.5)],
 )  # fmt: skip
 def test_a_duration_is_read_in_every_unit(text: str | float, seconds: float) -> None:
@@ -55,6 +55,15 @@ def test_a_duration_is_read_in_every_unit(text: str | float, seconds: float) -> 
 def test_a_bad_duration_is_refused(text: str | float) -> None:
     with pytest.raises(ConfigError, match="not a duration"):
         parse_duration(text)
+
+
+@pytest.mark.parametrize("text", ["7", " 7 ", "0.5", "86400"])
+def test_a_duration_without_a_unit_is_refused_with_what_may_be_meant(text: str) -> None:
+    number = text.strip()
+    meant = rf"has no unit. Write {number}s for seconds or {number}d for days"
+    with pytest.raises(ConfigError, match=meant):
+        parse_duration(text)
+    assert parse_duration(float(text)) == float(text)  # a number in code is seconds
 
 
 @pytest.mark.parametrize(

@@ -245,13 +245,16 @@ def pull(
     from millstream.cli.views.event_text import formatter_of
 
     write = formatter_of(form, json_)
-    run(lambda mill: _pull(mill, topic, name, how, write), server)
+    seconds = parse_duration(how.wait)
+    run(lambda mill: _pull(mill, (topic, name), how, seconds, write), server)
 
 
-async def _pull(mill: "Mill", topic: str, name: str, how: _Pull, write: "Formatter") -> None:
+async def _pull(
+    mill: "Mill", source: tuple[str, str], how: _Pull, seconds: float, write: "Formatter"
+) -> None:
     from millstream.cli.views.stdout_writer import StdoutWriter
 
-    seconds = parse_duration(how.wait)
+    topic, name = source
     found = await mill.topic(topic)
     await found.subscriptions.info(name)  # a misspelt name must not create a subscription
     async with found.subscribe(name) as member, StdoutWriter() as out:

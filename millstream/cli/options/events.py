@@ -146,6 +146,8 @@ def _later(text: str) -> "datetime":
     try:
         return datetime_of(now_ns()) + timedelta(seconds=parse_duration(text))
     except ConfigError:
+        if text.strip().replace(".", "").isdigit():  # a unit is missing: it is no date either
+            raise
         return datetime_of(nanoseconds(text))
 
 

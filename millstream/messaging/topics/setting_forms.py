@@ -73,7 +73,9 @@ def read_duration(name: str, value: Duration | None) -> timedelta | None:
         return value
     try:
         return timedelta(seconds=parse_duration(value))
-    except (ConfigError, TypeError, AttributeError, OverflowError) as error:
+    except ConfigError as error:
+        raise ConfigError(f"{name}: {error}") from error
+    except (TypeError, AttributeError, OverflowError) as error:
         raise ConfigError(
             f"{name}: {value!r} is not a duration. Write it like '10s', '12h' or '7d'"
         ) from error

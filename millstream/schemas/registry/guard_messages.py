@@ -180,7 +180,9 @@ def _options(headers: dict[str, str]) -> PublishOptions | None:
     ttl = headers.pop("Nats-TTL", None)
     if ttl is None and expected is None:
         return None
-    seconds = None if ttl is None else parse_duration(ttl)
+    seconds = None
+    if ttl is not None:  # the server's own header, in which a number is seconds
+        seconds = parse_duration(float(ttl) if ttl.isascii() and ttl.isdigit() else ttl)
     return PublishOptions(ttl=seconds, expected_last=expected, timeout=None)
 
 

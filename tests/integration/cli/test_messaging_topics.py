@@ -162,6 +162,17 @@ def test_an_event_without_a_value_differs_from_an_empty_one(run: Commands) -> No
     assert "(no value)" in run(*tail)
 
 
+def test_an_age_without_a_unit_is_refused_and_changes_nothing(run: Commands) -> None:
+    run("topic", "create", "orders", "--max-age", "7d", "--max-bytes", "1048576")
+    for command in (("create", "other"), ("edit", "orders")):
+        for option in ("--max-age", "--duplicate-window"):
+            says = run.error("topic", *command, option, "7")
+            assert "'7' has no unit. Write 7s for seconds or 7d for days" in says
+    settings = run.json("topic", "info", "orders")["settings"]
+    assert (settings["max_age"], settings["max_bytes"]) == ("7d", 1 << 20)  # a size is in bytes
+    assert [info["name"] for info in run.json("topic", "ls")] == ["orders"]
+
+
 def test_a_scheduled_event_appears_later(run: Commands) -> None:
     run("topic", "create", "orders", "--schedules")
     begun = time.monotonic()

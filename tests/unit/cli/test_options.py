@@ -233,6 +233,8 @@ def test_a_wrong_project_file_is_refused(up: Up, tmp_path: Path, text: str, word
         (["--previous-key-file", "nowhere"], "--encrypt"),
         (["--max-payload", "big"], "not a size"),
         (["--timeout", "soon"], "not a duration"),
+        (["--timeout", "7"], "Write 7s for seconds or 7d for days"),
+        (["--sync-interval", "7"], "Write 7s for seconds or 7d for days"),
         (["--config", "nowhere"], "nowhere"),
         (["--port", "70000"], "70000"),
     ],
