@@ -33,7 +33,9 @@ from millstream.broker.config import (
     User,
 )
 from millstream.broker.credentials import Credentials, read_credentials
+from millstream.broker.folder_users import UserInfo, list_users, user_secret
 from millstream.broker.health import ConsumerHealth, Health, LogLoss, NodeHealth, StreamHealth
+from millstream.broker.user_admin import add_user, remove_user
 
 __all__ = [
     "DEFAULT_ACCOUNT",
@@ -62,15 +64,20 @@ __all__ = [
     "State",
     "StreamHealth",
     "User",
+    "UserInfo",
+    "add_user",
     "down",
     "find_binary",
     "kill_node",
+    "list_users",
     "read_credentials",
     "read_health",
     "read_losses",
     "read_state",
     "reload_settings",
+    "remove_user",
     "start_node",
     "stop_node",
     "up",
+    "user_secret",
 ]

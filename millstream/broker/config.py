@@ -441,6 +441,11 @@ class BrokerSettings:
             seen.add(user.name)
 
     @property
+    def all_accounts(self) -> tuple[Account, ...]:
+        """The default account and the tenants."""
+        return (Account(DEFAULT_ACCOUNT), *self.accounts)
+
+    @property
     def secured(self) -> bool:
         """Whether clients must log in as a user."""
         return self.auth or bool(self.users)

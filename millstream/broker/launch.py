@@ -46,6 +46,7 @@ from millstream.broker.folder import (
     store_limit,
     store_of,
 )
+from millstream.broker.folder_users import save_accounts, with_folder_users
 from millstream.broker.keeper import write_private
 from millstream.broker.keys import StoreKey, check_key, new_record, resolve_key
 from millstream.broker.render import ClusterPlan, NodePlan, Ports, config_text
@@ -108,6 +109,7 @@ def start_nodes(
     folders = tuple(NodeFolder(settings.data, name) for name in names)
     for folder in folders:
         folder.create()
+    settings = with_folder_users(settings)
     with contextlib.ExitStack() as held:
         try:
             locks = [held.enter_context(_locked(folder)) for folder in folders]
@@ -245,6 +247,7 @@ def _write_plans(
         plan = render_node(settings, folder, users, ports)
         write_private(str(folder.conf), config_text(plan))
         write_private(str(folder.plan), json.dumps(node_facts(settings, plan, len(folders))))
+    save_accounts(settings, users)
     return [launch_from_folder(folder, binary, key, start) for folder in folders]
 
 
@@ -352,7 +355,7 @@ def _try_key(
     closed = replace(settings, port=0, monitor_port=None, leaf=None, auth=True, users=(), raw="")
     locked_out = replace(
         users,
-        users=tuple(replace(user, password=_random_password()) for user in users.users),
+        users=tuple(replace(user, password=_random_password(), nkey=None) for user in users.users),
     )
     plan = render_node(closed, folder, locked_out, choose_ports(closed, (folder,)))
     write_private(str(folder.conf), config_text(plan))

@@ -13,18 +13,21 @@ from millstream.broker.binary import find_binary
 from millstream.broker.config import BrokerSettings
 from millstream.broker.credentials import generate_users
 from millstream.broker.folder import NodeFolder, read_json, state_file
+from millstream.broker.folder_users import save_accounts, with_folder_users
 from millstream.broker.keeper import write_private
 from millstream.broker.keys import resolve_key
 from millstream.broker.launch import node_facts, render_node, state_text
-from millstream.broker.render import Ports, config_text
+from millstream.broker.render import KEY_VARIABLE, PREVIOUS_KEY_VARIABLE, Ports, config_text
 from millstream.deadline import Deadline
 from millstream.errors import BrokerError, ConfigError
 from millstream.settings import child_environment
 
-__all__ = ["reload_nodes"]
+__all__ = ["apply_config", "reload_nodes"]
 
 _DONE: Final = "Reloaded server configuration"
 _REFUSED: Final = "Failed to reload server configuration: "
+# The imports of an account that a reload adds work only after the next reload (server 2.15).
+_ROUNDS: Final = 2
 _CHECK_SECONDS: Final = 10.0  # `nats-server -t` reads one file
 
 
@@ -42,6 +45,7 @@ def reload_nodes(folders: tuple[NodeFolder, ...], settings: BrokerSettings, time
     first = ports[folders[0].name].client
     if settings.port not in (0, first):
         raise ConfigError(f"a reload cannot change the port from {first} to {settings.port}")
+    settings = with_folder_users(settings)
     users = generate_users(settings)
     environment = child_environment(**resolve_key(settings, folders).environment())
     texts = {}
@@ -54,7 +58,19 @@ def reload_nodes(folders: tuple[NodeFolder, ...], settings: BrokerSettings, time
     for folder in folders:
         _apply(folder, texts[folder.name], deadline)
         write_private(str(folder.plan), json.dumps(plans[folder.name]))
+    save_accounts(settings, users)
     write_private(str(state_file(data)), state_text(data))
+
+
+def apply_config(texts: dict[NodeFolder, str], timeout: float) -> None:
+    """Give nodes new configuration files: check all of them, then reload one at a time."""
+    # The running server has the keys of its store; to check the text any will do.
+    environment = child_environment(**{KEY_VARIABLE: "x" * 32, PREVIOUS_KEY_VARIABLE: "x" * 32})
+    for folder, text in texts.items():
+        _check(folder, text, environment)
+    deadline = Deadline(timeout)
+    for folder, text in texts.items():
+        _apply(folder, text, deadline)
 
 
 def _apply(folder: NodeFolder, text: str, deadline: Deadline) -> None:
@@ -64,9 +80,10 @@ def _apply(folder: NodeFolder, text: str, deadline: Deadline) -> None:
     if not server or not folder.locked():
         return  # a stopped node reads the new file when it starts
     try:
-        start = folder.log.stat().st_size
-        os.kill(server, signal.SIGHUP)
-        _await_answer(folder, start, deadline)
+        for _ in range(_ROUNDS):
+            start = folder.log.stat().st_size
+            os.kill(server, signal.SIGHUP)
+            _await_answer(folder, start, deadline)
     except BaseException:
         write_private(str(folder.conf), before)
         raise

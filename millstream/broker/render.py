@@ -10,7 +10,6 @@ from typing import Any, Final
 from urllib.parse import quote as url_quote
 
 from millstream.broker.config import (
-    DEFAULT_ACCOUNT,
     Account,
     BrokerSettings,
     Durability,
@@ -29,6 +28,7 @@ __all__ = [
     "ClusterPlan",
     "NodePlan",
     "Ports",
+    "accounts_text",
     "config_text",
     "quoted",
 ]
@@ -103,7 +103,7 @@ def config_text(plan: NodePlan) -> str:
         "max_connections": settings.limits.max_connections,
         "authorization": {"timeout": _LOGIN_SECONDS},
         "jetstream": _jetstream(plan),
-        "accounts": _accounts(plan),
+        "accounts": _accounts(plan.system, plan.settings.all_accounts, plan.users),
     }
     if plan.ports.monitor:
         top["http"] = _address("127.0.0.1", plan.ports.monitor)
@@ -115,8 +115,12 @@ def config_text(plan: NodePlan) -> str:
         top["cluster"] = _cluster(plan, plan.cluster)
     if settings.leaf is not None:
         top["leafnodes"] = _leafnodes(plan)
-    text = "".join(f"{_key(name)}: {_value(value, 0)}\n" for name, value in top.items())
+    text = "".join(_line(name, value) for name, value in top.items())
     return text + (settings.raw.rstrip("\n") + "\n" if settings.raw else "")
+
+
+def _line(name: str, value: Any) -> str:
+    return f"{_key(name)}: {_value(value, 0)}\n"
 
 
 def quoted(text: str) -> str:
@@ -187,10 +191,15 @@ def _jetstream(plan: NodePlan) -> dict[str, Any]:
     return block
 
 
-def _accounts(plan: NodePlan) -> dict[str, Any]:
-    accounts: dict[str, Any] = {"$SYS": {"users": [_user(plan.system, Permissions())]}}
-    for account in (Account(DEFAULT_ACCOUNT), *plan.settings.accounts):
-        members = [user for user in plan.users if user.account == account.name]
+def accounts_text(system: User, given: Sequence[Account], users: Sequence[User]) -> str:
+    """The accounts in the server's configuration, as `config_text` writes them."""
+    return _line("accounts", _accounts(system, given, users))
+
+
+def _accounts(system: User, given: Sequence[Account], users: Sequence[User]) -> dict[str, Any]:
+    accounts: dict[str, Any] = {"$SYS": {"users": [_user(system, Permissions())]}}
+    for account in given:
+        members = [user for user in users if user.account == account.name]
         bounded = [(user, bounds) for user in members if (bounds := boundary_of(user)) is not None]
         entry = accounts[account.name] = {
             "jetstream": _account_limits(account),
@@ -245,7 +254,9 @@ def _account_limits(account: Account) -> dict[str, int] | str:
 
 
 def _user(user: User, permissions: Permissions) -> dict[str, Any]:
-    entry: dict[str, Any] = {"user": user.name, "password": user.password.reveal()}
+    entry: dict[str, Any] = {"user": user.name, "password": user.secret}
+    if user.nkey is not None:
+        entry = {"nkey": user.nkey}
     rules = {
         "publish": _rule(permissions.publish, permissions.publish_deny),
         "subscribe": _rule(permissions.subscribe, permissions.subscribe_deny),
@@ -302,7 +313,7 @@ def _leafnodes(plan: NodePlan) -> dict[str, Any]:
     if leaf.port is not None:
         block["listen"] = _address(leaf.host, plan.ports.leaf)
         users = [
-            {"user": user.name, "password": user.password.reveal(), "account": user.account}
+            {"user": user.name, "password": user.secret, "account": user.account}
             for user in plan.leaf_users
         ]
         block["authorization"] = {"users": users}

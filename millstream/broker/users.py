@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
@@ -15,6 +16,7 @@ __all__ = ["DEFAULT_ACCOUNT", "Account", "Permissions", "Role", "User"]
 # Not the server's own `$G`: that one loses JetStream as soon as a second account exists, so data
 # written before the first tenant was added would vanish from sight.
 DEFAULT_ACCOUNT: Final = "main"
+_PUBLIC_KEY: Final = re.compile(r"U[A-Z2-7]{55}")
 _PARTITIONS_MAX: Final = 1024  # of a topic that a user is bounded to
 _RESERVED_ACCOUNTS: Final = frozenset({"$SYS", "$G", "system"})
 
@@ -54,7 +56,7 @@ class User:
     """A user that may connect; a name is unique over all accounts."""
 
     name: str
-    password: Secret
+    password: Secret | None = None  # or a key, see `nkey`
     role: Role = Role.APP
     account: str = DEFAULT_ACCOUNT
     # A reader cannot create subscriptions (it could create one that writes elsewhere), but it can
@@ -65,12 +67,13 @@ class User:
     # "orders", or "orders:8" for a topic with 8 partitions.
     topics: tuple[str, ...] = ()
     permissions: Permissions | None = None  # replaces the role's
+    # Public key (U...) to log in with instead of a password; the broker then holds no secret of it.
+    nkey: str | None = None
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "role", read_choice(Role, self.role, "role"))
         check_name("user", self.name)
-        if not self.password.reveal() or "\0" in self.password.reveal():
-            raise ConfigError(f"user '{self.name}' needs a password that is not empty")
+        self._check_login()
         for pair in self.subscriptions:
             for part in pair:
                 check_name("stream or subscription", part)
@@ -78,6 +81,23 @@ class User:
             raise ConfigError(f"user '{self.name}': topics are for the role app, not {self.role}")
         for topic in self.topics:
             self._check_topic(topic)
+
+    def _check_login(self) -> None:
+        if (self.password is None) == (self.nkey is None):
+            raise ConfigError(f"user '{self.name}' needs a password or an nkey, and not both")
+        if self.nkey is not None:
+            if _PUBLIC_KEY.fullmatch(self.nkey) is None:
+                raise ConfigError(
+                    f"user '{self.name}': {self.nkey[:4]!r}... is not the public key of a user, "
+                    f"which has 56 letters and digits and starts with U"
+                )
+        elif not self.secret or "\0" in self.secret:
+            raise ConfigError(f"user '{self.name}' needs a password that is not empty")
+
+    @property
+    def secret(self) -> str:
+        """The password, in clear; empty for a user with a key."""
+        return "" if self.password is None else self.password.reveal()
 
     def _check_topic(self, topic: str) -> None:
         name, colon, partitions = topic.partition(":")

@@ -25,6 +25,7 @@ COMMANDS = {
     "env": "context",
     "context": "context",
     "node": "node",
+    "user": "user",
     "pub": "pub",
     "sub": "sub",
     "request": "request",

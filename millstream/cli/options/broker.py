@@ -45,6 +45,7 @@ __all__ = [
     "encryption_of",
     "project_defaults",
     "settable_options",
+    "subscription_pair",
 ]
 
 # Fields of BrokerSettings that are settings classes themselves; "" is BrokerSettings.
@@ -325,14 +326,16 @@ def _users() -> "tuple[User, ...]":
     from millstream.broker import User
 
     users = []
-    allowed = {"name", "role", "account", "password_file", "topics", "subscriptions"}
+    allowed = {"name", "role", "account", "password_file", "nkey", "topics", "subscriptions"}
     for entry in _tables("users", allowed):
         file = entry.pop("password_file", None)
-        if file is None:
-            raise ConfigError(f"[[broker.users]] '{entry.get('name')}' needs a password_file")
-        password = _secret(_beside_project(file))
+        if file is None and "nkey" not in entry:
+            raise ConfigError(
+                f"[[broker.users]] '{entry.get('name')}' needs a password_file or an nkey"
+            )
+        password = None if file is None else _secret(_beside_project(file))
         topics = tuple(_texts(entry, "topics"))
-        pairs = tuple(_pair(text) for text in _texts(entry, "subscriptions"))
+        pairs = tuple(subscription_pair(text) for text in _texts(entry, "subscriptions"))
         own = {"password": password, "topics": topics, "subscriptions": pairs}
         users.append(User(**{**entry, **own}))
     return tuple(users)
@@ -346,10 +349,11 @@ def _texts(entry: dict[str, Any], key: str) -> list[str]:
     return value
 
 
-def _pair(text: str) -> tuple[str, str]:
+def subscription_pair(text: str) -> tuple[str, str]:
+    """A subscription that a user is given, from `topic/name`."""
     topic, slash, name = text.partition("/")
     if not slash:
-        raise ConfigError(f"[[broker.users]]: write a subscription as topic/name, not {text!r}")
+        raise ConfigError(f"write a subscription as topic/name, not {text!r}")
     return topic, name
 
 

@@ -408,3 +408,14 @@ def test_a_wrong_password_of_the_system_user_is_reported_as_such(broker: Broker)
     finally:
         file.write_text(kept)
     assert broker.health().ok
+
+
+async def test_a_reader_that_a_reload_adds_can_read(broker: Broker) -> None:
+    before = broker.settings
+    broker.reload(replace(before, users=(*before.users, User("late", Secret("l"), Role.READER))))
+    try:
+        who = Credentials("late", Secret("l"), "reader", "main")
+        async with client(broker.url, who) as late:
+            assert (await late.jetstream().stream_info("orders")).state.messages == 2
+    finally:
+        broker.reload(before)

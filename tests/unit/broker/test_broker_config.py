@@ -21,6 +21,7 @@ from millstream.broker import (
     User,
 )
 from millstream.broker.config import is_loopback
+from millstream.broker.jwt import new_key
 from millstream.broker.launch import node_names
 from millstream.errors import ConfigError
 from millstream.settings import Secret
@@ -163,3 +164,13 @@ def test_nodes_have_names_and_a_local_cluster_stays_on_loopback(tmp_path: Path) 
     assert node_names(joined, 1) == ("east",)
     with pytest.raises(ConfigError, match="one node"):
         node_names(joined, 3)
+
+
+def test_a_user_logs_in_with_a_password_or_a_key() -> None:
+    key = new_key("user")
+    public, seed = key.public, key.seed
+    assert User("ann", nkey=public).secret == ""
+    assert public not in seed.reveal()
+    for login in ({}, {"nkey": public, "password": Secret("x")}, {"nkey": seed.reveal()}):
+        with pytest.raises(ConfigError):
+            User("ann", **login)

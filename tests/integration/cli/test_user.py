@@ -1,0 +1,99 @@
+"""`millstream user`: users of a folder, with the broker running and stopped."""
+
+from __future__ import annotations
+
+import json
+import stat
+from pathlib import Path
+
+import pytest
+
+import millstream
+from millstream.broker import Broker, BrokerSettings, Encryption, Role
+from millstream.errors import AuthenticationFailed, PermissionDenied
+from millstream.settings import Secret
+from tests.integration.broker.clients import PATIENCE, client
+from tests.integration.cli.conftest import Cli
+
+
+def text(cli: Cli, *arguments: str) -> str:
+    return cli(*arguments).stdout
+
+
+async def test_a_user_is_added_and_removed_without_dropping_clients(cli: Cli) -> None:
+    settings = BrokerSettings(
+        data=cli.folder / ".millstream", auth=True, encryption=Encryption(key=Secret("k" * 32))
+    )
+    with Broker(settings) as broker:
+        async with client(broker.url, broker.credentials(Role.ADMIN)) as admin:
+            heard = await admin.subscribe("news")
+            added = cli.json("user", "add", "ann", "--role", "app")
+            assert (added["login"], added["account"], added["added"]) == ("nkey", "main", True)
+            text(cli, "user", "add", "bob", "--password", "--role", "reader")
+            ann, bob = (text(cli, "user", "creds", name).strip() for name in ("ann", "bob"))
+            assert ann.startswith("SU")
+            async with (
+                millstream.connect(broker.url, nkey_seed=ann) as mill,
+                millstream.connect(broker.url, user="bob", password=bob) as reader,
+                client(broker.url, nkeys_seed_str=ann) as plain,
+            ):
+                await (await mill.create_topic("orders")).publish(b"1")
+                assert [e.value async for e in (await reader.topic("orders")).read()] == [b"1"]
+                with pytest.raises(PermissionDenied):
+                    await reader.delete_topic("orders")
+                await plain.publish("news", b"hello")
+                assert (await heard.next_msg(PATIENCE)).data == b"hello"
+                names = {user["name"]: user for user in cli.json("user", "ls")}
+                assert {"admin", "app", "reader", "ann", "bob"} <= set(names)
+                assert not names["admin"]["added"]
+                assert ann not in json.dumps(names)
+                text(cli, "user", "rm", "ann")
+            with pytest.raises(AuthenticationFailed):
+                await millstream.connect(broker.url, nkey_seed=ann)
+        broker.restart()
+        with pytest.raises(AuthenticationFailed):
+            await millstream.connect(broker.url, nkey_seed=ann)
+        async with millstream.connect(broker.url, user="bob", password=bob) as reader:
+            await reader.flush()
+        left = [user["name"] for user in cli.json("user", "ls")]
+        assert "bob" in left
+        assert "ann" not in left
+        assert cli.json("user", "creds", "bob")["secret"] == bob
+
+
+async def test_users_added_to_a_stopped_broker_secure_it(cli: Cli, tmp_path: Path) -> None:
+    settings = BrokerSettings(data=cli.folder / ".millstream")
+    with Broker(settings) as broker:
+        assert "open to everybody" in cli.error("user", "add", "ann")
+        assert cli.json("user", "ls")[0]["name"] == "anonymous"
+    text(cli, "user", "add", "ann", "--role", "admin")
+    text(cli, "user", "add", "till", "--topic", "orders")
+    file = tmp_path / "ann.nk"
+    text(cli, "user", "creds", "ann", "--output", str(file))
+    assert stat.S_IMODE(file.stat().st_mode) == 0o600
+    assert "cannot write" in cli.error("user", "creds", "ann", "--output", str(file))
+    for name in ("users.json", "accounts.json"):
+        assert stat.S_IMODE((cli.folder / ".millstream" / name).stat().st_mode) == 0o600
+    with Broker(settings) as broker:
+        with pytest.raises(AuthenticationFailed):
+            await millstream.connect(broker.url)
+        async with millstream.connect(broker.url, nkey_seed=file.read_text().strip()) as ann:
+            await ann.create_topic("orders")
+            await ann.create_topic("money")
+        seed = text(cli, "user", "creds", "till").strip()
+        async with millstream.connect(broker.url, nkey_seed=seed) as till:
+            assert (await (await till.topic("orders")).publish(b"1")).offset == 1
+            with pytest.raises(PermissionDenied):
+                await till.topic("money")
+
+
+def test_what_cannot_be_a_user_is_refused(cli: Cli) -> None:
+    with Broker(BrokerSettings(data=cli.folder / ".millstream", auth=True)):
+        assert "exists already" in cli.error("user", "add", "admin")
+        assert "no account 'acme'" in cli.error("user", "add", "ann", "--account", "acme")
+        assert "--role" in cli.error("user", "add", "ann", "--role", "king")
+        assert "public key" in cli.error("user", "add", "ann", "--nkey", "SUAB")
+        assert "not both" in cli.error("user", "add", "ann", "--nkey", "U", "--password")
+        assert "was not added" in cli.error("user", "rm", "admin")
+        assert "no secret of 'admin'" in cli.error("user", "creds", "admin")
+        assert not (cli.folder / ".millstream" / "users.json").exists()
