@@ -34,6 +34,7 @@ __all__ = [
     "PREVIOUS_HEADER",
     "WRITER_HEADER",
     "FenceState",
+    "check_fence_kept",
     "check_not_cut",
     "check_note",
     "data_subject",
@@ -170,6 +171,16 @@ def judge_refusal(writer: str, wanted: FenceState, found: FenceState) -> FenceSt
     if found.epoch >= wanted.epoch and not ours:
         raise FencedOut(writer, wanted.epoch, found.epoch)
     raise _lost(writer, wanted, found)
+
+
+def check_fence_kept(topic: str, retention: str) -> None:
+    """Refuse a topic that removes what was handled: the last pack of a writer is its fence."""
+    if retention != "limits":
+        raise ConfigError(
+            f"'{topic}' has retention {retention}: it removes events when they are handled, the "
+            f"last pack of a writer included, which shows what is stored. Exactly once cannot hold "
+            f"there: write to a topic with retention limits, or use publish or topic.producer"
+        )
 
 
 def check_not_cut(writer: str, wanted: FenceState, found: FenceState) -> None:

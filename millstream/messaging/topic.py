@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from millstream.closing import Opening
 from millstream.errors import ConfigError, MillstreamError, SchemaError
 from millstream.events.event import Durability, Event, NewEvent, PublishOptions, Receipt
+from millstream.events.fence import check_fence_kept
 from millstream.events.packs.packing import Packing
 from millstream.events.undecodable import OnUndecodable
 from millstream.events.value_type import ValueType
@@ -191,7 +192,7 @@ class Topic:
         """A named writer that stores each event exactly once: `async with topic.writer("w")`."""
         from millstream.messaging.publishing.writer import Writer
 
-        return Writer(self._target(), name, packs or Packing(), lanes)
+        return Writer(self._fenced_target(), name, packs or Packing(), lanes)
 
     def process(
         self, target: Topic, function: Transform, settings: ProcessSettings | None = None
@@ -200,7 +201,13 @@ class Topic:
         from millstream.messaging.process import Process, ProcessSettings
 
         chosen = settings or ProcessSettings(f"{self.name}-to-{target.name}")
-        return Process(self._partitions, target._target(), function, chosen)
+        return Process(self._partitions, target._fenced_target(), function, chosen)
+
+    def _fenced_target(self) -> PackTarget:
+        """What writers and processes write to; refused where their fences would not be kept."""
+        target = self._target()
+        check_fence_kept(self.name, self.settings.retention)
+        return target
 
     def _target(self) -> PackTarget:
         """What producers of packs write to; refused where packs cannot be stored."""

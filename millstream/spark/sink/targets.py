@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from millstream.errors import ConfigError
+from millstream.events.fence import check_fence_kept
 from millstream.messaging.topics.stream_config import (
     from_stream_config,
     identity_of,
@@ -54,6 +55,8 @@ def find_target(settings: ConnectionSettings, topic: str) -> Target:
             f"'{topic}' cannot be written to: it is a copy of another topic, or a stream that "
             f"Millstream did not create. Create a topic with create_topic and write to that"
         )
+    for config in configs:
+        check_fence_kept(topic, config.get("retention", "limits"))
     return Target(
         topic=topic,
         streams=tuple(config["name"] for config in configs),

@@ -205,6 +205,18 @@ async def test_readers_by_position_refuse_a_work_queue_at_once(mill: Mill) -> No
     assert await stored(target) == 0
 
 
+@pytest.mark.parametrize("retention", ["interest", "workqueue"])
+async def test_exactly_once_writers_refuse_topics_that_do_not_keep_their_fence(
+    mill: Mill, retention: str
+) -> None:
+    source = await mill.create_topic("t")
+    target = await mill.create_topic("out", retention=retention)
+    with pytest.raises(ConfigError, match=f"'out' has retention {retention}.*retention limits"):
+        target.writer("w")
+    with pytest.raises(ConfigError, match=f"'out' has retention {retention}"):
+        mill.process(source, target, double, ProcessSettings("p"))
+
+
 async def test_an_interest_topic_keeps_its_events_for_a_group_until_it_is_deleted(
     mill: Mill,
 ) -> None:

@@ -6,10 +6,11 @@ from typing import Any
 
 import pytest
 
-from millstream.errors import DataLoss
+from millstream.errors import ConfigError, DataLoss
 from millstream.settings import ConnectionSettings
 from millstream.spark.broker_access import jetstream_to
 from millstream.spark.options import SourceOptions
+from millstream.spark.sink.targets import find_target
 from millstream.spark.source.holds import QueryHolds
 from millstream.spark.source.offsets import PartitionOffset, SourceOffset
 from millstream.spark.source.partitions import PartitionStates, find_partitions
@@ -123,3 +124,10 @@ def test_a_streaming_query_refuses_a_work_queue_at_once(lake: Lake, account: Acc
     with pytest.raises(Exception, match="a streaming query: 'jobs' is a work queue"):
         lake.collect(lake.stream(subscribe="jobs"), lake.checkpoint())
     assert stored(account, "jobs") == 1
+
+
+@pytest.mark.parametrize("retention", ["interest", "workqueue"])
+def test_a_sink_refuses_topics_that_do_not_keep_its_fence(account: Account, retention: str) -> None:
+    account.topic("jobs", retention=retention)
+    with pytest.raises(ConfigError, match=f"'jobs' has retention {retention}"):
+        find_target(ConnectionSettings(urls=(account.url,)), "jobs")
