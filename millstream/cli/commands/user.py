@@ -10,6 +10,7 @@ import typer
 
 from millstream.cli.options.groups import grouped
 from millstream.cli.output import DataOption, JsonOption, print_json, print_table, say
+from millstream.cli.session import YesOption, confirm
 from millstream.errors import ConfigError
 from millstream.settings import Secret, data_folder
 
@@ -130,10 +131,13 @@ def list_(
 
 
 @app.command()
-def rm(name: NameArgument, data: DataOption = None, json_: JsonOption = False) -> None:
+def rm(
+    name: NameArgument, yes: YesOption = False, data: DataOption = None, json_: JsonOption = False
+) -> None:
     """Remove a user that was added; its clients are disconnected."""
     from millstream import broker
 
+    confirm(f"Remove the user '{name}' and disconnect its clients?", yes)
     broker.remove_user(data_folder(data), name)
     if json_:
         print_json({"removed": name})

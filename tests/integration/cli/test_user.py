@@ -47,7 +47,7 @@ async def test_a_user_is_added_and_removed_without_dropping_clients(cli: Cli) ->
                 assert {"admin", "app", "reader", "ann", "bob"} <= set(names)
                 assert not names["admin"]["added"]
                 assert ann not in json.dumps(names)
-                text(cli, "user", "rm", "ann")
+                text(cli, "user", "rm", "ann", "--yes")
             with pytest.raises(AuthenticationFailed):
                 await millstream.connect(broker.url, nkey_seed=ann)
         broker.restart()
@@ -94,6 +94,6 @@ def test_what_cannot_be_a_user_is_refused(cli: Cli) -> None:
         assert "--role" in cli.error("user", "add", "ann", "--role", "king")
         assert "public key" in cli.error("user", "add", "ann", "--nkey", "SUAB")
         assert "not both" in cli.error("user", "add", "ann", "--nkey", "U", "--password")
-        assert "was not added" in cli.error("user", "rm", "admin")
+        assert "was not added" in cli.error("user", "rm", "admin", "--yes")
         assert "no secret of 'admin'" in cli.error("user", "creds", "admin")
         assert not (cli.folder / ".millstream" / "users.json").exists()
