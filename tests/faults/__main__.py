@@ -29,6 +29,11 @@ def _arguments() -> argparse.Namespace:
         metavar="NAME",
         help=f"one of {known}, or all; may be given several times",
     )
+    parser.add_argument(
+        "--retention",
+        choices=["limits", "interest", "workqueue"],
+        help="of the topics in publish, pauses and groups (default: the seed decides)",
+    )
     parser.add_argument("--json", action="store_true", help="the report as JSON")
     parser.add_argument("--folder", type=Path, help="where reports go (default: a temporary one)")
     return parser.parse_args()
@@ -42,7 +47,8 @@ def _say(text: str) -> None:
 def _run(name: str, arguments: argparse.Namespace, base: Path) -> dict[str, Any]:
     folder = base / f"{name}-{arguments.seed}"
     shutil.rmtree(folder, ignore_errors=True)
-    orders = Orders(name, arguments.seed, arguments.minutes * 60, folder)
+    seconds = arguments.minutes * 60
+    orders = Orders(name, arguments.seed, seconds, folder, arguments.retention)
     started = time.monotonic()
     findings = asyncio.run(SCENARIOS[name](orders))
     summary = summary_of(orders, findings, time.monotonic() - started)
@@ -51,8 +57,9 @@ def _run(name: str, arguments: argparse.Namespace, base: Path) -> dict[str, Any]
         shutil.rmtree(folder / "data", ignore_errors=True)  # after problems it is kept as evidence
     if not arguments.json:
         verdict = "sound" if findings.sound else f"PROBLEMS {dict(findings.problems)}"
+        faults = sum(summary["faults"].values())
         _say(
-            f"{name}: {verdict}; {sum(summary['faults'].values())} faults, "
+            f"{name} ({summary['retention']}): {verdict}; {faults} faults, "
             f"{summary['operations']:,} operations, {summary['events']:,} events, "
             f"lost {summary['lost']}, doubled {summary['doubled']}, "
             f"out of order {summary['reordered']}; {summary['seconds']} s; {page}"

@@ -11,7 +11,7 @@ from tests.faults.disk import can_mount
 from tests.faults.hardware import FLIPPED, MOUNTED
 from tests.faults.nemesis import BROKER, CLIENTS, NETWORK
 from tests.faults.network import can_partition
-from tests.faults.scenarios import EVERYTHING, SINGLE, Scenario
+from tests.faults.scenarios import EVERYTHING, LEASED, PAUSED, SINGLE, Scenario
 from tests.faults.side_doors import SIDE_DOORS
 from tests.faults.sparked import SPARKED, can_spark
 
@@ -28,9 +28,10 @@ SCENARIOS: Final[dict[str, Scenario]] = {
 }
 # The kinds of fault that every run of a scenario must include, however short it is.
 KINDS: Final[dict[str, tuple[str, ...]]] = {
-    "publish": EVERYTHING,
+    "publish": LEASED,
+    "pauses": PAUSED,
     "writers": (*BROKER, *NETWORK, *CLIENTS[:2]),
-    "groups": EVERYTHING,
+    "groups": LEASED,
     "process": EVERYTHING,
     "tables": (*BROKER, *NETWORK, *CLIENTS[:2]),
     "import": (*side_doors.KINDS, "kill import"),

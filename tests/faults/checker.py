@@ -10,6 +10,8 @@ claimed     a receipt, position or refusal says what is not so
 corrupt     stored or delivered with other bytes than were sent
 skipped     stored and never delivered
 overlapped  two owners handled one key at the same time
+repeated    handed out again to the process that had acked it
+given up    dead-lettered, though no handler failed that often
 """
 
 from __future__ import annotations
@@ -27,9 +29,11 @@ __all__ = [
     "Stored",
     "check_deliveries",
     "check_group",
+    "check_once_awake",
     "check_outputs",
     "check_publishes",
     "check_writer",
+    "seen_events",
 ]
 
 EXAMPLES: Final = 20  # problems of one kind that are described; all are counted
@@ -56,6 +60,7 @@ class Findings:
     counts: Counter[str] = field(default_factory=Counter)
     problems: Counter[str] = field(default_factory=Counter)
     examples: dict[str, list[str]] = field(default_factory=lambda: defaultdict(list))
+    facts: dict[str, str] = field(default_factory=dict)  # what the seed chose
 
     @property
     def sound(self) -> bool:
@@ -71,7 +76,18 @@ class Findings:
         self.problems.update(other.problems)
         for kind, texts in other.examples.items():
             self.examples[kind].extend(texts)
+        self.facts.update(other.facts)
         return self
+
+
+def seen_events(records: Iterable[Record]) -> list[Stored]:
+    """The events that were acknowledged or delivered: for topics that keep no others."""
+    seen = {
+        (record["id"], record["partition"], record["offset"])
+        for record in records
+        if record["what"] in ("ok", "delivered", "start") and record.get("id") is not None
+    }
+    return [Stored(name, name.split(":")[1], *position) for name, *position in sorted(seen)]
 
 
 def _positions(found: Findings, stored: Iterable[Stored], once: bool) -> dict[str, Stored]:
@@ -205,6 +221,23 @@ def check_deliveries(records: Iterable[Record], stored: Sequence[Stored]) -> Fin
         found.problem("skipped", f"{name} is stored and was never delivered")
     for name in delivered.keys() - known:
         found.problem("phantom", f"{name} was delivered and is not stored")
+    return found
+
+
+def check_once_awake(records: Iterable[Record], dead: Iterable[str]) -> Findings:
+    """After a pause longer than its lease a process repeats nothing, and nothing is given up.
+
+    Only while no server dies and no connection is lost: either may cost an ack.
+    """
+    found = Findings()
+    acked: set[tuple[str, str]] = set()
+    for record in records:
+        if record["what"] == "settled":
+            acked.add((record["who"], record["id"]))
+        elif record["what"] == "delivered" and (record["who"], record["id"]) in acked:
+            found.problem("repeated", f"{record['id']} came again to {record['who']}")
+    for name in dead:
+        found.problem("given up", f"{name} is a dead letter")
     return found
 
 

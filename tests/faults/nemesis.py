@@ -16,10 +16,22 @@ from typing import Final, NamedTuple
 
 from tests.faults.supervisor import Child, Node, Stage
 
-__all__ = ["BROKER", "CLIENTS", "FAULTS", "NETWORK", "Step", "freeze", "haunt", "kill", "schedule"]
+__all__ = [
+    "BROKER",
+    "CLIENTS",
+    "FAULTS",
+    "NETWORK",
+    "PAUSES",
+    "Step",
+    "freeze",
+    "haunt",
+    "kill",
+    "schedule",
+]
 
 PRODUCING: Final = ("produce", "write", "table")
 CONSUMING: Final = ("consume", "join", "transform")
+LEASED: Final = ("consume", "join")
 SHORT_LENGTHS: Final = (0.05, 0.2, 0.5)  # seconds of a fault in a short run
 
 
@@ -151,6 +163,15 @@ def _freeze_worker(*roles: str) -> Callable[[Stage, Step], Awaitable[None]]:
     return fault
 
 
+async def _pause_consumer(stage: Stage, step: Step) -> None:
+    """Stop a member for longer than its lease, as a closed laptop does: others take over."""
+    child = _hit(LEASED, stage, step)
+    if child is not None:
+        child.signal(signal.SIGSTOP)
+        await asyncio.sleep(child.lease * (1.2 + 1.3 * step.pick))
+        child.signal(signal.SIGCONT)
+
+
 def _proxied(action: Callable[[Stage, Step], None]) -> Callable[[Stage, Step], Awaitable[None]]:
     async def fault(stage: Stage, step: Step) -> None:
         if stage.proxy is not None:
@@ -195,6 +216,7 @@ FAULTS: Final[dict[str, Callable[[Stage, Step], Awaitable[None]]]] = {
     "freeze producer": _freeze_worker(*PRODUCING),
     "kill consumer": _kill_worker(*CONSUMING),
     "freeze consumer": _freeze_worker(*CONSUMING),
+    "pause consumer": _pause_consumer,
     "cut": _proxied(_cut),
     "half-close": _proxied(_half_close),
     "delay": _proxied(_delay),
@@ -204,4 +226,5 @@ FAULTS: Final[dict[str, Callable[[Stage, Step], Awaitable[None]]]] = {
 
 BROKER: Final = ("kill server", "restart server", "freeze server")
 NETWORK: Final = ("cut", "half-close", "delay", "stall", "drop bytes")
+PAUSES: Final = ("pause consumer",)  # for longer than the lease
 CLIENTS: Final = ("kill producer", "freeze producer", "kill consumer", "freeze consumer")

@@ -39,6 +39,7 @@ def summary_of(orders: Orders, findings: Findings, seconds: float) -> dict[str, 
     return {
         "scenario": orders.scenario,
         "seed": orders.seed,
+        "retention": findings.facts.get("retention", "limits"),
         "seconds": round(seconds, 1),
         "sound": findings.sound,
         "faults": faults,
@@ -51,7 +52,8 @@ def summary_of(orders: Orders, findings: Findings, seconds: float) -> dict[str, 
         "examples": dict(findings.examples),
         "counts": {k: v for k, v in sorted(counts.items()) if not k.startswith("fault: ")},
         "again": f"python -m tests.faults --seed {orders.seed} --scenario {orders.scenario} "
-        f"--minutes {round(orders.seconds / 60, 2):g}",
+        f"--minutes {round(orders.seconds / 60, 2):g}"
+        + (f" --retention {orders.retention}" if orders.retention else ""),
     }
 
 
@@ -80,7 +82,7 @@ def write_report(folder: Path, summary: dict[str, Any]) -> Path:
 
 
 def _page(summary: dict[str, Any], records: list[Record]) -> str:
-    title = f"{summary['scenario']}, seed {summary['seed']}"
+    title = f"{summary['scenario']}, seed {summary['seed']}, retention {summary['retention']}"
     verdict = (
         '<p class="good">Everything held.</p>'
         if summary["sound"]

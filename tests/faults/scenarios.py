@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, Final
 
 from tests.faults.checker import (
@@ -10,20 +10,25 @@ from tests.faults.checker import (
     Stored,
     check_deliveries,
     check_group,
+    check_once_awake,
     check_outputs,
     check_publishes,
     check_writer,
+    seen_events,
 )
+from tests.faults.history import id_of
 from tests.faults.linearizable import check_table
-from tests.faults.nemesis import BROKER, CLIENTS, NETWORK, haunt
+from tests.faults.nemesis import BROKER, CLIENTS, NETWORK, PAUSES, haunt
 from tests.faults.supervisor import Orders, Stage, staged, stored_events, until
-from tests.faults.worker import outputs_of
+from tests.faults.worker import outputs_of, reader_settings
 
-__all__ = ["EVERYTHING", "SINGLE", "Scenario", "sound_log"]
+__all__ = ["EVERYTHING", "LEASED", "PAUSED", "SINGLE", "Scenario", "sound_log"]
 
 Scenario = Callable[[Orders], Coroutine[Any, Any, Findings]]
 
 EVERYTHING: Final = (*BROKER, *NETWORK, *CLIENTS)
+LEASED: Final = (*EVERYTHING, *PAUSES)
+PAUSED: Final = (*PAUSES, "freeze consumer", "freeze producer")
 
 
 async def sound_log(stage: Stage, name: str) -> list[Stored]:
@@ -37,22 +42,57 @@ async def sound_log(stage: Stage, name: str) -> list[Stored]:
         return await stored_events(topic)
 
 
-async def publish(orders: Orders) -> Findings:
-    """Single acknowledged publishes, and a subscription that acknowledges what it reads."""
+async def _whole_log(stage: Stage, name: str, retention: str) -> list[Stored]:
+    """All events of a topic, also those that were removed because they are handled."""
+    left = await sound_log(stage, name)
+    if retention == "limits":
+        return left
+    return list({*left, *seen_events(stage.records())})  # in this order: none slips through
+
+
+async def _subscription(
+    orders: Orders, faults: Sequence[str], pace: float, **plan: Any
+) -> Findings:
+    """Producers, and two members of a subscription that acknowledge what they read."""
+    retention = orders.retention_of("limits", "interest", "workqueue")
+    plan = {"topic": "events", "lease": 2.0 if orders.short else 3.0, **plan}
     async with staged(orders) as stage:
+        stage.findings.facts["retention"] = retention
         async with stage.mill() as mill:
-            await mill.create_topic("events", partitions=2)
+            topic = await mill.create_topic("events", partitions=2, retention=retention)
+            # Before anything is published: an interest topic keeps only what somebody waits for.
+            await (await topic.subscribe("readers", reader_settings(plan))).close()
         for number in range(2):
-            await stage.worker(f"p{number}", "produce", topic="events", keys=6, pace=0.004)
-            await stage.worker(f"c{number}", "consume", topic="events")
-        await haunt(stage, EVERYTHING, orders.seconds)
+            await stage.worker(f"p{number}", "produce", topic="events", keys=6, pace=pace)
+            await stage.worker(f"c{number}", "consume", **plan)
+        await haunt(stage, faults, orders.seconds)
         await stage.end("produce")
-        stored = await sound_log(stage, "events")
+        stored = await _whole_log(stage, "events", retention)
         await until(lambda: check_deliveries(stage.records(), stored).sound)
         await stage.end("consume")
         records = stage.records()
         findings = stage.findings.add(check_publishes(records, stored))
-        return findings.add(check_deliveries(records, stored))
+        findings.add(check_deliveries(records, stored))
+        if faults is PAUSED:
+            findings.add(check_once_awake(records, await _dead_letters(stage)))
+        return findings
+
+
+async def _dead_letters(stage: Stage) -> list[str]:
+    async with stage.mill() as mill:
+        queue = await (await mill.topic("events")).dead_letters("readers")
+        return [str(id_of(letter.value)) for letter in await queue.list()]
+
+
+async def publish(orders: Orders) -> Findings:
+    """Single acknowledged publishes, and a subscription that acknowledges what it reads."""
+    return await _subscription(orders, LEASED, 0.004)
+
+
+async def pauses(orders: Orders) -> Findings:
+    """Only pauses, longer than the lease: nothing is handled again, nothing is dead-lettered."""
+    # So few that a stopped member could get more: copies of what it has.
+    return await _subscription(orders, PAUSED, 0.3, max_deliver=3, nacks=0)
 
 
 async def writers(orders: Orders) -> Findings:
@@ -71,20 +111,22 @@ async def writers(orders: Orders) -> Findings:
 
 
 async def groups(orders: Orders) -> Findings:
-    """An ordered group whose members are killed and frozen."""
+    """An ordered group whose members are killed, frozen and paused."""
+    retention = orders.retention_of("limits", "interest")
     async with staged(orders) as stage:
+        stage.findings.facts["retention"] = retention
         async with stage.mill() as mill:
-            await mill.create_topic("work", partitions=4)
+            topic = await mill.create_topic("work", partitions=4, retention=retention)
+            await topic.group("team").open()  # an interest topic keeps events from now on
         await stage.worker("p0", "produce", topic="work", keys=12, pace=0.02)
-        # In a long run members are frozen for longer than the lease. In a short one they are not,
-        # and a machine that stalls for a moment must not make members look dead: events whose
-        # owners keep dying are dead-lettered.
+        # In a short run a machine that stalls for a moment must not make members look dead: events
+        # whose owners keep dying are dead-lettered.
         lease = 5.0 if orders.short else 2.0
         for number in range(3):
             await stage.worker(f"m{number}", "join", topic="work", pace=0.004, lease=lease)
-        await haunt(stage, EVERYTHING, orders.seconds)
+        await haunt(stage, LEASED, orders.seconds)
         await stage.end("produce")
-        stored = await sound_log(stage, "work")
+        stored = await _whole_log(stage, "work", retention)
         await until(lambda: not check_group(stage.records(), stored).problems["skipped"])
         await stage.end("join")
         records = stage.records()
@@ -129,6 +171,7 @@ async def tables(orders: Orders) -> Findings:
 
 SINGLE: Final[dict[str, Scenario]] = {
     "publish": publish,
+    "pauses": pauses,
     "writers": writers,
     "groups": groups,
     "process": process,

@@ -107,10 +107,17 @@ class Orders:
     seed: int
     seconds: float
     folder: Path
+    retention: str | None = None  # None: the seed decides
 
     @property
     def short(self) -> bool:
         return self.seconds == 0
+
+    def retention_of(self, *choices: str) -> str:
+        """The retention of the scenario's topic: as ordered where it makes sense."""
+        if self.retention is None:
+            return self.chance("retention").choice(choices)
+        return self.retention if self.retention in choices else choices[0]
 
     def chance(self, purpose: str) -> random.Random:
         """Random numbers that depend only on the seed and the purpose."""
@@ -126,6 +133,11 @@ class Child:
         self._process: asyncio.subprocess.Process | None = None
         self.lives = 0
         self.frozen = False
+
+    @property
+    def lease(self) -> float:
+        """How long, in seconds, others wait for it."""
+        return float(self._plan["lease"])
 
     @property
     def alive(self) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from pathlib import Path
 
 import pytest
 
@@ -11,9 +12,11 @@ from tests.faults.checker import (
     Stored,
     check_deliveries,
     check_group,
+    check_once_awake,
     check_outputs,
     check_publishes,
     check_writer,
+    seen_events,
 )
 from tests.faults.history import History, Record, body_of, id_of, read_histories
 from tests.faults.linearizable import (
@@ -111,6 +114,34 @@ def call(what: str, number: int, epoch: int = 1) -> Record:
 
 def handled(*numbers: int) -> list[Record]:
     return [call(what, number) for number in numbers for what in ("start", "end")]
+
+
+def test_what_a_process_repeats_after_its_ack_and_what_is_given_up_is_reported() -> None:
+    def note(what: str, who: str) -> Record:
+        return {"what": what, "who": who, "id": "p.0:k:1"}
+
+    once = [note("delivered", "a"), note("settled", "a"), note("delivered", "b")]
+    assert check_once_awake(once, []).sound
+    again = [*once, note("delivered", "a")]
+    assert check_once_awake(again, []).problems == {"repeated": 1}
+    assert check_once_awake(once, ["p.0:k:1"]).problems == {"given up": 1}
+
+
+def test_events_that_a_topic_does_not_keep_are_known_by_their_receipts_and_deliveries() -> None:
+    handled = {"what": "delivered", "id": "p.0:k:5", "partition": 0, "offset": 5}
+    records = [*publishes(), handled, handled]
+    assert seen_events(records) == log(1, 2, 3, 4, 5)
+    other = {**handled, "offset": 6}
+    found = check_publishes(records, seen_events([*records, other]))
+    assert found.problems["doubled"] == 1
+
+
+def test_the_seed_chooses_a_retention_unless_one_is_ordered(tmp_path: Path) -> None:
+    choices = ("limits", "interest")
+    seeds = [Orders("publish", seed, 0, tmp_path).retention_of(*choices) for seed in range(20)]
+    assert {*seeds} == {*choices}
+    assert Orders("publish", 1, 0, tmp_path, "interest").retention_of(*choices) == "interest"
+    assert Orders("publish", 1, 0, tmp_path, "workqueue").retention_of(*choices) == "limits"
 
 
 def test_each_fault_of_a_group_is_reported() -> None:

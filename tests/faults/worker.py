@@ -13,7 +13,7 @@ import signal
 import sys
 import time
 import zlib
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -33,7 +33,7 @@ from millstream.messaging import (
 from millstream.settings import Reconnect
 from tests.faults.history import History, body_of, id_of
 
-__all__ = ["ROLES", "Worker", "outputs_of"]
+__all__ = ["ROLES", "Worker", "outputs_of", "reader_settings"]
 
 CONNECT_TRIES: Final = 600  # a tenth of a second apart: longer than any outage of a run
 PAUSE: Final = 0.1
@@ -113,11 +113,17 @@ async def write(worker: Worker) -> None:
         worker.history.note("flushed", writer=writer_name, position=writer.position)
 
 
+def reader_settings(plan: Mapping[str, Any]) -> SubscriptionSettings:
+    """The subscription of a consumer with this plan."""
+    return SubscriptionSettings(
+        ack_wait=plan.get("lease", 3.0), max_deliver=plan.get("max_deliver"), max_in_flight=200
+    )
+
+
 async def consume(worker: Worker) -> None:
     """Be a member of a subscription; acknowledge, sometimes fail, sometimes be slow."""
     topic = await worker.mill.topic(worker.plan["topic"])
-    settings = SubscriptionSettings(ack_wait=3.0, max_in_flight=200)
-    async with topic.subscribe("readers", settings) as subscription:
+    async with topic.subscribe("readers", reader_settings(worker.plan)) as subscription:
         while not worker.stopping.is_set():
             # All together: a killed server does not remember what it delivered just before, and
             # each of those acks takes until its timeout.
@@ -127,8 +133,9 @@ async def consume(worker: Worker) -> None:
 
 async def _settle(worker: Worker, delivery: Delivery) -> None:
     name = id_of(delivery.value)
-    worker.history.note("delivered", id=name, offset=delivery.offset)
-    if worker.chance.random() < 0.02:
+    position = {"partition": delivery.partition, "offset": delivery.offset}
+    worker.history.note("delivered", id=name, **position)
+    if worker.chance.random() < worker.plan.get("nacks", 0.02):
         delivery.nack(delay=0.1)
         return
     try:
@@ -150,6 +157,7 @@ async def join(worker: Worker) -> None:
             "id": id_of(event.value),
             "key": event.key,
             "partition": event.partition,
+            "offset": event.offset,
             "epoch": event.epoch,
         }
         worker.history.note("start", **facts)
