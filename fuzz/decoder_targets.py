@@ -11,12 +11,16 @@ from collections.abc import Callable
 from typing import Any, Final, NamedTuple
 
 from millstream import settings
-from millstream.errors import MillstreamError
+from millstream.cli.views.event_text import event_record, json_line
+from millstream.errors import MillstreamError, Undecodable
+from millstream.events.escapes import escaped, unescaped
 from millstream.events.event import Partition, PlainEvent
 from millstream.events.fence import read_state
 from millstream.events.packs.headers import read_headers
 from millstream.events.subject import key_of_token, key_token
+from millstream.events.unpack import events_of
 from millstream.messaging.groups.records import MemberRecord, PartitionRecord, decode_record
+from millstream.messaging.reading.batches import batches_of_messages
 from millstream.schemas import Schema, declare, make_codec
 from millstream.schemas.registry.records import read_record
 from millstream.spark.source.offsets import from_json
@@ -102,6 +106,30 @@ def _event(data: bytes) -> object:
     return event.key, event.value, event.headers, event.id, event.timestamp, repr(event)
 
 
+def _message(data: bytes) -> object:
+    """A message with untrusted subject, headers and value: all readers find the same events."""
+    subject, _, rest = data.partition(b"\0")
+    block, _, value = rest.partition(b"\0")
+    partition = Partition("orders", "orders", 0, "orders")
+    lines = b"NATS/1.0\r\n" + block.rstrip(b"\r\n") + b"\r\n\r\n"
+    raw = RawMessage(b"orders." + subject, _REPLY, lines, value)
+    bad: list[Undecodable] = []
+    events = list(events_of(partition, [raw], report=bad.append))
+    for event in events:
+        json_line(event_record(event))
+    rows = sum(b.num_rows for b in batches_of_messages(partition, [raw], None, bad.append))
+    if rows != len(events) or len(bad) not in (0, 2):
+        raise AssertionError(f"{data!r}: {len(events)} events, {rows} rows, {bad}")
+    return events
+
+
+def _name(data: bytes) -> object:
+    name = data.decode("utf-8", "surrogateescape")
+    if unescaped(escaped(name)) != name:
+        raise AssertionError(f"{data!r}: the name does not come back")
+    return escaped(name).encode()
+
+
 def _offsets(data: bytes) -> object:
     try:
         kept = json.loads(data)
@@ -182,6 +210,16 @@ TARGETS: Final[dict[str, Target]] = {
     "event": Target(
         _event, (b"a\0Mill-Time: 1700000000000000000\r\nMill-Key: x\r\nMill-Null: 1\r\n\r\n\0v",)
     ),
+    "message": Target(
+        _message,
+        (
+            b"a\0Mill-Time: 99999999999999999999\r\nMill-Id: \xff\r\nX-\xff: \xfe\0v",
+            b"_pack.w\0Mill-Pack: 9\0v",
+            b"_pack.w\0Mill-Pack: 1\r\nMill-Count: 0\r\nMill-Checksum: 00000000\r\n"
+            b"Content-Type: application/vnd.apache.arrow.stream\0",
+        ),
+    ),
+    "name": Target(_name, (b"trace", b"X-\xff", "\uef80\uefff".encode())),
     "group partition": Target(
         lambda data: decode_record(data, PartitionRecord), (b'{"position":[5,0],"version":1}',)
     ),

@@ -68,15 +68,12 @@ class TopicReading(Twin):
 
 def _events(
     groups: Iterator[tuple[Partition, list[RawMessage]]], plan: ReadPlan
-) -> Iterator[list[Event]]:
+) -> Iterator[Iterator[Event]]:
     keys, report = frozenset(plan.keys), plan.report()
     for partition, messages in groups:
         for first in range(0, len(messages), DECODE_MESSAGES):
             piece = messages[first : first + DECODE_MESSAGES]
-            events, error = events_of(partition, piece, report, keys)
-            yield events
-            if error is not None:
-                raise error
+            yield events_of(partition, piece, keys, report)
 
 
 class DeliveryReading(ContextTwin):

@@ -111,7 +111,8 @@ class TopicShape:
             subject = self._apply(event.options, partition, subject, event_id, pairs)
         if not pairs and event_id.isalnum():  # most events: there is nothing to check
             return partition, subject, f"NATS/1.0\r\n{ID_HEADER}: {event_id}\r\n\r\n".encode()
-        block = encode_headers([(ID_HEADER, event_id), *pairs])
+        # As packs do: an event that another client stored can be stored again.
+        block = encode_headers([(ID_HEADER, event_id), *pairs], foreign=True)
         if len(block) > HEADER_BYTES_MAX:
             raise ConfigError(
                 f"headers of {len(block):,} bytes: the server accepts {HEADER_BYTES_MAX:,}. "

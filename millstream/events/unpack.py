@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any, cast
 
 from millstream.errors import Undecodable
 from millstream.events.classify import FOR_MARK, OWN_MARK, PACK_MARK, kind_of
 from millstream.events.escapes import unescaped
 from millstream.events.event import (
+    RESERVED_PREFIXES,
     Event,
     Partition,
     PlainEvent,
@@ -77,7 +78,8 @@ class PackEvent(Event):
     def headers(self) -> Mapping[str, str]:
         own: dict[str, str] = {}
         for name, value in self._headers or ():
-            own.setdefault(unescaped(name), value.decode("utf-8", "surrogateescape"))
+            if not name.startswith(RESERVED_PREFIXES):
+                own.setdefault(unescaped(name), value.decode("utf-8", "surrogateescape"))
         return own
 
     @property
@@ -143,21 +145,35 @@ def undecodable(partition: Partition, raw: RawMessage, error: Exception) -> Unde
 def events_of(
     partition: Partition,
     messages: list[RawMessage],
-    report: Report | None = None,
     keys: Collection[str] = (),
-) -> tuple[list[Event], Undecodable | None]:
+    report: Report | None = None,
+) -> Iterator[Event]:
     """The events of some messages (only those of `keys`, if given), in order, for readers.
 
-    The first message that cannot be decoded ends them, and its error is returned. With `report`
-    there is none: it is called with each event that cannot be decoded, values included, and these
-    are left out. Without it, a value that cannot be decoded raises when it is asked for.
+    A message that cannot be decoded is raised after the events before it. With `report` that is
+    called instead, in its turn, also for values that cannot be decoded, and it is left out; without
+    it such a value raises when it is asked for.
 
     Millstream's own messages are skipped, and so are copies redriven for one subscription: they
     have been read here before.
     """
-    events: list[Event] = []
+    found = _decoded(partition, messages, report is not None)
+    if keys:
+        found = [e for e in found if isinstance(e, Undecodable) or e.key in keys]
+    if report is not None:
+        checked = partition.decode is not None
+        return _handed_out(map(_checked, found) if checked else found, report)
+    if found and isinstance(found[-1], Undecodable):
+        return _handed_out(found, _raise)
+    return iter(cast(list[Event], found))
+
+
+def _decoded(
+    partition: Partition, messages: list[RawMessage], all_of_them: bool
+) -> list[Event | Undecodable]:
+    """The events, and the errors of messages that cannot be decoded: all, or up to the first."""
+    found: list[Event | Undecodable] = []
     at = partition.prefix_size
-    error: Undecodable | None = None
     for raw in messages:
         subject, _, headers, _ = raw
         if subject[at : at + 1] != b"_" and (
@@ -165,40 +181,44 @@ def events_of(
             or headers.find(OWN_MARK) < 0
             or (headers.find(FOR_MARK) < 0 and headers.find(PACK_MARK) < 0)
         ):
-            events.append(PlainEvent(partition, raw))  # nearly all are: `kind_of` costs too much
+            found.append(PlainEvent(partition, raw))  # nearly all are: `kind_of` costs too much
             continue
         kind = kind_of(subject, headers, at)
         if kind.redriven:
             continue
         if kind.is_pack:
             try:
-                events.extend(_packed(partition, raw))
+                found.extend(_packed(partition, raw))
             except DECODE_FAILURES as cause:
-                error = undecodable(partition, raw, cause)
-                if report is None:
+                found.append(undecodable(partition, raw, cause))
+                if not all_of_them:
                     break
-                report(error)
         elif kind.is_plain:
-            events.append(PlainEvent(partition, raw))
-    if keys:
-        events = [event for event in events if event.key in keys]
-    if report is None:
-        return events, error
-    return (events if partition.decode is None else _readable(events, report)), None
+            found.append(PlainEvent(partition, raw))
+    return found
 
 
-def _readable(events: list[Event], report: Report) -> list[Event]:
-    """The events whose values can be decoded."""
-    readable: list[Event] = []
-    for event in events:
-        try:
-            _ = event.value
-        except DECODE_FAILURES as error:
-            reason = reason_of(error)
-            report(Undecodable(event.topic, *event.position, reason))
+def _handed_out(found: Iterable[Event | Undecodable], report: Report) -> Iterator[Event]:
+    """The events; an error is reported in its turn."""
+    for item in found:
+        if isinstance(item, Undecodable):
+            report(item)
         else:
-            readable.append(event)
-    return readable
+            yield item
+
+
+def _raise(error: Undecodable) -> None:
+    raise error
+
+
+def _checked(item: Event | Undecodable) -> Event | Undecodable:
+    """The event, or the error of its value."""
+    if not isinstance(item, Undecodable):
+        try:
+            _ = item.value
+        except DECODE_FAILURES as error:
+            return Undecodable(item.topic, *item.position, reason_of(error))
+    return item
 
 
 def events_in(partition: Partition, raw: RawMessage) -> list[Event]:

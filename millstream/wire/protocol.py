@@ -125,9 +125,8 @@ def encode_headers(items: Headers | Iterable[tuple[str, str]], *, foreign: bool 
         if not isinstance(name, str) or not isinstance(value, str):
             raise ConfigError(f"header {name!r}: name and value must be text, found {value!r}")
         if any(c in name for c in ":\r\n") or not (foreign or _is_clear(name)):
-            raise ConfigError(
-                f"header name {name!r}: needs ASCII letters without spaces, colons or line ends"
-            )
+            wanted = "no colons and line ends" if foreign else "visible ASCII without colons"
+            raise ConfigError(f"header name {name!r}: needs {wanted}")
         if "\r" in value or "\n" in value:
             raise ConfigError(f"header {name!r}: its value contains a line end")
         try:

@@ -16,6 +16,7 @@ from millstream.cli.options.reading import (
 )
 from millstream.cli.output import JsonOption, print_json, say
 from millstream.cli.session import ServerOption, run
+from millstream.cli.views.left_out import LeftOut
 from millstream.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -57,7 +58,8 @@ def export(
     """Export a topic, or a range of it, to a file: JSON lines, CSV or Parquet.
 
     Every event that is stored when it starts is exported once. The file appears under its name when
-    it is complete. 'import' turns it into the same events again.
+    it is complete. 'import' turns it into the same events again. An event that cannot be decoded,
+    or that the format cannot hold, is named and left out.
     """
     from millstream.cli.files.export import open_file
 
@@ -66,10 +68,12 @@ def export(
         raise ConfigError("--json prints a report, and FILE - prints the events. Choose one")
     start, end = events.positions()
     chosen = file_format(file, target.form)
-    plan = _Plan(start, {**selection.arguments(), "end": end}, count)
+    left_out = LeftOut(selection.undecodable)
+    arguments = {**selection.arguments(), "end": end, "undecodable": left_out}
+    plan = _Plan(start, arguments, count)
 
     async def work(mill: "Mill") -> int:
-        out = open_file(file, chosen, target.value, force=target.force)
+        out = open_file(file, chosen, target.value, left_out.unwritable, force=target.force)
         try:
             return await _export(mill, topic, plan, out)
         finally:
@@ -77,9 +81,11 @@ def export(
 
     exported = run(work, server)
     if json_:
-        print_json({"topic": topic, "file": file, "events": exported})
+        report = {"topic": topic, "file": file, "events": exported, "left_out": left_out.count}
+        print_json(report)
     elif file != "-":
         say(f"Exported {exported:,} events of '{topic}' to {file}")
+    left_out.finish()
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,22 +116,22 @@ async def _export(
     reached: dict[int, int] = {}
     events = await events_from(topic, plan.start, plan.arguments)
     group: list[Event] = []
-    exported = size = 0
+    exported = taken = size = 0
     with FileProgress(f"Exporting {name}", total) as progress:
         async with aclosing(events):  # type: ignore[type-var]
             async for event in events:
                 group.append(event)
                 size += len(value_bytes(event.value))
                 reached[event.partition] = event.offset
-                exported += 1
+                taken += 1
                 if len(group) >= BATCH_EVENTS or size >= BATCH_BYTES:
-                    await asyncio.to_thread(out.write, group)
+                    exported += await asyncio.to_thread(out.write, group)
                     done = sum(offset - firsts[part] + 1 for part, offset in reached.items())
                     progress.show(done, exported)
                     group, size = [], 0
-                if exported == plan.count:
+                if taken == plan.count:
                     break
-        await asyncio.to_thread(out.write, group)
+        exported += await asyncio.to_thread(out.write, group)
         await asyncio.to_thread(out.complete)
         progress.show(total, exported)
     return exported

@@ -57,7 +57,8 @@ class _ColumnOptions:
 
         csv = form in ("csv", "tsv")
         names = (self.key, self.value, self.time, self.event_id)
-        return FileColumns(*names, self.time_unit, self.whole, empty_is_none=csv)
+        escapes = form == "parquet"
+        return FileColumns(*names, self.time_unit, self.whole, empty_is_none=csv, escapes=escapes)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,7 @@
 """`millstream sub`: print the messages of a subject as they arrive."""
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -83,7 +83,13 @@ async def _follow(
 
 def message_writer(raw: bool, as_json: bool) -> "Callable[[int, Message], bytes]":
     """The function that turns the n-th message into bytes to print."""
-    from millstream.cli.views.event_text import json_line, shown, value_field
+    from millstream.cli.views.event_text import (
+        header_fields,
+        json_line,
+        shown,
+        text_field,
+        value_field,
+    )
 
     if raw and as_json:
         raise ConfigError("choose one of --raw and --json")
@@ -91,16 +97,18 @@ def message_writer(raw: bool, as_json: bool) -> "Callable[[int, Message], bytes]
         return lambda number, message: message.data + b"\n"
 
     def record(number: int, message: "Message") -> bytes:
-        fields = {"subject": message.subject, "reply": message.reply}
-        headers = {"headers": dict(message.headers)} if message.headers else {}
-        return json_line({**fields, **headers, **value_field(message.data, "auto")})
+        fields: dict[str, Any] = text_field("subject", message.subject)
+        fields |= {"reply": None} if message.reply is None else text_field("reply", message.reply)
+        fields |= header_fields(message.headers)
+        return json_line(fields | value_field(message.data, "auto"))
 
     def line(number: int, message: "Message") -> bytes:
         headers = "".join(f"  {name}: {value}" for name, value in message.header_items)
         reply = f"  (reply to {message.reply})" if message.reply else ""
         tail = f"{headers}{reply}".encode("utf-8", "surrogateescape")
+        subject = message.subject.encode("utf-8", "surrogateescape")
         return b"#%d  %s  %s%s\n" % (
-            number, message.subject.encode("utf-8", "replace"), shown(message.data), shown(tail)
+            number, shown(subject), shown(message.data), shown(tail)
         )  # fmt: skip
 
     return record if as_json else line

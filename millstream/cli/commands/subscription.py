@@ -10,6 +10,7 @@ from millstream.cli.options.positions import POSITION_HELP, parse_position
 from millstream.cli.options.reading import EventFormat, TopicArgument
 from millstream.cli.output import JsonOption, print_json, say
 from millstream.cli.session import ServerOption, YesOption, confirm, run
+from millstream.cli.views.left_out import LeftOut
 from millstream.errors import ConfigError
 from millstream.settings import parse_duration
 
@@ -239,20 +240,31 @@ def pull(
 ) -> None:
     """Take events from a subscription and print them; with --json one object per line.
 
-    Without --ack they are redelivered when their lease ends, and that counts as a delivery. To read
-    events without affecting the subscription, use 'topic tail'.
+    Without --ack they are redelivered when their lease ends, and that counts as a delivery. One
+    that cannot be decoded is named on stderr and not acked, and the exit code is 1. To read events
+    without affecting the subscription, use 'topic tail'.
     """
     from millstream.cli.views.event_text import formatter_of
 
     write = formatter_of(form, json_)
+    left_out = LeftOut("fail")
     seconds = parse_duration(how.wait)
-    run(lambda mill: _pull(mill, (topic, name), how, seconds, write), server)
+    output = (write, left_out)
+    run(lambda mill: _pull(mill, (topic, name), how, seconds, output), server)
+    left_out.finish()
 
 
 async def _pull(
-    mill: "Mill", source: tuple[str, str], how: _Pull, seconds: float, write: "Formatter"
+    mill: "Mill",
+    source: tuple[str, str],
+    how: _Pull,
+    seconds: float,
+    output: "tuple[Formatter, LeftOut]",
 ) -> None:
     from millstream.cli.views.stdout_writer import StdoutWriter
+    from millstream.events.undecodable import DECODE_FAILURES
+
+    write, left_out = output
 
     topic, name = source
     found = await mill.topic(topic)
@@ -262,11 +274,18 @@ async def _pull(
         left = how.limit
         while left:
             deliveries = await member.pull(left, seconds)
+            printed = []
             for delivery in deliveries:
-                await out.write(write(delivery))
+                try:
+                    line = write(delivery)
+                except DECODE_FAILURES as error:
+                    left_out.unwritable(delivery, error)
+                    continue
+                await out.write(line)
+                printed.append(delivery)
             await out.flush()
             if how.ack:  # only what the reader has received
-                for delivery in deliveries:
+                for delivery in printed:
                     await delivery.ack_sync()
             left -= len(deliveries)
             if not deliveries:

@@ -18,6 +18,7 @@ from millstream.cli.options.reading import (
 )
 from millstream.cli.output import JsonOption, say
 from millstream.cli.session import ServerOption, run
+from millstream.cli.views.left_out import LeftOut
 from millstream.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -61,15 +62,17 @@ def tail(
 
     start = parse_position(offset)
     write = formatter_of(form, json_)
-    arguments = {**selection.arguments(), "follow": not exit_}
+    left_out = LeftOut(selection.undecodable)
+    arguments = {**selection.arguments(), "follow": not exit_, "undecodable": left_out}
 
     async def work(mill: "Mill") -> None:
         topic = await mill.topic(name)
         if start.name == "keys" and not exit_:
             raise ConfigError("-o keys reads only what is stored now: add -e")
-        await _print(await events_from(topic, start, arguments), write, count)
+        await _print(await events_from(topic, start, arguments), write, count, left_out)
 
     run(work, server)
+    left_out.finish()
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,13 +124,14 @@ def replay(
     target.check(name, form)
     start, end = events.positions()
     write = formatter_of(form, json_)
-    arguments = {**selection.arguments(), "end": end}
+    left_out = LeftOut(selection.undecodable)
+    arguments = {**selection.arguments(), "end": end, "undecodable": left_out}
 
     async def work(mill: "Mill") -> None:
         found = await events_from(await mill.topic(name), start, arguments)
         paced = found if target.speed is None else _paced(found, target.speed)
         if target.to is None:
-            await _print(paced, write, count)
+            await _print(paced, write, count, left_out)
             return
         copy = await mill.topic(target.to)
         stored, again = await _store(paced, copy, count, target.speed is not None)
@@ -135,6 +139,7 @@ def replay(
         say(f"Stored {stored:,} events of '{name}' in '{target.to}'{repeated}")
 
     run(work, server)
+    left_out.finish()
 
 
 async def events_from(
@@ -195,13 +200,20 @@ async def _merged(readers: "Sequence[AsyncIterator[Event]]") -> "AsyncIterator[E
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
-async def _print(events: "AsyncIterator[Event]", write: "Formatter", count: int | None) -> None:
+async def _print(
+    events: "AsyncIterator[Event]", write: "Formatter", count: int | None, left_out: LeftOut
+) -> None:
     from millstream.cli.views.stdout_writer import StdoutWriter
 
     left = count
     async with StdoutWriter() as out, aclosing(events):  # type: ignore[type-var]
         async for event in events:
-            await out.write(write(event))
+            try:
+                line = write(event)
+            except ConfigError as error:
+                left_out.unwritable(event, error)
+                continue
+            await out.write(line)
             if left is not None:
                 left -= 1
                 if not left:

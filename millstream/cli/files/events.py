@@ -14,6 +14,7 @@ import msgspec
 from millstream.cli.files.rows import Row
 from millstream.cli.options.times import nanoseconds
 from millstream.errors import ConfigError
+from millstream.events.escapes import unescaped
 from millstream.events.event import nanoseconds_of
 from millstream.messaging import NewEvent
 
@@ -37,6 +38,7 @@ class FileColumns:
     unit: str | None = None  # of times that are numbers
     whole: bool = False  # the row is the value, whatever its columns are called
     empty_is_none: bool = False  # CSV has no null: an empty field is a missing key
+    escapes: bool = False  # in Parquet, bytes of names and ids that are not UTF-8 are escaped
 
     value_of: Callable[[Any], Any] | None = None  # makes a value of the topic's type
 
@@ -76,7 +78,7 @@ class FileColumns:
             value = own if own is not None else msgspec.json.encode(fields)
         else:
             value = self._value(table)
-        headers = None if self.whole else _headers(table.get("headers"))
+        headers = None if self.whole else self._headers(table)
         return NewEvent(value, self._key(table), headers, self._time(table), self._id(table))
 
     def _column(self, table: Mapping[str, Any], name: str | None, wanted: bool) -> Any:
@@ -134,8 +136,27 @@ class FileColumns:
         raise ConfigError(f"column '{self.time}': {time!r} is not a time")
 
     def _id(self, table: Mapping[str, Any]) -> str | None:
+        encoded = table.get(f"{self.id}_base64")
+        if encoded:
+            return _from_base64(f"{self.id}_base64", encoded).decode("utf-8", "surrogateescape")
         given = self._column(table, self.id, wanted=self.id not in (None, "id"))
-        return None if given is None or given == "" else str(given)
+        return None if given is None or given == "" else self._unescaped(str(given))
+
+    def _unescaped(self, text: str) -> str:
+        return unescaped(text) if self.escapes else text
+
+    def _headers(self, table: Mapping[str, Any]) -> dict[str, str] | None:
+        """All headers of a row."""
+        given = _header_column("headers", table.get("headers"))
+        found = {self._unescaped(name): value for name, value in given.items()}
+        encoded = _header_column("headers_base64", table.get("headers_base64"))
+        for pair in encoded.items():
+            name, value = (
+                _from_base64("headers_base64", text).decode("utf-8", "surrogateescape")
+                for text in pair
+            )
+            found[name] = value
+        return found or None
 
     def _typed_column(self, table: Mapping[str, Any]) -> Any:
         """The value column as JSON; files that hold it as text (CSV) are parsed."""
@@ -148,15 +169,15 @@ class FileColumns:
             raise ConfigError(f"column '{self.value}' is not JSON: {error}") from error
 
 
-def _headers(found: Any) -> dict[str, str] | None:
+def _header_column(column: str, found: Any) -> dict[str, str]:
     """Headers as an object, as its JSON text (CSV), or as pairs (Parquet)."""
     if found is None or found == "":
-        return None
+        return {}
     if isinstance(found, str):
         try:
             found = msgspec.json.decode(found)
         except msgspec.DecodeError as error:
-            raise ConfigError(f"column 'headers' is not JSON: {error}") from error
+            raise ConfigError(f"column '{column}' is not JSON: {error}") from error
     if isinstance(found, list) and all(isinstance(pair, dict) for pair in found):
         found = {pair.get("key"): pair.get("value") for pair in found}
     elif isinstance(found, list) and all(isinstance(p, tuple) and len(p) == 2 for p in found):
@@ -166,9 +187,11 @@ def _headers(found: Any) -> dict[str, str] | None:
             name: value.decode("utf-8", "surrogateescape") if isinstance(value, bytes) else value
             for name, value in found.items()
         }
-    if not isinstance(found, dict) or not all(isinstance(v, str) for v in found.values()):
-        raise ConfigError(f"column 'headers': {found!r} is not an object of strings")
-    return found or None
+    if not isinstance(found, dict) or not all(
+        isinstance(text, str) for pair in found.items() for text in pair
+    ):
+        raise ConfigError(f"column '{column}': {found!r} is not an object of strings")
+    return found
 
 
 def _from_base64(name: str, text: Any) -> bytes:

@@ -8,7 +8,7 @@ import io
 import os
 import sys
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import IO, Any, Final, cast
 
@@ -17,6 +17,7 @@ import msgspec
 from millstream.cli.options.reading import VALUE_FORMS
 from millstream.cli.views.event_text import event_record, json_line, value_bytes
 from millstream.errors import ConfigError
+from millstream.events.escapes import escaped, header_pairs
 from millstream.messaging import Event
 
 __all__ = ["EventFile", "open_file"]
@@ -25,23 +26,46 @@ __all__ = ["EventFile", "open_file"]
 GROUP_EVENTS: Final = 50_000
 GROUP_BYTES: Final = 64 * 1024 * 1024
 CSV_COLUMNS: Final = ("partition", "offset", "index", "timestamp", "key", "key_base64", "id",
-                      "headers", "value", "value_base64", "value_null")  # fmt: skip
+                      "id_base64", "headers", "headers_base64", "value", "value_base64",
+                      "value_null")  # fmt: skip
+# What nanoseconds in 64 bits can express.
+_EARLIEST_NS: Final = -(2**63)
+_LATEST_NS: Final = 2**63 - 1
+
+# Called with an event that the format cannot hold, and the reason.
+Unwritable = Callable[[Event, Exception], None]
 
 
 class EventFile(ABC):
     """A file that appears under its name when it is complete; `-` is stdout."""
 
-    def __init__(self, file: str, *, force: bool) -> None:
+    def __init__(self, file: str, unwritable: Unwritable, *, force: bool) -> None:
         self.path = None if file == "-" else Path(file)
+        self._unwritable = unwritable
         self._draft: Path | None = None
         if self.path is not None:
             if self.path.exists() and not force:
                 raise ConfigError(f"{file} exists. Choose another name, or replace it with --force")
             self._draft = self.path.with_name(f".{self.path.name}.{os.getpid()}.part")
 
+    def write(self, events: Sequence[Event]) -> int:
+        """Add events; returns how many. Those that the format cannot hold are left out."""
+        rows: list[Any] = []
+        for event in events:
+            try:
+                rows.append(self._row(event))
+            except ConfigError as error:
+                self._unwritable(event, error)
+        self._add(rows)
+        return len(rows)
+
     @abstractmethod
-    def write(self, events: Sequence[Event]) -> None:
-        """Add events."""
+    def _row(self, event: Event) -> Any:
+        """The event in the format of the file; ConfigError if that cannot hold it."""
+
+    @abstractmethod
+    def _add(self, rows: list[Any]) -> None:
+        """Write rows, now or later."""
 
     @abstractmethod
     def _finish(self) -> None:
@@ -74,13 +98,16 @@ class EventFile(ABC):
 
 
 class _JsonLines(EventFile):
-    def __init__(self, file: str, value: str, *, force: bool) -> None:
-        super().__init__(file, force=force)
+    def __init__(self, file: str, value: str, unwritable: Unwritable, *, force: bool) -> None:
+        super().__init__(file, unwritable, force=force)
         self._value = value
         self._bytes = self._open(file)
 
-    def write(self, events: Sequence[Event]) -> None:
-        self._bytes.write(b"".join(json_line(event_record(e, self._value)) for e in events))
+    def _row(self, event: Event) -> bytes:
+        return json_line(event_record(event, self._value))
+
+    def _add(self, rows: list[bytes]) -> None:
+        self._bytes.write(b"".join(rows))
 
     def _finish(self) -> None:
         self._bytes.flush()
@@ -90,8 +117,10 @@ class _JsonLines(EventFile):
 
 
 class _Csv(EventFile):
-    def __init__(self, file: str, value: str, delimiter: str, *, force: bool) -> None:
-        super().__init__(file, force=force)
+    def __init__(
+        self, file: str, value: str, delimiter: str, unwritable: Unwritable, *, force: bool
+    ) -> None:
+        super().__init__(file, unwritable, force=force)
         self._value = value
         self._bytes = self._open(file)
         self._text = io.TextIOWrapper(self._bytes, encoding="utf-8", newline="")
@@ -99,18 +128,19 @@ class _Csv(EventFile):
                                     extrasaction="ignore")  # fmt: skip
         self._rows.writeheader()
 
-    def write(self, events: Sequence[Event]) -> None:
-        self._rows.writerows(self._row(event) for event in events)
+    def _add(self, rows: list[dict[str, Any]]) -> None:
+        self._rows.writerows(rows)
 
     def _row(self, event: Event) -> dict[str, Any]:
         if event.key == "":
             raise ConfigError(
-                f"the event at partition {event.partition}, offset {event.offset} has an empty "
-                f"key, which CSV cannot distinguish from no key. Export it as jsonl or parquet"
+                "it has an empty key, which CSV cannot distinguish from no key. Export it as "
+                "jsonl or parquet"
             )
         record = event_record(event, self._value)
-        if "headers" in record:
-            record["headers"] = msgspec.json.encode(record["headers"]).decode()
+        for name in ("headers", "headers_base64"):
+            if name in record:
+                record[name] = msgspec.json.encode(record[name]).decode()
         if event.value is None:
             record |= {"value": "", "value_null": "true"}  # CSV itself has no null
         elif "value" in record and not isinstance(record["value"], str):
@@ -127,8 +157,8 @@ class _Csv(EventFile):
 
 
 class _Parquet(EventFile):
-    def __init__(self, file: str, value: str, *, force: bool) -> None:
-        super().__init__(file, force=force)
+    def __init__(self, file: str, value: str, unwritable: Unwritable, *, force: bool) -> None:
+        super().__init__(file, unwritable, force=force)
         import pyarrow as pa
         import pyarrow.parquet as pq
 
@@ -150,27 +180,32 @@ class _Parquet(EventFile):
         self._waiting: list[dict[str, Any]] = []
         self._size = 0
 
-    def write(self, events: Sequence[Event]) -> None:
-        for event in events:
-            value = value_bytes(event.value)
-            self._size += len(value)
-            self._waiting.append(self._row(event, value))
+    def _add(self, rows: list[dict[str, Any]]) -> None:
+        self._waiting += rows
+        self._size += sum(len(row["value"] or b"") for row in rows)
         if len(self._waiting) >= GROUP_EVENTS or self._size >= GROUP_BYTES:
             self._put()
 
-    def _row(self, event: Event, value: bytes) -> dict[str, Any]:
-        key = event.key
+    def _row(self, event: Event) -> dict[str, Any]:
+        key, value = event.key, value_bytes(event.value)
+        if not _EARLIEST_NS <= event.timestamp_ns <= _LATEST_NS:
+            raise ConfigError(
+                f"its time, {event.timestamp:%Y-%m-%d}, is outside the years 1677 to 2262 that "
+                f"Parquet's nanoseconds can hold. Export it as jsonl or csv"
+            )
+        if self._as_text:
+            try:
+                value.decode()
+            except UnicodeDecodeError as error:
+                raise ConfigError(f"its value is not UTF-8: {error}. Use --value auto") from error
         return {
             "partition": event.partition,
             "offset": event.offset,
             "index": event.index,
             "timestamp": event.timestamp_ns,
             "key": None if key is None else key.encode("utf-8", "surrogateescape"),
-            "id": event.id,
-            "headers": [
-                {"key": name, "value": text.encode("utf-8", "surrogateescape")}
-                for name, text in event.headers.items()
-            ],
+            "id": None if event.id is None else escaped(event.id),
+            "headers": header_pairs(event.headers),
             "value": None if event.value is None else value,
         }
 
@@ -181,10 +216,7 @@ class _Parquet(EventFile):
             return
         binary = self._schema.set(7, pa.field("value", pa.binary()))
         table = pa.Table.from_pylist(self._waiting, schema=binary)
-        try:
-            self._writer.write_table(table.cast(self._schema))
-        except pa.ArrowInvalid as error:
-            raise ConfigError(f"a value is not UTF-8: {error}. Use --value auto") from error
+        self._writer.write_table(table.cast(self._schema))
         self._waiting.clear()
         self._size = 0
 
@@ -195,7 +227,9 @@ class _Parquet(EventFile):
         self._writer.close()
 
 
-def open_file(file: str, form: str, value: str, *, force: bool) -> EventFile:
+def open_file(
+    file: str, form: str, value: str, unwritable: Unwritable, *, force: bool
+) -> EventFile:
     """A new file of that format."""
     if value not in VALUE_FORMS:
         raise ConfigError(f"--value is one of {', '.join(VALUE_FORMS)}, not {value!r}")
@@ -204,7 +238,7 @@ def open_file(file: str, form: str, value: str, *, force: bool) -> EventFile:
             raise ConfigError(
                 f"--value {value} applies to text formats; Parquet takes auto and text"
             )
-        return _Parquet(file, value, force=force)
+        return _Parquet(file, value, unwritable, force=force)
     if form in ("csv", "tsv"):
-        return _Csv(file, value, "\t" if form == "tsv" else ",", force=force)
-    return _JsonLines(file, value, force=force)
+        return _Csv(file, value, "\t" if form == "tsv" else ",", unwritable, force=force)
+    return _JsonLines(file, value, unwritable, force=force)

@@ -41,6 +41,15 @@ ValueOption = Annotated[
     ),
 ]
 
+UndecodableOption = Annotated[
+    str,
+    typer.Option(
+        "--undecodable",
+        help="Events that cannot be decoded are named on stderr and left out; then the exit code "
+        "is 1 (fail) or 0 (drop).",
+    ),
+]
+
 
 @dataclass(frozen=True, slots=True)
 class Selection:
@@ -60,6 +69,8 @@ class Selection:
         list[int] | None,
         typer.Option("--partition", "-p", min=0, help="Only this partition; repeat it for more."),
     ] = None
+
+    undecodable: UndecodableOption = "fail"
 
     def arguments(self) -> dict[str, Any]:
         """The arguments of `topic.read`."""

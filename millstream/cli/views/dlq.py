@@ -9,7 +9,13 @@ import msgspec
 
 from millstream.cli.options.times import time_text
 from millstream.cli.output import print_table, say
-from millstream.cli.views.event_text import key_field, shown, value_bytes, value_field
+from millstream.cli.views.event_text import (
+    header_fields,
+    shown,
+    text_field,
+    value_bytes,
+    value_field,
+)
 from millstream.cli.views.topic import age, simple
 from millstream.errors import ConfigError
 from millstream.messaging.dead_letters.store import default_dead_letter_topic
@@ -37,12 +43,13 @@ def letter_record(letter: DeadLetter) -> dict[str, Any]:
         "partition": letter.partition,
         "origin_offset": letter.origin_offset,
         "origin_index": letter.origin_index,
-        "subject": letter.subject,
+        **text_field("subject", letter.subject),
         "subscription": letter.subscription,
         "timestamp": time_text(letter.timestamp_ns),
-        "id": letter.id,
-        "headers": dict(letter.headers),
-        **key_field(letter.key),
+        **({"id": None} if letter.id is None else text_field("id", letter.id)),
+        "headers": {},
+        **header_fields(letter.headers),
+        **text_field("key", letter.key),
         **msgspec.to_builtins(value_field(letter.value, "auto")),
     }
 
@@ -59,7 +66,7 @@ def show_list(letters: Sequence[DeadLetter]) -> None:
             (
                 letter.offset,
                 age(letter.when),
-                "-" if letter.key is None else letter.key,
+                "-" if letter.key is None else _printable(letter.key),
                 letter.attempts,
                 letter.cause[:VALUE_CHARS],
                 f"{letter.topic} {letter.partition}@{letter.origin_offset}",
@@ -77,12 +84,18 @@ def _short(value: Any) -> str:
     return text if len(text) <= VALUE_CHARS else f"{text[:VALUE_CHARS]}..."
 
 
+def _printable(text: str) -> str:
+    return shown(text.encode("utf-8", "surrogateescape")).decode()
+
+
 def show(letter: DeadLetter) -> None:
     """One dead letter in full."""
     for name, value in letter_record(letter).items():
         if name == "headers":
             for header, text in letter.headers.items():
-                say(f"header {header}: {text}")
+                say(f"header {_printable(header)}: {_printable(text)}")
+        elif name == "headers_base64":
+            continue
         elif value is not None and not name.startswith("value"):
             say(f"{name.replace('_', ' ')}: {value}")
     say("")

@@ -21,9 +21,10 @@ __all__ = [
     "event_record",
     "formatter",
     "formatter_of",
+    "header_fields",
     "json_line",
-    "key_field",
     "shown",
+    "text_field",
     "value_bytes",
     "value_field",
 ]
@@ -66,17 +67,33 @@ def event_record(event: Event, form: str = "auto") -> dict[str, Any]:
         "partition": event.partition,
         "offset": event.offset,
         "index": event.index,
-        "subject": event.subject,
+        **text_field("subject", event.subject),
         "timestamp": time_text(event.timestamp_ns),
+        **text_field("id", event.id),
+        **text_field("key", event.key),
+        **header_fields(event.headers),
     }
-    if event.id is not None:
-        record["id"] = event.id
-    record |= key_field(event.key)
-    headers = event.headers
-    if headers:
-        record["headers"] = {name: _text(value) for name, value in headers.items()}
     record |= value_field(event.value, form)
     return record
+
+
+def text_field(name: str, text: str | None) -> dict[str, str]:
+    """A text, in a field whose name says how it is written; nothing if there is none."""
+    if text is None:
+        return {}
+    if _encodable(text):
+        return {name: text}
+    return {f"{name}_base64": _base64(text)}
+
+
+def header_fields(headers: Mapping[str, str]) -> dict[str, dict[str, str]]:
+    """Headers; those whose name or value is not text have a field of their own, both in base64."""
+    plain = {n: text for n, text in headers.items() if _encodable(n) and _encodable(text)}
+    fields = {"headers": plain} if plain else {}
+    if len(plain) < len(headers):
+        other = {n: text for n, text in headers.items() if n not in plain}
+        fields["headers_base64"] = {_base64(n): _base64(text) for n, text in other.items()}
+    return fields
 
 
 def value_field(value: Any, form: str) -> dict[str, Any]:
@@ -89,22 +106,13 @@ def value_field(value: Any, form: str) -> dict[str, Any]:
         try:
             return {"value": msgspec.json.decode(value)}
         except msgspec.DecodeError as error:
-            raise ConfigError(f"a value is not JSON: {error}. Use --value auto") from error
+            raise ConfigError(f"its value is not JSON: {error}. Use --value auto") from error
     try:
         return {"value": value.decode()}
     except UnicodeDecodeError as error:
         if form == "text":
-            raise ConfigError(f"a value is not UTF-8: {error}. Use --value auto") from error
+            raise ConfigError(f"its value is not UTF-8: {error}. Use --value auto") from error
         return {"value_base64": base64.b64encode(value).decode()}
-
-
-def key_field(key: str | None) -> dict[str, str]:
-    """The key, in a field whose name says how it is written; nothing if there is none."""
-    if key is None:
-        return {}
-    if _encodable(key):
-        return {"key": key}
-    return {"key_base64": base64.b64encode(key.encode("utf-8", "surrogateescape")).decode()}
 
 
 def _encodable(text: str) -> bool:
@@ -115,8 +123,8 @@ def _encodable(text: str) -> bool:
     return True
 
 
-def _text(value: str) -> str:
-    return value if _encodable(value) else value.encode("utf-8", "replace").decode()
+def _base64(text: str) -> str:
+    return base64.b64encode(text.encode("utf-8", "surrogateescape")).decode()
 
 
 def json_line(record: Mapping[str, Any]) -> bytes:
@@ -174,7 +182,7 @@ _FIELDS: Final[Mapping[bytes, Formatter]] = {
     b"S": lambda event: b"%d" % (-1 if event.value is None else len(value_bytes(event.value))),
     b"T": lambda event: b"%d" % (event.timestamp_ns // 1_000_000),
     b"h": _headers_text,
-    b"i": lambda event: (event.id or "").encode(),
+    b"i": lambda event: (event.id or "").encode("utf-8", "surrogateescape"),
     b"%": lambda event: b"%",
 }
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -88,6 +89,7 @@ _LEFT_OUT: Final = frozenset(
     }
 )
 _LEFT_OUT_PREFIXES: Final = ("Nats-", "Mill-Dead-")
+_COUNT: Final = re.compile("[0-9]{1,9}")
 _NO_ROW: Final = (None, None, None, None, None)  # a pack without events
 _BROKEN_PACK_LINE: Final = f"\r\n{BROKEN_PACK_HEADER}: ".encode()
 
@@ -192,7 +194,7 @@ def read_letter(raw: RawMessage, value_type: ValueType | None = None) -> DeadLet
             headers,
             int(found[TIME_HEADER]),
             found.get(OWN_ID_HEADER),
-            int(found.get(REDRIVES_HEADER, 0)),
+            _redrives(found.get(REDRIVES_HEADER, "0")),
             raw,
         )
     except (KeyError, ValueError) as error:
@@ -200,6 +202,11 @@ def read_letter(raw: RawMessage, value_type: ValueType | None = None) -> DeadLet
             f"the message at offset {offset} of the dead-letter topic is not a valid dead letter "
             f"({error}): another client published there. Read the topic and delete the message"
         ) from error
+
+
+def _redrives(text: str) -> int:
+    """How often an event was redriven; a number that another client made up counts as none."""
+    return int(text) if _COUNT.fullmatch(text) else 0
 
 
 def _content(

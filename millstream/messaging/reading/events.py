@@ -28,11 +28,8 @@ async def read_events(
             return
         await check_follow(jetstream, plan.chosen(partitions))
     async for partition, messages in read_messages(jetstream, partitions, plan):
-        events, error = events_of(partition, messages, report, keys)
-        for event in events:
+        for event in events_of(partition, messages, keys, report):
             yield event
-        if error is not None:
-            raise error
 
 
 async def _last_events(
@@ -43,19 +40,13 @@ async def _last_events(
     end = await end_of(jetstream, partition, plan.end)
     if not await holds_packs(jetstream, partition):
         async for messages in last_messages(jetstream, partition, plan, end):
-            events, error = events_of(partition, messages, report, keys)
-            for event in events:
+            for event in events_of(partition, messages, keys, report):
                 yield event
-            if error is not None:
-                raise error
         return
     latest: dict[str | None, Event] = {}
     everything = replace(plan, start=Start.ALL, end=end)
     async for _, messages in read_messages(jetstream, [partition], everything):
-        events, error = events_of(partition, messages, report, keys)
-        if error is not None:
-            raise error  # it may hold the last event of any key
-        for event in events:
+        for event in events_of(partition, messages, keys, report):
             latest.pop(event.key, None)  # the new one takes its turn in order
             latest[event.key] = event
     for event in latest.values():

@@ -46,11 +46,8 @@ async def read_latest(
     report = plan.report()
     for partition in partitions:
         async for messages in _messages(jetstream, partition, keys, len(partitions), plan):
-            events, error = events_of(partition, messages, report)
-            for event in events:
+            for event in events_of(partition, messages, report=report):
                 yield event
-            if error is not None:
-                raise error
 
 
 async def _messages(

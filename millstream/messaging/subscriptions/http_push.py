@@ -14,7 +14,8 @@ import msgspec
 
 from millstream.closing import AsyncClosing
 from millstream.deadline import now_ns
-from millstream.errors import ConfigError, SchemaError
+from millstream.errors import ConfigError
+from millstream.events.undecodable import DECODE_FAILURES
 from millstream.messaging.subscriptions.delivery import Delivery
 from millstream.messaging.subscriptions.subscription import CONCURRENCY_MAX, Subscription
 from millstream.settings import Secret, Tls, hide_password
@@ -184,7 +185,7 @@ class HttpPush(AsyncClosing):
             raise ConfigError(f"{self!r} is not running")
         try:
             body, content_type = self._body(delivery)
-        except SchemaError as error:
+        except DECODE_FAILURES as error:
             return _Verdict(dead=True, reason=f"its value cannot be decoded: {error}")
         answer = await self._endpoint.post(body, self._headers(delivery, content_type))
         return self._judge(answer)
@@ -232,7 +233,8 @@ class HttpPush(AsyncClosing):
             elif name.lower() in _PASSED_ON:
                 headers[name.lower()] = _value(text)
             else:
-                headers[f"event-{quote(name, safe=_TOKEN_CHARS)}"] = _value(text)
+                data = name.encode("utf-8", "surrogateescape")
+                headers[f"event-{quote(data, safe=_TOKEN_CHARS)}"] = _value(text)
         if content_type is not None:
             headers["Content-Type"] = content_type
         headers.update(self._fixed)

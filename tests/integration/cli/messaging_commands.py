@@ -36,6 +36,13 @@ class Commands:
         """The objects of a command that prints one a line."""
         return [json.loads(line) for line in self(*arguments, "--json", piped=piped).splitlines()]
 
+    def partly(self, *arguments: str) -> tuple[str, str]:
+        """What a command prints to stdout and stderr that left something out: exit code 1."""
+        result = CliRunner().invoke(app, arguments, env=self.environment)
+        assert isinstance(result.exception, SystemExit), (result.exception, result.output)
+        assert result.exit_code == 1, result.output
+        return result.stdout, result.stderr
+
     def error(self, *arguments: str, piped: str | bytes | None = None) -> str:
         """The sentence of a command that must fail."""
         result = CliRunner().invoke(app, arguments, input=piped, env=self.environment)

@@ -195,7 +195,7 @@ def test_every_reader_finds_the_same_events(messages: list[RawMessage], foreign:
     public = [row for n, raw in numbered for row in expected_rows(raw, size, n, copies=False)]
     everything = [row for n, raw in numbered for row in expected_rows(raw, size, n, copies=True)]
 
-    assert rows_of(events_of(partition, messages)[0]) == public
+    assert rows_of(list(events_of(partition, messages))) == public
     assert rows_of([e for raw in messages for e in events_in(partition, raw)]) == everything
     of_group = [e for raw in messages for e in group_events(Tenure(), partition, raw)]
     assert rows_of(list(of_group)) == everything

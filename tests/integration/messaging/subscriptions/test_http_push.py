@@ -29,6 +29,7 @@ from millstream.messaging import (
     SubscriptionSettings,
     Topic,
 )
+from millstream.mill import Mill
 from millstream.settings import Secret, Tls
 from tests.integration.messaging.conftest import Until
 from tests.integration.messaging.subscriptions.http_endpoint import Post, Say, endpoint
@@ -86,6 +87,16 @@ async def test_an_event_arrives_as_a_cloud_event_in_binary_mode(topic: Topic) ->
         "event-shop": "K%C3%B6ln%201",
     }
     assert {name: post.headers.get(name) for name in expected} == expected
+
+
+async def test_headers_that_are_not_text_are_percent_encoded(topic: Topic, mill: Mill) -> None:
+    block = b"NATS/1.0\r\nX-\xff: \xfe\r\nNats-Msg-Id: \xfd\r\n\r\n"
+    await mill.connection.request("orders.a", b"1", block)
+    with endpoint() as server:
+        async with pushing(topic, server.url):
+            await all_settled(topic)
+    [post] = server.posts
+    assert (post.headers["event-x-%ff"], post.headers["ce-id"]) == ("%FE", "%FD")
 
 
 async def test_a_value_of_bytes_has_the_set_type_and_no_value_has_no_body(topic: Topic) -> None:
