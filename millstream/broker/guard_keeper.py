@@ -5,6 +5,7 @@ server has a guarded topic, starts one that ended again, and ends all of them wi
 """
 
 # Importing pathlib and subprocess would take longer than everything else at start-up.
+# ruff: noqa: PTH123
 from __future__ import annotations
 
 import contextlib
@@ -61,17 +62,17 @@ class _Process:
 class GuardKeeper:
     """Starts, watches and ends the guards of one node.
 
-    The plan: the command that starts a guard, whose last argument is the account, and the accounts
-    that have a user for it.
+    The plan: the command that starts a guard, whose last argument is the account (none: no guards
+    are run), and the file that names the accounts with a user for it, which a reload may change.
     """
 
     def __init__(
         self,
-        plan: tuple[list[str], list[str]],
+        plan: tuple[list[str], str],
         log: Callable[[bytes], None],
         report: Callable[[list[dict[str, Any]]], None],
     ) -> None:
-        self._command, self._accounts = plan[0], frozenset(plan[1])
+        self._command, self._plan_file = plan
         self._log, self._report = log, report
         self._processes: dict[str, _Process] = {}
         self._told: list[dict[str, Any]] = []
@@ -98,7 +99,7 @@ class GuardKeeper:
     def watch(self, ask: Callable[[], tuple[int, str]]) -> None:
         """Start what is due, and note what has ended; `ask` asks the server about its streams."""
         now = time.monotonic()
-        if now >= self._look_at and not self._accounts <= self._processes.keys():
+        if self._command and now >= self._look_at:
             self._look(ask)
             self._look_at = time.monotonic() + max(LOOK_POLL, LOOK_SHARE * (time.monotonic() - now))
         for one in self._processes.values():
@@ -113,10 +114,14 @@ class GuardKeeper:
         self._tell()
 
     def _look(self, ask: Callable[[], tuple[int, str]]) -> None:
-        code, answer = ask()
-        if code == 200:
-            with contextlib.suppress(ValueError):
-                for account in sorted(guarded_accounts(json.loads(answer)) & self._accounts):
+        with contextlib.suppress(OSError, ValueError):
+            with open(self._plan_file, encoding="utf-8") as file:
+                accounts = set(json.load(file).get("guards") or ())
+            if accounts <= self._processes.keys():
+                return
+            code, answer = ask()
+            if code == 200:
+                for account in sorted(guarded_accounts(json.loads(answer)) & accounts):
                     self._processes.setdefault(account, _Process(account))
 
     def stop(self) -> None:

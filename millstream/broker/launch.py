@@ -171,7 +171,6 @@ def launch_from_folder(
         on_stop=(state,) if single else (),
         store=str(plan["store"]),
         guard=(*_GUARD, str(folder.data), folder.name),
-        guard_accounts=tuple(plan.get("guards", ())),
         remove=(plan["store"],) if plan["durability"] == Durability.MEMORY else (),
     )
 

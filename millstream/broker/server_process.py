@@ -50,7 +50,6 @@ class Launch:
     remove: tuple[str, ...] = ()  # folders to remove at the end
     store: str = ""  # folder of the streams, if not the node's own
     guard: tuple[str, ...] = ()  # command that runs the guard of an account, its last argument
-    guard_accounts: tuple[str, ...] = ()  # accounts that have a user for it
 
 
 class ServerNode:
@@ -115,7 +114,7 @@ class ServerNode:
             "on_stop": launch.on_stop,
             "remove": launch.remove,
             "store": launch.store or str(self.folder.store),
-            "guards": [launch.guard, launch.guard_accounts],
+            "guards": [launch.guard, str(self.folder.plan)],
         }
         self._launch, self._rest, self.waiting = launch, b"", False
         errors = os.open(self.folder.log, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)

@@ -280,9 +280,10 @@ class Mill(Connected):
         )
 
     def guard(self, topic: str, settings: GuardSettings | None = None) -> Guard:
-        """A guard, which checks what other NATS clients publish: `with mill.guard("orders")`.
+        """A guard of a guarded topic, which checks what is published: `with mill.guard(...)`.
 
-        While it is open, clients in any language publish plain messages to `ingress.orders.KEY`:
-        messages that fit the schema are stored and acked, others are refused with the reason.
+        A broker of `millstream up` runs its guards itself; this is for other servers. What fits the
+        schema is stored and acked, the rest is refused with the reason. Clients of other libraries
+        publish to `ingress.orders.KEY`.
         """
         return Guard(self._loop, self._loop.invoke(self._inner.guard, topic, settings))

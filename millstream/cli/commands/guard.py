@@ -22,11 +22,12 @@ def guard(
     server: ServerOption = None,
     json_: JsonOption = False,
 ) -> None:
-    """Check and store what other NATS clients publish to a typed topic, until it is stopped.
+    """Check and store what is published to a guarded topic, until it is stopped.
 
-    They publish to ingress.TOPIC.KEY with any JetStream client and get an ack, or the reason for
-    the refusal. Run several for one topic to share the load. SIGTERM ends it with exit code 0 once
-    all messages it took are answered.
+    A broker of 'millstream up' runs its guards itself; this is for other servers, and for more
+    guards that share the load. It needs a user of the role trusted or admin. Clients publish to
+    ingress.TOPIC.KEY with any JetStream client and get an ack, or the reason for the refusal.
+    SIGTERM ends it with exit code 0 once all messages it took are answered.
     """
 
     async def work(mill: "Mill") -> "Guard":

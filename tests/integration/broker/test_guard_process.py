@@ -7,6 +7,7 @@ import os
 import signal
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from millstream.broker import Account, Broker, BrokerSettings, GuardState, Role
 from millstream.broker.guard_keeper import guarded_accounts
 from millstream.cli.app import app
 from millstream.guarded import GUARDED_TOKEN
-from millstream.testing import running_broker
+from millstream.testing import running_broker, running_cluster
 from tests.integration.broker.clients import (
     PATIENCE,
     alive,
@@ -93,6 +94,16 @@ async def test_a_topic_that_is_created_again_is_guarded_again() -> None:
             await mill.delete_topic("orders")
 
 
+async def test_an_account_that_a_reload_adds_is_guarded(tmp_path: Path) -> None:
+    settings = BrokerSettings(data=tmp_path, auth=True)
+    with Broker(settings) as running:
+        running.reload(replace(settings, accounts=(Account("acme"),)))
+        async with as_app(running, "acme") as tenant:
+            topic = await tenant.create_topic("orders", schema=SCHEMA, guarded=True)
+            await publish_guarded(topic, {"n": 1})
+        assert [guard.account for guard in guards_of(tmp_path)] == ["acme"]
+
+
 async def test_a_guard_dies_with_a_keeper_that_is_killed(tmp_path: Path) -> None:
     state = broker.up(BrokerSettings(data=tmp_path))
     try:
@@ -114,6 +125,22 @@ async def test_a_guard_dies_with_a_keeper_that_is_killed(tmp_path: Path) -> None
             await publish_guarded(await mill.topic("orders"), {"n": 2})
     finally:
         broker.down(tmp_path)
+
+
+async def test_every_node_of_a_cluster_guards_what_it_stores() -> None:
+    with running_cluster(3) as cluster:
+        async with millstream.connect(cluster.url, request_timeout=PATIENCE) as mill:
+            topic = await mill.create_topic("orders", schema=SCHEMA, guarded=True, replicas=3)
+            await publish_guarded(topic, {"n": 1})
+            nodes = broker.read_state(cluster.data).nodes
+            await wait_until_async(
+                lambda: all(node.guards for node in broker.read_state(cluster.data).nodes)
+            )
+            gone = next(node for node in nodes if node.url != mill.url)
+            cluster.kill(gone.name)
+            for number in (2, 3):
+                await publish_guarded(topic, {"n": number})
+            assert [event.value["n"] async for event in topic.read()] == [1, 2, 3]
 
 
 def test_the_keeper_knows_the_subjects_of_guarded_topics() -> None:

@@ -12,6 +12,7 @@ from nats.js import JetStreamContext
 from nats.js.errors import BadRequestError
 
 from millstream import Mill, NewEvent, PublishOptions, Topic
+from millstream.deadline import Deadline
 from millstream.errors import (
     FencedOut,
     NoGuard,
@@ -224,3 +225,25 @@ async def test_a_header_with_power_is_refused_at_both_entrances(
                 await js.publish(subject, body, headers={**version, header: value})
             assert refused.value.err_code == ErrorCode.GUARD_HEADER
     assert await ids(topic) == []
+
+
+async def test_the_copy_of_a_guarded_topic_is_guarded_when_it_is_promoted(
+    mill: Mill, js: JetStreamContext
+) -> None:
+    topic = await mill.create_topic("orders", schema=Order, guarded=True)
+    async with mill.guard("orders"):
+        await topic.publish(order(1), "ada")
+    await mill.create_topic("spare", mirror="orders")
+    deadline = Deadline(60)
+    while (await (await mill.topic("spare")).info()).messages < 1:
+        assert not deadline.passed
+    await mill.delete_topic("orders")
+    assert (await mill.promote_topic("spare")).settings.guarded
+    async with mill.guard("spare") as guard:
+        assert guard.subject == "ingress.orders"  # it has the subjects of its origin
+        spare = await mill.topic("spare")
+        await spare.publish(order(2), "ada")
+        with pytest.raises(BadRequestError):
+            await js.publish("ingress.orders.ada", b"{}")
+        assert guard.stored == 1
+    assert [value["id"] for value in [event.value async for event in spare.read()]] == [1, 2]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -9,11 +10,12 @@ from typing import Any
 import pytest
 
 import millstream
-from millstream import Mill, NewEvent
-from millstream.broker import Broker, Role
-from millstream.errors import PermissionDenied, SchemaError
+from millstream import Mill, NewEvent, Topic
+from millstream.broker import Broker, LeafRemote, LeafSettings, Role
+from millstream.deadline import Deadline
+from millstream.errors import NoResponders, PermissionDenied, RequestTimeout, SchemaError
 from millstream.testing import running_broker
-from tests.integration.broker.clients import client
+from tests.integration.broker.clients import PATIENCE, client, publish_guarded
 
 SCHEMA: dict[str, Any] = {
     "type": "record",
@@ -112,3 +114,37 @@ async def test_an_app_publishes_through_the_guard_and_reads_as_before(broker: Br
         assert [event.value["n"] async for event in topic.read()] == [1, 2, 3, 4]
         async with topic.subscribe("audit") as subscription:
             assert len(await subscription.pull(10, timeout=30)) == 4
+
+
+async def test_an_app_beyond_a_leaf_node_publishes_through_the_guard_too() -> None:
+    leaf = LeafSettings(port=0)
+    with running_broker(name="hub", domain="hub", auth=True, leaf=leaf) as hub:
+        port = json.loads((hub.data / "nodes/n1/plan.json").read_text())["ports"]["leaf"]
+        login = hub.credentials("leaf")
+        remote = LeafRemote(f"nats-leaf://127.0.0.1:{port}", login.user, login.password)
+        async with as_user(hub, Role.APP) as mill:
+            topic = await mill.create_topic("orders", schema=SCHEMA, guarded=True)
+            await publish_guarded(topic, {"n": 1})
+        linked = LeafSettings(remotes=(remote,))
+        with running_broker(domain="edge", auth=True, leaf=linked) as edge:
+            who = edge.credentials(Role.APP)
+            async with client(edge.url, who) as connection:
+                await connection.publish(SUBJECT, BAD)
+                await connection.flush()
+                assert "permissions violation" in connection.seen[0].lower()
+            user: dict[str, Any] = {"user": who.user, "password": who.password}
+            async with millstream.connect(edge.url, domain="hub", **user, **PATIENT) as mill:
+                topic = await topic_of(mill, "orders")
+                await publish_guarded(topic, {"n": 2})
+                await topic.publish_atomic([NewEvent({"n": 3}, "a"), NewEvent({"n": 4}, "a")])
+                assert [event.value["n"] async for event in topic.read()] == [1, 2, 3, 4]
+
+
+async def topic_of(mill: Mill, name: str) -> Topic:
+    """A topic beyond a leaf node, once the node is connected."""
+    deadline = Deadline(PATIENCE)
+    while True:
+        try:
+            return await mill.topic(name)
+        except (NoResponders, RequestTimeout):
+            assert not deadline.passed

@@ -62,7 +62,7 @@ def keeper(tmp_path: Path, monitor: dict[str, Any]) -> Iterator[Keeper]:
         "embedded": False,
         "single": True,
         "remove": [],
-        "guards": [[], []],
+        "guards": [[], ""],
         "log": [1000, 1],
         "monitor": monitor,
     }

@@ -101,7 +101,7 @@ def test_a_cluster_node_is_ready_although_a_replica_is_catching_up(
         "embedded": False,
         "single": single,
         "remove": [],
-        "guards": [[], []],
+        "guards": [[], ""],
         "log": [1000, 1],
         "timeout": 60.0,
         "health": "/healthz",
