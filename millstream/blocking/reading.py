@@ -87,7 +87,7 @@ class DeliveryReading(ContextTwin):
         """Deliveries one by one, until the subscription is closed."""
         loop, inbox = self._loop, self._inner.inbox
         ready = inbox.ready
-        paced = self._inner.settings.rate_limit is not None
+        paced = self._inner.settings.member_rate_limit is not None
         holding = False  # `drain` waits for readers that have events in hand
         try:
             while True:

@@ -89,8 +89,8 @@ class _Changeable:
         int | None,
         typer.Option(min=1, help="Maximum number of messages that are delivered and not acked."),
     ] = None
-    rate_limit: Annotated[
-        str | None, typer.Option(help="Maximum number of events per second and member, or none.")
+    member_rate_limit: Annotated[
+        str | None, typer.Option(help="Events per second that each member takes at most, or none.")
     ] = None
     dead_letter: Annotated[
         str | None,
@@ -109,8 +109,10 @@ class _Changeable:
             values["backoff"] = tuple(parse_duration(part) for part in delays)
         if self.max_deliver is not None:
             values["max_deliver"] = _number_or_none("--max-deliver", self.max_deliver, int)
-        if self.rate_limit is not None:
-            values["rate_limit"] = _number_or_none("--rate-limit", self.rate_limit, float)
+        if self.member_rate_limit is not None:
+            values["member_rate_limit"] = _number_or_none(
+                "--member-rate-limit", self.member_rate_limit, float
+            )
         return values
 
 

@@ -29,7 +29,7 @@ _ACK_MODES: Final = ("explicit", "all", "none")
 _META: Final = "millstream.subscription"
 # The server requires a filter when it delivers the last message of each subject.
 ALL_SUBJECTS: Final = ">"
-_OURS: Final = ("keys", "backoff", "max_deliver", "rate_limit", "dead_letter")
+_OURS: Final = ("keys", "backoff", "max_deliver", "member_rate_limit", "dead_letter")
 ACK_WAIT_DEFAULT: Final = 30.0
 IN_FLIGHT_DEFAULT: Final = 10_000
 # Retries without a delay would use up all deliveries within milliseconds.
@@ -50,7 +50,7 @@ class SubscriptionSettings:
     backoff: tuple[float, ...] = ()  # seconds before the 2nd, 3rd... delivery after a nack
     max_deliver: int | None = None  # deliveries of one event; then it becomes a dead letter
     max_in_flight: int = IN_FLIGHT_DEFAULT  # delivered and unsettled messages, all members together
-    rate_limit: float | None = None  # maximum events per second of one member
+    member_rate_limit: float | None = None  # events per second that each member takes at most
     dead_letter: str | None = None  # topic for dead letters; None: <topic>-<subscription>-dead
     inactive_after: float | None = None  # seconds unused until the server deletes it; None: never
     description: str = ""
@@ -68,8 +68,8 @@ class SubscriptionSettings:
         _positive("max_in_flight", self.max_in_flight)
         if self.max_deliver is not None:
             _positive("max_deliver", self.max_deliver)
-        if self.rate_limit is not None:
-            _positive("rate_limit", self.rate_limit)
+        if self.member_rate_limit is not None:
+            _positive("member_rate_limit", self.member_rate_limit)
         if any(delay < 0 for delay in self.backoff):
             raise ConfigError(f"backoff {self.backoff}: delays cannot be negative")
         if self.dead_letter is not None:
@@ -166,7 +166,7 @@ def settings_of(config: ConsumerConfig) -> SubscriptionSettings:
         backoff=tuple(ours.get("backoff", ())),
         max_deliver=ours.get("max_deliver"),
         max_in_flight=config.max_ack_pending if config.max_ack_pending > 0 else IN_FLIGHT_DEFAULT,
-        rate_limit=ours.get("rate_limit"),
+        member_rate_limit=ours.get("member_rate_limit", ours.get("rate_limit")),  # its old name
         dead_letter=ours.get("dead_letter"),
         inactive_after=config.inactive_threshold / NANOSECONDS or None,
         description=config.description,

@@ -53,7 +53,7 @@ class Subscription(AsyncClosing):
         self.name = name
         self.settings = settings
         self.inbox = Inbox(jetstream, name, settings, partitions, dead_letters.store)
-        self._limit = RateLimit(settings.rate_limit) if settings.rate_limit else None
+        self._limit = RateLimit(settings.member_rate_limit) if settings.member_rate_limit else None
         jetstream.connection.intakes.add(self)
 
     async def _leave(self, error: BaseException | None) -> None:

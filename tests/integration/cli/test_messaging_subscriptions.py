@@ -34,14 +34,15 @@ def pulled(run: Commands, *options: str, wait: str = "60s") -> list[str]:
 def test_a_subscription_is_created_with_its_settings_and_shown(run: Commands) -> None:
     made = run.json(
         "subscription", "create", "orders", "bill", "--start", "3", "--ack-wait", "10s",
-        "--max-deliver", "4", "--backoff", "1s,1m", "--max-in-flight", "50", "--rate-limit", "9.5",
-        "--dead-letter", "lost", "--description", "bills", "--inactive-after", "1d",
+        "--max-deliver", "4", "--backoff", "1s,1m", "--max-in-flight", "50",
+        "--member-rate-limit", "9.5", "--dead-letter", "lost", "--description", "bills",
+        "--inactive-after", "1d",
     )  # fmt: skip
     settings = made["settings"]
     assert settings["start"] == "3"
     assert (settings["ack_wait"], settings["backoff"]) == (10.0, [1.0, 60.0])
     assert (settings["max_deliver"], settings["max_in_flight"]) == (4, 50)
-    assert (settings["rate_limit"], settings["dead_letter"]) == (9.5, "lost")
+    assert (settings["member_rate_limit"], settings["dead_letter"]) == (9.5, "lost")
     assert settings["inactive_after"] == 86400.0
     assert made["pending"] == 3
     shown = run.json("subscription", "info", "orders", "bill")

@@ -50,7 +50,7 @@ async def test_no_more_events_are_in_flight_than_allowed(topic: Topic) -> None:
 async def test_a_rate_limit_paces_a_member(topic: Topic) -> None:
     await fill(topic, 75)
     loop = asyncio.get_running_loop()
-    async with topic.subscribe("s", SubscriptionSettings(rate_limit=50)) as member:
+    async with topic.subscribe("s", SubscriptionSettings(member_rate_limit=50)) as member:
         began = loop.time()
         seen = 0
         async for delivery in member:
@@ -64,7 +64,7 @@ async def test_a_rate_limit_paces_a_member(topic: Topic) -> None:
 
 async def test_closing_a_paced_member_ends_its_reader(topic: Topic, until: Until) -> None:
     await fill(topic, 10)
-    member = await topic.subscribe("s", SubscriptionSettings(rate_limit=2))
+    member = await topic.subscribe("s", SubscriptionSettings(member_rate_limit=2))
     seen = []
 
     async def read() -> None:
