@@ -27,6 +27,7 @@ from millstream.messaging import Message as Message
 from millstream.messaging import NewEvent as NewEvent
 from millstream.messaging import Origin as Origin
 from millstream.messaging import Overload as Overload
+from millstream.messaging import ProducerCounters as ProducerCounters
 from millstream.messaging import PublishOptions as PublishOptions
 from millstream.messaging import ReadPlan as ReadPlan
 from millstream.messaging import Receipt as Receipt

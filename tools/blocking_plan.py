@@ -132,7 +132,7 @@ PLANS = [
         base_home="sending",
         queued=frozenset({"send"}),
         ends=frozenset({"close"}),
-        skip=frozenset({"stored", "failed"}),
+        skip=frozenset({"stored", "failed", "abandoned"}),
     ),
     ClassPlan(
         f"{MESSAGING}.publishing.pack_producer",
@@ -184,7 +184,7 @@ PLANS = [
             "admin": "TopicAdmin",
         },
         ahead={"batches": 2},
-        skip=frozenset({"read", "value_type"}),
+        skip=frozenset({"read", "value_type", "forget_durability"}),
     ),
     ClassPlan("millstream.tables", "Table", "tables", fixed={"topic": "Topic"}),
     ClassPlan("millstream.schemas.registry.registry", "Registry", "tables"),

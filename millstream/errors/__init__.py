@@ -41,6 +41,7 @@ MillstreamError
 │   ├── LimitReached                         the topic, account or disk limit is used up
 │   └── NotReplicated                        replicas were requested from a single node
 ├── PublishError                             an event was not stored, or may not be stored
+│   ├── NotDurable                           the server stores less durably than the topic demands
 │   ├── PartlyStored                         some events of a list were refused
 │   ├── PayloadTooLarge (ValueError)
 │   ├── NotKept                              acknowledged and dropped: nobody wants it
@@ -124,6 +125,7 @@ from millstream.errors.topics import (
     GroupBusy,
     GroupNotFound,
     LimitReached,
+    NotDurable,
     NotKept,
     NotReplicated,
     PartlyStored,
@@ -167,6 +169,7 @@ __all__ = [
     "NoMessage",
     "NoResponders",
     "NoSpace",
+    "NotDurable",
     "NotKept",
     "NotReplicated",
     "NotRunning",

@@ -14,6 +14,7 @@ __all__ = [
     "GroupBusy",
     "GroupNotFound",
     "LimitReached",
+    "NotDurable",
     "NotKept",
     "NotReplicated",
     "PartlyStored",
@@ -128,6 +129,23 @@ class NotReplicated(ApiError):
 
 class PublishError(MillstreamError):
     """An event was not stored, or it is unknown whether it was."""
+
+
+class NotDurable(PublishError):
+    """The topic demands a durability, and the server does less.
+
+    Nothing is published then. Events whose ack was under way when the connection moved to such a
+    server are stored, with that durability.
+    """
+
+    def __init__(self, topic: str, demanded: str, found: str) -> None:
+        self.topic, self.demanded, self.found = topic, demanded, found
+        self.facts = (topic, demanded, found)
+        given = f"gives '{found}'" if found != "unknown" else "does not say what it does"
+        super().__init__(
+            f"topic '{topic}' demands the durability '{demanded}', and the server {given}. "
+            f"Connect to one that does as demanded, or change the topic's durability"
+        )
 
 
 class PartlyStored(PublishError):

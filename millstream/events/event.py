@@ -7,7 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
 
 from millstream.errors import ConfigError
 from millstream.events.classify import is_deletion
@@ -29,6 +29,7 @@ __all__ = [
     "TIME_HEADER",
     "Durability",
     "Event",
+    "FullTopic",
     "NewEvent",
     "Partition",
     "PlainEvent",
@@ -73,6 +74,10 @@ class Receipt(NamedTuple):
     durability: Durability  # what the ack guarantees
 
 
+# What a publish does when the topic is full (`discard="new"`) or the broker's storage is used up.
+FullTopic = Literal["refuse", "block"]
+
+
 @dataclass(frozen=True, slots=True)
 class PublishOptions:
     """Options that are rarely needed when publishing one event."""
@@ -83,6 +88,7 @@ class PublishOptions:
     expected_last: int | None = None
     timeout: float | None = None  # seconds to wait for the ack, retries included
     require_interest: bool = False  # NotKept when nobody wants the event of an interest topic
+    overload: FullTopic = "refuse"  # a full topic: LimitReached at once, or "block" until `timeout`
 
 
 @dataclass(frozen=True, slots=True)

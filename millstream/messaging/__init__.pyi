@@ -12,6 +12,7 @@ from millstream.messaging.dead_letters.letter import DeadLetter, DeadLetterFilte
 from millstream.messaging.dead_letters.queue import DeadLetterQueue, RedriveReport
 from millstream.messaging.groups.admin import GroupInfo
 from millstream.messaging.groups.group import Group, GroupEvent, GroupSettings
+from millstream.messaging.publishing.counters import ProducerCounters
 from millstream.messaging.reading.replay import ReadPlan
 from millstream.messaging.subscriptions.admin import Lag, SubscriptionInfo
 from millstream.messaging.subscriptions.delivery import Delivery
@@ -44,6 +45,7 @@ __all__ = [
     "NewEvent",
     "Origin",
     "Overload",
+    "ProducerCounters",
     "PublishOptions",
     "ReadPlan",
     "Receipt",

@@ -31,7 +31,7 @@ from millstream.messaging.groups.admin import hold_for_groups
 from millstream.messaging.publishing.event_publisher import PUBLISH_SECONDS
 from millstream.messaging.topic import Topic
 from millstream.messaging.topics import admin as topic_admin
-from millstream.messaging.topics.durability import durabilities_of
+from millstream.messaging.topics.durability import durabilities_of, shortfall_of
 from millstream.messaging.topics.handle import TopicHandle
 from millstream.messaging.topics.info import TopicInfo
 from millstream.messaging.topics.lookup import list_topics, open_topic
@@ -159,6 +159,8 @@ class Client(AsyncClosing):
     async def _settle(self, deadline: Deadline) -> None:
         """Wait for acks in flight and give the client id back."""
         await self._unstored.close(deadline.left(LOOKUP_SECONDS) if self.connected else 0)
+        for topic in self._topics:
+            topic.forget_durability()  # now: acks of events that were sent again come next
         if self._refreshing is not None:
             self._refreshing.cancel()
         try:
@@ -308,7 +310,8 @@ class Client(AsyncClosing):
         """Internal: a topic with a value type, for the layers above messaging."""
         durabilities = await durabilities_of(self.jetstream, info)
         handle = TopicHandle.of(self.jetstream, self._publisher, info, value_type)
-        topic = Topic(handle, info, durabilities)
+        shortfall = await shortfall_of(self.jetstream, info)
+        topic = Topic(handle, info, durabilities, shortfall)
         self._topics.add(topic)
         return topic
 

@@ -231,7 +231,9 @@ class _PartitionWorker:
         name = f"{settings.name}-{self._partition.number}"
         for output, prefix in zip(target.partitions, target.shape.prefixes, strict=True):
             subject = fence_subject(prefix, name)
-            fenced = FencedLane(target.jetstream, target.publisher, output.stream, subject, name)
+            fenced = FencedLane(
+                target.jetstream, target.publisher, output.stream, subject, name, target.acks
+            )
             self._fences.append(_Fence(fenced, target, settings.packing))
         await asyncio.gather(*(fence.fenced.claim() for fence in self._fences))
         for fence in self._fences:

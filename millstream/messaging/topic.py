@@ -5,17 +5,25 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from datetime import datetime
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from millstream.closing import Opening
-from millstream.errors import ConfigError, MillstreamError, SchemaError
-from millstream.events.event import Durability, Event, NewEvent, PublishOptions, Receipt
+from millstream.errors import ConfigError, MillstreamError, NotDurable, SchemaError
+from millstream.events.event import (
+    Durability,
+    Event,
+    FullTopic,
+    NewEvent,
+    PublishOptions,
+    Receipt,
+)
 from millstream.events.fence import check_fence_kept
 from millstream.events.packs.packing import Packing
 from millstream.events.undecodable import OnUndecodable
 from millstream.events.value_type import ValueType
 from millstream.messaging.dead_letters.queue import DeadLetterQueue
 from millstream.messaging.groups.group import Group, GroupSettings
+from millstream.messaging.publishing.acks import Acks
 from millstream.messaging.publishing.bulk import publish_atomic, publish_many
 from millstream.messaging.publishing.event_producer import EventProducer
 from millstream.messaging.publishing.event_publisher import PUBLISH_SECONDS, EventPublisher
@@ -34,6 +42,7 @@ from millstream.messaging.topics.choices import Retention
 from millstream.messaging.topics.handle import TopicHandle
 from millstream.messaging.topics.info import TopicInfo
 from millstream.messaging.topics.lookup import open_topic
+from millstream.messaging.topics.setting_rules import check_overload
 
 # What works on packs is imported by the methods that need it: it loads pyarrow, which takes longer
 # than everything else together.
@@ -46,6 +55,8 @@ if TYPE_CHECKING:
     from millstream.messaging.publishing.writer import Writer
 
 __all__ = ["Topic"]
+
+BLOCK_SECONDS: Final = 30.0  # how long a producer waits for room in a full topic
 
 
 def _obstacle(info: TopicInfo, value_type: ValueType | None) -> MillstreamError | None:
@@ -78,6 +89,7 @@ class Topic:
         handle: TopicHandle,
         info: TopicInfo,
         durabilities: Sequence[Durability],
+        shortfall: NotDurable | None = None,
     ) -> None:
         self.name = info.name
         self.settings = info.settings
@@ -86,17 +98,22 @@ class Topic:
         self._jetstream, self._partitions = handle.jetstream, handle.partitions
         self._stream_publisher = handle.publisher
         self._obstacle = _obstacle(info, handle.value_type)
+        demanded = info.settings.durability is not None
+        interest = info.settings.retention is Retention.INTEREST
+        self._acks = Acks(
+            info.name, durabilities, demanded, shortfall, PUBLISH_SECONDS, kept=not interest
+        )
         self._publisher = EventPublisher(
             handle.publisher,
             handle.shape,
-            durabilities,
+            self._acks,
             info.settings.check_options,
             handle.value_type,
-            interest=info.settings.retention is Retention.INTEREST,
+            interest=interest,
         )
         self._interest = InterestCheck(handle) if self._publisher.interest else None
         self.subscriptions = Subscriptions(handle)  # its subscriptions, by name
-        self.admin = TopicAdmin(handle, self._publisher)  # maintenance
+        self.admin = TopicAdmin(handle, self._acks)  # maintenance
 
     @property
     def value_type(self) -> ValueType | None:
@@ -106,8 +123,11 @@ class Topic:
     @property
     def durability(self) -> Durability:
         """What an ack guarantees; `unknown` when that differs between partitions."""
-        found = set(self._publisher.durabilities)
-        return found.pop() if len(found) == 1 else "unknown"
+        return self._acks.durability
+
+    def forget_durability(self) -> None:
+        """Internal: the connection is another one, and its server may be less durable."""
+        self._acks.forget()
 
     async def info(self) -> TopicInfo:
         """Settings and state, by partition."""
@@ -135,15 +155,22 @@ class Topic:
         `none`, and with `require_interest` NotKept is raised.
         """
         self._check_writable()
+        acks = self._acks
+        if acks.demanded:
+            await acks.check()
         if self._interest is not None:
             event = NewEvent(value, key, headers, timestamp, id, options)
-            return await self._publish_to_interest(self._interest, event)
+            receipt = await self._publish_to_interest(self._interest, event)
+            return await acks.confirmed(receipt)
         if self._stream_publisher.full:
             await self._stream_publisher.wait_for_space()
         if options is None or options.expected_last is None:
-            return await self._publisher.publish(value, key, headers, timestamp, id, options)
-        event = NewEvent(value, key, headers, timestamp, id, options)
-        return await publish_after(self._handle, self._publisher, event, options.expected_last)
+            receipt = await self._publisher.publish(value, key, headers, timestamp, id, options)
+        else:
+            event = NewEvent(value, key, headers, timestamp, id, options)
+            last = options.expected_last
+            receipt = await publish_after(self._handle, self._publisher, event, last)
+        return await acks.confirmed(receipt) if acks.demanded else receipt
 
     async def _publish_to_interest(self, check: InterestCheck, event: NewEvent) -> Receipt:
         before = await check.before()
@@ -154,7 +181,7 @@ class Topic:
             receipt = await self._publisher.publish_event(event)
         else:
             receipt = await publish_after(self._handle, self._publisher, event, last)
-        durabilities = self._publisher.durabilities
+        durabilities = self._acks.durabilities
         (receipt,) = await check.checked(before, [event], [receipt], durabilities)
         if (error := error_of(event, receipt)) is not None:
             raise error
@@ -166,27 +193,55 @@ class Topic:
         If some are refused, the others are still stored, and PartlyStored names the refused ones.
         """
         self._check_writable()
-        return await publish_many(self._publisher, events, self._interest)
+        await self._acks.check()
+        receipts = await publish_many(self._publisher, events, self._interest)
+        return [await self._acks.confirmed(receipt) for receipt in receipts]
 
     async def publish_atomic(
         self, events: Sequence[NewEvent | Any], timeout: float = PUBLISH_SECONDS
     ) -> list[Receipt]:
         """Store up to 1,000 events of one partition next to each other: all of them or none."""
         self._check_writable()
+        await self._acks.check()
         publisher, interest = self._publisher, self._interest
-        return await publish_atomic(self._handle, publisher, events, timeout, interest)
+        receipts = await publish_atomic(self._handle, publisher, events, timeout, interest)
+        return [await self._acks.confirmed(receipt) for receipt in receipts]
 
-    def producer(self, packs: Packing | None = None) -> PackProducer:
-        """A producer that sends many events in one message: the fastest way to store many."""
+    def producer(
+        self,
+        packs: Packing | None = None,
+        *,
+        overload: FullTopic = "refuse",
+        block_seconds: float = BLOCK_SECONDS,
+    ) -> PackProducer:
+        """A producer that sends many events in one message: the fastest way to store many.
+
+        `overload` is as for `event_producer`.
+        """
         from millstream.messaging.publishing.pack_producer import PackProducer
 
-        known = "unknown" if self._publisher.interest else self.durability
-        return PackProducer(self._target(), packs or Packing(), known)
+        check_overload(self.settings, overload, block_seconds)
+        return PackProducer(self._target(), packs or Packing(), overload, block_seconds)
 
-    def event_producer(self, max_in_flight: int = 1024) -> EventProducer:
-        """A producer of plain events, one message each, with many in flight; each has a receipt."""
+    def event_producer(
+        self,
+        max_in_flight: int = 1024,
+        *,
+        overload: FullTopic = "refuse",
+        block_seconds: float = BLOCK_SECONDS,
+    ) -> EventProducer:
+        """A producer of plain events, one message each, with many in flight; each has a receipt.
+
+        A full topic (`discard="new"`) refuses events. With `overload="block"` each waits up to
+        `block_seconds` for room first, and `send` waits while `max_in_flight` of them do.
+        `producer.counters` says what became of the events.
+        """
         self._check_writable()
-        return EventProducer(self._publisher, max_in_flight)
+        check_overload(self.settings, overload, block_seconds)
+        publisher = self._publisher
+        if overload == "block":
+            publisher = publisher.waiting(block_seconds)
+        return EventProducer(publisher, max_in_flight)
 
     def writer(self, name: str, packs: Packing | None = None, lanes: int = 1) -> Writer:
         """A named writer that stores each event exactly once: `async with topic.writer("w")`."""
@@ -221,12 +276,18 @@ class Topic:
             )
         handle = self._handle
         return PackTarget(
-            handle.jetstream, handle.publisher, handle.shape, handle.partitions, handle.value_type
+            handle.jetstream,
+            handle.publisher,
+            handle.shape,
+            handle.partitions,
+            handle.value_type,
+            self._acks,
         )
 
     def _check_writable(self) -> None:
         if self._obstacle is not None:
             raise self._obstacle.with_traceback(None)
+        self._acks.check_known()
 
     # -- reading --------------------------------------------------------------------------
 

@@ -6,11 +6,11 @@ from collections.abc import AsyncIterator
 from typing import TYPE_CHECKING
 
 from millstream.events.event import Partition
-from millstream.messaging.publishing.event_publisher import EventPublisher
+from millstream.messaging.publishing.acks import Acks
 from millstream.messaging.reading.replay import ReadPlan, read_messages
 from millstream.messaging.topics import admin as topics
 from millstream.messaging.topics.admin import Purge
-from millstream.messaging.topics.durability import durabilities_of
+from millstream.messaging.topics.durability import durabilities_of, shortfall_of
 from millstream.messaging.topics.handle import TopicHandle
 from millstream.messaging.topics.lookup import open_topic, streams_of
 from millstream.messaging.topics.placement import spread_leaders
@@ -31,12 +31,12 @@ class TopicAdmin:
     def __init__(
         self,
         topic: TopicHandle,
-        publisher: EventPublisher,
+        acks: Acks,
     ) -> None:
         self._jetstream = topic.jetstream
         self._topic = topic.shape.topic
         self._partitions = topic.partitions
-        self._publisher = publisher
+        self._acks = acks
 
     async def verify(self) -> AsyncIterator[Verification]:
         """Read the complete log and report every gap; yields the report so far until it is done."""
@@ -61,11 +61,13 @@ class TopicAdmin:
     async def refresh_durability(self) -> None:
         """Ask the servers again how durably they store; a reconnect does this automatically.
 
-        Until they have answered, the durability of receipts is `unknown`.
+        Until they have answered, the durability of receipts is `unknown`, and a publish to a topic
+        that demands a durability waits.
         """
-        self._publisher.set_durabilities(["unknown"] * len(self._partitions))
+        self._acks.forget()
         info = await open_topic(self._jetstream, self._topic)
-        self._publisher.set_durabilities(await durabilities_of(self._jetstream, info))
+        found = await durabilities_of(self._jetstream, info)
+        self._acks.set(found, await shortfall_of(self._jetstream, info))
 
     def read_messages(self, plan: ReadPlan) -> AsyncIterator[tuple[Partition, list[RawMessage]]]:
         """Like `topic.read`, but stored messages in groups, for tools that decode them."""

@@ -3,15 +3,26 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from itertools import islice
 from typing import TYPE_CHECKING
 
+import msgspec
+
+from millstream.deadline import Deadline
 from millstream.errors import TopicNotFound
+from millstream.messaging.topics.demand import (
+    ALL_SERVERS,
+    ALL_SERVERS_BODY,
+    OWN_SERVER,
+    Server,
+    ServerAnswer,
+)
 from millstream.messaging.topics.stream_config import identity_of, topic_streams
 from millstream.settings import ConnectionSettings
 from millstream.wire.api import ErrorCode, StreamInfo
+from millstream.wire.protocol import pub
 from millstream.wire.sync.connection import BlockingConnection, BlockingJetStream
 from millstream.wire.sync.streams import find_streams, get_message, get_messages
 
@@ -24,6 +35,7 @@ __all__ = [
     "SchemaSnapshot",
     "connection_to",
     "find_schema",
+    "find_server",
     "find_topics",
     "jetstream_to",
     "load_schema",
@@ -33,6 +45,9 @@ __all__ = [
 # How long a broker may be away before a call fails. Spark ends a query at the first error of a
 # driver-side call, so these outlast a restart or a change of leader.
 PATIENCE_SECONDS = 60.0
+# For a server's answer about itself: it comes at once, or never.
+SERVER_SECONDS = 1.0
+SERVER_TRIES = 4
 
 # -- connections ----------------------------------------------------------------------------
 
@@ -52,6 +67,45 @@ def connection_to(settings: ConnectionSettings) -> BlockingConnection:
 def jetstream_to(settings: ConnectionSettings) -> BlockingJetStream:
     """The JetStream API over this process's connection."""
     return BlockingJetStream(connection_to(settings))
+
+
+# -- servers --------------------------------------------------------------------------------
+
+
+def find_server(connection: BlockingConnection, name: str | None) -> Server:
+    """What a node of the cluster says about itself; without a name, the only server.
+
+    An empty value if it does not answer.
+    """
+    connection.open(Deadline(connection.settings.request_timeout))
+    if name is None or name == connection.info.server_name:
+        own = connection.info.server_id
+        return _server(connection, OWN_SERVER, b"", lambda server: server.id == own)
+    return _server(connection, ALL_SERVERS, ALL_SERVERS_BODY, lambda server: server.name == name)
+
+
+def _server(
+    connection: BlockingConnection, subject: str, body: bytes, wanted: Callable[[Server], bool]
+) -> Server:
+    """The first answer of a wanted server; others answer too."""
+    found: list[Server] = []
+
+    def answered(_subject: bytes, _reply: bytes, _headers: bytes, payload: bytes) -> None:
+        try:
+            server = msgspec.json.decode(payload, type=ServerAnswer).server
+        except msgspec.DecodeError:  # nobody listens
+            return
+        if wanted(server):
+            found.append(server)
+
+    inbox = connection.new_inbox()
+    sid = connection.subscribe(inbox, answered)
+    for _ in range(SERVER_TRIES):
+        connection.send(pub(subject.encode(), inbox.encode(), body))
+        if connection.wait(lambda: bool(found), Deadline(SERVER_SECONDS)):
+            break
+    connection.unsubscribe(sid)
+    return found[0] if found else Server()
 
 
 # -- streams --------------------------------------------------------------------------------

@@ -21,6 +21,7 @@ from millstream.errors import (
 from millstream.wire.protocol import ProtocolError
 
 __all__ = [
+    "FULL",
     "NANOSECONDS",
     "RETRY",
     "AckAddress",
@@ -79,6 +80,17 @@ class ErrorCode:
     GUARD_NOT_STORED = 40003  # not stored, or unknown; publish it again with its id
     GUARD_BUSY = 40004  # too many messages at the moment; publish it again
 
+
+# There is no room: for a message of this stream, of the account, or of any.
+FULL: Final = frozenset(
+    {
+        ErrorCode.STORE_FAILED,
+        ErrorCode.INSUFFICIENT_RESOURCES,
+        ErrorCode.ACCOUNT_RESOURCES,
+        ErrorCode.MEMORY_RESOURCES,
+        ErrorCode.STORAGE_RESOURCES,
+    }
+)
 
 # What the server cannot do now but soon will: worth another try of the same request.
 RETRY: Final = frozenset(

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from millstream.events.row_buffer import Columns
     from millstream.messaging.process import Process as AsyncProcess
     from millstream.messaging.process import ProcessSettings
+    from millstream.messaging.publishing.counters import ProducerCounters
     from millstream.messaging.publishing.event_producer import EventProducer as AsyncEventProducer
     from millstream.messaging.publishing.pack_producer import PackProducer as AsyncPackProducer
     from millstream.messaging.publishing.writer import Writer as AsyncWriter
@@ -42,6 +43,11 @@ class EventProducer(Sending):
     def sent(self) -> int:
         """Events sent so far, acknowledged or not."""
         return self._look(lambda: self._inner.sent)
+
+    @property
+    def counters(self) -> ProducerCounters:
+        """What became of the events so far; those without an answer are waiting."""
+        return self._look(lambda: self._inner.counters)
 
     def send(
         self,
@@ -90,6 +96,11 @@ class PackProducer(Sending):
     def last(self) -> Receipt | None:
         """Of the last pack that was acknowledged."""
         return self._look(lambda: self._inner.last)
+
+    @property
+    def counters(self) -> ProducerCounters:
+        """What became of the events so far; those in packs to come are waiting."""
+        return self._look(lambda: self._inner.counters)
 
     def send(
         self,

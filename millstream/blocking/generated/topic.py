@@ -25,7 +25,14 @@ if TYPE_CHECKING:
 
     from pyarrow import RecordBatch
 
-    from millstream.events.event import Durability, Event, NewEvent, PublishOptions, Receipt
+    from millstream.events.event import (
+        Durability,
+        Event,
+        FullTopic,
+        NewEvent,
+        PublishOptions,
+        Receipt,
+    )
     from millstream.events.packs.packing import Packing
     from millstream.events.start import Start
     from millstream.events.undecodable import OnUndecodable
@@ -217,14 +224,45 @@ class Topic(TopicReading):
         """Store up to 1,000 events of one partition next to each other: all of them or none."""
         return self._loop.call(self._inner.publish_atomic(events, timeout))
 
-    def producer(self, packs: Packing | None = None) -> PackProducer:
-        """A producer that sends many events in one message: the fastest way to store many."""
-        return PackProducer(self._loop, self._loop.invoke(self._inner.producer, packs))
+    def producer(
+        self,
+        packs: Packing | None = None,
+        *,
+        overload: FullTopic = "refuse",
+        block_seconds: float = 30.0,
+    ) -> PackProducer:
+        """A producer that sends many events in one message: the fastest way to store many.
 
-    def event_producer(self, max_in_flight: int = 1024) -> EventProducer:
-        """A producer of plain events, one message each, with many in flight; each has a receipt."""
+        `overload` is as for `event_producer`.
+        """
+        return PackProducer(
+            self._loop,
+            self._loop.invoke(
+                self._inner.producer, packs, overload=overload, block_seconds=block_seconds
+            ),
+        )
+
+    def event_producer(
+        self,
+        max_in_flight: int = 1024,
+        *,
+        overload: FullTopic = "refuse",
+        block_seconds: float = 30.0,
+    ) -> EventProducer:
+        """A producer of plain events, one message each, with many in flight; each has a receipt.
+
+        A full topic (`discard="new"`) refuses events. With `overload="block"` each waits up to
+        `block_seconds` for room first, and `send` waits while `max_in_flight` of them do.
+        `producer.counters` says what became of the events.
+        """
         return EventProducer(
-            self._loop, self._loop.invoke(self._inner.event_producer, max_in_flight)
+            self._loop,
+            self._loop.invoke(
+                self._inner.event_producer,
+                max_in_flight,
+                overload=overload,
+                block_seconds=block_seconds,
+            ),
         )
 
     def writer(self, name: str, packs: Packing | None = None, lanes: int = 1) -> Writer:

@@ -26,7 +26,7 @@ async def publish_many(
         new = [_as_new(event) for event in events]
         before = await interest.before()
         receipts = await publish_many(publisher, new)
-        receipts = await interest.checked(before, new, receipts, publisher.durabilities)
+        receipts = await interest.checked(before, new, receipts, publisher.acks.durabilities)
         _require_interest(new, receipts)
         return receipts
     futures: list[asyncio.Future[Receipt]] = []
@@ -78,11 +78,11 @@ async def publish_atomic(
     ack = await publish_batch(topic.jetstream, partition.stream, messages, timeout)
     first = ack.seq - len(messages) + 1
     receipts = [
-        Receipt(partition.topic, number, offset, False, publisher.durabilities[number])
+        Receipt(partition.topic, number, offset, False, publisher.acks.durabilities[number])
         for offset in range(first, ack.seq + 1)
     ]
     if interest is not None:
-        receipts = await interest.checked(before, new, receipts, publisher.durabilities)
+        receipts = await interest.checked(before, new, receipts, publisher.acks.durabilities)
         _require_interest(new, receipts)
     return receipts
 

@@ -8,8 +8,15 @@ from datetime import datetime
 from typing import Any, Final
 
 from millstream.closing import AsyncClosing
-from millstream.errors import ConfigError, ConnectionClosed, MillstreamError, PartlyStored
+from millstream.errors import (
+    ConfigError,
+    ConnectionClosed,
+    MillstreamError,
+    PartlyStored,
+    Unconfirmed,
+)
 from millstream.events.event import PublishOptions, Receipt
+from millstream.messaging.publishing.counters import ProducerCounters
 from millstream.messaging.publishing.event_publisher import EventPublisher
 
 __all__ = ["EventProducer"]
@@ -30,11 +37,12 @@ class EventProducer(AsyncClosing):
             raise ConfigError(f"max_in_flight {max_in_flight!r}: must be 1 or more")
         self._publisher = publisher
         self._stream_publisher = publisher.stream_publisher
+        self._acks = publisher.acks
         self._max = max_in_flight
         self._in_flight = 0
         self._room: asyncio.Future[None] | None = None
         self._wake_at = 0
-        self._sent = 0
+        self._sent = self._stored = self._refused = self._unconfirmed = 0
         self._failed: dict[int, MillstreamError] = {}
         self._failures = 0
         self._closed = False
@@ -50,6 +58,13 @@ class EventProducer(AsyncClosing):
     def sent(self) -> int:
         """Events sent so far, acknowledged or not."""
         return self._sent
+
+    @property
+    def counters(self) -> ProducerCounters:
+        """What became of the events so far; those without an answer are waiting."""
+        return ProducerCounters(
+            self._sent, self._stored, self._refused, self._unconfirmed, self._in_flight
+        )
 
     async def send(
         self,
@@ -69,6 +84,8 @@ class EventProducer(AsyncClosing):
                 "require_interest: an event producer does not wait to see who wants each event. "
                 "Use publish or publish_many"
             )
+        if self._acks.demanded:
+            await self._acks.check()
         while self._in_flight >= self._max or self._stream_publisher.full:
             await self._wait()
         future = self._publisher.publish(value, key, headers, timestamp, id, options)
@@ -85,6 +102,7 @@ class EventProducer(AsyncClosing):
             failed, total, count = self._failed, self._sent, self._failures
             self._failed, self._failures = {}, 0
             raise PartlyStored(total, failed, count)
+        await self._acks.check()
 
     async def close(self) -> None:
         """Flush, then take no more."""
@@ -102,14 +120,27 @@ class EventProducer(AsyncClosing):
 
     def stored(self, count: int) -> None:
         """Internal: called by the publisher when events are stored."""
+        self._stored += count
+        self._answered(count)
+
+    def failed(self, index: int, error: Exception) -> None:
+        """Internal: called by the publisher when an event is not stored, or may not be."""
+        if isinstance(error, Unconfirmed | ConnectionClosed):
+            self._unconfirmed += 1
+        else:
+            self._refused += 1
+        self._failures += 1
+        if len(self._failed) < FAILURES_KEPT and isinstance(error, MillstreamError):
+            self._failed[index] = error
+        self._answered(1)
+
+    def abandoned(self) -> None:
+        """Internal: called by the publisher when the future of an event was cancelled."""
+        self._unconfirmed += 1
+        self._answered(1)
+
+    def _answered(self, count: int) -> None:
         self._in_flight -= count
         if self._room is not None and self._in_flight <= self._wake_at:
             self._room.set_result(None)
             self._room = None
-
-    def failed(self, index: int, error: Exception) -> None:
-        """Internal: called by the publisher when an event is not stored."""
-        self._failures += 1
-        if len(self._failed) < FAILURES_KEPT and isinstance(error, MillstreamError):
-            self._failed[index] = error
-        self.stored(1)

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
+from copy import copy
 from datetime import datetime
 from typing import Any, Final
 
 from millstream.events.encoding import TopicShape, value_bytes
 from millstream.events.event import Durability, NewEvent, PublishOptions, Receipt
 from millstream.events.value_type import ValueType
+from millstream.messaging.publishing.acks import Acks
 from millstream.wire.aio.publisher import StreamPublisher
 from millstream.wire.api import PubAck
 from millstream.wire.message import OutgoingMessage
@@ -29,7 +31,7 @@ class EventPublisher:
         self,
         stream_publisher: StreamPublisher,
         shape: TopicShape,
-        durabilities: Sequence[Durability],
+        acks: Acks,
         check_options: Callable[[PublishOptions], None],
         encoder: ValueType | None = None,
         interest: bool = False,
@@ -40,15 +42,18 @@ class EventPublisher:
         self._check_options = check_options
         self._shape = shape
         self._encoder = encoder
-        self.set_durabilities(durabilities)
-
-    def set_durabilities(self, durabilities: Sequence[Durability]) -> None:
-        """Set the durability that the receipts of each partition state from now on."""
-        self.durabilities = list(durabilities)
+        self.acks = acks
+        self.waits = PUBLISH_SECONDS, False  # for the ack, and whether also for room
         self._receipts = [
-            _receipt_maker(self._shape.topic, partition, "unknown" if self.interest else durability)
-            for partition, durability in enumerate(durabilities)
+            _receipt_maker(shape.topic, partition, acks.stated)
+            for partition in range(shape.partitions)
         ]
+
+    def waiting(self, seconds: float) -> EventPublisher:
+        """The same for a topic that may be full: a publish waits this long for room."""
+        other = copy(self)
+        other.waits = seconds, True
+        return other
 
     def publish(
         self,
@@ -73,16 +78,17 @@ class EventPublisher:
         data = value if type(value) is bytes else value_bytes(value)
         partition, subject = self._shape.route(key)
         make = self._receipts[partition]
-        return self.stream_publisher.publish_bare(subject, data, PUBLISH_SECONDS, make)
+        timeout, blocks = self.waits
+        return self.stream_publisher.publish_bare(subject, data, timeout, make, blocks)
 
     def publish_event(self, event: NewEvent) -> asyncio.Future[Receipt]:
         """Like `publish`, for an event that may have everything."""
         partition, message = self.encode(event)
-        options = event.options
-        timeout = PUBLISH_SECONDS
-        if options is not None and options.timeout is not None:
-            timeout = options.timeout
-        return self.stream_publisher.publish(message, timeout, self._receipts[partition])
+        timeout, blocks = self.waits
+        if event.options is not None:
+            timeout = event.options.timeout or timeout
+            blocks = blocks or event.options.overload == "block"
+        return self.stream_publisher.publish(message, timeout, self._receipts[partition], blocks)
 
     def encode(self, event: NewEvent) -> tuple[int, OutgoingMessage]:
         """The partition of an event, and its message."""
@@ -100,10 +106,11 @@ class EventPublisher:
 
 
 def _receipt_maker(
-    topic: str, partition: int, durability: Durability
+    topic: str, partition: int, durabilities: Sequence[Durability]
 ) -> Callable[[PubAck], Receipt]:
     def make(ack: PubAck) -> Receipt:
+        # The durability when the ack arrives: the event may have been sent again to another server.
         # Without the cost of a call of the class: this runs for every event.
-        return _new(Receipt, (topic, partition, ack.seq, ack.duplicate, durability))
+        return _new(Receipt, (topic, partition, ack.seq, ack.duplicate, durabilities[partition]))
 
     return make

@@ -37,7 +37,7 @@ async def publish_after(
         found = await topic.jetstream.get_message(topic.partitions[number].stream, query)
         headers = {} if found is None else parse_headers(found.headers)
         if found is not None and headers.get(ID_HEADER) == event.id:
-            durability = publisher.durabilities[number]
+            durability = publisher.acks.durabilities[number]
             return Receipt(topic.shape.topic, number, found.sequence, True, durability)
         if headers.get(EXPECTED_HEADER) == str(last):
             raise  # another event was stored after `last`

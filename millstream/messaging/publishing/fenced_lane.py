@@ -13,6 +13,7 @@ from millstream.errors import MillstreamError
 from millstream.events.fence import FenceState
 from millstream.events.fence_writer import Answer, FenceWriter, ReadLast, Request, Steps
 from millstream.events.packs.pack import EncodedPack
+from millstream.messaging.publishing.acks import Acks
 from millstream.wire.aio.atomic import publish_batch
 from millstream.wire.aio.jetstream import JetStream
 from millstream.wire.aio.publisher import StreamPublisher
@@ -34,11 +35,13 @@ class FencedLane:
         stream: str,
         subject: str,
         writer: str,
+        acks: Acks | None = None,
     ) -> None:
         self._jetstream = jetstream
         self._publisher = publisher
         self._stream = stream
         self._fence = FenceWriter(subject, writer)
+        self._acks = acks
 
     @property
     def state(self) -> FenceState:
@@ -53,7 +56,12 @@ class FencedLane:
         self, packs: Sequence[EncodedPack], position: int, note: str | None = None
     ) -> FenceState:
         """Store packs, all or none, and with them the position in the input."""
-        return await self._run(self._fence.store(packs, position, note))
+        if self._acks is None:
+            return await self._run(self._fence.store(packs, position, note))
+        await self._acks.check()
+        state = await self._run(self._fence.store(packs, position, note))
+        await self._acks.check()  # the server may be another one by now
+        return state
 
     async def look(self) -> FenceState:
         """The state in the last unit on the fence, whoever stored it."""

@@ -11,8 +11,14 @@ from typing import Any, Final
 import pyarrow as pa
 
 from millstream.closing import AsyncClosing
-from millstream.errors import ConnectionClosed, MillstreamError, PartlyStored, Unfit
-from millstream.events.event import ID_HEADER, Receipt
+from millstream.errors import (
+    ConnectionClosed,
+    MillstreamError,
+    PartlyStored,
+    Unconfirmed,
+    Unfit,
+)
+from millstream.events.event import ID_HEADER, FullTopic, Receipt
 from millstream.events.packs.packing import Packing
 from millstream.events.row_buffer import (
     Columns,
@@ -23,6 +29,7 @@ from millstream.events.row_buffer import (
     enveloped,
 )
 from millstream.events.subject import PACK_TOKEN
+from millstream.messaging.publishing.counters import ProducerCounters
 from millstream.messaging.publishing.target import PackTarget
 from millstream.wire.api import PubAck
 from millstream.wire.protocol import unique_token
@@ -47,10 +54,17 @@ class PackProducer(AsyncClosing):
     For exactly once use a writer.
     """
 
-    def __init__(self, target: PackTarget, packing: Packing, durability: str) -> None:
+    def __init__(
+        self,
+        target: PackTarget,
+        packing: Packing,
+        overload: FullTopic = "refuse",
+        block_seconds: float = PUBLISH_SECONDS,
+    ) -> None:
         self._target = target
         self._packing = packing
-        self._durability = durability
+        self._blocks = overload == "block"
+        self._seconds = block_seconds if self._blocks else PUBLISH_SECONDS
         self._name = f"p{unique_token(12)}"
         count = target.shape.partitions
         self._buffers = [RowBuffer(target.value_type) for _ in range(count)]
@@ -63,7 +77,7 @@ class PackProducer(AsyncClosing):
         self._room: asyncio.Future[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._lingering: asyncio.Task[None] | None = None
-        self._taken = 0
+        self._taken = self._stored = self._refused_ever = self._unconfirmed = 0
         self._refused = 0
         self._failed: dict[int, MillstreamError] = {}
         self._closed = False
@@ -76,6 +90,18 @@ class PackProducer(AsyncClosing):
         except PartlyStored:
             if error is None:
                 raise
+
+    @property
+    def counters(self) -> ProducerCounters:
+        """What became of the events so far; those in packs to come are waiting."""
+        answered = self._stored + self._refused_ever + self._unconfirmed
+        return ProducerCounters(
+            self._taken,
+            self._stored,
+            self._refused_ever,
+            self._unconfirmed,
+            self._taken - answered,
+        )
 
     # -- taking events --------------------------------------------------------------------
 
@@ -135,6 +161,7 @@ class PackProducer(AsyncClosing):
             count, failed = self._refused, self._failed
             self._refused, self._failed = 0, {}
             raise PartlyStored(self._taken, failed, count)
+        await self._target.acks.check()
 
     async def close(self) -> None:
         """Flush, then take no more."""
@@ -180,6 +207,11 @@ class PackProducer(AsyncClosing):
 
     async def _send(self, partition: int, batch: pa.RecordBatch, first: int) -> None:
         publisher = self._target.publisher
+        try:
+            await self._target.acks.check()
+        except MillstreamError as error:
+            self._refuse(first, batch.num_rows, error)
+            return
         for piece in self._target.split(batch, self._packing):
             pack = self._target.encode(piece, self._packing)
             while self._in_flight >= self._packing.max_in_flight:
@@ -190,7 +222,7 @@ class PackProducer(AsyncClosing):
             pairs = [(ID_HEADER, f"{self._name}-{self._packs}")]
             message = pack.message(self._subjects[partition], pairs)
             self._in_flight += 1
-            future = publisher.publish(message, PUBLISH_SECONDS, _same)
+            future = publisher.publish(message, self._seconds, _same, self._blocks)
             future.add_done_callback(partial(self._settled, first, piece.num_rows, partition))
             first += piece.num_rows
 
@@ -201,8 +233,10 @@ class PackProducer(AsyncClosing):
         error = done.exception()
         if error is None:
             ack = done.result()
+            self._stored += count
             topic = self._target.shape.topic
-            self.last = Receipt(topic, partition, ack.seq, ack.duplicate, self._durability)
+            durability = self._target.acks.stated[partition]
+            self.last = Receipt(topic, partition, ack.seq, ack.duplicate, durability)
         elif isinstance(error, MillstreamError):
             self._refuse(first, count, error)
         if self._room is not None:
@@ -211,6 +245,10 @@ class PackProducer(AsyncClosing):
 
     def _refuse(self, first: int, count: int, error: MillstreamError) -> None:
         self._refused += count
+        if isinstance(error, Unconfirmed | ConnectionClosed):
+            self._unconfirmed += count
+        else:
+            self._refused_ever += count
         if len(self._failed) < FAILURES_KEPT:
             self._failed[first] = error
 

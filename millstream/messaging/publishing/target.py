@@ -12,6 +12,7 @@ from millstream.events.event import Partition
 from millstream.events.packs.pack import EncodedPack, encode, split
 from millstream.events.packs.packing import Packing
 from millstream.events.value_type import ValueType
+from millstream.messaging.publishing.acks import Acks
 from millstream.wire.aio.jetstream import JetStream
 from millstream.wire.aio.publisher import StreamPublisher
 
@@ -27,6 +28,7 @@ class PackTarget:
     shape: TopicShape
     partitions: Sequence[Partition]
     value_type: ValueType | None
+    acks: Acks
 
     def split(self, batch: pa.RecordBatch, packing: Packing) -> list[pa.RecordBatch]:
         """The batch in pieces that each fit one pack."""

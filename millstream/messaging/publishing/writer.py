@@ -104,7 +104,12 @@ class Writer(AsyncClosing):
             for number in range(self._lanes_each):
                 subject = fence_subject(prefix, self.name, number)
                 fence = FencedLane(
-                    target.jetstream, target.publisher, partition.stream, subject, self.name
+                    target.jetstream,
+                    target.publisher,
+                    partition.stream,
+                    subject,
+                    self.name,
+                    target.acks,
                 )
                 self._lanes.append(_Lane(fence, target.value_type))
         await asyncio.gather(*(lane.fence.claim() for lane in self._lanes))

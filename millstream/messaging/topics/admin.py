@@ -8,7 +8,7 @@ first and deleted last, so it exists exactly when anything of the topic does.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from millstream.errors import (
@@ -28,8 +28,9 @@ from millstream.events.subject import (
     key_token,
     partition_of,
 )
+from millstream.messaging.topics.demand import shortfall
 from millstream.messaging.topics.differences import conflict, differences
-from millstream.messaging.topics.durability import check_health
+from millstream.messaging.topics.durability import check_health, durability_of, shortfall_of
 from millstream.messaging.topics.info import TopicInfo, topic_info
 from millstream.messaging.topics.lookup import (
     find_stream,
@@ -98,13 +99,15 @@ async def declare(js: JetStream, name: str, settings: TopicSettings | None = Non
         _check_same(name, settings, found)
         info = topic_info(name, found)
         if not info.missing:
-            return info
+            return await _durable(js, info)
         settings = info.settings
     else:
         settings = await _with_origins(js, settings)
     configs = to_stream_configs(name, settings)
     await _check_free(js, name, configs, found)
     await check_health(js)
+    if settings.durability is not None and settings.replicas == 1:
+        await _check_server(js, name, settings.durability, configs[0])
     there = {info.config["name"]: info for info in found}
     for config in configs[:1]:
         if config["name"] not in there:
@@ -119,7 +122,23 @@ async def declare(js: JetStream, name: str, settings: TopicSettings | None = Non
             streams = await find_streams(js, name)
     except (ApiError, PermissionDenied, RequestTimeout, NoResponders):
         pass  # it works wherever the leaders are; an admin can move them later
-    return topic_info(name, streams)
+    return await _durable(js, topic_info(name, streams))
+
+
+async def _check_server(js: JetStream, name: str, demanded: str, config: Mapping[str, Any]) -> None:
+    """Refuse before anything is created; in a cluster the own server speaks for the others."""
+    own = js.connection.info.server_name if js.connection.info.cluster else None
+    error = shortfall(name, demanded, [await durability_of(js, config, own)])
+    if error is not None:
+        raise error
+
+
+async def _durable(js: JetStream, info: TopicInfo) -> TopicInfo:
+    """The topic, if its servers store as durably as it demands."""
+    error = await shortfall_of(js, info)
+    if error is not None:
+        raise error
+    return info
 
 
 def _check_same(name: str, wanted: TopicSettings, found: Sequence[StreamInfo]) -> None:
@@ -270,6 +289,11 @@ async def edit(js: JetStream, name: str, changes: Mapping[str, Any]) -> TopicInf
         ]
         if fixed:
             raise conflict(name, fixed, "cannot be changed like this")
+    demand = changes.get("durability")
+    if demand is not None and demand != "replicated":  # for that, the settings must have replicas
+        before = topic_info(name, found)
+        after = before.settings.changed({"durability": demand}, check=False)
+        await _durable(js, replace(before, settings=after))
     resolved_once = {s: await _with_origins(js, s) for s in set(wanted.values())}
     updates = []
     for info in found:

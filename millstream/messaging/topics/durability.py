@@ -8,26 +8,37 @@ from typing import Any, Final
 
 import msgspec
 
-from millstream.errors import NoResponders, PermissionDenied, RequestTimeout, Unhealthy
+from millstream.errors import (
+    NoResponders,
+    NotDurable,
+    PermissionDenied,
+    RequestTimeout,
+    Unhealthy,
+)
 from millstream.events.event import Durability
+from millstream.messaging.topics.demand import (
+    ALL_SERVERS,
+    ALL_SERVERS_BODY,
+    OWN_SERVER,
+    Server,
+    ServerAnswer,
+    by_settings,
+    nodes_to_ask,
+    published_by,
+    shortfall_among,
+)
 from millstream.messaging.topics.info import PartitionInfo, TopicInfo
 from millstream.messaging.topics.lookup import side_by_side
-from millstream.settings import DURABILITY_METADATA
 from millstream.wire.aio.connection import Connection
 from millstream.wire.aio.jetstream import JetStream
 from millstream.wire.protocol import status_of, unique_token
 
-__all__ = ["check_health", "durabilities_of", "durability_of", "own_server"]
+__all__ = ["check_health", "durabilities_of", "durability_of", "own_server", "shortfall_of"]
 
 ASK_SECONDS: Final = 1.0  # the server answers these requests itself, or never
 # In a cluster that has just formed, a server may miss the first request.
 ASK_TRIES: Final = 4
 _HEALTH_SUBJECT: Final = "$SYS.REQ.SERVER.PING.HEALTHZ"
-_OWN_SERVER_SUBJECT: Final = "$SYS.REQ.USER.INFO"
-_ALL_SERVERS_SUBJECT: Final = "$SYS.REQ.ACCOUNT.PING.STATZ"
-# Otherwise only those servers answer that have a client of the account.
-_UNUSED_TOO: Final = b'{"include_unused": true}'
-_PUBLISHED: Final = frozenset({"fsync", "periodic", "memory"})
 
 
 class _Health(msgspec.Struct):
@@ -35,16 +46,7 @@ class _Health(msgspec.Struct):
     error: str = ""
 
 
-class _Server(msgspec.Struct):
-    id: str = ""
-    name: str = ""
-    domain: str = ""
-    metadata: dict[str, str] = {}
-    tags: list[str] = []
-
-
-class _Answer(msgspec.Struct):
-    server: _Server = msgspec.field(default_factory=_Server)
+class _Answer(ServerAnswer):
     data: _Health = msgspec.field(default_factory=_Health)  # the rest is ignored
 
 
@@ -79,16 +81,14 @@ async def durability_of(
     broker publishes them as server metadata. Where it is not published, it is `unknown`. A server
     can change it only by a restart, so an answer holds until the connection is lost.
     """
-    if config.get("num_replicas", 1) > 1:
-        return "replicated"
-    if config.get("storage") == "memory" or config.get("persist_mode") == "async":
-        return "memory"
+    return by_settings(config) or await _published(js, leader)
+
+
+async def _published(js: JetStream, node: str | None) -> Durability:
     try:
-        server = await _server(js, leader)
+        return published_by(await _server(js, node))
     except (NoResponders, PermissionDenied, RequestTimeout):
         return "unknown"
-    published = server.metadata.get(DURABILITY_METADATA, "")
-    return published if published in _PUBLISHED else "unknown"
 
 
 async def durabilities_of(js: JetStream, info: TopicInfo) -> list[Durability]:
@@ -106,27 +106,34 @@ def _asked(part: PartitionInfo) -> tuple[Any, ...]:
     return part.leader, *map(part.config.get, ("num_replicas", "storage", "persist_mode"))
 
 
-async def own_server(js: JetStream) -> _Server:
+async def shortfall_of(js: JetStream, info: TopicInfo) -> NotDurable | None:
+    """What is missing of the durability that a topic demands; None: nothing."""
+    nodes = list(nodes_to_ask(info))
+    found = await side_by_side(lambda node: _published(js, node), nodes)
+    return shortfall_among(info, dict(zip(nodes, found, strict=True)))
+
+
+async def own_server(js: JetStream) -> Server:
     """The server that this client is connected to."""
     connection = js.connection
-    return (await _ask(connection, _OWN_SERVER_SUBJECT, _is_own(connection))).server
+    return (await _ask(connection, OWN_SERVER, _is_own(connection))).server
 
 
-async def _server(js: JetStream, leader: str | None) -> _Server:
+async def _server(js: JetStream, leader: str | None) -> Server:
     """The server that stores a stream; an empty value if it is unknown."""
     connection = js.connection
     own = await own_server(js)
     domain = js.domain or own.domain
     if leader is None:
         alone = domain == own.domain and not _clustered(connection)
-        return own if alone else _Server()
+        return own if alone else Server()
     if (leader, domain) == (own.name, own.domain):
         return own
 
-    def leads(server: _Server) -> bool:
+    def leads(server: Server) -> bool:
         return (server.name, server.domain) == (leader, domain)
 
-    return (await _ask(connection, _ALL_SERVERS_SUBJECT, leads, _UNUSED_TOO)).server
+    return (await _ask(connection, ALL_SERVERS, leads, ALL_SERVERS_BODY)).server
 
 
 def _clustered(connection: Connection) -> bool:
@@ -134,12 +141,12 @@ def _clustered(connection: Connection) -> bool:
     return connection.info.cluster not in (None, "", connection.info.server_name)
 
 
-def _is_own(connection: Connection) -> Callable[[_Server], bool]:
+def _is_own(connection: Connection) -> Callable[[Server], bool]:
     return lambda server: server.id == connection.info.server_id
 
 
 async def _ask(
-    connection: Connection, subject: str, wanted: Callable[[_Server], bool], body: bytes = b""
+    connection: Connection, subject: str, wanted: Callable[[Server], bool], body: bytes = b""
 ) -> _Answer:
     """The first answer of a wanted server; servers beyond leaf nodes answer these requests too."""
     found: asyncio.Future[_Answer] = asyncio.get_running_loop().create_future()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Final
 
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
 __all__ = [
     "RESERVED_METADATA",
     "RESERVED_TOKENS",
+    "check_overload",
     "combination_faults",
     "description_fault",
     "metadata_fault",
@@ -33,7 +35,7 @@ RESERVED_TOKENS: Final = (GUARDED_TOKEN, ENTRANCE, INSTANCE)
 # Metadata keys that say what the streams are to each other; only Millstream writes them.
 _OWN: Final = (
     *("version", "topic", "partition", "partitions"),
-    *("prefix", "origins", "format", "guarded", "packs"),
+    *("prefix", "origins", "format", "guarded", "packs", "durability"),
 )
 RESERVED_METADATA: Final = frozenset(f"millstream.{key}" for key in _OWN)
 
@@ -77,6 +79,7 @@ def combination_faults(it: TopicSettings) -> Iterator[str]:
     yield from _limit_faults(it)
     yield from _copy_faults(it)
     yield from _schema_faults(it)
+    yield from _durability_faults(it)
 
 
 def _limit_faults(it: TopicSettings) -> Iterator[str]:
@@ -161,3 +164,30 @@ def _schema_faults(it: TopicSettings) -> Iterator[str]:
         yield "guarded: nothing is published to a copy"
     if it.guarded and it.prefix is not None and "." in it.prefix:
         yield f"prefix: that of a guarded topic is one token, not {it.prefix!r}"
+
+
+def _durability_faults(it: TopicSettings) -> Iterator[str]:
+    if it.durability is None:
+        return
+    if it.is_copy:
+        yield "durability: nothing is published to a copy"
+    if it.durability == "replicated" and it.replicas == 1:
+        yield "durability: 'replicated' needs replicas, two or more"
+    on_disk = it.storage is Storage.FILE and not it.early_ack
+    if it.durability != "replicated" and not on_disk:
+        yield (
+            f"durability: {it.durability!r} needs storage='file' and no early_ack; otherwise an "
+            f"ack does not mean that the event is written"
+        )
+
+
+def check_overload(it: TopicSettings, overload: str, seconds: float) -> None:
+    """Refuse what is no policy, or a wait that is longer than ids of events are remembered."""
+    if overload not in ("refuse", "block"):
+        raise ConfigError(f"overload {overload!r}: choose refuse or block")
+    longest = math.inf if it.window is None else it.window.total_seconds()
+    if overload == "block" and not seconds <= longest:
+        raise ConfigError(
+            f"overload 'block' for {seconds:g} s: at most the duplicate window, {longest:g} s, "
+            f"or an event whose first ack was lost could be stored twice"
+        )

@@ -22,6 +22,7 @@ from millstream.declared import Form
 from millstream.errors import ConfigError
 from millstream.guarded import guarded_prefix
 from millstream.messaging.topics.choices import Compression, Discard, Retention, Storage
+from millstream.messaging.topics.demand import DEMANDS
 from millstream.messaging.topics.origin import (
     PARTITIONS_MAX,
     Origin,
@@ -50,6 +51,7 @@ from millstream.messaging.topics.setting_forms import (
 )
 from millstream.messaging.topics.setting_rules import (
     RESERVED_METADATA,
+    check_overload,
     combination_faults,
     description_fault,
     metadata_fault,
@@ -178,6 +180,14 @@ class TopicSettings:
         number(5),
         "Number of nodes that store each partition, 1 to 5.",
         stream_key="num_replicas",
+    )
+    durability: Setting[str | None, str | None] = Setting(
+        None,
+        text(choices=tuple(DEMANDS)),
+        "What an ack must guarantee: fsync (on disk), replicated (a majority of nodes has the "
+        "event) or periodic (at least in the page cache). Creating the topic and publishing to it "
+        "are refused where the server does less.",
+        default_text="what the server does",
     )
     # None: two minutes, or max_age if that is shorter; none for a topic with sources, because two
     # origins may use the same id.
@@ -458,6 +468,7 @@ class TopicSettings:
                 "are in them, so it could not tell whether an event of this key was stored in a "
                 "pack. Create a topic with packs=False (topic create --no-packs) or a table"
             )
+        check_overload(self, options.overload, options.timeout or 0)
         if options.deliver_at is not None and not self.allows("schedules"):
             raise ConfigError(
                 "deliver_at: this topic takes no scheduled events. Create one with schedules=True "

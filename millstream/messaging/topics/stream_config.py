@@ -55,6 +55,7 @@ _PREFIX_KEY: Final = "millstream.prefix"
 _ORIGINS_KEY: Final = "millstream.origins"
 _FORMAT_KEY: Final = "millstream.format"
 _PACKS_KEY: Final = "millstream.packs"
+_DURABILITY_KEY: Final = "millstream.durability"
 
 # Settings that are one value of a stream configuration; the others are converted by hand below.
 _SINGLE: Final = {name: item for name, item in TOPIC_SETTINGS.items() if item.stream_key}
@@ -146,6 +147,8 @@ def _metadata(name: str, settings: TopicSettings, number: int) -> dict[str, str]
         metadata[_FORMAT_KEY] = settings.wire_format
     if not settings.is_copy and not settings.takes_packs:
         metadata[_PACKS_KEY] = "0"
+    if settings.durability is not None:
+        metadata[_DURABILITY_KEY] = settings.durability
     origins = [settings.mirror] if settings.mirror is not None else settings.sources
     if origins:
         metadata[_ORIGINS_KEY] = msgspec.json.encode(origins).decode()
@@ -276,6 +279,7 @@ def from_stream_config(config: Mapping[str, Any]) -> TopicSettings:
         "duplicate_window": _duration(config.get("duplicate_window")),
         "early_ack": config.get("persist_mode") == "async",
         "wire_format": wire_format_of(config),
+        "durability": metadata.get(_DURABILITY_KEY),
         "metadata": {
             key: text
             for key, text in metadata.items()

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from millstream.errors import ConfigError
 from millstream.events.fence import check_fence_kept
+from millstream.messaging.topics.demand import nodes_to_ask, published_by, shortfall_among
+from millstream.messaging.topics.info import topic_info
 from millstream.messaging.topics.stream_config import (
     from_stream_config,
     identity_of,
@@ -16,11 +19,14 @@ from millstream.spark.broker_access import (
     SchemaSnapshot,
     connection_to,
     find_schema,
+    find_server,
     find_topics,
     jetstream_to,
 )
+from millstream.wire.api import StreamInfo
+from millstream.wire.sync.connection import BlockingJetStream
 
-__all__ = ["Target", "find_target"]
+__all__ = ["Target", "check_durable", "find_target"]
 
 
 @dataclass(frozen=True)
@@ -36,6 +42,7 @@ class Target:
     schema: SchemaSnapshot | None
     max_payload: int  # of one message; the server's limit
     replicas: int = 1
+    demands: bool = False  # whether it demands a durability
 
     @property
     def partitions(self) -> int:
@@ -45,7 +52,8 @@ class Target:
 def find_target(settings: ConnectionSettings, topic: str) -> Target:
     """The topic, which must exist and take events."""
     jetstream = jetstream_to(settings)
-    configs = [info.config for info in find_topics(jetstream, [topic])[topic]]
+    infos = find_topics(jetstream, [topic])[topic]
+    configs = [info.config for info in infos]
     identities = [identity_of(config) for config in configs]
     prefixes = [identity.prefix for identity in identities]
     typed = wire_format_of(configs[0]) is not None
@@ -67,4 +75,20 @@ def find_target(settings: ConnectionSettings, topic: str) -> Target:
         schema=find_schema(jetstream, topic) if typed else None,
         max_payload=connection_to(settings).info.max_payload,
         replicas=configs[0].get("num_replicas", 1),
+        demands=check_durable(jetstream, topic, infos),
     )
+
+
+def check_durable(jetstream: BlockingJetStream, topic: str, infos: Sequence[StreamInfo]) -> bool:
+    """Raise NotDurable if the topic demands a durability that its servers do not give.
+
+    Whether it demands one.
+    """
+    info = topic_info(topic, infos)
+    published = {
+        node: published_by(find_server(jetstream.connection, node)) for node in nodes_to_ask(info)
+    }
+    error = shortfall_among(info, published)
+    if error is not None:
+        raise error
+    return info.settings.durability is not None

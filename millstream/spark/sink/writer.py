@@ -18,7 +18,7 @@ from millstream.settings import ConnectionSettings
 from millstream.spark.options import SinkOptions
 from millstream.spark.sink.staging import StagedPack, Staging
 from millstream.spark.sink.table_sink import write_table
-from millstream.spark.sink.targets import Target
+from millstream.spark.sink.targets import Target, find_target
 from millstream.spark.sink.task_sink import TaskRows, write_chains
 from millstream.wire.protocol import unique_token
 
@@ -49,6 +49,8 @@ class Job:
         """Write the rows of this task under a writer's name, as part of a batch."""
         context = TaskContext.get()
         task = context.partitionId() if context is not None else 0
+        if self.target is not None and self.target.demands:
+            find_target(self.settings, self.target.topic)  # the worker's server must do it too
         rows = TaskRows(self.settings, self.options, self.target, task)
         if self.options.is_table:
             total = write_table(rows, batches, f"{writer}-{task}", batch)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from collections.abc import Callable
 from typing import Any, Final, Protocol, TypeVar
@@ -21,7 +22,7 @@ from millstream.errors import (
 )
 from millstream.guarded import GUARD_SECONDS, entrance_of, entrance_topic
 from millstream.wire.aio.connection import Connection
-from millstream.wire.api import RETRY, PubAck, Refusal, publish_error
+from millstream.wire.api import FULL, RETRY, PubAck, Refusal, publish_error
 from millstream.wire.message import OutgoingMessage
 from millstream.wire.protocol import Frame, hpub, pub, status_of, unique_token
 
@@ -34,6 +35,8 @@ T = TypeVar("T")
 RESEND_SECONDS: Final = 2.0
 # While a stream has no leader every try is refused immediately; this keeps the tries apart.
 REFUSED_PAUSE_SECONDS: Final = 0.1
+# A message that waits for room is sent again this often at least.
+FULL_PAUSE_SECONDS: Final = 1.0
 _TICK_SECONDS: Final = 0.1
 
 # What `publish_bare` writes; the size of its header block, without the number that ends the id.
@@ -48,10 +51,13 @@ class Watcher(Protocol):
     """Learns how its messages are answered, without a turn of the event loop."""
 
     def stored(self, count: int) -> None:
-        """This many more are stored (or no longer waited for)."""
+        """This many more are stored."""
 
     def failed(self, index: int, error: Exception) -> None:
         """The message of this number is not stored, or it is unknown whether it is."""
+
+    def abandoned(self) -> None:
+        """One is no longer waited for: its future was cancelled."""
 
 
 class _InFlight(asyncio.Future[Any]):
@@ -59,17 +65,21 @@ class _InFlight(asyncio.Future[Any]):
 
     __slots__ = (
         "again",  # sent more than once: an earlier copy may have been stored
+        "blocks",  # waits for room when the stream is full
         "due",  # time at which it is sent again
         "frame",
+        "full",  # the last try was refused because there was no room
         "give_up",  # time at which it counts as unconfirmed
         "index",  # the watcher's number for it
         "make",  # what the future gives, from the ack
-        "refused",  # the last try found nobody listening
+        "refused",  # the last try was answered, and not stored
         "sent",  # time of the first try
         "unsure",  # an earlier try did not: it may be stored all the same
         "watcher",
     )
+    blocks: bool
     frame: bytes
+    full: Refusal | None
     make: Callable[[PubAck], Any]
     watcher: Watcher | None
     index: int
@@ -84,7 +94,7 @@ class _InFlight(asyncio.Future[Any]):
         """It is sent again now, and is due once more at that time."""
         self.due = due
         self.unsure = self.unsure or not self.refused
-        self.refused, self.again = False, True
+        self.refused, self.again, self.full = False, True, None
 
     @property
     def waited(self) -> float:
@@ -169,8 +179,12 @@ class StreamPublisher:
         message: OutgoingMessage,
         timeout: float,
         make: Callable[[PubAck], T],
+        blocks: bool = False,
     ) -> asyncio.Future[T]:
-        """Send a message; the future gives `make(ack)`, or why it is not stored."""
+        """Send a message; the future gives `make(ack)`, or why it is not stored.
+
+        With `blocks` a message for which a stream has no room is sent again until it has.
+        """
         subject, headers, payload = message
         if self._guarded:
             subject = entrance_of(subject)
@@ -179,7 +193,7 @@ class StreamPublisher:
         token = b"%x" % self._counter
         reply = self._prefix + token
         frame = hpub(subject, reply, headers, payload) if headers else pub(subject, reply, payload)
-        return self._send(token, frame, timeout, make)
+        return self._send(token, frame, timeout, make, blocks)
 
     def publish_bare(
         self,
@@ -187,6 +201,7 @@ class StreamPublisher:
         payload: bytes,
         timeout: float,
         make: Callable[[PubAck], T],
+        blocks: bool = False,
     ) -> asyncio.Future[T]:
         """Like `publish` for a message without headers, to which the publisher gives an id."""
         self._counter = count = self._counter + 1
@@ -197,7 +212,7 @@ class StreamPublisher:
             raise PayloadTooLarge(total, self._connection.info.max_payload)
         reply, word = self._prefix, self._word
         frame = _BARE % (subject, reply, token, size, total, word, token, payload)
-        return self._send(token, frame, timeout, make)
+        return self._send(token, frame, timeout, make, blocks)
 
     def watch(self, sent: asyncio.Future[Any], watcher: Watcher, index: int) -> None:
         """Report the outcome of a message that was just sent to `watcher` too, as number `index`.
@@ -213,6 +228,7 @@ class StreamPublisher:
         frame: bytes,
         timeout: float,
         make: Callable[[PubAck], T],
+        blocks: bool,
     ) -> asyncio.Future[T]:
         connection, in_flight = self._connection, self._in_flight
         if not connection.connected:
@@ -227,6 +243,7 @@ class StreamPublisher:
         entry.due = now + RESEND_SECONDS
         entry.give_up = now + timeout
         entry.refused = entry.unsure = entry.again = False
+        entry.blocks, entry.full = blocks, None
         entry.frame = frame
         entry.make = make
         entry.watcher = None
@@ -284,11 +301,21 @@ class StreamPublisher:
     def _refused(self, token: bytes, message: _InFlight, refusal: Refusal) -> None:
         if refusal.err_code in RETRY:
             self._try_later(message)
+        elif message.blocks and refusal.err_code in FULL and _now() < message.give_up:
+            self._wait_for_room(message, refusal)
         else:
             error = publish_error(refusal)
             if isinstance(error, WrongSequence):
                 error.sent_again = message.again
             self._fail(token, message, error)
+
+    def _wait_for_room(self, message: _InFlight, refusal: Refusal) -> None:
+        """The longer it waits, the rarer it is sent: there may be many that wait."""
+        message.refused, message.full = True, refusal
+        pause = min(FULL_PAUSE_SECONDS, REFUSED_PAUSE_SECONDS + message.waited / 8)
+        due = _now() + pause
+        # The last try must be answered in time, or it would be unknown what became of it.
+        message.due = due if due + FULL_PAUSE_SECONDS < message.give_up else math.inf
 
     def _fail(self, token: bytes, message: _InFlight, error: Exception) -> None:
         del self._in_flight[token]
@@ -305,7 +332,7 @@ class StreamPublisher:
         """No caller waits for this one any more."""
         del self._in_flight[token]
         if message.watcher is not None:
-            message.watcher.stored(1)
+            message.watcher.abandoned()
         self._wake()
 
     def _wake(self) -> None:
@@ -341,6 +368,8 @@ class StreamPublisher:
 
     def _given_up(self, message: _InFlight) -> Exception:
         subject = message.subject
+        if message.full is not None and not message.unsure:
+            return publish_error(message.full)
         if message.refused and not message.unsure:
             topic = entrance_topic(subject)
             return NoResponders(subject) if topic is None else NoGuard(topic, subject)

@@ -7,6 +7,7 @@ import time
 import pytest
 
 from millstream.errors import TopicNotFound
+from millstream.testing import running_broker
 from tests.integration.cli.messaging_commands import Commands
 
 
@@ -54,6 +55,15 @@ def test_creating_a_topic_again_is_a_no_op_and_with_other_settings_an_error(run:
     sentence = run.error("topic", "create", "orders", "--max-age", "2h")
     assert "max_age" in sentence
     assert "1h" in sentence
+
+
+def test_a_topic_may_demand_a_durability_that_the_server_gives(run: Commands) -> None:
+    with running_broker(durability="periodic") as weaker:
+        sentence = Commands(weaker.url).error("topic", "create", "strict", "--durability", "fsync")
+        assert "demands the durability 'fsync', and the server gives 'periodic'" in sentence
+    given = run.json("topic", "create", "strict", "--durability", "fsync")["settings"]
+    assert given["durability"] == "fsync"
+    assert "durability: fsync" in run("topic", "info", "strict")
 
 
 def test_topics_are_listed_with_what_they_hold(orders: Commands) -> None:

@@ -12,6 +12,7 @@ from millstream.events.encoding import TopicShape
 from millstream.events.event import Partition
 from millstream.events.fence_writer import Answer, Publish, Request
 from millstream.events.packs.packing import Packing
+from millstream.messaging.publishing.acks import Acks
 from millstream.messaging.publishing.fenced_lane import FencedLane
 from millstream.messaging.publishing.target import PackTarget
 from millstream.messaging.publishing.writer import Writer
@@ -57,6 +58,7 @@ async def writer_of(lanes: int, events: int) -> Writer:
         TopicShape("t", ["t"]),
         [Partition("t", "t", 0, "t")],
         None,
+        Acks("t", ["unknown"], demanded=False, shortfall=None, patience=1),
     )
     return await Writer(target, "w", Packing(max_events=events, linger=60), lanes).open()
 
