@@ -328,7 +328,7 @@ class Inbox:
         self._timer = asyncio.get_running_loop().call_later(span / 2, self._renew)
 
     def _start_over(self) -> None:
-        """The process stood still, or had no connection, for longer than a lease.
+        """The process was paused, or had no connection, for longer than a lease.
 
         What waits here belongs to others by now, or comes again: it is dropped. What is asked for
         from now on is new. Events of packs wait for the next copy of their pack, because others of

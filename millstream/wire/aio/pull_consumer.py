@@ -167,7 +167,7 @@ class PullConsumer:
         return list(self._buffer)
 
     def start_over(self) -> list[RawMessage]:
-        """Ask anew, and only then take messages; gives what was delivered and not taken.
+        """Ask again, and only then take messages; gives what was delivered and not taken.
 
         What the server had sent before may still arrive: `take_late` gives that.
         """
