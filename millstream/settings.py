@@ -22,6 +22,7 @@ from millstream.errors import ConfigError, NotRunning
 __all__ = [
     "DEFAULT_URL",
     "DURABILITY_METADATA",
+    "LOST_METADATA",
     "PROJECT_FILE",
     "STATE_FILE",
     "ConnectionSettings",
@@ -51,6 +52,7 @@ STATE_FILE: Final = "broker.json"
 DURABILITY_METADATA: Final = "millstream.durability"
 # The tag of each node, followed by its name; topics are spread over the nodes by them.
 _NODE_TAG: Final = "millstream-node:"
+LOST_METADATA: Final = "millstream.lost"  # of a stream: what the broker found to be lost in it
 
 _DURATION = re.compile(r"(\d+(?:\.\d+)?)(ns|us|ms|s|m|h|d)", re.ASCII)
 _DURATIONS = re.compile(f"(?:{_DURATION.pattern})+", re.ASCII)

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Final
 
 from millstream.broker.config import DEFAULT_ACCOUNT, BrokerSettings, Role, User
-from millstream.broker.keeper import write_private
+from millstream.broker.private_files import write_private
 from millstream.errors import ConfigError
 from millstream.settings import Secret
 

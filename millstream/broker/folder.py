@@ -8,10 +8,12 @@ data/
   nodes/n1/
     lock              held by the owner of the node; names the owner
     server.conf       the server's configuration (0600)
+    closed.conf       that of a server without clients, for repairs after a crash
     plan.json         how to start it again as it was
     key.json          fingerprint of the encryption key, or that there is none
     node.json         process ids and ports while it runs
     guards.json       guards of guarded topics that it runs
+    running           while its server runs; left after a crash
     log-ends.json     checkpoints of where the logs end, and losses that were found
     server.log        its output, rotated
     store/  run/
@@ -35,8 +37,9 @@ from typing import Any, Final
 
 from millstream.broker.config import Durability
 from millstream.broker.guard_keeper import GUARDS_FILE
-from millstream.broker.keeper import sign_lock, write_private
 from millstream.broker.log_ends import ENDS_FILE
+from millstream.broker.loss_notes import CLOSED_TEMPLATE
+from millstream.broker.private_files import sign_lock, write_private
 from millstream.deadline import Deadline
 from millstream.errors import ConfigError, FolderLocked, NoSpace
 from millstream.settings import STATE_FILE
@@ -78,6 +81,10 @@ class NodeFolder:
     @property
     def conf(self) -> Path:
         return self.root / "server.conf"
+
+    @property
+    def closed(self) -> Path:
+        return self.root / CLOSED_TEMPLATE
 
     @property
     def plan(self) -> Path:

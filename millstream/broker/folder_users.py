@@ -14,7 +14,7 @@ from typing import Any, Final
 from millstream.broker.config import BrokerSettings, Permissions, User
 from millstream.broker.credentials import GeneratedUsers
 from millstream.broker.folder import read_json
-from millstream.broker.keeper import write_private
+from millstream.broker.private_files import write_private
 from millstream.errors import ConfigError
 from millstream.settings import Secret
 

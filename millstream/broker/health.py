@@ -80,6 +80,10 @@ class LogLoss:
     marked_at: str | None  # when; ISO 8601, UTC
     cut: bool  # the server truncated its file at a start
     found: str  # when; ISO 8601, UTC
+    lost: (
+        tuple[int, int] | None
+    )  # the first and last sequence that is gone; None: only a torn write
+    accepted: str | None  # who accepted it, and when; None: nobody
     text: str  # all of this in words
 
 
@@ -221,12 +225,20 @@ def losses_of(ends: Path) -> tuple[LogLoss, ...]:
                 marked_at=loss["marked_at"],
                 cut=bool(loss["cut"]),
                 found=str(loss["found"]),
+                lost=(loss["lost"][0], loss["lost"][1]) if loss.get("lost") else None,
+                accepted=_accepted(loss.get("accepted")),
                 text=loss_text(loss),
             )
             for loss in known
         )
     except (ValueError, KeyError, TypeError):
         return ()
+
+
+def _accepted(accepted: dict[str, Any] | None) -> str | None:
+    if not accepted:
+        return None
+    return f"{accepted.get('by') or 'unknown'}, {accepted.get('at')}"
 
 
 def _stream(account: str, detail: dict[str, Any]) -> StreamHealth:

@@ -11,7 +11,7 @@ stopped.
 """
 
 # Importing pathlib, shutil and typing would take longer than everything else at start-up.
-# ruff: noqa: PTH100, PTH108, PTH118, PTH120, PTH123, PTH208, PTH105
+# ruff: noqa: PTH100, PTH108, PTH110, PTH118, PTH120, PTH123, PTH208
 from __future__ import annotations
 
 import contextlib
@@ -20,7 +20,6 @@ import json
 import os
 import select
 import signal
-import socket
 import sys
 import time
 from collections import deque
@@ -30,14 +29,18 @@ if TYPE_CHECKING or __name__ != "__main__":
     from typing import Any, Final
 
     from millstream.broker.guard_keeper import GUARDS_FILE, GuardKeeper, die_with, kernel_call
-    from millstream.broker.log_ends import ENDS_FILE, LogEnds, block_files, cut_logs
+    from millstream.broker.log_ends import ENDS_FILE, Cut, LogEnds, block_files, cut_logs
+    from millstream.broker.loss_notes import CLOSED_FILE, ClosedFiles, note_losses
     from millstream.broker.monitoring import ask_server
+    from millstream.broker.private_files import sign_lock, write_private
     from millstream.broker.rotated_log import TAIL_LINES, RotatedLog
 else:  # as a script: only these modules, not their package, which would load everything
     sys.path.append(os.path.dirname(os.path.abspath(__file__)))
     from guard_keeper import GUARDS_FILE, GuardKeeper, die_with, kernel_call
     from log_ends import ENDS_FILE, LogEnds, block_files, cut_logs
+    from loss_notes import CLOSED_FILE, ClosedFiles, note_losses
     from monitoring import ask_server
+    from private_files import sign_lock, write_private
     from rotated_log import TAIL_LINES, RotatedLog
 
 LOCK_POLL: Final = 0.05  # seconds between tries for the lock; the delay of a takeover
@@ -56,6 +59,7 @@ CHECKPOINT_WAIT: Final = 10.0  # seconds for the first one, which shows what a s
 RESTART_WINDOW: Final = 60.0  # seconds in which at most `restarts` crashes lead to a restart
 CATCHING_UP: Final = "is not current"  # the server's words for a replica that must catch up
 RESTART_PAUSE: Final = 0.5  # seconds before a crashed server is started again
+RUNNING_FILE: Final = "running"  # while a server runs; it is left after a crash
 
 
 class Keeper:
@@ -72,10 +76,13 @@ class Keeper:
         self.stopping = ""  # the reason, once decided
         self.ready = False
         self.healing = False  # the server is being restarted
+        self.closed = False  # the server takes no clients: it is looked at after a crash
+        self.monitor: dict[str, Any] = plan["monitor"]  # see `ask_server`
         self.warnings: deque[str] = deque(maxlen=TAIL_LINES)  # of this start, for the owner
         self.server = 0  # process id; 0 when none runs
+        self.status = 0  # exit status of the last one
         self.output = -1  # read end of the server's output
-        self.cut: dict[str, bool] = {}  # logs that this start cut, until they are reported
+        self.cut: dict[str, Cut] = {}  # logs that this start cut, until they are reported
         self.ends: LogEnds | None = None  # only of a single server that stores on disk
         if plan["single"] and not plan["remove"]:
             self.ends = LogEnds.read(self.path(ENDS_FILE))
@@ -163,8 +170,9 @@ class Keeper:
 
     # -- the server --------------------------------------------------------------------
 
-    def start_server(self) -> None:
+    def start_server(self, config: str = "server.conf") -> None:
         """Start nats-server so that it cannot outlive this process."""
+        write_private(self.path(RUNNING_FILE), "")
         for old in os.listdir(self.path("run")):
             os.unlink(self.path("run", old))
         read, write = os.pipe()
@@ -186,7 +194,7 @@ class Keeper:
             # The server keeps the lock too, for systems where the kernel does not kill it with us.
             os.set_inheritable(self.plan["lock"], True)
             os.umask(0o077)
-            command = [self.plan["binary"], "-c", self.path("server.conf")]
+            command = [self.plan["binary"], "-c", self.path(config)]
             os.execve(command[0], command, os.environ | self.plan["env"])
         except BaseException as error:
             os.write(2, f"cannot run the server: {error}\n".encode())
@@ -195,26 +203,29 @@ class Keeper:
     def server_gone(self) -> int | None:
         """Exit status of the server once it has ended and its output is read; None before."""
         if not self.server:
-            return 0
+            return self.status
         pid, status = os.waitpid(self.server, os.WNOHANG)
         if pid == 0:
             return None
         while self.output >= 0:
             self.listen(0)
-        self.server = 0
-        return os.waitstatus_to_exitcode(status)
+        self.server, self.status = 0, os.waitstatus_to_exitcode(status)
+        return self.status
 
     def stop_server(self, spent: float = 0.0) -> int:
         """Stop the server: ask, wait for the rest of the grace period, then kill it."""
         if self.server and self.server_gone() is None:
             os.kill(self.server, signal.SIGTERM)
-        grace: float = self.plan["grace"] if self.ready else min(self.plan["grace"], START_GRACE)
+        usual = self.ready or self.closed
+        grace: float = self.plan["grace"] if usual else min(self.plan["grace"], START_GRACE)
         deadline = time.monotonic() + grace - spent
         while (status := self.server_gone()) is None:
             if time.monotonic() > deadline:
                 os.kill(self.server, signal.SIGKILL)
                 deadline = float("inf")
             self.listen(0.01)
+        if status == 0 and usual:
+            self.remove(RUNNING_FILE)
         return status
 
     # -- readiness ---------------------------------------------------------------------
@@ -227,7 +238,7 @@ class Keeper:
         while not self.stopping:
             status = self.server_gone()
             if status is not None:
-                self.report("failed", stage="exited", status=status, log=self.log.text())
+                self.fail("exited", status=status)
                 return None
             if time.monotonic() > deadline:
                 # The node works in its cluster; stopping it would interrupt the catching up.
@@ -236,7 +247,7 @@ class Keeper:
                         f"it is running, but some replicas are still catching up: {health.strip()}"
                     )
                     return ports
-                self.report("failed", stage="timeout", health=health, log=self.log.text())
+                self.fail("timeout", health=health)
                 return None
             if ports is None:
                 ports = self.read_ports()
@@ -248,16 +259,21 @@ class Keeper:
                 self.listen(max(0.0, ask_at - time.monotonic()))
                 continue
             ask_at, pause = time.monotonic() + pause, min(pause * 2, HEALTH_POLL[1])
-            code, health = ask_server(self.plan["monitor"], self.plan["health"])
+            code, health = ask_server(self.monitor, self.plan["health"])
             if code == 200:
                 return ports
             # A single server has read all its streams before it listens: what is missing now
             # stays missing, and a client that creates it again would destroy the stored data.
             if self.plan["single"] and ("recovered" in health or "resolved" in health):
-                self.report("failed", stage="unhealthy", health=health, log=self.log.text())
+                self.fail("unhealthy", health=health)
                 return None
-        self.report("failed", stage="stopped", health=self.stopping, log=self.log.text())
+        self.fail("stopped", health=self.stopping)
         return None
+
+    def fail(self, stage: str, **facts: Any) -> None:
+        """Report why the server is not ready; one that was closed is started again in any case."""
+        if not self.closed:
+            self.report("failed", stage=stage, log=self.log.text(), **facts)
 
     def read_ports(self) -> dict[str, Any] | None:
         """The ports that the server wrote when all its listeners were open."""
@@ -266,6 +282,8 @@ class Keeper:
             if name.endswith(ending):
                 with contextlib.suppress(ValueError), open(self.path("run", name)) as file:
                     content: dict[str, Any] = json.load(file)
+                    if self.closed:
+                        self.monitor = ClosedFiles.monitor(self.folder, content["nats"][0])
                     return content
         return None
 
@@ -304,14 +322,17 @@ class Keeper:
     def serve(self) -> int:
         """Run the server from start to end; returns its exit status."""
         self.remove("node.json")  # it describes a server that has ended
-        blocks = {} if self.ends is None else block_files(self.plan["store"])
-        self.start_server()
-        ports = self.await_ready()
+        if self.ends is not None and (
+            os.path.exists(self.path(RUNNING_FILE)) or self.ends.not_noted()
+        ):
+            self.look_for_losses()
+        ports = self.start_and_look()
+        if ports is not None and self.ends is not None and self.ends.not_noted():
+            self.stop_server()  # an older copy of the files, for example
+            self.look_for_losses()
+            ports = self.start_and_look()
         if ports is None:
             return self.stop_server()
-        if blocks:
-            self.cut |= cut_logs(blocks)
-            self.save_checkpoint(CHECKPOINT_WAIT)
         write_private(self.path("node.json"), json.dumps(self.node_facts(ports)))
         for path, text in self.plan["on_ready"].items():
             with contextlib.suppress(OSError):  # a full disk; the next start writes it
@@ -341,9 +362,46 @@ class Keeper:
             self.save_checkpoint(self.plan["grace"] / 2)
         return self.stop_server(time.monotonic() - started)
 
+    def start_and_look(self, config: str = "server.conf") -> dict[str, Any] | None:
+        """Start the server and find what that has cut off its logs; its ports, if it is ready."""
+        blocks = {} if self.ends is None else block_files(self.plan["store"], walk=self.closed)
+        self.start_server(config)
+        ports = self.await_ready()
+        if ports is not None and blocks:
+            self.cut |= cut_logs(blocks)
+            self.save_checkpoint(CHECKPOINT_WAIT)
+        return ports
+
+    def look_for_losses(self) -> None:
+        """Start a crashed server without clients, and note in its streams what it has lost.
+
+        Otherwise clients that reconnect would read on, and store new events under lost offsets.
+        """
+        files = ClosedFiles(self.folder, self.plan["store"])
+        if self.ends is None or not files.usable:
+            return
+        self.closed = True
+        files.write(write_private)
+        try:
+            ports = self.start_and_look(CLOSED_FILE)
+            if ports is not None:
+                how = (ports["nats"][0], files.password, self.plan["lost_key"])
+                note_losses(self.ends, how, self.keep_ends, self.warn)
+        finally:
+            self.stop_server()
+            files.remove()
+            self.closed, self.monitor = False, self.plan["monitor"]
+        self.report("checked")
+
+    def keep_ends(self) -> None:
+        """Store checkpoints and losses."""
+        if self.ends is not None:
+            with contextlib.suppress(OSError):  # a full disk; the next checkpoint writes it
+                write_private(self.path(ENDS_FILE), self.ends.text(), durable=True)
+
     def needs_healing(self) -> bool:
         """Whether the disk was full and no longer is: only a restart fixes the stream then."""
-        code, health = ask_server(self.plan["monitor"], "/healthz", wait=HEAL_WAIT)
+        code, health = ask_server(self.monitor, "/healthz", wait=HEAL_WAIT)
         if code in (0, 200) or "no space left on device" not in health:
             return False
         disk = os.statvfs(self.plan["store"])
@@ -357,7 +415,7 @@ class Keeper:
     def ask_streams(self) -> tuple[int, str]:
         """What the server says about its streams; (0, reason) if it does not answer soon."""
         path = "/jsz?accounts=true&streams=true&config=true&limit=100000"
-        return ask_server(self.plan["monitor"], path, CHECKPOINT_BYTES, HEAL_WAIT)
+        return ask_server(self.monitor, path, CHECKPOINT_BYTES, HEAL_WAIT)
 
     def save_checkpoint(self, seconds: float = 0.0) -> None:
         """Save where each log ends now, and report logs that have become shorter.
@@ -375,13 +433,11 @@ class Keeper:
             return  # keep the old checkpoint, which is safe; also when the answer is too large
         now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
         with contextlib.suppress(ValueError):
-            for loss in self.ends.see(json.loads(answer), now, self.cut):
+            for loss in self.ends.see(json.loads(answer), now, self.cut, self.plan["lost_key"]):
                 self.warn(loss)
             self.cut = {}
-        text = self.ends.text()
-        if text != before:
-            with contextlib.suppress(OSError):  # a full disk; the next checkpoint writes it
-                write_private(self.path(ENDS_FILE), text, durable=True)
+        if self.ends.text() != before:
+            self.keep_ends()
 
     def warn(self, text: str) -> None:
         """Write it to the log, and report it to an owner that still waits for the start."""
@@ -407,34 +463,6 @@ class Keeper:
     def remove(self, name: str) -> None:
         with contextlib.suppress(FileNotFoundError):
             os.unlink(self.path(name))
-
-
-def sign_lock(lock: int) -> None:
-    """Write the holder into the lock file, for processes that find it locked."""
-    since = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
-    holder = {"pid": os.getpid(), "since": since, "host": socket.gethostname()}
-    os.ftruncate(lock, 0)
-    os.pwrite(lock, json.dumps(holder).encode(), 0)
-
-
-def write_private(path: str, text: str, *, durable: bool = False) -> None:
-    """Replace a file atomically; only its owner can ever read it.
-
-    `durable` is for what cannot be recreated; for the rest it would only slow down the start.
-    """
-    draft = f"{path}.{os.getpid()}.{os.urandom(4).hex()}"
-    file = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    try:
-        try:
-            os.write(file, text.encode())
-            if durable:
-                os.fsync(file)
-        finally:
-            os.close(file)
-        os.replace(draft, path)
-    except BaseException:
-        os.unlink(draft)
-        raise
 
 
 def main() -> int:

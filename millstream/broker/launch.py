@@ -47,9 +47,9 @@ from millstream.broker.folder import (
     store_of,
 )
 from millstream.broker.folder_users import save_accounts, with_folder_users
-from millstream.broker.keeper import write_private
 from millstream.broker.keys import StoreKey, check_key, new_record, resolve_key
-from millstream.broker.render import ClusterPlan, NodePlan, Ports, config_text
+from millstream.broker.private_files import write_private
+from millstream.broker.render import ClusterPlan, NodePlan, Ports, closed_text, config_text
 from millstream.broker.server_process import Launch, ServerNode
 from millstream.deadline import Deadline
 from millstream.errors import ConfigError, FolderLocked, PortTaken, WrongKey
@@ -245,6 +245,7 @@ def _write_plans(
         folder.plan.unlink(missing_ok=True)  # an earlier store must not be taken for this one
         plan = render_node(settings, folder, users, ports)
         write_private(str(folder.conf), config_text(plan))
+        write_private(str(folder.closed), closed_text(plan))
         write_private(str(folder.plan), json.dumps(node_facts(settings, plan, len(folders))))
     save_accounts(settings, users)
     return [launch_from_folder(folder, binary, key, start) for folder in folders]

@@ -14,9 +14,9 @@ from millstream.broker.config import BrokerSettings
 from millstream.broker.credentials import generate_users
 from millstream.broker.folder import NodeFolder, read_json, state_file
 from millstream.broker.folder_users import save_accounts, with_folder_users
-from millstream.broker.keeper import write_private
 from millstream.broker.keys import resolve_key
 from millstream.broker.launch import node_facts, render_node, state_text
+from millstream.broker.private_files import write_private
 from millstream.broker.render import KEY_VARIABLE, PREVIOUS_KEY_VARIABLE, Ports, config_text
 from millstream.deadline import Deadline
 from millstream.errors import BrokerError, ConfigError

@@ -29,6 +29,7 @@ __all__ = [
     "NodePlan",
     "Ports",
     "accounts_text",
+    "closed_text",
     "config_text",
     "quoted",
 ]
@@ -121,6 +122,23 @@ def config_text(plan: NodePlan) -> str:
 
 def _line(name: str, value: Any) -> str:
     return f"{_key(name)}: {_value(value, 0)}\n"
+
+
+def closed_text(plan: NodePlan) -> str:
+    """The configuration, without accounts, of a server that clients cannot use.
+
+    The keeper adds the accounts, and repairs with it what a crash has damaged. Nothing is synced
+    message by message; the server syncs all when it stops.
+    """
+    top: dict[str, Any] = {
+        "server_name": plan.name,
+        "listen": "127.0.0.1:-1",
+        "ports_file_dir": str(plan.run),
+        "jetstream": {
+            name: value for name, value in _jetstream(plan).items() if name != "sync_interval"
+        },
+    }
+    return "".join(_line(name, value) for name, value in top.items())
 
 
 def quoted(text: str) -> str:

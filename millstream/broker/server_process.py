@@ -19,6 +19,7 @@ from typing import Any, Final
 from millstream.broker.folder import NodeFolder, read_json
 from millstream.deadline import Deadline
 from millstream.errors import BrokerError, NoSpace, PortTaken, StartFailed, WrongKey
+from millstream.settings import LOST_METADATA
 
 __all__ = ["LOG_BYTES", "LOG_FILES", "Launch", "ServerNode", "explain"]
 
@@ -115,6 +116,7 @@ class ServerNode:
             "remove": launch.remove,
             "store": launch.store or str(self.folder.store),
             "guards": [launch.guard, str(self.folder.plan)],
+            "lost_key": LOST_METADATA,
         }
         self._launch, self._rest, self.waiting = launch, b"", False
         errors = os.open(self.folder.log, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
@@ -148,7 +150,9 @@ class ServerNode:
             while event.get("event") not in ("ready", "waiting", "failed"):
                 if not event or event["event"] == "stopped":
                     raise StartFailed(f"node {self.name} ended before it was ready{self._log()}")
-                event = self._event(Deadline(launch.grace + _MARGIN))
+                # After a crash the server is started twice, see the keeper.
+                again = launch.timeout if event["event"] == "checked" else 0.0
+                event = self._event(Deadline(again + launch.grace + _MARGIN))
             self.keeper_pid = int(event["pid"])
             if event["event"] == "failed":
                 # First "stopped": the server is gone. Then the end of the pipe: so is the lock.

@@ -25,7 +25,7 @@ from millstream.broker.folder_users import (
     read_user,
     user_entry,
 )
-from millstream.broker.keeper import write_private
+from millstream.broker.private_files import write_private
 from millstream.broker.reload import apply_config
 from millstream.broker.render import accounts_text
 from millstream.errors import ConfigError

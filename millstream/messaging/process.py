@@ -83,6 +83,7 @@ class ProcessSettings:
     on_error: Literal["stop", "dead_letter"] = "stop"
     partitions: tuple[int, ...] | None = None  # of the input; None: all, in parallel
     packing: Packing = COMMIT_PACKING
+    fail_on_data_loss: bool = True  # stop at events that the broker has lost; False: go on
 
     def __post_init__(self) -> None:
         check_name("process", self.name)
@@ -285,7 +286,11 @@ class _PartitionWorker:
 
     async def _messages(self, once: bool) -> AsyncGenerator[list[RawMessage], None]:
         """Input messages from the position on; an empty list when it is time to commit."""
-        plan = ReadPlan(start=Start.at_offset(self._position + 1), follow=not once)
+        plan = ReadPlan(
+            start=Start.at_offset(self._position + 1),
+            follow=not once,
+            fail_on_data_loss=self._settings.fail_on_data_loss,
+        )
         stream = read_messages(self._target.jetstream, [self._partition], plan)
         pending: asyncio.Task[Any] | None = None
         stopping = asyncio.create_task(self._process.stopping.wait())

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import getpass
+import socket
 from collections.abc import AsyncIterator
 from typing import TYPE_CHECKING
 
@@ -14,6 +16,7 @@ from millstream.messaging.topics.durability import durabilities_of, shortfall_of
 from millstream.messaging.topics.handle import TopicHandle
 from millstream.messaging.topics.lookup import open_topic, streams_of
 from millstream.messaging.topics.placement import spread_leaders
+from millstream.wire.lost import LostRange
 from millstream.wire.message import RawMessage
 
 if TYPE_CHECKING:
@@ -58,6 +61,15 @@ class TopicAdmin:
         """
         return await spread_leaders(self._jetstream, await streams_of(self._jetstream, self._topic))
 
+    async def accept_loss(self, by: str = "") -> list[tuple[int, LostRange]]:
+        """Let readers continue after events that the broker has lost; admins only.
+
+        Until then they stop there with DataLoss. `by` says who accepts it, by default this user of
+        this machine; it stays in `topic.info()`. Returns the losses that were accepted now, with
+        their partitions.
+        """
+        return await topics.accept_loss(self._jetstream, self._topic, by or _this_user())
+
     async def refresh_durability(self) -> None:
         """Ask the servers again how durably they store; a reconnect does this automatically.
 
@@ -72,3 +84,10 @@ class TopicAdmin:
     def read_messages(self, plan: ReadPlan) -> AsyncIterator[tuple[Partition, list[RawMessage]]]:
         """Like `topic.read`, but stored messages in groups, for tools that decode them."""
         return read_messages(self._jetstream, self._partitions, plan)
+
+
+def _this_user() -> str:
+    try:
+        return f"{getpass.getuser()}@{socket.gethostname()}"
+    except (OSError, KeyError):  # a user id without a name, in a container for example
+        return socket.gethostname()

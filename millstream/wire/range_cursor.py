@@ -16,7 +16,7 @@ give does not end a range. In a cluster only the leader's answer does.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from enum import Enum, auto
 from typing import Any, Final
@@ -40,6 +40,7 @@ from millstream.wire.api import (
     ErrorCode,
     parse_ack_address,
 )
+from millstream.wire.lost import check
 from millstream.wire.protocol import unique_token
 
 __all__ = [
@@ -48,6 +49,7 @@ __all__ = [
     "Range",
     "RangeCursor",
     "Step",
+    "check_loss",
 ]
 
 # The server removes a consumer that nobody pulls from for this long.
@@ -80,6 +82,13 @@ class Range:
     deliver: str | None = None  # "last_per_subject", "last" or "new"; instead of `start`
     subjects: tuple[str, ...] = ()
     headers_only: bool = False
+    over_loss: bool = False  # continue after messages that the broker has lost
+
+
+def check_loss(what: Range, config: Mapping[str, Any], start: int) -> None:
+    """DataLoss if a range, read from `start` on, has messages that the broker has lost."""
+    if not what.over_loss and what.deliver not in ("last", "new"):
+        check(config, start, what.end)
 
 
 class Step(Enum):
@@ -188,6 +197,17 @@ class RangeCursor:
             return False
         self._replicas = 0  # as many as the stream, as interest streams and work queues demand
         return True
+
+    def position_in_doubt(self) -> str | None:
+        """The time from which on the next consumer reads, if its position is not known yet."""
+        return self.what.start_time if self.what.deliver is None else None
+
+    def check_loss(self, config: Mapping[str, Any], start: int | None = None) -> None:
+        """DataLoss if the rest of the range has messages that the broker has lost.
+
+        `start`: the position, where it is known by its time only.
+        """
+        check_loss(self.what, config, max(self.next_sequence, start or 0))
 
     def opened(self, info: ConsumerInfo) -> None:
         """The server created the consumer."""

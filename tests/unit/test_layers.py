@@ -28,6 +28,8 @@ LIBRARIES: dict[str, set[str]] = {
     "guard_keeper": {"broker"},
     "log_ends": {"broker"},
     "monitoring": {"broker"},
+    "loss_notes": {"broker"},
+    "private_files": {"broker"},
     "rotated_log": {"broker"},
     "nats": set(),
     "nkeys": {"broker", "wire"},

@@ -49,6 +49,7 @@ if TYPE_CHECKING:
     from millstream.messaging.topics.admin import Purge
     from millstream.messaging.topics.info import TopicInfo
     from millstream.messaging.topics.settings import TopicSettings
+    from millstream.wire.lost import LostRange
 
 __all__ = ["Subscriptions", "Topic", "TopicAdmin"]
 
@@ -142,6 +143,15 @@ class TopicAdmin(Twin):
         others have taken over what it led. Needs the permission of an admin.
         """
         return self._loop.call(self._inner.balance())
+
+    def accept_loss(self, by: str = "") -> list[tuple[int, LostRange]]:
+        """Let readers continue after events that the broker has lost; admins only.
+
+        Until then they stop there with DataLoss. `by` says who accepts it, by default this user of
+        this machine; it stays in `topic.info()`. Returns the losses that were accepted now, with
+        their partitions.
+        """
+        return self._loop.call(self._inner.accept_loss(by))
 
 
 class Topic(TopicReading):

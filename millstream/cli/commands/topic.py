@@ -16,6 +16,7 @@ from millstream.errors import ConfigError
 if TYPE_CHECKING:
     from millstream.messaging import TopicInfo
     from millstream.mill import Mill
+    from millstream.wire.lost import LostRange
 
 __all__ = ["app"]
 
@@ -178,6 +179,35 @@ def balance(name: TopicArgument, server: ServerOption = None, json_: JsonOption 
         print_json({"topic": name, "moved": moved})
     else:
         say(f"Moved {moved} leaders of topic '{name}'")
+
+
+@app.command("accept-loss")
+def accept_loss(
+    name: TopicArgument,
+    by: Annotated[str, typer.Option("--by", help="Who accepts it.", show_default="this user")] = "",
+    yes: YesOption = False,
+    server: ServerOption = None,
+    json_: JsonOption = False,
+) -> None:
+    """Let readers continue after events that the broker has lost.
+
+    Until then they stop there. What was lost, and who accepted it when, stays in 'topic info'.
+    """
+    from millstream.cli.views import topic as topic_view
+
+    async def work(mill: "Mill") -> "list[tuple[int, LostRange]]":
+        return await (await mill.topic(name)).admin.accept_loss(by)
+
+    confirm(f"Let the readers of topic '{name}' continue without the events that are lost?", yes)
+    taken = run(work, server)
+    if json_:
+        losses = [{"partition": number, **asdict(lost)} for number, lost in taken]
+        print_json({"topic": name, "accepted": losses})
+        return
+    for number, lost in taken:
+        say(f"Topic '{name}', partition {number}, {topic_view.lost_text(lost)}")
+    if not taken:
+        say(f"Topic '{name}' has no loss that is not accepted")
 
 
 app.add_typer(topic_read.app)

@@ -16,8 +16,18 @@ from millstream.messaging.topics.setting_forms import duration_text
 
 if TYPE_CHECKING:
     from millstream.messaging import TopicInfo, TopicSettings
+    from millstream.wire.lost import LostRange
 
-__all__ = ["age", "settings_record", "show", "show_list", "simple", "span", "topic_record"]
+__all__ = [
+    "age",
+    "lost_text",
+    "settings_record",
+    "show",
+    "show_list",
+    "simple",
+    "span",
+    "topic_record",
+]
 
 
 def simple(value: Any) -> Any:
@@ -98,6 +108,8 @@ def show_list(infos: Sequence[TopicInfo]) -> None:
 def _state(info: TopicInfo) -> str:
     if info.missing:
         return f"partitions {', '.join(map(str, info.missing))} are missing"
+    if any(lost.accepted is None for part in info.partitions for lost in part.lost):
+        return "events are lost"
     if info.uneven:
         return "partitions differ"
     if not info.managed:
@@ -135,9 +147,19 @@ def show(info: TopicInfo) -> None:
             problem = f": {copy.problem}" if copy.problem else ""
             heard = "never heard of" if copy.heard is None else f"heard {span(copy.heard)} ago"
             say(f"  copies {copy.stream}: {copy.lag:,} behind, {heard}{problem}")
+        for lost in part.lost:
+            say(f"  partition {part.number} {lost_text(lost)}")
         for replica in part.replicas:
             state = "offline" if replica.offline else "current" if replica.current else "behind"
             say(f"  partition {part.number} on {replica.node}: {state}, lag {replica.lag}")
+
+
+def lost_text(lost: LostRange) -> str:
+    """A loss in words, and whether it is accepted."""
+    taken = "not accepted: readers stop there (millstream topic accept-loss)"
+    if lost.accepted is not None:
+        taken = f"accepted at {lost.accepted} by {lost.accepted_by or 'unknown'}"
+    return f"lost the offsets {lost.first} to {lost.last}, found at {lost.found}; {taken}"
 
 
 def age(moment: datetime | None) -> str:

@@ -163,7 +163,8 @@ class Holding:
             self._taken.deaths >= DEATHS_CAREFUL and state.last_seq >= start
         ):
             self._careful = CAREFUL_EVENTS
-        member, what = self._member, Range(start)
+        member = self._member
+        what = Range(start, over_loss=not member.settings.fail_on_data_loss)
         reader = OrderedConsumer(member.jetstream, self._stream, what, member.signal, READ_AHEAD)
         try:
             await reader.open()
@@ -179,8 +180,7 @@ class Holding:
     async def check_log(self) -> None:
         """Compare the log with the fingerprint of the last message read.
 
-        After a disk fault a single node can come back with fewer messages and use their offsets
-        again; continuing by position would then skip events silently.
+        A log that was cut or replaced would have other events at the group's positions.
         """
         offset, time_ns = self._fingerprint
         jetstream = self._member.jetstream

@@ -38,6 +38,7 @@ class GroupSettings:
     key_buffer: int = 100  # events waiting for a failing one of their key; then it is parked early
     max_parked: int = 1000  # keys parked in one partition; beyond that, events are retried forever
     dead_letter: str | None = None  # topic of parked events; None: <topic>-<group>-dead
+    fail_on_data_loss: bool = True  # stop at events that the broker has lost; False: go on
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "backoff", tuple(self.backoff))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import AsyncGenerator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any, Final
 
@@ -43,6 +43,8 @@ class ReadPlan:
     # An event that cannot be decoded: "fail" raises Undecodable after the events before it, "drop"
     # leaves it out with a warning in the log; a function is called with the Undecodable instead.
     undecodable: OnUndecodable = "fail"
+    # Whether to stop at events that the broker has lost and no operator has accepted; False: go on.
+    fail_on_data_loss: bool = True
 
     def __post_init__(self) -> None:
         check_policy(self.undecodable)
@@ -101,14 +103,14 @@ async def read_messages(
 ) -> AsyncGenerator[tuple[Partition, list[RawMessage]], None]:
     """The messages of a plan in groups, each group of one partition and in its order.
 
-    DataLoss when the broker counts messages at the end of the range that it cannot read; with
-    `over_damage` the range ends before them.
+    DataLoss when the broker has noted that events of the range are lost, or counts messages at its
+    end that it cannot read; with `over_damage` it is read as far as that is possible.
     """
     signal = Signal()
     readers: list[_PartitionReader] = []
     try:
         for partition in plan.chosen(partitions):
-            readers.append(await _open(jetstream, partition, plan, signal))
+            readers.append(await _open(jetstream, partition, plan, signal, over_damage))
         while readers:
             idle = True
             for reader in readers:
@@ -173,9 +175,12 @@ class _PartitionReader:
 
 
 async def _open(
-    jetstream: JetStream, partition: Partition, plan: ReadPlan, signal: Signal
+    jetstream: JetStream, partition: Partition, plan: ReadPlan, signal: Signal, over_damage: bool
 ) -> _PartitionReader:
-    what = await _range(jetstream, partition, plan)
+    what = replace(
+        await _range(jetstream, partition, plan),
+        over_loss=over_damage or not plan.fail_on_data_loss,
+    )
     reader = await open_range(jetstream, partition.stream, what, signal)
     return _PartitionReader(partition, reader)
 

@@ -9,7 +9,13 @@ from collections.abc import Sequence
 from typing import Final
 
 from millstream.deadline import Deadline, lease_clock
-from millstream.errors import ConnectError, PermissionDenied, RequestTimeout
+from millstream.errors import (
+    ApiError,
+    ConnectError,
+    NoResponders,
+    PermissionDenied,
+    RequestTimeout,
+)
 from millstream.events.classify import OWN_MARK, is_for_another, kind_of
 from millstream.events.event import Event, Partition
 from millstream.events.undecodable import DECODE_FAILURES, reason_of
@@ -20,6 +26,7 @@ from millstream.messaging.subscriptions.settings import SubscriptionSettings
 from millstream.wire.aio.jetstream import JetStream
 from millstream.wire.aio.pull_consumer import Prefetch, PullConsumer, Signal
 from millstream.wire.api import parse_ack_address
+from millstream.wire.lost import check, lost_ranges
 from millstream.wire.message import RawMessage
 
 __all__ = ["Inbox"]
@@ -36,6 +43,8 @@ MADE_AGAIN_SECONDS: Final = 1.0
 # A broker that runs answers within milliseconds; one that is stalled must not keep a program from
 # ending.
 ARRIVED_SECONDS: Final = 5.0
+# For an answer whether events were lost, also when a reader waits for less.
+CHECK_SECONDS_MIN: Final = 1.0
 # A request for messages ends before the leases of those that were sent last: a process that stands
 # still gets no second copy of what it has, which would only use up deliveries.
 PULL_SHARE: Final = 0.4
@@ -83,6 +92,8 @@ class Inbox:
         self._copies: dict[int, PlainDelivery] = {}  # by id: those of `ready` delivered before
         self._interrupted: dict[tuple[str, int], tuple[PackLease, list[PackDelivery]]] = {}
         self._renewals = 0  # since the interruption
+        self._check_loss = True  # the broker may have noted a loss since
+        jetstream.connection.on_connected.append(self._reconnected)
         self.readers = 0  # loops that have an event in hand, and calls of `run`
         self.draining: asyncio.Event | None = None  # set when the last reader is done
 
@@ -111,6 +122,8 @@ class Inbox:
         deadline = None if timeout is None else Deadline(timeout)
         self._start()
         while not self.closed:
+            if self._check_loss:
+                await self._check_losses(None if deadline is None else deadline.left())
             for partition, consumer in self._consumers:
                 if partition.learn is not None:
                     await partition.learn(consumer.peek())
@@ -122,6 +135,28 @@ class Inbox:
                 return False
         return False
 
+    def _reconnected(self) -> None:
+        self._check_loss = True  # it may have been restarted
+        self._signal.set()
+
+    async def _check_losses(self, left: float | None) -> None:
+        """DataLoss if the broker has lost events that the subscription has not settled."""
+        patience = None if left is None else max(CHECK_SECONDS_MIN, left)
+        if self._settings.fail_on_data_loss:
+            for partition in self._partitions:
+                try:
+                    config = (await self._jetstream.stream_info(partition.stream, patience)).config
+                    if lost_ranges(config):
+                        info = await self._jetstream.consumer_info(partition.stream, self._name)
+                        check(config, info.ack_floor.stream_seq + 1)
+                except PermissionDenied:
+                    continue  # a user that may not ask gets no warning
+                except (ApiError, ConnectError, NoResponders, RequestTimeout) as error:
+                    self._jetstream.connection.check_open()
+                    _log.debug("losses of %s are looked for later: %s", partition.stream, error)
+                    return  # a broker that is away delivers nothing
+        self._check_loss = False
+
     async def close(self) -> None:
         """Stop fetching; what was not handed out is given back to the other members."""
         if self.closed:
@@ -131,6 +166,8 @@ class Inbox:
             self._jetstream.connection.on_closed.remove(self._connection_closed)
         if self._timer is not None:
             self._timer.cancel()
+        if self._reconnected in self._jetstream.connection.on_connected:
+            self._jetstream.connection.on_connected.remove(self._reconnected)
         self.leases.give_back(self._waiting(leave=True))
         try:
             try:

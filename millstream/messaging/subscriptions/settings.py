@@ -29,7 +29,9 @@ _ACK_MODES: Final = ("explicit", "all", "none")
 _META: Final = "millstream.subscription"
 # The server requires a filter when it delivers the last message of each subject.
 ALL_SUBJECTS: Final = ">"
-_OURS: Final = ("keys", "backoff", "max_deliver", "member_rate_limit", "dead_letter")
+_OURS: Final = (
+    *("keys", "backoff", "max_deliver", "member_rate_limit", "dead_letter", "fail_on_data_loss"),
+)
 ACK_WAIT_DEFAULT: Final = 30.0
 IN_FLIGHT_DEFAULT: Final = 10_000
 # Retries without a delay would use up all deliveries within milliseconds.
@@ -54,6 +56,7 @@ class SubscriptionSettings:
     dead_letter: str | None = None  # topic for dead letters; None: <topic>-<subscription>-dead
     inactive_after: float | None = None  # seconds unused until the server deletes it; None: never
     description: str = ""
+    fail_on_data_loss: bool = True  # stop at events that the broker has lost; False: go on
 
     def __post_init__(self) -> None:
         for name in ("keys", "subjects", "backoff"):
@@ -143,7 +146,7 @@ def _chosen(settings: SubscriptionSettings, partition: Partition) -> list[str]:
 def _metadata(settings: SubscriptionSettings) -> dict[str, str]:
     """Settings the server does not have, stored with the consumer so that all members agree."""
     ours = {name: getattr(settings, name) for name in _OURS}
-    given = {name: value for name, value in ours.items() if value not in (None, ())}
+    given = {n: value for n, value in ours.items() if value not in (None, ()) and value is not True}
     return {_META: json.dumps(given, sort_keys=True)} if given else {}
 
 
@@ -170,6 +173,7 @@ def settings_of(config: ConsumerConfig) -> SubscriptionSettings:
         dead_letter=ours.get("dead_letter"),
         inactive_after=config.inactive_threshold / NANOSECONDS or None,
         description=config.description,
+        fail_on_data_loss=ours.get("fail_on_data_loss", True),
     )
 
 

@@ -10,6 +10,7 @@ from typing import Any
 from millstream.messaging.topics.settings import TopicSettings
 from millstream.messaging.topics.stream_config import from_stream_config, identity_of
 from millstream.wire.api import ClusterInfo, SourceInfo, StreamInfo
+from millstream.wire.lost import LostRange, lost_ranges
 
 __all__ = ["CopyState", "PartitionInfo", "Replica", "TopicInfo", "topic_info"]
 
@@ -53,6 +54,7 @@ class PartitionInfo:
     leader: str | None = field(compare=False)  # node that leads it; None: none, or unknown
     replicas: tuple[Replica, ...]
     copies: tuple[CopyState, ...]  # one for a mirror, several for sources, by stream
+    lost: tuple[LostRange, ...]  # what the broker found to be lost, accepted or not
     config: Mapping[str, Any] = field(compare=False)  # as the server has it
 
 
@@ -141,6 +143,7 @@ def _partition(info: StreamInfo) -> PartitionInfo:
             Replica(peer.name, peer.current, peer.offline, peer.lag) for peer in cluster.replicas
         ),
         copies=tuple(sorted(map(_copy, copies), key=lambda copy: copy.stream)),
+        lost=lost_ranges(config),
         config=config,
     )
 

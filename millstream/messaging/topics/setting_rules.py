@@ -35,7 +35,7 @@ RESERVED_TOKENS: Final = (GUARDED_TOKEN, ENTRANCE, INSTANCE)
 # Metadata keys that say what the streams are to each other; only Millstream writes them.
 _OWN: Final = (
     *("version", "topic", "partition", "partitions"),
-    *("prefix", "origins", "format", "guarded", "packs", "durability"),
+    *("prefix", "origins", "format", "guarded", "packs", "durability", "lost"),
 )
 RESERVED_METADATA: Final = frozenset(f"millstream.{key}" for key in _OWN)
 

@@ -27,6 +27,7 @@ from millstream.messaging.topics.settings import (
     TopicSettings,
 )
 from millstream.wire.api import StreamInfo, api_prefix
+from millstream.wire.lost import PARTITION_METADATA, TOPIC_METADATA
 
 __all__ = [
     "MAX_SUBSCRIPTIONS",
@@ -48,8 +49,6 @@ _UNLIMITED: Final = -1
 _MICROSECOND: Final = timedelta(microseconds=1)
 
 _VERSION_KEY: Final = "millstream.version"
-_TOPIC_KEY: Final = "millstream.topic"
-_PARTITION_KEY: Final = "millstream.partition"
 _PARTITIONS_KEY: Final = "millstream.partitions"
 _PREFIX_KEY: Final = "millstream.prefix"
 _ORIGINS_KEY: Final = "millstream.origins"
@@ -136,8 +135,8 @@ def _metadata(name: str, settings: TopicSettings, number: int) -> dict[str, str]
     metadata = {
         **settings.metadata,
         _VERSION_KEY: str(VERSION),
-        _TOPIC_KEY: name,
-        _PARTITION_KEY: str(number),
+        TOPIC_METADATA: name,
+        PARTITION_METADATA: str(number),
         _PARTITIONS_KEY: str(settings.partitions),
     }
     prefix = settings.subject_prefix(name)
@@ -227,8 +226,8 @@ def identity_of(config: Mapping[str, Any]) -> StreamIdentity:
     name, metadata = config["name"], config.get("metadata") or {}
     try:
         version = int(metadata[_VERSION_KEY])
-        topic = metadata[_TOPIC_KEY]
-        number, partitions = int(metadata[_PARTITION_KEY]), int(metadata[_PARTITIONS_KEY])
+        topic = metadata[TOPIC_METADATA]
+        number, partitions = int(metadata[PARTITION_METADATA]), int(metadata[_PARTITIONS_KEY])
     except (KeyError, ValueError):
         return StreamIdentity(name, 0, 1, None, managed=False)
     if not 0 <= number < partitions or stream_name(topic, number, partitions) != name:

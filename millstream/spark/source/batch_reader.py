@@ -46,7 +46,8 @@ class BatchReader(DataSourceReader):
         start = offsets_at(jetstream, states, options.start, "startingOffsets")
         end = offsets_at(jetstream, states, options.end, "endingOffsets")
         for partition, reached in start.items():
-            check_partition(reached, states[partition], options.fail_on_data_loss)
+            ending = end[partition].next
+            check_partition(reached, states[partition], options.fail_on_data_loss, ending)
         states = {key: state for key, state in states.items() if narrowed.takes(state)}
         first: SourceOffset = {}
         last: SourceOffset = {}

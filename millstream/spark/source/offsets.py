@@ -22,6 +22,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any, Final, Literal
 
 from millstream.errors import ConfigError
+from millstream.wire.lost import LostRange
 
 __all__ = [
     "Edge",
@@ -78,10 +79,16 @@ class PartitionState:
     typed: bool = False  # whether its values have a schema
     retention: str = "limits"
     gaps: bool = False  # whether sequences vanish by design: a table keeps the last of each key
+    lost: tuple[LostRange, ...] = ()  # what the broker found to be lost
 
     @property
     def topic_partition(self) -> TopicPartition:
         return self.topic, self.partition
+
+    def known_lost(self, start: int, end: int) -> int:
+        """How many of the sequences [start, end) are known to be lost."""
+        edges = [(max(start, lost.first), min(end, lost.last + 1)) for lost in self.lost]
+        return sum(max(0, high - low) for low, high in edges)
 
 
 # -- JSON -----------------------------------------------------------------------------------

@@ -24,6 +24,7 @@ from millstream.spark.source.offsets import (
     rfc3339,
 )
 from millstream.wire.api import StreamInfo
+from millstream.wire.lost import loss_text, lost_ranges
 from millstream.wire.sync.connection import BlockingJetStream
 from millstream.wire.sync.streams import find_stream, get_message, list_streams, sequence_at
 
@@ -112,6 +113,7 @@ def _state(info: StreamInfo, topic: str, alone: bool = False) -> PartitionState:
         retention=retention,
         # Work queues and interest topics remove what was handled.
         gaps=per_key or retention != "limits",
+        lost=lost_ranges(config),
     )
 
 
@@ -184,9 +186,17 @@ def report_loss(what: str, fail: bool) -> None:
     _log.warning("%s; reading continues with what is left (failOnDataLoss=false)", what)
 
 
-def check_partition(start: PartitionOffset, state: PartitionState, fail: bool) -> None:
-    """Report if the stream is no longer the one an offset belongs to, or lost its start or end."""
+def check_partition(
+    start: PartitionOffset, state: PartitionState, fail: bool, end: int | None = None
+) -> None:
+    """Report if the stream is no longer the one an offset belongs to, or lost what comes after it.
+
+    `end`: where reading ends, if that is known.
+    """
     name = f"{state.topic}/{state.partition}"
+    for lost in state.lost if start.created == state.created else ():
+        if lost.accepted is None and lost.concerns(start.next, end):
+            report_loss(loss_text(state.topic, state.partition, lost), fail)
     if start.created != state.created:
         report_loss(
             f"'{name}' was created again at {state.created} (the offset belongs to the stream "

@@ -73,7 +73,7 @@ class RangeReader:
                     yield batch if task.row_filter is None else task.row_filter.rows(batch)
 
         yield from joined(found())
-        missing = task.end - task.start - seen
+        missing = task.end - task.start - seen - state.known_lost(task.start, task.end)
         if missing > 0 and not subjects and not state.gaps:
             report_loss(
                 f"{missing} of the offsets {task.start} to {task.end - 1} of "

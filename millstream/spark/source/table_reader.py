@@ -14,8 +14,8 @@ from millstream.settings import ConnectionSettings
 from millstream.spark.broker_access import PATIENCE_SECONDS, connection_to, jetstream_to
 from millstream.spark.options import SourceOptions
 from millstream.spark.source.frames import read_frames
-from millstream.spark.source.offsets import PartitionState
-from millstream.spark.source.partitions import find_partitions
+from millstream.spark.source.offsets import PartitionOffset, PartitionState
+from millstream.spark.source.partitions import check_partition, find_partitions
 from millstream.spark.source.range_reader import WINDOW, RangeReader, joined
 from millstream.spark.source.row_schema import shape_of
 from millstream.wire.sync.streams import stream_info
@@ -51,6 +51,9 @@ class TableReader(DataSourceReader):
     def partitions(self) -> list[InputPartition]:
         """One task for each partition of the table."""
         states = find_partitions(jetstream_to(self._settings), self._options)
+        for state in states.values():
+            start = PartitionOffset(state.first, state.created)
+            check_partition(start, state, self._options.fail_on_data_loss)
         return [TablePartition(state) for state in states.values()]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:

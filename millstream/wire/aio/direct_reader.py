@@ -33,7 +33,7 @@ from millstream.wire.direct import (
 )
 from millstream.wire.message import RawMessage
 from millstream.wire.protocol import parse_headers, unique_token
-from millstream.wire.range_cursor import Range
+from millstream.wire.range_cursor import Range, check_loss
 
 __all__ = ["DirectReader", "direct_batch", "open_range"]
 
@@ -69,6 +69,7 @@ class DirectReader:
         self._latest: dict[bytes, tuple[int, RawMessage]] = {}
         self._finished = what.end is not None and what.end <= what.start
         self.closed = False
+        self._look_again = False
 
     @property
     def done(self) -> bool:
@@ -76,7 +77,8 @@ class DirectReader:
 
     async def open(self) -> None:
         """Start reading; raises when the stream cannot be read like this."""
-        state = (await self._jetstream.stream_info(self._stream)).state
+        info = await self._jetstream.stream_info(self._stream)
+        state = info.state
         if self.what.deliver == "new":
             self._next = state.last_seq + 1
         elif self.what.deliver == "last":
@@ -85,6 +87,8 @@ class DirectReader:
             self._latest_until = state.last_seq
         elif self.what.start_time is not None:
             self._next = await self._jetstream.sequence_at(self._stream, self.what.start_time)
+        self._check_loss(info.config)
+        self._connection.on_connected.append(self._reconnected)
         self._task = asyncio.get_running_loop().create_task(self._run())
 
     def take_now(self, at_most: int) -> list[RawMessage]:
@@ -101,12 +105,25 @@ class DirectReader:
         self.closed = True
         if self._task is not None:
             self._task.cancel()
+        if self._reconnected in self._connection.on_connected:
+            self._connection.on_connected.remove(self._reconnected)
+
+    def _reconnected(self) -> None:
+        self._look_again = True  # the broker may have restarted and found a loss
+
+    def _check_loss(self, config: Mapping[str, Any]) -> None:
+        """DataLoss if the broker has lost some of what comes next."""
+        check_loss(self.what, config, self._next)
 
     async def _run(self) -> None:
         attempts = 0
         try:
             while not self._finished:
                 try:
+                    if self._look_again:
+                        info = await self._jetstream.stream_info(self._stream)
+                        self._look_again = False
+                        self._check_loss(info.config)
                     await self._one_batch()
                     attempts = 0
                 except (ConnectError, RequestTimeout):

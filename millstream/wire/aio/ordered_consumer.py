@@ -10,9 +10,10 @@ import asyncio
 from typing import Final
 
 from millstream.deadline import Deadline
-from millstream.errors import ApiError, MillstreamError, RequestTimeout
+from millstream.errors import ApiError, MillstreamError, PermissionDenied, RequestTimeout
 from millstream.wire.aio.jetstream import JetStream
 from millstream.wire.aio.pull_consumer import Prefetch, PullConsumer, Signal
+from millstream.wire.lost import lost_ranges
 from millstream.wire.message import RawMessage
 from millstream.wire.range_cursor import (
     CONFIRM_PAUSE_SECONDS,
@@ -165,6 +166,7 @@ class OrderedConsumer:
     # -- the consumer ---------------------------------------------------------------------
 
     async def _open_consumer(self, deadline: Deadline) -> None:
+        await self._check_loss(deadline)
         patience = deadline.left(at_most=GIVEN_AWAY_SECONDS)
         config = self._cursor.config()
         self._forget_consumer()  # the one before it may live, and would be kept for a minute
@@ -190,6 +192,19 @@ class OrderedConsumer:
                 disposable=True,
             )
         self._follow_cursor()
+
+    async def _check_loss(self, deadline: Deadline) -> None:
+        """DataLoss if the broker has lost some of what comes next; a restart may have shown it."""
+        patience = max(GIVEN_AWAY_SECONDS, deadline.left())
+        try:
+            config = (await self._jetstream.stream_info(self._stream, patience)).config
+            start = None
+            time = self._cursor.position_in_doubt()
+            if time is not None and lost_ranges(config):
+                start = await self._jetstream.sequence_at(self._stream, time)
+        except PermissionDenied:
+            return  # a user that may not ask gets no warning
+        self._cursor.check_loss(config, start)
 
     def _follow_cursor(self) -> None:
         """Close at the end of the range; have it confirmed where it is in doubt."""

@@ -29,3 +29,16 @@ async def test_verify_and_status_report_events_that_a_damaged_disk_lost(cli: Cli
     status = cli.json("status")
     assert [loss["stream"] for loss in status["losses"]] == ["log-1"]
     assert "the log of 'log-1'" in cli("status").stdout
+
+    lost = cli.json("topic", "info", "log")["partitions"][1]["lost"]
+    assert "not accepted" in cli("topic", "info", "log").stdout
+    assert (
+        "are lost"
+        in cli("topic", "tail", "log", "--offset", "beginning", "--exit", code=None).stderr
+    )
+    taken = cli.json("topic", "accept-loss", "log", "--by", "ann", "--yes")["accepted"]
+    assert [(one["partition"], one["first"], one["accepted_by"]) for one in taken] == [
+        (1, lost[0]["first"], "ann")
+    ]
+    assert "by ann" in cli("topic", "info", "log").stdout
+    assert "no loss" in cli("topic", "accept-loss", "log", "--yes").stdout

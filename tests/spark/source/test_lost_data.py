@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from millstream.messaging import NewEvent
+from millstream.testing import running_broker
 from tests.spark.conftest import Account, Lake
 
 
@@ -85,3 +87,43 @@ def test_a_topic_that_is_gone_stops_a_running_query(lake: Lake, account: Account
     account.run(lambda mill: mill.delete_topic("orders"))
     with pytest.raises(Exception, match="there is no topic or stream 'orders'"):
         query.awaitTermination(240)
+
+
+def test_a_query_stops_at_what_the_broker_has_lost_until_it_is_accepted(
+    spark: Any, tmp_path: Path
+) -> None:
+    """A damaged block of a killed broker: the query read 500 of 1,000 rows without a word."""
+    with running_broker(data=tmp_path / "data") as broker:
+        account, lake = Account(broker.url), Lake(spark, broker.url, tmp_path)
+        account.topic("orders")
+        account.publish("orders", [b"value %d;" % n for n in range(1, 11)])
+        checkpoint, done = lake.checkpoint(), lake.checkpoint()
+        lake.collect(lake.stream(subscribe="orders"), checkpoint)
+        account.publish("orders", [b"value %d;" % n for n in range(11, 41)])
+        lake.collect(lake.stream(subscribe="orders"), done)
+        broker.kill()
+        (block,) = broker.data.rglob("streams/orders/msgs/*.blk")
+        content = bytearray(block.read_bytes())
+        content[content.index(b"value 21;") + 2] ^= 4
+        block.write_bytes(content)
+        broker.start()
+        account.publish("orders", [b"value 41;"])
+        lost = "'orders', partition 0: the offsets 21 to 40 are lost"
+        with pytest.raises(Exception, match=lost):
+            lake.collect(lake.stream(subscribe="orders"), checkpoint)
+        with pytest.raises(Exception, match=lost):
+            lake.read(subscribe="orders").collect()
+        before = lake.read(subscribe="orders", endingOffsets='{"orders": {"0": 21}}').collect()
+        assert len(before) == 20
+        going_on = lake.read(subscribe="orders", failOnDataLoss=False).collect()
+        assert len(going_on) == 21
+        rows, _ = lake.collect(lake.stream(subscribe="orders"), done)
+        assert [row.value for row in rows] == [b"value 41;"], "it had read all that is lost"
+
+        async def accept(mill: Any) -> None:
+            await (await mill.topic("orders")).admin.accept_loss()
+
+        account.run(accept)
+        rows, _ = lake.collect(lake.stream(subscribe="orders"), checkpoint)
+        assert [int(row.value[6:-1]) for row in rows] == [*range(11, 21), 41]
+        assert len(lake.read(subscribe="orders", minPartitions=3).collect()) == 21

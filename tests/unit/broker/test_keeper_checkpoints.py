@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from millstream.broker.keeper import Keeper
+from millstream.broker.log_ends import Cut
 
 STREAM = {"name": "log", "created": "then", "state": {"first_seq": 1, "last_seq": 7}}
 ANSWER = {"account_details": [{"name": "main", "stream_detail": [STREAM]}]}
@@ -65,10 +66,11 @@ def keeper(tmp_path: Path, monitor: dict[str, Any]) -> Iterator[Keeper]:
         "guards": [[], ""],
         "log": [1000, 1],
         "monitor": monitor,
+        "lost_key": "millstream.lost",
     }
     keeper = Serving(plan, read)
     keeper.owner_open = False
-    keeper.cut = {"main/log": True}
+    keeper.cut = {"main/log": Cut(True, 40, torn=True)}
     yield keeper
     os.close(read)
     os.close(write)

@@ -3,13 +3,23 @@
 from __future__ import annotations
 
 import json
+import struct
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from millstream.broker.health import losses_of
-from millstream.broker.log_ends import LOSSES_KEPT, LogEnds, block_files, cut_logs
+from millstream.broker.log_ends import (
+    LOSSES_KEPT,
+    Block,
+    Cut,
+    LogEnds,
+    block_files,
+    cut_logs,
+    loss_text,
+    records_of,
+)
 
 NOON, LATER = "2026-01-31T12:00:00Z", "2026-01-31T13:00:00Z"
 
@@ -28,8 +38,8 @@ def test_a_log_that_ends_before_its_checkpoint_is_reported_once_and_kept() -> No
     ends = LogEnds()
     assert ends.see(answer(500), NOON) == []
     (text,) = ends.see(answer(450), LATER)
-    assert "the log of 'log' ends at 450, though 500 was seen there at" in text
-    assert NOON in text
+    assert "the log of 'log' lost the offsets 451 to 500" in text
+    assert f"500 was seen at {NOON}" in text
     assert ends.see(answer(451), LATER) == []
     assert [loss["marked"] for loss in ends.losses] == [500]
 
@@ -57,13 +67,53 @@ def test_streams_in_memory_have_no_checkpoint() -> None:
 
 
 def test_a_cut_without_a_checkpoint_may_be_a_torn_write() -> None:
-    (text,) = LogEnds().see(answer(9), NOON, cut={"main/log": True})
+    ends = LogEnds()
+    (text,) = ends.see(answer(9), NOON, cut={"main/log": Cut(True, 40, torn=True)})
     assert "cut off" in text
     assert "interrupted the last write" in text
+    assert ends.not_noted() == [], "nothing that was acknowledged is known to be lost"
+
+
+@pytest.mark.parametrize(
+    ("cut", "lost"),
+    [
+        (Cut(True, 100, end=12), [10, 12]),
+        (Cut(True, 100), [10, 12]),  # encrypted: no more than fit into what is gone
+        (Cut(True, 100, end=12, torn=True), [10, 12]),
+    ],
+)
+def test_what_was_cut_off_is_lost(cut: Cut, lost: list[int]) -> None:
+    ends = LogEnds()
+    ends.see(answer(9), NOON, cut={"main/log": cut})
+    (loss,) = ends.not_noted()
+    assert loss["lost"] == lost
+    ends.moved(loss, 12)
+    assert ends.checkpoints["main/log"]["last"] == 12
+
+
+def test_a_hole_is_a_loss_of_its_own() -> None:
+    cut = Cut(True)
+    cut.inside = [(4, 6), (0, 0)]
+    ends = LogEnds()
+    ends.see(answer(9, first=2), NOON, cut={"main/log": cut})
+    assert [loss["lost"] for loss in ends.not_noted()] == [[4, 6], [2, 9]]
+
+
+def test_a_loss_that_was_accepted_says_so() -> None:
+    ends = LogEnds()
+    ends.see(answer(12), NOON)
+    ends.see(answer(9), LATER)
+    entry = {"first": 10, "last": 12, "found": LATER, "accepted": {"at": "noon", "by": "ann"}}
+    stream = answer(12)
+    stream["account_details"][0]["stream_detail"][0]["config"]["metadata"] = {
+        "key": json.dumps([entry])
+    }
+    assert ends.see(stream, LATER, key="key") == []
+    assert "accepted at noon by ann" in loss_text(ends.losses[0])
 
 
 def test_a_log_without_its_old_files_expired_or_starts_again_at_one() -> None:
-    gone = {"main/log": False}
+    gone = {"main/log": Cut(False, 200)}
     assert LogEnds().see(answer(50, first=51), NOON, cut=gone) == []
     assert LogEnds().see(answer(53, first=51), NOON, cut=gone) == [], "new events have arrived"
     assert len(LogEnds().see(answer(0, first=0), NOON, cut=gone)) == 1
@@ -149,9 +199,46 @@ def test_only_a_file_that_lost_its_end_in_place_was_cut(
     before = block_files(str(tmp_path))
     for block in blocks:
         change(msgs / f"{block}.blk")
-    assert cut_logs(before) == ({} if cut is None else {"main/log": cut})
+    found = {stream: what.left for stream, what in cut_logs(before).items()}
+    assert found == ({} if cut is None else {"main/log": cut})
 
 
 def test_a_folder_without_streams_has_no_blocks(tmp_path: Path) -> None:
     assert block_files(str(tmp_path / "none")) == {}
     assert json.loads(LogEnds().text()) == {"marks": {}, "losses": []}
+
+
+def record(sequence: int, value: bytes = b"value") -> bytes:
+    """A record as the server writes it, with any checksum."""
+    body = b"log.k" + value + b"\xff" * 8
+    return struct.pack("<IQQH", 22 + len(body), sequence, 77, 5) + body
+
+
+def test_the_last_sequence_of_a_block_is_found_over_damage() -> None:
+    records = [record(n, b"v" * n) for n in range(5, 15)]
+    whole = b"".join(records)
+    assert records_of(whole) == (14, len(whole))
+    assert records_of(b"") == (0, 0)
+    torn = whole + record(15)[:-3]
+    assert records_of(torn) == (14, len(whole))
+    for broken in (0, 4, 9):
+        for at in (0, 3, 10):  # in its length, or in its sequence
+            damaged = [bytearray(one) for one in records]
+            damaged[broken][at] ^= 8
+            last, end = records_of(b"".join(damaged))
+            if broken < 9:
+                assert (last, end) == (14, len(whole)), (broken, at)
+            else:  # nothing comes after it
+                assert last in (13, 14)
+
+
+def test_a_walked_block_knows_its_last_whole_record(tmp_path: Path) -> None:
+    file = tmp_path / "1.blk"
+    file.write_bytes(record(3) + record(4))
+    block = Block(str(file), last=True, walk=True)
+    assert (block.first, block.end, block.whole) == (3, 4, block.size)
+    file.write_bytes(record(3) + record(4)[:-1])
+    block = Block(str(file), last=True, walk=True)
+    assert (block.end, block.whole) == (3, len(record(3)))
+    (tmp_path / "1.key").write_bytes(b"key")
+    assert Block(str(file), last=True, walk=True).end == 0, "encrypted"

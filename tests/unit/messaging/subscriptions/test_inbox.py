@@ -29,7 +29,7 @@ class _Letters:
 
 def new_inbox(letters: _Letters) -> Inbox:
     """The inbox of a topic without partitions, which fetches nothing."""
-    connection = SimpleNamespace(closed=False, connected=True, on_closed=[])
+    connection = SimpleNamespace(closed=False, connected=True, on_connected=[], on_closed=[])
     jetstream = cast(JetStream, SimpleNamespace(connection=connection))
     return Inbox(jetstream, "billing", SubscriptionSettings(), (), letters.store)
 

@@ -1,0 +1,40 @@
+"""Files that only their owner can read. Standard library only: the keeper loads this file."""
+
+# Importing pathlib would take longer than everything else at start-up.
+# ruff: noqa: PTH105, PTH108
+from __future__ import annotations
+
+import json
+import os
+import socket
+import time
+
+__all__ = ["sign_lock", "write_private"]
+
+
+def sign_lock(lock: int) -> None:
+    """Write the holder into the lock file, for processes that find it locked."""
+    since = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+    holder = {"pid": os.getpid(), "since": since, "host": socket.gethostname()}
+    os.ftruncate(lock, 0)
+    os.pwrite(lock, json.dumps(holder).encode(), 0)
+
+
+def write_private(path: str, text: str, *, durable: bool = False) -> None:
+    """Replace a file atomically; only its owner can ever read it.
+
+    `durable` is for what cannot be recreated; for the rest it would only slow down the start.
+    """
+    draft = f"{path}.{os.getpid()}.{os.urandom(4).hex()}"
+    file = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    try:
+        try:
+            os.write(file, text.encode())
+            if durable:
+                os.fsync(file)
+        finally:
+            os.close(file)
+        os.replace(draft, path)
+    except BaseException:
+        os.unlink(draft)
+        raise
