@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Final
 
 from millstream.broker.checks import check_host, check_name, check_port, is_loopback, read_choice
+from millstream.broker.logins import SECURITY, AuthCallout, OperatorSettings
 from millstream.broker.users import DEFAULT_ACCOUNT, Account, Permissions, Role, User
 from millstream.declared import Declaration, Form, declared, declares
 from millstream.errors import ConfigError
@@ -25,6 +26,7 @@ __all__ = [
     "CLUSTER",
     "DEFAULT_ACCOUNT",
     "Account",
+    "AuthCallout",
     "BrokerSettings",
     "ClusterSettings",
     "Durability",
@@ -32,6 +34,7 @@ __all__ = [
     "LeafRemote",
     "LeafSettings",
     "Limits",
+    "OperatorSettings",
     "Permissions",
     "Role",
     "ServerTls",
@@ -44,7 +47,6 @@ _MEBIBYTE: Final = 1024 * 1024
 
 # Headings of the options.
 CLUSTER: Final = "Cluster"
-SECURITY: Final = "Security"
 LIMITS: Final = "Limits and server"
 
 
@@ -376,6 +378,8 @@ class BrokerSettings:
         ),
     )
     tls: ServerTls | None = None  # None: clients connect without TLS
+    operator: OperatorSettings | None = None  # accounts and users as signed JWTs
+    callout: AuthCallout | None = None  # a service that decides about logins
     cluster: ClusterSettings | None = None  # None: a single node
     leaf: LeafSettings | None = None  # leaf nodes to accept or to connect to
     guards: bool = declared(
@@ -415,6 +419,7 @@ class BrokerSettings:
         if self.sync_interval <= 0:
             raise ConfigError(f"sync_interval must be above 0 seconds, not {self.sync_interval}")
         self._check_users()
+        self._check_modes()
         if not is_loopback(self.host) and not self.secured:
             raise ConfigError(
                 f"listening on {self.host} opens the broker to the network without a password. "
@@ -440,6 +445,21 @@ class BrokerSettings:
                 raise ConfigError(f"the user '{user.name}' is given twice")
             seen.add(user.name)
 
+    def _check_modes(self) -> None:
+        if self.operator is not None:
+            if self.auth or self.users or self.accounts or self.callout:
+                raise ConfigError(
+                    "operator mode has no users, accounts or callout of the broker: the operator's "
+                    "JWTs define them"
+                )
+            if self.leaf is not None:
+                raise ConfigError("operator mode does not go with leaf nodes of the settings")
+        if self.callout is not None:
+            if not self.secured:
+                raise ConfigError("auth callout needs a user that answers it: --auth or users")
+            if self.callout.account not in {account.name for account in self.all_accounts}:
+                raise ConfigError(f"auth callout: there is no account '{self.callout.account}'")
+
     @property
     def all_accounts(self) -> tuple[Account, ...]:
         """The default account and the tenants."""
@@ -448,4 +468,4 @@ class BrokerSettings:
     @property
     def secured(self) -> bool:
         """Whether clients must log in as a user."""
-        return self.auth or bool(self.users)
+        return self.auth or bool(self.users) or self.operator is not None

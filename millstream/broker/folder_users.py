@@ -94,6 +94,7 @@ def with_folder_users(settings: BrokerSettings) -> BrokerSettings:
 def save_accounts(settings: BrokerSettings, users: GeneratedUsers) -> None:
     """Keep what is needed to render the accounts again when a user is added."""
     facts = {
+        "operator": settings.operator is not None,  # then its JWTs define accounts and users
         "accounts": [asdict(account) for account in settings.all_accounts],
         "users": [user_entry(user) for user in users.users],
         "system": user_entry(users.system),

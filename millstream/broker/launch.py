@@ -24,7 +24,6 @@ from typing import Final
 
 from millstream.broker.binary import ServerBinary, find_binary
 from millstream.broker.config import (
-    DEFAULT_ACCOUNT,
     BrokerSettings,
     Durability,
     ServerTls,
@@ -268,7 +267,10 @@ def node_facts(settings: BrokerSettings, plan: NodePlan, nodes: int) -> dict[str
         "joined": settings.cluster is not None,
         "secured": settings.secured,
         "tls": settings.tls is not None,
-        "guards": [DEFAULT_ACCOUNT, *(a.name for a in settings.accounts)] * settings.guards,
+        # In operator mode the broker has no user for a guard.
+        "guards": [account.name for account in settings.all_accounts]
+        if settings.guards and settings.operator is None
+        else [],
         "client_tls": None if settings.tls is None else _client_tls(settings.tls),
         "encrypted": settings.encryption is not None,
         "key_file": None if key_file is None else str(key_file),
@@ -284,6 +286,8 @@ def _monitor(settings: BrokerSettings, plan: NodePlan, address: str) -> dict[str
     if tls is not None:
         cert, key = str(Path(tls.cert).absolute()), str(Path(tls.key).absolute())
         files = {"cert": cert, "key": key, "first": tls.handshake_first}
+    if settings.operator is not None:
+        return {"client": address, "creds": str(settings.operator.system_creds), "tls": files}
     return {"client": address, "credentials": str(settings.data / CREDENTIALS_FILE), "tls": files}
 
 
@@ -352,7 +356,16 @@ def _try_key(
     binary, lock = how
     previous = folder.plan.read_text(encoding="utf-8") if folder.plan.exists() else None
     folder.plan.unlink(missing_ok=True)  # not on the ports that clients use
-    closed = replace(settings, port=0, monitor_port=None, leaf=None, auth=True, users=(), raw="")
+    closed = replace(
+        settings,
+        port=0,
+        monitor_port=None,
+        leaf=None,
+        auth=settings.operator is None,  # its accounts are the names of the stored streams' folders
+        users=(),
+        callout=None,
+        raw="",
+    )
     locked_out = replace(
         users,
         users=tuple(replace(user, password=_random_password(), nkey=None) for user in users.users),

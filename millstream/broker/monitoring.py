@@ -46,7 +46,7 @@ def ask_server(
     """Status and body of one request; (0, reason) if there is no answer.
 
     `where` is {"http": address}, or {"client": address, "credentials": file, "tls": files} for a
-    server without a monitoring port.
+    server without a monitoring port; in operator mode it has a "creds" file of a bearer instead.
     """
     try:
         if "http" in where:
@@ -72,7 +72,7 @@ def _over_system_account(
 ) -> tuple[int, str]:
     kind, options = _REQUESTS[path]
     with _Session(where, wait) as session:
-        session.log_in(where["credentials"])
+        session.log_in(where)
         request = json.dumps(options).encode()
         subject = f"$SYS.REQ.SERVER.{session.info['server_id']}.{kind}"
         text = session.request(subject, request, limit).decode("utf-8", "replace")
@@ -135,11 +135,14 @@ class _Session:
         if secured.getpeercert(binary_form=True) != own:
             raise ValueError("another certificate than the server's is presented there")
 
-    def log_in(self, credentials: str) -> None:
-        """Log in as the user of the system account, whose password is in the file."""
-        with open(credentials, encoding="utf-8") as file:
-            password = json.load(file)["system"]
-        who = {"user": "system", "pass": password}
+    def log_in(self, where: dict[str, Any]) -> None:
+        """Log in as the user of the system account, by the password or bearer JWT in a file."""
+        with open(where.get("creds") or where["credentials"], encoding="utf-8") as file:
+            text = file.read()
+        if "creds" in where:
+            who = {"jwt": text.partition("USER JWT-----")[2].split()[0], "sig": ""}
+        else:
+            who = {"user": "system", "pass": json.loads(text)["system"]}
         options = {"verbose": False, "pedantic": False, "lang": "python", "version": "1"}
         self._send(b"CONNECT " + json.dumps({**options, "protocol": 1, **who}).encode() + b"\r\n")
 

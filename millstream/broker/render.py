@@ -14,10 +14,12 @@ from millstream.broker.config import (
     BrokerSettings,
     Durability,
     LeafRemote,
+    OperatorSettings,
     Permissions,
     ServerTls,
     User,
 )
+from millstream.broker.jwt import read_claims
 from millstream.broker.roles import Boundary, boundary_of, permissions_of
 from millstream.errors import ConfigError
 from millstream.settings import DURABILITY_METADATA, Secret, node_tag
@@ -104,8 +106,16 @@ def config_text(plan: NodePlan) -> str:
         "max_connections": settings.limits.max_connections,
         "authorization": {"timeout": _LOGIN_SECONDS},
         "jetstream": _jetstream(plan),
-        "accounts": _accounts(plan.system, plan.settings.all_accounts, plan.users),
     }
+    if settings.operator is not None:
+        top |= operator_config(settings.operator)
+    else:
+        top["accounts"] = _accounts(plan.system, settings.all_accounts, plan.users)
+    if settings.callout is not None:
+        # The users of the configuration log in as before; only the others are asked about.
+        own = [user.nkey or user.name for user in (plan.system, *plan.users)]
+        callout = {"issuer": settings.callout.issuer, "account": settings.callout.account}
+        top["authorization"]["auth_callout"] = {**callout, "auth_users": own}
     if plan.ports.monitor:
         top["http"] = _address("127.0.0.1", plan.ports.monitor)
     if plan.anonymous is not None:
@@ -308,6 +318,28 @@ def _tls(tls: ServerTls) -> dict[str, Any]:
     if tls.handshake_first:
         block["handshake_first"] = True
     return block
+
+
+def operator_config(operator: OperatorSettings) -> dict[str, Any]:
+    """Operator mode: the operator's JWT, and its accounts for the server's resolver."""
+    try:
+        token = operator.jwt.read_text(encoding="ascii").strip()
+        lines = operator.accounts.read_text(encoding="ascii").split()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"operator mode: cannot read a JWT: {error}") from error
+    system = read_claims(token)["nats"].get("system_account")
+    accounts = {str(read_claims(line)["sub"]): line for line in lines}
+    if system not in accounts:
+        raise ConfigError(
+            f"operator mode: the JWT in {operator.jwt} names the system account {system}, which is "
+            f"not in {operator.accounts}"
+        )
+    return {
+        "operator": token,
+        "system_account": system,
+        "resolver": _Verbatim("MEMORY"),
+        "resolver_preload": accounts,
+    }
 
 
 def _cluster(plan: NodePlan, cluster: ClusterPlan) -> dict[str, Any]:

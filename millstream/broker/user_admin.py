@@ -43,6 +43,11 @@ def add_user(data: Path, user: User, secret: Secret | None = None) -> None:
     `secret` is what the user logs in with, to be handed out by `user_secret`.
     """
     known = read_json(data / ACCOUNTS_FILE)
+    if known.get("operator"):
+        raise ConfigError(
+            "in operator mode a user is a JWT that its account has signed, and the broker keeps no "
+            "list: millstream user creds NAME --signing-key FILE"
+        )
     if known and user.account not in (account["name"] for account in known["accounts"]):
         names = ", ".join(account["name"] for account in known["accounts"])
         raise ConfigError(f"there is no account '{user.account}'; the accounts are {names}")

@@ -151,13 +151,30 @@ def creds(
     output: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Write it to this file, not to stdout.")
     ] = None,
+    signing_key: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="Operator mode: sign a new user with the account's seed in this file.",
+        ),
+    ] = None,
+    role: Annotated[
+        str, typer.Option(help="Role of a user that is signed: admin, app or trusted.")
+    ] = "app",
+    *,
     data: DataOption = None,
     json_: JsonOption = False,
 ) -> None:
-    """Print what a user logs in with: the seed of its key (`nats --nkey FILE`) or its password."""
+    """Print what a user logs in with: the seed of its key (`nats --nkey FILE`) or its password.
+
+    With --signing-key a new user is signed and its creds file printed (`nats --creds FILE`).
+    """
     from millstream import broker
 
-    secret = broker.user_secret(data_folder(data), name).reveal()
+    if signing_key is not None:
+        secret = _signed(name, signing_key, role)
+    else:
+        secret = broker.user_secret(data_folder(data), name).reveal()
     if output is None:
         if json_:
             print_json({"name": name, "secret": secret})
@@ -174,3 +191,25 @@ def creds(
         print_json({"name": name, "file": output})
     else:
         say(f"Wrote it to {output}, readable by you only.")
+
+
+def _signed(name: str, signing_key: Path, role: str) -> str:
+    """The creds file of a new user of the account whose seed is in the file."""
+    from millstream import broker
+    from millstream.broker.checks import read_choice
+    from millstream.broker.roles import boundary_of, permissions_of
+
+    try:
+        account = broker.read_key(Secret(signing_key.read_text(encoding="ascii").strip()))
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"cannot read the signing key in {signing_key}: {error}") from error
+    key = broker.new_key("user")
+    user = broker.User(name, role=read_choice(broker.Role, role, "--role"), nkey=key.public)
+    if boundary_of(user) is not None:
+        raise ConfigError(
+            f"a {role} needs an account of its own: in operator mode define one whose JWT imports "
+            f"what it may call"
+        )
+    denied = permissions_of(user).publish_deny
+    claims = broker.user_claims(key.public, name, publish_deny=denied)
+    return broker.creds_text(broker.sign(claims, account), key.seed).rstrip("\n")

@@ -6,17 +6,19 @@ millstream.toml. What is not given has the default of `BrokerSettings`.
 
 import inspect
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 from millstream.broker.config import (
     CLUSTER,
+    AuthCallout,
     BrokerSettings,
     ClusterSettings,
     Encryption,
     LeafSettings,
     Limits,
+    OperatorSettings,
     ServerTls,
 )
 from millstream.cli.options.groups import OptionGroup, declared_option
@@ -56,6 +58,8 @@ _PARTS: Final[Mapping[str, Any]] = {
     "tls": ServerTls,
     "limits": Limits,
     "leaf": LeafSettings,
+    "operator": OperatorSettings,
+    "callout": AuthCallout,
 }
 
 
@@ -211,6 +215,8 @@ def broker_settings(data: Path | None, given: Mapping[str, Any]) -> BrokerSettin
         tls=tls,
         cluster=_cluster(parts["cluster"], own.get("host"), tls),
         leaf=_leaf(parts["leaf"]),
+        operator=_operator(parts["operator"]),
+        callout=_callout(parts["callout"]),
         **own,
     )
 
@@ -263,6 +269,22 @@ def _tls(given: dict[str, Any]) -> ServerTls | None:
     if "cert" not in given or "key" not in given:
         raise ConfigError("TLS needs both --tls-cert FILE and --tls-key FILE")
     return ServerTls(**given)
+
+
+def _operator(given: dict[str, Any]) -> OperatorSettings | None:
+    """Operator mode, or None without its JWT."""
+    if not given:
+        return None
+    if len(given) < len(fields(OperatorSettings)):
+        raise ConfigError("operator mode needs --operator-jwt, --account-jwts and --system-creds")
+    return OperatorSettings(**given)
+
+
+def _callout(given: dict[str, Any]) -> AuthCallout | None:
+    """Auth callout, or None without an issuer."""
+    if given and "issuer" not in given:
+        raise ConfigError("--callout-account needs --callout-issuer KEY")
+    return AuthCallout(**given) if given else None
 
 
 def _cluster(

@@ -232,7 +232,7 @@ async def open_link(
             info = await link.greeting()
             if first is None and (wants_tls or info.tls_required):
                 await _upgrade(link, context or tls_context(settings.tls), address.host)
-            link.write(connect_line(info, settings, address))
+            link.write(await _introduction(info, settings, address))
             await link.ping()
     except TimeoutError as error:
         link.abort()
@@ -250,6 +250,15 @@ async def open_link(
         raise ConnectFailed(f"{address} closed the connection during the handshake")
     link.established = True
     return link
+
+
+async def _introduction(
+    info: ServerInfo, settings: ConnectionSettings, address: ServerAddress
+) -> bytes:
+    """The CONNECT line; a creds file and a library for keys are read off the event loop."""
+    if settings.creds or settings.nkey_seed:
+        return await asyncio.to_thread(connect_line, info, settings, address)
+    return connect_line(info, settings, address)
 
 
 async def _upgrade(link: Link, context: ssl.SSLContext, host: str) -> None:

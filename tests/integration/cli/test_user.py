@@ -14,6 +14,7 @@ from millstream.errors import AuthenticationFailed, PermissionDenied
 from millstream.settings import Secret
 from tests.integration.broker.clients import PATIENCE, client
 from tests.integration.cli.conftest import Cli
+from tests.integration.security.test_operator_mode import Operator
 
 
 def text(cli: Cli, *arguments: str) -> str:
@@ -97,3 +98,24 @@ def test_what_cannot_be_a_user_is_refused(cli: Cli) -> None:
         assert "was not added" in cli.error("user", "rm", "admin", "--yes")
         assert "no secret of 'admin'" in cli.error("user", "creds", "admin")
         assert not (cli.folder / ".millstream" / "users.json").exists()
+
+
+async def test_in_operator_mode_a_user_is_signed_by_its_account(cli: Cli, tmp_path: Path) -> None:
+    operator = Operator(tmp_path)
+    seed = tmp_path / "main.seed"
+    seed.write_text(operator.accounts["main"].seed.reveal())
+    sign = ("user", "creds", "ann", "--signing-key", str(seed))
+    creds = tmp_path / "ann.creds"
+    with Broker(
+        BrokerSettings(data=cli.folder / ".millstream", operator=operator.settings)
+    ) as broker:
+        assert "--signing-key" in cli.error("user", "add", "ann")
+        text(cli, *sign, "--output", str(creds))
+        assert stat.S_IMODE(creds.stat().st_mode) == 0o600
+        async with millstream.connect(broker.url, creds=str(creds)) as ann:
+            await (await ann.create_topic("orders")).publish(b"1")
+            with pytest.raises(PermissionDenied):
+                await ann.delete_topic("orders")
+        assert "account of its own" in cli.error(*sign, "--role", "reader")
+        assert "not the seed" in cli.error(*sign[:-1], str(creds))
+        assert cli.json("status")["ok"]

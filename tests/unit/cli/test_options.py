@@ -13,6 +13,7 @@ from typer.testing import CliRunner
 
 from millstream import broker
 from millstream.broker import (
+    AuthCallout,
     BrokerSettings,
     ClusterSettings,
     Durability,
@@ -20,6 +21,7 @@ from millstream.broker import (
     LeafSettings,
     Limits,
     NodeState,
+    OperatorSettings,
     Role,
     ServerTls,
     State,
@@ -263,6 +265,8 @@ CLASSES = (
     Encryption,
     LeafSettings,
     Limits,
+    OperatorSettings,
+    AuthCallout,
     ServerTls,
     LaunchOptions,
 )
@@ -271,6 +275,7 @@ CLASSES = (
 WITHOUT_DECLARATION = {
     (BrokerSettings, "data"), (BrokerSettings, "limits"), (BrokerSettings, "tls"),
     (BrokerSettings, "cluster"), (BrokerSettings, "leaf"), (Encryption, "key"),
+    (BrokerSettings, "operator"), (BrokerSettings, "callout"),
 }  # fmt: skip
 
 
