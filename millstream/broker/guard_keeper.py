@@ -26,7 +26,7 @@ GUARDS_FILE: Final = "guards.json"
 LOOK_POLL: Final = 1.0  # seconds between looks for guarded topics
 LOOK_SHARE: Final = 50  # pause this many times as long as a look took
 FIRST_PAUSE: Final = 0.5  # seconds before a guard that ended is started again; doubles each time
-LONGEST_PAUSE: Final = 10.0
+LONGEST_PAUSE: Final = 4.0
 STEADY: Final = 60.0  # seconds that a guard runs before its pauses start from the first again
 STOP_GRACE: Final = 3.0  # seconds for guards to answer what they took
 # What subjects of guarded topics start with; the same as in millstream/guarded.py.
