@@ -80,11 +80,14 @@ class LogLoss:
     marked_at: str | None  # when; ISO 8601, UTC
     cut: bool  # the server truncated its file at a start
     found: str  # when; ISO 8601, UTC
-    lost: (
-        tuple[int, int] | None
-    )  # the first and last sequence that is gone; None: only a torn write
+    lost: tuple[int, int] | None  # first and last sequence that are gone; None: a torn write only
     accepted: str | None  # who accepted it, and when; None: nobody
     text: str  # all of this in words
+
+    @property
+    def open(self) -> bool:
+        """Whether events are gone and no operator has accepted it."""
+        return self.lost is not None and self.accepted is None
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,6 +112,11 @@ class NodeHealth:
     losses: tuple[LogLoss, ...] = ()  # events lost to a damaged disk
 
     @property
+    def open_losses(self) -> tuple[LogLoss, ...]:
+        """Losses of events that no operator has accepted."""
+        return tuple(loss for loss in self.losses if loss.open)
+
+    @property
     def leads(self) -> int:
         """How many streams it leads; a single node leads all."""
         return sum(stream.leader in (None, self.name) for stream in self.streams)
@@ -118,7 +126,7 @@ class NodeHealth:
 class Health:
     """Health of all nodes."""
 
-    ok: bool  # every node is ok
+    ok: bool  # every node is ok, and every loss of events was accepted
     durability: str
     nodes: tuple[NodeHealth, ...]
     meta_leader: str | None  # server that leads the cluster; None on a single node
@@ -162,7 +170,7 @@ def broker_health(durability: str, nodes: Iterable[NodeAddress]) -> Health:
     answers = tuple(node_health(node) for node in nodes)
     leaders = [answer.meta_leader for answer in answers if answer.meta_leader]
     return Health(
-        ok=bool(answers) and all(answer.ok for answer in answers),
+        ok=bool(answers) and all(answer.ok and not answer.open_losses for answer in answers),
         durability=durability,
         nodes=answers,
         meta_leader=leaders[0] if leaders else None,

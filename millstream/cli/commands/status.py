@@ -28,7 +28,8 @@ app = typer.Typer()
 def status(data: DataOption = None, json_: JsonOption = False) -> None:
     """Show the broker: nodes, streams, consumers, disk, memory, durability.
 
-    Exit code 3 if no broker is running, 4 if one is running but unhealthy.
+    Exit code 3 if no broker is running, 4 if one is running but unhealthy, or has lost events and
+    nobody has accepted it (millstream topic accept-loss).
     """
     from millstream import broker
 
@@ -77,7 +78,8 @@ def _show(state: "State", health: "Health") -> None:
         for guard in known.guards:
             say(f"{known.name}: guard of account {guard.account}, {_guard_text(guard)}")
     for loss in health.losses:
-        say(f"lost: {loss.text}")
+        kind = "cut" if loss.lost is None else "lost" if loss.open else "lost, accepted"
+        say(f"{kind}: {loss.text}")
     if not health.streams:
         say("No streams yet.")
         return

@@ -26,9 +26,10 @@ async def test_verify_and_status_report_events_that_a_damaged_disk_lost(cli: Cli
     report = cli.json("verify", "log", code=4)
     assert [(flaw["kind"], flaw["partition"]) for flaw in report["flaws"]] == [("end", 1)]
     assert "log-1" in cli("verify", "log", code=4).stdout
-    status = cli.json("status")
+    status = cli.json("status", code=4)
+    assert not status["ok"]
     assert [loss["stream"] for loss in status["losses"]] == ["log-1"]
-    assert "the log of 'log-1'" in cli("status").stdout
+    assert "lost: the log of 'log-1'" in cli("status", code=4).stdout
 
     lost = cli.json("topic", "info", "log")["partitions"][1]["lost"]
     assert "not accepted" in cli("topic", "info", "log").stdout
@@ -42,3 +43,5 @@ async def test_verify_and_status_report_events_that_a_damaged_disk_lost(cli: Cli
     ]
     assert "by ann" in cli("topic", "info", "log").stdout
     assert "no loss" in cli("topic", "accept-loss", "log", "--yes").stdout
+    assert cli.healthy()["ok"], "at the broker's next look at its logs"
+    assert "lost, accepted: the log of 'log-1'" in cli("status").stdout
