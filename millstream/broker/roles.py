@@ -64,6 +64,10 @@ _READ_STREAM: Final = (
     "CONSUMER.LIST.{}",
     "CONSUMER.INFO.{}.*",
 )
+# Acks of a subscription. With a domain configured, the domain and a hash of the account come first.
+# Each form has its own number of tokens: one that ends in `>` takes in the acks of others, such as
+# $JS.ACK.money.payer.orders.audit.1.1.1, and a body of +NXT then pulls from their consumers.
+_ACKS: Final = ("$JS.ACK.{}.{}.*.*.*.*.*", "$JS.ACK.*.*.{}.{}.*.*.*.*.>")
 # Calls that answer with many messages.
 _STREAMED: Final = ("DIRECT.GET.", "CONSUMER.MSG.NEXT.")
 
@@ -99,7 +103,7 @@ def permissions_of(user: User) -> Permissions:
     if boundary is not None:
         return Permissions(
             publish=(*(service.subject for service in boundary.services), *_ABOUT_ITSELF),
-            subscribe_deny=() if user.topics else (_ANY_QUEUE_GROUP,),
+            subscribe_deny=(_ANY_QUEUE_GROUP,),
         )
     if user.role is Role.ADMIN:
         return Permissions()
@@ -112,14 +116,14 @@ def boundary_of(user: User) -> Boundary | None:
     if user.permissions is not None or not (user.role is Role.READER or user.topics):
         return None
     own = [f"CONSUMER.MSG.NEXT.{stream}.{name}" for stream, name in user.subscriptions]
-    acks = [f"$JS.ACK.{stream}.{name}.>" for stream, name in user.subscriptions]
-    # With a domain configured, ack subjects have the domain and an account hash in front.
-    acks += [f"$JS.ACK.*.*.{stream}.{name}.>" for stream, name in user.subscriptions]
+    acks = [form.format(*pair) for form in _ACKS for pair in user.subscriptions]
     topics = [_subjects_and_streams(topic) for topic in user.topics]
     reading = tuple(
         call.format(stream) for _, streams in topics for stream in streams for call in _READ_STREAM
     )
     subjects = tuple(subject for names, _ in topics for subject in names)
+    # Not the guard's entrances: listening there would look like a guard to who publishes.
+    heard = tuple(names[0] for names, _ in topics)
     # An account that does not import INFO answers every call itself: it has no streams.
     calls = [*_api(("INFO", *reading, *own) if topics else (*_READ_ONLY, *own)), *acks, *subjects]
     return Boundary(
@@ -128,7 +132,7 @@ def boundary_of(user: User) -> Boundary | None:
         services=tuple(
             ImportedCall(call, any(word in call for word in _STREAMED)) for call in calls
         ),
-        hears=subjects or (">",),
+        hears=heard or (">",),
     )
 
 

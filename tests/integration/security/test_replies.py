@@ -13,6 +13,7 @@ from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass
 from typing import Any
 
+import nats.errors
 import pytest
 
 import millstream
@@ -287,6 +288,51 @@ async def test_a_bounded_app_publishes_to_and_reads_its_topics_only(broker: Brok
         await till.flush()
         assert len(till.seen) - refused == len(denied)
         assert await targets.state() == before
+
+
+@pytest.mark.parametrize("user", ["auditor", "till"])
+async def test_an_ack_reaches_no_consumer_but_the_own_one(broker: Broker, user: str) -> None:
+    """An ack with the body +NXT is a pull."""
+    async with victims(broker.url) as targets, client(broker.url, as_user(user)) as attacker:
+        before = await targets.state()
+        taken = await attacker.subscribe("taken")
+        # A message of money/payer, delivered "orders" times; as acks are written with a domain.
+        theirs = "$JS.ACK.money.payer.orders.audit.1.1.1"
+        for body in (b"+NXT", b"+ACK", b"+TERM"):
+            await attacker.publish(theirs, body, reply="taken")
+        await attacker.publish("$JS.ACK.orders.audit.money.payer.1.1.1.1.0", b"+NXT", "taken")
+        await attacker.flush()
+        assert len(attacker.seen) == 4
+        own = "$JS.ACK.orders.audit.1.1.1.1.0"
+        await attacker.publish(own, b"+NXT", reply="taken")  # handled after the others
+        assert (await taken.next_msg(PATIENCE)).subject.startswith("orders.")
+        assert await targets.state() == before
+
+
+async def test_a_bounded_app_joins_no_queue_group(broker: Broker) -> None:
+    """A group gives each message to one member: it would take messages from the others."""
+    async with victims(broker.url) as targets, client(broker.url, as_user("till")) as till:
+        heard = await till.subscribe("orders.>")
+        for subject in ("orders.>", "orders.x", "ingress.orders.>"):
+            await till.subscribe(subject, queue="workers")
+        await till.flush()
+        assert len(till.seen) == 3
+        workers = await targets.admin.subscribe("orders.x", queue="workers")
+        await targets.admin.flush()
+        for _ in range(20):
+            await targets.admin.publish("orders.x", b"1")
+        for _ in range(20):
+            await workers.next_msg(PATIENCE)
+            await heard.next_msg(PATIENCE)
+
+
+async def test_a_bounded_app_that_listens_is_not_taken_for_a_guard(broker: Broker) -> None:
+    async with victims(broker.url) as targets, client(broker.url, as_user("till")) as till:
+        await till.subscribe("ingress.>")
+        await till.subscribe(">")
+        await till.flush()
+        with pytest.raises(nats.errors.NoRespondersError):
+            await targets.admin.request("ingress.orders.x", b"1", timeout=PATIENCE)
 
 
 async def test_the_sdk_works_for_a_bounded_app(broker: Broker) -> None:
