@@ -8,6 +8,7 @@ gives the same answers. The keeper runs this module as a script: only the standa
 from __future__ import annotations
 
 import json
+import os
 import socket
 import time
 
@@ -17,7 +18,6 @@ if TYPE_CHECKING or __name__.startswith("millstream"):
 
 ANSWER_WAIT: Final = 2.0  # seconds for one answer
 _LINE_BYTES: Final = 1024 * 1024  # of one protocol line; the server's first is the longest
-_INBOX: Final = "_INBOX.monitor"
 
 ALL_STREAMS: Final = "/jsz?accounts=true&streams=true&config=true&limit=100000"
 ALL_STREAMS_AND_CONSUMERS: Final = (
@@ -148,8 +148,10 @@ class _Session:
 
     def request(self, subject: str, body: bytes, limit: int) -> bytes:
         """The answer to a request."""
+        # All nodes share the system account: an inbox of another session would get its answers.
+        inbox = f"_INBOX.{os.urandom(12).hex()}"
         self._send(
-            f"SUB {_INBOX} 1\r\nPUB {subject} {_INBOX} {len(body)}\r\n".encode() + body + b"\r\n"
+            f"SUB {inbox} 1\r\nPUB {subject} {inbox} {len(body)}\r\n".encode() + body + b"\r\n"
         )
         while True:
             line = self._line()

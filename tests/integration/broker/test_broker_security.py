@@ -7,6 +7,7 @@ import socket
 import ssl
 import subprocess
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -25,7 +26,7 @@ from millstream.broker import (
     ServerTls,
     User,
 )
-from millstream.broker.monitoring import ask_server
+from millstream.broker.monitoring import ALL_STREAMS, ask_server
 from millstream.errors import ConfigError
 from millstream.settings import Secret, Tls
 from millstream.testing import running_broker
@@ -383,6 +384,18 @@ async def test_health_of_a_broker_with_users_lists_the_streams_of_all_accounts(
     assert {("main", "orders"), ("zeta", "bills")} <= found
     async with client(broker.url, broker.credentials(Role.ADMIN, "zeta")) as zeta:
         await zeta.jetstream().delete_stream("bills")
+
+
+def test_who_asks_a_server_gets_no_answer_of_another(broker: Broker) -> None:
+    where = {"client": broker.url, "credentials": str(broker.data / "credentials.json")}
+    asked = {"/healthz": '{"status":', "/varz": '{"server_id":', ALL_STREAMS: '{"memory":'}
+
+    def ask(path: str) -> list[str]:
+        answers = [ask_server(where, path, 1 << 24, PATIENCE) for _ in range(40)]
+        return [f"{path}: {text[:80]}" for _, text in answers if not text.startswith(asked[path])]
+
+    with ThreadPoolExecutor() as pool:
+        assert sum(pool.map(ask, [*asked] * 2), []) == []
 
 
 def test_a_monitoring_port_that_was_asked_for_is_open() -> None:
