@@ -15,6 +15,7 @@ from millstream.messaging.topics.admin import Purge
 from millstream.messaging.topics.durability import durabilities_of, shortfall_of
 from millstream.messaging.topics.handle import TopicHandle
 from millstream.messaging.topics.lookup import open_topic, streams_of
+from millstream.messaging.topics.losses import accept_loss
 from millstream.messaging.topics.placement import spread_leaders
 from millstream.wire.lost import LostRange
 from millstream.wire.message import RawMessage
@@ -68,7 +69,7 @@ class TopicAdmin:
         this machine; it stays in `topic.info()`. Returns the losses that were accepted now, with
         their partitions.
         """
-        return await topics.accept_loss(self._jetstream, self._topic, by or _this_user())
+        return await accept_loss(self._jetstream, self._topic, by or _this_user())
 
     async def refresh_durability(self) -> None:
         """Ask the servers again how durably they store; a reconnect does this automatically.

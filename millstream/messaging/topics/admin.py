@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime
 from typing import Any, Final
 
 from millstream.errors import (
@@ -59,11 +58,9 @@ from millstream.messaging.topics.stream_config import (
 )
 from millstream.wire.aio.jetstream import JetStream
 from millstream.wire.api import ErrorCode, StreamInfo
-from millstream.wire.lost import LostRange, accepted, lost_ranges
 
 __all__ = [
     "Purge",
-    "accept_loss",
     "declare",
     "delete",
     "edit",
@@ -400,22 +397,6 @@ async def _update(
         if error.err_code == _SUBJECTS_OVERLAP:
             raise await _overlap(js, name, after["subjects"][0], error) from error
         raise
-
-
-# -- losses -------------------------------------------------------------------------------
-
-
-async def accept_loss(js: JetStream, name: str, by: str) -> list[tuple[int, LostRange]]:
-    """Let readers continue after what was lost; returns what that is now, by partition."""
-    at = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-    taken: list[tuple[int, LostRange]] = []
-    for info in await streams_of(js, name):
-        waiting = [lost for lost in lost_ranges(info.config) if lost.accepted is None]
-        if waiting:
-            await js.update_stream(accepted(info.config, at, by))
-            number = identity_of(info.config).partition
-            taken += [(number, replace(lost, accepted=at, accepted_by=by)) for lost in waiting]
-    return taken
 
 
 # -- purging and deleting -----------------------------------------------------------------
