@@ -9,6 +9,7 @@ position that the reader has stored:
 2. It is moved after a position is stored, never before. A hold that is behind keeps more than
    needed, which is harmless: the server may forget a move when it is killed.
 3. Moving it is a reset of the consumer: the server then drops what is before its new start.
+4. A reader that returns to an earlier position moves its hold first: what others still keep stays.
 """
 
 from __future__ import annotations
@@ -83,8 +84,13 @@ class Hold:
 
     def move(self, position: int) -> MoveHold | None:
         """The request after everything before `position` is handled; None: nothing to release."""
-        if position <= max(self.start, 1):
-            return None
+        return None if position <= max(self.start, 1) else self._to(position)
+
+    def move_back(self, position: int) -> MoveHold | None:
+        """The request before the reader returns to `position`; None: that is held already."""
+        return None if position >= self.start else self._to(position)
+
+    def _to(self, position: int) -> MoveHold:
         return MoveHold(f"CONSUMER.RESET.{self.stream}.{self.name}", {"seq": position})
 
     def moved(self, position: int) -> None:

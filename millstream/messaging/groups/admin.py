@@ -160,8 +160,10 @@ class GroupAdmin:
         store = self._store(name)
         await self._check_idle(store)
         for partition in self._partitions:
-            await hold_on(self._jetstream, partition.stream, "group", name, known=False)
+            hold = await hold_on(self._jetstream, partition.stream, "group", name, known=False)
             offset = await start_position(self._jetstream, partition.stream, to)
+            if hold is not None:
+                await hold.move_back(offset)
             await self._change(store, partition.number, partial(_moved, offset=offset))
 
     async def delete(self, name: str) -> None:

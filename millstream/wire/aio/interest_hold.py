@@ -50,6 +50,17 @@ class InterestHold:
             self._jetstream.connection.check_open()
             _log.info("%s: its events are not released yet: %s", self._hold.reader, error)
 
+    async def move_back(self, position: int) -> None:
+        """Keep what is stored from an earlier position on, before the reader returns to it.
+
+        What it moves over a second time is dropped when the server starts again, not at once: the
+        server looks only at what is new since the last move.
+        """
+        request = self._hold.move_back(position)
+        if request is not None:
+            await self._jetstream.ask(request.verb, request.body)
+            self._hold.moved(position)
+
     async def delete(self) -> None:
         """Stop keeping events; no-op when there is none."""
         with contextlib.suppress(SubscriptionNotFound):

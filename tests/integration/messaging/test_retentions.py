@@ -16,13 +16,13 @@ import millstream
 from millstream import Event, Mill, NewEvent, Topic
 from millstream.errors import ConfigError, SubscriptionConflict
 from millstream.events.start import Start
-from millstream.messaging import Subscription, SubscriptionSettings
+from millstream.messaging import Lag, Subscription, SubscriptionSettings
 from millstream.messaging.groups.admin import GroupAdmin
 from millstream.messaging.groups.group import GroupEvent, GroupSettings
 from millstream.messaging.process import ProcessSettings
 from millstream.settings import Reconnect
 from millstream.testing import running_broker
-from tests.integration.messaging.event_kit import ack
+from tests.integration.messaging.event_kit import ack, take
 from tests.integration.messaging.processes import killed, line, python
 from tests.integration.messaging.topic_kit import eventually
 
@@ -230,6 +230,20 @@ async def test_an_interest_topic_keeps_its_events_for_a_group_until_it_is_delete
     await admin.seek("g", Start.NEW)  # creates it again
     await publish(topic, range(10, 20))
     assert await stored(topic) == 10
+
+
+async def test_a_group_that_goes_back_keeps_what_a_subscription_still_keeps(mill: Mill) -> None:
+    topic = await mill.create_topic("t", retention="interest")
+    other = await topic.subscribe("s")
+    await topic.group("g", QUICK).open()
+    await publish(topic, range(10))
+    await drained_by_group(topic)
+    admin = GroupAdmin(mill.jetstream, topic._stream_publisher, "t", topic._partitions)
+    await admin.seek("g", Start.at_offset(4))
+    ack(await take(other, 10))
+    await eventually(lambda: topic.subscriptions.lag("s"), Lag(0, 0.0))
+    assert await stored(topic) == await kept_for(topic, "group-g") == 7
+    await other.close()
 
 
 async def test_a_deleted_hold_is_reported_and_made_again(
