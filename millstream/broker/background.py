@@ -23,6 +23,7 @@ from millstream.broker.launch import (
     start_nodes,
 )
 from millstream.broker.reload import reload_nodes
+from millstream.broker.set_aside import AsideStream, aside_streams
 from millstream.deadline import Deadline
 from millstream.errors import BrokerError, ConfigError, NotRunning
 
@@ -82,18 +83,27 @@ class State:
     secured: bool  # clients need credentials
     tls: bool
     standby: tuple[int, ...] = ()  # process ids that wait to take over the folder
+    set_aside: tuple[AsideStream, ...] = ()  # streams that it was started without
 
 
 def up(
-    settings: BrokerSettings, *, nodes: int = 1, standby: bool = False, timeout: float = 30.0
+    settings: BrokerSettings,
+    *,
+    nodes: int = 1,
+    standby: bool = False,
+    timeout: float = 30.0,
+    set_aside: tuple[str, ...] = (),
 ) -> State:
     """Start a broker in the background and return when it is ready.
 
     With `standby`, a background process waits for a folder that another broker owns: the call
     returns the state of that other broker, with the waiting process in its `standby`.
+    `set_aside` names streams to start without, as STREAM or ACCOUNT/STREAM; their files are kept.
     """
     names = node_names(settings, nodes)
-    start = StartOptions(embedded=False, standby=standby, timeout=timeout, restarts=RESTARTS)
+    start = StartOptions(
+        embedded=False, standby=standby, timeout=timeout, restarts=RESTARTS, set_aside=set_aside
+    )
     start_nodes(settings, names, start)
     return read_state(settings.data)
 
@@ -140,6 +150,7 @@ def read_state(data: Path) -> State:
         secured=bool(plan.get("secured")),
         tls=bool(plan.get("tls")),
         standby=tuple(pid for folder in folders for pid in folder.standbys()),
+        set_aside=aside_streams(data),
     )
 
 

@@ -78,8 +78,13 @@ class Broker(Closing):
             raise NotRunning(str(self.data))
         return self._node
 
-    def start(self, *, timeout: float = 30.0, standby: bool = False) -> Self:
+    def start(
+        self, *, timeout: float = 30.0, standby: bool = False, set_aside: tuple[str, ...] = ()
+    ) -> Self:
         """Start and wait until it is ready; on failure nothing is left running.
+
+        `set_aside` names streams to start without, as STREAM or ACCOUNT/STREAM: their files are
+        kept in the folder `set-aside` of the data folder.
 
         With `standby`, the call waits in the background for a folder that another broker owns: it
         returns immediately, and `await_takeover` reports when this broker has taken over.
@@ -89,7 +94,9 @@ class Broker(Closing):
         self.stop()  # clean up after a server that ended on its own
         names = node_names(self.settings, 1)
         (self._node,) = start_nodes(
-            self.settings, names, StartOptions(timeout=timeout, standby=standby)
+            self.settings,
+            names,
+            StartOptions(timeout=timeout, standby=standby, set_aside=set_aside),
         )
         return self
 

@@ -89,6 +89,15 @@ class Limits:
             default_text="a quarter of the RAM",
         ),
     )
+    max_server_memory: int | None = declared(
+        None,
+        Declaration(
+            "Maximum memory of the server process; one that takes more is stopped.",
+            Form.SIZE,
+            LIMITS,
+            default_text="three quarters of the RAM",
+        ),
+    )
     max_connections: int = declared(
         65_536, Declaration("Maximum number of clients.", Form.NUMBER, LIMITS)
     )

@@ -5,6 +5,7 @@ data/
   credentials.json    generated users (0600)
   encryption.key      key for encryption at rest (0600), unless stored elsewhere
   layout.json         the nodes this folder was created for
+  set-aside/          files of streams that the broker was started without
   nodes/n1/
     lock              held by the owner of the node; names the owner
     server.conf       the server's configuration (0600)

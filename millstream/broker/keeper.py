@@ -34,6 +34,7 @@ if TYPE_CHECKING or __name__ != "__main__":
     from millstream.broker.monitoring import ask_server
     from millstream.broker.private_files import sign_lock, write_private
     from millstream.broker.rotated_log import TAIL_LINES, RotatedLog
+    from millstream.broker.server_memory import soft_limit, used_memory
 else:  # as a script: only these modules, not their package, which would load everything
     sys.path.append(os.path.dirname(os.path.abspath(__file__)))
     from guard_keeper import GUARDS_FILE, GuardKeeper, die_with, kernel_call
@@ -42,6 +43,7 @@ else:  # as a script: only these modules, not their package, which would load ev
     from monitoring import ask_server
     from private_files import sign_lock, write_private
     from rotated_log import TAIL_LINES, RotatedLog
+    from server_memory import soft_limit, used_memory
 
 LOCK_POLL: Final = 0.05  # seconds between tries for the lock; the delay of a takeover
 ORPHAN_POLL: Final = 0.25  # seconds between checks of the parent: a fork may hold the pipe open
@@ -76,6 +78,7 @@ class Keeper:
         self.stopping = ""  # the reason, once decided
         self.ready = False
         self.healing = False  # the server is being restarted
+        self.failed = False  # it was reported that the server does not start
         self.closed = False  # the server takes no clients: it is looked at after a crash
         self.monitor: dict[str, Any] = plan["monitor"]  # see `ask_server`
         self.warnings: deque[str] = deque(maxlen=TAIL_LINES)  # of this start, for the owner
@@ -194,8 +197,9 @@ class Keeper:
             # The server keeps the lock too, for systems where the kernel does not kill it with us.
             os.set_inheritable(self.plan["lock"], True)
             os.umask(0o077)
+            environment = soft_limit(self.plan["max_memory"]) | os.environ | self.plan["env"]
             command = [self.plan["binary"], "-c", self.path(config)]
-            os.execve(command[0], command, os.environ | self.plan["env"])
+            os.execve(command[0], command, environment)
         except BaseException as error:
             os.write(2, f"cannot run the server: {error}\n".encode())
         os._exit(127)
@@ -240,6 +244,9 @@ class Keeper:
             if status is not None:
                 self.fail("exited", status=status)
                 return None
+            if self.over_memory():
+                self.fail("memory", limit=self.plan["max_memory"])
+                return None
             if time.monotonic() > deadline:
                 # The node works in its cluster; stopping it would interrupt the catching up.
                 if ports is not None and not self.plan["single"] and CATCHING_UP in health:
@@ -272,8 +279,20 @@ class Keeper:
 
     def fail(self, stage: str, **facts: Any) -> None:
         """Report why the server is not ready; one that was closed is started again in any case."""
-        if not self.closed:
+        self.failed = not self.closed or stage == "memory"
+        if self.failed:
             self.report("failed", stage=stage, log=self.log.text(), **facts)
+
+    def over_memory(self) -> bool:
+        """Whether the server takes more memory than it may; then it is killed.
+
+        A damaged stream can make it take all there is.
+        """
+        if not 0 < self.plan["max_memory"] < used_memory(self.server):
+            return False
+        self.log.write(b"[keeper] the server takes too much memory, it is killed\n")
+        os.kill(self.server, signal.SIGKILL)
+        return True
 
     def read_ports(self) -> dict[str, Any] | None:
         """The ports that the server wrote when all its listeners were open."""
@@ -326,7 +345,7 @@ class Keeper:
             os.path.exists(self.path(RUNNING_FILE)) or self.ends.not_noted()
         ):
             self.look_for_losses()
-        ports = self.start_and_look()
+        ports = None if self.failed else self.start_and_look()
         if ports is not None and self.ends is not None and self.ends.not_noted():
             self.stop_server()  # an older copy of the files, for example
             self.look_for_losses()
@@ -346,6 +365,7 @@ class Keeper:
         took = deque([0.0], maxlen=2)  # seconds; the lower of two: one may have been delayed
         while not self.stopping and not self.healing and self.server_gone() is None:
             self.listen(ORPHAN_POLL)
+            self.over_memory()
             self.guards.watch(self.ask_streams)
             if time.monotonic() > check_at:
                 self.healing = self.needs_healing()

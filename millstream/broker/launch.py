@@ -50,6 +50,7 @@ from millstream.broker.keys import StoreKey, check_key, new_record, resolve_key
 from millstream.broker.private_files import write_private
 from millstream.broker.render import ClusterPlan, NodePlan, Ports, closed_text, config_text
 from millstream.broker.server_process import Launch, ServerNode
+from millstream.broker.set_aside import aside_streams, set_aside
 from millstream.deadline import Deadline
 from millstream.errors import ConfigError, FolderLocked, PortTaken, WrongKey
 from millstream.settings import Secret
@@ -82,6 +83,7 @@ class StartOptions:
     standby: bool = False
     timeout: float = 30.0  # seconds until ready
     restarts: int = 0  # restarts of a crashed server, each minute
+    set_aside: tuple[str, ...] = ()  # streams to start without, as STREAM or ACCOUNT/STREAM
 
 
 def node_names(settings: BrokerSettings, nodes: int) -> tuple[str, ...]:
@@ -119,6 +121,10 @@ def start_nodes(
             return _stand_by(settings, folders, binary, start)
         clustered = len(names) > 1 or settings.cluster is not None
         check_layout(settings.data, names, clustered=clustered)
+        if start.set_aside:
+            set_aside(folders, start.set_aside)
+        for stream in aside_streams(settings.data):
+            logger.warning("%s", stream.text)
         key = resolve_key(settings, folders)
         users = generate_users(settings)
         unknown = [f for f in folders if not check_key(f, key) and f.holds_streams()]
@@ -169,6 +175,7 @@ def launch_from_folder(
         },
         on_stop=(state,) if single else (),
         store=str(plan["store"]),
+        max_memory=int(plan.get("max_server_memory", 0)),
         guard=(*_GUARD, str(folder.data), folder.name),
         remove=(plan["store"],) if plan["durability"] == Durability.MEMORY else (),
     )
@@ -262,6 +269,7 @@ def node_facts(settings: BrokerSettings, plan: NodePlan, nodes: int) -> dict[str
         "ports": asdict(plan.ports),
         "store": str(plan.store),
         "max_file_store": plan.max_file_store,
+        "max_server_memory": settings.limits.max_server_memory or _memory() * 3 // 4,
         "durability": str(settings.durability),
         "clustered": nodes > 1 or settings.cluster is not None,
         "joined": settings.cluster is not None,
@@ -456,4 +464,9 @@ def state_text(data: Path) -> str:
 
 def _quarter_of_memory() -> int:
     """Streams in memory must leave room for applications and Spark on the same machine."""
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 4
+    return _memory() // 4
+
+
+def _memory() -> int:
+    """Bytes of RAM of this machine."""
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")

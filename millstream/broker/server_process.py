@@ -30,6 +30,9 @@ LOG_FILES: Final = 4  # older ones kept next to it: 40 MiB in all
 _KEEPER: Final = Path(__file__).with_name("keeper.py")
 _MARGIN: Final = 5.0  # seconds beyond the keeper's own limits before it is killed
 _LINE_BYTES: Final = 4 * 1024 * 1024  # of one report; its log tail is far smaller
+_MEBIBYTE: Final = 1024 * 1024
+_RESTORE_STARTS: Final = re.compile(r"Starting restore for stream '(\S+) > (\S+)'")
+_RESTORE_ENDS: Final = re.compile(r"Restored \S+ messages for stream '(\S+) > (\S+)'")
 _TAKEN: Final = re.compile(r"listen tcp[46]? (\S+?):? bind: address already in use")
 
 
@@ -50,6 +53,7 @@ class Launch:
     on_stop: tuple[str, ...] = ()  # files to remove
     remove: tuple[str, ...] = ()  # folders to remove at the end
     store: str = ""  # folder of the streams, if not the node's own
+    max_memory: int = 0  # bytes of the server process; 0: no limit
     guard: tuple[str, ...] = ()  # command that runs the guard of an account, its last argument
 
 
@@ -117,6 +121,7 @@ class ServerNode:
             "store": launch.store or str(self.folder.store),
             "guards": [launch.guard, str(self.folder.plan)],
             "lost_key": LOST_METADATA,
+            "max_memory": launch.max_memory,
         }
         self._launch, self._rest, self.waiting = launch, b"", False
         errors = os.open(self.folder.log, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
@@ -298,8 +303,12 @@ def explain(event: dict[str, Any], folder: NodeFolder) -> StartFailed:
         return PortTaken(taken[1])
     if "no space left on device" in log:
         return NoSpace(f"no space left on the disk of {folder.data}; free some and start again")
+    if stage == "memory":
+        return StartFailed(_memory_text(log, int(event["limit"]), folder))
     if stage == "timeout":
         state = _health_text(health) or "it does not answer"
+        if stuck := _restoring(log):
+            state = f"it still restores {_streams_text(stuck)}"
         return StartFailed(
             f"the server on {folder.data} was not ready in time: {state}. Its log is {folder.log}"
         )
@@ -323,6 +332,37 @@ def _explain_health(health: str, log: str, folder: NodeFolder) -> StartFailed:
         f"streams in {folder.data} cannot be read ({health}); the server was stopped so that "
         f"nothing overwrites them. Its log is {folder.log}"
     )
+
+
+def _memory_text(log: str, limit: int, folder: NodeFolder) -> str:
+    """Why a server that took too much memory was stopped, and what to do."""
+    taken = f"took more than {limit // _MEBIBYTE:,} MiB of memory (max_server_memory)"
+    stuck = _restoring(log)
+    if not stuck:
+        return f"the server on {folder.data} {taken} and was stopped. Its log is {folder.log}"
+    names = " ".join(f"--set-aside {account}/{stream}" for account, stream in stuck)
+    return (
+        f"the server on {folder.data} {taken} while it restored {_streams_text(stuck)}, and was "
+        f"stopped: the files of that stream are damaged, or it is too large. 'millstream up "
+        f"{names}' starts without it and keeps its files; if it is only large, raise the limit"
+    )
+
+
+def _streams_text(streams: list[tuple[str, str]]) -> str:
+    return " and ".join(f"the stream '{name}' of account '{account}'" for account, name in streams)
+
+
+def _restoring(log: str) -> list[tuple[str, str]]:
+    """Account and name of the streams whose restore has started and not ended, by the log."""
+    found: dict[tuple[str, str], None] = {}
+    for line in log.splitlines():
+        if "[INF] Starting nats-server" in line:
+            found.clear()
+        elif started := _RESTORE_STARTS.search(line):
+            found[started[1], started[2]] = None
+        elif ended := _RESTORE_ENDS.search(line):
+            found.pop((ended[1], ended[2]), None)
+    return list(found)
 
 
 def _health_text(body: str) -> str:

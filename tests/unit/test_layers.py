@@ -31,6 +31,7 @@ LIBRARIES: dict[str, set[str]] = {
     "loss_notes": {"broker"},
     "private_files": {"broker"},
     "rotated_log": {"broker"},
+    "server_memory": {"broker"},
     "nats": set(),
     "nkeys": {"broker", "wire"},
     "msgspec": INNER | EDGES,

@@ -41,6 +41,8 @@ def serve(settings: BrokerSettings, launch: LaunchOptions, *, as_json: bool) -> 
 
     if launch.nodes > 1 and launch.standby:
         raise ConfigError("--standby is for one node; a cluster survives the loss of a node anyway")
+    if launch.nodes > 1 and launch.set_aside:
+        raise ConfigError("--set-aside is for one node; a cluster has other copies of a stream")
     timeout = parse_duration(launch.timeout)
     with _stop_on_sigterm():
         held = Cluster(settings, nodes=launch.nodes) if launch.nodes > 1 else Broker(settings)
@@ -48,7 +50,8 @@ def serve(settings: BrokerSettings, launch: LaunchOptions, *, as_json: bool) -> 
             if isinstance(held, Cluster):
                 held.start(timeout=timeout)
             else:
-                held.start(timeout=timeout, standby=launch.standby)
+                aside = tuple(launch.set_aside or ())
+                held.start(timeout=timeout, standby=launch.standby, set_aside=aside)
                 _stand_by(held)
             state = read_state(settings.data)
             if as_json:

@@ -80,6 +80,8 @@ def _show(state: "State", health: "Health") -> None:
     for loss in health.losses:
         kind = "cut" if loss.lost is None else "lost" if loss.open else "lost, accepted"
         say(f"{kind}: {loss.text}")
+    for stream in state.set_aside:
+        say(f"missing: {stream.text}")
     if not health.streams:
         say("No streams yet.")
         return

@@ -69,6 +69,7 @@ def _background(settings: "BrokerSettings", launch: LaunchOptions, *, as_json: b
         nodes=launch.nodes,
         standby=launch.standby,
         timeout=parse_duration(launch.timeout),
+        set_aside=tuple(launch.set_aside or ()),
     )
     if as_json:
         print_json(state)

@@ -124,9 +124,18 @@ class LaunchOptions:
             "Stay in the foreground until stopped.", Form.SWITCH, flags=("--foreground", "-f")
         ),
     )
+    set_aside: tuple[str, ...] = declared(
+        (),
+        Declaration(
+            "Start without a stream whose files are damaged, and keep them in the folder set-aside "
+            "of the data folder; repeat it for more.",
+            Form.TEXTS,
+            metavar="[ACCOUNT/]STREAM",
+        ),
+    )
 
 
-_THIS_CALL_ONLY: Final = frozenset({"foreground"})  # cannot be set in millstream.toml
+_THIS_CALL_ONLY: Final = frozenset({"foreground", "set_aside"})  # cannot be set in millstream.toml
 
 
 # -- options ------------------------------------------------------------------------------
