@@ -4,14 +4,13 @@ It holds the lock of the data folder, writes the server's output to a rotated fi
 owner when the server is really ready, and ends the server together with itself: gracefully when
 asked or when the owner has ended, through the kernel when the keeper itself is killed.
 
-It runs as a script in an isolated interpreter, with the standard library and three modules next
-to it only, so that it starts in a few milliseconds. The owner writes one line of JSON, the plan, to
-its standard input; each line of its standard output is one JSON event: waiting, ready, failed or
-stopped.
+It runs as a script in an isolated interpreter and loads only modules next to it and the standard
+library, so that it starts in a few milliseconds. The owner writes one line of JSON, the plan, to its
+standard input; each line of its output is a JSON event: waiting, checked, ready, failed, stopped.
 """
 
 # Importing pathlib, shutil and typing would take longer than everything else at start-up.
-# ruff: noqa: PTH100, PTH108, PTH110, PTH118, PTH120, PTH123, PTH208
+# ruff: noqa: PTH100, PTH108, PTH110, PTH118, PTH120, PTH208
 from __future__ import annotations
 
 import contextlib
@@ -32,7 +31,7 @@ if TYPE_CHECKING or __name__ != "__main__":
     from millstream.broker.log_ends import ENDS_FILE, Cut, LogEnds, block_files, cut_logs
     from millstream.broker.loss_notes import CLOSED_FILE, ClosedFiles, note_losses
     from millstream.broker.monitoring import ask_server
-    from millstream.broker.private_files import sign_lock, write_private
+    from millstream.broker.private_files import ports_in, sign_lock, write_private
     from millstream.broker.rotated_log import TAIL_LINES, RotatedLog
     from millstream.broker.server_memory import soft_limit, used_memory
 else:  # as a script: only these modules, not their package, which would load everything
@@ -41,7 +40,7 @@ else:  # as a script: only these modules, not their package, which would load ev
     from log_ends import ENDS_FILE, LogEnds, block_files, cut_logs
     from loss_notes import CLOSED_FILE, ClosedFiles, note_losses
     from monitoring import ask_server
-    from private_files import sign_lock, write_private
+    from private_files import ports_in, sign_lock, write_private
     from rotated_log import TAIL_LINES, RotatedLog
     from server_memory import soft_limit, used_memory
 
@@ -278,33 +277,25 @@ class Keeper:
         return None
 
     def fail(self, stage: str, **facts: Any) -> None:
-        """Report why the server is not ready; one that was closed is started again in any case."""
-        self.failed = not self.closed or stage == "memory"
-        if self.failed:
+        """Report why the server is not ready; a closed one is started again in most cases."""
+        if not self.closed or stage == "memory":
+            self.failed = True
             self.report("failed", stage=stage, log=self.log.text(), **facts)
 
     def over_memory(self) -> bool:
-        """Whether the server takes more memory than it may; then it is killed.
-
-        A damaged stream can make it take all there is.
-        """
-        if not 0 < self.plan["max_memory"] < used_memory(self.server):
-            return False
-        self.log.write(b"[keeper] the server takes too much memory, it is killed\n")
-        os.kill(self.server, signal.SIGKILL)
-        return True
+        """Whether the server took more memory than it may, for a damaged stream: it is killed."""
+        over: bool = 0 < self.plan["max_memory"] < used_memory(self.server)
+        if over:
+            self.log.write(b"[keeper] the server takes too much memory, it is killed\n")
+            os.kill(self.server, signal.SIGKILL)
+        return over
 
     def read_ports(self) -> dict[str, Any] | None:
         """The ports that the server wrote when all its listeners were open."""
-        ending = f"_{self.server}.ports"
-        for name in os.listdir(self.path("run")):
-            if name.endswith(ending):
-                with contextlib.suppress(ValueError), open(self.path("run", name)) as file:
-                    content: dict[str, Any] = json.load(file)
-                    if self.closed:
-                        self.monitor = ClosedFiles.monitor(self.folder, content["nats"][0])
-                    return content
-        return None
+        ports = ports_in(self.path("run"), self.server)
+        if ports is not None and self.closed:
+            self.monitor = ClosedFiles.monitor(self.folder, ports["nats"][0])
+        return ports
 
     # -- running -----------------------------------------------------------------------
 
@@ -341,9 +332,8 @@ class Keeper:
     def serve(self) -> int:
         """Run the server from start to end; returns its exit status."""
         self.remove("node.json")  # it describes a server that has ended
-        if self.ends is not None and (
-            os.path.exists(self.path(RUNNING_FILE)) or self.ends.not_noted()
-        ):
+        crashed = os.path.exists(self.path(RUNNING_FILE))
+        if self.ends is not None and (crashed or self.ends.not_noted()):
             self.look_for_losses()
         ports = None if self.failed else self.start_and_look()
         if ports is not None and self.ends is not None and self.ends.not_noted():

@@ -1,15 +1,30 @@
-"""Files that only their owner can read. Standard library only: the keeper loads this file."""
+"""Files of a node; those written here are for their owner only. Standard library only."""
 
 # Importing pathlib would take longer than everything else at start-up.
-# ruff: noqa: PTH105, PTH108
+# ruff: noqa: PTH105, PTH108, PTH118, PTH123, PTH208
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import socket
 import time
 
-__all__ = ["sign_lock", "write_private"]
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+__all__ = ["ports_in", "sign_lock", "write_private"]
+
+
+def ports_in(folder: str, pid: int) -> dict[str, Any] | None:
+    """The ports that a server wrote when all its listeners were open; None before."""
+    for name in os.listdir(folder):
+        if name.endswith(f"_{pid}.ports"):
+            with contextlib.suppress(ValueError), open(os.path.join(folder, name)) as file:
+                content: dict[str, Any] = json.load(file)
+                return content
+    return None
 
 
 def sign_lock(lock: int) -> None:

@@ -105,6 +105,7 @@ def test_a_cluster_node_is_ready_although_a_replica_is_catching_up(
         "log": [1000, 1],
         "timeout": 60.0,
         "health": "/healthz",
+        "max_memory": 0,
         "monitor": {"http": f"http://127.0.0.1:{monitor.server_port}"},
     }
     try:
