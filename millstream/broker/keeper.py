@@ -5,7 +5,7 @@ owner when the server is really ready, and ends the server together with itself:
 asked or when the owner has ended, through the kernel when the keeper itself is killed.
 
 It runs as a script in an isolated interpreter and loads only modules next to it and the standard
-library, so that it starts in a few milliseconds. The owner writes one line of JSON, the plan, to its
+library, so that it starts within milliseconds. The owner writes one line of JSON, the plan, to its
 standard input; each line of its output is a JSON event: waiting, checked, ready, failed, stopped.
 """
 
