@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from time import clock_gettime
+from typing import Final
 
 __all__ = ["Deadline", "lease_clock", "now_ns"]
+
+_LEASE_CLOCK: Final = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
 
 
 def now_ns() -> int:
@@ -15,9 +19,7 @@ def now_ns() -> int:
 
 def lease_clock() -> float:
     """Seconds that pass also while the machine sleeps, where the system has such a clock."""
-    if hasattr(time, "CLOCK_BOOTTIME"):
-        return time.clock_gettime(time.CLOCK_BOOTTIME)
-    return time.monotonic()
+    return clock_gettime(_LEASE_CLOCK)
 
 
 class Deadline:

@@ -101,14 +101,12 @@ class Inbox:
         """The next delivery whose lease is valid; None: there is none here."""
         if lease_clock() > self._sure_until:
             self._start_over()
-        while (delivery := self._pop()) is not None:
-            if not self._copies or self._is_wanted(delivery):
-                return delivery
-        return None
-
-    def _pop(self) -> Delivery | None:
+        ready = self.ready
         try:
-            return self.ready.popleft()
+            while True:
+                delivery = ready.popleft()
+                if not self._copies or self._is_wanted(delivery):
+                    return delivery
         except IndexError:  # also when another thread was faster
             return None
 
@@ -250,7 +248,7 @@ class Inbox:
                 elif subject[at : at + 1] != b"_" and headers.find(OWN_MARK) < 0:
                     add(PlainDelivery(leases, partition, raw))  # as nearly all are
                 else:
-                    self._sort(partition, raw, 1)
+                    self._sort(partition, raw)
 
     def _collect_copy(self, partition: Partition, raw: RawMessage) -> None:
         """A message that was delivered before, here or to another member."""
@@ -266,9 +264,11 @@ class Inbox:
             self.leases.pack_again(lease, raw.reply)
             self.ready.extend(waiting)
         else:
-            self._sort(partition, raw, copies.attempt(address))
+            self._sort(partition, raw, copies.attempt(address), address.delivered > 1)
 
-    def _sort(self, partition: Partition, raw: RawMessage, attempt: int) -> None:
+    def _sort(
+        self, partition: Partition, raw: RawMessage, attempt: int = 1, is_copy: bool = False
+    ) -> None:
         """Hand out a message as what it is; ack what is not for this subscription."""
         subject, reply, headers, _ = raw
         kind = kind_of(subject, headers, partition.prefix_size)
@@ -278,7 +278,7 @@ class Inbox:
             self._add_pack(partition, raw, attempt)
         elif kind.is_plain:
             delivery = PlainDelivery(self.leases, partition, raw, attempt)
-            if self._add(delivery) and delivery.address.delivered > 1:
+            if self._add(delivery) and is_copy:
                 self._copies[id(delivery)] = delivery
         else:
             self.leases.ack(reply)
@@ -380,7 +380,7 @@ class Inbox:
             self._interrupted[lease.key] = lease, []
         self._renewals = 0
         dropped: list[bytes] = []
-        while (delivery := self._pop()) is not None:
+        for delivery in self._empty_ready():
             if isinstance(delivery, PlainDelivery):
                 dropped.append(delivery.raw.reply)
             else:
@@ -391,6 +391,15 @@ class Inbox:
         for reply in dropped:
             self.leases.copies.dropped(parse_ack_address(reply))
         self._sure_until = lease_clock() + self._settings.ack_wait
+
+    def _empty_ready(self) -> list[Delivery]:
+        """All that waits; one by one, because the blocking twin takes from it in its own thread."""
+        found: list[Delivery] = []
+        try:
+            while True:
+                found.append(self.ready.popleft())
+        except IndexError:
+            return found
 
     def _forget_interrupted(self) -> None:
         for lease, _ in self._interrupted.values():
