@@ -344,7 +344,8 @@ async def promote(js: JetStream, name: str, *, allow_lag: bool = False) -> Topic
         settings = topic_info(name, [stream]).settings
         # Unchecked: the copy of a guarded topic is guarded, and gets its schema afterwards.
         own = own_prefix(name, settings.subject_prefix(name))
-        after = settings.changed({"mirror": None, **own}, check=False)
+        packs = {} if settings.mirror is None or settings.mirror.packs else {"packs": False}
+        after = settings.changed({"mirror": None, **own, **packs}, check=False)
         await _update(js, name, *_updated(name, stream, after))
     return await open_topic(js, name)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
 
 from millstream.errors import ConfigError
@@ -21,8 +21,9 @@ PARTITIONS_MAX = 1024
 class Origin:
     """A topic (or any JetStream stream) that another one copies from.
 
-    Fields that are None are looked up when the copy is declared; give `partitions` (and `prefix` or
-    `foreign` if they apply) to declare a copy of a topic that cannot be reached yet.
+    Fields that are None, and `packs`, are looked up when the copy is declared; give `partitions`
+    (and `prefix`, `foreign` or `packs` if they apply) to declare a copy of a topic that cannot be
+    reached yet.
     """
 
     topic: str
@@ -32,6 +33,7 @@ class Origin:
     partitions: int | None = None  # None: looked up
     prefix: str | None = None  # what the subjects start with; None: the name
     foreign: bool = False  # not a Millstream topic: subjects are kept, `filter` is a full subject
+    packs: bool = field(default=True, compare=False)  # a promoted mirror takes them then, too
 
     def __post_init__(self) -> None:
         for what, name in (("topic", self.topic), ("domain", self.domain)):

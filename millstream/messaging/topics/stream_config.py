@@ -382,7 +382,13 @@ def resolved(origin: Origin, config: Mapping[str, Any]) -> Origin:
     if identity.topic != origin.topic or identity.prefix is None:
         return replace(origin, partitions=1, prefix=None, foreign=True)
     prefix = (config.get("metadata") or {}).get(_PREFIX_KEY)
-    return replace(origin, partitions=identity.partitions, prefix=prefix, foreign=False)
+    settings = from_stream_config(config)
+    packs = settings.takes_packs
+    if settings.is_copy:  # which takes none itself
+        packs = settings.mirror is None or settings.mirror.packs
+    return replace(
+        origin, partitions=identity.partitions, prefix=prefix, foreign=False, packs=packs
+    )
 
 
 # -- changes ------------------------------------------------------------------------------

@@ -122,6 +122,23 @@ async def test_a_promoted_mirror_continues_under_the_same_subjects(
     assert (await declare(js, "copy", wanted)).created == info.created
 
 
+@pytest.mark.parametrize("steps", [1, 2])
+async def test_the_promoted_mirror_of_a_topic_without_packs_takes_none(
+    js: JetStream, steps: int
+) -> None:
+    """Packs would make `expected_last` unsound, for which such a topic was created."""
+    await declare(js, "orders", TopicSettings(packs=False))
+    await declare(js, "copy", TopicSettings(mirror="orders"))
+    if steps == 2:
+        await declare(js, "far", TopicSettings(mirror="copy"))
+        await delete(js, "copy")
+    name = "copy" if steps == 1 else "far"
+    await delete(js, "orders")
+    info = await promote(js, name)
+    assert info.settings == TopicSettings(packs=False, prefix="orders")
+    assert not (await open_topic(js, name)).settings.takes_packs
+
+
 async def test_a_mirror_that_lags_is_promoted_only_with_allow_lag(js: JetStream) -> None:
     # Written to memory in a moment, and synced to the mirror's disk one by one for many seconds.
     count = 50_000
