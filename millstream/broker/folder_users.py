@@ -98,6 +98,7 @@ def save_accounts(settings: BrokerSettings, users: GeneratedUsers) -> None:
         "accounts": [asdict(account) for account in settings.all_accounts],
         "users": [user_entry(user) for user in users.users],
         "system": user_entry(users.system),
+        "callout": settings.callout is not None,
     }
     write_private(str(settings.data / ACCOUNTS_FILE), json.dumps(facts))
 

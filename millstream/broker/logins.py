@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Final
 
 from millstream.broker.users import DEFAULT_ACCOUNT
-from millstream.declared import Declaration, Form, declared, declares
+from millstream.declared import Declaration, Form, declares
 from millstream.errors import ConfigError
 
 __all__ = ["SECURITY", "AuthCallout", "OperatorSettings"]
@@ -76,11 +76,14 @@ class AuthCallout:
             )
         )
     )
-    account: str = declared(
-        DEFAULT_ACCOUNT,
-        Declaration(
-            "Account whose users answer the callout.", group=SECURITY, name="callout_account"
-        ),
+    account: str = field(
+        metadata=declares(
+            Declaration(
+                "Account whose users answer the callout; they see the passwords of who logs in.",
+                group=SECURITY,
+                name="callout_account",
+            )
+        )
     )
 
     def __post_init__(self) -> None:
@@ -88,4 +91,10 @@ class AuthCallout:
             raise ConfigError(
                 "auth callout: the issuer is the public key of an account, which has 56 letters "
                 f"and digits and starts with A, not {self.issuer[:4]!r}..."
+            )
+        if self.account == DEFAULT_ACCOUNT:
+            raise ConfigError(
+                f"auth callout: all users of the account '{self.account}' would see the passwords "
+                f"of who logs in. Give your service an account of its own "
+                f"(--account logins --callout-account logins)"
             )

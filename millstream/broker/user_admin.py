@@ -96,14 +96,20 @@ def _apply(data: Path, before: set[str]) -> None:
     if not facts or not folders:
         return  # the next start reads the users
     base = [read_user(entry) for entry in facts["users"] if entry["name"] not in before]
+    added = [read_user(entry) for entry in added_users(data)]
+    running = any(folder.locked() for folder in folders)
+    if running and facts.get("callout") and not {user.name for user in added} <= before:
+        raise ConfigError(
+            "with auth callout the server takes no new users while it runs. "
+            "Stop it (millstream down), add the users, and start it again"
+        )
     if any(user.name == ANONYMOUS for user in base):
-        if any(folder.locked() for folder in folders):
+        if running:
             raise ConfigError(
                 "this broker is open to everybody on this machine; with users it would not be. "
                 "Stop it (millstream down), add the users, and start it again"
             )
         return
-    added = [read_user(entry) for entry in added_users(data)]
     accounts = [Account(**entry) for entry in facts["accounts"]]
     users = (*base, *added)
     block = accounts_text(read_user(facts["system"]), accounts, users)

@@ -291,8 +291,8 @@ def _operator(given: dict[str, Any]) -> OperatorSettings | None:
 
 def _callout(given: dict[str, Any]) -> AuthCallout | None:
     """Auth callout, or None without an issuer."""
-    if given and "issuer" not in given:
-        raise ConfigError("--callout-account needs --callout-issuer KEY")
+    if given and len(given) < len(fields(AuthCallout)):
+        raise ConfigError("auth callout needs --callout-issuer KEY and --callout-account NAME")
     return AuthCallout(**given) if given else None
 
 

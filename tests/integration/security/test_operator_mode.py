@@ -12,20 +12,26 @@ import pytest
 
 import millstream
 from millstream.broker import (
+    Account,
     AuthCallout,
     BrokerSettings,
     OperatorSettings,
     Role,
     SigningKey,
+    User,
     account_claims,
+    add_user,
     creds_text,
+    list_users,
     new_key,
     operator_claims,
     read_claims,
+    remove_user,
     sign,
     user_claims,
 )
 from millstream.errors import AuthenticationFailed, ConfigError, PermissionDenied
+from millstream.settings import Secret
 from millstream.testing import running_broker
 from tests.integration.broker.clients import client
 
@@ -122,13 +128,15 @@ def test_modes_that_exclude_each_other_are_refused(operator: Operator, tmp_path:
     with pytest.raises(ConfigError, match="operator mode"):
         BrokerSettings(data=tmp_path, operator=operator.settings, auth=True)
     with pytest.raises(ConfigError, match="needs a user"):
-        BrokerSettings(data=tmp_path, callout=AuthCallout(new_key("account").public))
+        BrokerSettings(data=tmp_path, callout=AuthCallout(new_key("account").public, "x"))
+    with pytest.raises(ConfigError, match="an account of its own"):
+        AuthCallout(new_key("account").public, "main")
     with pytest.raises(ConfigError, match="no account 'x'"):
         BrokerSettings(
             data=tmp_path, auth=True, callout=AuthCallout(new_key("account").public, "x")
         )
     with pytest.raises(ConfigError, match="starts with A"):
-        AuthCallout(new_key("user").public)
+        AuthCallout(new_key("user").public, "logins")
 
 
 @asynccontextmanager
@@ -156,7 +164,7 @@ async def deciding(broker: Any, issuer: SigningKey) -> AsyncIterator[list[str]]:
         }
         await message.respond(sign(claims, issuer).encode())
 
-    async with client(broker.url, broker.credentials(Role.ADMIN)) as service:
+    async with client(broker.url, broker.credentials(Role.ADMIN, "logins")) as service:
         await service.subscribe("$SYS.REQ.USER.AUTH", cb=decide)
         await service.flush()
         yield asked
@@ -164,7 +172,8 @@ async def deciding(broker: Any, issuer: SigningKey) -> AsyncIterator[list[str]]:
 
 async def test_a_service_decides_which_logins_are_accepted() -> None:
     issuer = new_key("account")
-    with running_broker(auth=True, callout=AuthCallout(issuer.public)) as broker:
+    settings: dict[str, Any] = {"auth": True, "accounts": (Account("logins"),)}
+    with running_broker(**settings, callout=AuthCallout(issuer.public, "logins")) as broker:
         assert broker.health().ok
         async with deciding(broker, issuer) as asked:
             who = broker.credentials(Role.APP)
@@ -180,6 +189,26 @@ async def test_a_service_decides_which_logins_are_accepted() -> None:
             with pytest.raises(AuthenticationFailed):
                 await millstream.connect(broker.url, user="ali", password="guess")
             assert asked == ["ali", "ali"]
+
+
+async def test_users_that_are_added_do_not_ask_the_service(tmp_path: Path) -> None:
+    callout = AuthCallout(new_key("account").public, "logins")
+    settings: dict[str, Any] = {"auth": True, "accounts": (Account("logins"),), "callout": callout}
+    key = new_key("user")
+    add_user(tmp_path, User("ann", nkey=key.public))
+    add_user(tmp_path, User("bob", Secret("secret")))
+    with running_broker(data=tmp_path, **settings) as broker:
+        async with (
+            millstream.connect(broker.url, nkey_seed=key.seed),
+            millstream.connect(broker.url, user="bob", password="secret"),
+        ):
+            # The server cannot change whom it does not ask about while it runs.
+            with pytest.raises(ConfigError, match="takes no new users"):
+                add_user(tmp_path, User("eve", Secret("secret")))
+            assert "eve" not in {user.name for user in list_users(tmp_path)}
+        remove_user(tmp_path, "bob")
+        with pytest.raises(AuthenticationFailed):
+            await millstream.connect(broker.url, user="bob", password="secret")
 
 
 def test_claims_are_signed_and_readable() -> None:
