@@ -192,7 +192,8 @@ async def test_a_service_decides_which_logins_are_accepted() -> None:
 
 
 async def test_users_that_are_added_do_not_ask_the_service(tmp_path: Path) -> None:
-    callout = AuthCallout(new_key("account").public, "logins")
+    issuer = new_key("account")
+    callout = AuthCallout(issuer.public, "logins")
     settings: dict[str, Any] = {"auth": True, "accounts": (Account("logins"),), "callout": callout}
     key = new_key("user")
     add_user(tmp_path, User("ann", nkey=key.public))
@@ -207,8 +208,10 @@ async def test_users_that_are_added_do_not_ask_the_service(tmp_path: Path) -> No
                 add_user(tmp_path, User("eve", Secret("secret")))
             assert "eve" not in {user.name for user in list_users(tmp_path)}
         remove_user(tmp_path, "bob")
-        with pytest.raises(AuthenticationFailed):
-            await millstream.connect(broker.url, user="bob", password="secret")
+        async with deciding(broker, issuer) as asked:
+            with pytest.raises(AuthenticationFailed):
+                await millstream.connect(broker.url, user="bob", password="secret")
+            assert asked == ["bob"]
 
 
 def test_claims_are_signed_and_readable() -> None:
