@@ -24,6 +24,7 @@ __all__ = [
     "DURABILITY_METADATA",
     "LOST_METADATA",
     "PROJECT_FILE",
+    "SCHEMAS_TOPIC",
     "STATE_FILE",
     "ConnectionSettings",
     "Reconnect",
@@ -52,6 +53,7 @@ STATE_FILE: Final = "broker.json"
 DURABILITY_METADATA: Final = "millstream.durability"
 # The tag of each node, followed by its name; topics are spread over the nodes by them.
 _NODE_TAG: Final = "millstream-node:"
+SCHEMAS_TOPIC: Final = "mill-schemas"  # the table that holds the schemas of an account's topics
 LOST_METADATA: Final = "millstream.lost"  # of a stream: what the broker found to be lost in it
 
 _DURATION = re.compile(r"(\d+(?:\.\d+)?)(ns|us|ms|s|m|h|d)", re.ASCII)

@@ -18,6 +18,7 @@ from typing import Final
 
 from millstream.broker.config import Permissions, Role, User
 from millstream.guarded import ENTRANCE, GUARDED_TOKEN, INSTANCE
+from millstream.settings import SCHEMAS_TOPIC
 
 __all__ = ["Boundary", "ImportedCall", "boundary_of", "permissions_of"]
 
@@ -64,6 +65,8 @@ _READ_STREAM: Final = (
     "CONSUMER.LIST.{}",
     "CONSUMER.INFO.{}.*",
 )
+# How clients read the schemas of typed topics.
+_SCHEMAS: Final = (f"STREAM.MSG.GET.{SCHEMAS_TOPIC}", f"DIRECT.GET.{SCHEMAS_TOPIC}")
 # Acks of a subscription. With a domain configured, the domain and a hash of the account come first.
 # Each form has its own number of tokens: one that ends in `>` takes in the acks of others, such as
 # $JS.ACK.money.payer.orders.audit.1.1.1, and a body of +NXT then pulls from their consumers.
@@ -125,7 +128,8 @@ def boundary_of(user: User) -> Boundary | None:
     # Not the guard's entrances: listening there would look like a guard to who publishes.
     heard = tuple(names[0] for names, _ in topics)
     # An account that does not import INFO answers every call itself: it has no streams.
-    calls = [*_api(("INFO", *reading, *own) if topics else (*_READ_ONLY, *own)), *acks, *subjects]
+    calls = [*_api(("INFO", *_SCHEMAS, *reading, *own) if topics else (*_READ_ONLY, *own))]
+    calls += [*acks, *subjects]
     return Boundary(
         # No account has such a name: it cannot have a colon.
         account=f"{user.account}:{user.name}",
@@ -139,7 +143,8 @@ def boundary_of(user: User) -> Boundary | None:
 def _subjects_and_streams(topic: str) -> tuple[list[str], list[str]]:
     """Where a topic or its guard takes events, and its streams; `name:partitions` has many."""
     name, _, partitions = topic.partition(":")
-    subjects = [f"{name}.>", f"{ENTRANCE}.{name}.>", f"{INSTANCE}.*.{name}.>"]
+    entrances = (f"{ENTRANCE}.{name}", f"{ENTRANCE}.{name}.>", f"{INSTANCE}.*.{name}.>")
+    subjects = [f"{name}.>", *entrances]
     return subjects, [name, *(f"{name}-{number}" for number in range(int(partitions or 1)))]
 
 

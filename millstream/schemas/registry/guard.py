@@ -34,7 +34,7 @@ from millstream.errors import (
     SchemaError,
     WrongSequence,
 )
-from millstream.guarded import BATCH_TOKEN, ENTRANCE, INSTANCE
+from millstream.guarded import BATCH_TOKEN, ENTRANCE, GUARDED_TOKEN, INSTANCE
 from millstream.messaging import Client, Message, Subscriber, SubscriberSettings
 from millstream.messaging.topics.lookup import open_topic
 from millstream.schemas.registry.guard_messages import Entrance
@@ -181,6 +181,9 @@ class Guard(AsyncClosing):
 
     async def _serve(self, subscriber: Subscriber) -> None:
         async for message in subscriber:
+            if not _may_answer(message):
+                self.refused += 1
+                continue
             try:
                 await self._take(message)
             except MillstreamError as error:
@@ -244,6 +247,8 @@ class Guard(AsyncClosing):
             message.respond(msgspec.json.encode(answer))
 
     def _dropped(self, message: Message) -> None:
+        if not _may_answer(message):
+            return
         text = f"the guard of '{self.topic}' has {self.settings.messages_max:,} messages waiting"
         self._refuse(message, Refusal(503, ErrorCode.GUARD_BUSY, text))
 
@@ -295,6 +300,14 @@ class Guard(AsyncClosing):
         self.stored += 1
         if message.reply is not None and not self._client.connection.closed:
             message.respond(answer)
+
+
+def _may_answer(message: Message) -> bool:
+    """Whether the sender waits at a subject of a client's.
+
+    The guard may publish where the sender may not: an answer there would be an event, or a command.
+    """
+    return not (message.reply or "").startswith((f"{GUARDED_TOKEN}.", "$"))
 
 
 def refusal_of(error: BaseException) -> Refusal:

@@ -24,6 +24,8 @@ from millstream.wire.protocol import unique_token
 __all__ = ["Entrance"]
 
 EXPECTED_STREAM: Final = "Nats-Expected-Stream"
+# Added by the server to what comes from a user with an account of its own: who it is.
+REQUEST_INFO: Final = "Nats-Request-Info"
 SCHEDULE: Final = "Nats-Schedule"
 SCHEDULE_TARGET: Final = "Nats-Schedule-Target"
 _WRONG_STREAM: Final = 10060  # the server's own number
@@ -84,6 +86,7 @@ class Entrance:
     async def _plain(self, message: Message) -> OutgoingMessage:
         """A message of any client: the guard chooses partition, subject and headers."""
         headers = dict(message.headers)
+        headers.pop(REQUEST_INFO, None)
         expected = headers.pop(EXPECTED_STREAM, None)
         if expected not in (None, *self._streams):
             raise ApiError(400, _WRONG_STREAM, f"expected stream {expected!r} does not match")
@@ -120,12 +123,15 @@ class Entrance:
         start = self._start_of(subject)
         if self._start_of(stored_as) != start:
             raise ConfigError(f"header {SCHEDULE_TARGET}: {stored_as!r:.80} is another partition")
-        kind = kind_of(stored_as.encode(), message.block, len(start))
+        block = _without_request_info(message.block)
+        # A scheduled message is read twice: as it is stored now, and as it is stored when due.
+        kind, due = (kind_of(text.encode(), block, len(start)) for text in (subject, stored_as))
         if kind.is_plain and EXPECTED_HEADER in headers:
             expected = _number(dict(headers), EXPECTED_HEADER, "a sequence number")
             self._settings.check_options(PublishOptions(expected_last=expected))
-        await self._check_payload(kind, headers, message.data)
-        return OutgoingMessage(subject.encode(), message.block, message.data)
+        for each in {kind, due}:
+            await self._check_payload(each, headers, message.data)
+        return OutgoingMessage(subject.encode(), block, message.data)
 
     def _start_of(self, subject: str) -> str:
         """What precedes the key in a subject of the topic."""
@@ -169,9 +175,14 @@ def _checked_names(message: Message) -> dict[str, str]:
         if low in seen:
             raise ConfigError(f"header {name!r} is given twice")
         seen.add(low)
-        if low.startswith("nats-") and name not in _PASSED:
+        if low.startswith("nats-") and name not in _PASSED and name != REQUEST_INFO:
             raise ConfigError(f"header {name!r}: not supported by the guard")
     return dict(message.headers)
+
+
+def _without_request_info(block: bytes) -> bytes:
+    start = block.find(f"\r\n{REQUEST_INFO}:".encode())
+    return block if start < 0 else block[:start] + block[block.index(b"\r\n", start + 2) :]
 
 
 def _options(headers: dict[str, str]) -> PublishOptions | None:

@@ -21,6 +21,7 @@ from millstream.schemas.codecs import WIRE_FORMATS, WireFormat, make_codec
 from millstream.schemas.compatibility import Mode, Problem, check, parse_mode
 from millstream.schemas.formats.protobuf import pin_numbers
 from millstream.schemas.schema import Schema
+from millstream.settings import SCHEMAS_TOPIC
 from millstream.wire.message import StoredMessage
 
 __all__ = [
@@ -42,7 +43,7 @@ __all__ = [
     "schema_of",
 ]
 
-TABLE: Final = "mill-schemas"
+TABLE: Final = SCHEMAS_TOPIC
 # With more versions than this, something registers a new version on every start.
 VERSIONS_MAX: Final = 1000
 _SCHEMA: Final = "schema/"

@@ -11,9 +11,10 @@ import pytest
 
 import millstream
 from millstream import Mill, NewEvent, Topic
-from millstream.broker import Broker, LeafRemote, LeafSettings, Role
+from millstream.broker import Broker, Credentials, LeafRemote, LeafSettings, Role, User
 from millstream.deadline import Deadline
 from millstream.errors import NoResponders, PermissionDenied, RequestTimeout, SchemaError
+from millstream.settings import SCHEMAS_TOPIC, Secret
 from millstream.testing import running_broker
 from tests.integration.broker.clients import PATIENCE, client, publish_guarded
 
@@ -25,6 +26,7 @@ SCHEMA: dict[str, Any] = {
 GOOD, BAD = b'{"n": 1}', b"not an order"
 SUBJECT = "_guarded.orders.ada"
 PATIENT: dict[str, Any] = {"connect_timeout": 30.0, "request_timeout": 30.0}
+TILL = Credentials("till", Secret("t"), "app", "main")
 BATCH = {"Nats-Batch-Id": "b1", "Nats-Batch-Sequence": "1", "Nats-Batch-Commit": "1"}
 # Every way to write a message: the headers that the server acts on.
 WAYS: dict[str, dict[str, str]] = {
@@ -40,7 +42,8 @@ WAYS: dict[str, dict[str, str]] = {
 
 @pytest.fixture(scope="module")
 def broker() -> Iterator[Broker]:
-    with running_broker(auth=True) as running:
+    till = User(TILL.user, TILL.password, topics=("orders",))
+    with running_broker(auth=True, users=(till,)) as running:
         yield running
 
 
@@ -57,7 +60,8 @@ async def as_user(broker: Broker, role: Role) -> AsyncIterator[Mill]:
 async def orders(broker: Broker) -> None:
     async with as_user(broker, Role.ADMIN) as admin:
         for info in await admin.topics():
-            await admin.delete_topic(info.name)
+            if info.name != SCHEMAS_TOPIC:
+                await admin.delete_topic(info.name)
         await admin.create_topic("orders", schema=SCHEMA, guarded=True)
 
 
@@ -138,6 +142,57 @@ async def test_an_app_beyond_a_leaf_node_publishes_through_the_guard_too() -> No
                 await publish_guarded(topic, {"n": 2})
                 await topic.publish_atomic([NewEvent({"n": 3}, "a"), NewEvent({"n": 4}, "a")])
                 assert [event.value["n"] async for event in topic.read()] == [1, 2, 3, 4]
+
+
+async def test_a_bounded_app_publishes_to_a_guarded_topic(broker: Broker) -> None:
+    async with as_user(broker, Role.ADMIN) as admin:
+        await publish_guarded(await admin.topic("orders"), {"n": 1})
+    async with (
+        millstream.connect(broker.url, user="till", password="t", **PATIENT) as mill,
+        client(broker.url, TILL) as plain,
+    ):
+        topic = await mill.topic("orders")
+        await topic.publish({"n": 2}, "ada")
+        await topic.publish_atomic([NewEvent({"n": 3}, "ada"), NewEvent({"n": 4}, "ada")])
+        for subject in ("ingress.orders", "ingress.orders.ada"):
+            answer = await plain.jetstream().publish(subject, GOOD, headers={"X": "y"})
+            assert answer.stream == "orders"
+            stored_ = await plain.jetstream().get_msg("orders", answer.seq)
+            assert "Nats-Request-Info" not in stored_.headers  # who published it
+        assert [event.value["n"] async for event in topic.read()] == [1, 2, 3, 4, 1, 1]
+        await plain.publish(SUBJECT, GOOD)
+        await plain.flush()
+        assert "permissions violation" in plain.seen[0].lower()
+
+
+async def test_a_schedule_is_no_way_past_the_guard(broker: Broker) -> None:
+    async with as_user(broker, Role.ADMIN) as admin:
+        topic = await admin.create_topic("later", schema=SCHEMA, guarded=True, schedules=True)
+        await publish_guarded(topic, {"n": 1})
+        async with client(broker.url, broker.credentials(Role.APP)) as app:
+            at = {"Nats-Schedule": "@at 2100-01-01T00:00:00Z"}
+            for own, target in (("ada", "_x"), ("_x", "ada"), ("ada", "ada")):
+                headers = {**at, "Nats-Schedule-Target": f"_guarded.later.{target}"}
+                for more in ({"Mill-Schema": "1"}, {"Mill-Pack": "1"}):
+                    answer = await app.request(
+                        *(f"ingress.later._as.{own}", BAD),
+                        timeout=PATIENCE,
+                        headers={**headers, **more},
+                    )
+                    assert json.loads(answer.data)["error"]["code"] == 400
+        assert [event.value["n"] async for event in topic.read()] == [1]
+
+
+async def test_the_answers_of_a_guard_are_no_events(broker: Broker) -> None:
+    async with as_user(broker, Role.ADMIN) as admin:
+        topic = await admin.topic("orders")
+        await publish_guarded(topic, {"n": 1})
+        async with client(broker.url, broker.credentials(Role.APP)) as app:
+            for entrance in ("ingress.orders.ada", "ingress.orders._batch"):
+                await app.publish(entrance, BAD, reply=SUBJECT)
+                await app.publish(entrance, GOOD, reply="$JS.API.STREAM.PURGE.orders")
+                await app.request(entrance, GOOD, timeout=PATIENCE)  # handled after the others
+        assert [event.value["n"] async for event in topic.read()] == [1, 1]
 
 
 async def topic_of(mill: Mill, name: str) -> Topic:
