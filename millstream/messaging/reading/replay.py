@@ -118,7 +118,9 @@ async def read_messages(
                 if messages:
                     idle = False
                     yield reader.partition, messages
-            readers = [reader for reader in readers if not reader.done]
+            for reader in [reader for reader in readers if reader.done]:
+                readers.remove(reader)
+                reader.close()
             if idle and readers and not await signal.wait(QUIET_SECONDS):
                 for reader in readers:
                     await reader.check_damage(over_damage)

@@ -48,6 +48,13 @@ async def test_reading_a_work_queue_takes_nothing_from_it(jobs: Topic) -> None:
         assert ack(await take(member, len(ALL))) == ALL
 
 
+async def test_reads_of_a_work_queue_leave_nothing_behind(mill: Mill, jobs: Topic) -> None:
+    listeners = len(mill.connection.on_connected)
+    for _ in range(3):
+        assert await values(jobs) == ALL
+    assert len(mill.connection.on_connected) == listeners
+
+
 async def test_following_a_work_queue_sees_what_is_published_later(jobs: Topic) -> None:
     seen = []
     async with asyncio.timeout(60), jobs.subscribe("s") as member:
