@@ -143,7 +143,7 @@ async def _find(
     try:
         last = (await jetstream.stream_info(stream)).state.last_seq
         start = await jetstream.sequence_at(stream, since.isoformat().replace("+00:00", "Z"))
-        what = Range(start, last + 1, headers_only=True)
+        what = Range(start, last + 1, headers_only=True, over_loss=True)
         reader = await open_range(jetstream, stream, what, Signal())
     except (RequestTimeout, NoResponders, ConnectError):
         return None

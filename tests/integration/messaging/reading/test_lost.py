@@ -19,11 +19,13 @@ import pytest
 import millstream
 from millstream import NewEvent, Start
 from millstream.broker import Broker, Role
-from millstream.errors import DataLoss, PermissionDenied
+from millstream.errors import DataLoss, PermissionDenied, RequestTimeout
 from millstream.messaging.groups.settings import GroupSettings
 from millstream.messaging.process import ProcessSettings
 from millstream.messaging.subscriptions.settings import SubscriptionSettings
 from millstream.testing import running_broker, running_cluster
+from millstream.wire.aio import atomic
+from millstream.wire.api import PubAck
 
 COUNT, READ, KEPT = 40, 10, 20  # events stored, those that readers took, those left by the damage
 LOST = f"'log', partition 0: the offsets {KEPT + 1} to {COUNT} are lost"
@@ -295,6 +297,24 @@ async def test_a_hole_in_the_middle_of_a_log_is_a_loss() -> None:
             [event async for event in topic.read()]
         after = topic.read(start=Start.at_offset(lost.last + 1))
         assert len([event async for event in after]) == 200 - lost.last
+
+
+async def test_a_batch_whose_answer_was_lost_is_found_after_a_loss(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Its writer looks for it among what is new, and reads no lost event."""
+    async with filled() as (broker, mill):
+        await crash(broker, "log")
+        topic = await mill.topic("log")
+        real = atomic._attempt
+
+        async def unanswered(*about: Any) -> PubAck:
+            await real(*about)
+            raise RequestTimeout("log", 1.0)
+
+        monkeypatch.setattr(atomic, "_attempt", unanswered)
+        receipts = await topic.publish_atomic([b"1", b"2"])
+        assert [receipt.offset for receipt in receipts] == [COUNT + 1, COUNT + 2]
 
 
 def wait_for_newest(folder: Path) -> None:
