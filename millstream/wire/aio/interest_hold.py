@@ -5,7 +5,12 @@ from __future__ import annotations
 import contextlib
 import logging
 
-from millstream.errors import MillstreamError, RequestTimeout, SubscriptionNotFound
+from millstream.errors import (
+    MillstreamError,
+    RequestTimeout,
+    SubscriptionConflict,
+    SubscriptionNotFound,
+)
 from millstream.wire.aio.jetstream import JetStream
 from millstream.wire.interest import Hold, needs_hold
 
@@ -41,11 +46,14 @@ class InterestHold:
         if request is None:
             return
         try:
-            await self._jetstream.ask(request.verb, request.body)
-            self._hold.moved(position)
-        except RequestTimeout:
-            # A consumer that does not exist gives no answer either.
-            await self.open(known=True)
+            try:
+                await self._jetstream.ask(request.verb, request.body)
+                self._hold.moved(position)
+            except RequestTimeout:
+                # A consumer that does not exist gives no answer either.
+                await self.open(known=True)
+        except SubscriptionConflict:
+            raise
         except MillstreamError as error:
             self._jetstream.connection.check_open()
             _log.info("%s: its events are not released yet: %s", self._hold.reader, error)

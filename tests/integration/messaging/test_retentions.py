@@ -8,7 +8,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
+import signal
 from collections.abc import Iterable
+from typing import Any
 
 import pytest
 
@@ -22,6 +25,7 @@ from millstream.messaging.groups.group import GroupEvent, GroupSettings
 from millstream.messaging.process import ProcessSettings
 from millstream.settings import Reconnect
 from millstream.testing import running_broker
+from millstream.wire.aio.jetstream import JetStream
 from tests.integration.messaging.event_kit import ack, take
 from tests.integration.messaging.processes import killed, line, python
 from tests.integration.messaging.topic_kit import eventually
@@ -313,3 +317,43 @@ async def test_an_interest_topic_keeps_events_for_a_group_over_a_killed_broker()
             await eventually(lambda: kept_for(topic, "group-g"), 0)
             await group.stop()
             await running
+
+
+async def test_a_process_survives_a_broker_that_stalls_when_it_lets_events_go(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    real = JetStream.ask
+    asked: list[str] = []
+    with running_broker() as broker:
+        pid = broker.pid
+        assert pid is not None
+
+        async def ask(self: JetStream, verb: str, body: object = None, *about: Any) -> bytes:
+            """The first move and the request after it meet a stalled server."""
+            if "hold-process-p" not in verb or len(asked) == 2:
+                return await real(self, verb, body, *about)
+            asked.append(verb)
+            os.kill(pid, signal.SIGSTOP)
+            try:
+                return await real(self, verb, body, 0.2)
+            finally:
+                os.kill(pid, signal.SIGCONT)
+
+        async with millstream.connect(broker.url) as mill:
+            topic = await mill.create_topic("t", retention="interest")
+            target = await mill.create_topic("out")
+            settings = ProcessSettings("p", commit_every=0.01)
+            await mill.process(topic, target, double, settings).run(once=True)
+            process = mill.process(topic, target, double, settings)
+            running = asyncio.create_task(process.run())
+            await publish(topic, [1])
+            await eventually(lambda: kept_for(topic, "process-p"), 0)
+            monkeypatch.setattr(JetStream, "ask", ask)
+            await publish(topic, [2, 3])
+            await eventually(lambda: asyncio.sleep(0, process.produced), 3)
+            await publish(topic, [4])
+            await eventually(lambda: asyncio.sleep(0, process.produced), 4)
+            process.stop()
+            await running
+            assert [verb.split(".")[1] for verb in asked] == ["RESET", "INFO"]
+            assert await kept_for(topic, "process-p") == 0
