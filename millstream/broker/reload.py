@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -19,7 +20,7 @@ from millstream.broker.launch import node_facts, render_node, state_text
 from millstream.broker.private_files import write_private
 from millstream.broker.render import KEY_VARIABLE, PREVIOUS_KEY_VARIABLE, Ports, config_text
 from millstream.deadline import Deadline
-from millstream.errors import BrokerError, ConfigError
+from millstream.errors import BrokerError, ConfigError, MillstreamError
 from millstream.settings import child_environment
 
 __all__ = ["apply_config", "reload_nodes"]
@@ -48,15 +49,14 @@ def reload_nodes(folders: tuple[NodeFolder, ...], settings: BrokerSettings, time
     settings = with_folder_users(settings)
     users = generate_users(settings)
     environment = child_environment(**resolve_key(settings, folders).environment())
-    texts = {}
+    texts: dict[NodeFolder, str] = {}
     for folder in folders:
         plan = render_node(settings, folder, users, ports)
-        texts[folder.name] = config_text(plan)
-        _check(folder, texts[folder.name], environment)
+        texts[folder] = config_text(plan)
+        _check(folder, texts[folder], environment)
         plans[folder.name] = node_facts(settings, plan, len(folders))
-    deadline = Deadline(timeout)
+    _apply_all(texts, timeout)
     for folder in folders:
-        _apply(folder, texts[folder.name], deadline)
         write_private(str(folder.plan), json.dumps(plans[folder.name]))
     save_accounts(settings, users)
     write_private(str(state_file(data)), state_text(data))
@@ -68,24 +68,42 @@ def apply_config(texts: dict[NodeFolder, str], timeout: float) -> None:
     environment = child_environment(**{KEY_VARIABLE: "x" * 32, PREVIOUS_KEY_VARIABLE: "x" * 32})
     for folder, text in texts.items():
         _check(folder, text, environment)
+    _apply_all(texts, timeout)
+
+
+def _apply_all(texts: dict[NodeFolder, str], timeout: float) -> None:
+    """Reload one node after the other; if one fails, those before it get their old text back."""
     deadline = Deadline(timeout)
-    for folder, text in texts.items():
-        _apply(folder, text, deadline)
+    done: dict[NodeFolder, str] = {}
+    try:
+        for folder, text in texts.items():
+            before = folder.conf.read_text(encoding="utf-8")
+            _apply(folder, text, deadline)
+            done[folder] = before
+    except BaseException:
+        for folder, before in done.items():
+            # The first error is the one to report; the file is restored in any case.
+            with contextlib.suppress(MillstreamError, OSError):
+                _apply(folder, before, Deadline(timeout), restore=False)
+        raise
 
 
-def _apply(folder: NodeFolder, text: str, deadline: Deadline) -> None:
+def _apply(folder: NodeFolder, text: str, deadline: Deadline, *, restore: bool = True) -> None:
     before = folder.conf.read_text(encoding="utf-8")
-    server = int(read_json(folder.state).get("server", 0))
     write_private(str(folder.conf), text)
+    server = _server(folder)
     if not server or not folder.locked():
         return  # a stopped node reads the new file when it starts
     try:
         for _ in range(_ROUNDS):
             start = folder.log.stat().st_size
             os.kill(server, signal.SIGHUP)
-            _await_answer(folder, start, deadline)
+            _await_answer(folder, server, start, deadline)
+    except ProcessLookupError:
+        return  # it has just died: its keeper starts it again, with the new file
     except BaseException:
-        write_private(str(folder.conf), before)
+        if restore:
+            write_private(str(folder.conf), before)
         raise
 
 
@@ -112,7 +130,12 @@ def _check(folder: NodeFolder, text: str, environment: dict[str, str]) -> None:
         raise ConfigError(f"the server refused the new settings and keeps the old ones: {message}")
 
 
-def _await_answer(folder: NodeFolder, start: int, deadline: Deadline) -> None:
+def _server(folder: NodeFolder) -> int:
+    """The process of a node's server; 0: none."""
+    return int(read_json(folder.state).get("server", 0))
+
+
+def _await_answer(folder: NodeFolder, server: int, start: int, deadline: Deadline) -> None:
     while not deadline.passed:
         log = folder.log
         with log.open("rb") as file:
@@ -125,7 +148,7 @@ def _await_answer(folder: NodeFolder, start: int, deadline: Deadline) -> None:
                 f"the server refused the new settings and keeps the old ones: {reason}. "
                 f"Settings that cannot change while it runs take effect after a restart"
             )
-        if _DONE in text:
-            return
+        if _DONE in text or _server(folder) != server:
+            return  # done, or started again, with the new file
         time.sleep(0.005)
     raise BrokerError(f"the server did not answer the reload in time; its log is {folder.log}")

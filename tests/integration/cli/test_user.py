@@ -3,22 +3,82 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import stat
 from pathlib import Path
 
 import pytest
 
 import millstream
-from millstream.broker import Broker, BrokerSettings, Encryption, Role
-from millstream.errors import AuthenticationFailed, PermissionDenied
+from millstream.broker import (
+    Broker,
+    BrokerSettings,
+    Encryption,
+    Role,
+    User,
+    add_user,
+    down,
+    list_users,
+    read_health,
+    read_state,
+    remove_user,
+    up,
+)
+from millstream.errors import AuthenticationFailed, ConfigError, NotRunning, PermissionDenied
 from millstream.settings import Secret
-from tests.integration.broker.clients import PATIENCE, client
+from millstream.testing import running_cluster
+from tests.integration.broker.clients import PATIENCE, client, wait_until_async
 from tests.integration.cli.conftest import Cli
 from tests.integration.security.test_operator_mode import Operator
 
 
 def text(cli: Cli, *arguments: str) -> str:
     return cli(*arguments).stdout
+
+
+async def logs_in(url: str, user: str) -> bool:
+    try:
+        async with millstream.connect(url, user=user, password=user, connect_timeout=PATIENCE):
+            return True
+    except AuthenticationFailed:
+        return False
+
+
+async def test_a_change_that_one_node_refuses_is_made_on_none() -> None:
+    with running_cluster(3, auth=True) as cluster:
+        nodes = cluster.url.split(",")
+        add_user(cluster.data, User("ann", Secret("ann")))
+        assert [await logs_in(url, "ann") for url in nodes] == [True] * 3
+        with (cluster.data / "nodes/n3/server.conf").open("a") as conf:
+            conf.write('http: "127.0.0.1:1"\n')  # valid, but not while the server runs
+        with pytest.raises(ConfigError, match="HTTP"):
+            add_user(cluster.data, User("bob", Secret("bob")))
+        with pytest.raises(ConfigError, match="HTTP"):
+            remove_user(cluster.data, "ann")
+        assert [user.name for user in list_users(cluster.data) if user.added] == ["ann"]
+        assert [await logs_in(url, "bob") for url in nodes] == [False] * 3
+        assert [await logs_in(url, "ann") for url in nodes] == [True] * 3
+
+
+async def test_a_server_that_dies_during_a_change_starts_with_it(tmp_path: Path) -> None:
+    def healthy() -> bool:
+        try:
+            return read_health(tmp_path).ok
+        except NotRunning:
+            return False
+
+    state = up(BrokerSettings(data=tmp_path, auth=True, port=0), timeout=PATIENCE)
+    try:
+        server = state.nodes[0].server_pid
+        for name in ("ann", "bob"):
+            os.kill(server, signal.SIGKILL)
+            add_user(tmp_path, User(name, Secret(name)))
+            await wait_until_async(healthy)
+            assert await logs_in(state.url, name)
+            server = read_state(tmp_path).nodes[0].server_pid
+    finally:
+        down(tmp_path)
 
 
 async def test_a_user_is_added_and_removed_without_dropping_clients(cli: Cli) -> None:
