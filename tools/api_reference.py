@@ -57,7 +57,7 @@ SECTIONS: dict[str, tuple[str, list[str]]] = {
             "millstream.messaging.publishing.pack_producer:PackProducer",
             "millstream.messaging.publishing.event_producer:EventProducer",
             "millstream.messaging.publishing.writer:Writer",
-            *("Packing", "Columns", "Process", "ProcessSettings"),
+            *("ProducerCounters", "Packing", "Columns", "Process", "ProcessSettings"),
         ],
     ),
     "Subscriptions": (
