@@ -127,9 +127,15 @@ def boundary_of(user: User) -> Boundary | None:
     subjects = tuple(subject for names, _ in topics for subject in names)
     # Not the guard's entrances: listening there would look like a guard to who publishes.
     heard = tuple(names[0] for names, _ in topics)
+    # A client looks for both forms of a topic's first stream. The other may be another topic's.
+    looks = tuple(
+        f"STREAM.INFO.{name}{end}"
+        for name in (topic.partition(":")[0] for topic in user.topics)
+        for end in ("", "-0")
+    )
     # An account that does not import INFO answers every call itself: it has no streams.
-    calls = [*_api(("INFO", *_SCHEMAS, *reading, *own) if topics else (*_READ_ONLY, *own))]
-    calls += [*acks, *subjects]
+    bounded = ("INFO", *dict.fromkeys((*looks, *reading)), *_SCHEMAS)
+    calls = [*_api((*(bounded if topics else _READ_ONLY), *own)), *acks, *subjects]
     return Boundary(
         # No account has such a name: it cannot have a colon.
         account=f"{user.account}:{user.name}",
@@ -143,9 +149,11 @@ def boundary_of(user: User) -> Boundary | None:
 def _subjects_and_streams(topic: str) -> tuple[list[str], list[str]]:
     """Where a topic or its guard takes events, and its streams; `name:partitions` has many."""
     name, _, partitions = topic.partition(":")
+    count = int(partitions or 1)
     entrances = (f"{ENTRANCE}.{name}", f"{ENTRANCE}.{name}.>", f"{INSTANCE}.*.{name}.>")
     subjects = [f"{name}.>", *entrances]
-    return subjects, [name, *(f"{name}-{number}" for number in range(int(partitions or 1)))]
+    streams = [name] if count == 1 else [f"{name}-{number}" for number in range(count)]
+    return subjects, streams
 
 
 def _api(calls: Iterable[str]) -> tuple[str, ...]:

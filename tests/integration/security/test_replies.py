@@ -351,6 +351,12 @@ async def test_the_sdk_works_for_a_bounded_app(broker: Broker) -> None:
         assert [event.value async for event in topic.read()] == [b"%d" % n for n in range(1, 7)]
         with pytest.raises(PermissionDenied):
             await till.topic("money")
+    async with client(broker.url, as_user("till")) as plain:  # "orders-0" is another topic's name
+        for call in ("STREAM.MSG.GET", "DIRECT.GET"):
+            await plain.publish(f"$JS.API.{call}.orders-0", b'{"seq": 1}', reply="answers")
+        await plain.flush()
+        assert len(plain.seen) == 2
+    async with millstream.connect(broker.url, user="till", password="t") as till:
         with pytest.raises(PermissionDenied):
             await till.create_topic("mine")
 

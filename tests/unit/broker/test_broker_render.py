@@ -190,9 +190,11 @@ def test_a_bounded_user_has_an_account_that_imports_only_its_calls() -> None:
         assert bound is not None
         calls = {service.subject: service.streamed for service in bound.services}
         assert not any(word in call for call in calls for word in ("CREATE", "DELETE", "PURGE"))
+        assert len(calls) == len(bound.services)
     assert calls["orders.>"] is False
     assert calls["$JS.API.DIRECT.GET.orders-1"] is True
     assert "$JS.API.STREAM.INFO.*" not in calls
+    assert "$JS.API.DIRECT.GET.orders" not in calls
     text = config_text(plan(users=users))
     assert '"main:till": {' in text
     assert text.count('response: "stream"') == len(
