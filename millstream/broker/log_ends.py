@@ -35,6 +35,7 @@ __all__ = [
     "LogEnds",
     "block_files",
     "cut_logs",
+    "last_of",
     "loss_text",
     "records_of",
 ]
@@ -52,8 +53,11 @@ RECORD_BYTES_MIN: Final = HEADER.size + 8
 RECORD_BYTES_MAX: Final = 32 * 1024 * 1024  # the server takes a longer one for damaged
 LENGTH_BITS: Final = 0x7FFFFFFF  # the highest one says that it has headers
 SEQUENCE_BITS: Final = (1 << 62) - 1  # the highest two mark removed messages
+REMOVAL: Final = 1 << 62  # such a record says that another one, with this sequence, was removed
 STEP_MAX: Final = 1_000_000  # between the sequences of two records; more is damage
 SEARCH_BYTES: Final = 64 * 1024  # for the last record, or the first one after a damaged one
+ENDING_BYTES: Final = 1024 * 1024  # of a file, read for its last record; some 30,000 removals
+SEQUENCE_MAX: Final = 1 << 48  # more is damage
 
 
 class Block:
@@ -75,18 +79,13 @@ class Block:
     def last_record(self) -> tuple[int, int]:
         """The last sequence in it, and where its last whole record ends."""
         with open(self.path, "rb") as file:
-            start = max(0, self.size - SEARCH_BYTES)
+            start = max(0, self.size - ENDING_BYTES)
             ending = os.pread(file.fileno(), self.size - start, start)
             # From the end, because a block has many small records or a few large ones.
-            for at in range(len(ending) - RECORD_BYTES_MIN - 1, -1, -1):
-                length, sequence, _, subject = HEADER.unpack_from(ending, at)
-                sequence &= SEQUENCE_BITS
-                if length & LENGTH_BITS != len(ending) - at or subject > len(ending) - at:
-                    continue
-                if abs(sequence - self.first) <= STEP_MAX:  # else one of them is damaged
-                    return sequence, self.size
-                break
-            return records_of(file.read())
+            last = last_of(ending)
+            if last and (abs(last - self.first) <= STEP_MAX if self.first else last < SEQUENCE_MAX):
+                return last, self.size
+            return records_of(file.read())  # it is far, or one of them is damaged
 
     def samples(self) -> tuple[bytes, bytes]:
         """The first bytes, and those where the file used to end; fewer if it is shorter now."""
@@ -98,9 +97,10 @@ class Block:
 
     @property
     def first(self) -> int:
-        """The sequence of its first record; 0 if that cannot be read."""
+        """The sequence of its first record; 0 if that cannot be read or is about another one."""
         plain = self.readable and len(self.head) == SAMPLE_BYTES and _length(self.head, 0)
-        return int.from_bytes(self.head[4:12], "little") & SEQUENCE_BITS if plain else 0
+        sequence = int.from_bytes(self.head[4:12], "little") if plain else REMOVAL
+        return 0 if sequence & REMOVAL else sequence & SEQUENCE_BITS
 
     def was_cut(self) -> bool:
         """Whether the file has lost its end since.
@@ -138,19 +138,41 @@ class Cut:
         return not self.left or self.size > 0
 
 
+def last_of(ending: bytes) -> int:
+    """The last sequence in a block file that ends like this, with a whole record; 0: not found."""
+    end, removed = len(ending), 0
+    # A queue removes what was handled: it has many records at its end that say so.
+    while end > RECORD_BYTES_MIN and _length(ending, end - RECORD_BYTES_MIN) == RECORD_BYTES_MIN:
+        end -= RECORD_BYTES_MIN
+        removed = max(removed, _sequence(ending, end))
+    for shift in range(RECORD_BYTES_MIN + 1, RECORD_BYTES_MIN + 5):  # four bytes are a length
+        many = max(0, min(end - shift, SEARCH_BYTES) // 4 + 1)
+        lengths = memoryview(ending)[end - shift + 4 - 4 * many : end - shift + 4].cast("I")
+        for back in range(many):
+            rest = shift + 4 * back
+            if lengths[many - 1 - back] & LENGTH_BITS == rest:
+                at = end - rest
+                if HEADER.unpack_from(ending, at)[3] <= rest:
+                    return max(removed, _sequence(ending, at))
+    return 0
+
+
 def records_of(content: bytes) -> tuple[int, int]:
     """The last sequence in a block file, and where its last whole record ends.
 
     A damaged record is passed over where the next one can be found.
     """
-    at = whole = last = before = 0
+    at = whole = last = before = removed = 0
     while length := _length(content, at):
         sequence = _sequence(content, at)
-        if not last or abs(sequence - last) <= STEP_MAX:
-            last = max(last, sequence)
-        elif 0 < sequence - before <= STEP_MAX:
-            last = sequence  # two that follow each other: the sequence before them was damaged
-        before = sequence
+        if _is_removal(content, at):
+            removed = max(removed, sequence)  # of an older one, or where an emptied log ends
+        elif not last or abs(sequence - last) <= STEP_MAX:
+            last, before = max(last, sequence), sequence
+        else:
+            if 0 < sequence - before <= STEP_MAX:
+                last = sequence  # two that follow each other: the sequence before was damaged
+            before = sequence
         at += length
         whole = at
         if at < len(content) and not _length(content, at):
@@ -160,7 +182,11 @@ def records_of(content: bytes) -> tuple[int, int]:
         if at:
             last, rest = records_of(content[at:])
             whole = at + rest
-    return last, whole
+    return (max(last, removed) if not last or removed - last <= STEP_MAX else last), whole
+
+
+def _is_removal(content: bytes, at: int) -> bool:
+    return bool(HEADER.unpack_from(content, at)[1] & REMOVAL)
 
 
 def _length(content: bytes, at: int) -> int:
@@ -168,7 +194,7 @@ def _length(content: bytes, at: int) -> int:
     if at + RECORD_BYTES_MIN > len(content) and len(content) != SAMPLE_BYTES:
         return 0
     length: int = int.from_bytes(content[at : at + 4], "little") & LENGTH_BITS
-    if not RECORD_BYTES_MIN < length <= RECORD_BYTES_MAX:
+    if not RECORD_BYTES_MIN <= length <= RECORD_BYTES_MAX:
         return 0
     return length if at + length <= len(content) or len(content) == SAMPLE_BYTES else 0
 

@@ -17,6 +17,7 @@ from millstream.broker.log_ends import (
     LogEnds,
     block_files,
     cut_logs,
+    last_of,
     loss_text,
     records_of,
 )
@@ -242,3 +243,30 @@ def test_a_walked_block_knows_its_last_whole_record(tmp_path: Path) -> None:
     assert (block.end, block.whole) == (3, len(record(3)))
     (tmp_path / "1.key").write_bytes(b"key")
     assert Block(str(file), last=True, walk=True).end == 0, "encrypted"
+
+
+def removal(sequence: int) -> bytes:
+    """A record that says that another one was removed: without a subject or a value."""
+    return struct.pack("<IQQH", 30, sequence | 1 << 62, 77, 0) + b"\xff" * 8
+
+
+def test_removals_are_records_and_not_the_end_of_a_log(tmp_path: Path) -> None:
+    """A queue ends with them; to read such a file from its start took a second for each stream."""
+    messages = b"".join(record(n) for n in range(2_000_001, 2_000_101))
+    removed = b"".join(removal(n) for n in range(2_000_001, 2_000_051))
+    file = tmp_path / "1.blk"
+    for content, end in (
+        (messages + removed, 2_000_100),
+        (removal(1) + messages + removed, 2_000_100),  # of a message in an older file
+        (removal(2_000_000), 2_000_000),  # an emptied log keeps its end
+        (messages + removed + record(2_000_200), 2_000_200),
+    ):
+        file.write_bytes(content)
+        block = Block(str(file), last=True, walk=True)
+        assert (block.end, block.whole) == (end, len(content))
+        assert records_of(content) == (end, len(content))
+        file.write_bytes(content + record(2_000_201)[:-3])  # a torn write
+        block = Block(str(file), last=True, walk=True)
+        assert (block.end, block.whole) == (end, len(content))
+    assert last_of(messages + removed) == 2_000_100, "found without a look at all records"
+    assert last_of(record(5) + record(6, bytes(200_000))) == 0, "too far from the end"
