@@ -73,7 +73,8 @@ class Block:
         self.head, self.tail = self.samples()
         self.readable = not os.path.exists(path.removesuffix("blk") + "key")  # not encrypted
         self.end, self.whole = 0, 0  # the last sequence in it; where its last whole record ends
-        if walk and last and self.readable:
+        self.walked = walk and last and self.readable
+        if self.walked:
             self.end, self.whole = self.last_record()
 
     def last_record(self) -> tuple[int, int]:
@@ -125,12 +126,14 @@ class Cut:
 
     `left`: some of its files are left. `torn`: nothing but the beginning of a record is gone,
     which is a write that a crash interrupted. `end`: the last sequence that is gone; 0: unknown.
+    `readable`: it is not encrypted.
     `inside`: the sequences that are gone from the middle of the log; (0, 0): unknown which.
     """
 
     def __init__(self, left: bool, size: int = 0, end: int = 0, torn: bool = False) -> None:
         self.left, self.size, self.end, self.torn = left, size, end, torn
         self.inside: list[tuple[int, int]] = []
+        self.readable = True
 
     @property
     def at_end(self) -> bool:
@@ -266,14 +269,16 @@ def _cut_of(blocks: list[Block]) -> Cut | None:
         if following is None and block.last:
             cut.size += max(1, block.size - kept)
             cut.end = block.end
-            # Clients may have appended since: then the old end is not compared.
-            cut.torn = block.readable and kept >= block.whole
+            # Clients may have appended since: then the old end is not compared. An encrypted log
+            # has no end to compare; what its checkpoint has not seen is taken for a torn write.
+            cut.torn, cut.readable = kept >= block.whole, block.readable
         elif following is not None:
             cut.inside.append(_hole(block, following))
     if blocks and blocks[-1] not in left:
         gone = [block for block in blocks if block not in left]
         cut.size += sum(block.size for block in gone)
         cut.end, found = blocks[-1].end, True
+        cut.torn = gone == blocks[-1:] and blocks[-1].walked and not blocks[-1].whole
     return cut if found else None
 
 
@@ -384,10 +389,12 @@ def _losses(
     if last < marked or (cut is not None and cut.at_end):
         end = max(marked, 0 if cut is None else cut.end)
         lost: list[int] | None = [last + 1, end]
+        # If nothing says how many: there cannot be more than fit into the bytes that are gone.
+        most = 0 if cut is None else max(1, cut.size // RECORD_BYTES_MIN)
         if end <= last:
-            # Nothing says how many; there cannot be more than fit into the bytes that are gone.
-            most = 0 if cut is None else max(1, cut.size // RECORD_BYTES_MIN)
             lost = None if cut is None or cut.torn else [last + 1, last + most]
+        elif cut is not None and not cut.readable:
+            lost = [last + 1, max(end, last + most)]
         losses.append({**about, "lost": lost})
     return losses
 

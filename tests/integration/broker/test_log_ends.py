@@ -16,7 +16,7 @@ import pytest
 
 import millstream
 from millstream import NewEvent
-from millstream.broker import Broker, LogLoss
+from millstream.broker import Broker, Encryption, LogLoss
 from millstream.testing import running_broker
 
 COUNT = 300
@@ -140,3 +140,30 @@ async def test_complete_logs_are_not_reported(tmp_path: Path, kill: bool) -> Non
             await mill.delete_topic("log")
         await fill(broker, 5)
         assert await again(broker, lambda: time.sleep(1.1), kill) == ()
+
+
+def _tear(data: Path, cut: int, torn: int, index: bool = True) -> None:
+    (block,) = data.rglob("streams/log/msgs/*.blk")
+    content = block.read_bytes()
+    if not index:
+        block.with_name("index.db").unlink()
+    block.write_bytes(content[: len(content) - cut] + os.urandom(torn))
+
+
+async def test_a_torn_write_to_an_encrypted_log_is_no_loss(tmp_path: Path) -> None:
+    """A kill interrupts a write about once in 70 times, and every reader stopped then."""
+    async with running_broker(data=tmp_path, encryption=Encryption()) as broker:
+        await fill(broker)
+        (cut,) = await again(broker, lambda: _tear(tmp_path, 0, 500), kill=True)
+        assert (cut.last, cut.lost) == (COUNT, None)
+        assert await asyncio.to_thread(lambda: broker.health().ok)
+        async with millstream.connect(broker.url) as mill:
+            topic = await mill.topic("log")
+            assert len([event async for event in topic.read()]) == COUNT
+            receipt = await topic.publish(b"next")
+            assert receipt.offset == COUNT + 1
+        await asyncio.to_thread(broker.restart)  # a checkpoint has seen all of it
+        *_, loss = await again(broker, lambda: _tear(tmp_path, 500, 0, index=False), kill=True)
+        assert loss.lost is not None
+        assert loss.lost[0] == loss.last + 1
+        assert loss.lost[1] >= COUNT + 1

@@ -270,3 +270,30 @@ def test_removals_are_records_and_not_the_end_of_a_log(tmp_path: Path) -> None:
         assert (block.end, block.whole) == (end, len(content))
     assert last_of(messages + removed) == 2_000_100, "found without a look at all records"
     assert last_of(record(5) + record(6, bytes(200_000))) == 0, "too far from the end"
+
+
+def test_a_torn_write_is_no_loss_where_the_rest_cannot_be_read_either(msgs: Path) -> None:
+    """Of an encrypted log nobody but the server can say where its last record ends."""
+    (msgs / "10.blk").write_bytes(bytes(300))
+    (msgs / "10.key").write_bytes(b"key")
+    before = block_files(str(msgs.parents[4]), walk=True)
+    with (msgs / "10.blk").open("r+b") as file:
+        file.truncate(240)
+    cut = cut_logs(before)
+    ends = LogEnds()
+    ends.see(answer(9), NOON, cut=cut)
+    assert [loss["lost"] for loss in ends.losses] == [None], "nothing says that more is gone"
+    ends = LogEnds()
+    ends.see(answer(10), NOON)
+    ends.see(answer(8), LATER, cut=cut)
+    assert [loss["lost"] for loss in ends.losses] == [[9, 10]], "a checkpoint had seen more"
+    assert cut["main/log"].size == 60, "room for two"
+
+
+def test_a_file_that_had_only_a_torn_write_is_no_loss(msgs: Path) -> None:
+    (msgs / "10.blk").write_bytes(record(5)[:-9])
+    before = block_files(str(msgs.parents[4]), walk=True)
+    (msgs / "10.blk").unlink()
+    ends = LogEnds()
+    ends.see(answer(4), NOON, cut=cut_logs(before))
+    assert [loss["lost"] for loss in ends.losses] == [None]
