@@ -17,7 +17,7 @@ data/
     running           while its server runs; left after a crash
     log-ends.json     checkpoints of where the logs end, and losses that were found
     server.log        its output, rotated
-    store/  run/
+    store/  run/      streams, with second names of their files (store/kept) while it starts; ports
 """
 
 from __future__ import annotations

@@ -27,6 +27,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING or __name__ != "__main__":
     from typing import Any, Final
 
+    from millstream.broker import kept_files, private_files
     from millstream.broker.guard_keeper import GUARDS_FILE, GuardKeeper, die_with, kernel_call
     from millstream.broker.log_ends import ENDS_FILE, Cut, LogEnds, block_files, cut_logs
     from millstream.broker.loss_notes import CLOSED_FILE, ClosedFiles, note_losses
@@ -36,6 +37,8 @@ if TYPE_CHECKING or __name__ != "__main__":
     from millstream.broker.server_memory import soft_limit, used_memory
 else:  # as a script: only these modules, not their package, which would load everything
     sys.path.append(os.path.dirname(os.path.abspath(__file__)))
+    import kept_files
+    import private_files
     from guard_keeper import GUARDS_FILE, GuardKeeper, die_with, kernel_call
     from log_ends import ENDS_FILE, LogEnds, block_files, cut_logs
     from loss_notes import CLOSED_FILE, ClosedFiles, note_losses
@@ -48,7 +51,6 @@ LOCK_POLL: Final = 0.05  # seconds between tries for the lock; the delay of a ta
 ORPHAN_POLL: Final = 0.25  # seconds between checks of the parent: a fork may hold the pipe open
 READY_POLL: Final = 0.004  # seconds between checks for the ports file; a server needs about 10 ms
 HEALTH_POLL: Final = (0.01, 0.2)  # seconds between health requests: first pause, longest pause
-PLAN_BYTES: Final = 1024 * 1024
 START_GRACE: Final = 2.0  # seconds; a server that was never ready has nothing to finish
 HEAL_POLL: Final = 2.0  # seconds between checks for a stream that a full disk broke
 HEAL_WAIT: Final = 0.5  # seconds for that answer; the server's output waits meanwhile
@@ -151,7 +153,7 @@ class Keeper:
             except BlockingIOError:
                 if marker < 0:
                     self.ready = True  # as a standby: from now on the owner may end
-                    marker = self.announce_waiting()
+                    marker = private_files.locked_file(self.path(f"standby.{os.getpid()}.json"))
                     self.report("waiting")
                 self.listen(LOCK_POLL)
         self.ready = False
@@ -162,13 +164,6 @@ class Keeper:
             return False
         sign_lock(lock)
         return True
-
-    def announce_waiting(self) -> int:
-        """Create a file that names this standby; it is locked, so a stale one is recognised."""
-        marker = os.open(self.path(f"standby.{os.getpid()}.json"), os.O_RDWR | os.O_CREAT, 0o600)
-        fcntl.flock(marker, fcntl.LOCK_EX)
-        sign_lock(marker)
-        return marker
 
     # -- the server --------------------------------------------------------------------
 
@@ -249,9 +244,8 @@ class Keeper:
             if time.monotonic() > deadline:
                 # The node works in its cluster; stopping it would interrupt the catching up.
                 if ports is not None and not self.plan["single"] and CATCHING_UP in health:
-                    self.warn(
-                        f"it is running, but some replicas are still catching up: {health.strip()}"
-                    )
+                    text = f"it is running, but some replicas are still catching up: {health}"
+                    self.warn(text.strip())
                     return ports
                 self.fail("timeout", health=health)
                 return None
@@ -342,14 +336,17 @@ class Keeper:
             ports = self.start_and_look()
         if ports is None:
             return self.stop_server()
-        write_private(self.path("node.json"), json.dumps(self.node_facts(ports)))
+        started = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+        facts = {"pid": os.getpid(), "server": self.server, "ports": ports, "started": started}
+        write_private(self.path("node.json"), json.dumps(facts))
         for path, text in self.plan["on_ready"].items():
             with contextlib.suppress(OSError):  # a full disk; the next start writes it
                 write_private(path, text, durable=path.endswith("key.json"))
         self.ready = True
         self.report("ready", server=self.server, ports=ports, warnings=list(self.warnings))
         if not self.embedded:
-            self.detach_from_owner()
+            private_files.detach()
+            self.owner_open = False
         self.healing = False
         check_at, checkpoint_at = time.monotonic() + HEAL_POLL, time.monotonic() + CHECKPOINT_POLL
         took = deque([0.0], maxlen=2)  # seconds; the lower of two: one may have been delayed
@@ -360,27 +357,42 @@ class Keeper:
             if time.monotonic() > check_at:
                 self.healing = self.needs_healing()
                 check_at = time.monotonic() + HEAL_POLL
-            if (started := time.monotonic()) > checkpoint_at:
+            if (begun := time.monotonic()) > checkpoint_at:
                 self.save_checkpoint()
-                took.append(time.monotonic() - started)
+                took.append(time.monotonic() - begun)
                 checkpoint_at = time.monotonic() + max(
                     CHECKPOINT_POLL, CHECKPOINT_SHARE * min(took)
                 )
-        started = time.monotonic()
+        begun = time.monotonic()
         self.guards.stop()
         if self.server:
             self.save_checkpoint(self.plan["grace"] / 2)
-        return self.stop_server(time.monotonic() - started)
+        return self.stop_server(time.monotonic() - begun)
 
     def start_and_look(self, config: str = "server.conf") -> dict[str, Any] | None:
         """Start the server and find what that has cut off its logs; its ports, if it is ready."""
-        blocks = {} if self.ends is None else block_files(self.plan["store"], walk=self.closed)
+        store: str = self.plan["store"]
+        kept_files.remove_unbegun(store)
+        if self.ends is None:
+            self.start_server(config)
+            return self.await_ready()
+        kept_files.keep_streams(store)
+        blocks = block_files(store, walk=self.closed)
         self.start_server(config)
         ports = self.await_ready()
+        removed = kept_files.removed_streams(store, "" if self.closed else self.path("server.log"))
         if ports is not None and blocks:
-            self.cut |= cut_logs(blocks)
-            self.save_checkpoint(CHECKPOINT_WAIT)
-        return ports
+            cuts = cut_logs(blocks)
+            self.cut |= {name: cut for name, cut in cuts.items() if name not in removed}
+            if not removed:
+                self.save_checkpoint(CHECKPOINT_WAIT)
+        if removed:
+            if ports is not None:
+                self.fail("removed", streams=removed)
+            self.stop_server()
+            kept_files.put_back(store, removed)
+        kept_files.forget_streams(store)
+        return None if removed else ports
 
     def look_for_losses(self) -> None:
         """Start a crashed server without clients, and note in its streams what it has lost.
@@ -454,18 +466,7 @@ class Keeper:
         self.warnings.append(text)
         self.log.write(f"[keeper] {text}\n".encode())
 
-    def detach_from_owner(self) -> None:
-        """Disconnect from the owner: from now on everything goes to the log file only."""
-        null = os.open(os.devnull, os.O_RDWR)
-        for standard in (0, 1, 2):
-            os.dup2(null, standard)
-        self.owner_open = False
-
     # -- files -------------------------------------------------------------------------
-
-    def node_facts(self, ports: dict[str, Any]) -> dict[str, Any]:
-        started = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
-        return {"pid": os.getpid(), "server": self.server, "ports": ports, "started": started}
 
     def path(self, *names: str) -> str:
         return os.path.join(self.folder, *names)
@@ -477,13 +478,9 @@ class Keeper:
 
 def main() -> int:
     """Read the plan, become a daemon if it asks for that, run the node."""
-    text = b""
-    while not text.endswith(b"\n"):
-        part = os.read(0, 65536)
-        if not part or len(text) > PLAN_BYTES:
-            return 1
-        text += part
-    plan = json.loads(text)
+    plan = private_files.read_plan()
+    if plan is None:
+        return 1
     if not plan["embedded"]:
         if os.fork():
             os._exit(0)  # the owner waits for this process; the node has no parent

@@ -1,10 +1,14 @@
-"""Files of a node; those written here are for their owner only. Standard library only."""
+"""Files of a node, and the pipe to its owner. Files written here are for their owner only.
+
+Standard library only: the keeper loads this file.
+"""
 
 # Importing pathlib would take longer than everything else at start-up.
 # ruff: noqa: PTH105, PTH108, PTH118, PTH123, PTH208
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import json
 import os
 import socket
@@ -12,9 +16,31 @@ import time
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any
+    from typing import Any, Final
 
-__all__ = ["ports_in", "sign_lock", "write_private"]
+__all__ = ["detach", "locked_file", "ports_in", "read_plan", "sign_lock", "write_private"]
+
+
+PLAN_BYTES: Final = 1024 * 1024
+
+
+def read_plan() -> dict[str, Any] | None:
+    """The plan that the owner of a keeper writes to it, in one line; None if it does not."""
+    text = b""
+    while not text.endswith(b"\n"):
+        part = os.read(0, 65536)
+        if not part or len(text) > PLAN_BYTES:
+            return None
+        text += part
+    plan: dict[str, Any] = json.loads(text)
+    return plan
+
+
+def detach() -> None:
+    """Disconnect this process from its owner: from now on everything goes to the log file only."""
+    null = os.open(os.devnull, os.O_RDWR)
+    for standard in (0, 1, 2):
+        os.dup2(null, standard)
 
 
 def ports_in(folder: str, pid: int) -> dict[str, Any] | None:
@@ -25,6 +51,14 @@ def ports_in(folder: str, pid: int) -> dict[str, Any] | None:
                 content: dict[str, Any] = json.load(file)
                 return content
     return None
+
+
+def locked_file(path: str) -> int:
+    """Create a file that names this process; it is locked, so a stale one is recognised."""
+    marker = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+    fcntl.flock(marker, fcntl.LOCK_EX)
+    sign_lock(marker)
+    return marker
 
 
 def sign_lock(lock: int) -> None:

@@ -299,6 +299,8 @@ def explain(event: dict[str, Any], folder: NodeFolder) -> StartFailed:
     log, health, stage = str(event.get("log", "")), str(event.get("health", "")), event["stage"]
     if stage == "unhealthy":
         return _explain_health(_health_text(health), log, folder)
+    if stage == "removed":
+        return StartFailed(_removed_text(event["streams"], log, folder))
     if taken := _TAKEN.search(log):
         return PortTaken(taken[1])
     if "no space left on device" in log:
@@ -331,6 +333,18 @@ def _explain_health(health: str, log: str, folder: NodeFolder) -> StartFailed:
     return StartFailed(
         f"streams in {folder.data} cannot be read ({health}); the server was stopped so that "
         f"nothing overwrites them. Its log is {folder.log}"
+    )
+
+
+def _removed_text(streams: list[str], log: str, folder: NodeFolder) -> str:
+    """Why a server that gave up streams was stopped, and what to do."""
+    found = [(name.partition("/")[0], name.partition("/")[2]) for name in streams]
+    reasons = [line for line in log.splitlines() if "Error recreating stream" in line]
+    names = " ".join(f"--set-aside {name}" for name in streams)
+    return (
+        f"the server on {folder.data} cannot read {_streams_text(found)}, and was stopped before "
+        f"its files were lost ({reasons[-1].strip() if reasons else f'see {folder.log}'}). "
+        f"'millstream up {names}' starts without it and keeps its files"
     )
 
 

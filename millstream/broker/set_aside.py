@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Final
 
 from millstream.broker.folder import NodeFolder, read_json
+from millstream.broker.kept_files import forget_streams, put_back, removed_streams
 from millstream.errors import ConfigError
 
 __all__ = ["AsideStream", "aside_streams", "set_aside"]
@@ -49,6 +50,9 @@ def set_aside(folders: Sequence[NodeFolder], names: Sequence[str]) -> None:
             "remove the data folder of the broken node instead, and it copies all from them"
         )
     (folder,) = folders
+    store = str(_streams(folder).parent)
+    put_back(store, removed_streams(store))  # if an earlier start was interrupted
+    forget_streams(store)
     moment = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime())
     for home in [_home(folder, name) for name in names]:
         target = folder.data / _FOLDER / moment / folder.name / home.parent.parent.name / home.name

@@ -26,6 +26,7 @@ SAME_NAME: dict[str, str] = {
 LIBRARIES: dict[str, set[str]] = {
     # Modules of broker/, as the keeper loads them when it runs as a script.
     "guard_keeper": {"broker"},
+    "kept_files": {"broker"},
     "log_ends": {"broker"},
     "monitoring": {"broker"},
     "loss_notes": {"broker"},

@@ -15,7 +15,7 @@ import pytest
 
 import millstream
 from millstream import NewEvent
-from millstream.broker import Broker, BrokerSettings, Limits
+from millstream.broker import Broker, BrokerSettings, Encryption, Limits
 from millstream.errors import ConfigError, StartFailed
 
 LIMIT = 192 * 1024 * 1024
@@ -82,3 +82,49 @@ def test_a_server_that_takes_too_much_memory_is_stopped(tmp_path: Path) -> None:
     limits = Limits(max_server_memory=1024 * 1024)
     with pytest.raises(StartFailed, match=r"took more than 1 MiB of memory \(max_server_memory\)"):
         Broker(BrokerSettings(data=tmp_path, limits=limits)).start()
+
+
+@pytest.mark.parametrize("crash", [False, True])
+def test_a_stream_that_the_server_cannot_read_keeps_its_files(tmp_path: Path, crash: bool) -> None:
+    """It deleted them, and the broker started as if there had never been such a stream."""
+    broker = Broker(BrokerSettings(data=tmp_path))
+    broker.start()
+    asyncio.run(fill(broker, "broken", "whole"))
+    if crash:
+        broker.kill()
+    else:
+        broker.stop()
+    (home,) = tmp_path.rglob("streams/broken")
+    (home / "msgs" / "index.db").unlink(missing_ok=True)
+    block, away = home / "msgs" / "1.blk", tmp_path / "away"
+    block.rename(away)
+    block.mkdir()  # an error when it is read, as that of a disk
+    files = sorted(path.relative_to(home) for path in home.rglob("*"))
+    for _ in range(2):
+        with pytest.raises(StartFailed, match=r"cannot read the stream 'broken' .*--set-aside"):
+            broker.start()
+        assert sorted(path.relative_to(home) for path in home.rglob("*")) == files
+    assert not list(tmp_path.rglob("kept*")), "the second names are gone"
+    with broker.start(set_aside=("broken",)):
+        assert asyncio.run(counts(broker)) == {"whole": COUNT}
+    (aside,) = tmp_path.rglob("set-aside/*/*/*/broken")
+    aside.rename(home)
+    block.rmdir()
+    away.rename(block)
+    with broker:
+        assert asyncio.run(counts(broker)) == {"broken": COUNT, "whole": COUNT}
+        assert broker.health().losses == ()
+
+
+def test_a_new_file_without_its_key_does_not_cost_an_encrypted_stream(tmp_path: Path) -> None:
+    """A kill between the two made the server delete the stream; once in some 20 kills."""
+    broker = Broker(BrokerSettings(data=tmp_path, encryption=Encryption()))
+    with broker:
+        asyncio.run(fill(broker, "log"))
+        broker.kill()
+        (home,) = tmp_path.rglob("streams/log")
+        (home / "msgs" / "2.blk").touch()
+        (home / "msgs" / "2.key.tmp").write_bytes(bytes(64))
+        broker.start()
+        assert asyncio.run(counts(broker)) == {"log": COUNT}
+        assert broker.health().losses == ()
