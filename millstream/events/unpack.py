@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping
+from copy import copy
 from typing import TYPE_CHECKING, Any, cast
 
 from millstream.errors import Undecodable
@@ -61,6 +62,13 @@ class PackEvent(Event):
     def message(self) -> PackMessage:
         """The message that holds its pack."""
         return self._message
+
+    def alone(self) -> PackEvent:
+        """The same event without its pack, which would stay in memory with all its events."""
+        message = copy(self._message)
+        del message.pack
+        row = (self._key, self._time_ns, self._headers, self._id, self._value)
+        return PackEvent(message, self._index, row)
 
     @property
     def value(self) -> Any:

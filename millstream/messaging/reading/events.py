@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from millstream.events.event import Event, Partition
 from millstream.events.start import Start
-from millstream.events.unpack import events_of
+from millstream.events.unpack import PackEvent, events_of
 from millstream.messaging.reading.last_per_key import check_follow, holds_packs, last_messages
 from millstream.messaging.reading.replay import ReadPlan, end_of, read_messages
 from millstream.wire.aio.jetstream import JetStream
@@ -46,8 +46,12 @@ async def _last_events(
     latest: dict[str | None, Event] = {}
     everything = replace(plan, start=Start.ALL, end=end)
     async for _, messages in read_messages(jetstream, [partition], everything):
+        found: dict[str | None, Event] = {}
         for event in events_of(partition, messages, keys, report):
-            latest.pop(event.key, None)  # the new one takes its turn in order
-            latest[event.key] = event
+            found.pop(event.key, None)  # the new one takes its turn in order
+            found[event.key] = event
+        for key, event in found.items():
+            latest.pop(key, None)
+            latest[key] = event.alone() if isinstance(event, PackEvent) else event
     for event in latest.values():
         yield event

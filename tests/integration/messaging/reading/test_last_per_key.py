@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from datetime import datetime
 from typing import Any
 
@@ -10,6 +11,8 @@ import pytest
 import millstream.blocking
 from millstream import Mill, NewEvent, Start, Topic
 from millstream.errors import ConfigError
+from millstream.events.packs.pack import Pack
+from millstream.events.packs.packing import Packing
 from millstream.messaging.reading import last_per_key
 
 LAST = Start.LAST_PER_KEY
@@ -79,6 +82,24 @@ async def test_events_in_packs_count(mill: Mill, partitions: int) -> None:
         assert await in_batches(topic, end=end) == wanted, end
     with pytest.raises(ConfigError, match="holds packs"):
         await found(topic, follow=True)
+
+
+async def test_the_packs_of_events_that_wait_are_not_kept(mill: Mill) -> None:
+    """Else a topic of any size would be in memory for one key in each pack."""
+    topic = await mill.create_topic("packed")
+    async with topic.producer(Packing(max_events=2)) as producer:
+        for number in range(20):
+            await producer.send(b"first", f"k{number}")
+            await producer.send(b"second", "other")
+    before = packs_in_memory()
+    events = [event async for event in topic.read(start=Start.LAST_PER_KEY)]
+    assert len(events) == 21
+    assert packs_in_memory() <= before
+
+
+def packs_in_memory() -> int:
+    gc.collect()
+    return sum(isinstance(thing, Pack) for thing in gc.get_objects())
 
 
 async def test_more_rows_than_are_held_at_once(mill: Mill, monkeypatch: pytest.MonkeyPatch) -> None:
