@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+import binascii
 import ipaddress
 import re
 from enum import StrEnum
@@ -9,7 +11,14 @@ from typing import Final, TypeVar
 
 from millstream.errors import ConfigError
 
-__all__ = ["check_host", "check_name", "check_port", "is_loopback", "read_choice"]
+__all__ = [
+    "check_host",
+    "check_name",
+    "check_port",
+    "is_loopback",
+    "is_public_key",
+    "read_choice",
+]
 
 Choice = TypeVar("Choice", bound=StrEnum)
 
@@ -41,6 +50,17 @@ def check_name(what: str, name: str) -> None:
             f"{name!r} cannot be the name of a {what}: use up to 63 letters, digits, '-' and '_', "
             f"starting with a letter or digit"
         )
+
+
+def is_public_key(kind: str, text: str) -> bool:
+    """Whether this is the public key of a user ("U"), an account ("A") or another kind.
+
+    The last two of its 35 bytes are the checksum of the others.
+    """
+    if re.fullmatch(f"{kind}[A-Z2-7]{{55}}", text) is None:
+        return False
+    key = base64.b32decode(text)
+    return binascii.crc_hqx(key[:-2], 0) == int.from_bytes(key[-2:], "little")
 
 
 def check_port(what: str, port: int) -> None:

@@ -17,7 +17,14 @@ from typing import Final
 
 from millstream.broker.checks import check_host, check_name, check_port, is_loopback, read_choice
 from millstream.broker.logins import SECURITY, AuthCallout, OperatorSettings
-from millstream.broker.users import DEFAULT_ACCOUNT, Account, Permissions, Role, User
+from millstream.broker.users import (
+    DEFAULT_ACCOUNT,
+    RESERVED_USERS,
+    Account,
+    Permissions,
+    Role,
+    User,
+)
 from millstream.declared import Declaration, Form, declared, declares
 from millstream.errors import ConfigError
 from millstream.settings import Secret, data_folder, hide_password
@@ -450,6 +457,8 @@ class BrokerSettings:
                     f"user '{user.name}' belongs to the account '{user.account}', "
                     f"which is not one of {', '.join(sorted(known))}"
                 )
+            if user.name in RESERVED_USERS:
+                raise ConfigError(f"the user name '{user.name}' is taken by the broker itself")
             if user.name in seen:
                 raise ConfigError(f"the user '{user.name}' is given twice")
             seen.add(user.name)

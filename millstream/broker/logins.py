@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
+from millstream.broker.checks import is_public_key
 from millstream.broker.users import DEFAULT_ACCOUNT
 from millstream.declared import Declaration, Form, declares
 from millstream.errors import ConfigError
@@ -87,7 +87,7 @@ class AuthCallout:
     )
 
     def __post_init__(self) -> None:
-        if re.fullmatch(r"A[A-Z2-7]{55}", self.issuer) is None:
+        if not is_public_key("A", self.issuer):
             raise ConfigError(
                 "auth callout: the issuer is the public key of an account, which has 56 letters "
                 f"and digits and starts with A, not {self.issuer[:4]!r}..."

@@ -28,6 +28,7 @@ from millstream.broker.folder_users import (
 from millstream.broker.private_files import write_private
 from millstream.broker.reload import apply_config
 from millstream.broker.render import accounts_text
+from millstream.broker.users import RESERVED_USERS
 from millstream.errors import ConfigError
 from millstream.settings import Secret
 
@@ -52,7 +53,7 @@ def add_user(data: Path, user: User, secret: Secret | None = None) -> None:
         names = ", ".join(account["name"] for account in known["accounts"])
         raise ConfigError(f"there is no account '{user.account}'; the accounts are {names}")
     with _changing(data) as entries:
-        if user.name in {one.name for one in list_users(data)}:
+        if user.name in {one.name for one in list_users(data)} | RESERVED_USERS:
             raise ConfigError(f"the user '{user.name}' exists already")
         entries.append({**user_entry(user), "secret": None if secret is None else secret.reveal()})
 

@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
 
-from millstream.broker.checks import check_name, read_choice
+from millstream.broker.checks import check_name, is_public_key, read_choice
 from millstream.errors import ConfigError
 from millstream.settings import Secret
 
-__all__ = ["DEFAULT_ACCOUNT", "Account", "Permissions", "Role", "User"]
+__all__ = ["DEFAULT_ACCOUNT", "RESERVED_USERS", "Account", "Permissions", "Role", "User"]
 
 # Not the server's own `$G`: that one loses JetStream as soon as a second account exists, so data
 # written before the first tenant was added would vanish from sight.
 DEFAULT_ACCOUNT: Final = "main"
-_PUBLIC_KEY: Final = re.compile(r"U[A-Z2-7]{55}")
 _PARTITIONS_MAX: Final = 1024  # of a topic that a user is bounded to
+RESERVED_USERS: Final = frozenset({"system", "anonymous"})  # of the broker itself
 _RESERVED_ACCOUNTS: Final = frozenset({"$SYS", "$G", "system"})
 
 
@@ -86,10 +85,10 @@ class User:
         if (self.password is None) == (self.nkey is None):
             raise ConfigError(f"user '{self.name}' needs a password or an nkey, and not both")
         if self.nkey is not None:
-            if _PUBLIC_KEY.fullmatch(self.nkey) is None:
+            if not is_public_key("U", self.nkey):
                 raise ConfigError(
                     f"user '{self.name}': {self.nkey[:4]!r}... is not the public key of a user, "
-                    f"which has 56 letters and digits and starts with U"
+                    f"which has 56 letters and digits and starts with U; copy it as a whole"
                 )
         elif not self.secret or "\0" in self.secret:
             raise ConfigError(f"user '{self.name}' needs a password that is not empty")

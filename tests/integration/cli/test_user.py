@@ -179,3 +179,12 @@ async def test_in_operator_mode_a_user_is_signed_by_its_account(cli: Cli, tmp_pa
         assert "account of its own" in cli.error(*sign, "--role", "reader")
         assert "not the seed" in cli.error(*sign[:-1], str(creds))
         assert cli.json("status")["ok"]
+
+
+def test_names_of_the_broker_itself_are_refused(tmp_path: Path) -> None:
+    for name in ("system", "anonymous"):
+        with pytest.raises(ConfigError, match="exists already"):
+            add_user(tmp_path, User(name, Secret("x")))
+        with pytest.raises(ConfigError, match="taken by the broker"):
+            BrokerSettings(data=tmp_path, users=(User(name, Secret("x")),))
+    assert list_users(tmp_path) == ()

@@ -171,6 +171,12 @@ def test_a_user_logs_in_with_a_password_or_a_key() -> None:
     public, seed = key.public, key.seed
     assert User("ann", nkey=public).secret == ""
     assert public not in seed.reveal()
-    for login in ({}, {"nkey": public, "password": Secret("x")}, {"nkey": seed.reveal()}):
+    typo = public[:20] + ("A" if public[20] != "A" else "B") + public[21:]
+    for login in (
+        {},
+        {"nkey": public, "password": Secret("x")},
+        {"nkey": seed.reveal()},
+        {"nkey": typo},
+    ):
         with pytest.raises(ConfigError):
             User("ann", **login)
