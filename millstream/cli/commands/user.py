@@ -203,6 +203,11 @@ def _signed(name: str, signing_key: Path, role: str) -> str:
         account = broker.read_key(Secret(signing_key.read_text(encoding="ascii").strip()))
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"cannot read the signing key in {signing_key}: {error}") from error
+    if not account.public.startswith("A"):
+        raise ConfigError(
+            f"{signing_key} is not the seed of an account (SA...): servers accept only users that "
+            f"their account has signed"
+        )
     key = broker.new_key("user")
     user = broker.User(name, role=read_choice(broker.Role, role, "--role"), nkey=key.public)
     if boundary_of(user) is not None:

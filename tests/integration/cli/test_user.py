@@ -178,6 +178,9 @@ async def test_in_operator_mode_a_user_is_signed_by_its_account(cli: Cli, tmp_pa
                 await ann.delete_topic("orders")
         assert "account of its own" in cli.error(*sign, "--role", "reader")
         assert "not the seed" in cli.error(*sign[:-1], str(creds))
+        other = tmp_path / "operator.seed"
+        other.write_text(operator.key.seed.reveal())
+        assert "seed of an account" in cli.error(*sign[:-1], str(other))
         assert cli.json("status")["ok"]
 
 
