@@ -195,7 +195,7 @@ class Topic:
         self._check_writable()
         await self._acks.check()
         receipts = await publish_many(self._publisher, events, self._interest)
-        return [await self._acks.confirmed(receipt) for receipt in receipts]
+        return await self._acks.all_confirmed(receipts)
 
     async def publish_atomic(
         self, events: Sequence[NewEvent | Any], timeout: float = PUBLISH_SECONDS
@@ -205,7 +205,7 @@ class Topic:
         await self._acks.check()
         publisher, interest = self._publisher, self._interest
         receipts = await publish_atomic(self._handle, publisher, events, timeout, interest)
-        return [await self._acks.confirmed(receipt) for receipt in receipts]
+        return await self._acks.all_confirmed(receipts)
 
     def producer(
         self,

@@ -82,3 +82,9 @@ class Acks:
         if receipt.durability != "unknown":
             return receipt
         return receipt._replace(durability=self.stated[receipt.partition])
+
+    async def all_confirmed(self, receipts: list[Receipt]) -> list[Receipt]:
+        """The same for many."""
+        if not self.demanded:
+            return receipts
+        return [await self.confirmed(receipt) for receipt in receipts]

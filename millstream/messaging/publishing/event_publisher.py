@@ -86,7 +86,8 @@ class EventPublisher:
         partition, message = self.encode(event)
         timeout, blocks = self.waits
         if event.options is not None:
-            timeout = event.options.timeout or timeout
+            if event.options.timeout is not None:
+                timeout = event.options.timeout
             blocks = blocks or event.options.overload == "block"
         return self.stream_publisher.publish(message, timeout, self._receipts[partition], blocks)
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import signal
 import zlib
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -25,6 +27,7 @@ from millstream.errors import (
 from millstream.events.event import Event
 from millstream.messaging import NewEvent, PublishOptions, Topic
 from millstream.mill import Mill
+from millstream.testing import running_broker
 from tests.integration.messaging.conftest import Until
 from tests.integration.messaging.event_kit import read, values
 from tests.integration.messaging.topic_kit import eventually
@@ -310,6 +313,22 @@ async def test_publishing_to_a_deleted_topic_is_an_error(mill: Mill, topic: Topi
         return None
 
     await eventually(published, NoResponders)
+
+
+async def test_a_publish_that_may_not_wait_gives_up_before_others() -> None:
+    with running_broker() as broker:
+        async with millstream.connect(broker.url) as mill:
+            topic = await mill.create_topic("orders")
+            assert broker.pid is not None
+            os.kill(broker.pid, signal.SIGSTOP)
+            try:
+                patient = asyncio.create_task(topic.publish(b"1"))
+                with pytest.raises(Unconfirmed):
+                    await topic.publish(b"2", options=PublishOptions(timeout=0))
+                assert not patient.done()
+            finally:
+                os.kill(broker.pid, signal.SIGCONT)
+            await patient
 
 
 async def test_publishing_on_a_closed_connection_is_an_error(millstream_url: str) -> None:
