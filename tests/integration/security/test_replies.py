@@ -290,6 +290,24 @@ async def test_a_bounded_app_publishes_to_and_reads_its_topics_only(broker: Brok
         assert await targets.state() == before
 
 
+@pytest.mark.parametrize("user", ["eyes", "till"])
+async def test_the_trace_of_a_message_goes_nowhere_else(broker: Broker, user: str) -> None:
+    """The server publishes what it did with a message to the subject in a header of it."""
+    async with victims(broker.url) as targets, client(broker.url, as_user(user)) as attacker:
+        targets.own = "orders" if user == "till" else ""
+        before = await targets.state()
+        calls = [call for call in calls_of(user) if not call[0].startswith("$JS.ACK")]
+        for target in ("money.x", "_INBOX.victim.1", "$JS.API.STREAM.PURGE.money"):
+            for only in ({}, {"Nats-Trace-Only": "true"}):
+                for subject, body, headers in calls:
+                    traced = {**(headers or {}), "Nats-Trace-Dest": target, **only}
+                    await attacker.publish(subject, body, reply="answers", headers=traced)
+        await attacker.flush()
+        await attack(attacker, user)  # handled after the others
+        assert await targets.state() == before
+        assert any("money.x" in error for error in attacker.seen)
+
+
 @pytest.mark.parametrize("user", ["auditor", "till"])
 async def test_an_ack_reaches_no_consumer_but_the_own_one(broker: Broker, user: str) -> None:
     """An ack with the body +NXT is a pull."""
