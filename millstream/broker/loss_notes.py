@@ -46,6 +46,7 @@ AT_ONCE: Final = 10_000  # messages between two answers; the server drops what i
 MOVE_MAX: Final = 2_000_000  # offsets that a log is moved by, about a minute; beyond, they are used
 RANGES_KEPT: Final = 50  # of one stream, the newest ones
 FILLER: Final = "_millstream_lost"  # first token of the subject of messages that only take offsets
+MIRROR: Final = "the broker: a mirror copies them from its origin again"  # accepts such a loss
 # What would keep a filler from being stored, or store it elsewhere as well.
 OPENED: Final = {
     "max_msgs": -1,
@@ -55,6 +56,7 @@ OPENED: Final = {
     "discard_new_per_subject": False,
     "subject_transform": None,
     "republish": None,
+    "no_ack": False,
 }
 
 
@@ -181,6 +183,7 @@ def note_loss(admin: Admin, loss: dict[str, Any], key: str, keep: Callable[[], N
     info = admin.api(f"STREAM.INFO.{stream}")
     config = loss.get("config") or info["config"]
     if config.get("mirror"):
+        loss["accepted"] = {"at": loss["found"], "by": MIRROR}
         return int(info["state"]["last_seq"])
     first, last = loss["lost"]
     reached = int(info["state"]["last_seq"])

@@ -26,6 +26,7 @@ from millstream.messaging.subscriptions.settings import SubscriptionSettings
 from millstream.testing import running_broker, running_cluster
 from millstream.wire.aio import atomic
 from millstream.wire.api import PubAck
+from tests.integration.messaging.topic_kit import eventually
 
 COUNT, READ, KEPT = 40, 10, 20  # events stored, those that readers took, those left by the damage
 LOST = f"'log', partition 0: the offsets {KEPT + 1} to {COUNT} are lost"
@@ -315,6 +316,38 @@ async def test_a_batch_whose_answer_was_lost_is_found_after_a_loss(
         monkeypatch.setattr(atomic, "_attempt", unanswered)
         receipts = await topic.publish_atomic([b"1", b"2"])
         assert [receipt.offset for receipt in receipts] == [COUNT + 1, COUNT + 2]
+
+
+async def test_a_mirror_copies_what_it_lost_again_and_is_healthy() -> None:
+    async with filled() as (broker, mill):
+        copy = await mill.create_topic("copy", mirror="log")
+
+        async def copied() -> int:
+            return int((await copy.info()).partitions[0].messages)
+
+        await eventually(copied, COUNT)
+        await crash(broker, "copy")
+        await eventually(copied, COUNT)
+        copy = await mill.topic("copy")
+        assert len([event async for event in copy.read()]) == COUNT
+        health = await asyncio.to_thread(broker.health)
+        assert [(loss.stream, loss.open) for loss in health.losses] == [("copy", False)]
+        assert "a mirror copies them from its origin again" in health.losses[0].text
+        assert health.ok, "and nobody can accept a loss of a mirror"
+
+
+async def test_a_stream_without_acks_does_not_delay_the_start() -> None:
+    """The broker waited for the ack of a message that moves the end of the log."""
+    async with running_broker() as broker, millstream.connect(broker.url) as mill:
+        topic = await mill.create_topic("log")
+        await topic.publish_many(events())
+        config = (await topic.info()).partitions[0].config
+        await mill.jetstream.update_stream({**config, "no_ack": True})
+        await crash(broker, "log")
+        part = (await (await mill.topic("log")).info()).partitions[0]
+        assert part.last_offset == COUNT
+        assert part.config["no_ack"]
+        assert "do not know of its loss" not in broker.log.read_text()
 
 
 def wait_for_newest(folder: Path) -> None:
