@@ -39,7 +39,6 @@ __all__ = [
     "datetime_of",
     "event_ns",
     "nanoseconds_of",
-    "stored_ns_of",
 ]
 
 KEY_HEADER: Final = "Mill-Key"
@@ -119,18 +118,6 @@ def nanoseconds_of(timestamp: datetime | int) -> int:
         )
     past = timestamp - _EPOCH
     return (past.days * 86_400 + past.seconds) * 1_000_000_000 + past.microseconds * 1_000
-
-
-def stored_ns_of(time: str) -> int:
-    """Nanoseconds since 1970 of a time as the server writes it; a datetime would truncate it.
-
-    >>> stored_ns_of("1970-01-01T00:00:01.000000007Z"), stored_ns_of("1970-01-01T01:00:00+01:00")
-    (1000000007, 0)
-    """
-    whole, dot, rest = time.partition(".")
-    digits = len(rest) - len(rest.lstrip("0123456789"))
-    seconds = nanoseconds_of(datetime.fromisoformat(whole + rest[digits:]))
-    return seconds + (int(rest[:digits][:9].ljust(9, "0")) if dot else 0)
 
 
 def event_ns(header: str | None, stored: int) -> int:

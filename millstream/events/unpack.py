@@ -15,11 +15,10 @@ from millstream.events.event import (
     Partition,
     PlainEvent,
     Unreadable,
-    stored_ns_of,
 )
 from millstream.events.undecodable import DECODE_FAILURES, Report, reason_of
 from millstream.wire.api import AckAddress, parse_ack_address
-from millstream.wire.message import RawMessage, StoredMessage
+from millstream.wire.message import RawMessage, StoredMessage, stored_ns_of
 from millstream.wire.protocol import parse_headers
 
 if TYPE_CHECKING:

@@ -29,13 +29,7 @@ from millstream.errors import (
     Unfit,
 )
 from millstream.events.classify import is_for_another
-from millstream.events.event import (
-    Event,
-    NewEvent,
-    Partition,
-    PlainEvent,
-    stored_ns_of,
-)
+from millstream.events.event import Event, NewEvent, Partition, PlainEvent
 from millstream.events.fence import fence_subject
 from millstream.events.packs.pack import EncodedPack
 from millstream.events.packs.packing import Packing
@@ -52,7 +46,7 @@ from millstream.wire.aio.interest_hold import InterestHold, hold_on
 from millstream.wire.api import parse_ack_address
 from millstream.wire.batch import BATCH_BYTES_MAX
 from millstream.wire.interest import needs_hold
-from millstream.wire.message import RawMessage
+from millstream.wire.message import RawMessage, stored_ns_of
 
 __all__ = ["Process", "ProcessSettings", "Transform"]
 

@@ -7,11 +7,9 @@ messages as a consumer delivers them, so the address of an ack is made from thos
 from __future__ import annotations
 
 from collections.abc import Sequence
-from datetime import datetime
 from typing import Any, Final, NamedTuple
 
-from millstream.wire.api import NANOSECONDS
-from millstream.wire.message import RawMessage, StoredMessage
+from millstream.wire.message import RawMessage, StoredMessage, stored_ns_of
 from millstream.wire.protocol import parse_header_items, status_of
 
 __all__ = [
@@ -62,9 +60,7 @@ class DirectMessage(NamedTuple):
 
     def as_delivered(self, number: int) -> RawMessage:
         """The message as a consumer would deliver it as its `number`-th."""
-        stored = datetime.fromisoformat(self.time)
-        stored_ns = int(stored.timestamp()) * NANOSECONDS + stored.microsecond * 1000
-        numbers = f"{self.sequence}.{number}.{stored_ns}.{self.pending}"
+        numbers = f"{self.sequence}.{number}.{stored_ns_of(self.time)}.{self.pending}"
         reply = f"$JS.ACK.{self.stream}.direct.1.{numbers}"
         subject = self.subject.encode("utf-8", "surrogateescape")
         return RawMessage(subject, reply.encode(), self.headers, self.payload)

@@ -29,7 +29,6 @@ from millstream.errors import (
     Unconfirmed,
     WrongSequence,
 )
-from millstream.events.event import stored_ns_of
 from millstream.events.fence import EXPECTED_HEADER
 from millstream.events.subject import copies_prefix, key_token, partition_of
 from millstream.messaging.dead_letters.letter import (
@@ -46,7 +45,7 @@ from millstream.wire.aio.jetstream import JetStream
 from millstream.wire.aio.publisher import StreamPublisher
 from millstream.wire.api import ErrorCode
 from millstream.wire.direct import matches
-from millstream.wire.message import OutgoingMessage
+from millstream.wire.message import OutgoingMessage, stored_ns_of
 from millstream.wire.protocol import encode_headers, unique_token
 
 __all__ = ["Redrive", "was_redriven"]

@@ -16,7 +16,7 @@ from millstream.errors import (
     SubscriptionNotFound,
     TopicNotFound,
 )
-from millstream.events.event import Partition, datetime_of, stored_ns_of
+from millstream.events.event import Partition, datetime_of
 from millstream.events.start import Start
 from millstream.events.subject import check_name
 from millstream.messaging.dead_letters.store import default_dead_letter_topic
@@ -29,6 +29,7 @@ from millstream.messaging.subscriptions.settings import (
 from millstream.messaging.topics.handle import TopicHandle
 from millstream.messaging.topics.lookup import open_topic, side_by_side
 from millstream.wire.api import ConsumerInfo, ErrorCode
+from millstream.wire.message import stored_ns_of
 from millstream.wire.protocol import unique_token
 
 __all__ = ["Lag", "SubscriptionInfo", "SubscriptionPosition", "Subscriptions"]

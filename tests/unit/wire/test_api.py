@@ -12,7 +12,6 @@ from millstream.errors import (
     TopicNotFound,
     WrongSequence,
 )
-from millstream.events.event import stored_ns_of
 from millstream.wire.api import (
     AckAddress,
     ConsumerConfig,
@@ -22,6 +21,7 @@ from millstream.wire.api import (
     error_from,
     parse_ack_address,
 )
+from millstream.wire.message import stored_ns_of
 
 EXPECTED = AckAddress("orders", "billing", 2, 17, 5, 1_700_000_000_123_456_789, 40)
 

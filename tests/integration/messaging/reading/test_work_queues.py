@@ -48,6 +48,13 @@ async def test_reading_a_work_queue_takes_nothing_from_it(jobs: Topic) -> None:
         assert ack(await take(member, len(ALL))) == ALL
 
 
+async def test_an_event_of_a_work_queue_has_the_same_time_for_every_reader(jobs: Topic) -> None:
+    read = [(event.offset, event.timestamp_ns) async for event in jobs.read()]
+    async with jobs.subscribe("s") as member:
+        taken = [(one.offset, one.timestamp_ns) for one in await take(member, len(ALL))]
+    assert read == taken
+
+
 async def test_reads_of_a_work_queue_leave_nothing_behind(mill: Mill, jobs: Topic) -> None:
     listeners = len(mill.connection.on_connected)
     for _ in range(3):
