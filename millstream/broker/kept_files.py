@@ -88,11 +88,12 @@ def put_back(store: str, streams: list[str]) -> None:
 
 
 def forget_streams(store: str) -> None:
-    """Remove the second names."""
-    _remove(os.path.join(store, FORGOTTEN))
-    with contextlib.suppress(FileNotFoundError):
+    """Remove the second names; what a disk does not let go is tried again at the next start."""
+    with contextlib.suppress(OSError):
+        _remove(os.path.join(store, FORGOTTEN))
+    with contextlib.suppress(OSError):
         os.rename(os.path.join(store, KEPT), os.path.join(store, FORGOTTEN))
-    _remove(os.path.join(store, FORGOTTEN))
+        _remove(os.path.join(store, FORGOTTEN))
 
 
 def _remove(root: str) -> None:
