@@ -117,7 +117,7 @@ def test_a_stream_that_the_server_cannot_read_keeps_its_files(tmp_path: Path, cr
 
 
 def test_a_new_file_without_its_key_does_not_cost_an_encrypted_stream(tmp_path: Path) -> None:
-    """A kill between the two made the server delete the stream; once in some 20 kills."""
+    """A kill between the two made the server delete the stream."""
     broker = Broker(BrokerSettings(data=tmp_path, encryption=Encryption()))
     with broker:
         asyncio.run(fill(broker, "log"))
