@@ -285,11 +285,11 @@ async def staged(orders: Orders, **settings: Any) -> AsyncIterator[Stage]:
         await asyncio.to_thread(broker.stop, grace=5.0)
 
 
-async def stored_events(topic: Topic) -> list[Stored]:
+async def stored_events(topic: Topic, *, fail_on_data_loss: bool = True) -> list[Stored]:
     """All events of a topic."""
     return [
         Stored(id_of(event.value), event.key, event.partition, event.offset, event.index)
-        async for event in topic.read()
+        async for event in topic.read(fail_on_data_loss=fail_on_data_loss)
     ]
 
 
