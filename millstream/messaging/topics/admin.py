@@ -73,6 +73,7 @@ __all__ = [
 # An origin beyond a leaf node that is not connected never answers; do not wait long.
 ORIGIN_SECONDS: Final = 2.0
 _SUBJECTS_OVERLAP: Final = 10065
+_CREATE_FAILED: Final = 10049
 
 # -- declaring ----------------------------------------------------------------------------
 
@@ -204,6 +205,9 @@ async def _create(
     except ApiError as error:
         if error.err_code == ErrorCode.MAX_CONSUMERS and settings.max_subscriptions is None:
             return await js.create_stream({**config, "max_consumers": -1})
+        if error.err_code == _CREATE_FAILED:
+            # The server may be removing the folder of the account, whose last stream was deleted.
+            return await js.create_stream(config)
         if error.err_code == _SUBJECTS_OVERLAP:
             raise await _overlap(js, name, config["subjects"][0], error) from error
         if error.err_code == ErrorCode.STREAM_NAME_IN_USE:
