@@ -127,6 +127,7 @@ async def test_a_guard_dies_with_a_keeper_that_is_killed(tmp_path: Path) -> None
         broker.down(tmp_path)
 
 
+@pytest.mark.long
 async def test_every_node_of_a_cluster_guards_what_it_stores() -> None:
     with running_cluster(3) as cluster:
         async with millstream.connect(cluster.url, request_timeout=PATIENCE) as mill:

@@ -357,8 +357,12 @@ def wait_for_newest(folder: Path) -> None:
         time.sleep(0.02)
 
 
+@pytest.mark.long
 async def test_what_the_peers_of_a_node_repair_is_not_lost() -> None:
-    async with running_cluster(3) as cluster, millstream.connect(cluster.url) as mill:
+    async with (
+        running_cluster(3) as cluster,
+        millstream.connect(cluster.url, connect_timeout=60.0, request_timeout=60.0) as mill,
+    ):
         topic = await mill.create_topic("log", replicas=3)
         await topic.publish_many(events())
         node = next(iter(cluster.nodes))

@@ -130,7 +130,10 @@ async def test_an_atomic_batch_on_a_work_queue_is_found_when_its_answer_was_lost
 @pytest.mark.parametrize("retention", ["interest", "workqueue"])
 async def test_replicated_topics_of_every_retention_can_be_read(retention: str) -> None:
     """The server wants a consumer there to have the stream's replicas."""
-    async with running_cluster(3) as cluster, millstream.connect(cluster.url) as mill:
+    async with (
+        running_cluster(3) as cluster,
+        millstream.connect(cluster.url, connect_timeout=60.0, request_timeout=60.0) as mill,
+    ):
         topic = await mill.create_topic("t", retention=retention, replicas=3)
         await topic.subscriptions.create("s")
         for number in range(5):

@@ -87,6 +87,7 @@ def blocking_list(url: str) -> list[str]:
     return [info.config["name"] for info in found]
 
 
+@pytest.mark.long
 async def test_a_schema_is_not_forgotten_while_the_mirror_s_node_does_not_answer(
     cluster: Cluster,
 ) -> None:
