@@ -12,7 +12,6 @@ import contextlib
 import json
 import os
 import signal
-import sys
 import time
 
 TYPE_CHECKING = False
@@ -20,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
     from typing import Any, Final
 
-__all__ = ["GUARDS_FILE", "GuardKeeper", "die_with", "guarded_accounts", "kernel_call"]
+__all__ = ["GUARDS_FILE", "GuardKeeper", "guarded_accounts"]
 
 GUARDS_FILE: Final = "guards.json"
 LOOK_POLL: Final = 1.0  # seconds between looks for guarded topics
@@ -31,7 +30,6 @@ STEADY: Final = 60.0  # seconds that a guard runs before its pauses start from t
 STOP_GRACE: Final = 3.0  # seconds for guards to answer what they took
 # What subjects of guarded topics start with; the same as in millstream/guarded.py.
 _GUARDED: Final = "_guarded."
-PR_SET_PDEATHSIG: Final = 1
 
 
 def guarded_accounts(answer: Mapping[str, Any]) -> set[str]:
@@ -71,9 +69,10 @@ class GuardKeeper:
         plan: tuple[list[str], str],
         log: Callable[[bytes], None],
         report: Callable[[list[dict[str, Any]]], None],
+        start_child: Callable[[Callable[[], None], str], tuple[int, int]],
     ) -> None:
         self._command, self._plan_file = plan
-        self._log, self._report = log, report
+        self._log, self._report, self._start_child = log, report, start_child
         self._processes: dict[str, _Process] = {}
         self._told: list[dict[str, Any]] = []
         self._look_at = 0.0  # when to look for guarded topics
@@ -169,42 +168,10 @@ class GuardKeeper:
             self._report(facts)
 
     def _start(self, one: _Process) -> None:
-        read, write = os.pipe()
-        prctl = kernel_call()
-        keeper = os.getpid()
-        child = os.fork()
-        if child:
-            os.close(write)
-            one.pid, one.output = child, read
-            return
-        try:
-            os.setpgid(0, 0)
-            signal.pthread_sigmask(signal.SIG_SETMASK, ())
-            die_with(keeper, prctl)
-            null = os.open(os.devnull, os.O_RDONLY)
-            os.dup2(null, 0)
-            os.dup2(write, 1)
-            os.dup2(write, 2)
+        command = [*self._command, one.account]
+
+        def run() -> None:
             os.closerange(3, 256)  # also the lock of the folder, which must be free without us
-            command = [*self._command, one.account]
             os.execv(command[0], command)
-        except BaseException as error:
-            os.write(2, f"cannot run the guard: {error}\n".encode())
-        os._exit(127)
 
-
-def die_with(parent: int, prctl: Any) -> None:
-    """In a child: have the kernel kill it with its parent."""
-    if prctl is not None:
-        prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-        if os.getppid() != parent:
-            os._exit(1)
-
-
-def kernel_call() -> Any:
-    """The Linux call for `die_with`, loaded before a fork; None on other systems."""
-    if sys.platform != "linux":
-        return None
-    import ctypes
-
-    return ctypes.CDLL(None).prctl
+        one.pid, one.output = self._start_child(run, "the guard")

@@ -28,7 +28,8 @@ if TYPE_CHECKING or __name__ != "__main__":
     from typing import Any, Final
 
     from millstream.broker import kept_files, private_files
-    from millstream.broker.guard_keeper import GUARDS_FILE, GuardKeeper, die_with, kernel_call
+    from millstream.broker.child_process import start_child
+    from millstream.broker.guard_keeper import GUARDS_FILE, GuardKeeper
     from millstream.broker.log_ends import ENDS_FILE, Cut, LogEnds, block_files, cut_logs
     from millstream.broker.loss_notes import CLOSED_FILE, ClosedFiles, note_losses
     from millstream.broker.monitoring import ask_server
@@ -39,7 +40,8 @@ else:  # as a script: only these modules, not their package, which would load ev
     sys.path.append(os.path.dirname(os.path.abspath(__file__)))
     import kept_files
     import private_files
-    from guard_keeper import GUARDS_FILE, GuardKeeper, die_with, kernel_call
+    from child_process import start_child
+    from guard_keeper import GUARDS_FILE, GuardKeeper
     from log_ends import ENDS_FILE, LogEnds, block_files, cut_logs
     from loss_notes import CLOSED_FILE, ClosedFiles, note_losses
     from monitoring import ask_server
@@ -90,7 +92,7 @@ class Keeper:
         self.ends: LogEnds | None = None  # only of a single server that stores on disk
         if plan["single"] and not plan["remove"]:
             self.ends = LogEnds.read(self.path(ENDS_FILE))
-        self.guards = GuardKeeper(plan["guards"], self.log.write, self.save_guards)
+        self.guards = GuardKeeper(plan["guards"], self.log.write, self.save_guards, start_child)
 
     # -- reporting to the owner ---------------------------------------------------------
 
@@ -172,31 +174,16 @@ class Keeper:
         write_private(self.path(RUNNING_FILE), "")
         for old in os.listdir(self.path("run")):
             os.unlink(self.path("run", old))
-        read, write = os.pipe()
-        prctl = kernel_call()
-        keeper = os.getpid()
-        child = os.fork()
-        if child:
-            os.close(write)
-            self.server, self.output = child, read
-            return
-        try:
-            os.setpgid(0, 0)  # Ctrl-C in a terminal goes to the owner, which then stops us
-            signal.pthread_sigmask(signal.SIG_SETMASK, ())
-            die_with(keeper, prctl)
-            null = os.open(os.devnull, os.O_RDONLY)
-            os.dup2(null, 0)
-            os.dup2(write, 1)
-            os.dup2(write, 2)
+        environment = soft_limit(self.plan["max_memory"]) | os.environ | self.plan["env"]
+        command = [self.plan["binary"], "-c", self.path(config)]
+
+        def run() -> None:
             # The server keeps the lock too, for systems where the kernel does not kill it with us.
             os.set_inheritable(self.plan["lock"], True)
             os.umask(0o077)
-            environment = soft_limit(self.plan["max_memory"]) | os.environ | self.plan["env"]
-            command = [self.plan["binary"], "-c", self.path(config)]
             os.execve(command[0], command, environment)
-        except BaseException as error:
-            os.write(2, f"cannot run the server: {error}\n".encode())
-        os._exit(127)
+
+        self.server, self.output = start_child(run, "the server")
 
     def server_gone(self) -> int | None:
         """Exit status of the server once it has ended and its output is read; None before."""

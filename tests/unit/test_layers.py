@@ -25,6 +25,7 @@ SAME_NAME: dict[str, str] = {
 # Library -> the rooms that may import it. `nats` is a peer in bench/ and tests/, never used inside.
 LIBRARIES: dict[str, set[str]] = {
     # Modules of broker/, as the keeper loads them when it runs as a script.
+    "child_process": {"broker"},
     "guard_keeper": {"broker"},
     "kept_files": {"broker"},
     "log_ends": {"broker"},
