@@ -79,7 +79,8 @@ class AuthCallout:
     account: str = field(
         metadata=declares(
             Declaration(
-                "Account whose users answer the callout; they see the passwords of who logs in.",
+                "Account whose users answer the callout; they see the passwords of everyone who "
+                "logs in.",
                 group=SECURITY,
                 name="callout_account",
             )
@@ -95,6 +96,6 @@ class AuthCallout:
         if self.account == DEFAULT_ACCOUNT:
             raise ConfigError(
                 f"auth callout: all users of the account '{self.account}' would see the passwords "
-                f"of who logs in. Give your service an account of its own "
+                f"of everyone who logs in. Give your service an account of its own "
                 f"(--account logins --callout-account logins)"
             )
