@@ -66,7 +66,8 @@ def connection_settings(server: str | None) -> ConnectionSettings:
         return settings
     if project_url() is None:
         typer.echo(
-            f"There is no broker of this folder; using {DEFAULT_URL} (choose with --server)",
+            f"This folder has no broker; using {DEFAULT_URL}. "
+            f"Choose another with --server, or start one with 'millstream up'",
             err=True,
         )
         return settings
