@@ -178,10 +178,7 @@ class Holding:
             reader.close()
 
     async def check_log(self) -> None:
-        """Compare the log with the fingerprint of the last message read.
-
-        A log that was cut or replaced would have other events at the group's positions.
-        """
+        """Raise DataLoss when the log was cut or replaced: its offsets have other events then."""
         offset, time_ns = self._fingerprint
         jetstream = self._member.jetstream
         if not offset:
@@ -463,6 +460,8 @@ class Holding:
                         return False
                 else:
                     self._stored = Stored(revision, record)
+                    if release:
+                        self.close()  # a commit that is due now would make it ours again
                     return True
         return False
 

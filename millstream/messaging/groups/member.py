@@ -299,6 +299,11 @@ class Member:
                 self._drop(holding)
             elif wanted.get(number) != self.id and holding.state is HoldingState.OPEN:
                 self._release_later(holding)
+        for number, stored in partitions.items():
+            unknown = stored.record.owner == self.id and number not in self.holdings
+            if unknown and wanted.get(number) != self.id:
+                # The answer to a take was lost, and by now the partition is another member's share.
+                await self._disown(number, stored)
         mine = [n for n, m in wanted.items() if m == self.id and n not in self.holdings]
         free = [n for n in mine if owners.get(n, "") not in members or owners[n] == self.id]
         takes = [self._take(number, partitions.get(number)) for number in free]
@@ -345,6 +350,13 @@ class Member:
         except (*UNSURE, TopicNotFound):
             self._drop(holding)
             raise
+
+    async def _disown(self, number: int, stored: Stored[PartitionRecord]) -> None:
+        """Free a partition that is recorded as ours and that we do not hold."""
+        record = msgspec.structs.replace(stored.record, owner="")
+        timeout = self.context.settings.lease
+        await self._store.put_partition(number, record, stored.revision, timeout)
+        self._store.nudge()
 
     def _drop(self, holding: Holding) -> None:
         holding.close()

@@ -21,6 +21,7 @@ from millstream.messaging.groups.settings import GroupSettings
 from millstream.messaging.groups.workers import GroupHandler
 from millstream.messaging.reading.events import read_events
 from millstream.messaging.reading.replay import ReadPlan
+from millstream.messaging.topics.choices import Retention
 from millstream.messaging.topics.settings import TopicSettings
 from millstream.wire.aio.connection import Connection
 from millstream.wire.aio.jetstream import JetStream
@@ -55,8 +56,8 @@ class Kit:
         self._client = Client(connection)
         self._stack = stack
 
-    async def declare(self, replicas: int = 1) -> None:
-        settings = TopicSettings(partitions=self._count, replicas=replicas)
+    async def declare(self, replicas: int = 1, retention: Retention = Retention.LIMITS) -> None:
+        settings = TopicSettings(partitions=self._count, replicas=replicas, retention=retention)
         self._topic = await self._client.create_topic("orders", settings)
         info = await self._topic.info()
         self.partitions = [
