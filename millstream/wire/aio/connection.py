@@ -27,7 +27,7 @@ from millstream.errors import (
     RequestTimeout,
 )
 from millstream.settings import ConnectionSettings
-from millstream.wire.aio.link import Link, open_link
+from millstream.wire.aio.link import BrokenLinks, Link, open_link
 from millstream.wire.handshake import ServerAddress, ServerInfo, denied_subject, parse_address
 from millstream.wire.protocol import (
     EMPTY_HEADERS,
@@ -104,11 +104,11 @@ class Connection:
         self.on_disconnected: list[Callable[[], None]] = []
         self.on_denied: list[Callable[[PermissionDenied], None]] = []
         self.on_closed: list[Callable[[], None]] = []
-        # What drains before the connection closes: first what takes messages, then what collects
-        # some to send.
+        # These drain before it closes: first what takes messages, then what collects some to send.
         self.intakes: WeakSet[Drainable] = WeakSet()
         self.outlets: WeakSet[Outlet] = WeakSet()
         self.reconnects = 0
+        self._broken_links = BrokenLinks()
         self.congested = False  # the socket is full: `await writable()` before sending more
         self._reading = True
 
@@ -391,7 +391,10 @@ class Connection:
                 future.set_exception(ConnectError(f"the connection to {self.url} was lost"))
         for report in list(self.on_disconnected):
             report()
-        self._spawn(self._reconnect())
+        if (closed := self._broken_links.add(link)) is not None:
+            self._end(closed)
+        else:
+            self._spawn(self._reconnect())
 
     # -- connecting -----------------------------------------------------------------------
 
@@ -491,8 +494,7 @@ class Connection:
 
     def _task_done(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
-        if not task.cancelled() and task.exception() is not None:
-            error = task.exception()
+        if not task.cancelled() and (error := task.exception()) is not None:
             _log.error("the connection ends: %s", error, exc_info=error)
             if self._closed is None:
                 self._end(ConnectionClosed(f"the connection failed: {error}"))

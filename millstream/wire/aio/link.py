@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 import logging
 import ssl
+import time
 from collections import deque
 from collections.abc import Callable
 from typing import Final, Protocol, cast
 
 from millstream.deadline import Deadline
-from millstream.errors import AuthenticationFailed, ConnectError, ConnectFailed
+from millstream.errors import AuthenticationFailed, ConnectError, ConnectFailed, ConnectionClosed
 from millstream.settings import ConnectionSettings
 from millstream.wire.handshake import (
     ServerAddress,
@@ -22,7 +23,7 @@ from millstream.wire.handshake import (
 )
 from millstream.wire.protocol import PING, PONG, Handler, Parser, RunHandler
 
-__all__ = ["Link", "LinkOwner", "open_link"]
+__all__ = ["BrokenLinks", "Link", "LinkOwner", "open_link"]
 
 _log = logging.getLogger("millstream.wire")
 
@@ -32,6 +33,36 @@ PINGS_UNANSWERED_MAX: Final = 2
 # Read at most this much in one go. More would be allocated from the system each time, and its
 # pages touched again: that costs more than another read (a fifth of a lone message's time).
 READ_BYTES_MAX: Final = 64 * 1024
+
+
+# A server that sends what cannot be read is left, and tried again, but not for ever: what it sends
+# may be a message that is damaged on its disk.
+BROKEN_LINKS_MAX: Final = 10
+BROKEN_LINKS_SECONDS: Final = 60.0
+
+
+class BrokenLinks:
+    """Counts the links of a connection that were dropped because of what came over them."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._when: deque[float] = deque(maxlen=BROKEN_LINKS_MAX)
+
+    def add(self, link: Link) -> ConnectionClosed | None:
+        """Count a lost link, if it was dropped; the error that ends the connection, or None."""
+        if link.dropped_for is None:
+            return None
+        self._when.append(self._clock())
+        if (
+            len(self._when) < BROKEN_LINKS_MAX
+            or self._when[-1] - self._when[0] > BROKEN_LINKS_SECONDS
+        ):
+            return None
+        return ConnectionClosed(
+            f"the server sent {BROKEN_LINKS_MAX} times within {BROKEN_LINKS_SECONDS:g} s what "
+            f"cannot be read: {link.dropped_for}. A message that is damaged on its disk can be "
+            f"the cause"
+        )
 
 
 class LinkOwner(Protocol):
@@ -66,6 +97,7 @@ class Link(asyncio.BufferedProtocol):
         self.info = ServerInfo()
         self.established = False
         self.lost = False
+        self.dropped_for: Exception | None = None  # what came over it could not be handled
 
     # -- asyncio.BufferedProtocol ---------------------------------------------------------
 
@@ -82,6 +114,7 @@ class Link(asyncio.BufferedProtocol):
             self._parser.feed(bytes(self._buffer[:size]))
         except Exception as error:  # a broken frame or handler: nothing after it can be trusted
             _log.exception("the connection is dropped: %s", error)
+            self.dropped_for = error
             self.abort()
 
     def connection_lost(self, error: Exception | None) -> None:
