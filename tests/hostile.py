@@ -37,6 +37,13 @@ LINES = (
     b"Mill-Time: x\r\nMill-Time: 5\r\n",
     b"Mill-Pack: 1\r\nMill-Pack: 1\r\n",
 )
+# Blocks of headers without an end.
+ENDLESS = (
+    b"NATS/1.0\r\nNa",
+    b"NATS/1.0\r\nMill-For: x\r\n",
+    b"NATS/1.0\r\nMill-Pack: 1\r\n\r\n{",
+    b"N",
+)
 VALUE = b'{"sensor":1}'
 
 
@@ -47,12 +54,12 @@ class Hostile(NamedTuple):
     block: bytes
     payload: bytes = VALUE
     is_event: bool = True  # handed out by readers
-    bad_pack: bool = False
+    unreadable: bool = False  # damaged, or not the pack that it is marked as
     bad_schema: bool = False  # its value cannot be decoded in a topic with a schema
 
 
 def hostile_messages() -> list[Hostile]:
-    """One for each header and value, odd lines, and damaged packs."""
+    """One for each header and value, odd lines, damaged packs and damaged messages."""
     found: list[Hostile] = []
     for name in HEADERS:
         for value in VALUES:
@@ -63,6 +70,8 @@ def hostile_messages() -> list[Hostile]:
     found.append(Hostile(b"t\xff", b""))
     found.append(Hostile(b"long" * 700, b""))
     found += _damaged_packs()
+    for block in ENDLESS:
+        found.append(Hostile(b"k%d" % len(found), block, is_event=False, unreadable=True))
     return found
 
 
@@ -72,7 +81,7 @@ def _message(number: int, lines: bytes, name: str) -> Hostile:
         b"k%d" % number,
         b"NATS/1.0\r\n" + lines + b"\r\n",
         is_event=not bad_pack and name != "Mill-For",
-        bad_pack=bad_pack,
+        unreadable=bad_pack,
         bad_schema=name == "Mill-Schema",
     )
 
@@ -89,7 +98,7 @@ def _damaged_packs() -> list[Hostile]:
         headers = sound.headers | {"Mill-Checksum": f"{zlib.crc32(damaged):08x}"}
         lines = "".join(f"{name}: {value}\r\n" for name, value in headers.items()).encode()
         block = b"NATS/1.0\r\n" + lines + b"\r\n"
-        found.append(Hostile(b"_pack.w", block, damaged, is_event=False, bad_pack=True))
+        found.append(Hostile(b"_pack.w", block, damaged, is_event=False, unreadable=True))
     return found
 
 

@@ -2,13 +2,15 @@
 
 Every reader decides by `kind_of`. A reader of many messages may take the usual ones without it: a
 message with neither `FOR_MARK` nor `PACK_MARK` in its headers is a plain event, with or without a
-value, when its key does not start with `_`.
+value, when it has a key that does not start with `_` and its headers end with `HEADERS_END`.
 """
 
 from __future__ import annotations
 
 from enum import Enum
 from typing import Final
+
+from millstream.wire.protocol import HEADERS_END
 
 __all__ = [
     "FOR_HEADER",
@@ -19,6 +21,7 @@ __all__ = [
     "PACK_HEADER",
     "PACK_MARK",
     "Kind",
+    "check_whole",
     "holds_pack",
     "is_deletion",
     "is_for_another",
@@ -58,10 +61,11 @@ class Kind(Enum):
     REDRIVEN_DELETION = ("deletion", True)
     REDRIVEN_PACK = ("pack", True)
     OWN = ("own record", False)  # of Millstream's own: no reader of events takes it
+    DAMAGED = ("damaged", False)  # see `check_whole`: read like a pack that cannot be opened
 
     def __init__(self, holds: str, redriven: bool) -> None:
         self.redriven = redriven
-        self.is_pack = holds == "pack"
+        self.is_pack = holds in ("pack", "damaged")
         self.is_plain = holds in ("event", "deletion")  # one event, which is the whole message
 
 
@@ -77,6 +81,8 @@ def kind_of(subject: bytes, headers: bytes, prefix_size: int) -> Kind:
     >>> kind_of(b"orders.7", b"", 7), kind_of(b"orders._writer.a", b"", 7)
     (<Kind.EVENT: ('event', False)>, <Kind.OWN: ('own record', False)>)
     """
+    if len(subject) <= prefix_size or (headers and not headers.endswith(HEADERS_END)):
+        return Kind.DAMAGED
     # `find`, because `in` tries its left side as a number first and takes two to three times as
     # long.
     find = headers.find
@@ -90,6 +96,19 @@ def kind_of(subject: bytes, headers: bytes, prefix_size: int) -> Kind:
     if subject[prefix_size : prefix_size + 1] == b"_" and is_own_subject(subject, prefix_size):
         return _OWN
     return _DELETION if find(_NULL_MARK) >= 0 or find(_MARKER_MARK) >= 0 else _EVENT
+
+
+def check_whole(subject: bytes, headers: bytes, prefix_size: int) -> None:
+    """Raise ValueError for a damaged message, with the reason.
+
+    The server's checksum covers neither the length of the headers nor, in a message without
+    headers, that of the subject: a flipped bit there moves the border between them and the value,
+    so some of the message is on the wrong side.
+    """
+    if kind_of(subject, headers, prefix_size) is Kind.DAMAGED:
+        short = len(subject) <= prefix_size
+        found = f"subject {subject!r:.80} has no key" if short else "headers have no end"
+        raise ValueError(f"damaged: its {found}")
 
 
 def is_own_subject(subject: bytes, prefix_size: int) -> bool:
@@ -113,6 +132,8 @@ def holds_pack(headers: bytes) -> bool:
 
 def is_for_another(headers: bytes, subscription: str) -> bool:
     """Whether a message was redriven for another subscription than this one."""
-    return headers.find(FOR_MARK) >= 0 and (
-        headers.find(b"%b%b\r\n" % (FOR_MARK, subscription.encode())) < 0
+    return (
+        headers.find(FOR_MARK) >= 0
+        and headers.endswith(HEADERS_END)  # if not, nothing in them is certain
+        and headers.find(b"%b%b\r\n" % (FOR_MARK, subscription.encode())) < 0
     )

@@ -10,7 +10,7 @@ from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
 
 from millstream.errors import ConfigError
-from millstream.events.classify import is_deletion
+from millstream.events.classify import Kind, is_deletion, kind_of
 from millstream.events.subject import key_bytes, key_of_token
 from millstream.events.value_type import ValueType
 from millstream.wire.api import AckAddress, parse_ack_address
@@ -276,6 +276,12 @@ class PlainEvent(Event):
         """Whether it has no value: in a table, its key is deleted."""
         headers = self.raw.headers
         return bool(headers) and is_deletion(headers)
+
+    @property
+    def is_damaged(self) -> bool:
+        """Whether the borders of its message moved: see `check_whole`."""
+        subject, _, headers, _ = self.raw
+        return kind_of(subject, headers, self._partition.prefix_size) is Kind.DAMAGED
 
     @property
     def key(self) -> str | None:

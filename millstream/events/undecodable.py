@@ -3,7 +3,8 @@
 Any client can store any bytes. What is undecodable:
 
 1. A message that is marked as a pack and is not a valid one. It counts as one event, with index 0.
-2. A value that is not of its topic's type. The other events of its pack are not affected.
+2. A damaged message, whose headers have no end or whose subject has no key: the same.
+3. A value that is not of its topic's type. The other events of its pack are not affected.
 
 Nothing else is: a time that is not valid counts as none, and the names, ids and header values of
 events need not be UTF-8.

@@ -7,7 +7,13 @@ from copy import copy
 from typing import TYPE_CHECKING, Any, cast
 
 from millstream.errors import Undecodable
-from millstream.events.classify import FOR_MARK, OWN_MARK, PACK_MARK, kind_of
+from millstream.events.classify import (
+    FOR_MARK,
+    OWN_MARK,
+    PACK_MARK,
+    check_whole,
+    kind_of,
+)
 from millstream.events.escapes import unescaped
 from millstream.events.event import (
     RESERVED_PREFIXES,
@@ -19,7 +25,7 @@ from millstream.events.event import (
 from millstream.events.undecodable import DECODE_FAILURES, Report, reason_of
 from millstream.wire.api import AckAddress, parse_ack_address
 from millstream.wire.message import RawMessage, StoredMessage, stored_ns_of
-from millstream.wire.protocol import parse_headers
+from millstream.wire.protocol import HEADERS_END, parse_headers
 
 if TYPE_CHECKING:
     from millstream.events.packs.pack import Pack
@@ -134,11 +140,12 @@ def raw_of(stream: str, stored: StoredMessage) -> RawMessage:
 
 
 def open_pack(partition: Partition, raw: RawMessage) -> PackMessage:
-    """Decode a message that holds a pack; PackError when it is not valid."""
+    """Decode a message that holds a pack; a ValueError when it is damaged or not valid."""
     from millstream.events.packs.pack import (
         decode,  # brings pyarrow, which plain messages don't need
     )
 
+    check_whole(raw.subject, raw.headers, partition.prefix_size)
     pack = decode(parse_headers(raw.headers), raw.payload)
     return PackMessage(partition, raw, pack)
 
@@ -183,10 +190,20 @@ def _decoded(
     at = partition.prefix_size
     for raw in messages:
         subject, _, headers, _ = raw
-        if subject[at : at + 1] != b"_" and (
-            not headers
-            or headers.find(OWN_MARK) < 0
-            or (headers.find(FOR_MARK) < 0 and headers.find(PACK_MARK) < 0)
+        first = subject[at : at + 1]
+        if (
+            first
+            and first != b"_"
+            and (
+                not headers
+                or (
+                    headers.endswith(HEADERS_END)
+                    and (
+                        headers.find(OWN_MARK) < 0
+                        or (headers.find(FOR_MARK) < 0 and headers.find(PACK_MARK) < 0)
+                    )
+                )
+            )
         ):
             found.append(PlainEvent(partition, raw))  # nearly all are: `kind_of` costs too much
             continue
@@ -231,7 +248,7 @@ def _checked(item: Event | Undecodable) -> Event | Undecodable:
 def events_in(partition: Partition, raw: RawMessage) -> list[Event]:
     """The events of one message, redriven ones too; none when it is one of Millstream's own.
 
-    A message that is not a valid pack raises one of DECODE_FAILURES.
+    A damaged message and a pack that is not valid raise one of DECODE_FAILURES.
     """
     kind = kind_of(raw.subject, raw.headers, partition.prefix_size)
     if kind.is_pack:

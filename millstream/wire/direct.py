@@ -24,6 +24,7 @@ __all__ = [
 BATCH_MESSAGES: Final = 1000
 BATCH_BYTES: Final = 8 * 1024 * 1024
 _SEQUENCE_MARK: Final = b"\r\nNats-Sequence: "
+_ADDED: Final = b"Nats-Stream: "  # the first header that the server adds
 
 
 class DirectMessage(NamedTuple):
@@ -40,15 +41,18 @@ class DirectMessage(NamedTuple):
     @classmethod
     def of_answer(cls, headers: bytes, payload: bytes) -> DirectMessage:
         """A message as a direct answer has it."""
-        # The last of each name, because the server's headers come after the message's own.
-        known = dict(parse_header_items(headers))
+        # The last of them, because the server's headers come after the message's own.
+        own, added, rest = headers.rpartition(_ADDED)
+        known = dict(parse_header_items(b"\r\n%b%b" % (added, rest)))
         return cls(
             known["Nats-Stream"],
             int(known["Nats-Sequence"]),
             known["Nats-Subject"],
             known["Nats-Time-Stamp"],
             known.get("Nats-Num-Pending", "0"),
-            headers,
+            # The server takes the end of a message's headers off without a look at it: if no line
+            # ends there, they were damaged, and are handed out without an end.
+            headers if own.endswith(b"\r\n") else own,
             payload,
         )
 

@@ -10,6 +10,7 @@ from millstream.errors import ConfigError, ConnectError
 
 __all__ = [
     "EMPTY_HEADERS",
+    "HEADERS_END",
     "PING",
     "PONG",
     "Frame",
@@ -33,6 +34,7 @@ __all__ = [
 PING: Final = b"PING\r\n"
 PONG: Final = b"PONG\r\n"
 EMPTY_HEADERS: Final = b""
+HEADERS_END: Final = b"\r\n\r\n"  # of a block of headers: the end of a line, and an empty line
 
 # A control line holds two subjects, a sid and sizes; INFO is longer because it lists the cluster.
 CONTROL_LINE_BYTES_MAX: Final = 1024 * 1024
@@ -135,7 +137,7 @@ def encode_headers(items: Headers | Iterable[tuple[str, str]], *, foreign: bool 
             raise ConfigError(f"header {name!r}: a lone surrogate is not text") from error
     if len(lines) == 1:
         return EMPTY_HEADERS
-    return b"\r\n".join(lines) + b"\r\n\r\n"
+    return b"\r\n".join(lines) + HEADERS_END
 
 
 def _is_clear(name: str) -> bool:

@@ -40,7 +40,8 @@ INDEX_HEADER: Final = "Mill-Dead-Index"
 SUBSCRIPTION_HEADER: Final = "Mill-Dead-Subscription"
 SUBJECT_HEADER: Final = "Mill-Dead-Subject"
 WHEN_HEADER: Final = "Mill-Dead-When"
-# A pack that cannot be opened is stored as plain bytes, so that the dead letters stay readable.
+# A pack that cannot be opened, or a damaged message, is stored as plain bytes, so that the dead
+# letters stay readable.
 BROKEN_PACK_HEADER: Final = "Mill-Dead-Pack"
 CAUSE_CHARS_MAX: Final = 1000
 STORE_SECONDS: Final = 10.0
@@ -123,6 +124,8 @@ class DeadLetterStore:
             (WHEN_HEADER, _text(datetime_of(now_ns()))),
             (TIME_HEADER, str(event.timestamp_ns)),
         ]
+        if isinstance(event, PlainEvent) and event.is_damaged:
+            return pairs  # its key and id may be parts of something else
         if event.key is not None:
             pairs.append((KEY_HEADER, stored_key_token(event.key)))
         if event.id is not None:
@@ -143,6 +146,8 @@ def _content(event: Event) -> tuple[list[tuple[str, str]], bytes]:
     """The event's own headers and payload."""
     if not isinstance(event, PlainEvent):
         return _one_row_pack(event)
+    if event.is_damaged:
+        return [(BROKEN_PACK_HEADER, "damaged")], event.raw.headers + event.data
     own = [
         (BROKEN_PACK_HEADER if name == PACK_HEADER else name, value)
         for name, value in event.all_headers

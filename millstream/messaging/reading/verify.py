@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from millstream.errors import PackError
-from millstream.events.classify import kind_of
+from millstream.events.classify import Kind, check_whole, kind_of
 from millstream.events.event import Partition
 from millstream.events.fence import (
     EPOCH_HEADER,
@@ -38,7 +38,7 @@ class Flaw:
 
     partition: int
     offset: int
-    kind: str  # "checksum", "chain", "hole" or "parts"; the command line adds "end"
+    kind: str  # "checksum", "chain", "damaged", "hole" or "parts"; the command line adds "end"
     text: str
 
 
@@ -99,6 +99,12 @@ class _Walk:
         kind = kind_of(raw.subject, raw.headers, partition.prefix_size)
         # A copy redriven for one subscription is not another event: readers leave it out.
         counts = not kind.redriven
+        if kind is Kind.DAMAGED:
+            try:
+                check_whole(raw.subject, raw.headers, partition.prefix_size)
+            except ValueError as error:
+                self._flaw(offset, "damaged", f"the message cannot be read: {error}")
+            return
         if not kind.is_pack:
             report.events += kind.is_plain and counts
             return

@@ -28,6 +28,7 @@ from millstream.wire.aio.pull_consumer import Prefetch, PullConsumer, Signal
 from millstream.wire.api import parse_ack_address
 from millstream.wire.lost import check, lost_ranges
 from millstream.wire.message import RawMessage
+from millstream.wire.protocol import HEADERS_END
 
 __all__ = ["Inbox"]
 
@@ -245,7 +246,11 @@ class Inbox:
                 subject, reply, headers, _ = raw
                 if not reply.startswith(first):
                     self._collect_copy(partition, raw)
-                elif subject[at : at + 1] != b"_" and headers.find(OWN_MARK) < 0:
+                elif (
+                    subject[at : at + 1] not in (b"_", b"")
+                    and headers.find(OWN_MARK) < 0
+                    and (not headers or headers.endswith(HEADERS_END))
+                ):
                     add(PlainDelivery(leases, partition, raw))  # as nearly all are
                 else:
                     self._sort(partition, raw)

@@ -143,6 +143,8 @@ class Entrance:
     async def _check_payload(self, kind: Kind, headers: Mapping[str, str], data: bytes) -> None:
         if kind is Kind.OWN:
             return  # no reader takes it for an event
+        if kind is Kind.DAMAGED:
+            raise ConfigError("its headers have no end: an empty line is missing after them")
         if kind.is_pack:
             pack = decode(headers, data)
             if pack.count:

@@ -11,7 +11,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from millstream.errors import Undecodable
-from millstream.events.classify import KIND_MARKS, OWN_MARK, Kind, kind_of
+from millstream.events.classify import (
+    KIND_MARKS,
+    OWN_MARK,
+    Kind,
+    check_whole,
+    kind_of,
+)
 from millstream.events.escapes import escaped
 from millstream.events.event import (
     KEY_HEADER,
@@ -28,7 +34,7 @@ from millstream.spark.source.offsets import PartitionState
 from millstream.spark.source.values import Decoded, ValueDecoder, fitted
 from millstream.wire.api import AckAddress, parse_ack_address
 from millstream.wire.message import RawMessage
-from millstream.wire.protocol import parse_header_items, parse_headers
+from millstream.wire.protocol import HEADERS_END, parse_header_items, parse_headers
 
 __all__ = ["RowBatches", "kinds_of"]
 
@@ -51,9 +57,13 @@ def kinds_of(frames: Frames, prefix_size: int) -> dict[int, Kind]:
         key = frames.subject + prefix_size
         own = (frames.byte(key) == _UNDERSCORE) & (frames.subject_end > key + 1)
         kinds = dict.fromkeys(np.flatnonzero(own).tolist(), Kind.OWN)
+        keyless = np.flatnonzero(frames.subject_end <= key)
+        kinds.update(dict.fromkeys(keyless.tolist(), Kind.DAMAGED))
     with_headers = np.flatnonzero(frames.body > frames.head)
     if not len(with_headers):
         return kinds
+    whole = frames.ends_with(frames.body[with_headers], HEADERS_END)
+    kinds.update(dict.fromkeys(with_headers[~whole].tolist(), Kind.DAMAGED))
     blocks = frames.cut(frames.head[with_headers], frames.body[with_headers])
     found = pc.match_substring_regex(blocks, _ANY_MARK)
     marked = with_headers[found.to_numpy(zero_copy_only=False)]
@@ -96,7 +106,7 @@ class RowBatches:
         keep[[n for n, kind in kinds.items() if kind.redriven or not kind.is_plain]] = False
         marked = sorted(n for n in kinds if keep[n])
         start = 0
-        for number in sorted(n for n, kind in kinds.items() if kind is Kind.PACK):
+        for number in sorted(n for n, kind in kinds.items() if kind.is_pack and not kind.redriven):
             yield from self._plain(frames, keep, kinds, marked, slice(start, number))
             yield from self._pack(frames.message(number))
             start = number + 1
@@ -143,6 +153,7 @@ class RowBatches:
         address = parse_ack_address(message.reply)
         sequence = address.sequence
         try:
+            check_whole(message.subject, message.headers, self._prefix_size)
             pack = decode(parse_headers(message.headers), message.payload)
         except DECODE_FAILURES as error:
             yield from self._invalid_pack(message, address, error)

@@ -88,6 +88,14 @@ class Frames:
         """One byte of each message."""
         return np.frombuffer(self.data, np.uint8)[at]
 
+    def ends_with(self, end: Bounds, mark: bytes) -> Any:
+        """Whether the bytes before each `end` are the mark."""
+        block = np.frombuffer(self.data, np.uint8)
+        found = np.ones(len(end), bool)
+        for back, byte in enumerate(reversed(mark), 1):
+            found &= block[end - back] == byte
+        return found
+
     def sequences(self) -> Any:
         """The stream sequence of each message."""
         return self._number(3)

@@ -183,6 +183,17 @@ async def test_a_schedule_is_no_way_past_the_guard(broker: Broker) -> None:
         assert [event.value["n"] async for event in topic.read()] == [1]
 
 
+async def test_headers_without_an_end_are_refused(broker: Broker) -> None:
+    async with as_user(broker, Role.ADMIN) as admin:
+        topic = await admin.topic("orders")
+        await publish_guarded(topic, {"n": 1})
+        async with as_user(broker, Role.APP) as app:
+            for block in (b"NATS/1.0\r\nMill-Schema: 1", b"NATS/1.0\r\nMill-Schema: 1\r\n\r\n{"):
+                _, answer = await app.connection.request("ingress.orders._as.ada", GOOD, block)
+                assert json.loads(answer)["error"]["code"] == 400
+        assert [event.value["n"] async for event in topic.read()] == [1]
+
+
 async def test_the_answers_of_a_guard_are_no_events(broker: Broker) -> None:
     async with as_user(broker, Role.ADMIN) as admin:
         topic = await admin.topic("orders")

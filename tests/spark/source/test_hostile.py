@@ -32,7 +32,7 @@ def test_the_other_events_are_rows_of_all_columns(
         return messages, [(e.offset, e.timestamp.replace(tzinfo=None), e.key) for e in events]
 
     messages, expected = account.run(fill)
-    bad = [n for n, m in enumerate(messages, 1) if m.bad_pack or (typed and m.bad_schema)]
+    bad = [n for n, m in enumerate(messages, 1) if m.unreadable or (typed and m.bad_schema)]
     options = {"subscribe": "odd", "includeHeaders": "true"}
     rows = lake.read(**options, undecodable="drop").orderBy("offset").collect()
     found = [

@@ -51,6 +51,8 @@ FOR = ("Mill-For", "billing")
         ("orders._for.billing._pack", [FOR, PACK], Kind.REDRIVEN_PACK),
         ("orders._for.billing.k", [MARKER], Kind.OWN),  # a redriven copy that expired
         ("orders.k", [("Note", "Mill-Pack: 1")], Kind.EVENT),
+        ("orders.", [], Kind.DAMAGED),
+        ("ord", [PACK], Kind.DAMAGED),
         ("orders.k", [("Note", "Mill-For: billing"), ("Mill-Nullable", "1")], Kind.EVENT),
     ],
 )
@@ -96,6 +98,7 @@ LINES = st.one_of(
 )
 BLOCKS = st.one_of(
     st.just(b""),
+    st.sampled_from([b"N", b"NATS/1.0\r\n", b"NATS/1.0\r\n\r\nv", b"NATS/1.0\r\nMill-For: a\r\n"]),
     st.lists(LINES, max_size=5).map(
         lambda lines: b"".join(b"%b\r\n" % line for line in [b"NATS/1.0", *lines, b""])
     ),
@@ -105,6 +108,8 @@ TOKENS = st.sampled_from([b"k", b"_", b"_x", b"__", b"_pack.a", b"_for.s.k", b"k
 
 def expected_kind(key: bytes, block: bytes, foreign: bool) -> Kind:
     """The rule again, by lines."""
+    if not (key or foreign) or (block and not block.endswith(b"\r\n\r\n")):
+        return Kind.DAMAGED
     names = {line.partition(b": ")[0] for line in block.split(b"\r\n")[1:] if b": " in line}
     deleted = bool(names & {b"Mill-Null", b"Nats-Marker-Reason"})
     if b"Mill-For" in names:
@@ -130,7 +135,7 @@ def message(number: int, key: bytes, block: bytes, payload: bytes = b"v") -> Raw
     return RawMessage(b"%b.%b" % (PREFIX.encode(), key), reply, block, payload)
 
 
-@given(st.lists(st.tuples(TOKENS, BLOCKS), min_size=1, max_size=8), st.booleans())
+@given(st.lists(st.tuples(TOKENS | st.just(b""), BLOCKS), min_size=1, max_size=8), st.booleans())
 def test_spark_finds_the_same_kinds_in_a_window_of_messages(
     choices: list[tuple[bytes, bytes]], foreign: bool
 ) -> None:
