@@ -180,7 +180,11 @@ async def _measured(orders: Orders, nodes: int) -> Findings:
         for _ in range(max(1, int(orders.seconds / (interval * 2)))):
             # Some time after a sync: what came since is lost.
             await asyncio.sleep(interval + chance.random() * interval)
-            await stage.worked()
+            if nodes == 1 or not stage.findings.counts["fault: power loss"]:
+                await stage.worked()
+            elif not await _serves_again(stage, nodes):  # it did, some seconds ago
+                stage.findings.counts[UNCOUNTED] += 1
+                return stage.findings
             stage.findings.counts["fault: power loss"] += 1
             await _power(stage, Step(0, "power loss", 0.3, 0))
             if nodes > 1 and not await _serves_again(stage, nodes):
