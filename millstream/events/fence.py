@@ -17,12 +17,12 @@ moment ask for the same epoch and number, and only the token shows whose was sto
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Final
 
 from millstream.errors import ConfigError, DataLoss, FencedOut, PublishError
 from millstream.events.subject import PACK_TOKEN, check_name
+from millstream.wire.protocol import HEADERS_END, parse_headers
 
 __all__ = [
     "EPOCH_HEADER",
@@ -139,9 +139,12 @@ def part_headers(writer: str, state: FenceState, part: int) -> list[tuple[str, s
     ]
 
 
-def read_state(sequence: int, headers: Mapping[str, str]) -> FenceState:
-    """The state in a stored pack's headers; DataLoss when they are not a writer's."""
+def read_state(sequence: int, block: bytes) -> FenceState:
+    """The state in a stored pack's headers; DataLoss when they are damaged or not a writer's."""
+    headers = parse_headers(block)
     try:
+        if not block.endswith(HEADERS_END):
+            raise ValueError("its headers have no end")
         return FenceState(
             sequence,
             int(headers[EPOCH_HEADER]),
@@ -153,7 +156,7 @@ def read_state(sequence: int, headers: Mapping[str, str]) -> FenceState:
     except (KeyError, ValueError) as error:
         raise DataLoss(
             f"the message at offset {sequence} is on a writer's subject without a valid fence "
-            f"({error}): something else published there"
+            f"({error}): it was damaged, or something else published there"
         ) from error
 
 

@@ -31,7 +31,6 @@ from millstream.events.packs.pack import EncodedPack, empty
 from millstream.wire.api import PubAck
 from millstream.wire.batch import BATCH_BYTES_MAX, BATCH_MESSAGES_MAX
 from millstream.wire.message import OutgoingMessage, StoredMessage
-from millstream.wire.protocol import parse_headers
 
 __all__ = [
     "RACES_MAX",
@@ -133,7 +132,7 @@ class FenceWriter:
         found = yield ReadLast(self.subject)
         if not isinstance(found, StoredMessage):
             return FenceState()
-        return read_state(found.sequence, parse_headers(found.headers))
+        return read_state(found.sequence, found.headers)
 
     def claim(self, owner: str) -> Steps[FenceState]:
         """Take the writer's name over; every older writer of it is fenced out from now on.

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import Any, Final, NamedTuple
 
 from millstream.wire.message import RawMessage, StoredMessage, stored_ns_of
-from millstream.wire.protocol import parse_header_items, status_of
+from millstream.wire.protocol import HEADERS_END, parse_header_items, status_of
 
 __all__ = [
     "BATCH_MESSAGES",
@@ -43,6 +43,7 @@ class DirectMessage(NamedTuple):
         """A message as a direct answer has it."""
         # The last of them, because the server's headers come after the message's own.
         own, added, rest = headers.rpartition(_ADDED)
+        whole = own.endswith(b"\r\n") and HEADERS_END not in own
         known = dict(parse_header_items(b"\r\n%b%b" % (added, rest)))
         return cls(
             known["Nats-Stream"],
@@ -50,9 +51,9 @@ class DirectMessage(NamedTuple):
             known["Nats-Subject"],
             known["Nats-Time-Stamp"],
             known.get("Nats-Num-Pending", "0"),
-            # The server takes the end of a message's headers off without a look at it: if no line
-            # ends there, they were damaged, and are handed out without an end.
-            headers if own.endswith(b"\r\n") else own,
+            # The server takes the last two bytes of a message's headers off without a look at
+            # them. If one line does not end there, they were damaged: hand them out without an end.
+            headers if whole else own.rstrip(b"\r\n"),
             payload,
         )
 

@@ -30,6 +30,7 @@ from millstream.testing import running_broker
 from millstream.wire.aio import publisher
 from millstream.wire.aio.pull_consumer import Prefetch, PullConsumer, Signal
 from millstream.wire.api import ErrorCode, Refusal, error_from
+from millstream.wire.protocol import encode_headers
 from tests.faults.proxy import Proxy
 from tests.faults.supervisor import until
 from tests.integration.messaging.topic_kit import eventually
@@ -41,7 +42,7 @@ def test_a_writer_does_not_mistake_anothers_claim_of_the_same_epoch_for_its_own(
     """writers, seed 1: two claimants believed they owned one fence, and lost each other's packs."""
     last = FenceState(sequence=7, epoch=3, number=9, position=100)
     mine, theirs = last.claimed("me"), last.claimed("they")
-    stored = read_state(8, dict(state_headers("w", theirs)))
+    stored = read_state(8, encode_headers(state_headers("w", theirs)))
     with pytest.raises(FencedOut):
         judge_refusal("w", mine, stored)
     assert judge_refusal("w", theirs, stored) == theirs.stored_at(8)

@@ -10,7 +10,13 @@ from typing import Any, Final
 
 from millstream.errors import ConfigError, DataLoss, Unfit
 from millstream.events import fence
-from millstream.events.classify import FOR_HEADER, NULL_HEADER, PACK_HEADER, holds_pack
+from millstream.events.classify import (
+    FOR_HEADER,
+    NULL_HEADER,
+    PACK_HEADER,
+    check_whole,
+    holds_pack,
+)
 from millstream.events.encoding import check_headers, value_bytes
 from millstream.events.escapes import header_pairs, unescaped
 from millstream.events.event import (
@@ -41,6 +47,7 @@ from millstream.messaging.dead_letters.store import (
     ATTEMPTS_HEADER,
     BROKEN_PACK_HEADER,
     CAUSE_HEADER,
+    DAMAGED,
     INDEX_HEADER,
     OFFSET_HEADER,
     PARTITION_HEADER,
@@ -176,6 +183,7 @@ def read_letter(raw: RawMessage, value_type: ValueType | None = None) -> DeadLet
     offset = parse_ack_address(raw.reply).sequence
     value, headers = _content(raw, found, value_type)
     try:
+        check_whole(raw.subject, raw.headers, 0)
         token = found.get(KEY_HEADER)
         return DeadLetter(
             offset,
@@ -200,7 +208,8 @@ def read_letter(raw: RawMessage, value_type: ValueType | None = None) -> DeadLet
     except (KeyError, ValueError) as error:
         raise DataLoss(
             f"the message at offset {offset} of the dead-letter topic is not a valid dead letter "
-            f"({error}): another client published there. Read the topic and delete the message"
+            f"({error}): it was damaged, or another client published there. Read the topic and "
+            f"delete the message"
         ) from error
 
 
@@ -267,7 +276,9 @@ def _edited_value(
     kept: list[tuple[str, str]], value: Any, value_type: ValueType | None
 ) -> tuple[list[tuple[str, str]], bytes]:
     schema = dict(kept).get(SCHEMA_HEADER)
-    kept = [pair for pair in kept if pair[0] not in (NULL_HEADER, SCHEMA_HEADER)]
+    kept = [
+        pair for pair in kept if pair[0] not in (NULL_HEADER, SCHEMA_HEADER) and pair != DAMAGED
+    ]
     if value is None:
         return [*kept, (NULL_HEADER, "1")], b""
     if value_type is not None:

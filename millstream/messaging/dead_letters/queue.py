@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import AsyncGenerator
 from dataclasses import dataclass
 from typing import Any, Final
@@ -45,6 +46,7 @@ WINDOW_LETTERS: Final = 500
 WINDOW_BYTES: Final = 16 * 1024 * 1024
 _KEEP: Final = object()
 _ORDER_LINE: Final = f"\r\n{ORDER_HEADER}: ".encode()
+_ORDER: Final = re.compile(rb"[0-9]{1,19}")
 _EVERYTHING: Final = DeadLetterFilter()
 
 
@@ -254,9 +256,9 @@ class DeadLetterQueue:
             while not reader.done:
                 for raw in reader.take_now(TAKE_MESSAGES):
                     if _ORDER_LINE in raw.headers:
-                        rest = raw.headers.partition(_ORDER_LINE)[2]
-                        order = int(rest.partition(b"\r\n")[0])
-                        found[order] = parse_ack_address(raw.reply).sequence
+                        order = raw.headers.partition(_ORDER_LINE)[2].partition(b"\r\n")[0]
+                        if _ORDER.fullmatch(order):  # if not, reading the letter reports it
+                            found[int(order)] = parse_ack_address(raw.reply).sequence
                 if not reader.done:
                     await reader.signal.wait()
         finally:

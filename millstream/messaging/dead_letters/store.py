@@ -43,6 +43,7 @@ WHEN_HEADER: Final = "Mill-Dead-When"
 # A pack that cannot be opened, or a damaged message, is stored as plain bytes, so that the dead
 # letters stay readable.
 BROKEN_PACK_HEADER: Final = "Mill-Dead-Pack"
+DAMAGED: Final = (BROKEN_PACK_HEADER, "damaged")
 CAUSE_CHARS_MAX: Final = 1000
 STORE_SECONDS: Final = 10.0
 # Headers of the event that are replaced by the dead letter's.
@@ -147,7 +148,7 @@ def _content(event: Event) -> tuple[list[tuple[str, str]], bytes]:
     if not isinstance(event, PlainEvent):
         return _one_row_pack(event)
     if event.is_damaged:
-        return [(BROKEN_PACK_HEADER, "damaged")], event.raw.headers + event.data
+        return [DAMAGED], event.raw.headers + event.data
     own = [
         (BROKEN_PACK_HEADER if name == PACK_HEADER else name, value)
         for name, value in event.all_headers

@@ -71,7 +71,7 @@ class PlainGroupEvent(PlainEvent, GroupEvent):
 
 
 class BrokenPack(PlainGroupEvent):
-    """A message marked as a pack that cannot be read: it becomes one dead letter."""
+    """A damaged message, or one marked as a pack that is none: it becomes one dead letter."""
 
     __slots__ = ("reason",)
 

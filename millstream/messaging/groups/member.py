@@ -302,7 +302,7 @@ class Member:
         for number, stored in partitions.items():
             unknown = stored.record.owner == self.id and number not in self.holdings
             if unknown and wanted.get(number) != self.id:
-                # The answer to a take was lost, and by now the partition is another member's share.
+                # A take failed after it was stored, and by now it is another member's share.
                 await self._disown(number, stored)
         mine = [n for n, m in wanted.items() if m == self.id and n not in self.holdings]
         free = [n for n in mine if owners.get(n, "") not in members or owners[n] == self.id]
@@ -355,8 +355,12 @@ class Member:
         """Free a partition that is recorded as ours and that we do not hold."""
         record = msgspec.structs.replace(stored.record, owner="")
         timeout = self.context.settings.lease
-        await self._store.put_partition(number, record, stored.revision, timeout)
-        self._store.nudge()
+        try:
+            await self._store.put_partition(number, record, stored.revision, timeout)
+        except WrongSequence:
+            self._look_all = Deadline(0)  # the snapshot was old
+        else:
+            self._store.nudge()
 
     def _drop(self, holding: Holding) -> None:
         holding.close()

@@ -16,7 +16,7 @@ __all__ = ["events_at", "events_by"]
 async def events_at(jetstream: JetStream, partition: Partition, offset: int) -> list[Event]:
     """The events of the message at an offset; empty when it was removed.
 
-    Undecodable when it is marked as a pack and is not a valid one.
+    Undecodable when it is damaged, or marked as a pack and not a valid one.
     """
     return await events_by(jetstream, partition, {"seq": offset})
 

@@ -103,7 +103,7 @@ class _Walk:
             try:
                 check_whole(raw.subject, raw.headers, partition.prefix_size)
             except ValueError as error:
-                self._flaw(offset, "damaged", f"the message cannot be read: {error}")
+                self._flaw(offset, "damaged", f"the message is {error}")
             return
         if not kind.is_pack:
             report.events += kind.is_plain and counts

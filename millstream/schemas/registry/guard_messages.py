@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Final
 
 from millstream.errors import ApiError, ConfigError, SchemaNotFound
-from millstream.events.classify import NULL_HEADER, Kind, kind_of
+from millstream.events.classify import NULL_HEADER, Kind, check_whole, kind_of
 from millstream.events.encoding import TopicShape
 from millstream.events.event import ID_HEADER, SCHEMA_HEADER, TIME_HEADER
 from millstream.events.fence import EXPECTED_HEADER
@@ -124,6 +124,11 @@ class Entrance:
         if self._start_of(stored_as) != start:
             raise ConfigError(f"header {SCHEDULE_TARGET}: {stored_as!r:.80} is another partition")
         block = _without_request_info(message.block)
+        for text in (subject, stored_as):
+            try:
+                check_whole(text.encode(), block, len(start))
+            except ValueError as error:
+                raise ConfigError(f"the message is {error}") from error
         # A scheduled message is read twice: as it is stored now, and as it is stored when due.
         kind, due = (kind_of(text.encode(), block, len(start)) for text in (subject, stored_as))
         if kind.is_plain and EXPECTED_HEADER in headers:
@@ -143,8 +148,6 @@ class Entrance:
     async def _check_payload(self, kind: Kind, headers: Mapping[str, str], data: bytes) -> None:
         if kind is Kind.OWN:
             return  # no reader takes it for an event
-        if kind is Kind.DAMAGED:
-            raise ConfigError("its headers have no end: an empty line is missing after them")
         if kind.is_pack:
             pack = decode(headers, data)
             if pack.count:

@@ -183,7 +183,7 @@ class Staging:
         found = get_message(jetstream_to(self._settings), STREAM, ask, PATIENCE_SECONDS)
         if found is None:
             return FenceState(), b""
-        return read_state(found.sequence, parse_headers(found.headers)), found.payload
+        return read_state(found.sequence, found.headers), found.payload
 
     def _agree(self, packs: list[StagedPack]) -> list[StagedPack]:
         """The manifest of the batch: this one, or the one that was stored first."""

@@ -55,16 +55,19 @@ def kinds_of(frames: Frames, prefix_size: int) -> dict[int, Kind]:
     kinds: dict[int, Kind] = {}
     if prefix_size:
         key = frames.subject + prefix_size
-        own = (frames.byte(key) == _UNDERSCORE) & (frames.subject_end > key + 1)
+        # A damaged subject may end before its key.
+        first = frames.byte(np.minimum(key, frames.subject_end))
+        own = (first == _UNDERSCORE) & (frames.subject_end > key + 1)
         kinds = dict.fromkeys(np.flatnonzero(own).tolist(), Kind.OWN)
         keyless = np.flatnonzero(frames.subject_end <= key)
         kinds.update(dict.fromkeys(keyless.tolist(), Kind.DAMAGED))
     with_headers = np.flatnonzero(frames.body > frames.head)
     if not len(with_headers):
         return kinds
-    whole = frames.ends_with(frames.body[with_headers], HEADERS_END)
+    head, body = frames.head[with_headers], frames.body[with_headers]
+    whole = frames.ends_with(body, HEADERS_END) & (body - head >= len(HEADERS_END))
     kinds.update(dict.fromkeys(with_headers[~whole].tolist(), Kind.DAMAGED))
-    blocks = frames.cut(frames.head[with_headers], frames.body[with_headers])
+    blocks = frames.cut(head, body)
     found = pc.match_substring_regex(blocks, _ANY_MARK)
     marked = with_headers[found.to_numpy(zero_copy_only=False)]
     if not len(marked):

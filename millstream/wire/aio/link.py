@@ -59,9 +59,9 @@ class BrokenLinks:
         ):
             return None
         return ConnectionClosed(
-            f"the server sent {BROKEN_LINKS_MAX} times within {BROKEN_LINKS_SECONDS:g} s what "
-            f"cannot be read: {link.dropped_for}. A message that is damaged on its disk can be "
-            f"the cause"
+            f"{BROKEN_LINKS_MAX} times within {BROKEN_LINKS_SECONDS:g} s, what the server sent "
+            f"could not be handled: {link.dropped_for}. A message that is damaged on its disk can "
+            f"be the cause"
         )
 
 

@@ -98,7 +98,9 @@ LINES = st.one_of(
 )
 BLOCKS = st.one_of(
     st.just(b""),
-    st.sampled_from([b"N", b"NATS/1.0\r\n", b"NATS/1.0\r\n\r\nv", b"NATS/1.0\r\nMill-For: a\r\n"]),
+    st.sampled_from(
+        [b"N", b"\r\n", b"NATS/1.0\r\n", b"NATS/1.0\r\n\r\nv", b"NATS/1.0\r\nMill-For: a\r\n"]
+    ),
     st.lists(LINES, max_size=5).map(
         lambda lines: b"".join(b"%b\r\n" % line for line in [b"NATS/1.0", *lines, b""])
     ),

@@ -17,10 +17,13 @@ import pytest
 
 import millstream
 import millstream.blocking
-from millstream import Mill, Topic
+from millstream import Mill, ReadPlan, Topic
 from millstream.broker import Broker, BrokerSettings
-from millstream.errors import ConnectionClosed, Undecodable
+from millstream.errors import ConnectionClosed, DataLoss, Undecodable
+from millstream.events.fence import EPOCH_HEADER, NUMBER_HEADER, POSITION_HEADER
+from millstream.messaging import DeadLetterFilter
 from millstream.messaging.reading.verify import Verification
+from millstream.wire.protocol import encode_headers, parse_header_items
 from tests.integration.messaging.topic_kit import eventually
 
 VALUES = [b"value %d" % n for n in range(3)]
@@ -124,12 +127,12 @@ def test_a_damaged_subject_is_named_and_one_with_a_space_does_not_keep_a_client_
 
 @pytest.fixture(params=["limits", "workqueue"])
 async def damaged(mill: Mill, request: pytest.FixtureRequest) -> Topic:
-    """Good events at the offsets 1 and 4, damaged ones between them."""
+    """Good events at the offsets 1 and 5, damaged ones between them."""
     topic = await mill.create_topic("orders", retention=request.param)
     await topic.publish(b"1", "a")
-    for block in BAD_HEADERS[:2]:
+    for block in (*BAD_HEADERS[:2], b"NATS/1.0\r\nA: 5\r\n\r\nva"):
         await mill.connection.request("orders.x", b"ue", block)
-    await topic.publish(b"4", "a")
+    await topic.publish(b"5", "a")
     return topic
 
 
@@ -153,16 +156,16 @@ async def test_headers_without_an_end_cost_one_event(
     assert found == [b"1"]
     bad: list[Undecodable] = []
     await read(damaged, found, undecodable=bad.append)
-    assert found == [b"1", b"1", b"4"]
-    assert [error.offset for error in bad] == [2, 3]
+    assert found == [b"1", b"1", b"5"]
+    assert [error.offset for error in bad] == [2, 3, 4]
 
 
 async def test_the_blocking_client_does_the_same(damaged: Topic, millstream_url: str) -> None:
     with millstream.blocking.connect(millstream_url) as blocking:
         bad: list[Undecodable] = []
         events = blocking.topic(damaged.name).read(undecodable=bad.append)
-        assert [event.value for event in events] == [b"1", b"4"]
-        assert [error.offset for error in bad] == [2, 3]
+        assert [event.value for event in events] == [b"1", b"5"]
+        assert [error.offset for error in bad] == [2, 3, 4]
 
 
 async def test_it_becomes_a_dead_letter_that_keeps_every_byte_and_stays_damaged(mill: Mill) -> None:
@@ -187,3 +190,41 @@ async def test_it_becomes_a_dead_letter_that_keeps_every_byte_and_stays_damaged(
             return [letter.redrives for letter in await queue.list()]
 
         await eventually(redrives, [1, 1, 1])
+        first, *_ = await queue.list()
+        edited = await queue.edit(first.offset, value=b"whole")
+        await queue.redrive(DeadLetterFilter(first=edited.offset))
+        [delivery] = await member.pull()
+        assert delivery.value == b"whole"
+        delivery.ack()
+
+
+async def test_a_damaged_dead_letter_is_not_redriven(mill: Mill) -> None:
+    topic = await mill.create_topic("orders")
+    await topic.publish(b"value", "a")
+    async with topic.subscribe("all") as member:
+        [delivery] = await member.pull()
+        delivery.terminate("refused")
+    queue = await topic.dead_letters("all")
+    [letter] = await queue.list()
+    block = letter.raw.headers.removesuffix(b"\r\n\r\n")
+    await mill.connection.request("orders-all-dead.all.orders.0.9.0", b"\r\n\r\nvalue", block)
+    with pytest.raises(DataLoss, match="damaged"):
+        await queue.list()
+    with pytest.raises(DataLoss, match="damaged"):
+        await queue.redrive()
+    assert [event.value async for event in topic.read()] == [b"value"]
+
+
+async def test_a_writer_does_not_continue_from_a_damaged_position(mill: Mill) -> None:
+    topic = await mill.create_topic("orders")
+    async with topic.writer("w") as writer:
+        await writer.write(b"1", position=1234)
+    groups = [group async for _, group in topic.admin.read_messages(ReadPlan())]
+    pack = groups[-1][-1]
+    fields = dict(parse_header_items(pack.headers))
+    # All that a position needs, and the end is missing.
+    names = (EPOCH_HEADER, NUMBER_HEADER, POSITION_HEADER)
+    block = encode_headers({name: fields[name] for name in names}).removesuffix(b"34\r\n\r\n")
+    await mill.connection.request(pack.subject.decode(), b"34\r\n\r\n", block)
+    with pytest.raises(DataLoss, match="no end"):
+        await topic.writer("w").open()
