@@ -45,7 +45,7 @@ settings.register_profile("same", settings.get_profile("new"), derandomize=True)
 settings.load_profile("same")
 
 # What takes minutes: `make test` leaves it out, `make test-all` and `make faults` run it.
-LONG_FILES = {"test_killed.py", "test_speculation.py"}
+LONG_FILES = {"test_killed.py", "test_speculation.py", "test_scenarios_spark.py"}
 
 # Roughly how long one test takes, by the beginning of its path; the first that fits counts.
 SECONDS = {

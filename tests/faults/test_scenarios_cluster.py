@@ -14,8 +14,15 @@ from tests.faults.clustered import CLUSTERED, PARTITIONED
 from tests.faults.hardware import CLUSTER_POWER
 from tests.faults.short import hold
 
+# `cluster-tables` does the same with tables, and nothing is promised about `periodic`.
+LONG = ("partition-tables", "cluster-power-periodic")
+NAMES = [
+    pytest.param(name, marks=pytest.mark.long if name in LONG else ())
+    for name in (*CLUSTERED, *PARTITIONED, *CLUSTER_POWER)
+]
 
-@pytest.mark.parametrize("name", [*CLUSTERED, *PARTITIONED, *CLUSTER_POWER])
+
+@pytest.mark.parametrize("name", NAMES)
 async def test_a_scenario_keeps_its_promises_through_each_kind_of_fault(
     name: str, tmp_path: Path
 ) -> None:
