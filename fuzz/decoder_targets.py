@@ -82,7 +82,7 @@ def _headers(data: bytes) -> object:
 
 
 def _fence(data: bytes) -> object:
-    return read_state(7, parse_headers(data))
+    return read_state(7, data)
 
 
 def _pack_headers(data: bytes) -> object:
