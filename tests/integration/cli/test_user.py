@@ -20,7 +20,6 @@ from millstream.broker import (
     add_user,
     down,
     list_users,
-    read_health,
     read_state,
     remove_user,
     up,
@@ -62,21 +61,24 @@ async def test_a_change_that_one_node_refuses_is_made_on_none() -> None:
 
 
 async def test_a_server_that_dies_during_a_change_starts_with_it(tmp_path: Path) -> None:
-    def healthy() -> bool:
+    def server_pid() -> int:
+        """Of the server that runs; 0 while it is started again."""
         try:
-            return read_health(tmp_path).ok
+            return read_state(tmp_path).nodes[0].server_pid
         except NotRunning:
-            return False
+            return 0
+
+    async def restarted(killed: int) -> None:
+        await wait_until_async(lambda: server_pid() not in (0, killed))
 
     state = up(BrokerSettings(data=tmp_path, auth=True, port=0), timeout=PATIENCE)
     try:
-        server = state.nodes[0].server_pid
         for name in ("ann", "bob"):
-            os.kill(server, signal.SIGKILL)
+            killed = server_pid()
+            os.kill(killed, signal.SIGKILL)
             add_user(tmp_path, User(name, Secret(name)))
-            await wait_until_async(healthy)
+            await restarted(killed)
             assert await logs_in(state.url, name)
-            server = read_state(tmp_path).nodes[0].server_pid
     finally:
         down(tmp_path)
 
