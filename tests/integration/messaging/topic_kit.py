@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping
+from typing import Any
 
 import msgspec
 
@@ -54,6 +55,18 @@ async def eventually(
             return
         assert not deadline.passed, f"{seen!r} is not {expected!r} after {seconds:g} s"
         await asyncio.sleep(0.02)
+
+
+async def of_read(topic: Topic, into: list[Any], **choices: Any) -> None:
+    """Add the values that `read` gives, up to the first error."""
+    async for event in topic.read(**choices):
+        into.append(event.value)
+
+
+async def of_batches(topic: Topic, into: list[Any], **choices: Any) -> None:
+    """The same with `batches`."""
+    async for batch in topic.batches(**choices):
+        into.extend(batch.column("value").to_pylist())
 
 
 async def done_with(topic: Topic, member: Subscription, seconds: float) -> None:

@@ -24,7 +24,7 @@ from millstream.events.fence import EPOCH_HEADER, NUMBER_HEADER, POSITION_HEADER
 from millstream.messaging import DeadLetterFilter
 from millstream.messaging.reading.verify import Verification
 from millstream.wire.protocol import encode_headers, parse_header_items
-from tests.integration.messaging.topic_kit import eventually
+from tests.integration.messaging.topic_kit import eventually, of_batches, of_read
 
 VALUES = [b"value %d" % n for n in range(3)]
 RECORD_HEAD = 22  # bytes: length, sequence, time, length of the subject
@@ -98,11 +98,11 @@ def test_a_damaged_subject_is_named_and_one_with_a_space_does_not_keep_a_client_
     tmp_path: Path,
 ) -> None:
     broker = Broker(BrokerSettings(data=tmp_path))
-    prefixes = {"short": 3, "spaced": 4}  # bits: 12 - 8 = 4 characters, 13 + 16 = 29 characters
+    bits = {"short": 3, "spaced": 4}  # 12 - 8 = 4 characters, and 13 + 16 = 29
 
     async def fill() -> None:
         async with millstream.connect(broker.url) as mill:
-            for name in prefixes:
+            for name in bits:
                 await mill.create_topic(name)
                 for _ in range(3):  # as plain NATS does it: without headers
                     await mill.connection.request(f"{name}.k12345", b"a value of several words")
@@ -118,7 +118,7 @@ def test_a_damaged_subject_is_named_and_one_with_a_space_does_not_keep_a_client_
 
     with broker:
         asyncio.run(fill())
-    for name, bit in prefixes.items():
+    for name, bit in bits.items():
         (home,) = tmp_path.rglob(f"streams/{name}")
         flip_in_second(home, subject_length, bit)
     with broker:
@@ -134,16 +134,6 @@ async def damaged(mill: Mill, request: pytest.FixtureRequest) -> Topic:
         await mill.connection.request("orders.x", b"ue", block)
     await topic.publish(b"5", "a")
     return topic
-
-
-async def of_read(topic: Topic, into: list[Any], **choices: Any) -> None:
-    async for event in topic.read(**choices):
-        into.append(event.value)
-
-
-async def of_batches(topic: Topic, into: list[Any], **choices: Any) -> None:
-    async for batch in topic.batches(**choices):
-        into.extend(batch.column("value").to_pylist())
 
 
 @pytest.mark.parametrize("read", [of_read, of_batches])

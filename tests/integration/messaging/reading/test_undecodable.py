@@ -14,6 +14,7 @@ from millstream import Mill, Topic
 from millstream.errors import ConfigError, RequestTimeout, Undecodable
 from millstream.events.packs.packing import Packing
 from millstream.tables import Table
+from tests.integration.messaging.topic_kit import of_batches, of_read
 
 BAD_PACK = b"NATS/1.0\r\nMill-Pack: 9\r\n\r\n"
 
@@ -37,16 +38,6 @@ async def good_and_bad(mill: Mill) -> Topic:
         await producer.send(b"4", "a")
     await topic.publish(b"5", "b")
     return topic
-
-
-async def of_read(topic: Topic, into: list[Any], **choices: Any) -> None:
-    async for event in topic.read(**choices):
-        into.append(event.value)
-
-
-async def of_batches(topic: Topic, into: list[Any], **choices: Any) -> None:
-    async for batch in topic.batches(**choices):
-        into.extend(batch.column("value").to_pylist())
 
 
 Reader = Callable[..., Awaitable[None]]
