@@ -11,6 +11,7 @@ from millstream.messaging import Client, Connecting, Topic, TopicInfo, TopicSett
 from millstream.messaging.topics.admin import declare
 from millstream.messaging.topics.lookup import open_topic
 from millstream.messaging.topics.stream_config import from_stream_config
+from millstream.nearest import settings_from
 from millstream.settings import ConnectionSettings
 
 if TYPE_CHECKING:
@@ -73,11 +74,10 @@ class Mill(Client):
         Incompatible names the field. TopicConflict says which setting differs from an existing
         topic's.
         """
-        if settings is not None and values:
-            raise ConfigError("give a TopicSettings, or single settings, not both")
         if schema is not None and settings is None:
             values.setdefault("wire_format", "json")
-        wanted = settings or TopicSettings(**values)
+        also = ("schema", "compatibility")
+        wanted = settings_from(TopicSettings, settings, values, also) or TopicSettings()
         if schema is None:
             if compatibility is not None:
                 raise ConfigError("compatibility needs a schema")

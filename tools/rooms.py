@@ -5,7 +5,10 @@ tests/unit/test_layers.py holds the code to these tables; tools/architecture_pic
 
 from __future__ import annotations
 
-FOUNDATION = {"errors", "settings", "deadline", "declared", "lazy", "closing", "guarded", "version"}
+FOUNDATION = {
+    *("errors", "settings", "deadline", "declared", "lazy", "closing", "guarded", "nearest"),
+    "version",
+}
 EDGES = {"cli"}
 INNER = {"broker", "wire", "events", "messaging", "schemas", "tables", "spark", "pipelines"}
 MESSAGING = {
@@ -31,6 +34,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "lazy": set(),
     "closing": set(),
     "guarded": set(),
+    "nearest": set(),
     "version": set(),
     "broker": set(),
     "wire": set(),

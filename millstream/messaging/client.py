@@ -37,6 +37,7 @@ from millstream.messaging.topics.info import TopicInfo
 from millstream.messaging.topics.lookup import list_topics, open_topic
 from millstream.messaging.topics.settings import Retention, TopicSettings
 from millstream.messaging.topics.unstored import UnstoredWarnings
+from millstream.nearest import settings_from
 from millstream.settings import ConnectionSettings, Reconnect
 from millstream.wire.aio.connection import Connection, Outlet
 from millstream.wire.aio.jetstream import JetStream
@@ -255,7 +256,7 @@ class Client(AsyncClosing):
         `create_topic("orders", partitions=4, max_age="7d")`: see TopicSettings. TopicConflict says
         which setting differs when it exists with other settings.
         """
-        wanted = settings or TopicSettings(**values)
+        wanted = settings_from(TopicSettings, settings, values) or TopicSettings()
         return await self.open_as(await topic_admin.declare(self.jetstream, name, wanted))
 
     async def topic(self, name: str) -> Topic:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -10,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from millstream.errors import ConfigError, MillstreamError, PipelineInvalid, TopicNotFound
+from millstream.nearest import did_you_mean
 from millstream.pipelines.declare import SNAPSHOT, Flow, Output, Pipeline, reading
 from millstream.pipelines.graph import Graph, GraphNode
 from millstream.pipelines.outputs import PipelineTopics, shaped
@@ -212,8 +212,7 @@ class Resolver:
 
     def _suggest(self, name: str, known: list[str]) -> str:
         mine = [*self._pipeline.views, *self._pipeline.outputs]
-        near = difflib.get_close_matches(name, [*mine, *known], n=1)
-        return f"did you mean '{near[0]}'?" if near else f"the pipeline has {', '.join(mine)}"
+        return did_you_mean(name, [*mine, *known]) or f"the pipeline has {', '.join(mine)}"
 
 
 def _stand_in(spark: SparkSession, schema: Any, batch: bool) -> DataFrame:

@@ -6,7 +6,6 @@ options are checked when a query is built; the error for a wrong one names the r
 
 from __future__ import annotations
 
-import difflib
 import json
 import re
 from collections.abc import Callable, Mapping
@@ -15,6 +14,7 @@ from typing import Any, Final, Literal, TypeVar
 
 from millstream.errors import ConfigError
 from millstream.events.subject import check_name, check_subject
+from millstream.nearest import one_of
 from millstream.settings import ConnectionSettings, Secret, Tls, parse_size
 from millstream.spark.source.offsets import (
     Edge,
@@ -117,7 +117,7 @@ _ELSEWHERE: Final[Mapping[str, str]] = {
 
 def check_names(options: Mapping[str, str]) -> None:
     """Reject an option that neither the source nor the sink has, and suggest the right one."""
-    known = {name.lower(): name for name in OPTIONS}
+    known = {name.lower() for name in OPTIONS}
     for given in options:
         name = given.lower()
         if name in known or name in _OF_SPARK:
@@ -126,12 +126,7 @@ def check_names(options: Mapping[str, str]) -> None:
         if advice is None and name.startswith("kafka."):
             advice = "options of the Kafka client have no meaning here"
         if advice is None:
-            near = difflib.get_close_matches(name, known, n=1, cutoff=0.6)
-            advice = (
-                f"did you mean '{known[near[0]]}'?"
-                if near
-                else f"the options are {', '.join(sorted(OPTIONS))}"
-            )
+            advice = one_of(name, OPTIONS, "option")
         raise ConfigError(f"unknown option '{given}': {advice}")
 
 

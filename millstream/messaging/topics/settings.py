@@ -57,6 +57,7 @@ from millstream.messaging.topics.setting_rules import (
     metadata_fault,
     prefix_fault,
 )
+from millstream.nearest import check_known
 
 if TYPE_CHECKING:
     from millstream.events.event import PublishOptions
@@ -357,11 +358,7 @@ class TopicSettings:
         """Settings that describe an existing stream, without checks."""
         settings = cls.__new__(cls)
         known = {field.name: field.default for field in fields(cls)}
-        unknown = values.keys() - known.keys()
-        if unknown:
-            raise ConfigError(
-                f"a topic has no setting {', '.join(sorted(unknown))}; it has {', '.join(known)}"
-            )
+        check_known(values, known)
         for name, value in {**known, **values}.items():
             object.__setattr__(settings, name, value)
         return settings
