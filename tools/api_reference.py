@@ -72,7 +72,14 @@ SECTIONS: dict[str, tuple[str, list[str]]] = {
         "millstream",
         ["DeadLetterQueue", "DeadLetter", "DeadLetterFilter", "RedriveReport"],
     ),
-    "Ordered groups": ("millstream", ["Group", "GroupSettings", "GroupEvent", "GroupInfo"]),
+    "Ordered groups": (
+        "millstream",
+        [
+            *("Group", "GroupSettings", "GroupEvent"),
+            "millstream.messaging.groups.admin:GroupAdmin",
+            "GroupInfo",
+        ],
+    ),
     "HTTP push": ("millstream", ["HttpPush", "HttpPushSettings"]),
     "Core subjects": (
         "millstream",

@@ -164,6 +164,7 @@ PLANS = [
         skip=frozenset({"function", "output", "stopping"}),
     ),
     ClassPlan(f"{MESSAGING}.subscriptions.admin", "Subscriptions", "topic"),
+    ClassPlan(f"{MESSAGING}.groups.admin", "GroupAdmin", "topic"),
     ClassPlan(
         f"{MESSAGING}.topic_admin",
         "TopicAdmin",
@@ -181,6 +182,7 @@ PLANS = [
             "settings": "TopicSettings",
             "partitions": "int",
             "subscriptions": "Subscriptions",
+            "groups": "GroupAdmin",
             "admin": "TopicAdmin",
         },
         ahead={"batches": 2},

@@ -32,6 +32,7 @@ COMMANDS = {
     "reply": "request",
     "topic": "topic",
     "subscription": "subscription",
+    "group": "group",
     "dlq": "dlq",
     "schema": "schema",
     "guard": "guard",

@@ -6,12 +6,13 @@ import asyncio
 import logging
 import weakref
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import Any, Final, TypeVar
 
 from millstream.closing import AsyncClosing, Opening
 from millstream.deadline import Deadline
-from millstream.errors import MillstreamError, RequestTimeout
+from millstream.errors import MillstreamError, RequestTimeout, TopicNotFound
 from millstream.events.event import ID_HEADER, Receipt
 from millstream.events.value_type import ValueType
 from millstream.messaging.core.identity import Identity, IdentitySettings, claim_identity
@@ -27,7 +28,8 @@ from millstream.messaging.core.paced_publisher import PacedPublisher
 from millstream.messaging.core.request import ANSWERS_MAX, QUIET_SECONDS, gather, request
 from millstream.messaging.core.service import Service
 from millstream.messaging.core.subscriber import MessageHandler, Subscriber
-from millstream.messaging.groups.admin import hold_for_groups
+from millstream.messaging.groups.admin import GroupAdmin, GroupInfo, hold_for_groups
+from millstream.messaging.groups.store import topics_with_groups
 from millstream.messaging.publishing.event_publisher import PUBLISH_SECONDS
 from millstream.messaging.topic import Topic
 from millstream.messaging.topics import admin as topic_admin
@@ -266,6 +268,17 @@ class Client(AsyncClosing):
     async def topics(self) -> list[TopicInfo]:
         """All topics and streams visible to this user."""
         return await list_topics(self.jetstream)
+
+    async def groups(self) -> list[GroupInfo]:
+        """The ordered groups of all topics, running or not."""
+        found: list[GroupInfo] = []
+        for name in await topics_with_groups(self.jetstream):
+            with suppress(TopicNotFound):  # its groups outlive a topic
+                info = await open_topic(self.jetstream, name)
+                handle = TopicHandle.of(self.jetstream, self._publisher, info, None)
+                admin = GroupAdmin(self.jetstream, self._publisher, name, handle.partitions)
+                found += await admin.list()
+        return found
 
     async def edit_topic(self, name: str, **changes: Any) -> TopicInfo:
         """Change settings of a topic; some cannot be changed after it was created.

@@ -22,6 +22,7 @@ from millstream.events.packs.packing import Packing
 from millstream.events.undecodable import OnUndecodable
 from millstream.events.value_type import ValueType
 from millstream.messaging.dead_letters.queue import DeadLetterQueue
+from millstream.messaging.groups.admin import GroupAdmin
 from millstream.messaging.groups.group import Group, GroupSettings
 from millstream.messaging.publishing.acks import Acks
 from millstream.messaging.publishing.bulk import publish_atomic, publish_many
@@ -81,7 +82,8 @@ class Topic:
     later one of the same connection, unless each is awaited before the next.
 
     Everyday calls are methods here: publish, read, subscribe, process. Managing subscriptions (lag,
-    pause, seek, ...) is `topic.subscriptions`, and maintenance (verify, purge) is `topic.admin`.
+    pause, seek, ...) is `topic.subscriptions`, ordered groups `topic.groups`, and maintenance
+    (verify, purge) `topic.admin`.
     """
 
     def __init__(
@@ -113,6 +115,9 @@ class Topic:
         )
         self._interest = InterestCheck(handle) if self._publisher.interest else None
         self.subscriptions = Subscriptions(handle)  # its subscriptions, by name
+        self.groups = GroupAdmin(  # its ordered groups, by name
+            handle.jetstream, handle.publisher, info.name, handle.partitions
+        )
         self.admin = TopicAdmin(handle, self._acks)  # maintenance
 
     @property

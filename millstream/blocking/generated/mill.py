@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from millstream.messaging.core.identity import IdentitySettings
     from millstream.messaging.core.message import HeaderItems
     from millstream.messaging.core.overload import SubscriberSettings
+    from millstream.messaging.groups.admin import GroupInfo
     from millstream.messaging.process import ProcessSettings
     from millstream.messaging.topics.info import TopicInfo
     from millstream.messaging.topics.settings import TopicSettings
@@ -195,6 +196,10 @@ class Mill(Connected):
     def topics(self) -> list[TopicInfo]:
         """All topics and streams visible to this user."""
         return self._loop.call(self._inner.topics())
+
+    def groups(self) -> list[GroupInfo]:
+        """The ordered groups of all topics, running or not."""
+        return self._loop.call(self._inner.groups())
 
     def edit_topic(self, name: str, **changes: Any) -> TopicInfo:
         """Change settings of a topic; some cannot be changed after it was created.

@@ -36,6 +36,8 @@ if TYPE_CHECKING:
     from millstream.events.packs.packing import Packing
     from millstream.events.start import Start
     from millstream.events.undecodable import OnUndecodable
+    from millstream.messaging.groups.admin import GroupAdmin as AsyncGroupAdmin
+    from millstream.messaging.groups.admin import GroupInfo, ParkedKey
     from millstream.messaging.groups.settings import GroupSettings
     from millstream.messaging.process import ProcessSettings
     from millstream.messaging.reading.replay import ReadPlan
@@ -51,7 +53,7 @@ if TYPE_CHECKING:
     from millstream.messaging.topics.settings import TopicSettings
     from millstream.wire.lost import LostRange
 
-__all__ = ["Subscriptions", "Topic", "TopicAdmin"]
+__all__ = ["GroupAdmin", "Subscriptions", "Topic", "TopicAdmin"]
 
 
 class Subscriptions(Twin):
@@ -118,6 +120,48 @@ class Subscriptions(Twin):
         return self._loop.call(self._inner.dead_letter_topic(name))
 
 
+class GroupAdmin(Twin):
+    """The groups of one topic: `topic.groups.info("billing")`."""
+
+    __slots__ = ()
+
+    _inner: AsyncGroupAdmin
+
+    def names(self) -> builtin_list[str]:
+        """The groups of the topic, running or not."""
+        return self._loop.call(self._inner.names())
+
+    def list(self) -> builtin_list[GroupInfo]:
+        """The groups of the topic, running or not; one that is deleted meanwhile is left out."""
+        return self._loop.call(self._inner.list())
+
+    def info(self, name: str) -> GroupInfo:
+        """Members, owners, positions, lag and parked keys."""
+        return self._loop.call(self._inner.info(name))
+
+    def parked(self, name: str) -> builtin_list[ParkedKey]:
+        """The keys of a group whose events become dead letters."""
+        return self._loop.call(self._inner.parked(name))
+
+    def unpark(self, name: str, key: str) -> bool:
+        """Hand out the key's next events again; False when it is not parked.
+
+        Its dead letters stay where they are: redrive them first when order matters.
+        """
+        return self._loop.call(self._inner.unpark(name, key))
+
+    def seek(self, name: str, to: Start) -> None:
+        """Continue from another position; GroupBusy while members run. Parked keys stay parked."""
+        self._loop.call(self._inner.seek(name, to))
+
+    def delete(self, name: str) -> None:
+        """Delete the group's records; GroupBusy while members run.
+
+        An interest topic then drops what it kept for the group alone.
+        """
+        self._loop.call(self._inner.delete(name))
+
+
 class TopicAdmin(Twin):
     """Maintenance of one topic; `mill.edit_topic` and `mill.delete_topic` change the topic itself.
 
@@ -161,7 +205,8 @@ class Topic(TopicReading):
     later one of the same connection, unless each is awaited before the next.
 
     Everyday calls are methods here: publish, read, subscribe, process. Managing subscriptions (lag,
-    pause, seek, ...) is `topic.subscriptions`, and maintenance (verify, purge) is `topic.admin`.
+    pause, seek, ...) is `topic.subscriptions`, ordered groups `topic.groups`, and maintenance
+    (verify, purge) `topic.admin`.
     """
 
     __slots__ = ()
@@ -184,6 +229,11 @@ class Topic(TopicReading):
     def subscriptions(self) -> Subscriptions:
         """Its subscriptions, by name."""
         return Subscriptions(self._loop, self._inner.subscriptions)
+
+    @property
+    def groups(self) -> GroupAdmin:
+        """Its ordered groups, by name."""
+        return GroupAdmin(self._loop, self._inner.groups)
 
     @property
     def admin(self) -> TopicAdmin:

@@ -8,6 +8,7 @@ import typer
 from millstream.cli.options.groups import grouped
 from millstream.cli.options.positions import POSITION_HELP, parse_position
 from millstream.cli.options.reading import EventFormat, TopicArgument
+from millstream.cli.options.seek import SeekOptions
 from millstream.cli.output import JsonOption, print_json, say
 from millstream.cli.session import ServerOption, YesOption, confirm, run
 from millstream.cli.views.left_out import LeftOut
@@ -295,40 +296,12 @@ async def _pull(
             seconds = min(seconds, 0.5)  # the rest is either available by now or not stored
 
 
-@dataclass(frozen=True, slots=True)
-class _Target:
-    """The new position of a subscription."""
-
-    offset: Annotated[int | None, typer.Option("--offset", min=1, help="Move to this offset.")] = (
-        None
-    )
-    time: Annotated[
-        str | None,
-        typer.Option("--time", help="Move to this time: a date, or 10m for ten minutes ago."),
-    ] = None
-    start: Annotated[bool, typer.Option("--start", help="Move to the first event.")] = False
-    end: Annotated[bool, typer.Option("--end", help="Move after the last event.")] = False
-
-    def position(self) -> "Start":
-        """The position that was given."""
-        from millstream.cli.options.times import moment
-        from millstream.messaging import Start
-
-        if (self.offset is not None) + (self.time is not None) + self.start + self.end != 1:
-            raise ConfigError("give one of --offset, --time, --start and --end")
-        if self.offset is not None:
-            return Start.at_offset(self.offset)
-        if self.time is not None:
-            return Start.at_time(moment(self.time))
-        return Start.ALL if self.start else Start.NEW
-
-
 @app.command()
 @grouped
 def seek(
     topic: TopicArgument,
     name: NameArgument,
-    target: _Target,
+    target: SeekOptions,
     yes: YesOption = False,
     server: ServerOption = None,
     json_: JsonOption = False,

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+from builtins import list as builtin_list
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
 from functools import partial
@@ -105,7 +107,7 @@ async def hold_for_groups(jetstream: JetStream, topic: TopicInfo) -> None:
 
 
 class GroupAdmin:
-    """The groups of one topic."""
+    """The groups of one topic: `await topic.groups.info("billing")`."""
 
     def __init__(
         self,
@@ -119,9 +121,17 @@ class GroupAdmin:
         self._topic = topic
         self._partitions = partitions
 
-    async def names(self) -> list[str]:
+    async def names(self) -> builtin_list[str]:
         """The groups of the topic, running or not."""
         return await groups_of(self._jetstream, self._topic)
+
+    async def list(self) -> builtin_list[GroupInfo]:
+        """The groups of the topic, running or not; one that is deleted meanwhile is left out."""
+        found = []
+        for name in await self.names():
+            with suppress(GroupNotFound):
+                found.append(await self.info(name))
+        return found
 
     async def info(self, name: str) -> GroupInfo:
         """Members, owners, positions, lag and parked keys."""
@@ -137,7 +147,7 @@ class GroupAdmin:
         )
         return GroupInfo(self._topic, name, _members(members, records), tuple(partitions))
 
-    async def parked(self, name: str) -> list[ParkedKey]:
+    async def parked(self, name: str) -> builtin_list[ParkedKey]:
         """The keys of a group whose events become dead letters."""
         records = await self._records(self._store(name))
         return [key for n, stored in sorted(records.items()) for key in _parked(n, stored.record)]

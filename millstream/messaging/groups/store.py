@@ -24,7 +24,7 @@ from millstream.errors import (
     Unconfirmed,
 )
 from millstream.events.fence import EXPECTED_HEADER
-from millstream.events.subject import check_name, key_token
+from millstream.events.subject import check_name, key_of_token, key_token
 from millstream.messaging.groups.records import MemberRecord, PartitionRecord, decode_record
 from millstream.messaging.topics.durability import check_health
 from millstream.wire.aio.connection import Interest
@@ -33,7 +33,7 @@ from millstream.wire.aio.publisher import StreamPublisher
 from millstream.wire.message import OutgoingMessage
 from millstream.wire.protocol import encode_headers, parse_headers, status_of, unique_token
 
-__all__ = ["RECORDS", "UNSURE", "GroupStore", "Stored", "groups_of"]
+__all__ = ["RECORDS", "UNSURE", "GroupStore", "Stored", "groups_of", "topics_with_groups"]
 
 RECORDS: Final = "mill-groups"  # the stream, and the prefix of its subjects
 NEWS: Final = "mill-groups-news"
@@ -224,12 +224,23 @@ class GroupStore:
 
 async def groups_of(jetstream: JetStream, topic: str) -> list[str]:
     """The names of all groups of a topic, running or not."""
-    pattern = f"{RECORDS}.{key_token(topic)}.*.*"  # members have one token more
+    return sorted(name for _, name in await _recorded(jetstream, key_token(topic)))
+
+
+async def topics_with_groups(jetstream: JetStream) -> list[str]:
+    """The names of all topics that have groups; some of them may have been deleted."""
+    found = {key_of_token(token.encode()) for token, _ in await _recorded(jetstream, "*")}
+    return sorted(name for name in found if name is not None)
+
+
+async def _recorded(jetstream: JetStream, topic: str) -> set[tuple[str, str]]:
+    """Topic (as a token) and name of every group that has a record of a partition."""
+    pattern = f"{RECORDS}.{topic}.*.*"  # members have one token more
     try:
         answer = await jetstream.call(
             f"STREAM.INFO.{RECORDS}", {"subjects_filter": pattern}, dict[str, Any]
         )
     except TopicNotFound:
-        return []
-    subjects = answer["state"].get("subjects") or {}
-    return sorted({subject.split(".")[2] for subject in subjects})
+        return set()
+    subjects = [subject.split(".") for subject in answer["state"].get("subjects") or {}]
+    return {(tokens[1], tokens[2]) for tokens in subjects}
