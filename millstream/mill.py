@@ -11,7 +11,7 @@ from millstream.messaging import Client, Connecting, Topic, TopicInfo, TopicSett
 from millstream.messaging.topics.admin import declare
 from millstream.messaging.topics.lookup import open_topic
 from millstream.messaging.topics.stream_config import from_stream_config
-from millstream.nearest import settings_from
+from millstream.nearest import check_known, settings_from
 from millstream.settings import ConnectionSettings
 
 if TYPE_CHECKING:
@@ -38,6 +38,9 @@ def connect(
     has no broker), else nats://127.0.0.1:4222. Other settings are those of ConnectionSettings, as
     keywords. A `client_id` is claimed for this connection only.
     """
+    check_known(changes, [*ConnectionSettings.__dataclass_fields__, "url", "client_id"])
+    if settings is not None and (url is not None or changes):
+        raise ConfigError("give ConnectionSettings, or an address and keywords, not both")
     return Connecting(Mill, settings or ConnectionSettings.load(url, **changes), client_id)
 
 
@@ -202,7 +205,7 @@ class Mill(Client):
 
         if settings is None:
             values.setdefault("history", 1)
-        elif settings.history is None:
+        elif isinstance(settings, TopicSettings) and settings.history is None:
             raise ConfigError(f"table '{name}': set a history, normally 1")
         topic = await self.create_topic(
             name, settings, schema=schema, compatibility=compatibility, **values
@@ -223,21 +226,23 @@ class Mill(Client):
         target: Topic,
         function: Transform,
         settings: ProcessSettings | None = None,
+        **values: Any,
     ) -> Process:
         """Apply a function to every event of a topic and store the results in another.
 
         Exactly once: outputs and the position in the input are one commit. The function gets an
         event and returns None, a value, a NewEvent, or several of them. `await process.run()`.
+        `process(source, target, function, on_error="dead_letter")`: see ProcessSettings.
         """
-        return source.process(target, function, settings)
+        return source.process(target, function, settings, **values)
 
-    def guard(self, topic: str, settings: GuardSettings | None = None) -> Guard:
+    def guard(self, topic: str, settings: GuardSettings | None = None, **values: Any) -> Guard:
         """A guard of a guarded topic, which checks what is published: `async with mill.guard(...)`.
 
         A broker of `millstream up` runs its guards itself; this is for other servers. What fits the
         schema is stored and acked, the rest is refused with the reason. Clients of other libraries
-        publish to `ingress.orders.KEY`.
+        publish to `ingress.orders.KEY`. The keywords are those of GuardSettings.
         """
-        from millstream.schemas.registry.guard import Guard
+        from millstream.schemas.registry.guard import Guard, GuardSettings
 
-        return Guard(self, topic, settings)
+        return Guard(self, topic, settings_from(GuardSettings, settings, values))

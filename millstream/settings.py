@@ -14,10 +14,12 @@ import re
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
+from datetime import timedelta
 from pathlib import Path
 from typing import Any, Final
 
 from millstream.errors import ConfigError, NotRunning
+from millstream.nearest import check_known
 
 __all__ = [
     "DEFAULT_URL",
@@ -37,12 +39,14 @@ __all__ = [
     "export_environment",
     "find_project_file",
     "hide_password",
+    "hold_seconds",
     "node_tag",
     "parse_duration",
     "parse_size",
     "project_table",
     "project_url",
     "read_project_file",
+    "read_seconds",
 ]
 
 DEFAULT_URL: Final = "nats://127.0.0.1:4222"
@@ -147,6 +151,29 @@ def parse_duration(text: str | float) -> float:
         raise ConfigError(f"not a duration: {text!r:.60}. {advice}")
     parts = _DURATION.findall(compact)
     return parse_duration(sum(float(number) * _DURATION_SECONDS[unit] for number, unit in parts))
+
+
+def read_seconds(name: str, value: str | float | timedelta) -> float:
+    """The seconds of a duration that is the value of a setting: 30, "30s" or a timedelta."""
+    try:
+        return parse_duration(value.total_seconds() if isinstance(value, timedelta) else value)
+    except ConfigError as error:
+        raise ConfigError(f"{name}: {error}") from error
+    except (TypeError, AttributeError, OverflowError) as error:
+        raise ConfigError(
+            f"{name}: {value!r} is not a duration. Write it like '10s', '12h' or '7d'"
+        ) from error
+
+
+def hold_seconds(settings: object, *names: str) -> None:
+    """Convert fields of frozen settings, a duration or several, to seconds as they are held."""
+    for name in names:
+        value = getattr(settings, name)
+        if isinstance(value, list | tuple):
+            held: object = tuple(read_seconds(name, one) for one in value)
+        else:
+            held = None if value is None else read_seconds(name, value)
+        object.__setattr__(settings, name, held)
 
 
 def parse_size(text: str | int) -> int:
@@ -301,10 +328,8 @@ class ConnectionSettings:
         for name in ("password", "token", "nkey_seed"):
             if isinstance(given.get(name), str):
                 given[name] = Secret(given[name])
-        try:
-            return replace(base, **given)
-        except TypeError as error:
-            raise ConfigError(f"unknown connection setting: {error}") from error
+        check_known(given, cls.__dataclass_fields__)
+        return replace(base, **given)
 
 
 def _secret(text: str | None) -> Secret | None:

@@ -20,6 +20,7 @@ from typing import Any, Final, Generic, TypeVar
 from millstream.broker import Account, Broker, BrokerSettings, Cluster, Role, User
 from millstream.closing import Closing
 from millstream.errors import ConfigError
+from millstream.nearest import check_known
 from millstream.settings import Secret
 
 __all__ = ["AccountPool", "RunningBroker", "RunningCluster", "running_broker", "running_cluster"]
@@ -39,6 +40,7 @@ class _Running(Generic[R]):
         self._temporary: Path | None = None
         if settings is not None and changes:
             raise ConfigError("give a BrokerSettings or individual settings, not both")
+        check_known(changes, BrokerSettings.__dataclass_fields__)
         self._settings, self._changes = settings, changes
 
     def _make(self, settings: BrokerSettings) -> R:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from millstream.blocking.generated.message import Message
 from millstream.blocking.twin import Twin, in_thread
@@ -38,7 +38,9 @@ class Endpoints(Twin):
         """A group of endpoints with a common subject prefix."""
         return EndpointGroup(self._loop, self._inner.group(prefix, queue))
 
-    def endpoint(self, subject: str, settings: EndpointSettings | None = None) -> Callable[[H], H]:
+    def endpoint(
+        self, subject: str, settings: EndpointSettings | None = None, **values: Any
+    ) -> Callable[[H], H]:
         """Let the decorated function answer requests to this subject; also on a running service.
 
         It is called in a worker thread, `concurrency` of them at a time. What it returns (bytes or
@@ -49,7 +51,7 @@ class Endpoints(Twin):
 
         def register(handler: H) -> H:
             answer = in_thread(handler, partial(Message, self._loop))
-            self._loop.invoke(lambda: self._inner.endpoint(subject, settings)(answer))
+            self._loop.invoke(lambda: self._inner.endpoint(subject, settings, **values)(answer))
             return handler
 
         return register

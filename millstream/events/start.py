@@ -38,6 +38,16 @@ class Start:
             raise ConfigError(f"time {time!r} has no time zone: add one, for example datetime.UTC")
         return cls("by_start_time", 0, time.astimezone(UTC))
 
+    @staticmethod
+    def checked(value: object) -> Start:
+        """The value of a setting if it is a Start; else a ConfigError that says how to write it."""
+        if isinstance(value, Start):
+            return value
+        raise ConfigError(
+            f"start: {value!r} is not a Start. Write Start.ALL, Start.NEW, Start.LAST, "
+            f"Start.at_offset(5) or Start.at_time(datetime)"
+        )
+
     @property
     def rfc3339(self) -> str | None:
         """The start time as the server reads it; None without one."""

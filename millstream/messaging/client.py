@@ -37,9 +37,9 @@ from millstream.messaging.topics.durability import durabilities_of, shortfall_of
 from millstream.messaging.topics.handle import TopicHandle
 from millstream.messaging.topics.info import TopicInfo
 from millstream.messaging.topics.lookup import list_topics, open_topic
-from millstream.messaging.topics.settings import Retention, TopicSettings
+from millstream.messaging.topics.settings import TOPIC_SETTINGS, Retention, TopicSettings
 from millstream.messaging.topics.unstored import UnstoredWarnings
-from millstream.nearest import settings_from
+from millstream.nearest import check_known, settings_from
 from millstream.settings import ConnectionSettings, Reconnect
 from millstream.wire.aio.connection import Connection, Outlet
 from millstream.wire.aio.jetstream import JetStream
@@ -203,12 +203,15 @@ class Client(AsyncClosing):
         subject: str,
         settings: SubscriberSettings | None = None,
         handler: MessageHandler | None = None,
+        **values: Any,
     ) -> Subscriber:
         """Receive messages of a subject from now on: at most once.
 
         `async with mill.subscribe("weather.*") as subscriber`, then `async for`.
+        `subscribe("weather.*", queue="forecast")`: see SubscriberSettings.
         """
-        return Subscriber(self.connection, subject, settings, handler)
+        wanted = settings_from(SubscriberSettings, settings, values, ("handler",))
+        return Subscriber(self.connection, subject, wanted, handler)
 
     async def request(
         self,
@@ -237,15 +240,26 @@ class Client(AsyncClosing):
 
     def paced(self, subject: str, **window: int) -> PacedPublisher:
         """A publisher that sends no faster than the subject's blocking subscribers read."""
+        check_known(window, ("window_messages", "window_bytes"))
         return PacedPublisher(self.connection, subject, **window)
 
     def service(self, name: str, version: str, **details: Any) -> Service:
-        """A service that answers requests: add endpoints, then enter it with `async with`."""
+        """A service that answers requests: add endpoints, then enter it with `async with`.
+
+        `details` are `description`, `metadata`, `queue` and `prefix`.
+        """
+        check_known(details, ("description", "metadata", "queue", "prefix"))
         return Service(self.connection, name, version, **details)
 
-    async def claim(self, client_id: str, settings: IdentitySettings | None = None) -> Identity:
-        """Claim a client id for this connection; IdentityTaken while its holder is alive."""
-        self.identity = await claim_identity(self.connection, client_id, settings)
+    async def claim(
+        self, client_id: str, settings: IdentitySettings | None = None, **values: Any
+    ) -> Identity:
+        """Claim a client id for this connection; IdentityTaken while its holder is alive.
+
+        `claim("billing-1", heartbeat=1)`: see IdentitySettings.
+        """
+        wanted = settings_from(IdentitySettings, settings, values)
+        self.identity = await claim_identity(self.connection, client_id, wanted)
         return self.identity
 
     # -- topics ---------------------------------------------------------------------------
@@ -286,6 +300,7 @@ class Client(AsyncClosing):
         With retention `interest` the broker drops what nobody wants from then on. Events are kept
         for the topic's subscriptions and groups; a process or Spark query must be started again.
         """
+        check_known(changes, TOPIC_SETTINGS)
         if "retention" in changes:
             wanted = TopicSettings(retention=changes["retention"]).retention
             if wanted is Retention.INTEREST:

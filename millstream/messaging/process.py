@@ -42,6 +42,7 @@ from millstream.messaging.dead_letters.store import DeadLetterStore, default_dea
 from millstream.messaging.publishing.fenced_lane import FencedLane
 from millstream.messaging.publishing.target import PackTarget
 from millstream.messaging.reading.replay import ReadPlan, read_messages
+from millstream.settings import hold_seconds
 from millstream.wire.aio.interest_hold import InterestHold, hold_on
 from millstream.wire.api import parse_ack_address
 from millstream.wire.batch import BATCH_BYTES_MAX
@@ -81,6 +82,7 @@ class ProcessSettings:
 
     def __post_init__(self) -> None:
         check_name("process", self.name)
+        hold_seconds(self, "commit_every")
         if self.on_error not in ("stop", "dead_letter"):
             raise ConfigError(f"on_error {self.on_error!r}: choose stop or dead_letter")
         if self.commit_every <= 0 or self.commit_events < 1:

@@ -19,6 +19,7 @@ from millstream.events.event import (
 )
 from millstream.events.fence import check_fence_kept
 from millstream.events.packs.packing import Packing
+from millstream.events.subject import check_name
 from millstream.events.undecodable import OnUndecodable
 from millstream.events.value_type import ValueType
 from millstream.messaging.dead_letters.queue import DeadLetterQueue
@@ -44,6 +45,7 @@ from millstream.messaging.topics.handle import TopicHandle
 from millstream.messaging.topics.info import TopicInfo
 from millstream.messaging.topics.lookup import open_topic
 from millstream.messaging.topics.setting_rules import check_overload
+from millstream.nearest import settings_from
 
 # What works on packs is imported by the methods that need it: it loads pyarrow, which takes longer
 # than everything else together.
@@ -255,12 +257,22 @@ class Topic:
         return Writer(self._fenced_target(), name, packs or Packing(), lanes)
 
     def process(
-        self, target: Topic, function: Transform, settings: ProcessSettings | None = None
+        self,
+        target: Topic,
+        function: Transform,
+        settings: ProcessSettings | None = None,
+        **values: Any,
     ) -> Process:
-        """Apply a function to every event and store the results in another topic, exactly once."""
+        """Apply a function to every event and store the results in another topic, exactly once.
+
+        `process(target, function, on_error="dead_letter")`: see ProcessSettings.
+        """
         from millstream.messaging.process import Process, ProcessSettings
 
-        chosen = settings or ProcessSettings(f"{self.name}-to-{target.name}")
+        default = ProcessSettings(f"{self.name}-to-{target.name}")
+        if values and settings is None:
+            values.setdefault("name", default.name)
+        chosen = settings_from(ProcessSettings, settings, values) or default
         return Process(self._partitions, target._fenced_target(), function, chosen)
 
     def _fenced_target(self) -> PackTarget:
@@ -348,14 +360,17 @@ class Topic:
     # -- subscribing ----------------------------------------------------------------------
 
     def subscribe(
-        self, name: str, settings: SubscriptionSettings | None = None
+        self, name: str, settings: SubscriptionSettings | None = None, **values: Any
     ) -> Opening[Subscription]:
         """Join a durable subscription: `async with topic.subscribe("billing") as billing`.
 
         It is created if it does not exist. Without settings an existing one is used as it is;
         when the settings given differ from its own, SubscriptionConflict says which.
+        `subscribe("billing", max_deliver=3, ack_wait="1m")`: see SubscriptionSettings.
         """
-        return Opening(partial(self._subscribe, name, settings))
+        check_name("subscription", name)
+        wanted = settings_from(SubscriptionSettings, settings, values)
+        return Opening(partial(self._subscribe, name, wanted))
 
     async def _subscribe(self, name: str, settings: SubscriptionSettings | None) -> Subscription:
         return await join_subscription(self._handle, self.subscriptions, name, settings)
@@ -365,13 +380,18 @@ class Topic:
         name: str,
         push: HttpPushSettings,
         settings: SubscriptionSettings | None = None,
+        **values: Any,
     ) -> Opening[HttpPush]:
         """Post the events of a subscription to an HTTP endpoint.
 
         `async with topic.http_push("hook", HttpPushSettings(url)) as push`, then
-        `await push.run()`.
+        `await push.run()`. The settings and keywords are those of `subscribe`.
         """
-        return Opening(partial(self._http_push, name, push, settings))
+        check_name("subscription", name)
+        if not isinstance(push, HttpPushSettings):
+            raise ConfigError(f"give the endpoint as HttpPushSettings(url), not as {push!r}")
+        wanted = settings_from(SubscriptionSettings, settings, values)
+        return Opening(partial(self._http_push, name, push, wanted))
 
     async def _http_push(
         self, name: str, push: HttpPushSettings, settings: SubscriptionSettings | None
@@ -379,11 +399,17 @@ class Topic:
         return HttpPush(await self._subscribe(name, settings), push)
 
     def group(
-        self, name: str, settings: GroupSettings | None = None, *, member_id: str | None = None
+        self,
+        name: str,
+        settings: GroupSettings | None = None,
+        *,
+        member_id: str | None = None,
+        **values: Any,
     ) -> Group:
         """A member of an ordered group: `async with topic.group("g") as group`, then `run`.
 
         Members share the partitions; each key is handled by one member at a time, in order.
+        `group("g", concurrency=4, lease="30s")`: see GroupSettings.
         """
         return Group(
             self._jetstream,
@@ -391,7 +417,7 @@ class Topic:
             self.name,
             self._partitions,
             name,
-            settings,
+            settings_from(GroupSettings, settings, values, ("member_id",)),
             member_id=member_id,
         )
 

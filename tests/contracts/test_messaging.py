@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import pytest
 
 import millstream
-from millstream import NewEvent, Start, SubscriptionSettings, blocking
+from millstream import NewEvent, Start, SubscriptionSettings, TopicSettings, blocking
 from millstream.deadline import Deadline
 from millstream.errors import (
     ConfigError,
@@ -23,6 +23,7 @@ from millstream.errors import (
     TopicNotFound,
     WrongSequence,
 )
+from millstream.messaging import GroupSettings, SubscriberSettings
 from millstream.messaging.topics.admin import Purge
 from tests.books import balanced
 from tests.contracts.faces import Face
@@ -49,6 +50,63 @@ async def take(items: AsyncIterator[Any], count: int) -> list[Any]:
             if len(found) == count:
                 break
     return found
+
+
+# -- settings as keywords -----------------------------------------------------------------
+
+
+async def test_a_subscription_takes_its_settings_as_keywords(mill: Any) -> None:
+    topic = await mill.create_topic("orders", **MEMORY)
+    async with topic.subscribe("s", max_deliver=3, ack_wait="1m30s", keys="ann", backoff=2) as s:
+        assert s.settings == SubscriptionSettings(
+            max_deliver=3, ack_wait=90, keys=("ann",), backoff=(2,)
+        )
+    assert (await topic.subscriptions.edit("s", ack_wait="2s")).ack_wait == 2
+    assert (await topic.subscriptions.create("t", max_deliver=2)).max_deliver == 2
+
+
+async def test_an_unknown_keyword_names_the_near_one(mill: Any) -> None:
+    topic = await mill.create_topic("orders", **MEMORY)
+    calls: dict[str, Callable[[], Any]] = {
+        "max_age": lambda: mill.create_topic("other", maxage="7d"),
+        "schema": lambda: mill.create_topic("other", schemas=int),
+        "max_bytes": lambda: mill.edit_topic("orders", max_byte=5),
+        "history": lambda: mill.create_table("other", histori=1),
+        "max_deliver": lambda: topic.subscribe("s", max_delivers=3).open(),
+        "ack_wait": lambda: topic.subscriptions.create("s", ackwait=3),
+        "backoff": lambda: topic.subscriptions.edit("s", backof=3),
+        "concurrency": lambda: topic.group("g", concurency=3),
+        "member_id": lambda: topic.group("g", memberid="m"),
+        "on_error": lambda: topic.process(topic, print, onerror="stop"),
+        "follow": lambda: topic.read(folow=True),
+        "queue": lambda: mill.subscribe("a", queu="q"),
+        "handler": lambda: mill.subscribe("a", handle=print),
+        "heartbeat": lambda: mill.claim("me", heartbeats=1),
+        "description": lambda: mill.service("s", "1.0.0", descripton="d"),
+        "window_bytes": lambda: mill.paced("a", window_byte=4),
+        "drop_constraints": lambda: mill.schemas.register("orders", int, drop_constraint=True),
+    }
+    for near, call in calls.items():
+        with pytest.raises(
+            ConfigError, match=f"unknown setting .*: did you mean '{near}'"
+        ) as found:
+            await call()
+        assert isinstance(found.value, ValueError)
+
+
+async def test_settings_and_keywords_together_are_refused(mill: Any) -> None:
+    topic = await mill.create_topic("orders", **MEMORY)
+    calls: list[Callable[[], Any]] = [
+        lambda: topic.subscribe("s", SubscriptionSettings(), max_deliver=3).open(),
+        lambda: mill.create_topic("other", TopicSettings(), replicas=1),
+        lambda: topic.group("g", GroupSettings(), concurrency=1),
+        lambda: mill.subscribe("a", SubscriberSettings(), queue="q"),
+    ]
+    for call in calls:
+        with pytest.raises(ConfigError, match="not both"):
+            await call()
+    with pytest.raises(ConfigError, match="dict is not SubscriptionSettings"):
+        await topic.subscribe("s", {"max_deliver": 3}).open()
 
 
 # -- topics -------------------------------------------------------------------------------

@@ -98,10 +98,12 @@ class Mill(Connected):
         subject: str,
         settings: SubscriberSettings | None = None,
         handler: Callable[[Message], object] | None = None,
+        **values: Any,
     ) -> Subscriber:
         """Receive messages of a subject from now on: at most once.
 
         `with mill.subscribe("weather.*") as subscriber`, then `for`.
+        `subscribe("weather.*", queue="forecast")`: see SubscriberSettings.
         """
         return Subscriber(
             self._loop,
@@ -110,6 +112,7 @@ class Mill(Connected):
                 subject,
                 settings,
                 None if handler is None else in_thread(handler, partial(Message, self._loop)),
+                **values,
             ),
         )
 
@@ -150,12 +153,22 @@ class Mill(Connected):
         return PacedPublisher(self._loop, self._loop.invoke(self._inner.paced, subject, **window))
 
     def service(self, name: str, version: str, **details: Any) -> Service:
-        """A service that answers requests: add endpoints, then enter it with `with`."""
+        """A service that answers requests: add endpoints, then enter it with `with`.
+
+        `details` are `description`, `metadata`, `queue` and `prefix`.
+        """
         return Service(self._loop, self._loop.invoke(self._inner.service, name, version, **details))
 
-    def claim(self, client_id: str, settings: IdentitySettings | None = None) -> Identity:
-        """Claim a client id for this connection; IdentityTaken while its holder is alive."""
-        return Identity(self._loop, self._loop.call(self._inner.claim(client_id, settings)))
+    def claim(
+        self, client_id: str, settings: IdentitySettings | None = None, **values: Any
+    ) -> Identity:
+        """Claim a client id for this connection; IdentityTaken while its holder is alive.
+
+        `claim("billing-1", heartbeat=1)`: see IdentitySettings.
+        """
+        return Identity(
+            self._loop, self._loop.call(self._inner.claim(client_id, settings, **values))
+        )
 
     def create_topic(
         self,
@@ -267,11 +280,13 @@ class Mill(Connected):
         target: Topic,
         function: Callable[[Event], Any],
         settings: ProcessSettings | None = None,
+        **values: Any,
     ) -> Process:
         """Apply a function to every event of a topic and store the results in another.
 
         Exactly once: outputs and the position in the input are one commit. The function gets an
         event and returns None, a value, a NewEvent, or several of them. `process.run()`.
+        `process(source, target, function, on_error="dead_letter")`: see ProcessSettings.
         """
         return Process(
             self._loop,
@@ -281,14 +296,15 @@ class Mill(Connected):
                 target._inner,
                 in_thread(collected(function)),
                 settings,
+                **values,
             ),
         )
 
-    def guard(self, topic: str, settings: GuardSettings | None = None) -> Guard:
+    def guard(self, topic: str, settings: GuardSettings | None = None, **values: Any) -> Guard:
         """A guard of a guarded topic, which checks what is published: `with mill.guard(...)`.
 
         A broker of `millstream up` runs its guards itself; this is for other servers. What fits the
         schema is stored and acked, the rest is refused with the reason. Clients of other libraries
-        publish to `ingress.orders.KEY`.
+        publish to `ingress.orders.KEY`. The keywords are those of GuardSettings.
         """
-        return Guard(self._loop, self._loop.invoke(self._inner.guard, topic, settings))
+        return Guard(self._loop, self._loop.invoke(self._inner.guard, topic, settings, **values))

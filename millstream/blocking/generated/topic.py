@@ -68,14 +68,14 @@ class Subscriptions(Twin):
     _inner: AsyncSubscriptions
 
     def create(
-        self, name: str, settings: SubscriptionSettings | None = None
+        self, name: str, settings: SubscriptionSettings | None = None, **values: Any
     ) -> SubscriptionSettings:
         """Create a subscription without joining it; returns its settings.
 
         If it exists, settings that differ from its own raise SubscriptionConflict. Without
-        settings an existing one is left as it is.
+        settings an existing one is left as it is. The keywords are those of `topic.subscribe`.
         """
-        return self._loop.call(self._inner.create(name, settings))
+        return self._loop.call(self._inner.create(name, settings, **values))
 
     def edit(self, name: str, **changes: object) -> SubscriptionSettings:
         """Change settings of an existing subscription; its position is kept."""
@@ -334,12 +334,20 @@ class Topic(TopicReading):
         target: Topic,
         function: Callable[[Event], Any],
         settings: ProcessSettings | None = None,
+        **values: Any,
     ) -> Process:
-        """Apply a function to every event and store the results in another topic, exactly once."""
+        """Apply a function to every event and store the results in another topic, exactly once.
+
+        `process(target, function, on_error="dead_letter")`: see ProcessSettings.
+        """
         return Process(
             self._loop,
             self._loop.invoke(
-                self._inner.process, target._inner, in_thread(collected(function)), settings
+                self._inner.process,
+                target._inner,
+                in_thread(collected(function)),
+                settings,
+                **values,
             ),
         )
 
@@ -379,37 +387,52 @@ class Topic(TopicReading):
             self._loop.invoke(self._inner.latest, keys, undecodable=undecodable)
         )
 
-    def subscribe(self, name: str, settings: SubscriptionSettings | None = None) -> Subscription:
+    def subscribe(
+        self, name: str, settings: SubscriptionSettings | None = None, **values: Any
+    ) -> Subscription:
         """Join a durable subscription: `with topic.subscribe("billing") as billing`.
 
         It is created if it does not exist. Without settings an existing one is used as it is;
         when the settings given differ from its own, SubscriptionConflict says which.
+        `subscribe("billing", max_deliver=3, ack_wait="1m")`: see SubscriptionSettings.
         """
         return Subscription(
-            self._loop, self._loop.call(self._inner.subscribe(name, settings).open())
+            self._loop, self._loop.call(self._inner.subscribe(name, settings, **values).open())
         )
 
     def http_push(
-        self, name: str, push: HttpPushSettings, settings: SubscriptionSettings | None = None
+        self,
+        name: str,
+        push: HttpPushSettings,
+        settings: SubscriptionSettings | None = None,
+        **values: Any,
     ) -> HttpPush:
         """Post the events of a subscription to an HTTP endpoint.
 
         `with topic.http_push("hook", HttpPushSettings(url)) as push`, then
-        `push.run()`.
+        `push.run()`. The settings and keywords are those of `subscribe`.
         """
         return HttpPush(
-            self._loop, self._loop.call(self._inner.http_push(name, push, settings).open())
+            self._loop,
+            self._loop.call(self._inner.http_push(name, push, settings, **values).open()),
         )
 
     def group(
-        self, name: str, settings: GroupSettings | None = None, *, member_id: str | None = None
+        self,
+        name: str,
+        settings: GroupSettings | None = None,
+        *,
+        member_id: str | None = None,
+        **values: Any,
     ) -> Group:
         """A member of an ordered group: `with topic.group("g") as group`, then `run`.
 
         Members share the partitions; each key is handled by one member at a time, in order.
+        `group("g", concurrency=4, lease="30s")`: see GroupSettings.
         """
         return Group(
-            self._loop, self._loop.invoke(self._inner.group, name, settings, member_id=member_id)
+            self._loop,
+            self._loop.invoke(self._inner.group, name, settings, member_id=member_id, **values),
         )
 
     def dead_letters(self, subscription: str) -> DeadLetterQueue:

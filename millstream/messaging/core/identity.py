@@ -43,6 +43,7 @@ from millstream.errors import (
     WrongSequence,
 )
 from millstream.events.subject import key_token
+from millstream.settings import hold_seconds
 from millstream.wire.aio.connection import Connection
 from millstream.wire.aio.jetstream import JetStream
 from millstream.wire.api import PubAck, error_from
@@ -71,6 +72,7 @@ class IdentitySettings:
     replicas: int = 1  # of the stream with the claims, when it is created; 3 in a cluster
 
     def __post_init__(self) -> None:
+        hold_seconds(self, "heartbeat", "probe_timeout")
         if not self.heartbeat > 0 or not self.probe_timeout > 0:
             raise ConfigError(
                 f"heartbeat {self.heartbeat} and probe_timeout {self.probe_timeout} "

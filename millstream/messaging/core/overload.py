@@ -17,6 +17,7 @@ from typing import Final
 
 from millstream.errors import ConfigError
 from millstream.messaging.core.message import Message
+from millstream.settings import hold_seconds
 
 __all__ = ["Counters", "Overload", "SubscriberSettings"]
 
@@ -55,6 +56,7 @@ class SubscriberSettings:
     on_drop: Callable[[Message], None] | None = None  # gets each dropped message; must be quick
 
     def __post_init__(self) -> None:
+        hold_seconds(self, "block_seconds")
         if self.overload not in list(Overload):
             known = ", ".join(Overload)
             raise ConfigError(f"overload {self.overload!r}: choose one of {known}")

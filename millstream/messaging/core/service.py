@@ -25,6 +25,7 @@ from millstream.events.subject import check_name, check_subject
 from millstream.messaging.core.message import Message
 from millstream.messaging.core.overload import SubscriberSettings
 from millstream.messaging.core.subscriber import Subscriber
+from millstream.nearest import settings_from
 from millstream.wire.aio.connection import Connection, Interest
 from millstream.wire.protocol import unique_token
 
@@ -210,16 +211,20 @@ class EndpointGroup:
         inner = check_subject(f"{self.prefix}.{prefix}" if self.prefix else prefix, wildcards=False)
         return EndpointGroup(self._service, inner, self.queue if queue is None else queue)
 
-    def endpoint(self, subject: str, settings: EndpointSettings | None = None) -> Callable[[H], H]:
+    def endpoint(
+        self, subject: str, settings: EndpointSettings | None = None, **values: Any
+    ) -> Callable[[H], H]:
         """Let the decorated function answer requests to this subject, even on a running service.
 
         It may be `async` or plain. Its result (bytes or text) is the answer; None means that the
         function has answered with `message.respond`, or will. A raised ServiceError is the answer
         with its code and description; any other exception is answered with code 500 and logged.
+        `endpoint("sums.add", concurrency=4)`: see EndpointSettings.
         """
+        wanted = settings_from(EndpointSettings, settings, values) or EndpointSettings()
 
         def register(handler: H) -> H:
-            self._service._add(self, subject, handler, settings or EndpointSettings())
+            self._service._add(self, subject, handler, wanted)
             return handler
 
         return register

@@ -8,6 +8,7 @@ from typing import Final
 from millstream.errors import ConfigError
 from millstream.events.start import Start
 from millstream.events.subject import check_name
+from millstream.settings import hold_seconds
 
 __all__ = ["GroupSettings"]
 
@@ -20,7 +21,10 @@ BUFFER_MAX: Final = 100_000
 
 @dataclass(frozen=True, slots=True)
 class GroupSettings:
-    """Settings of one member of an ordered group; members of a group may differ, except `start`."""
+    """Settings of one member of an ordered group; members of a group may differ, except `start`.
+
+    Durations are given in seconds, as "1m30s" or as timedelta, and held in seconds.
+    """
 
     start: Start = Start.ALL  # where the group starts when it is first used
     lease: float = 10.0  # seconds without a renewal until others take over
@@ -41,15 +45,16 @@ class GroupSettings:
     fail_on_data_loss: bool = True  # stop at events that the broker has lost; False: go on
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "backoff", tuple(self.backoff))
+        Start.checked(self.start)
+        hold_seconds(self, "lease", "backoff", "commit_every")
         if self.start.policy == "last_per_subject":
             raise ConfigError("a group starts at ALL, NEW, LAST, an offset or a time")
         if not self.lease >= LEASE_SECONDS_MIN:
             raise ConfigError(f"lease {self.lease!r}: the shortest is {LEASE_SECONDS_MIN} seconds")
         if not self.commit_every > 0:
             raise ConfigError(f"commit_every {self.commit_every!r}: must be greater than zero")
-        if not self.backoff or any(not delay >= 0 for delay in self.backoff):
-            raise ConfigError(f"backoff {self.backoff}: give at least one delay, none below zero")
+        if not self.backoff:
+            raise ConfigError("backoff (): give at least one delay")
         _check_count("concurrency", self.concurrency, CONCURRENCY_MAX)
         _check_count("max_attempts", self.max_attempts)
         _check_count("buffer", self.buffer, BUFFER_MAX)

@@ -13,6 +13,8 @@ from millstream.events.event import Partition
 from millstream.events.start import Start
 from millstream.events.subject import PACK_TOKEN, key_token
 from millstream.events.undecodable import OnUndecodable, Report, check_policy
+from millstream.messaging.topics.setting_forms import several
+from millstream.nearest import settings_from
 from millstream.wire.aio.direct_reader import DirectReader, open_range
 from millstream.wire.aio.jetstream import JetStream
 from millstream.wire.aio.ordered_consumer import OrderedConsumer
@@ -47,6 +49,9 @@ class ReadPlan:
     fail_on_data_loss: bool = True
 
     def __post_init__(self) -> None:
+        Start.checked(self.start)
+        for name in ("keys", "subjects"):
+            object.__setattr__(self, name, several(getattr(self, name)))
         check_policy(self.undecodable)
         if self.follow and self.end is not None:
             raise ConfigError("follow=True reads forever; it cannot have an end")
@@ -86,12 +91,7 @@ class _LogDropped:
 
 def plan_of(plan: ReadPlan | None, choices: dict[str, Any]) -> ReadPlan:
     """The given plan, or one of single values."""
-    if plan is not None and choices:
-        raise ConfigError("give a ReadPlan or its single values, not both")
-    try:
-        return plan or ReadPlan(**choices)
-    except TypeError as error:
-        raise ConfigError(f"unknown choice for read: {error}") from error
+    return settings_from(ReadPlan, plan, choices) or ReadPlan()
 
 
 async def read_messages(

@@ -6,7 +6,7 @@ from builtins import list as builtin_list
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
-from typing import Final
+from typing import Any, Final
 
 from millstream.deadline import now_ns
 from millstream.errors import (
@@ -28,6 +28,7 @@ from millstream.messaging.subscriptions.settings import (
 )
 from millstream.messaging.topics.handle import TopicHandle
 from millstream.messaging.topics.lookup import open_topic, side_by_side
+from millstream.nearest import check_known, settings_from
 from millstream.wire.api import ConsumerInfo, ErrorCode
 from millstream.wire.message import stored_ns_of
 from millstream.wire.protocol import unique_token
@@ -93,14 +94,15 @@ class Subscriptions:
         self._partitions = topic.partitions
 
     async def create(
-        self, name: str, settings: SubscriptionSettings | None = None
+        self, name: str, settings: SubscriptionSettings | None = None, **values: Any
     ) -> SubscriptionSettings:
         """Create a subscription without joining it; returns its settings.
 
         If it exists, settings that differ from its own raise SubscriptionConflict. Without
-        settings an existing one is left as it is.
+        settings an existing one is left as it is. The keywords are those of `topic.subscribe`.
         """
         check_name("subscription", name)
+        settings = settings_from(SubscriptionSettings, settings, values)
         if settings is None:
             try:
                 return (await self.info(name)).settings
@@ -128,11 +130,8 @@ class Subscriptions:
 
     async def edit(self, name: str, **changes: object) -> SubscriptionSettings:
         """Change settings of an existing subscription; its position is kept."""
-        found = (await self.info(name)).settings
-        try:
-            settings = replace(found, **changes)  # type: ignore[arg-type]
-        except TypeError as error:
-            raise ConfigError(f"unknown subscription setting: {error}") from error
+        check_known(changes, SubscriptionSettings.__dataclass_fields__)
+        settings = replace((await self.info(name)).settings, **changes)  # type: ignore[arg-type]
         for partition in self._partitions:
             await self._jetstream.create_consumer(
                 partition.stream, config_of(name, settings, partition), "update"

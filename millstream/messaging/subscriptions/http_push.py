@@ -18,7 +18,7 @@ from millstream.errors import ConfigError
 from millstream.events.undecodable import DECODE_FAILURES
 from millstream.messaging.subscriptions.delivery import Delivery
 from millstream.messaging.subscriptions.subscription import CONCURRENCY_MAX, Subscription
-from millstream.settings import Secret, Tls, hide_password
+from millstream.settings import Secret, Tls, hide_password, hold_seconds
 from millstream.wire.handshake import tls_context
 
 if TYPE_CHECKING:
@@ -74,6 +74,7 @@ class HttpPushSettings:
             raise ConfigError("the url contains a password: use `bearer`, or a header")
         if not self.url.isascii() or any(ch.isspace() for ch in self.url):
             raise ConfigError(f"url {self.url!r}: escape spaces and non-ASCII characters")
+        hold_seconds(self, "timeout")
         if not 0 < self.timeout <= 3600:
             raise ConfigError(f"timeout {self.timeout!r}: choose up to 3,600 seconds")
         if not 1 <= self.concurrency <= min(THREADS_MAX, CONCURRENCY_MAX):

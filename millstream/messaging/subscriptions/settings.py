@@ -19,6 +19,8 @@ from millstream.events.subject import (
     key_token,
     overlap,
 )
+from millstream.messaging.topics.setting_forms import number_fault, several
+from millstream.settings import hold_seconds
 from millstream.wire.api import NANOSECONDS, ConsumerConfig
 
 __all__ = ["AckMode", "SubscriptionSettings", "config_of", "differences", "settings_of"]
@@ -40,7 +42,10 @@ BACKOFF_DEFAULT: Final = (0.5, 1.0, 2.0, 5.0, 10.0, 30.0)
 
 @dataclass(frozen=True, slots=True)
 class SubscriptionSettings:
-    """Settings of a durable subscription, shared by all its members."""
+    """Settings of a durable subscription, shared by all its members.
+
+    Durations are given in seconds, as "1m30s" or as timedelta, and held in seconds.
+    """
 
     start: Start = Start.ALL  # where it starts when it is created
     keys: tuple[str, ...] = ()  # only events of these keys; empty: all
@@ -59,8 +64,10 @@ class SubscriptionSettings:
     fail_on_data_loss: bool = True  # stop at events that the broker has lost; False: go on
 
     def __post_init__(self) -> None:
+        Start.checked(self.start)
         for name in ("keys", "subjects", "backoff"):
-            object.__setattr__(self, name, tuple(getattr(self, name)))
+            object.__setattr__(self, name, several(getattr(self, name)))
+        hold_seconds(self, "ack_wait", "backoff", "inactive_after")
         if self.keys and self.subjects:
             raise ConfigError("choose events by keys or by subjects, not both")
         for pattern in self.subjects:
@@ -68,13 +75,12 @@ class SubscriptionSettings:
         if self.ack not in _ACK_MODES:
             raise ConfigError(f"ack {self.ack!r}: choose one of {', '.join(_ACK_MODES)}")
         _positive("ack_wait", self.ack_wait)
-        _positive("max_in_flight", self.max_in_flight)
-        if self.max_deliver is not None:
-            _positive("max_deliver", self.max_deliver)
+        for name in ("max_in_flight", "max_deliver"):
+            count = getattr(self, name)
+            if count is not None and (fault := number_fault(count)) is not None:
+                raise ConfigError(f"{name}: {fault}")
         if self.member_rate_limit is not None:
             _positive("member_rate_limit", self.member_rate_limit)
-        if any(delay < 0 for delay in self.backoff):
-            raise ConfigError(f"backoff {self.backoff}: delays cannot be negative")
         if self.dead_letter is not None:
             check_name("dead-letter topic", self.dead_letter)
         if self.ack == "none" and self.max_deliver is not None:
@@ -87,7 +93,7 @@ class SubscriptionSettings:
 
 
 def _positive(name: str, value: float) -> None:
-    if value <= 0:
+    if isinstance(value, bool) or not isinstance(value, int | float) or value <= 0:
         raise ConfigError(f"{name} {value!r}: must be greater than zero")
 
 

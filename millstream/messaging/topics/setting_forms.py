@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from datetime import timedelta
 from enum import StrEnum
@@ -11,7 +11,7 @@ from typing import Any, Generic, TypeVar, overload
 
 from millstream.declared import Declaration, Form, default_text
 from millstream.errors import ConfigError
-from millstream.settings import parse_duration, parse_size
+from millstream.settings import parse_size, read_seconds
 
 __all__ = [
     "Duration",
@@ -29,6 +29,7 @@ __all__ = [
     "number_fault",
     "read_duration",
     "read_metadata",
+    "several",
     "short_repr",
     "size",
     "switch",
@@ -72,13 +73,9 @@ def read_duration(name: str, value: Duration | None) -> timedelta | None:
             raise ConfigError(f"{name}: {value} is negative")
         return value
     try:
-        return timedelta(seconds=parse_duration(value))
-    except ConfigError as error:
-        raise ConfigError(f"{name}: {error}") from error
-    except (TypeError, AttributeError, OverflowError) as error:
-        raise ConfigError(
-            f"{name}: {value!r} is not a duration. Write it like '10s', '12h' or '7d'"
-        ) from error
+        return timedelta(seconds=read_seconds(name, value))
+    except OverflowError as error:
+        raise ConfigError(f"{name}: {value!r} is too long") from error
 
 
 def read_size(name: str, value: Size | None) -> int | None:
@@ -131,6 +128,11 @@ def number_fault(value: object, most: int | None = None) -> str | None:
     if most is not None and value > most:
         return f"{value:,} is more than the maximum of {most:,}"
     return None
+
+
+def several(value: Any) -> tuple[Any, ...]:
+    """A sequence, or a single value as one: the letters of a text are never meant."""
+    return tuple(value) if isinstance(value, Iterable) and not isinstance(value, str) else (value,)
 
 
 def number(most: int | None = None) -> SettingKind:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import random
+from collections.abc import Mapping
 from typing import Any, Final
 
 from millstream.errors import (
@@ -18,6 +19,7 @@ from millstream.errors import (
 from millstream.messaging import Client, Topic, TopicSettings
 from millstream.messaging.topics.admin import edit
 from millstream.messaging.topics.lookup import open_topic
+from millstream.nearest import check_known
 from millstream.schemas.compatibility import Mode, Problem, parse_mode
 from millstream.schemas.declaration import declare
 from millstream.schemas.registry.records import (
@@ -112,7 +114,7 @@ class Registry:
 
         `mode` checks under another compatibility mode. `how` is passed to `declare`.
         """
-        schema = declare(source, **how)
+        schema = _declared(source, how)
         record = await self.find(topic)
         if record is None:
             problems_of(new_record(topic, None, mode), (), schema)
@@ -145,7 +147,7 @@ class Registry:
         2. Store the schema under its fingerprint; its offset is its id.
         3. Add the version to the topic's record if that has not changed meanwhile; else repeat.
         """
-        schema = declare(source, **how)
+        schema = _declared(source, how)
         await self.check_first(topic, schema, wire_format, mode)
         await self._mark(topic, wire_format)
         for _ in range(TRIES_MAX):
@@ -298,6 +300,11 @@ class Registry:
 async def _pause() -> None:
     """A random pause, so that two competing processes do not retry in step."""
     await asyncio.sleep(PAUSE_SECONDS * random.random())
+
+
+def _declared(source: object, how: Mapping[str, Any]) -> Schema:
+    check_known(how, ("format", "name", "message", "drop_constraints"))
+    return declare(source, **how)
 
 
 def _too_busy(topic: str) -> SchemaError:

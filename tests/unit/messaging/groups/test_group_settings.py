@@ -15,7 +15,7 @@ from millstream.messaging.groups.settings import GroupSettings
     ("changes", "text"),
     [
         ({"lease": 0.1}, "lease 0.1"),
-        ({"lease": float("nan")}, "lease nan"),
+        ({"lease": float("nan")}, "lease: not a duration: nan"),
         ({"commit_every": 0}, "commit_every 0"),
         ({"backoff": ()}, "backoff"),
         ({"backoff": (1, -1)}, "backoff"),

@@ -346,7 +346,7 @@ def test_a_foreign_stream_with_any_settings_is_described() -> None:
     assert identity_of(config).prefix is None
     # Its own oddities do not stand in the way of a change.
     assert settings.changed({"max_age": "1h"}).max_age == timedelta(hours=1)
-    with pytest.raises(ConfigError, match="no setting colour"):
+    with pytest.raises(ConfigError, match="unknown setting 'colour'"):
         settings.changed({"colour": "red"})
 
 
