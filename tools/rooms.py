@@ -7,7 +7,7 @@ from __future__ import annotations
 
 FOUNDATION = {
     *("errors", "settings", "deadline", "declared", "lazy", "closing", "guarded", "nearest"),
-    "version",
+    *("failure_log", "version"),
 }
 EDGES = {"cli"}
 INNER = {"broker", "wire", "events", "messaging", "schemas", "tables", "spark", "pipelines"}
@@ -35,6 +35,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "closing": set(),
     "guarded": set(),
     "nearest": set(),
+    "failure_log": set(),
     "version": set(),
     "broker": set(),
     "wire": set(),

@@ -39,6 +39,7 @@ __all__ = [
     "datetime_of",
     "event_ns",
     "nanoseconds_of",
+    "place_of",
 ]
 
 KEY_HEADER: Final = "Mill-Key"
@@ -207,6 +208,11 @@ class Event(ABC):
     def __repr__(self) -> str:
         where = f"{self.topic}/{self.partition}@{self.offset}.{self.index}"
         return f"<{type(self).__name__} {where} key={self.key!r}>"
+
+
+def place_of(event: Event) -> str:
+    """Where an event is stored, for the log: without its key, which may be confidential."""
+    return f"{event.topic}/{event.partition}, offset {event.offset}, index {event.index}"
 
 
 class Partition:

@@ -29,7 +29,7 @@ from millstream.errors import (
     Unfit,
 )
 from millstream.events.classify import is_for_another
-from millstream.events.event import Event, NewEvent, Partition, PlainEvent
+from millstream.events.event import Event, NewEvent, Partition, PlainEvent, place_of
 from millstream.events.fence import fence_subject
 from millstream.events.packs.pack import EncodedPack
 from millstream.events.packs.packing import Packing
@@ -38,6 +38,7 @@ from millstream.events.start import Start
 from millstream.events.subject import check_name
 from millstream.events.undecodable import DECODE_FAILURES
 from millstream.events.unpack import events_in
+from millstream.failure_log import FailureLog
 from millstream.messaging.dead_letters.store import DeadLetterStore, default_dead_letter_topic
 from millstream.messaging.publishing.fenced_lane import FencedLane
 from millstream.messaging.publishing.target import PackTarget
@@ -194,6 +195,7 @@ class _PartitionWorker:
         self._stream = partition.stream
         self._partition = partition
         self._fences: list[_Fence] = []
+        self._failures = FailureLog(_log)
         self._hold: InterestHold | None = None  # keeps the events of an interest topic
         self._position = 0  # offset of the last input message whose outputs are collected
         self._committed = 0
@@ -364,8 +366,13 @@ class _PartitionWorker:
         """Stop at an event, or dead-letter it and continue."""
         name = self._settings.name
         if self._settings.on_error == "stop":
-            raise ProcessFailed(name, repr(event), error) from error
+            raise ProcessFailed(name, place_of(event), error) from error
         topic = default_dead_letter_topic(event.topic, name)
+        self._failures.warn(
+            error,
+            "process '%s': the function failed on %s, attempt 1; it becomes a dead letter in '%s'",
+            *(name, place_of(event), topic),
+        )
         store = DeadLetterStore(self._target.jetstream, self._target.publisher, topic, name)
         await store.store(event, f"{type(error).__name__}: {error}", 1)
 

@@ -82,9 +82,9 @@ class Subscription(DeliveryReading):
         """Call the handler for every event until the subscription is closed.
 
         When the handler returns, the event is acked; when it raises, nacked with the error as the
-        reason (`Reject` makes it a dead letter immediately). With `concurrency` 1 events are
-        handled in the order of delivery. While a handler runs, its lease is renewed. Plain
-        functions run in a thread.
+        reason (`Reject` makes it a dead letter immediately), and the log has a warning with the
+        traceback. With `concurrency` 1 events are handled in the order of delivery. While a handler
+        runs, its lease is renewed. Plain functions run in a thread.
         """
         self._loop.call(
             self._inner.run(in_thread(handler, partial(Delivery, self._loop)), concurrency)

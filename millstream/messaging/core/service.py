@@ -22,6 +22,7 @@ from millstream.closing import AsyncClosing
 from millstream.deadline import now_ns
 from millstream.errors import ConfigError, ServiceError
 from millstream.events.subject import check_name, check_subject
+from millstream.failure_log import FailureLog
 from millstream.messaging.core.message import Message
 from millstream.messaging.core.overload import SubscriberSettings
 from millstream.messaging.core.subscriber import Subscriber
@@ -97,6 +98,7 @@ class Endpoint:
         self._data = settings.data
         self._requests = self._errors = self._nanoseconds = 0
         self._last_error = ""
+        self._failures = FailureLog(_log)
         self._subscriber = Subscriber(
             connection,
             subject,
@@ -152,7 +154,7 @@ class Endpoint:
             code = int(error.code) if error.code.isdigit() else BAD_ANSWER
             self._failed(request, code, error.description)
         except Exception as error:
-            _log.exception("endpoint '%s' failed", self.subject)
+            self._failures.warn(error, "endpoint '%s' failed", self.subject)
             # The caller gets the kind of failure; the details may be confidential.
             kind = type(error).__name__
             self._failed(request, BAD_ANSWER, f"the service failed on this request ({kind})")

@@ -23,6 +23,7 @@ from millstream.errors import (
     SubscriberClosed,
 )
 from millstream.events.subject import check_subject
+from millstream.failure_log import FailureLog
 from millstream.messaging.core.message import Message
 from millstream.messaging.core.overload import Counters, Overload, SubscriberSettings
 from millstream.wire.aio.connection import Connection, Interest
@@ -72,6 +73,7 @@ class Subscriber(AsyncClosing):
         self._held: _Hold | None = None  # set while the buffer of a `block` subscriber is full
         self._received = self._delivered = self._dropped = 0
         self._failed = self._interruptions = 0
+        self._failures = FailureLog(_log)
         self._blocked_seconds = 0.0
 
     # -- life -----------------------------------------------------------------------------
@@ -257,8 +259,9 @@ class Subscriber(AsyncClosing):
         if self.settings.on_drop is not None:
             try:
                 self.settings.on_drop(message)
-            except Exception:
-                _log.exception("on_drop of the subscriber of '%s' failed", self.subject)
+            except Exception as error:
+                text = "on_drop of the subscriber of '%s' failed"
+                self._failures.warn(error, text, self.subject)
 
     def _hold(self) -> _Hold:
         self._source.pause_reading()
@@ -375,9 +378,9 @@ class Subscriber(AsyncClosing):
                     result = handler(message)
                     if inspect.isawaitable(result):
                         await result
-                except Exception:
+                except Exception as error:
                     self._failed += 1
-                    _log.exception("the handler of '%s' failed", self.subject)
+                    self._failures.warn(error, "the handler of '%s' failed", self.subject)
         except (ConnectError, PermissionDenied) as error:
             _log.error("the subscriber of '%s' ends: %s", self.subject, error)
 

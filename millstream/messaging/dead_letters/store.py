@@ -79,7 +79,7 @@ class DeadLetterStore:
     ) -> None:
         self._jetstream = jetstream
         self._publisher = publisher
-        self._topic = dead_topic
+        self.topic = dead_topic
         self._subscription = subscription
         self._prefix: str | None = None
         self._order = asyncio.Lock()  # letters are stored in the order of the calls
@@ -103,11 +103,11 @@ class DeadLetterStore:
 
     async def _declare(self, topic: str) -> str:
         try:
-            info = await open_topic(self._jetstream, self._topic)
+            info = await open_topic(self._jetstream, self.topic)
         except TopicNotFound:
             replicas = (await open_topic(self._jetstream, topic)).settings.replicas
             settings = TopicSettings(replicas=replicas)
-            info = await topic_admin.declare(self._jetstream, self._topic, settings)
+            info = await topic_admin.declare(self._jetstream, self.topic, settings)
         return dead_letter_prefix(info)
 
     def _headers(self, event: Event, reason: str, attempts: int) -> list[tuple[str, str]]:

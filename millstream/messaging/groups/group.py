@@ -15,8 +15,8 @@ from millstream.events.subject import check_name
 from millstream.messaging.dead_letters.store import DeadLetterStore, default_dead_letter_topic
 from millstream.messaging.groups.admin import GroupAdmin, GroupInfo, ParkedKey
 from millstream.messaging.groups.assignment import Lease
+from millstream.messaging.groups.context import MemberContext
 from millstream.messaging.groups.event import GroupEvent
-from millstream.messaging.groups.holding import MemberContext
 from millstream.messaging.groups.member import Member, start_position
 from millstream.messaging.groups.records import PartitionRecord
 from millstream.messaging.groups.settings import GroupSettings

@@ -6,7 +6,6 @@ import asyncio
 import hashlib
 import logging
 from collections.abc import Iterator
-from dataclasses import dataclass
 from datetime import datetime
 from enum import Enum
 from typing import Final
@@ -16,10 +15,9 @@ import msgspec
 from millstream.deadline import now_ns
 from millstream.errors import ConfigError, DataLoss, MillstreamError, WrongSequence
 from millstream.events.classify import is_for_another
-from millstream.events.event import Partition, nanoseconds_of
+from millstream.events.event import Partition, nanoseconds_of, place_of
 from millstream.events.subject import key_token
-from millstream.messaging.dead_letters.store import DeadLetterStore
-from millstream.messaging.groups.assignment import Lease
+from millstream.messaging.groups.context import MemberContext
 from millstream.messaging.groups.event import (
     AnyGroupEvent,
     BrokenPack,
@@ -32,14 +30,12 @@ from millstream.messaging.groups.records import (
     PartitionRecord,
     Position,
 )
-from millstream.messaging.groups.settings import GroupSettings
-from millstream.messaging.groups.store import GroupStore, Stored
-from millstream.messaging.groups.workers import GroupCall, KeyQueue, Workers
+from millstream.messaging.groups.store import Stored
+from millstream.messaging.groups.workers import KeyQueue
 from millstream.messaging.subscriptions.subscription import Reject
 from millstream.wire.aio.interest_hold import InterestHold
-from millstream.wire.aio.jetstream import JetStream
 from millstream.wire.aio.ordered_consumer import OrderedConsumer
-from millstream.wire.aio.pull_consumer import Prefetch, Signal
+from millstream.wire.aio.pull_consumer import Prefetch
 from millstream.wire.api import parse_ack_address
 from millstream.wire.message import RawMessage
 from millstream.wire.range_cursor import Range
@@ -63,22 +59,6 @@ CAREFUL_EVENTS: Final = 200
 # Bytes of parked keys in one record, which is written with every commit.
 PARKED_BYTES_MAX: Final = 256 * 1024
 STORE_AGAIN_SECONDS: Final = 1.0
-
-
-@dataclass(slots=True)
-class MemberContext:
-    """What the partitions of one member share."""
-
-    jetstream: JetStream
-    store: GroupStore
-    dead_letters: DeadLetterStore
-    settings: GroupSettings
-    lease: Lease
-    workers: Workers
-    signal: Signal  # set when there may be something to read
-    call: GroupCall
-    careful: asyncio.Lock  # held while an event is handed out alone
-    handled: int = 0
 
 
 class HoldingState(Enum):
@@ -313,12 +293,14 @@ class Holding:
             settled = await self._park(queue, event)
         elif queue.given_up is not None:
             settled = await self._dead_letter(queue, event, queue.error or queue.given_up)
+            if settled:
+                self._member.log_given_up(event, queue.given_up)
         else:
             settled = await self._handle(queue, event)
         if not settled or self.state is HoldingState.CLOSED:
             return
         queue.events.popleft()
-        queue.failures, queue.error, queue.park_due = 0, "", False
+        queue.failures, queue.error, queue.cause, queue.park_due = 0, "", None, False
         if queue.key is not None and not queue.events:
             self._keys.pop(queue.key, None)
         self._progress.done((event.offset, event.index))
@@ -337,20 +319,22 @@ class Holding:
             else:
                 await self._member.call(event)
         except Reject as rejected:
-            queue.failures += 1
+            queue.failed(rejected)
+            self._member.log_failure(queue, event, last=True)
             return await self._dead_letter(queue, event, str(rejected) or "rejected")
         except asyncio.CancelledError as error:
             task = asyncio.current_task()
             if task is None or task.cancelling():
                 raise
-            queue.error = f"the handler was cancelled from inside: {error!r}"
+            queue.failed(error, f"the handler was cancelled from inside: {error!r}")
         except Exception as error:
-            queue.error = f"{type(error).__name__}: {error}"
+            queue.failed(error)
         else:
             return True
-        queue.failures += 1
         crowded = len(queue.events) > settings.key_buffer and self._may_park()
-        if queue.failures >= settings.max_attempts or queue.park_due or crowded:
+        last = queue.failures >= settings.max_attempts or queue.park_due or crowded
+        self._member.log_failure(queue, event, last)
+        if last:
             return await self._park(queue, event)
         self._again(queue, settings.delay_after(queue.failures))
         if self._hungry and not self._careful:
@@ -395,8 +379,8 @@ class Holding:
             token = order_token(queue.key)
             if token not in self._parked and not self._may_park():
                 _log.warning(
-                    "group %s: %r is retried forever, because %d keys are parked in partition %d",
-                    *(self._name, event, len(self._parked), self.partition),
+                    "group %s: %s is retried forever, because %d keys are parked",
+                    *(self._name, place_of(event), len(self._parked)),
                 )
                 queue.park_due = False
                 self._again(queue, self._member.settings.backoff[-1])
@@ -405,7 +389,7 @@ class Holding:
             self._parked.setdefault(token, ParkedAt(event.offset, event.index, now_ns()))
             if not await self._commit_or_wait(queue):
                 return False
-            _log.warning("group %s: parked the key of %r: %s", self._name, event, queue.error)
+            _log.warning("group %s: parked the key of %s", self._name, place_of(event))
             queue.given_up = f"its key has been parked since offset {event.offset}.{event.index}"
             queue.park_due = False
         return await self._dead_letter(queue, event, queue.error)

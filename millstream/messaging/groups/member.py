@@ -30,7 +30,8 @@ from millstream.errors import (
 from millstream.events.event import Partition
 from millstream.events.start import Start
 from millstream.messaging.groups.assignment import OWN_SHARE, Liveness, assign
-from millstream.messaging.groups.holding import Holding, HoldingState, MemberContext
+from millstream.messaging.groups.context import MemberContext
+from millstream.messaging.groups.holding import Holding, HoldingState
 from millstream.messaging.groups.records import MemberRecord, PartitionRecord
 from millstream.messaging.groups.settings import LEASE_SECONDS_MIN
 from millstream.messaging.groups.store import RECORDS, UNSURE, Stored

@@ -41,6 +41,7 @@ class KeyQueue:
     """The events of one key that wait here, in order; only the first one is being handled."""
 
     __slots__ = (
+        "cause",
         "error",
         "events",
         "failures",
@@ -62,9 +63,16 @@ class KeyQueue:
         self.timer: asyncio.TimerHandle | None = None  # waits for its next attempt
         self.failures = 0  # of the first event
         self.error = ""  # of the last failure
+        self.cause: BaseException | None = None  # the same, with its traceback
         self.park_due = False  # to be parked before anything else happens
         # Why its events become dead letters; None: handle them.
         self.given_up: str | None = None
+
+    def failed(self, error: BaseException, text: str = "") -> None:
+        """Its first event could not be handled."""
+        self.failures += 1
+        self.error = text or f"{type(error).__name__}: {error}"
+        self.cause = error
 
     def stop_waiting(self) -> None:
         if self.timer is not None:

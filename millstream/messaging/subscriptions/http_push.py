@@ -15,6 +15,7 @@ import msgspec
 from millstream.closing import AsyncClosing
 from millstream.deadline import now_ns
 from millstream.errors import ConfigError
+from millstream.events.event import place_of
 from millstream.events.undecodable import DECODE_FAILURES
 from millstream.messaging.subscriptions.delivery import Delivery
 from millstream.messaging.subscriptions.subscription import CONCURRENCY_MAX, Subscription
@@ -103,6 +104,8 @@ class _Verdict(NamedTuple):
     dead: bool = False
     reason: str = ""
     delay: float | None = None  # seconds until the next attempt; None: the subscription's backoff
+    # For the log: the reason without the text of the answer, which may repeat the value.
+    cause: str = ""
 
 
 class HttpPush(AsyncClosing):
@@ -118,6 +121,7 @@ class HttpPush(AsyncClosing):
         self.settings = settings
         self._subscription = subscription
         self._fixed = dict(settings.headers)
+        self._shown_url = urlsplit(settings.url)._replace(query="", fragment="").geturl()
         self._stopped = asyncio.Event()
         self._ended = asyncio.Event()
         self._ended.set()
@@ -173,13 +177,29 @@ class HttpPush(AsyncClosing):
             self._rest.reset()
             delivery.ack()
         elif verdict.dead:
+            self._log_failure(delivery, verdict)
             self.rejected += 1
             self._rest.reset()  # the endpoint works: it rejects this event
             delivery.terminate(verdict.reason)
         else:
+            self._log_failure(delivery, verdict)
             self.retried += 1
             self._rest.longer()
             delivery.nack(verdict.delay, verdict.reason)
+
+    def _log_failure(self, delivery: Delivery, verdict: _Verdict) -> None:
+        subscription = self._subscription
+        most = subscription.settings.max_deliver
+        if verdict.dead or (most is not None and delivery.attempt >= most):
+            then = f"it becomes a dead letter in '{subscription.inbox.dead_letter_topic}'"
+        else:
+            then = "it is posted again"
+        subscription.inbox.failures.warn(
+            None,
+            "push '%s': posting %s to %s failed, attempt %d: %s; %s",
+            *(subscription.name, place_of(delivery), self._shown_url, delivery.attempt),
+            *(verdict.cause, then),
+        )
 
     async def _post(self, delivery: Delivery) -> _Verdict:
         if self._endpoint is None:
@@ -187,7 +207,8 @@ class HttpPush(AsyncClosing):
         try:
             body, content_type = self._body(delivery)
         except DECODE_FAILURES as error:
-            return _Verdict(dead=True, reason=f"its value cannot be decoded: {error}")
+            reason = f"its value cannot be decoded: {error}"
+            return _Verdict(dead=True, reason=reason, cause="its value cannot be decoded")
         answer = await self._endpoint.post(body, self._headers(delivery, content_type))
         return self._judge(answer)
 
@@ -196,11 +217,13 @@ class HttpPush(AsyncClosing):
         if 200 <= status < 300:
             return _Verdict(done=True)
         if not status:
-            return _Verdict(reason=f"no answer from {self.settings.url}: {answer.reason}")
-        reason = f"HTTP {status} {answer.reason}: {answer.text}"[:REASON_CHARS_MAX]
+            reason = f"no answer from {self.settings.url}: {answer.reason}"
+            return _Verdict(reason=reason, cause=f"no answer: {answer.reason}")
+        cause = f"HTTP {status} {answer.reason}"
+        reason = f"{cause}: {answer.text}"[:REASON_CHARS_MAX]
         if 400 <= status < 500 and status not in self.settings.retry:
-            return _Verdict(dead=True, reason=reason)
-        return _Verdict(reason=reason, delay=_retry_after(answer.retry_after))
+            return _Verdict(dead=True, reason=reason, cause=cause)
+        return _Verdict(reason=reason, delay=_retry_after(answer.retry_after), cause=cause)
 
     def _body(self, delivery: Delivery) -> tuple[bytes, str | None]:
         value = delivery.value

@@ -17,11 +17,13 @@ from millstream.errors import (
     RequestTimeout,
 )
 from millstream.events.classify import OWN_MARK, is_for_another, kind_of
-from millstream.events.event import Event, Partition
+from millstream.events.event import Event, Partition, place_of
 from millstream.events.undecodable import DECODE_FAILURES, reason_of
 from millstream.events.unpack import open_pack
+from millstream.failure_log import FailureLog
+from millstream.messaging.dead_letters.store import DeadLetterStore
 from millstream.messaging.subscriptions.delivery import Delivery, PackDelivery, PlainDelivery
-from millstream.messaging.subscriptions.leases import Leases, PackLease, StoreDeadLetter
+from millstream.messaging.subscriptions.leases import Leases, PackLease
 from millstream.messaging.subscriptions.settings import SubscriptionSettings
 from millstream.wire.aio.jetstream import JetStream
 from millstream.wire.aio.pull_consumer import Prefetch, PullConsumer, Signal
@@ -67,7 +69,7 @@ class Inbox:
         name: str,
         settings: SubscriptionSettings,
         partitions: Sequence[Partition],
-        store_dead_letter: StoreDeadLetter,
+        dead_letters: DeadLetterStore,
     ) -> None:
         self.ready: deque[Delivery] = deque()
         # Messages of each partition to fetch in total; None: no limit. For tools that take a few
@@ -77,6 +79,8 @@ class Inbox:
         self._jetstream = jetstream
         self._name = name
         self._settings = settings
+        self.dead_letter_topic = dead_letters.topic
+        self.failures = FailureLog(_log)
         self._partitions = partitions
         # How the ack addresses of first deliveries begin, where the server adds no domain to them.
         self._first = {p.number: f"$JS.ACK.{p.stream}.{name}.1.".encode() for p in partitions}
@@ -84,7 +88,7 @@ class Inbox:
         self._keys = frozenset(settings.keys)
         self._signal = Signal()
         self.leases: Leases[Delivery] = Leases(
-            jetstream.connection, settings, store_dead_letter, self._is_settled, self._signal
+            jetstream.connection, settings, dead_letters.store, self._is_settled, self._signal
         )
         self._consumers: list[tuple[Partition, PullConsumer]] = []
         self._timer: asyncio.TimerHandle | None = None
@@ -294,8 +298,17 @@ class Inbox:
         if limit is None or delivery.attempt <= limit:
             self.ready.append(delivery)
             return True
-        delivery.terminate(f"not settled in {limit} deliveries")
+        self._give_up(delivery, f"not settled in {limit} deliveries")
         return False
+
+    def _give_up(self, delivery: Delivery, reason: str) -> None:
+        """Make a dead letter of an event that no handler here has seen."""
+        self.failures.warn(
+            None,
+            "subscription '%s': %s becomes a dead letter in '%s', attempt %d: %s",
+            *(self._name, place_of(delivery), self.dead_letter_topic, delivery.attempt, reason),
+        )
+        delivery.terminate(reason)
 
     async def _is_settled(self, event: Event) -> bool:
         """Whether a member that had the event before has settled it, however late."""
@@ -330,8 +343,7 @@ class Inbox:
             message = open_pack(partition, raw)
             rows = partition.rows(message.pack) if partition.rows else message.pack.events()
         except DECODE_FAILURES as error:
-            broken = PlainDelivery(self.leases, partition, raw, attempt)
-            broken.terminate(reason_of(error))
+            self._give_up(PlainDelivery(self.leases, partition, raw, attempt), reason_of(error))
             return
         lease = PackLease(message, raw.reply, attempt)
         deliveries = [

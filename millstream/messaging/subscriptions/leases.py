@@ -10,7 +10,7 @@ from typing import Final, Generic, TypeVar
 
 from millstream.deadline import Deadline
 from millstream.errors import ConnectError, MillstreamError, NoResponders, RequestTimeout
-from millstream.events.event import Event
+from millstream.events.event import Event, place_of
 from millstream.events.unpack import PackMessage
 from millstream.messaging.subscriptions.copies import Copies
 from millstream.messaging.subscriptions.settings import SubscriptionSettings
@@ -172,7 +172,9 @@ class Leases(Generic[D]):
                 if attempts <= limit or not await self._is_settled(event):
                     await self._store_dead_letter(event, reason, min(attempts, limit))
             except MillstreamError as error:
-                _log.warning("dead letter not stored, %r will be redelivered: %s", event, error)
+                _log.warning(
+                    "dead letter not stored, %s will be redelivered: %s", place_of(event), error
+                )
             else:
                 stored()
 

@@ -12,7 +12,7 @@ from typing import Final
 from millstream.closing import AsyncClosing
 from millstream.deadline import Deadline
 from millstream.errors import ConfigError, ConnectError, MillstreamError, RequestTimeout
-from millstream.events.event import Partition
+from millstream.events.event import Partition, place_of
 from millstream.messaging.dead_letters.store import DeadLetterStore, default_dead_letter_topic
 from millstream.messaging.subscriptions.admin import Subscriptions
 from millstream.messaging.subscriptions.delivery import Delivery, PlainDelivery
@@ -52,7 +52,7 @@ class Subscription(AsyncClosing):
     ) -> None:
         self.name = name
         self.settings = settings
-        self.inbox = Inbox(jetstream, name, settings, partitions, dead_letters.store)
+        self.inbox = Inbox(jetstream, name, settings, partitions, dead_letters)
         self._limit = RateLimit(settings.member_rate_limit) if settings.member_rate_limit else None
         jetstream.connection.intakes.add(self)
 
@@ -124,9 +124,9 @@ class Subscription(AsyncClosing):
         """Call the handler for every event until the subscription is closed.
 
         When the handler returns, the event is acked; when it raises, nacked with the error as the
-        reason (`Reject` makes it a dead letter immediately). With `concurrency` 1 events are
-        handled in the order of delivery. While a handler runs, its lease is renewed. Plain
-        functions run in a thread.
+        reason (`Reject` makes it a dead letter immediately), and the log has a warning with the
+        traceback. With `concurrency` 1 events are handled in the order of delivery. While a handler
+        runs, its lease is renewed. Plain functions run in a thread.
         """
         if not 1 <= concurrency <= CONCURRENCY_MAX:
             raise ConfigError(f"concurrency {concurrency!r}: choose 1 to {CONCURRENCY_MAX:,}")
@@ -167,14 +167,17 @@ class Subscription(AsyncClosing):
             try:
                 await call(delivery)
             except Reject as rejected:
+                self._log_failure(delivery, rejected)
                 delivery.terminate(str(rejected) or "rejected")
             except Exception as error:
+                self._log_failure(delivery, error)
                 delivery.nack(reason=f"{type(error).__name__}: {error}")
             else:
                 delivery.ack()
         except ConnectError as error:
             _log.warning(
-                "%r was handled but not settled and will be redelivered: %s", delivery, error
+                "%s was handled but not settled and will be redelivered: %s",
+                *(place_of(delivery), error),
             )
         finally:
             renewal.cancel()
@@ -188,7 +191,22 @@ class Subscription(AsyncClosing):
             try:
                 delivery.extend()
             except ConnectError as error:
-                _log.info("the lease of %r was not renewed: %s", delivery, error)
+                _log.info("the lease of %s was not renewed: %s", place_of(delivery), error)
+
+    def _log_failure(self, delivery: Delivery, error: Exception) -> None:
+        settings, attempt = self.settings, delivery.attempt
+        of_all = "" if settings.max_deliver is None else f" of {settings.max_deliver}"
+        if settings.ack == "none":
+            then = "it is not delivered again, because ack is 'none'"
+        elif isinstance(error, Reject) or attempt >= (settings.max_deliver or attempt + 1):
+            then = f"it becomes a dead letter in '{self.inbox.dead_letter_topic}'"
+        else:
+            then = f"the next attempt is due in {settings.delay_after(attempt):g} s"
+        self.inbox.failures.warn(
+            error,
+            "subscription '%s': the handler failed on %s, attempt %d%s; %s",
+            *(self.name, place_of(delivery), attempt, of_all, then),
+        )
 
 
 async def join_subscription(

@@ -434,7 +434,7 @@ async def test_a_failing_drop_hook_does_not_break_the_connection(
     def fail(_: Message) -> None:
         raise RuntimeError("hook")
 
-    caplog.set_level(logging.ERROR)
+    caplog.set_level(logging.WARNING)
     settings = SubscriberSettings(messages_max=1, on_drop=fail)
     async with Subscriber(connection, "o", settings) as subscriber:
         await publish(connection, "o")

@@ -19,6 +19,8 @@ LONG_SECONDS = 30.0  # only a failure takes this long
 class _Letters:
     """Dead letters whose storing never ends, until it is cancelled."""
 
+    topic = "dead"
+
     def __init__(self) -> None:
         self.started = asyncio.Event()
 
@@ -31,7 +33,7 @@ def new_inbox(letters: _Letters) -> Inbox:
     """The inbox of a topic without partitions, which fetches nothing."""
     connection = SimpleNamespace(closed=False, connected=True, on_connected=[], on_closed=[])
     jetstream = cast(JetStream, SimpleNamespace(connection=connection))
-    return Inbox(jetstream, "billing", SubscriptionSettings(), (), letters.store)
+    return Inbox(jetstream, "billing", SubscriptionSettings(), (), cast(Any, letters))
 
 
 async def test_readers_end_when_closing_is_cancelled() -> None:
