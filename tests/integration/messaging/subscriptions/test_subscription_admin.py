@@ -136,7 +136,7 @@ async def test_a_conflict_names_what_differs_and_what_to_do(topic: Topic) -> Non
     with pytest.raises(SubscriptionConflict) as caught:
         await topic.subscribe("s", replace(settings, ack_wait=6, max_deliver=None))
     text = str(caught.value)
-    assert "ack_wait: wanted 6, found 5.0" in text
+    assert "ack_wait: wanted 6.0, found 5.0" in text
     assert "max_deliver: wanted None, found 3" in text
     assert "topic.subscriptions.edit" in text
     assert "backoff" not in text
