@@ -20,7 +20,7 @@ from millstream.pipelines.project import Project
 from millstream.pipelines.queries import QueryPlan, start_query
 from millstream.pipelines.resolve import Resolved, Resolver
 from millstream.pipelines.restarts import Restarts
-from millstream.pipelines.spark_errors import reason_of
+from millstream.pipelines.spark_errors import failure_of, reason_of
 from millstream.pipelines.state_folder import StateFolder
 from millstream.pipelines.watch import Watch
 from millstream.spark.options import connection_settings
@@ -229,9 +229,10 @@ class Runner:
             self._failed(run, "the query was stopped from outside")
 
     def _failed(self, run: _Run, error: str) -> None:
-        run.error = reason_of(error)
+        failure = failure_of(error, self.project.folder)
+        run.error = str(failure)
         run.failed_at = datetime.now(UTC).isoformat(timespec="seconds")
-        pause = run.restarts.failed()
+        pause = run.restarts.failed(failure.mark)
         if pause is None:
             run.state = "failed"
             _log.error("flow '%s' failed permanently: %s", run.flow.name, run.error)

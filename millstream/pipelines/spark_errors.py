@@ -1,20 +1,69 @@
-"""Finds the one useful sentence in an error that Spark wraps in stack traces. Pure."""
+"""Finds what matters in an error that Spark wraps in stack traces: reason, line, batch. Pure."""
 
 from __future__ import annotations
 
+import json
 import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import PurePath
 from typing import Final
 
-__all__ = ["reason_of"]
+from millstream.errors import ConfigError
+from millstream.spark.source.offsets import SourceOffset, from_json
+
+__all__ = ["Failure", "failure_of", "in_code", "may_pass", "reason_of"]
 
 ERROR_CHARS: Final = 2000  # enough for a sentence, not for a stack
+RANGES_SHOWN: Final = 4  # of the partitions that a batch read
+ADVICE: Final = (
+    "To set such rows aside: mp.attempt, or SQL's try_ functions "
+    '("When your code fails" in docs/PIPELINES.md)'
+)
 _STACK: Final = ("at ", "File ", "Traceback", "Caused by", "...", "^", "==", "~", "JVM", "SQLSTATE")
-_PYTHON: Final = re.compile(r"([A-Za-z_]\w*\.)*[A-Z]\w*: .+")
-# What Spark puts in front of the error of a task or of a source.
+_PYTHON: Final = re.compile(r"([A-Za-z_]\w*\.)*[A-Z]\w*(: .+|(?<=Error)|(?<=Exception))")
+# What Spark puts in front of the error of a task, a query or a source.
 _WRAPPING: Final = re.compile(
     r"^: |(org|java|scala|net|py4j)\.[\w.$]+: |"
+    r"^\[STREAM_FAILED\] Query \[[^\]]*\] terminated with exception: |"
     r"^\[(STREAM_FAILED|PYTHON_STREAMING_DATA_SOURCE_RUNTIME_ERROR|PYTHON_DATA_SOURCE_ERROR)\] "
 )
+_SQLSTATE: Final = re.compile(r" SQLSTATE: (\w{5})")
+# Errors of values in SQL: class 22 is "data exception", P0001 is raise_error and assert_true.
+_DATA_ERROR: Final = re.compile(r"\[(?P<name>[A-Z_.]+)\] .*? SQLSTATE: (22\w{3}|P0001)")
+_SQL: Final = re.compile(r"^== SQL.*==\n(?P<text>.+)$", re.MULTILINE)
+_CALLED: Final = re.compile(r"^== DataFrame ==\n.*\n(?P<file>.+):(?P<line>\d+)$", re.MULTILINE)
+_FRAME: Final = re.compile(r'^\s*File "(?P<file>.+?)", line (?P<line>\d+), in (?P<name>.+)$', re.M)
+_LIBRARY: Final = re.compile(
+    r"^<|/(site|dist)-packages/|/lib/python3|/pyspark(\.zip)?/|"
+    r"/millstream/(spark|pipelines|events|wire|messaging|schemas)/"
+)
+# Errors of code that calls a service or a database.
+_PASSING: Final = re.compile(
+    r"Connect|Timeout|TimedOut|Unavailable|BrokenPipe|OSError|IOError|URLError|HTTP|Operational"
+    r"|MemoryError"
+)
+_OBJECT: Final = re.compile(r"@[0-9a-f]+(?=: )")
+_START: Final = re.compile(r"^Current Committed Offsets: (.*)$", re.MULTILINE)
+_END: Final = re.compile(r"^Current Available Offsets: (.*)$", re.MULTILINE)
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """Why a flow failed, and whether the same rows would make it fail again."""
+
+    reason: str
+    where: str = ""  # in the project's code, or the SQL text
+    batch: str = ""  # what the batch had read: topics, partitions, offsets
+    # Identifies a failure that the project's code and the rows of the batch cause together, so
+    # that trying again does not help. None: it may pass.
+    mark: str | None = None
+
+    def __str__(self) -> str:
+        text = f"{self.reason.rstrip('.')} ({self.where})" if self.where else self.reason
+        if self.batch and self.mark:
+            text += f"; the batch has {self.batch}"
+        return f"{text}. {ADVICE}" if self.mark else text
 
 
 def reason_of(error: str) -> str:
@@ -30,4 +79,98 @@ def reason_of(error: str) -> str:
     kept = [line for line in lines if not line.startswith(_STACK)]
     errors = [line for line in kept if _PYTHON.fullmatch(line) or line.startswith(": ")]
     found = errors[-1:] or kept[:1] or [error]
-    return _WRAPPING.sub("", _WRAPPING.sub("", found[0]))[:ERROR_CHARS]
+    bare = _SQLSTATE.sub("", _WRAPPING.sub("", _WRAPPING.sub("", found[0])))
+    return bare[:ERROR_CHARS]
+
+
+def failure_of(error: str, folder: PurePath) -> Failure:
+    """What a query's error says; `folder` is the project's."""
+    text = error.partition("=== Streaming Query ===")[0]
+    reason = reason_of(error)
+    start, end = _START.search(error), _END.search(error)
+    starts, ends = start[1] if start else "", end[1] if end else ""
+    frames = [(m["file"], int(m["line"]), m["name"]) for m in _FRAME.finditer(text)]
+    where = in_code(frames, folder)
+    if where:
+        name = reason.partition(":")[0]
+        lasting = not may_pass(name)
+    else:
+        data_error = _DATA_ERROR.search(text)
+        lasting = data_error is not None
+        name = data_error["name"] if data_error else ""
+        where = _in_sql(text, folder) if data_error else ""
+    # Spark names a source by its object, which is another one after a restart.
+    mark = f"{name} {where} {_OBJECT.sub('', ends)}" if lasting else None
+    return Failure(reason, where, _ranges(_positions(starts), _positions(ends)), mark)
+
+
+def may_pass(name: str) -> bool:
+    """Whether an error of this name can pass by itself, even if the project's code raises it.
+
+    >>> may_pass("ConnectionResetError"), may_pass("ZeroDivisionError")
+    (True, False)
+    """
+    return _PASSING.search(name) is not None
+
+
+def in_code(frames: Iterable[tuple[str, int, str]], folder: PurePath | None = None) -> str:
+    """The last frame (file, line, function) that is not in a library, as words; "" without one.
+
+    >>> in_code([("/p/flows.py", 12, "rate"), ("/x/site-packages/a.py", 3, "f")], PurePath("/p"))
+    'in rate, flows.py:12'
+    """
+    own = [frame for frame in frames if _is_own(frame[0], folder)]
+    if not own:
+        return ""
+    file, line, name = own[-1]
+    function = "" if name.startswith("<") else f"{name}, "
+    return f"in {function}{_short(file, folder)}:{line}"
+
+
+def _is_own(file: str, folder: PurePath | None) -> bool:
+    inside = folder is not None and PurePath(file).is_relative_to(folder)
+    return not _LIBRARY.search(_short(file, folder) if inside else file)
+
+
+def _short(file: str, folder: PurePath | None) -> str:
+    path = PurePath(file)
+    inside = folder is not None and path.is_relative_to(folder)
+    return str(path.relative_to(folder)) if folder is not None and inside else file
+
+
+def _in_sql(text: str, folder: PurePath) -> str:
+    called = _CALLED.search(text)
+    if called:
+        return f"in {_short(called['file'], folder)}:{called['line']}"
+    written = _SQL.search(text)
+    return f'in "{written["text"].strip()}"' if written else ""
+
+
+# -- the batch ------------------------------------------------------------------------------
+
+
+def _ranges(starts: SourceOffset, ends: SourceOffset) -> str:
+    words = []
+    for (topic, number), end in sorted(ends.items()):
+        start = starts.get((topic, number))
+        if start is None:
+            words.append(f"{topic} partition {number} offsets up to {end.next - 1}")
+        elif start.next < end.next:
+            words.append(f"{topic} partition {number} offsets {start.next} to {end.next - 1}")
+    more = len(words) - RANGES_SHOWN
+    return ", ".join(words[:RANGES_SHOWN]) + (f" and {more} more partitions" if more > 0 else "")
+
+
+def _positions(text: str) -> SourceOffset:
+    """The offsets in Spark's list of sources and their offsets; those of other sources are left.
+
+    >>> _positions('{PythonStream@1: {"a": {"0": {"next": 5, "log": "x"}}}, Rate: {"offset": 7}}')
+    {('a', 0): PartitionOffset(next=5, created='x', last_time='', tasks=1)}
+    """
+    found: SourceOffset = {}
+    for start in re.finditer(r'\{"', text):
+        try:
+            found |= from_json(json.JSONDecoder().raw_decode(text, start.start())[0])
+        except (ConfigError, ValueError):
+            continue  # an inner part, or an offset of another source
+    return found

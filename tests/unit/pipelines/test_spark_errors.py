@@ -1,0 +1,123 @@
+"""What is found in the errors of failed queries. The texts are Spark's, shortened."""
+
+from __future__ import annotations
+
+from pathlib import PurePath
+
+import pytest
+
+from millstream.pipelines.restarts import Restarts
+from millstream.pipelines.spark_errors import Failure, failure_of
+
+PROJECT = PurePath("/srv/millstream/project")
+HEAD = "[STREAM_FAILED] Query [id = 1, runId = 2] terminated with exception: "
+TAIL = """
+=== Streaming Query ===
+Identifier: words.broken [id = 1, runId = 2]
+Current Committed Offsets: {PythonMicroBatchStream@OBJECT: {"lines":{"0":{"next":120,"log":"x"}}}}
+Current Available Offsets: {PythonMicroBatchStream@OBJECT: \
+{"lines":{"0":{"next":481,"log":"x"},"1":{"next":8,"log":"y"}}}, Rate: {"offset":7}}
+
+Logical Plan: ...
+"""
+BATCH = "lines partition 0 offsets 120 to 480, lines partition 1 offsets up to 7"
+PYTHON = """[PYTHON_EXCEPTION] An exception was thrown from the Python worker: Traceback (most \
+recent call last):
+  File "/venv/lib/python3.11/site-packages/pyspark/worker.py", line 4207, in invoke_udf
+    process()
+  File "/srv/millstream/project/flows.py", line 12, in to_rate
+    return helper(x)
+  File "/srv/millstream/project/more/rates.py", line 3, in helper
+    return numpy.divide(1, x)
+  File "/venv/lib/python3.11/site-packages/numpy/core.py", line 88, in divide
+    raise ERROR
+ERROR: float division by zero
+ SQLSTATE: 38000 SQLSTATE: XXKST"""
+SQL = """[DIVIDE_BY_ZERO] Division by zero. Use `try_divide` instead. SQLSTATE: 22012
+== SQL (line 1, position 1) ==
+1 / x AS rate
+^^^^^
+ SQLSTATE: XXKST"""
+COLUMN = """[CAST_INVALID_INPUT] The value 'a' cannot be cast. SQLSTATE: 22018
+== DataFrame ==
+"cast" was called from
+/srv/millstream/project/flows.py:37
+ SQLSTATE: XXKST"""
+BROKER_AWAY = """Traceback (most recent call last):
+  File "/srv/millstream/millstream/spark/source/stream_reader.py", line 80, in latestOffset
+    raise NotConnected
+millstream.errors.NotConnected: no server answers
+ SQLSTATE: 38000"""
+LOST_EXECUTOR = (
+    "Job aborted due to stage failure: Task 0 in stage 1.0 failed 4 times: ExecutorLostFailure"
+)
+
+
+def failure(text: str, error: str = "ZeroDivisionError", source: str = "5a5") -> Failure:
+    whole = f"{HEAD}{text}{TAIL}".replace("ERROR", error).replace("OBJECT", source)
+    return failure_of(whole, PROJECT)
+
+
+@pytest.mark.parametrize(
+    ("text", "reason", "where"),
+    [
+        (PYTHON, "ZeroDivisionError: float division by zero", "in helper, more/rates.py:3"),
+        (
+            PYTHON.replace("in helper", "in <lambda>"),
+            "ZeroDivisionError: float division by zero",
+            "in more/rates.py:3",
+        ),
+        (
+            SQL,
+            "[DIVIDE_BY_ZERO] Division by zero. Use `try_divide` instead.",
+            'in "1 / x AS rate"',
+        ),
+        (COLUMN, "[CAST_INVALID_INPUT] The value 'a' cannot be cast.", "in flows.py:37"),
+    ],
+)
+def test_an_error_of_the_projects_code_names_its_line_and_the_batch(
+    text: str, reason: str, where: str
+) -> None:
+    found = failure(text)
+    assert (found.reason, found.where, found.batch) == (reason, where, BATCH)
+    assert str(found).startswith(f"{reason.rstrip('.')} ({where}); the batch has {BATCH}. To set")
+
+
+def test_an_error_without_a_message_is_found() -> None:
+    text = PYTHON.replace("ERROR: float division by zero", "AssertionError")
+    assert failure(text).reason == "AssertionError"
+
+
+@pytest.mark.parametrize("text", [BROKER_AWAY, LOST_EXECUTOR])
+def test_an_error_outside_the_projects_code_has_no_line_and_may_pass(text: str) -> None:
+    found = failure(text)
+    assert (found.where, found.mark) == ("", None)
+    assert str(found) == found.reason
+
+
+@pytest.mark.parametrize(
+    "name", ["ConnectionError", "requests.exceptions.ReadTimeout", "OSError", "OperationalError"]
+)
+def test_a_service_that_the_projects_code_does_not_reach_may_come_back(name: str) -> None:
+    found = failure(PYTHON, name)
+    assert (found.where, found.mark) == ("in helper, more/rates.py:3", None)
+
+
+def test_only_the_same_failure_of_the_same_batch_is_final() -> None:
+    restarts = Restarts(limit=5)
+    first, other = failure(PYTHON), failure(PYTHON, "KeyError")
+    assert [restarts.failed(f.mark) for f in (first, other, first)] == [1, 2, 4]
+    assert restarts.failed(failure(PYTHON, source="77f").mark) is None  # after a restart
+    restarts.succeeded()
+    assert restarts.failed(first.mark) == 1
+    next_batch = failure_of(f"{HEAD}{PYTHON}{TAIL}".replace("481", "500"), PROJECT)
+    assert restarts.failed(next_batch.mark) == 2
+    for _ in range(3):
+        assert restarts.failed(failure(BROKER_AWAY).mark) is not None
+    assert restarts.failed(failure(BROKER_AWAY).mark) is None
+
+
+def test_only_some_of_many_partitions_are_listed() -> None:
+    many = ",".join(f'"{n}":{{"next":9,"log":"x"}}' for n in range(10))
+    found = failure_of(f'Current Available Offsets: {{S: {{"lines":{{{many}}}}}}}', PROJECT)
+    assert found.batch.endswith("lines partition 3 offsets up to 8 and 6 more partitions")
