@@ -1,5 +1,6 @@
 """Pipelines: a folder of functions that return DataFrames, run continuously and exactly once."""
 
+from millstream.pipelines.attempts import accepted, attempt, refused
 from millstream.pipelines.declare import (
     Flow,
     Output,
@@ -23,6 +24,8 @@ __all__ = [
     "Output",
     "Pipeline",
     "Project",
+    "accepted",
+    "attempt",
     "files",
     "flow",
     "load",
@@ -31,6 +34,7 @@ __all__ = [
     "read",
     "read_changes",
     "read_table",
+    "refused",
     "sink",
     "table",
     "topic",

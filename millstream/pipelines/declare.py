@@ -444,8 +444,9 @@ def read(name: str, **options: Any) -> DataFrame:
     """A topic, view or files as a stream, by default from the first event (`startingOffsets`).
 
     A topic with a schema has its values' columns; with `envelope=True`, or without a schema, the
-    columns of an event: key, value, topic, partition, offset, timestamp, subject, index. Other
-    options are those of `format("millstream")`.
+    columns of an event: key, value, topic, partition, offset, timestamp, subject, index. With
+    `origin=True` the column `_origin` says where each row comes from, for rows that an attempt
+    refuses. Other options are those of `format("millstream")`.
     """
     frame: DataFrame = _ask("stream", name, options)
     return frame

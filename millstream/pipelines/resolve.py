@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from millstream.errors import ConfigError, MillstreamError, PipelineInvalid, TopicNotFound
 from millstream.nearest import did_you_mean
+from millstream.pipelines.attempts import ORIGIN
 from millstream.pipelines.declare import SNAPSHOT, Flow, Output, Pipeline, reading
 from millstream.pipelines.graph import Graph, GraphNode
 from millstream.pipelines.outputs import PipelineTopics, shaped
@@ -194,8 +195,11 @@ class Resolver:
         return frame
 
     def _source(self, how: str, name: str, options: Mapping[str, Any]) -> DataFrame:
+        from pyspark.sql import functions as sf
+
         given = {key: str(value) for key, value in options.items()}
         envelope = given.pop("envelope", "false").lower() == "true"
+        origin = given.pop("origin", "false").lower() == "true"
         what = "table" if how in ("table", "changes") else "subscribe"
         reader = self._spark.read if how == "table" else self._spark.readStream
         if how == "stream" and not any(key.startswith("starting") for key in given):
@@ -206,6 +210,9 @@ class Resolver:
         else:
             self._topics.check_exists(name, self._suggest)
             frame = reader.load()
+        if origin:
+            fields = ("topic", "partition", "offset", "index")
+            frame = frame.withColumn(ORIGIN, sf.struct(*fields))
         if envelope:
             return frame
         return _flat(frame, how)
@@ -251,6 +258,8 @@ def _flat(frame: DataFrame, how: str) -> DataFrame:
             sf.col("timestamp").alias("_time"),
             sf.col("value").isNull().alias("_deleted"),
         ]
+    if ORIGIN in frame.columns:
+        columns.append(sf.col(ORIGIN))
     return frame.select(*columns)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -26,6 +27,8 @@ HEAD = """
 from pyspark.sql import functions as f
 from millstream import pipelines as mp
 """
+
+PAGE = (Path(__file__).parents[3] / "docs" / "PIPELINES.md").read_text()
 
 # The limit of a wait for something certain, on a machine that may stall.
 PATIENCE_SECONDS = 240.0
@@ -99,6 +102,13 @@ class Kit:
         with PipelineTopics(self.account.url, dry=True) as topics:
             options = {"url": self.account.url}
             return Resolver(load(project), self.spark, self.folder, options).all(topics).graph
+
+
+def block(language: str, words: str) -> str:
+    """The block of the page that contains these words."""
+    blocks = re.findall(rf"^```{language}\b[^\n]*\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
+    (found,) = [body for body in blocks if words in body]
+    return str(found)
 
 
 def wait_for(condition: Callable[[], bool], seconds: float = PATIENCE_SECONDS) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 import shlex
 from datetime import UTC, datetime
 from pathlib import Path
@@ -15,14 +14,13 @@ from typer.testing import CliRunner
 
 from millstream.cli.app import app
 from millstream.pipelines import open_project
-from tests.spark.pipelines.project_kit import Kit
+from tests.spark.pipelines.project_kit import Kit, block
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from tests.spark.conftest import Account
 
-PAGE = (Path(__file__).parents[3] / "docs" / "PIPELINES.md").read_text()
 ORDER = pa.schema(
     [
         ("customer", pa.string()),
@@ -31,13 +29,6 @@ ORDER = pa.schema(
         ("time", pa.timestamp("us", tz="UTC")),
     ]
 )
-
-
-def block(language: str, words: str) -> str:
-    """The block of the page that contains these words."""
-    blocks = re.findall(rf"^```{language}\b[^\n]*\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
-    (found,) = [body for body in blocks if words in body]
-    return str(found)
 
 
 def call(*words: str) -> Any:
@@ -51,7 +42,7 @@ def test_the_project_of_the_page_runs_with_the_commands_of_the_page(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     kit = Kit(spark, account, tmp_path)
-    kit.write(block("python", "@mp.view"))
+    kit.write(block("python", "def large_orders"))
     account.topic("orders", schema=ORDER)
     time = datetime(2026, 3, 1, 12, tzinfo=UTC)
     rows = [("ann", 2000, True), ("ann", 10, True), ("ben", 5000, False)]
