@@ -33,12 +33,14 @@ def connect(
 ) -> Connecting[Mill]:
     """Connect to a broker: `mill = await connect()`, or `async with connect() as mill`.
 
-    The address is `url`, else `NATS_URL`, else `url` in millstream.toml, else the broker that
-    `millstream up` started on the data folder (NotRunning if that folder is named or exists but
-    has no broker), else nats://127.0.0.1:4222. Other settings are those of ConnectionSettings, as
-    keywords. A `client_id` is claimed for this connection only.
+    The address is `url`, else that of the context of the `nats` tool that `context` names, else
+    `NATS_URL`, else that of the context `NATS_CONTEXT`, else `url` in millstream.toml, else the
+    broker that `millstream up` started on the data folder (NotRunning if that folder is named or
+    exists but has no broker), else nats://127.0.0.1:4222. Other settings are those of
+    ConnectionSettings, as keywords. A `client_id` is claimed for this connection only.
     """
-    check_known(changes, [*ConnectionSettings.__dataclass_fields__, "url", "client_id"])
+    known = [*ConnectionSettings.__dataclass_fields__, "url", "context", "client_id"]
+    check_known(changes, known)
     if settings is not None and (url is not None or changes):
         raise ConfigError("give ConnectionSettings, or an address and keywords, not both")
     return Connecting(Mill, settings or ConnectionSettings.load(url, **changes), client_id)

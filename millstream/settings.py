@@ -3,6 +3,7 @@
 A setting is taken from the first of these that has it: an argument or flag, the environment, the
 nearest `millstream.toml`, the default. Environment variables have the names that the `nats` tool
 uses (`NATS_URL`, `NATS_USER`, ...) where the meaning is the same; ours start with `MILLSTREAM_`.
+`ConnectionSettings.load` says where the address of a broker comes from.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from millstream.errors import ConfigError, NotRunning
+from millstream.nats_context import context_file, read_context
 from millstream.nearest import check_known
 
 __all__ = [
@@ -34,15 +36,18 @@ __all__ = [
     "Tls",
     "cache_folder",
     "child_environment",
+    "context_path",
     "data_folder",
     "environment",
     "export_environment",
     "find_project_file",
     "hide_password",
     "hold_seconds",
+    "names_a_broker",
     "node_tag",
     "parse_duration",
     "parse_size",
+    "project_broker",
     "project_table",
     "project_url",
     "read_project_file",
@@ -59,6 +64,8 @@ DURABILITY_METADATA: Final = "millstream.durability"
 _NODE_TAG: Final = "millstream-node:"
 SCHEMAS_TOPIC: Final = "mill-schemas"  # the table that holds the schemas of an account's topics
 LOST_METADATA: Final = "millstream.lost"  # of a stream: what the broker found to be lost in it
+
+_LOGIN: Final = ("user", "password", "token", "nkey_seed", "creds")
 
 _DURATION = re.compile(r"(\d+(?:\.\d+)?)(ns|us|ms|s|m|h|d)", re.ASCII)
 _DURATIONS = re.compile(f"(?:{_DURATION.pattern})+", re.ASCII)
@@ -242,17 +249,39 @@ def _named_folder(given: str | Path | None, start: Path | None) -> Path | None:
     return None if project is None or listed is None else (project.parent / str(listed)).resolve()
 
 
-def project_url(start: Path | None = None) -> str | None:
+def project_broker(start: Path | None = None) -> tuple[str | None, Tls | None]:
     """The address in the nearest millstream.toml, else that of the broker that `up` runs there.
 
-    None if no data folder is named and none exists. A named or existing folder without a broker
-    raises NotRunning: the caller means its broker, not another one that happens to run.
+    With it, how a client on this machine secures the connection to that broker. No address if no
+    data folder is named and none exists. A named or existing folder without a broker raises
+    NotRunning: the caller means its broker, not another one that happens to run.
     """
     file = find_project_file(start)
     listed = None if file is None else read_project_file(file).get("url")
     if not isinstance(listed, str | None):
         raise ConfigError(f"{PROJECT_FILE}: url must be a string, not {listed!r}")
-    return _url_of_folder(start) if listed is None else listed
+    return _broker_of_folder(start) if listed is None else (listed, None)
+
+
+def project_url(start: Path | None = None) -> str | None:
+    """The address of `project_broker`."""
+    return project_broker(start)[0]
+
+
+def names_a_broker(url: str | None = None, context: str | None = None) -> bool:
+    """Whether an argument or the environment says which broker is meant, not the project."""
+    named = (url, context, environment("NATS_URL"), environment("NATS_CONTEXT"))
+    return any(name is not None for name in named)
+
+
+def context_path(name: str) -> Path:
+    """Where the `nats` tool looks for a context of that name."""
+    return context_file(_nats_folder(), name)
+
+
+def _nats_folder() -> Path:
+    base = environment("XDG_CONFIG_HOME")
+    return (Path(base) if base else Path.home() / ".config") / "nats"
 
 
 def hide_password(url: str) -> str:
@@ -272,6 +301,8 @@ class Tls:
     cert: str | None = None  # file with this side's certificate
     key: str | None = None  # file with its private key
     handshake_first: bool = False  # TLS before the server's greeting (server: handshake_first)
+    pin: str | None = None  # file with the server's own certificate: no other is accepted, and its
+    # names and authority do not matter. Not combined with `ca`
 
 
 @dataclass(frozen=True, slots=True)
@@ -310,20 +341,17 @@ class ConnectionSettings:
         return f"ConnectionSettings({', '.join((f'urls={urls!r}', *rest))})"
 
     @classmethod
-    def load(cls, url: str | None = None, **changes: Any) -> ConnectionSettings:
-        """Settings from arguments, `NATS_*` variables, millstream.toml and a running `up`."""
-        base = cls(
-            urls=_urls(url),
-            user=environment("NATS_USER"),
-            password=_secret(environment("NATS_PASSWORD")),
-            token=_secret(environment("NATS_TOKEN")),
-            nkey_seed=_seed(environment("NATS_NKEY")),
-            creds=environment("NATS_CREDS"),
-            tls=_tls_from_environment(),
-        )
-        timeout = environment("NATS_TIMEOUT")
-        if timeout is not None:
-            base = replace(base, request_timeout=parse_duration(timeout))
+    def load(
+        cls, url: str | None = None, *, context: str | None = None, **changes: Any
+    ) -> ConnectionSettings:
+        """Settings from arguments, contexts, `NATS_*` variables, millstream.toml, a running `up`.
+
+        The address is the first of: `url`, that of the context named `context` (of the `nats`
+        tool), `NATS_URL`, that of the context named by `NATS_CONTEXT`, `url` in millstream.toml,
+        the broker that `millstream up` runs on the data folder, the default. The login comes, as a
+        whole, from the first of those that were looked at and have one; so do the TLS files.
+        """
+        base = _merged(_sources(url, context))
         given = {name: value for name, value in changes.items() if value is not None}
         for name in ("password", "token", "nkey_seed"):
             if isinstance(given.get(name), str):
@@ -336,38 +364,127 @@ def _secret(text: str | None) -> Secret | None:
     return None if text is None else Secret(text)
 
 
-def _seed(file_or_seed: str | None) -> Secret | None:
-    """NATS_NKEY names a file, as for the `nats` tool; a seed itself works as well."""
+def _seed(file_or_seed: str | None, where: str) -> Secret | None:
+    """An nkey is named by a file, as for the `nats` tool; a seed itself works as well."""
     if file_or_seed is None or file_or_seed.startswith("SU"):
         return _secret(file_or_seed)
     try:
         return Secret(Path(file_or_seed).read_text(encoding="utf-8").strip())
     except OSError as error:
-        raise ConfigError(f"NATS_NKEY: cannot read {file_or_seed}: {error}") from error
+        raise ConfigError(f"{where}: cannot read {file_or_seed}: {error}") from error
 
 
-def _tls_from_environment() -> Tls | None:
-    tls = Tls(environment("NATS_CA"), environment("NATS_CERT"), environment("NATS_KEY"))
-    return tls if (tls.ca or tls.cert or tls.key) else None
+def _switch(name: str) -> bool:
+    text = (environment(name) or "false").lower()
+    if text not in ("1", "true", "yes", "0", "false", "no"):
+        raise ConfigError(f"{name} is {text!r}; write true or false")
+    return text in ("1", "true", "yes")
 
 
-def _urls(given: str | None) -> tuple[str, ...]:
-    listed = given or environment("NATS_URL")
-    if listed is None:
-        listed = project_url()
-    urls = tuple(part.strip() for part in (listed or DEFAULT_URL).split(",") if part.strip())
+# -- where connection settings come from --------------------------------------------------
+
+_Source = dict[str, Any]  # fields of ConnectionSettings that are set in one of them
+
+
+def _sources(url: str | None, context: str | None) -> list[_Source]:
+    """What each source says that is to be looked at, the most important first.
+
+    A context of the environment is not looked at when something else gives the address: its login
+    is not meant for that server.
+    """
+    own = _from_environment()
+    asked: list[_Source] = [{"urls": _urls(url)}] if url else []
+    if context is not None:
+        return [*asked, _from_context(context), own]
+    if asked or "urls" in own:
+        return [*asked, own]
+    named = environment("NATS_CONTEXT")
+    return [own, _from_project() if named is None else _from_context(named)]
+
+
+def _merged(sources: list[_Source]) -> ConnectionSettings:
+    """Each setting from the first source that has it; a login is never mixed from two."""
+    tls = [source.pop("tls") for source in sources if "tls" in source]
+    names = {name for source in sources for name in source}
+    result: _Source = {"tls": _merged_tls(tls)}
+    for group in (_LOGIN, *((name,) for name in names.difference(_LOGIN))):
+        result |= next((found for one in sources if (found := _part(one, group))), {})
+    return ConnectionSettings(**result)
+
+
+def _part(source: _Source, names: tuple[str, ...]) -> _Source:
+    return {name: source[name] for name in names if name in source}
+
+
+def _merged_tls(sources: list[Tls]) -> Tls | None:
+    """Whom to trust and what to show, each from the first that says so; TLS first if any does."""
+    if not sources:
+        return None
+    trust = next((tls for tls in sources if tls.ca or tls.pin), Tls())
+    shown = next((tls for tls in sources if tls.cert or tls.key), Tls())
+    first = any(tls.handshake_first for tls in sources)
+    return Tls(trust.ca, shown.cert, shown.key, first, trust.pin)
+
+
+def _source(**fields: Any) -> _Source:
+    return {name: value for name, value in fields.items() if value is not None}
+
+
+def _from_environment() -> _Source:
+    timeout, listed = environment("NATS_TIMEOUT"), environment("NATS_URL")
+    files = (environment("NATS_CA"), environment("NATS_CERT"), environment("NATS_KEY"))
+    return _source(
+        urls=None if listed is None else _urls(listed),
+        user=environment("NATS_USER"),
+        password=_secret(environment("NATS_PASSWORD")),
+        token=_secret(environment("NATS_TOKEN")),
+        nkey_seed=_seed(environment("NATS_NKEY"), "NATS_NKEY"),
+        creds=environment("NATS_CREDS"),
+        tls=_tls(Tls(*files, _switch("NATS_TLS_FIRST"))),
+        request_timeout=None if timeout is None else parse_duration(timeout),
+    )
+
+
+def _from_context(name: str) -> _Source:
+    fields = read_context(_nats_folder(), name)
+    files = (fields.get("ca"), fields.get("cert"), fields.get("key"))
+    return _source(
+        urls=_urls(fields.get("url", DEFAULT_URL)),
+        user=fields.get("user"),
+        password=_secret(fields.get("password")),
+        token=_secret(fields.get("token")),
+        nkey_seed=_seed(fields.get("nkey"), f"context '{name}'"),
+        creds=fields.get("creds"),
+        tls=_tls(Tls(*files, bool(fields.get("tls_first")))),
+        domain=fields.get("jetstream_domain"),
+        inbox_prefix=fields.get("inbox_prefix"),
+    )
+
+
+def _from_project() -> _Source:
+    url, tls = project_broker()
+    return _source(urls=_urls(url or DEFAULT_URL), tls=tls)
+
+
+def _tls(tls: Tls) -> Tls | None:
+    return None if tls == Tls() else tls
+
+
+def _urls(listed: str) -> tuple[str, ...]:
+    urls = tuple(part.strip() for part in listed.split(",") if part.strip())
     if not urls:
         raise ConfigError(f"no server address in {listed!r}. Write nats://host:port")
     return urls
 
 
-def _url_of_folder(start: Path | None) -> str | None:
-    """The address that `millstream up` wrote next to its data: `connect()` needs none."""
+def _broker_of_folder(start: Path | None) -> tuple[str | None, Tls | None]:
+    """What `millstream up` wrote next to its data: `connect()` needs nothing else."""
     folder = data_folder(start=start)
     try:
         state = json.loads((folder / STATE_FILE).read_text(encoding="utf-8"))
-        return str(state["url"])
-    except (OSError, ValueError, KeyError, TypeError) as error:
+        tls = state.get("client_tls")
+        return str(state["url"]), None if tls is None else Tls(**tls)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         if _named_folder(None, start) is None and not folder.exists():
-            return None
+            return None, None
         raise NotRunning(str(folder)) from error

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 FOUNDATION = {
     *("errors", "settings", "deadline", "declared", "lazy", "closing", "guarded", "nearest"),
-    *("failure_log", "version"),
+    *("failure_log", "nats_context", "version"),
 }
 EDGES = {"cli"}
 INNER = {"broker", "wire", "events", "messaging", "schemas", "tables", "spark", "pipelines"}
@@ -36,6 +36,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "guarded": set(),
     "nearest": set(),
     "failure_log": set(),
+    "nats_context": set(),
     "version": set(),
     "broker": set(),
     "wire": set(),

@@ -26,6 +26,7 @@ from millstream.broker.reload import reload_nodes
 from millstream.broker.set_aside import AsideStream, aside_streams
 from millstream.deadline import Deadline
 from millstream.errors import BrokerError, ConfigError, NotRunning
+from millstream.settings import Tls
 
 __all__ = [
     "GuardState",
@@ -82,6 +83,8 @@ class State:
     durability: str
     secured: bool  # clients need credentials
     tls: bool
+    client_tls: Tls | None = None  # how clients on this machine secure their connection
+    tls_names: tuple[str, ...] = ()  # hosts and addresses that its certificate is for
     standby: tuple[int, ...] = ()  # process ids that wait to take over the folder
     set_aside: tuple[AsideStream, ...] = ()  # streams that it was started without
 
@@ -149,6 +152,8 @@ def read_state(data: Path) -> State:
         durability=str(plan.get("durability", "")),
         secured=bool(plan.get("secured")),
         tls=bool(plan.get("tls")),
+        tls_names=tuple(plan.get("tls_names", ())),
+        client_tls=Tls(**files) if (files := plan.get("client_tls")) else None,
         standby=tuple(pid for folder in folders for pid in folder.standbys()),
         set_aside=aside_streams(data),
     )

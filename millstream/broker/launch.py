@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Final
 
 from millstream.broker.binary import ServerBinary, find_binary
+from millstream.broker.certificate import certificate_names
 from millstream.broker.config import (
     BrokerSettings,
     Durability,
@@ -280,6 +281,7 @@ def node_facts(settings: BrokerSettings, plan: NodePlan, nodes: int) -> dict[str
         if settings.guards and settings.operator is None
         else [],
         "client_tls": None if settings.tls is None else _client_tls(settings.tls),
+        "tls_names": [] if settings.tls is None else certificate_names(settings.tls),
         "encrypted": settings.encryption is not None,
         "key_file": None if key_file is None else str(key_file),
     }
@@ -300,9 +302,13 @@ def _monitor(settings: BrokerSettings, plan: NodePlan, address: str) -> dict[str
 
 
 def _client_tls(tls: ServerTls) -> dict[str, object]:
-    """How a client on this machine, the guard, connects to the server: with its own files."""
+    """How a client on this machine connects to the server: it trusts the server's certificate.
+
+    Only that very one, whoever signed it, and under any name: the certificate of a server that
+    others reach by its name is seldom for 127.0.0.1 as well.
+    """
     return {
-        "ca": str(Path(tls.ca or tls.cert).absolute()),
+        "pin": str(Path(tls.cert).absolute()),
         "cert": str(Path(tls.cert).absolute()) if tls.verify else None,
         "key": str(Path(tls.key).absolute()) if tls.verify else None,
         "handshake_first": tls.handshake_first,
@@ -458,6 +464,7 @@ def state_text(data: Path) -> str:
         "durability": first.get("durability"),
         "secured": first.get("secured"),
         "tls": first.get("tls"),
+        "client_tls": first.get("client_tls"),
     }
     return json.dumps(state)
 

@@ -67,6 +67,8 @@ class _OnDemand(TyperGroup):
 
 def _load(name: str) -> Any:
     """The command of that name: one of its module's, or the module's commands as a group."""
+    from millstream.cli.session import add_context_option
+
     module = import_module(f"millstream.cli.commands.{COMMANDS[name]}")
     holder = typer.Typer()
     holder.add_typer(module.app)
@@ -74,6 +76,7 @@ def _load(name: str) -> Any:
     if name not in found:
         holder.add_typer(module.app, name=name)
         found = typer.main.get_group(holder).commands
+    add_context_option(found[name])
     return found[name]
 
 

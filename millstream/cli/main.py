@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 
 from millstream.cli.exits import Exit
-from millstream.errors import ConnectFailed, MillstreamError, NotRunning
+from millstream.errors import ConnectFailed, MillstreamError, NotRunning, TlsFailed
 
 __all__ = ["main"]
 
@@ -19,6 +19,8 @@ def main() -> None:
         app()
     except KeyboardInterrupt:
         sys.exit(Exit.INTERRUPTED)
+    except TlsFailed as error:  # it runs, and trying again would not help
+        _fail(str(error), Exit.ERROR)
     except (NotRunning, ConnectFailed) as error:
         _fail(str(error), Exit.NOT_RUNNING)
     except MillstreamError as error:

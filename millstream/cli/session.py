@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Coroutine
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+from contextvars import ContextVar
+from typing import TYPE_CHECKING, Annotated, Any, Final, TypeVar
 
 import typer
+from typer.core import TyperOption
 
 from millstream.errors import ConfigError, MillstreamError, NotRunning
 from millstream.settings import (
     DEFAULT_URL,
     ConnectionSettings,
     data_folder,
-    environment,
+    names_a_broker,
     project_url,
     read_project_file,
 )
@@ -21,7 +23,15 @@ from millstream.settings import (
 if TYPE_CHECKING:
     from millstream.mill import Mill
 
-__all__ = ["ServerOption", "YesOption", "confirm", "connection_settings", "run"]
+__all__ = [
+    "ServerOption",
+    "YesOption",
+    "add_context_option",
+    "chosen_context",
+    "confirm",
+    "connection_settings",
+    "run",
+]
 
 T = TypeVar("T")
 
@@ -38,6 +48,39 @@ YesOption = Annotated[
     bool,
     typer.Option("--yes", "-y", help="Do not ask for confirmation; required without a terminal."),
 ]
+
+
+_context: Final[ContextVar[str | None]] = ContextVar("context", default=None)
+
+
+def add_context_option(command: Any) -> None:
+    """Give `--context` to a command with `--server`, and to those of a group of commands.
+
+    The two belong together, so no command has to declare or pass on the second one.
+    """
+    for one in getattr(command, "commands", {}).values():
+        add_context_option(one)
+    at = next((i for i, one in enumerate(command.params) if "--server" in one.opts), None)
+    if at is not None:
+        command.params.insert(
+            at + 1,
+            TyperOption(
+                param_decls=["--context"],
+                metavar="NAME",
+                help="Context of the nats tool to connect with. (env: NATS_CONTEXT)",
+                expose_value=False,
+                callback=_keep_context,
+            ),
+        )
+
+
+def _keep_context(_ctx: typer.Context, _option: Any, name: str | None) -> None:
+    _context.set(name)
+
+
+def chosen_context() -> str | None:
+    """The context that --context of the running command names."""
+    return _context.get()
 
 
 def run(work: Callable[[Mill], Coroutine[Any, Any, T]], server: str | None = None) -> T:
@@ -61,8 +104,9 @@ def connection_settings(server: str | None) -> ConnectionSettings:
     If 'millstream up' started the broker on this data folder, with users, commands run as its
     admin: anyone who can run them here can also read its passwords.
     """
-    settings = ConnectionSettings.load(server, name="millstream command line")
-    if server or environment("NATS_URL"):
+    context = chosen_context()
+    settings = ConnectionSettings.load(server, context=context, name="millstream command line")
+    if names_a_broker(server, context):
         return settings
     if project_url() is None:
         typer.echo(

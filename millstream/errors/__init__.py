@@ -16,6 +16,7 @@ MillstreamError
 │   └── Unhealthy                            the server could not read some stored data
 ├── ConnectError (ConnectionError)           the connection to the broker
 │   ├── ConnectFailed                        no server could be reached
+│   │   └── TlsFailed                        it was reached, but not securely
 │   ├── AuthenticationFailed                 it was reached and refused the credentials
 │   └── ConnectionClosed                     the connection was closed (by us, or retries ran out)
 ├── PermissionDenied (PermissionError)       this user has no permission for that subject
@@ -100,6 +101,7 @@ from millstream.errors.connection import (
     RequestTimeout,
     ServiceError,
     SubscriberClosed,
+    TlsFailed,
 )
 from millstream.errors.data import (
     DataLoss,
@@ -197,6 +199,7 @@ __all__ = [
     "SubscriberClosed",
     "SubscriptionConflict",
     "SubscriptionNotFound",
+    "TlsFailed",
     "TopicConflict",
     "TopicNotFound",
     "Unconfirmed",

@@ -22,6 +22,7 @@ __all__ = [
     "RequestTimeout",
     "ServiceError",
     "SubscriberClosed",
+    "TlsFailed",
 ]
 
 
@@ -34,6 +35,10 @@ class ConnectError(MillstreamError, ConnectionError):
 
 class ConnectFailed(ConnectError):
     """No server could be reached within the connect deadline."""
+
+
+class TlsFailed(ConnectFailed):
+    """A server was reached, but not securely; the message names the setting to correct."""
 
 
 class AuthenticationFailed(ConnectError):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from millstream.pipelines.graph import Graph
@@ -11,7 +12,7 @@ from millstream.pipelines.project import Project
 from millstream.pipelines.resolve import Resolver
 from millstream.pipelines.runner import Runner, RunSettings
 from millstream.pipelines.shipping import ship
-from millstream.settings import environment, project_url
+from millstream.settings import names_a_broker, project_broker
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -51,22 +52,27 @@ def make_runner(
     return Runner(project, pipeline, spark, settings)
 
 
-def graph_of(project: Project, url: str | None = None) -> Graph:
+def graph_of(project: Project, options: Mapping[str, str]) -> Graph:
     """What reads what: the functions are called, nothing is written and no topic is created."""
     pipeline = load(project, lambda: spark_for(project))
     spark = spark_for(project)
     ship(spark, project)
-    options = broker_options(project, url)
-    with PipelineTopics(options.get("url"), dry=True) as topics:
+    with PipelineTopics(options, dry=True) as topics:
         return Resolver(pipeline, spark, project.folder, options).all(topics).graph
 
 
-def broker_options(project: Project, url: str | None = None) -> dict[str, str]:
+def broker_options(
+    project: Project, url: str | None = None, context: str | None = None
+) -> dict[str, str]:
     """The options of every source and sink that say where the broker is.
 
     Spark's processes would look for millstream.toml in their own working directory. With NATS_URL
-    they look there, and on another machine it may have another value.
+    or NATS_CONTEXT they look there, and on another machine it may have another value.
     """
-    if url is None and environment("NATS_URL") is None:
-        url = project_url(project.folder)
-    return {} if url is None else {"url": url}
+    found = {"url": url, "context": context}
+    if not names_a_broker(url, context):
+        found["url"], tls = project_broker(project.folder)
+        if tls is not None:
+            found |= {"tlsPin": tls.pin, "tlsCert": tls.cert, "tlsKey": tls.key}
+            found["tlsFirst"] = str(tls.handshake_first).lower()
+    return {name: value for name, value in found.items() if value is not None}

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Final
 
 from millstream.closing import Closing
 from millstream.errors import PipelineInvalid, TopicNotFound
 from millstream.pipelines.declare import Output
+from millstream.spark.options import connection_settings
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
@@ -73,9 +74,9 @@ def _key(columns: tuple[str, ...]) -> Column:
 class PipelineTopics(Closing):
     """Looks up and creates the topics of a pipeline."""
 
-    def __init__(self, url: str | None = None, *, dry: bool = False) -> None:
+    def __init__(self, options: Mapping[str, str] | None = None, *, dry: bool = False) -> None:
         self.dry = dry  # create nothing; empty stand-ins replace missing topics
-        self._url = url
+        self._options = options or {}  # of the connection, as sources and sinks take them
         self._mill: Mill | None = None
 
     def _leave(self, error: BaseException | None) -> None:
@@ -89,7 +90,7 @@ class PipelineTopics(Closing):
         if self._mill is None:
             from millstream import blocking
 
-            self._mill = blocking.connect(self._url)
+            self._mill = blocking.connect(settings=connection_settings(self._options))
         return self._mill
 
     def check_reachable(self) -> None:

@@ -145,7 +145,7 @@ class Runner:
             self._stopping.wait(POLL_SECONDS)
 
     def _topics(self) -> PipelineTopics:
-        return PipelineTopics(self.settings.options.get("url"))
+        return PipelineTopics(self.settings.options)
 
     # -- one flow -------------------------------------------------------------------------
 

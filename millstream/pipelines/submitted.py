@@ -17,7 +17,7 @@ from millstream.pipelines.loader import load
 from millstream.pipelines.project import Project, open_project
 from millstream.pipelines.runner import Runner, RunSettings, stopped_by_signals
 from millstream.pipelines.shipping import ship_project
-from millstream.settings import environment
+from millstream.settings import names_a_broker
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -34,7 +34,7 @@ def run_submitted(name: str, arguments: Sequence[str]) -> None:
     parser.add_argument("--server", help="address of the broker (default: NATS_URL)")
     parser.add_argument("--state", required=True, help="folder for status and checkpoints")
     given = parser.parse_args(arguments)
-    if given.server is None and environment("NATS_URL") is None:
+    if not names_a_broker(given.server):
         raise ConfigError("no broker address: give --server nats://host:4222 or set NATS_URL")
     with tempfile.TemporaryDirectory(prefix=f"{name}-") as folder:
         archive = _archive()

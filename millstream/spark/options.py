@@ -67,6 +67,9 @@ OPTIONS: Final[Mapping[str, str]] = {
     "tlsCa": "connection",
     "tlsCert": "connection",
     "tlsKey": "connection",
+    "tlsFirst": "connection",
+    "tlsPin": "connection",
+    "context": "connection",
     "domain": "connection",
     "subscribe": "source",
     "subscribePattern": "source",
@@ -244,16 +247,18 @@ def connection_settings(options: Mapping[str, str]) -> ConnectionSettings:
         "token": given.get("token"),
         "nkey_seed": given.get("nkey"),
     }
-    tls = None
-    if any(name in given for name in ("tlsca", "tlscert", "tlskey")):
-        tls = Tls(given.get("tlsca"), given.get("tlscert"), given.get("tlskey"))
+    ca, cert, key, pin = (given.get(name) for name in ("tlsca", "tlscert", "tlskey", "tlspin"))
+    roles = {"connection", "source", "batch", "sink"}
+    first = _Given(options, roles, "connection").parsed("tlsFirst", _boolean, default=False)
+    tls = Tls(ca, cert, key, first, pin)
     return ConnectionSettings.load(
         given.get("url"),
+        context=given.get("context"),
         name="millstream-spark",
         user=given.get("user"),
         creds=given.get("creds"),
         domain=given.get("domain"),
-        tls=tls,
+        tls=None if tls == Tls() else tls,
         **{name: Secret(text) for name, text in secrets.items() if text is not None},
     )
 

@@ -1,10 +1,9 @@
-"""How a client introduces itself to a server: addresses, CONNECT, signatures, TLS. Pure."""
+"""How a client introduces itself to a server: addresses, CONNECT, signatures. Pure."""
 
 from __future__ import annotations
 
 import base64
 import re
-import ssl
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -13,7 +12,7 @@ from urllib.parse import unquote, urlsplit
 import msgspec
 
 from millstream.errors import AuthenticationFailed, ConfigError, PermissionDenied
-from millstream.settings import ConnectionSettings, Tls, hide_password
+from millstream.settings import ConnectionSettings, hide_password
 from millstream.wire.protocol import ProtocolError
 
 __all__ = [
@@ -24,7 +23,6 @@ __all__ = [
     "is_authentication_error",
     "parse_address",
     "parse_info",
-    "tls_context",
 ]
 
 CLIENT_VERSION: Final = "0.1.0"
@@ -71,6 +69,7 @@ class ServerInfo(msgspec.Struct, frozen=True):
     auth_required: bool = False
     tls_required: bool = False
     tls_available: bool = False
+    tls_verify: bool = False  # it wants a certificate of every client
     nonce: str | None = None
     client_id: int = 0
     cluster: str | None = None
@@ -181,18 +180,6 @@ def _sign(seed: str, nonce: str | None) -> str:
         )
     signature = _key_pair(seed).sign(nonce.encode())
     return base64.urlsafe_b64encode(signature).rstrip(b"=").decode()
-
-
-def tls_context(tls: Tls | None) -> ssl.SSLContext:
-    """A client context that verifies the server against the given or the system's authorities."""
-    tls = tls or Tls()
-    try:
-        context = ssl.create_default_context(cafile=tls.ca)
-        if tls.cert:
-            context.load_cert_chain(tls.cert, tls.key)
-    except (OSError, ssl.SSLError) as error:
-        raise ConfigError(f"cannot use the TLS files {tls.ca}, {tls.cert}: {error}") from error
-    return context
 
 
 def is_authentication_error(text: str) -> bool:

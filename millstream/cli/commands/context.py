@@ -13,9 +13,9 @@ import typer
 from millstream.cli.options.groups import grouped
 from millstream.cli.output import DataOption, JsonOption, print_json, say
 from millstream.errors import ConfigError
-from millstream.settings import data_folder, environment
+from millstream.settings import context_path, data_folder
 
-__all__ = ["app", "connection_facts", "context_file", "exports"]
+__all__ = ["app", "connection_facts", "exports"]
 
 app = typer.Typer()
 
@@ -26,7 +26,12 @@ AccountOption = Annotated[
     str | None, typer.Option(help="Account of that user. (default: the main account)")
 ]
 CaOption = Annotated[
-    Path | None, typer.Option(help="File with the authorities to trust, if the broker uses TLS.")
+    Path | None,
+    typer.Option(
+        metavar="FILE",
+        help="File with the authorities to trust, if the broker uses TLS. "
+        "(default: the broker's certificate)",
+    ),
 ]
 RoleOption = Annotated[
     str, typer.Option(help="User to connect as, if the broker has users: admin, app or reader.")
@@ -43,9 +48,10 @@ def env(
 ) -> None:
     """Print exports for other clients: eval "$(millstream env)".
 
-    NATS_URL, and with users NATS_USER and NATS_PASSWORD. The password is printed.
+    NATS_URL, with users NATS_USER and NATS_PASSWORD, and with TLS what a client on this machine
+    needs: NATS_CA, NATS_CERT and NATS_KEY, NATS_TLS_FIRST. The password is printed.
     """
-    variables = exports(connection_facts(data_folder(data), role, account), ca)
+    variables = exports(connection_facts(data_folder(data), role, account, ca))
     if json_:
         print_json(variables)
         return
@@ -58,8 +64,11 @@ class _File:
     """What the written context does."""
 
     tls_first: Annotated[
-        bool, typer.Option("--tls-first", help="The broker was started with --tls-first.")
-    ] = False
+        bool | None,
+        typer.Option(
+            help="Start TLS before the server's greeting. (default: as the broker was started)"
+        ),
+    ] = None
     select: Annotated[bool, typer.Option(help="Select it in the nats tool.")] = True
     force: Annotated[
         bool, typer.Option("--force", help="Replace a context that millstream did not write.")
@@ -81,8 +90,8 @@ def context(
     """Write a context for the `nats` tool, so that `nats stream ls` just works."""
     if not re.fullmatch(r"[A-Za-z0-9_-]+", name):
         raise ConfigError(f"a context name has letters, digits, '-' and '_' only, not {name!r}")
-    facts = connection_facts(data_folder(data), role, account)
-    file = context_file(name)
+    facts = connection_facts(data_folder(data), role, account, ca)
+    file = context_path(name)
     if file.exists() and not options.force and not _is_ours(file):
         raise ConfigError(
             f"the context '{name}' in {file} was not written by millstream. "
@@ -91,10 +100,8 @@ def context(
     content = {
         "description": f"{MARK} in {facts['data']}",
         "url": facts["url"],
-        "user": facts.get("user", ""),
-        "password": facts.get("password", ""),
-        "ca": str(ca.resolve()) if ca else "",
-        "tls_first": options.tls_first,
+        **{name: facts.get(name, "") for name in ("user", "password", "ca", "cert", "key")},
+        "tls_first": "tls_first" in facts if options.tls_first is None else options.tls_first,
     }
     write_private(file, json.dumps(content, indent=2) + "\n")
     if options.select:
@@ -106,12 +113,21 @@ def context(
         say(f"Wrote the context '{name}' to {file}; {use}.")
 
 
-def connection_facts(folder: Path, role: str, account: str | None) -> dict[str, str]:
-    """Address, data folder and, when the broker or the tenant has users, user and password."""
+def connection_facts(
+    folder: Path, role: str, account: str | None, ca: Path | None
+) -> dict[str, str]:
+    """Address, data folder; user and password if there are users, and files if it uses TLS."""
     from millstream import broker
 
     state = broker.read_state(folder)
     facts = {"url": state.url, "data": str(state.data)}
+    if ca is not None:
+        facts["ca"] = str(ca.resolve())
+    if (tls := state.client_tls) is not None:
+        facts["url"] = _certified(state.url, state.tls_names)
+        files = {"ca": facts.get("ca") or tls.pin, "cert": tls.cert, "key": tls.key}
+        facts |= {name: file for name, file in files.items() if file is not None}
+        facts |= {"tls_first": "true"} if tls.handshake_first else {}
     if state.secured or account is not None:
         if role not in set(broker.Role):
             raise ConfigError(f"--role is one of {', '.join(broker.Role)}, not {role!r}")
@@ -120,18 +136,29 @@ def connection_facts(folder: Path, role: str, account: str | None) -> dict[str, 
     return facts
 
 
-def exports(facts: dict[str, str], ca: Path | None) -> dict[str, str]:
+def _certified(url: str, names: tuple[str, ...]) -> str:
+    """The address with a host that the broker's certificate is for, if this machine has one.
+
+    Our own commands accept the certificate under any name; clients that only know its file do not.
+    """
+    host = url.rpartition("://")[2].split(",")[0].rpartition(":")[0].strip("[]")
+    if host in names:
+        return url
+    if "localhost" in names:
+        return re.sub(r"//(\[[^]]*]|[^:,]*):", "//localhost:", url)
+    listed = f"for {', '.join(names)}, not" if names else "not"
+    typer.echo(
+        f"The broker's certificate is {listed} for {host}: other clients must connect to a name in "
+        f"it. Commands in this folder need none",
+        err=True,
+    )
+    return url
+
+
+def exports(facts: dict[str, str]) -> dict[str, str]:
     """The environment variables that the `nats` tool and our own `connect()` read."""
-    names = {"url": "NATS_URL", "user": "NATS_USER", "password": "NATS_PASSWORD"}
-    variables = {variable: facts[fact] for fact, variable in names.items() if fact in facts}
-    return variables | ({"NATS_CA": str(ca.resolve())} if ca else {})
-
-
-def context_file(name: str) -> Path:
-    """Where the `nats` tool looks for a context of that name."""
-    base = environment("XDG_CONFIG_HOME")
-    folder = Path(base) if base else Path.home() / ".config"
-    return folder / "nats" / "context" / f"{name}.json"
+    names = ("url", "user", "password", "ca", "cert", "key", "tls_first")
+    return {f"NATS_{name.upper()}": facts[name] for name in names if name in facts}
 
 
 def write_private(file: Path, text: str) -> None:

@@ -8,7 +8,7 @@ import typer
 
 from millstream.cli.exits import Exit
 from millstream.cli.output import JsonOption, print_json, say
-from millstream.cli.session import ServerOption, YesOption, confirm
+from millstream.cli.session import ServerOption, YesOption, chosen_context, confirm
 from millstream.errors import ConfigError
 from millstream.settings import parse_duration, parse_size
 
@@ -105,7 +105,7 @@ def run(
     from millstream.pipelines.state_folder import StateFolder
 
     project = _enter(folder)
-    options = broker_options(project, server)
+    options = broker_options(project, server, chosen_context())
     settings = RunSettings(once=once, stop_seconds=parse_duration(stop_within), options=options)
     with StateFolder(project).running():  # before a session is started for nothing
         runner = make_runner(project, settings, master)
@@ -240,7 +240,7 @@ def reset(
         else f"Their results are written to {', '.join(outputs)} a second time."
     )
     confirm(text, yes)
-    with PipelineTopics(broker_options(project, server).get("url")) as topics:
+    with PipelineTopics(broker_options(project, server, chosen_context())) as topics:
         chosen = topics if empty_outputs else None
         moved, emptied = reset_flows(project, pipeline, names, topics=chosen)
     if json_:
@@ -263,11 +263,11 @@ def graph(
 ) -> None:
     """Show which flow reads what. The functions are called; nothing is written."""
     from millstream.pipelines.graph import to_svg, to_text
-    from millstream.pipelines.launch import graph_of
+    from millstream.pipelines.launch import broker_options, graph_of
 
     target = None if svg is None else svg.absolute()
     project = _enter(folder)
-    found = graph_of(project, server)
+    found = graph_of(project, broker_options(project, server, chosen_context()))
     if target is not None:
         target.write_text(to_svg(found, project.name), encoding="utf-8")
     if json_:

@@ -7,7 +7,7 @@ import typer
 
 from millstream.cli.exits import Exit
 from millstream.cli.output import JsonOption, print_json, say
-from millstream.cli.session import ServerOption, run
+from millstream.cli.session import ServerOption, chosen_context, run
 from millstream.settings import ConnectionSettings, data_folder
 
 if TYPE_CHECKING:
@@ -72,7 +72,7 @@ def _add_losses(report: "Verification", info: "TopicInfo", server: str | None) -
         state = broker.read_state(data_folder())
     except NotRunning:
         return
-    if state.url != ",".join(ConnectionSettings.load(server).urls):
+    if state.url != ",".join(ConnectionSettings.load(server, context=chosen_context()).urls):
         return  # another broker
     partitions = {part.stream: part.number for part in info.partitions}
     for loss in broker.read_losses(data_folder()):

@@ -20,7 +20,7 @@ from millstream.events.undecodable import DECODE_FAILURES
 from millstream.messaging.subscriptions.delivery import Delivery
 from millstream.messaging.subscriptions.subscription import CONCURRENCY_MAX, Subscription
 from millstream.settings import Secret, Tls, hide_password, hold_seconds
-from millstream.wire.handshake import tls_context
+from millstream.wire.tls import tls_context
 
 if TYPE_CHECKING:
     from millstream.messaging.subscriptions.http_post import Answer, HttpEndpoint

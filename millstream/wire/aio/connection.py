@@ -17,9 +17,7 @@ from weakref import WeakSet
 
 from millstream.deadline import Deadline
 from millstream.errors import (
-    AuthenticationFailed,
     ConnectError,
-    ConnectFailed,
     ConnectionClosed,
     NoResponders,
     PayloadTooLarge,
@@ -41,6 +39,7 @@ from millstream.wire.protocol import (
     unique_token,
     unsub,
 )
+from millstream.wire.tls import worst_of
 
 __all__ = ["Connection", "Drainable", "Interest", "Outlet"]
 
@@ -431,12 +430,7 @@ class Connection:
                 return link, address
             except ConnectError as error:
                 errors.append(error)
-        refused = [e for e in errors if isinstance(e, AuthenticationFailed)]
-        if refused:
-            raise refused[0]
-        if len(errors) == 1:
-            raise errors[0]
-        raise ConnectFailed("no server could be reached: " + "; ".join(map(str, errors)))
+        raise worst_of(errors)
 
     async def _reconnect(self) -> None:
         rules = self.settings.reconnect

@@ -19,9 +19,9 @@ from millstream.wire.handshake import (
     connect_line,
     is_authentication_error,
     parse_info,
-    tls_context,
 )
 from millstream.wire.protocol import PING, PONG, Handler, Parser, RunHandler
+from millstream.wire.tls import check_tls, no_answer, open_failure, tls_context
 
 __all__ = ["BrokenLinks", "Link", "LinkOwner", "open_link"]
 
@@ -123,6 +123,7 @@ class Link(asyncio.BufferedProtocol):
         reason = self._handshake_error or ConnectFailed(
             f"the server closed the connection{_because(error)}"
         )
+        reason.__cause__ = error
         if not self._greeting.done():
             self._greeting.set_exception(reason)
             self._greeting.exception()  # seen: it is raised where the handshake waits
@@ -257,25 +258,27 @@ async def open_link(
     loop = asyncio.get_running_loop()
     link = make_link()
     wants_tls = address.tls or settings.tls is not None
-    context = tls_context(settings.tls) if wants_tls else None
-    first = context if settings.tls is not None and settings.tls.handshake_first else None
+    first: ssl.SSLContext | None = None
     try:
         async with asyncio.timeout(deadline.left()):
+            if settings.tls is not None and settings.tls.handshake_first:
+                first = await _context(settings)
             await loop.create_connection(lambda: link, address.host, address.port, ssl=first)
             info = await link.greeting()
             if first is None and (wants_tls or info.tls_required):
-                await _upgrade(link, context or tls_context(settings.tls), address.host)
+                check_tls(address, settings.tls, info)
+                await _upgrade(link, await _context(settings), address.host)
             link.write(await _introduction(info, settings, address))
             await link.ping()
     except TimeoutError as error:
         link.abort()
-        raise ConnectFailed(f"{address} did not answer within {deadline.seconds:g} s") from error
-    except ConnectError:
+        raise no_answer(address, settings.tls, link.info, deadline.seconds) from error
+    except (ConnectError, OSError) as error:
         link.abort()
-        raise
-    except OSError as error:
-        link.abort()
-        raise ConnectFailed(f"cannot connect to {address}: {error.strerror or error}") from error
+        failure = open_failure(error, address, settings.tls, link.info)
+        if failure is error:
+            raise
+        raise failure from error
     except BaseException:
         link.abort()
         raise
@@ -292,6 +295,11 @@ async def _introduction(
     if settings.creds or settings.nkey_seed:
         return await asyncio.to_thread(connect_line, info, settings, address)
     return connect_line(info, settings, address)
+
+
+async def _context(settings: ConnectionSettings) -> ssl.SSLContext:
+    """Whom to trust; the files are read off the event loop."""
+    return await asyncio.to_thread(tls_context, settings.tls)
 
 
 async def _upgrade(link: Link, context: ssl.SSLContext, host: str) -> None:

@@ -21,12 +21,12 @@ from millstream.errors import (
     ApiError,
     AuthenticationFailed,
     ConnectError,
-    ConnectFailed,
     ConnectionClosed,
     NoResponders,
     PayloadTooLarge,
     PermissionDenied,
     RequestTimeout,
+    TlsFailed,
 )
 from millstream.settings import ConnectionSettings
 from millstream.wire.api import RETRY, Refusal, api_prefix, error_from
@@ -38,7 +38,6 @@ from millstream.wire.handshake import (
     is_authentication_error,
     parse_address,
     parse_info,
-    tls_context,
 )
 from millstream.wire.protocol import (
     PING,
@@ -53,6 +52,7 @@ from millstream.wire.protocol import (
     unique_token,
     unsub,
 )
+from millstream.wire.tls import check_tls, no_answer, open_failure, tls_context, worst_of
 
 __all__ = ["BlockingConnection", "BlockingJetStream"]
 
@@ -116,28 +116,13 @@ class BlockingConnection(Closing):
             try:
                 self._open_one(address, Deadline(left if last else min(left, max(0.5, left / 2))))
                 return
-            except AuthenticationFailed:
+            except (ConnectError, OSError) as error:
                 self._drop()
-                raise
-            except ssl.SSLCertVerificationError as error:
-                self._drop()  # trying again would not make it trusted
-                raise AuthenticationFailed(
-                    f"the certificate of {address} is not trusted: {error.verify_message}. Give "
-                    f"the authority that signed it (Tls.ca, in Spark the option tlsCa)"
-                ) from error
-            except ConnectError as error:
-                self._drop()
-                errors.append(error)
-            except OSError as error:
-                self._drop()
-                why = error.strerror or str(error) or type(error).__name__
-                errors.append(ConnectFailed(f"cannot connect to {address}: {why}"))
+                errors.append(open_failure(error, address, self.settings.tls, self.info))
             except BaseException:
                 self._drop()  # interrupted: the next call must not take it for a connection
                 raise
-        if len(errors) == 1:
-            raise errors[0]
-        raise ConnectFailed("no server could be reached: " + "; ".join(map(str, errors)))
+        raise worst_of(errors)
 
     def close(self) -> None:
         self._closed = True
@@ -157,6 +142,7 @@ class BlockingConnection(Closing):
         self._parser = Parser(self._handlers, self._control)
         self._error, self._denied, self._pongs = None, None, 0
         self.generation += 1
+        self.info = ServerInfo()
         plain = socket.create_connection((address.host, address.port), deadline.left() or 0.001)
         plain.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._socket = plain
@@ -164,15 +150,15 @@ class BlockingConnection(Closing):
         wants_tls = address.tls or tls is not None
         if tls is not None and tls.handshake_first:
             self._socket = self._secure(plain, address.host, deadline)
-        self.info = ServerInfo()
         # The greeting decides how to log in.
         if not self.wait(lambda: bool(self.info.server_id), deadline):
-            raise ConnectFailed(f"{address} does not greet within {deadline.seconds:.3g} s")
+            raise no_answer(address, tls, self.info, deadline.seconds)
         if not isinstance(self._socket, ssl.SSLSocket) and (wants_tls or self.info.tls_required):
+            check_tls(address, tls, self.info)
             self._socket = self._secure(plain, address.host, deadline)
         self.send(connect_line(self.info, self.settings, address) + PING)
         if not self.wait(lambda: self._pongs > 0, deadline):
-            raise ConnectFailed(f"{address} does not answer within {deadline.seconds:.3g} s")
+            raise no_answer(address, tls, self.info, deadline.seconds)
         self.url = str(address)
 
     def _secure(self, plain: socket.socket, host: str, deadline: Deadline) -> ssl.SSLSocket:
@@ -389,8 +375,8 @@ class BlockingJetStream:
                 for _, answer in self.connection.request_all(requests, b"", seconds):
                     refusal = msgspec.json.decode(answer, type=_Answer).error
                     answers.append(answer if refusal is None else error_from(refusal))
-            except AuthenticationFailed:
-                raise
+            except (AuthenticationFailed, TlsFailed):
+                raise  # asking again would not help
             except (RequestTimeout, NoResponders, ConnectError) as failed:
                 error = failed
             retry = any(isinstance(a, ApiError) and a.err_code in RETRY for a in answers)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import socket
 import ssl
-import subprocess
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -30,6 +29,7 @@ from millstream.broker.monitoring import ALL_STREAMS, ask_server
 from millstream.errors import ConfigError
 from millstream.settings import Secret, Tls
 from millstream.testing import running_broker
+from tests.certificates import make_certificate
 from tests.integration.broker.clients import (
     PATIENCE,
     client,
@@ -256,17 +256,7 @@ def certificates(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A self-signed certificate for 127.0.0.1, and one for a client."""
     folder = tmp_path_factory.mktemp("certificates")
     for name in ("server", "stranger"):
-        done = subprocess.run(
-            f"openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -days 2 "
-            f"-subj /CN={name} -addext subjectAltName=IP:127.0.0.1 "
-            f"-keyout {name}.key -out {name}.pem".split(),
-            cwd=folder,
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-        if done.returncode != 0:
-            pytest.skip(f"openssl cannot make certificates here: {done.stderr}")
+        make_certificate(folder, name)
     return folder
 
 

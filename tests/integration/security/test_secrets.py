@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import stat
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,6 +14,7 @@ import millstream
 from millstream.broker import Broker, BrokerSettings, Encryption, Role, ServerTls, User
 from millstream.errors import ConnectError, MillstreamError
 from millstream.settings import ConnectionSettings, Secret, Tls
+from tests.certificates import make_certificate
 from tests.integration.broker.clients import content
 
 PASSWORD = "correct-horse-battery-staple"
@@ -124,21 +124,8 @@ def test_the_reprs_of_a_broker_and_its_settings_show_no_secret(broker: Broker) -
         assert secret not in text
 
 
-def _certificate(folder: Path) -> bool:
-    """Whether server.pem and server.key could be created."""
-    words = (
-        "openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -days 2 "
-        "-subj /CN=server -addext subjectAltName=IP:127.0.0.1 -keyout server.key -out server.pem"
-    )
-    made = subprocess.run(words.split(" "), cwd=folder, capture_output=True, check=False)
-    return made.returncode == 0
-
-
 async def test_a_client_without_tls_sends_no_password_to_a_broker_with_tls(tmp_path: Path) -> None:
-    made = await asyncio.to_thread(_certificate, tmp_path)
-    if not made:
-        pytest.skip("openssl cannot make certificates here")
-    certificate = tmp_path / "server.pem"
+    certificate = await asyncio.to_thread(make_certificate, tmp_path)
     tls = ServerTls(certificate, tmp_path / "server.key")
     user = User("ann", Secret(PASSWORD), Role.ADMIN)
     settings = BrokerSettings(data=tmp_path / "data", users=(user,), tls=tls)

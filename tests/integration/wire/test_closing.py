@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import gc
-import subprocess
 import warnings
 from collections.abc import Awaitable, Callable, Coroutine, Iterator
 from pathlib import Path
@@ -16,6 +15,7 @@ import millstream
 from millstream.broker import ServerTls
 from millstream.settings import Tls
 from millstream.testing import running_broker
+from tests.certificates import make_certificate
 from tests.integration.messaging.cut_proxy import proxy
 from tests.integration.messaging.topic_kit import eventually
 
@@ -27,15 +27,7 @@ Options = dict[str, Any]
 
 @pytest.fixture(scope="module")
 def certificate(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("certificate")
-    command = (
-        "openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -days 2 "
-        "-subj /CN=server -addext subjectAltName=IP:127.0.0.1 -keyout server.key -out server.pem"
-    )
-    done = subprocess.run(command.split(), cwd=folder, capture_output=True, text=True, check=False)
-    if done.returncode != 0:
-        pytest.skip(f"openssl cannot make certificates here: {done.stderr}")
-    return folder
+    return make_certificate(tmp_path_factory.mktemp("certificate")).parent
 
 
 @pytest.fixture(scope="module", params=["plain", "tls", "tls first"])

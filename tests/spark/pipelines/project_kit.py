@@ -99,7 +99,7 @@ class Kit:
 
     def graph(self) -> Any:
         project = open_project(self.folder)
-        with PipelineTopics(self.account.url, dry=True) as topics:
+        with PipelineTopics({"url": self.account.url}, dry=True) as topics:
             options = {"url": self.account.url}
             return Resolver(load(project), self.spark, self.folder, options).all(topics).graph
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,6 +18,7 @@ from millstream.schemas.formats.spark import spark_arrow_type, spark_type
 from millstream.settings import Tls
 from millstream.spark import drop_undecodable
 from millstream.testing import running_broker
+from tests.certificates import make_certificate
 from tests.spark.conftest import Account, Lake
 
 if TYPE_CHECKING:
@@ -30,15 +30,7 @@ if TYPE_CHECKING:
 @pytest.fixture(scope="module")
 def certificate(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with a self-signed certificate for 127.0.0.1, and its key."""
-    folder = tmp_path_factory.mktemp("certificate")
-    command = (
-        "openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -days 2 "
-        "-subj /CN=server -addext subjectAltName=IP:127.0.0.1 -keyout server.key -out server.pem"
-    )
-    done = subprocess.run(command.split(), cwd=folder, capture_output=True, text=True, check=False)
-    if done.returncode != 0:
-        pytest.skip(f"openssl cannot make certificates here: {done.stderr}")
-    return folder
+    return make_certificate(tmp_path_factory.mktemp("certificate")).parent
 
 
 @pytest.fixture(scope="module")

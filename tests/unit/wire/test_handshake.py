@@ -21,8 +21,8 @@ from millstream.wire.handshake import (
     parse_address,
     parse_info,
     read_creds,
-    tls_context,
 )
+from millstream.wire.tls import tls_context
 
 HERE = ServerAddress("localhost", 4222)
 SEED = nkeys.encode_seed(b"x" * 32, nkeys.PREFIX_BYTE_USER).decode()

@@ -8,7 +8,6 @@ import json
 import logging
 import socket
 import ssl
-import subprocess
 import threading
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
@@ -31,6 +30,7 @@ from millstream.messaging import (
 )
 from millstream.mill import Mill
 from millstream.settings import Secret, Tls
+from tests.certificates import make_certificate
 from tests.integration.messaging.conftest import Until
 from tests.integration.messaging.subscriptions.http_endpoint import Post, Say, endpoint
 from tests.integration.messaging.topic_kit import eventually
@@ -289,15 +289,7 @@ async def test_a_secret_is_sent_and_never_shown(
 
 @pytest.fixture(scope="module")
 def certificate(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("tls")
-    subprocess.run(
-        f"openssl req -x509 -newkey rsa:2048 -nodes -days 1 -subj /CN=localhost "
-        f"-addext subjectAltName=IP:127.0.0.1 -keyout {folder}/key.pem "
-        f"-out {folder}/cert.pem".split(),
-        check=True,
-        capture_output=True,
-    )
-    return folder
+    return make_certificate(tmp_path_factory.mktemp("tls")).parent
 
 
 @pytest.fixture
@@ -324,7 +316,7 @@ def secure(certificate: Path) -> Iterator[str]:
 
     loop = asyncio.new_event_loop()
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
-    context.load_cert_chain(certificate / "cert.pem", certificate / "key.pem")
+    context.load_cert_chain(certificate / "server.pem", certificate / "server.key")
     server = loop.run_until_complete(asyncio.start_server(answer, "127.0.0.1", 0, ssl=context))
     thread = threading.Thread(target=loop.run_forever)
     thread.start()
@@ -345,7 +337,9 @@ async def test_a_certificate_is_checked_against_the_given_authorities(
     [letter] = await (await topic.dead_letters("hook")).list()
     assert "CERTIFICATE_VERIFY_FAILED" in letter.cause
     await topic.publish_many([b"2", b"3"])
-    async with pushing(topic, secure, None, tls=Tls(ca=str(certificate / "cert.pem"))) as trusting:
+    async with pushing(
+        topic, secure, None, tls=Tls(ca=str(certificate / "server.pem"))
+    ) as trusting:
         await until(lambda: trusting.delivered == 2)
         await all_settled(topic)
     await topic.publish(b"4")
