@@ -151,7 +151,7 @@ def test_the_image_builds_and_its_broker_runs(tmp_path: Path) -> None:
         # One shell: without an init process of its own, a container ends with its first command.
         script = (
             "millstream up --port 0 && millstream topic create orders && "
-            "millstream pub -t orders hello && millstream topic read orders && id -u && "
+            "millstream pub -t orders hello && millstream topic replay orders && id -u && "
             "millstream status && millstream down"
         )
         run = [*buildah, "run", "--isolation", "chroot", container, "--", "sh", "-c", script]
