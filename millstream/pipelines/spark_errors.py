@@ -35,7 +35,7 @@ _SQL: Final = re.compile(r"^== SQL.*==\n(?P<text>.+)$", re.MULTILINE)
 _CALLED: Final = re.compile(r"^== DataFrame ==\n.*\n(?P<file>.+):(?P<line>\d+)$", re.MULTILINE)
 _FRAME: Final = re.compile(r'^\s*File "(?P<file>.+?)", line (?P<line>\d+), in (?P<name>.+)$', re.M)
 _LIBRARY: Final = re.compile(
-    r"^<|/(site|dist)-packages/|/lib/python3|/pyspark(\.zip)?/|"
+    r"^<|\.pyx$|\.pxi$|/(site|dist)-packages/|/lib/python3|/pyspark(\.zip)?/|"
     r"/millstream/(spark|pipelines|events|wire|messaging|schemas)/"
 )
 # Errors of code that calls a service or a database.
@@ -43,6 +43,8 @@ _PASSING: Final = re.compile(
     r"Connect|Timeout|TimedOut|Unavailable|BrokenPipe|OSError|IOError|URLError|HTTP|Operational"
     r"|MemoryError"
 )
+# A UDF's result is not of the type that it declares.
+_WRONG_TYPE: Final = re.compile(r"ArrowInvalid|ArrowTypeError|PySparkTypeError")
 _OBJECT: Final = re.compile(r"@[0-9a-f]+(?=: )")
 _START: Final = re.compile(r"^Current Committed Offsets: (.*)$", re.MULTILINE)
 _END: Final = re.compile(r"^Current Available Offsets: (.*)$", re.MULTILINE)
@@ -91,14 +93,14 @@ def failure_of(error: str, folder: PurePath) -> Failure:
     starts, ends = start[1] if start else "", end[1] if end else ""
     frames = [(m["file"], int(m["line"]), m["name"]) for m in _FRAME.finditer(text)]
     where = in_code(frames, folder)
+    name = reason.partition(":")[0]
     if where:
-        name = reason.partition(":")[0]
         lasting = not may_pass(name)
+    elif data_error := _DATA_ERROR.search(text):
+        name, lasting = data_error["name"], True
+        where = _in_sql(text, folder)
     else:
-        data_error = _DATA_ERROR.search(text)
-        lasting = data_error is not None
-        name = data_error["name"] if data_error else ""
-        where = _in_sql(text, folder) if data_error else ""
+        lasting = _WRONG_TYPE.search(name) is not None
     # Spark names a source by its object, which is another one after a restart.
     mark = f"{name} {where} {_OBJECT.sub('', ends)}" if lasting else None
     return Failure(reason, where, _ranges(_positions(starts), _positions(ends)), mark)

@@ -31,6 +31,7 @@ recent call last):
     return numpy.divide(1, x)
   File "/venv/lib/python3.11/site-packages/numpy/core.py", line 88, in divide
     raise ERROR
+  File "numpy/_core/lib.pyx", line 7, in numpy.lib.divide
 ERROR: float division by zero
  SQLSTATE: 38000 SQLSTATE: XXKST"""
 SQL = """[DIVIDE_BY_ZERO] Division by zero. Use `try_divide` instead. SQLSTATE: 22012
@@ -43,6 +44,10 @@ COLUMN = """[CAST_INVALID_INPUT] The value 'a' cannot be cast. SQLSTATE: 22018
 "cast" was called from
 /srv/millstream/project/flows.py:37
  SQLSTATE: XXKST"""
+WRONG_TYPE = """Traceback (most recent call last):
+  File "pyarrow/array.pxi", line 424, in pyarrow.lib.array
+pyarrow.lib.ArrowInvalid: Could not convert 'seven' with type str: tried to convert to int64
+ SQLSTATE: 38000"""
 BROKER_AWAY = """Traceback (most recent call last):
   File "/srv/millstream/millstream/spark/source/stream_reader.py", line 80, in latestOffset
     raise NotConnected
@@ -86,6 +91,12 @@ def test_an_error_of_the_projects_code_names_its_line_and_the_batch(
 def test_an_error_without_a_message_is_found() -> None:
     text = PYTHON.replace("ERROR: float division by zero", "AssertionError")
     assert failure(text).reason == "AssertionError"
+
+
+def test_a_result_of_a_wrong_type_is_not_tried_for_long() -> None:
+    found = failure(WRONG_TYPE)
+    assert (found.where, found.mark is not None) == ("", True)
+    assert "tried to convert to int64; the batch has lines partition 0" in str(found)
 
 
 @pytest.mark.parametrize("text", [BROKER_AWAY, LOST_EXECUTOR])
