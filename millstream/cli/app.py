@@ -39,6 +39,8 @@ COMMANDS = {
     "import": "import_",
     "export": "export",
     "verify": "verify",
+    "backup": "backup",
+    "restore": "backup",
     "pipeline": "pipeline",
     "trace": "trace",
     "top": "top",

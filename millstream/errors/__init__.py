@@ -56,6 +56,7 @@ MillstreamError
 │   ├── PipelineNotRunning                   it is not running, so it cannot be stopped
 │   └── FlowsFailed                          some flows failed permanently, after their restarts
 ├── DataLoss                                 events that should exist are missing
+├── BackupError                              a backup cannot be made, read or restored
 ├── Undecodable (ValueError)                 a stored event cannot be decoded
 ├── SchemaError (ValueError)                 a schema cannot be used or changed in this way
 │   ├── Unmappable                           a type cannot be represented in a format
@@ -104,6 +105,7 @@ from millstream.errors.connection import (
     TlsFailed,
 )
 from millstream.errors.data import (
+    BackupError,
     DataLoss,
     Incompatible,
     PackError,
@@ -148,6 +150,7 @@ from millstream.errors.topics import (
 __all__ = [
     "ApiError",
     "AuthenticationFailed",
+    "BackupError",
     "BrokerError",
     "ConfigError",
     "ConnectError",

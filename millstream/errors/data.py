@@ -9,6 +9,7 @@ from typing import Any, Final
 from millstream.errors.base import MillstreamError
 
 __all__ = [
+    "BackupError",
     "DataLoss",
     "Incompatible",
     "PackError",
@@ -22,6 +23,10 @@ __all__ = [
 
 class DataLoss(MillstreamError):
     """Events that should be in the topic are missing."""
+
+
+class BackupError(MillstreamError):
+    """A backup cannot be made, is damaged, or cannot be restored; the message says what exists."""
 
 
 class Undecodable(MillstreamError, ValueError):

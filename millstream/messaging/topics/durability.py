@@ -33,7 +33,14 @@ from millstream.wire.aio.connection import Connection
 from millstream.wire.aio.jetstream import JetStream
 from millstream.wire.protocol import status_of, unique_token
 
-__all__ = ["check_health", "durabilities_of", "durability_of", "own_server", "shortfall_of"]
+__all__ = [
+    "check_health",
+    "durabilities_of",
+    "durability_of",
+    "is_clustered",
+    "own_server",
+    "shortfall_of",
+]
 
 ASK_SECONDS: Final = 1.0  # the server answers these requests itself, or never
 # In a cluster that has just formed, a server may miss the first request.
@@ -60,7 +67,7 @@ async def check_health(js: JetStream) -> None:
     node's copy would be used, and a node that is catching up is unhealthy for a while: no check.
     """
     connection = js.connection
-    if _clustered(connection) or js.domain:
+    if is_clustered(connection) or js.domain:
         return
     try:
         answer = await _ask(connection, _HEALTH_SUBJECT, _is_own(connection))
@@ -125,7 +132,7 @@ async def _server(js: JetStream, leader: str | None) -> Server:
     own = await own_server(js)
     domain = js.domain or own.domain
     if leader is None:
-        alone = domain == own.domain and not _clustered(connection)
+        alone = domain == own.domain and not is_clustered(connection)
         return own if alone else Server()
     if (leader, domain) == (own.name, own.domain):
         return own
@@ -136,7 +143,7 @@ async def _server(js: JetStream, leader: str | None) -> Server:
     return (await _ask(connection, ALL_SERVERS, leads, ALL_SERVERS_BODY)).server
 
 
-def _clustered(connection: Connection) -> bool:
+def is_clustered(connection: Connection) -> bool:
     """Whether the server is one of several; a leaf node calls itself a cluster of its own name."""
     return connection.info.cluster not in (None, "", connection.info.server_name)
 

@@ -1,0 +1,186 @@
+"""What a backup is on disk: a folder with one archive for each stream, and a manifest."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import shutil
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+
+from millstream.errors import BackupError, ConfigError
+from millstream.messaging.groups.records import PartitionRecord
+from millstream.wire.api import StreamState
+from millstream.wire.protocol import unique_token
+
+__all__ = [
+    "Draft",
+    "GroupRecord",
+    "Manifest",
+    "Progress",
+    "Readers",
+    "StreamBackup",
+    "check_file",
+    "read",
+]
+
+FORMAT: Final = 1
+MANIFEST: Final = "manifest.json"
+SUM: Final = "manifest.sha256"
+
+# Called with the stream that is copied, and how many bytes are done, of all.
+Progress = Callable[[str, int, int], None]
+
+
+class Readers(msgspec.Struct, frozen=True):
+    """How far a subscription had acked everything when the backup began."""
+
+    consumer: int
+    stream: int
+
+
+class StreamBackup(msgspec.Struct, frozen=True):
+    """One stream of a backup."""
+
+    name: str
+    topic: str
+    file: str
+    bytes: int
+    sha256: str
+    digest: str  # of all messages in the archive
+    config: dict[str, Any]
+    state: StreamState  # when its copy began
+    end: int  # its last sequence when the backup was complete
+    at_least: int  # messages that were there both when its copy began and when it was complete
+    added: int  # messages stored while it was copied, of a stream that keeps few of each subject
+    readers: dict[str, Readers]
+
+
+class GroupRecord(msgspec.Struct, frozen=True):
+    """How far an ordered group was in one partition when the backup began."""
+
+    topic: str
+    group: str
+    partition: int
+    record: PartitionRecord
+
+
+class Manifest(msgspec.Struct, frozen=True):
+    """A whole backup."""
+
+    format: int
+    millstream: str
+    server: str
+    began: str
+    finished: str
+    account: str
+    whole: bool  # all streams of the account
+    topics: list[str]  # that were asked for; empty if whole
+    streams: list[StreamBackup]
+    groups: list[GroupRecord]
+    schemas: dict[str, str]  # topic: the record of its versions
+
+    @property
+    def messages(self) -> int:
+        return sum(stream.state.messages + stream.added for stream in self.streams)
+
+    @property
+    def bytes(self) -> int:
+        return sum(stream.bytes for stream in self.streams)
+
+
+class Draft:
+    """A backup that is being written, beside its folder; it gets its name when it is complete."""
+
+    def __init__(self, folder: Path) -> None:
+        self.target = folder.absolute()
+        if self.target.exists() and (not self.target.is_dir() or any(self.target.iterdir())):
+            raise ConfigError(
+                f"{folder} exists and is not empty: a backup is never written over another. "
+                f"Choose another folder"
+            )
+        self.target.parent.mkdir(parents=True, exist_ok=True)
+        self.path = self.target.with_name(f".{self.target.name}.unfinished-{unique_token()[:8]}")
+        self.path.mkdir(mode=0o700)  # events may be anything
+
+    def finish(self, manifest: Manifest) -> None:
+        """Make it durable and give it its name."""
+        text = msgspec.json.format(msgspec.json.encode(manifest), indent=2)
+        _write(self.path / MANIFEST, text)
+        _write(self.path / SUM, hashlib.sha256(text).hexdigest().encode() + b"\n")
+        _sync_folder(self.path)
+        os.rename(self.path, self.target)  # noqa: PTH104  (replaces an empty folder)
+        _sync_folder(self.target.parent)
+
+    def remove(self) -> None:
+        """Remove what is there of an unfinished one."""
+        with contextlib.suppress(FileNotFoundError):
+            shutil.rmtree(self.path)
+
+
+def _write(path: Path, content: bytes) -> None:
+    with path.open("xb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _sync_folder(path: Path) -> None:
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def read(folder: Path) -> Manifest:
+    """The manifest of a complete backup; BackupError if there is none, or it is damaged."""
+    try:
+        text = (folder / MANIFEST).read_bytes()
+        expected = (folder / SUM).read_text().strip()
+    except OSError as error:
+        raise BackupError(
+            f"{folder} is not a complete backup: {error.strerror} ({error.filename})"
+        ) from error
+    if hashlib.sha256(text).hexdigest() != expected:
+        raise BackupError(f"{folder / MANIFEST} was changed or is damaged; use another backup")
+    version = msgspec.json.decode(text, type=dict[str, Any]).get("format")
+    if version != FORMAT:
+        raise BackupError(
+            f"{folder} has format {version}, and this version of Millstream reads {FORMAT}"
+        )
+    return msgspec.json.decode(text, type=Manifest)
+
+
+def check_file(folder: Path, stream: StreamBackup) -> None:
+    """BackupError if the archive of a stream is not the one that was written."""
+    path = folder / stream.file
+    try:
+        size, found = path.stat().st_size, sha256_of(path)
+    except OSError as error:
+        raise BackupError(f"{path} cannot be read: {error.strerror}") from error
+    if size != stream.bytes:
+        raise BackupError(
+            f"{path} has {size:,} bytes instead of {stream.bytes:,}: the backup is damaged. "
+            f"Nothing was restored; use another backup"
+        )
+    if found != stream.sha256:
+        raise BackupError(
+            f"{path} was changed or is damaged: its checksum does not match. Nothing was "
+            f"restored; use another backup"
+        )
+
+
+def sha256_of(path: Path) -> str:
+    """The SHA-256 of a file."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def topics_of(streams: Iterable[StreamBackup]) -> list[str]:
+    """The topics that have streams in a backup."""
+    return sorted({stream.topic for stream in streams})
