@@ -8,6 +8,7 @@ from datetime import datetime
 from typing import Any
 
 from millstream.errors import ConfigError, Undecodable
+from millstream.events.json_value import read_json
 from millstream.events.undecodable import DECODE_FAILURES, OnUndecodable, reason_of
 from millstream.messaging import Event, NewEvent, PublishOptions, ReadPlan, Start, Topic
 
@@ -23,6 +24,10 @@ class Entry:
     revision: int  # the offset of the event that set it
     timestamp: datetime
 
+    def json(self) -> Any:
+        """The value, read as JSON; NotJson if it is none."""
+        return read_json(self.value, lambda: f"key {self.key!r}, revision {self.revision}")
+
 
 @dataclass(frozen=True, slots=True)
 class Change:
@@ -37,6 +42,10 @@ class Change:
     @property
     def deleted(self) -> bool:
         return self.value is None
+
+    def json(self) -> Any:
+        """The value, read as JSON; NotJson if it is none or deleted."""
+        return read_json(self.value, lambda: f"key {self.key!r}, revision {self.revision}")
 
 
 class Table:

@@ -58,6 +58,7 @@ MillstreamError
 ├── DataLoss                                 events that should exist are missing
 ├── BackupError                              a backup cannot be made, read or restored
 ├── Undecodable (ValueError)                 a stored event cannot be decoded
+├── NotJson (ValueError)                     json() was asked for, and the value is none
 ├── SchemaError (ValueError)                 a schema cannot be used or changed in this way
 │   ├── Unmappable                           a type cannot be represented in a format
 │   ├── Incompatible                         a version is not compatible with earlier ones
@@ -108,6 +109,7 @@ from millstream.errors.data import (
     BackupError,
     DataLoss,
     Incompatible,
+    NotJson,
     PackError,
     SchemaError,
     SchemaNotFound,
@@ -175,6 +177,7 @@ __all__ = [
     "NoResponders",
     "NoSpace",
     "NotDurable",
+    "NotJson",
     "NotKept",
     "NotReplicated",
     "NotRunning",

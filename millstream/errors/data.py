@@ -12,6 +12,7 @@ __all__ = [
     "BackupError",
     "DataLoss",
     "Incompatible",
+    "NotJson",
     "PackError",
     "SchemaError",
     "SchemaNotFound",
@@ -39,6 +40,14 @@ class Undecodable(MillstreamError, ValueError):
             f"{topic}/{partition}, offset {offset}, index {index}: {reason}. To continue without "
             f"it, read with undecodable set to drop (in Spark also to null, with a column 'reason')"
         )
+
+
+class NotJson(MillstreamError, ValueError):
+    """`json()` was asked for, and the value is not JSON; the message says where and why."""
+
+    def __init__(self, where: str, reason: str) -> None:
+        self.where, self.reason = where, reason
+        super().__init__(f"{where}: not JSON: {reason}. Its bytes are in `value` or `data`")
 
 
 class SchemaError(MillstreamError, ValueError):

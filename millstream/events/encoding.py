@@ -18,7 +18,8 @@ from millstream.events.event import (
     nanoseconds_of,
 )
 from millstream.events.fence import EXPECTED_HEADER
-from millstream.events.subject import key_token, partition_of
+from millstream.events.json_value import payload_bytes
+from millstream.events.subject import key_token, not_a_key, partition_of
 from millstream.wire.protocol import encode_headers
 
 __all__ = ["Encoded", "TopicShape", "check_headers", "value_bytes"]
@@ -34,17 +35,9 @@ Encoded = tuple[int, bytes, bytes]  # partition, subject, header block
 
 
 def value_bytes(value: Any) -> bytes:
-    """The payload of an event in a topic without a schema: bytes, or text as UTF-8."""
-    if isinstance(value, bytes):
-        return value
-    if isinstance(value, str):
-        return value.encode()
-    if isinstance(value, bytearray | memoryview):
-        return bytes(value)
-    raise ConfigError(
-        f"a topic without a schema takes bytes or text, found {type(value).__name__}. "
-        f"Encode it, or declare the topic with a schema"
-    )
+    """The payload of an event in a topic without a schema; dicts and lists go through `as_json`."""
+    advice = "Declare the topic with a schema, or convert it"
+    return payload_bytes("a topic without a schema", value, advice)
 
 
 def check_headers(headers: Mapping[str, str]) -> None:
@@ -69,7 +62,10 @@ class TopicShape:
     def route(self, key: str | bytes | None) -> tuple[int, bytes]:
         """Partition and subject of an event; events without a key take turns."""
         if key is not None:
-            known = self._routes.get(key)
+            try:
+                known = self._routes.get(key)
+            except TypeError:  # a list, for example, cannot be looked up
+                raise not_a_key(key) from None
             if known is not None:
                 return known
             if len(self._routes) >= KEYS_REMEMBERED_MAX:

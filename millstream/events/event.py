@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
 
 from millstream.errors import ConfigError
 from millstream.events.classify import Kind, is_deletion, kind_of
+from millstream.events.json_value import read_json
 from millstream.events.subject import key_bytes, key_of_token
 from millstream.events.value_type import ValueType
 from millstream.wire.api import AckAddress, parse_ack_address
@@ -204,6 +205,16 @@ class Event(ABC):
     def position(self) -> tuple[int, int, int]:
         """(partition, offset, index): unique in the topic and growing along a partition."""
         return self.partition, self.offset, self.index
+
+    def json(self) -> Any:
+        """The value, read as JSON: how a dict or list is read back in a topic without a schema.
+
+        Any value that is JSON can be read, whatever its headers say; NotJson if it is none.
+        """
+        return read_json(self.value, self._place)
+
+    def _place(self) -> str:
+        return f"{self.topic}/{self.partition}, offset {self.offset}, index {self.index}"
 
     def __repr__(self) -> str:
         where = f"{self.topic}/{self.partition}@{self.offset}.{self.index}"

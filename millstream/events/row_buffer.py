@@ -15,6 +15,7 @@ from millstream.errors import ConfigError, Unfit
 from millstream.events.encoding import check_headers, value_bytes
 from millstream.events.escapes import escaped, header_pairs
 from millstream.events.event import nanoseconds_of
+from millstream.events.json_value import JSON_HEADERS, as_json, is_json, json_bytes
 from millstream.events.packs.pack import envelope
 from millstream.events.subject import KEY_BYTES_MAX, key_bytes
 from millstream.events.value_type import ValueType
@@ -23,6 +24,8 @@ __all__ = ["Columns", "RowBuffer", "Rows", "batches_of", "by_partition", "envelo
 
 _TIME: Final = pa.timestamp("us", "UTC")
 _HEADERS: Final = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
+# One object for all dicts and lists, so that a column of nothing else is found and built quickly.
+_JSON_PAIRS: Final = header_pairs(JSON_HEADERS)
 
 
 class RowBuffer:
@@ -55,7 +58,11 @@ class RowBuffer:
                     f"a key of {len(key):,} bytes: keys have at most {KEY_BYTES_MAX:,}"
                 )
         if self._value_type is None and value is not None:
-            value = value if type(value) is bytes else value_bytes(value)
+            if type(value) is not bytes:
+                if is_json(value):
+                    self.add_event(json_bytes(value), key, JSON_HEADERS, None, None)
+                    return
+                value = value_bytes(value)
             self.bytes += len(value)
         self._values.append(value)  # from here on nothing may fail: columns are of one length
         self._keys.append(key)
@@ -74,8 +81,12 @@ class RowBuffer:
     ) -> None:
         """Add an event with any of its optional parts."""
         time = None if timestamp is None else nanoseconds_of(timestamp) // 1000
+        if self._value_type is None:
+            value, headers = as_json(value, headers)
         pairs = None
-        if headers is not None:
+        if headers is JSON_HEADERS:
+            pairs = _JSON_PAIRS
+        elif headers is not None:
             check_headers(headers)
             pairs = header_pairs(headers)
         event_id = None if id is None else escaped(id)
@@ -102,9 +113,15 @@ class RowBuffer:
             column,
             key=pa.array(rows.keys, pa.binary()),
             timestamp=pa.array(rows.times, pa.int64()).cast(_TIME) if rows.times else None,
-            headers=pa.array(rows.headers, _HEADERS) if rows.headers else None,
+            headers=_header_column(rows.headers) if rows.headers else None,
             id=pa.array(rows.ids, pa.string()) if rows.ids else None,
         )
+
+
+def _header_column(headers: list[list[tuple[str, bytes]] | None]) -> pa.Array:
+    if all(pairs is _JSON_PAIRS for pairs in headers):
+        return pa.repeat(pa.scalar(_JSON_PAIRS, _HEADERS), len(headers))
+    return pa.array(headers, _HEADERS)
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 import zlib
+from collections.abc import Iterable
+from numbers import Number
 from typing import Final
 
 from millstream.errors import ConfigError
@@ -20,12 +22,14 @@ __all__ = [
     "key_bytes",
     "key_of_token",
     "key_token",
+    "not_a_key",
     "overlap",
     "partition_of",
     "partition_prefix",
     "stored_key_token",
     "stream_name",
     "stream_subjects",
+    "text_keys",
 ]
 
 KEYLESS_TOKEN: Final = "_"  # an event without a key
@@ -110,6 +114,32 @@ def key_bytes(key: str | bytes) -> bytes:
         return key.encode("utf-8", "surrogateescape")
     except UnicodeEncodeError as error:
         raise ConfigError(f"key {key!r}: a lone surrogate is not text ({error})") from error
+    except AttributeError:
+        raise not_a_key(key) from None
+
+
+def not_a_key(found: object) -> ConfigError:
+    """The error for a key that is neither text nor bytes.
+
+    Nothing is converted: 42 and "42" would be one key without anyone having said so.
+
+    >>> str(not_a_key(42))
+    'a key is text or bytes, found int. Convert it: key=str(42)'
+    """
+    example = f"{found}" if isinstance(found, Number) else "..."
+    kind = type(found).__name__
+    return ConfigError(f"a key is text or bytes, found {kind}. Convert it: key=str({example})")
+
+
+def text_keys(keys: str | bytes | Iterable[str | bytes]) -> tuple[str, ...]:
+    """The keys to choose events by, as events have them; one key alone need not be in a list.
+
+    >>> text_keys("ann"), text_keys([b"ann", "ben"])
+    (('ann',), ('ann', 'ben'))
+    """
+    if isinstance(keys, str | bytes) or not isinstance(keys, Iterable):
+        keys = (keys,)
+    return tuple(key_bytes(key).decode("utf-8", "surrogateescape") for key in keys)
 
 
 def key_token(key: str | bytes | None) -> str:

@@ -19,7 +19,8 @@ from millstream.messaging.core.identity import Identity, IdentitySettings, claim
 from millstream.messaging.core.message import (
     HeaderItems,
     Message,
-    payload_bytes,
+    Payload,
+    body_of,
     publish,
     subject_bytes,
 )
@@ -45,7 +46,6 @@ from millstream.wire.aio.connection import Connection, Outlet
 from millstream.wire.aio.jetstream import JetStream
 from millstream.wire.aio.publisher import StreamPublisher
 from millstream.wire.message import OutgoingMessage
-from millstream.wire.protocol import encode_headers
 
 __all__ = ["Client", "Connecting"]
 
@@ -186,7 +186,7 @@ class Client(AsyncClosing):
     async def publish(
         self,
         subject: str,
-        data: bytes | str = b"",
+        data: Payload = b"",
         headers: HeaderItems | None = None,
         reply: str | None = None,
     ) -> None:
@@ -216,7 +216,7 @@ class Client(AsyncClosing):
     async def request(
         self,
         subject: str,
-        data: bytes | str = b"",
+        data: Payload = b"",
         headers: HeaderItems | None = None,
         timeout: float | None = None,
     ) -> Message:
@@ -226,7 +226,7 @@ class Client(AsyncClosing):
     async def gather(
         self,
         subject: str,
-        data: bytes | str = b"",
+        data: Payload = b"",
         headers: HeaderItems | None = None,
         *,
         limit: int = ANSWERS_MAX,
@@ -314,17 +314,16 @@ class Client(AsyncClosing):
     async def publish_acked(
         self,
         subject: str,
-        data: bytes | str = b"",
+        data: Payload = b"",
         headers: Mapping[str, str] | None = None,
         id: str | None = None,
     ) -> Receipt:
         """Publish to a subject of a foreign stream; returns when the event is stored."""
-        pairs = [(ID_HEADER, id or self._publisher.new_id()), *(headers or {}).items()]
+        own_id = {ID_HEADER: id or self._publisher.new_id()}
+        payload, block = body_of(data, {**(headers or {}), **own_id})
         if self._publisher.full:
             await self._publisher.wait_for_space()
-        message = OutgoingMessage(
-            subject_bytes(subject), encode_headers(pairs), payload_bytes(data)
-        )
+        message = OutgoingMessage(subject_bytes(subject), block, payload)
         return await self._publisher.publish(
             message,
             PUBLISH_SECONDS,

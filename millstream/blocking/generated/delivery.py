@@ -80,6 +80,13 @@ class Delivery(Twin, Event):
         """The NATS subject it was stored under."""
         return self._inner.subject
 
+    def json(self) -> Any:
+        """The value, read as JSON: how a dict or list is read back in a topic without a schema.
+
+        Any value that is JSON can be read, whatever its headers say; NotJson if it is none.
+        """
+        return self._loop.invoke(self._inner.json)
+
     @property
     def attempt(self) -> int:
         """Which attempt to handle it this is, from 1: deliveries that were never seen do not count.

@@ -11,9 +11,10 @@ from millstream.blocking.twin import Twin
 
 if TYPE_CHECKING:
     from types import MappingProxyType
+    from typing import Any
 
     from millstream.errors import ServiceError
-    from millstream.messaging.core.message import HeaderItems
+    from millstream.messaging.core.message import HeaderItems, Payload
     from millstream.messaging.core.message import Message as AsyncMessage
 
 __all__ = ["Message"]
@@ -60,6 +61,10 @@ class Message(Twin):
         """The payload as text; bytes that are not UTF-8 raise UnicodeDecodeError."""
         return self._inner.text
 
+    def json(self) -> Any:
+        """The payload, read as JSON; NotJson if it is none."""
+        return self._loop.invoke(self._inner.json)
+
     @property
     def size(self) -> int:
         """Bytes of payload and headers."""
@@ -70,11 +75,11 @@ class Message(Twin):
         """The error a service answered with; None if this is not such an answer."""
         return self._inner.service_error
 
-    def respond(self, data: bytes | str = b"", headers: HeaderItems | None = None) -> None:
+    def respond(self, data: Payload = b"", headers: HeaderItems | None = None) -> None:
         """Answer the sender, at most once; a message that expects no answer raises ConfigError."""
         self._loop.invoke(self._inner.respond, data, headers)
 
-    def respond_error(self, code: int, description: str, data: bytes | str = b"") -> None:
+    def respond_error(self, code: int, description: str, data: Payload = b"") -> None:
         """Answer with a standard NATS service error, which `request` raises as ServiceError.
 
         `code` is a number such as 400; `description` is one line of text.

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from millstream.events.event import Event, Receipt
     from millstream.messaging.core.identity import IdentitySettings
-    from millstream.messaging.core.message import HeaderItems
+    from millstream.messaging.core.message import HeaderItems, Payload
     from millstream.messaging.core.overload import SubscriberSettings
     from millstream.messaging.groups.admin import GroupInfo
     from millstream.messaging.process import ProcessSettings
@@ -82,7 +82,7 @@ class Mill(Connected):
     def publish(
         self,
         subject: str,
-        data: bytes | str = b"",
+        data: Payload = b"",
         headers: HeaderItems | None = None,
         reply: str | None = None,
     ) -> None:
@@ -119,7 +119,7 @@ class Mill(Connected):
     def request(
         self,
         subject: str,
-        data: bytes | str = b"",
+        data: Payload = b"",
         headers: HeaderItems | None = None,
         timeout: float | None = None,
     ) -> Message:
@@ -131,7 +131,7 @@ class Mill(Connected):
     def gather(
         self,
         subject: str,
-        data: bytes | str = b"",
+        data: Payload = b"",
         headers: HeaderItems | None = None,
         *,
         limit: int = 10000,
@@ -232,7 +232,7 @@ class Mill(Connected):
     def publish_acked(
         self,
         subject: str,
-        data: bytes | str = b"",
+        data: Payload = b"",
         headers: Mapping[str, str] | None = None,
         id: str | None = None,
     ) -> Receipt:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from millstream.errors import MillstreamError
     from millstream.messaging.core.identity import Identity as AsyncIdentity
-    from millstream.messaging.core.message import HeaderItems
+    from millstream.messaging.core.message import HeaderItems, Payload
     from millstream.messaging.core.overload import SubscriberSettings
     from millstream.messaging.core.paced_publisher import PacedPublisher as AsyncPacedPublisher
     from millstream.messaging.core.service import Service as AsyncService
@@ -101,7 +101,7 @@ class PacedPublisher(Sending):
         """Requests that not every known subscriber answered in time."""
         return self._look(lambda: self._inner.unanswered)
 
-    def publish(self, data: bytes | str = b"", headers: HeaderItems | None = None) -> None:
+    def publish(self, data: Payload = b"", headers: HeaderItems | None = None) -> None:
         """Send a message; waits while a blocking subscriber is more than a window behind."""
         self._send(self._inner.publish, data, headers)
 

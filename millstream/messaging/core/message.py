@@ -4,12 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from functools import lru_cache
 from types import MappingProxyType
-from typing import Final
+from typing import Any, Final
 
 from millstream.errors import ConfigError, ServiceError
+from millstream.events.json_value import (
+    JSON_HEADERS,
+    has_content_type,
+    is_json,
+    json_bytes,
+    payload_bytes,
+    read_json,
+)
 from millstream.events.subject import check_subject
 from millstream.wire.aio.connection import Connection
 from millstream.wire.protocol import (
@@ -20,13 +28,15 @@ from millstream.wire.protocol import (
     parse_headers,
 )
 
-__all__ = ["HeaderItems", "Message", "header_block", "payload_bytes", "publish", "subject_bytes"]
+__all__ = ["HeaderItems", "Message", "Payload", "body_of", "publish", "subject_bytes"]
 
 ERROR_HEADER: Final = "Nats-Service-Error"
 ERROR_CODE_HEADER: Final = "Nats-Service-Error-Code"
 _ERROR_MARK: Final = b"\r\nNats-Service-Error"
 
 HeaderItems = Headers | Iterable[tuple[str, str]]
+# What a message holds: bytes, text as UTF-8, or a dict or list as JSON.
+Payload = bytes | str | dict[Any, Any] | list[Any]
 
 # Tokens without anything that could be a wildcard or break the line; others are fully checked.
 _PLAIN_SUBJECT = re.compile(r"[^\s.*>\0\ud800-\udfff]+(?:\.[^\s.*>\0\ud800-\udfff]+)*")
@@ -42,26 +52,26 @@ def subject_bytes(subject: str) -> bytes:
     return subject.encode()
 
 
-def payload_bytes(data: object) -> bytes:
-    """The payload of a message: bytes as they are, text as UTF-8, nothing else."""
-    if isinstance(data, bytes):
-        return data
-    if isinstance(data, str):
-        return data.encode()
-    if isinstance(data, bytearray | memoryview):
-        return bytes(data)
-    raise ConfigError(f"a message holds bytes or text, found {type(data).__name__}. Encode it")
+def body_of(data: Payload, headers: HeaderItems | None) -> tuple[bytes, bytes]:
+    """Payload and header block of a message: text is sent as UTF-8, a dict or list as JSON.
 
-
-def header_block(headers: HeaderItems | None) -> bytes:
-    """Headers as they go on the wire; a repeated name is given as two pairs."""
-    return encode_headers(headers) if headers else EMPTY_HEADERS
+    A repeated header is given as two pairs.
+    """
+    if type(data) is not bytes:
+        if is_json(data):
+            pairs = list(headers.items() if isinstance(headers, Mapping) else headers or ())
+            if not has_content_type(name for name, _ in pairs):
+                pairs = [*JSON_HEADERS.items(), *pairs]
+            data, headers = json_bytes(data), pairs
+        else:
+            data = payload_bytes("a message", data)
+    return data, encode_headers(headers) if headers else EMPTY_HEADERS
 
 
 async def publish(
     connection: Connection,
     subject: str,
-    data: bytes | str = b"",
+    data: Payload = b"",
     headers: HeaderItems | None = None,
     reply: str | None = None,
 ) -> None:
@@ -71,11 +81,9 @@ async def publish(
     for the server. Waits while the socket's buffer is full. While disconnected, messages are kept
     in the connection's bounded buffer; when that is full, ConnectError is raised.
     """
+    payload, block = body_of(data, headers)
     connection.publish(
-        subject_bytes(subject),
-        payload_bytes(data),
-        subject_bytes(reply) if reply else b"",
-        header_block(headers),
+        subject_bytes(subject), payload, subject_bytes(reply) if reply else b"", block
     )
     if connection.congested:
         await connection.writable()
@@ -131,6 +139,10 @@ class Message:
         """The payload as text; bytes that are not UTF-8 raise UnicodeDecodeError."""
         return self.data.decode()
 
+    def json(self) -> Any:
+        """The payload, read as JSON; NotJson if it is none."""
+        return read_json(self.data, lambda: f"message on '{self.subject}'")
+
     @property
     def size(self) -> int:
         """Bytes of payload and headers."""
@@ -148,16 +160,17 @@ class Message:
             return None
         return ServiceError(self.subject, code or "", description or "")
 
-    def respond(self, data: bytes | str = b"", headers: HeaderItems | None = None) -> None:
+    def respond(self, data: Payload = b"", headers: HeaderItems | None = None) -> None:
         """Answer the sender, at most once; a message that expects no answer raises ConfigError."""
         if not self._reply:
             raise ConfigError(
                 f"the message on '{self.subject}' expects no answer: it was published, "
                 f"not requested. Check `message.reply` first"
             )
-        self._connection.publish(self._reply, payload_bytes(data), headers=header_block(headers))
+        payload, block = body_of(data, headers)
+        self._connection.publish(self._reply, payload, headers=block)
 
-    def respond_error(self, code: int, description: str, data: bytes | str = b"") -> None:
+    def respond_error(self, code: int, description: str, data: Payload = b"") -> None:
         """Answer with a standard NATS service error, which `request` raises as ServiceError.
 
         `code` is a number such as 400; `description` is one line of text.

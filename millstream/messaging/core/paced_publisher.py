@@ -17,8 +17,8 @@ from millstream.deadline import Deadline
 from millstream.errors import ConfigError
 from millstream.messaging.core.message import (
     HeaderItems,
-    header_block,
-    payload_bytes,
+    Payload,
+    body_of,
     subject_bytes,
 )
 from millstream.messaging.core.request import NO_RESPONDERS
@@ -75,9 +75,9 @@ class PacedPublisher(AsyncClosing):
         connection.on_disconnected.append(self._let_go)
         connection.on_closed.append(self._let_go)
 
-    async def publish(self, data: bytes | str = b"", headers: HeaderItems | None = None) -> None:
+    async def publish(self, data: Payload = b"", headers: HeaderItems | None = None) -> None:
         """Send a message; waits while a blocking subscriber is more than a window behind."""
-        payload, block = payload_bytes(data), header_block(headers)
+        payload, block = body_of(data, headers)
         self._connection.publish(self._to, payload, headers=block)
         self.published += 1
         self._messages += 1

@@ -17,8 +17,8 @@ from millstream.errors import (
 from millstream.messaging.core.message import (
     HeaderItems,
     Message,
-    header_block,
-    payload_bytes,
+    Payload,
+    body_of,
     subject_bytes,
 )
 from millstream.wire.aio.connection import Connection
@@ -35,7 +35,7 @@ QUIET_SECONDS: Final = 0.2
 async def request(
     connection: Connection,
     subject: str,
-    data: bytes | str = b"",
+    data: Payload = b"",
     headers: HeaderItems | None = None,
     timeout: float | None = None,
 ) -> Message:
@@ -46,9 +46,8 @@ async def request(
     PermissionDenied when this user may not publish there.
     """
     to = subject_bytes(subject)
-    block, payload = await connection.request(
-        subject, payload_bytes(data), header_block(headers), timeout
-    )
+    asked, asked_block = body_of(data, headers)
+    block, payload = await connection.request(subject, asked, asked_block, timeout)
     answer = Message(connection, to, b"", block, payload)
     error = answer.service_error
     if error is not None:
@@ -59,7 +58,7 @@ async def request(
 async def gather(
     connection: Connection,
     subject: str,
-    data: bytes | str = b"",
+    data: Payload = b"",
     headers: HeaderItems | None = None,
     *,
     limit: int = ANSWERS_MAX,
@@ -77,7 +76,7 @@ async def gather(
         raise ConfigError(f"gather: limit must be 1 or more, not {limit}")
     if not quiet > 0:
         raise ConfigError(f"gather: quiet must be more than 0 seconds, not {quiet}")
-    to, payload, block = subject_bytes(subject), payload_bytes(data), header_block(headers)
+    to, (payload, block) = subject_bytes(subject), body_of(data, headers)
     deadline = Deadline(connection.settings.request_timeout if timeout is None else timeout)
     await connection.wait_connected(deadline)
     gathering = _Gathering(connection, subject, limit)

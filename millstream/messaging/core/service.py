@@ -23,7 +23,7 @@ from millstream.deadline import now_ns
 from millstream.errors import ConfigError, ServiceError
 from millstream.events.subject import check_name, check_subject
 from millstream.failure_log import FailureLog
-from millstream.messaging.core.message import Message
+from millstream.messaging.core.message import Message, Payload
 from millstream.messaging.core.overload import SubscriberSettings
 from millstream.messaging.core.subscriber import Subscriber
 from millstream.nearest import settings_from
@@ -53,7 +53,7 @@ _SEMVER = re.compile(
     r"(?:\+([0-9a-zA-Z-]+(?:\.[0-9a-zA-Z-]+)*))?"
 )
 
-Answer = bytes | str | None
+Answer = Payload | None
 ServiceHandler = Callable[[Message], Awaitable[Answer] | Answer]
 H = TypeVar("H", bound=ServiceHandler)
 

@@ -30,6 +30,7 @@ from millstream.events.event import (
     Unreadable,
     datetime_of,
 )
+from millstream.events.json_value import as_json, is_json, read_json
 from millstream.events.subject import (
     KEY_BYTES_MAX,
     KEYLESS_TOKEN,
@@ -58,7 +59,7 @@ from millstream.messaging.dead_letters.store import (
 )
 from millstream.wire.api import parse_ack_address
 from millstream.wire.message import OutgoingMessage, RawMessage
-from millstream.wire.protocol import encode_headers, parse_header_items
+from millstream.wire.protocol import encode_headers, parse_header_items, parse_headers
 
 __all__ = [
     "DeadLetter",
@@ -128,6 +129,10 @@ class DeadLetter:
     def edited(self) -> bool:
         """Whether it was changed since it was dead-lettered."""
         return self.order != self.offset
+
+    def json(self) -> Any:
+        """The value, read as JSON; NotJson if it is none."""
+        return read_json(self.value, lambda: f"dead letter {self.order} of '{self.topic}'")
 
     @property
     def timestamp(self) -> datetime:
@@ -251,6 +256,9 @@ def edited_message(
     letter: DeadLetter, changes: Mapping[str, Any], value_type: ValueType | None
 ) -> OutgoingMessage:
     """The letter with another `value` or other `headers`; its origin is kept."""
+    if is_json(changes.get("value")) and SCHEMA_HEADER not in parse_headers(letter.raw.headers):
+        value, headers = as_json(changes["value"], changes.get("headers", letter.headers))
+        changes = {"value": value, "headers": headers}
     if "headers" in changes:
         check_headers(changes["headers"])
     kept = [

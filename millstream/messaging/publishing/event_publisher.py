@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from copy import copy
+from dataclasses import replace
 from datetime import datetime
 from typing import Any, Final
 
 from millstream.events.encoding import TopicShape, value_bytes
 from millstream.events.event import Durability, NewEvent, PublishOptions, Receipt
+from millstream.events.json_value import as_json, is_json
 from millstream.events.value_type import ValueType
 from millstream.messaging.publishing.acks import Acks
 from millstream.wire.aio.publisher import StreamPublisher
@@ -72,6 +74,7 @@ class EventPublisher:
             or options is not None
             or value is None
             or self._encoder is not None
+            or (type(value) is not bytes and is_json(value))
         ):
             return self.publish_event(NewEvent(value, key, headers, timestamp, id, options))
         # Nothing but bytes and a key: the quick way.
@@ -98,6 +101,9 @@ class EventPublisher:
         if event.value is None:
             schema_id, data = None, b""
         elif self._encoder is None:
+            if is_json(event.value):
+                value, headers = as_json(event.value, event.headers)
+                event = replace(event, value=value, headers=headers)
             schema_id, data = None, value_bytes(event.value)
         else:
             schema_id, data = self._encoder.schema_id, self._encoder.encode(event.value)

@@ -8,7 +8,7 @@ from millstream.errors import ConfigError
 from millstream.events.classify import is_own_subject
 from millstream.events.event import Event, Partition
 from millstream.events.start import Start
-from millstream.events.subject import key_token, partition_of
+from millstream.events.subject import key_token, partition_of, text_keys
 from millstream.events.undecodable import OnUndecodable
 from millstream.events.unpack import events_of
 from millstream.messaging.reading.at_offset import events_by
@@ -42,6 +42,7 @@ async def read_latest(
     """
     if any(partition.prefix is None for partition in partitions):
         raise ConfigError("a foreign stream has no keys")
+    keys = text_keys(keys)
     plan = ReadPlan(start=Start.LAST_PER_KEY, undecodable=undecodable)
     report = plan.report()
     for partition in partitions:

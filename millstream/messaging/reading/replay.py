@@ -11,7 +11,7 @@ from typing import Any, Final
 from millstream.errors import ConfigError, DataLoss, Undecodable
 from millstream.events.event import Partition
 from millstream.events.start import Start
-from millstream.events.subject import PACK_TOKEN, key_token
+from millstream.events.subject import PACK_TOKEN, key_token, text_keys
 from millstream.events.undecodable import OnUndecodable, Report, check_policy
 from millstream.messaging.topics.setting_forms import several
 from millstream.nearest import settings_from
@@ -53,6 +53,7 @@ class ReadPlan:
         for name in ("keys", "subjects"):
             object.__setattr__(self, name, several(getattr(self, name)))
         check_policy(self.undecodable)
+        object.__setattr__(self, "keys", text_keys(self.keys))
         if self.follow and self.end is not None:
             raise ConfigError("follow=True reads forever; it cannot have an end")
         if self.keys and self.subjects:

@@ -18,6 +18,7 @@ from millstream.events.subject import (
     copies_prefix,
     key_token,
     overlap,
+    text_keys,
 )
 from millstream.messaging.topics.setting_forms import number_fault, several
 from millstream.settings import hold_seconds
@@ -65,7 +66,8 @@ class SubscriptionSettings:
 
     def __post_init__(self) -> None:
         Start.checked(self.start)
-        for name in ("keys", "subjects", "backoff"):
+        object.__setattr__(self, "keys", text_keys(self.keys))
+        for name in ("subjects", "backoff"):
             object.__setattr__(self, name, several(getattr(self, name)))
         hold_seconds(self, "ack_wait", "backoff", "inactive_after")
         if self.keys and self.subjects:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import pytest
 
 from millstream.errors import ConfigError
-from millstream.messaging.core.message import Message, header_block, payload_bytes, subject_bytes
+from millstream.messaging.core.message import Message, body_of, subject_bytes
 from millstream.settings import ConnectionSettings
 from millstream.wire.aio.connection import Connection
+from millstream.wire.protocol import parse_header_items
 
 
 @pytest.fixture
@@ -87,12 +88,14 @@ def test_a_subject_that_would_break_the_line_or_match_many_is_refused(subject: s
         subject_bytes(subject)
 
 
-def test_payloads_are_bytes_or_text() -> None:
-    assert payload_bytes("ä") == "ä".encode()
-    assert payload_bytes(bytearray(b"x")) == payload_bytes(memoryview(b"x")) == b"x"
-    with pytest.raises(ConfigError, match="found dict"):
-        payload_bytes({"a": 1})
-
-
-def test_no_headers_are_no_block() -> None:
-    assert header_block(None) == header_block({}) == b""
+def test_payloads_are_bytes_text_or_json() -> None:
+    assert body_of("ä", None) == ("ä".encode(), b"")
+    assert body_of(b"x", {}) == (b"x", b"")
+    assert body_of([1, "ä"], None) == (
+        '[1,"ä"]'.encode(),
+        b"NATS/1.0\r\ncontent-type: application/json\r\n\r\n",
+    )
+    block = body_of({"a": 1}, [("Content-Type", "x"), ("a", "1"), ("a", "2")])[1]
+    assert parse_header_items(block) == [("Content-Type", "x"), ("a", "1"), ("a", "2")]
+    with pytest.raises(ConfigError, match="a dict or a list, found int"):
+        body_of(42, None)  # type: ignore[arg-type]
