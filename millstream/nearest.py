@@ -6,13 +6,22 @@
 
 from __future__ import annotations
 
+import re
+import unicodedata
 from collections.abc import Iterable, Mapping
 from itertools import islice
 from typing import Any, Final, TypeVar
 
 from millstream.errors import ConfigError
 
-__all__ = ["check_known", "did_you_mean", "near_names", "one_of", "settings_from"]
+__all__ = [
+    "check_known",
+    "did_you_mean",
+    "near_names",
+    "one_of",
+    "proposed_name",
+    "settings_from",
+]
 
 # Comparing more names than this takes seconds, and nobody would read a longer list.
 COMPARED_MAX: Final = 10_000
@@ -42,6 +51,20 @@ def one_of(name: str, known: Iterable[str], what: str = "setting") -> str:
     names = sorted(known)
     listed = ", ".join(names[:LISTED_MAX]) + (", ..." if len(names) > LISTED_MAX else "")
     return did_you_mean(name, names) or f"the {what}s are {listed}"
+
+
+def proposed_name(name: object, longest: int) -> str | None:
+    """A name of letters, digits, `_` and `-` that is like one with other characters, if any is.
+
+    >>> proposed_name("orders.eu", 200), proposed_name("_Menü du jour!", 200), proposed_name("", 9)
+    ('orders-eu', 'Menu-du-jour', None)
+    """
+    if not isinstance(name, str):
+        return None
+    # Accents become characters of their own, which are left out.
+    plain = unicodedata.normalize("NFKD", name[: 4 * longest]).encode("ascii", "ignore").decode()
+    found = re.sub("[^A-Za-z0-9_-]+", "-", plain).lstrip("_-")[:longest].rstrip("-")
+    return found or None
 
 
 def check_known(given: Iterable[str], known: Iterable[str], what: str = "setting") -> None:

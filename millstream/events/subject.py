@@ -9,6 +9,7 @@ from numbers import Number
 from typing import Final
 
 from millstream.errors import ConfigError
+from millstream.nearest import proposed_name
 
 __all__ = [
     "COPIES_TOKEN",
@@ -22,6 +23,7 @@ __all__ = [
     "key_bytes",
     "key_of_token",
     "key_token",
+    "name_advice",
     "not_a_key",
     "overlap",
     "partition_of",
@@ -53,11 +55,21 @@ def is_name(name: str) -> bool:
 def check_name(kind: str, name: str) -> str:
     """The name if it is valid for a topic, subscription or writer; else a ConfigError."""
     if not isinstance(name, str) or not is_name(name):
-        raise ConfigError(
-            f"{kind} name {name!r}: use 1 to {NAME_CHARS_MAX} of A-Z a-z 0-9 _ - "
-            f"and start with a letter or digit"
-        )
+        raise ConfigError(f"{kind} name {name!r:.210}: {name_advice(name)}")
     return name
+
+
+def name_advice(name: object) -> str:
+    """Why something cannot be a name, and one that can be, if there is one like it.
+
+    >>> name_advice("orders.eu")
+    "a dot separates the tokens of a subject. Use 'orders-eu'"
+    """
+    proposed = proposed_name(name, NAME_CHARS_MAX)
+    if isinstance(name, str) and is_name(name.replace(".", "-")):
+        return f"a dot separates the tokens of a subject. Use '{proposed}'"
+    rule = f"use 1 to {NAME_CHARS_MAX} of A-Z a-z 0-9 _ - and start with a letter or digit"
+    return rule if proposed is None else f"{rule}, such as '{proposed}'"
 
 
 def is_half(character: str) -> bool:

@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal, TypeVar, overload
 
 from millstream.errors import ConfigError, PipelineInvalid
+from millstream.nearest import proposed_name
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -210,8 +211,11 @@ def _pipeline() -> Pipeline:
 def check_name(what: str, name: str) -> str:
     """A name that is valid for topics, query names and folders."""
     if not _NAME.fullmatch(name):
+        proposed = proposed_name(name, 64)
+        such = f", such as '{proposed}'" if proposed and _NAME.fullmatch(proposed) else ""
         raise PipelineInvalid(
-            f"{what} name {name!r}: use up to 64 letters, digits, '_' and '-', a letter first"
+            f"{what} name {name!r:.80}: use up to 64 letters, digits, '_' and '-', a letter first"
+            f"{such}"
         )
     return name
 

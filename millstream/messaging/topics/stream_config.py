@@ -14,6 +14,7 @@ from millstream.declared import Form
 from millstream.errors import ConfigError
 from millstream.events.subject import (
     check_name,
+    name_advice,
     partition_prefix,
     stream_name,
     stream_subjects,
@@ -261,7 +262,9 @@ def check_stream_name(name: str) -> None:
     """Reject what cannot be the name of any stream, before it becomes part of a subject."""
     bad = not isinstance(name, str) or not name or len(name) > 255
     if bad or any(letter.isspace() or letter in ".*>/\\" for letter in name):
-        raise ConfigError(f"{name!r} cannot be the name of a topic or stream")
+        raise ConfigError(
+            f"{name!r:.210} cannot be the name of a topic or stream: {name_advice(name)}"
+        )
 
 
 def wire_format_of(config: Mapping[str, Any]) -> str | None:
