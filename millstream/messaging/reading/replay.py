@@ -50,10 +50,9 @@ class ReadPlan:
 
     def __post_init__(self) -> None:
         Start.checked(self.start)
-        for name in ("keys", "subjects"):
-            object.__setattr__(self, name, several(getattr(self, name)))
-        check_policy(self.undecodable)
         object.__setattr__(self, "keys", text_keys(self.keys))
+        object.__setattr__(self, "subjects", several(self.subjects))
+        check_policy(self.undecodable)
         if self.follow and self.end is not None:
             raise ConfigError("follow=True reads forever; it cannot have an end")
         if self.keys and self.subjects:
