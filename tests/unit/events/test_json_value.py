@@ -75,7 +75,7 @@ def test_other_values_are_written_as_msgspec_writes_them() -> None:
         ({"a": "\ud800"}, "value['a'] is text with a lone surrogate"),
     ],
 )
-def test_what_json_cannot_hold_is_refused_with_its_place(value: Any, told: str) -> None:
+def test_what_json_cannot_hold_is_refused_and_located(value: Any, told: str) -> None:
     with pytest.raises(ConfigError) as refused:
         json_bytes(value)
     assert told in str(refused.value)
