@@ -16,6 +16,7 @@ from millstream.pipelines.declare import (
     topic,
     view,
 )
+from millstream.pipelines.joins import enrich, join_streams, join_tables
 from millstream.pipelines.loader import load
 from millstream.pipelines.project import Project, open_project
 
@@ -26,8 +27,11 @@ __all__ = [
     "Project",
     "accepted",
     "attempt",
+    "enrich",
     "files",
     "flow",
+    "join_streams",
+    "join_tables",
     "load",
     "loading",
     "open_project",

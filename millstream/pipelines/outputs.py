@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 from millstream.closing import Closing
@@ -16,11 +16,12 @@ if TYPE_CHECKING:
 
     from millstream.blocking import Mill
 
-__all__ = ["PipelineTopics", "shaped"]
+__all__ = ["DELETED", "KEY_SEPARATOR", "PipelineTopics", "key_text", "shaped"]
 
 # The columns of an event that a sink takes.
 ENVELOPE: Final = frozenset({"key", "value", "headers", "timestamp", "topic", "partition"})
 KEY_SEPARATOR: Final = "/"  # between the columns of a key
+DELETED: Final = "_deleted"  # a column of changes: true for a row that deletes its key
 
 
 def shaped(frame: DataFrame, output: Output) -> DataFrame:
@@ -37,15 +38,18 @@ def shaped(frame: DataFrame, output: Output) -> DataFrame:
                 f"'{output.name}' ({output.where}): there is no column '{name}' among "
                 f"{', '.join(frame.columns)}"
             )
-    dropped = output.delete_when if output.delete_when in frame.columns else None
-    kept = [f"`{name}`" for name in frame.columns if name != dropped]
+    delete_when = output.delete_when
+    if delete_when is None and output.kind == "table" and DELETED in frame.columns:
+        delete_when = DELETED
+    kept = [f"`{name}`" for name in frame.columns if name != delete_when]
     value = sf.struct(*kept)
-    if output.delete_when is not None:
-        deleted = sf.coalesce(sf.expr(output.delete_when), sf.lit(False))
+    if delete_when is not None:
+        deleted = sf.coalesce(sf.expr(delete_when), sf.lit(False))
         value = sf.when(~deleted, value)
     columns = [value.alias("value")]
     if output.key:
-        columns.insert(0, _key(output.key).alias("key"))
+        key = key_text([sf.col(f"`{name}`") for name in output.key])
+        columns.insert(0, key.alias("key"))
     if output.timestamp is not None:
         columns.append(sf.col(f"`{output.timestamp}`").cast("timestamp").alias("timestamp"))
     return frame.select(*columns)
@@ -61,10 +65,11 @@ def _is_envelope(frame: DataFrame, output: Output) -> bool:
     return isinstance(frame.schema["value"].dataType, BinaryType | StringType | StructType)
 
 
-def _key(columns: tuple[str, ...]) -> Column:
+def key_text(columns: Sequence[Column]) -> Column:
+    """The key of a row, whose columns are joined to one text."""
     from pyspark.sql import functions as sf
 
-    texts = [sf.col(f"`{name}`").cast("string") for name in columns]
+    texts = [column.cast("string") for column in columns]
     if len(texts) == 1:
         return texts[0]
     # A null must not turn the key into that of another row.

@@ -14,7 +14,7 @@ from millstream.pipelines.attempts import ORIGIN
 from millstream.pipelines.declare import SNAPSHOT, Flow, Output, Pipeline, reading
 from millstream.pipelines.graph import Graph, GraphNode
 from millstream.pipelines.outputs import PipelineTopics, shaped
-from millstream.pipelines.spark_errors import reason_of
+from millstream.pipelines.spark_errors import missing_schema, reason_of
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -53,6 +53,7 @@ class Resolver:
         self._done = Resolved(Graph())
         self._columns: dict[str, Any] = {}  # output -> schema of its rows
         self._rows: dict[str, Any] = {}  # the same, shaped for the output
+        self._untyped: set[str] = set()  # topics and tables that were read and have no schema
         self._path: list[str] = []  # what is being resolved, outermost first
         self._readers: list[str] = []  # the same as names of graph nodes
 
@@ -146,10 +147,12 @@ class Resolver:
         try:
             with reading(self._read):
                 frame = function()
-        except MillstreamError:
-            raise
         except Exception as error:
-            reason = reason_of(f"{type(error).__name__}: {error}")
+            wrong_argument = type(error) is ConfigError
+            if isinstance(error, MillstreamError) and not wrong_argument:
+                raise
+            reason = str(error) if wrong_argument else reason_of(f"{type(error).__name__}: {error}")
+            reason += missing_schema(reason, self._untyped & self._inputs(node))
             raise PipelineInvalid(f"the function '{name}' ({where}) failed: {reason}") from error
         finally:
             self._readers.pop()
@@ -215,7 +218,17 @@ class Resolver:
             frame = frame.withColumn(ORIGIN, sf.struct(*fields))
         if envelope:
             return frame
-        return _flat(frame, how)
+        flat = _flat(frame, how)
+        # A schema may have been registered since the flow was resolved before.
+        (self._untyped.add if flat is frame else self._untyped.discard)(name)
+        return flat
+
+    def _inputs(self, node: str) -> set[str]:
+        """What a node reads, directly or through views."""
+        found = set(self._done.graph.inputs(node))
+        for view in found & self._pipeline.views.keys():
+            found |= self._inputs(view)
+        return found
 
     def _suggest(self, name: str, known: list[str]) -> str:
         mine = [*self._pipeline.views, *self._pipeline.outputs]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from pathlib import PurePath
 from typing import Final
@@ -12,7 +12,7 @@ from typing import Final
 from millstream.errors import ConfigError
 from millstream.spark.source.offsets import SourceOffset, from_json
 
-__all__ = ["Failure", "failure_of", "in_code", "may_pass", "reason_of"]
+__all__ = ["Failure", "failure_of", "in_code", "may_pass", "missing_schema", "reason_of"]
 
 ERROR_CHARS: Final = 2000  # enough for a sentence, not for a stack
 RANGES_SHOWN: Final = 4  # of the partitions that a batch read
@@ -28,6 +28,8 @@ _WRAPPING: Final = re.compile(
     r"^\[STREAM_FAILED\] Query \[[^\]]*\] terminated with exception: |"
     r"^\[(STREAM_FAILED|PYTHON_STREAMING_DATA_SOURCE_RUNTIME_ERROR|PYTHON_DATA_SOURCE_ERROR)\] "
 )
+# Spark's words and ours (pipelines/joins.py).
+_MISSING_COLUMN: Final = re.compile(r"\[UNRESOLVED_\w*COLUMN|has no column")
 _SQLSTATE: Final = re.compile(r" SQLSTATE: (\w{5})")
 # Errors of values in SQL: class 22 is "data exception", P0001 is raise_error and assert_true.
 _DATA_ERROR: Final = re.compile(r"\[(?P<name>[A-Z_.]+)\] .*? SQLSTATE: (22\w{3}|P0001)")
@@ -83,6 +85,22 @@ def reason_of(error: str) -> str:
     found = errors[-1:] or kept[:1] or [error]
     bare = _SQLSTATE.sub("", _WRAPPING.sub("", _WRAPPING.sub("", found[0])))
     return bare[:ERROR_CHARS]
+
+
+def missing_schema(reason: str, without: Collection[str]) -> str:
+    """What to add to a reason about a missing column if these inputs have no schema.
+
+    >>> missing_schema("the right side has no column 'city'", ["customers"])[:37]
+    ". The input 'customers' has no schema"
+    """
+    if not without or not _MISSING_COLUMN.search(reason):
+        return ""
+    return "".join(
+        f". The input '{name}' has no schema, so its columns are those of an event: register one "
+        f"with 'millstream schema register {name} FILE', or take columns out of 'value', for "
+        f"example with from_json"
+        for name in sorted(without)
+    )
 
 
 def failure_of(error: str, folder: PurePath) -> Failure:
