@@ -17,44 +17,33 @@ from pyspark.sql import DataFrame, Row
 from pyspark.sql import functions as f
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor, StatefulProcessorHandle
 
+from millstream import pipelines as mp
+
 
 def inner_join(orders: DataFrame, payments: DataFrame) -> DataFrame:
-    o = orders.withWatermark("time", "10 minutes").alias("o")
-    p = payments.withWatermark("time", "10 minutes").alias("p")
-    soon = "p.time >= o.time AND p.time <= o.time + INTERVAL 1 HOUR"
-    return o.join(p, f.expr(f"o.id = p.order_id AND {soon}")).select("o.id", "o.amount", "p.paid")
+    hour = ("0 minutes", "1 hour")  # a payment is never earlier than its order
+    joined = mp.join_streams(orders, payments, on={"id": "order_id"}, within=hour)
+    return joined.select("id", "amount", "paid")
 
 
 def left_join(orders: DataFrame, payments: DataFrame) -> DataFrame:
-    o = orders.withWatermark("time", "10 minutes").alias("o")
-    p = payments.withWatermark("time", "10 minutes").alias("p")
-    soon = "p.time >= o.time AND p.time <= o.time + INTERVAL 1 HOUR"
-    joined = o.join(p, f.expr(f"o.id = p.order_id AND {soon}"), "left")
-    return joined.select("o.id", "o.amount", "p.paid")
+    hour = ("0 minutes", "1 hour")  # a payment is never earlier than its order
+    joined = mp.join_streams(orders, payments, on={"id": "order_id"}, within=hour, how="left")
+    return joined.select("id", "amount", "paid")
 
 
 def full_join(orders: DataFrame, payments: DataFrame) -> DataFrame:
-    o = orders.withWatermark("time", "10 minutes").alias("o")
-    p = payments.withWatermark("time", "10 minutes").alias("p")
-    soon = "p.time >= o.time AND p.time <= o.time + INTERVAL 1 HOUR"
-    joined = o.join(p, f.expr(f"o.id = p.order_id AND {soon}"), "full")
-    return joined.select("o.id", "o.amount", "p.order_id", "p.paid")
+    hour = ("0 minutes", "1 hour")  # a payment is never earlier than its order
+    joined = mp.join_streams(orders, payments, on={"id": "order_id"}, within=hour, how="full")
+    return joined.select("id", "amount", "paid")
 
 
 def with_customer(orders: DataFrame, customers: DataFrame) -> DataFrame:
-    return orders.join(f.broadcast(customers), "customer", "left").select("id", "customer", "city")
+    return mp.enrich(orders, customers, on="customer").select("id", "customer", "city")
 
 
 def customers_with_address(people: DataFrame, addresses: DataFrame) -> DataFrame:
-    person = f.struct("_offset", "_deleted", "name").alias("person")
-    left = people.select("_key", person)
-    address = f.struct("_offset", "_deleted", "city").alias("address")
-    right = addresses.select("_key", address)
-    sides = left.unionByName(right, allowMissingColumns=True)
-    # The change with the highest offset of each side; nulls of the other side are ignored.
-    last = sides.groupBy("_key").agg(f.max("person").alias("p"), f.max("address").alias("a"))
-    complete = f.coalesce(~f.col("p._deleted") & ~f.col("a._deleted"), f.lit(False))
-    return last.select(f.col("_key").alias("id"), "p.name", "a.city", (~complete).alias("gone"))
+    return mp.join_tables(people, addresses, on="_key").withColumnRenamed("_key", "id")
 
 
 def tumbling(orders: DataFrame) -> DataFrame:

@@ -313,7 +313,7 @@ def table(
     """Rows become the latest value of their key in a table, whose schema has the rows' columns.
 
     A row that matches `delete_when` (an SQL condition, or the name of a column, which is then not
-    stored) deletes its key.
+    stored; by default the column `_deleted`, if there is one) deletes its key.
     """
 
     def declare(function: Function) -> Function:

@@ -152,7 +152,7 @@ class Resolver:
             if isinstance(error, MillstreamError) and not wrong_argument:
                 raise
             reason = str(error) if wrong_argument else reason_of(f"{type(error).__name__}: {error}")
-            reason += missing_schema(reason, self._untyped & self._inputs(node))
+            reason = missing_schema(reason, self._untyped & self._inputs(node))
             raise PipelineInvalid(f"the function '{name}' ({where}) failed: {reason}") from error
         finally:
             self._readers.pop()

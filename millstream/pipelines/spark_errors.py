@@ -88,19 +88,20 @@ def reason_of(error: str) -> str:
 
 
 def missing_schema(reason: str, without: Collection[str]) -> str:
-    """What to add to a reason about a missing column if these inputs have no schema.
+    """A reason; one about a missing column also names the inputs that have no schema.
 
-    >>> missing_schema("the right side has no column 'city'", ["customers"])[:37]
-    ". The input 'customers' has no schema"
+    >>> missing_schema("there is no such file", ["customers"])
+    'there is no such file'
     """
-    if not without or not _MISSING_COLUMN.search(reason):
-        return ""
-    return "".join(
-        f". The input '{name}' has no schema, so its columns are those of an event: register one "
+    if not _MISSING_COLUMN.search(reason):
+        return reason
+    advice = [
+        f"The input '{name}' has no schema, so its columns are those of an event: register one "
         f"with 'millstream schema register {name} FILE', or take columns out of 'value', for "
         f"example with from_json"
         for name in sorted(without)
-    )
+    ]
+    return ". ".join([reason.rstrip("."), *advice])
 
 
 def failure_of(error: str, folder: PurePath) -> Failure:

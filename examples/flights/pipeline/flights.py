@@ -23,15 +23,10 @@ def departures() -> DataFrame:
     A left join: a departure without weather is included once no weather can arrive any more.
     """
     flights = mp.read("flights", maxOffsetsPerTrigger=MOST)
-    flights = flights.withWatermark("hour", LATE).alias("flight")
     weather = mp.read("weather", maxOffsetsPerTrigger=MOST)
-    weather = weather.withWatermark("hour", LATE).alias("weather")
-    same = f.expr("flight.origin = weather.origin AND flight.hour = weather.hour")
-    return (
-        flights.join(weather, same, "left")
-        .where(f.col("flight.hour") < END)
-        .select("flight.*", *(f"weather.{name}" for name in ("temp", "wind", "rain", "sight")))
-    )
+    same = ["origin", "hour"]
+    joined = mp.join_streams(flights, weather, on=same, time="hour", late=LATE, how="left")
+    return joined.where(f.col("hour") < END)
 
 
 @mp.files(path="lake/departures")
@@ -40,20 +35,12 @@ def enriched() -> DataFrame:
 
     The result is a folder of Parquet files.
     """
-    planes = mp.read_table("planes").select(
-        f.col("tailnum").alias("plane"), "manufacturer", "model", "seats"
-    )
+    planes = mp.read_table("planes").select("tailnum", "manufacturer", "model", "seats")
     airlines = mp.read_table("airlines").select("carrier", f.col("name").alias("airline"))
-    airports = mp.read_table("airports").select(
-        f.col("faa").alias("dest"), f.col("name").alias("destination")
-    )
-    rows = mp.read("departures")
-    return (
-        rows.join(f.broadcast(airlines), "carrier", "left")
-        .join(f.broadcast(planes), rows.tailnum == planes.plane, "left")
-        .join(f.broadcast(airports), "dest", "left")
-        .drop("plane")
-    )
+    airports = mp.read_table("airports").select("faa", f.col("name").alias("destination"))
+    rows = mp.enrich(mp.read("departures"), airlines, on="carrier")
+    rows = mp.enrich(rows, planes, on="tailnum")
+    return mp.enrich(rows, airports, on={"dest": "faa"})
 
 
 @mp.table(key=["day", "origin"])
@@ -81,25 +68,8 @@ def operators() -> DataFrame:
     )
 
 
-@mp.table(key="tailnum", delete_when="gone")
+@mp.table(key="tailnum")
 def fleet() -> DataFrame:
     """The planes of each carrier: a join of two tables that follows changes of both."""
-    planes = mp.read_changes("planes").select(
-        f.col("_key").alias("tailnum"),
-        f.struct("_offset", "_deleted", "manufacturer", "model", "seats").alias("plane"),
-        f.lit(None).cast("struct<_offset: bigint, _deleted: boolean, carrier: string>").alias("by"),
-    )
-    operators = mp.read_changes("operators").select(
-        f.col("_key").alias("tailnum"),
-        f.lit(None).cast(planes.schema["plane"].dataType).alias("plane"),
-        f.struct("_offset", "_deleted", "carrier").alias("by"),
-    )
-    # The last change of each side; nulls of the other side are ignored.
-    both = (
-        planes.union(operators)
-        .groupBy("tailnum")
-        .agg(f.max("plane").alias("plane"), f.max("by").alias("by"))
-    )
-    complete = f.coalesce(~f.col("plane._deleted") & ~f.col("by._deleted"), f.lit(False))
-    names = ("plane.manufacturer", "plane.model", "plane.seats")
-    return both.select("tailnum", "by.carrier", *names, (~complete).alias("gone"))
+    planes = mp.read_changes("planes").drop("year")
+    return mp.join_tables(mp.read_changes("operators"), planes, on="tailnum")

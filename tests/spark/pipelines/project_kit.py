@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import random
 import re
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -109,6 +110,25 @@ def block(language: str, words: str) -> str:
     blocks = re.findall(rf"^```{language}\b[^\n]*\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
     (found,) = [body for body in blocks if words in body]
     return str(found)
+
+
+def arriving(
+    rng: random.Random,
+    make: Callable[[int, float], dict[str, Any]],
+    late: float,
+    ends: Sequence[int],
+) -> list[list[dict[str, Any]]]:
+    """Random events, made from a number and a time in minutes, in steps that end at these minutes.
+
+    Each event arrives less than `late` minutes after its time.
+    """
+    steps: list[list[dict[str, Any]]] = [[] for _ in ends]
+    for number in range(40):
+        minutes = rng.randrange(int((ends[-1] - late) * 60)) / 60
+        arrival = minutes + rng.random() * late
+        step = next(n for n, end in enumerate(ends) if arrival < end)
+        steps[step].append(make(number, minutes))
+    return steps
 
 
 def wait_for(condition: Callable[[], bool], seconds: float = PATIENCE_SECONDS) -> None:

@@ -14,7 +14,7 @@ import pytest
 from millstream import pipelines as mp
 from millstream.errors import ConfigError, PipelineInvalid
 from tests.spark.conftest import Account, Lake
-from tests.spark.pipelines.project_kit import HEAD, Kit
+from tests.spark.pipelines.project_kit import HEAD, Kit, arriving
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -28,8 +28,7 @@ PAYMENTS = "order_id INT, amount INT, time TIMESTAMP"
 CHANGES = "_key STRING, _offset BIGINT, _time TIMESTAMP, _deleted BOOLEAN"
 
 LATE = 20  # minutes that an event may arrive late
-STEPS = 3  # in which the events arrive
-LENGTH = 240  # minutes of events
+STEPS = (120, 240)  # minutes until which the events of each step arrive
 DAY = 24 * 60  # an event then completes everything before it
 END = 9_999
 KINDS = ("inner", "left", "right", "full")
@@ -41,16 +40,8 @@ def at(minutes: float) -> datetime:
     return START + timedelta(minutes=minutes)
 
 
-def arriving(rng: random.Random, make: Callable[[int, float], Row]) -> list[list[Row]]:
-    """Random events in steps; each is less than LATE behind the newest before it."""
-    events = []
-    for _ in range(60):
-        minutes = rng.randrange(LENGTH * 60) / 60
-        events.append((minutes + rng.random() * (LATE - 1), make(rng.randrange(25), minutes)))
-    steps: list[list[Row]] = [[] for _ in range(STEPS)]
-    for arrival, event in sorted(events, key=lambda pair: pair[0]):
-        steps[min(STEPS - 1, int(arrival * STEPS / (LENGTH + LATE)))].append(event)
-    return steps
+def arriving_steps(rng: random.Random, make: Callable[[int, float], Row]) -> list[list[Row]]:
+    return arriving(rng, lambda _, minutes: make(rng.randrange(25), minutes), LATE, STEPS)
 
 
 def order(id: int, minutes: float) -> Row:
@@ -85,7 +76,7 @@ def test_joined_streams_equal_the_join_in_batch_without_rows_that_are_too_late(
     lake: Lake, account: Account
 ) -> None:
     rng = random.Random(412)
-    orders, payments = arriving(rng, order), arriving(rng, payment)
+    orders, payments = arriving_steps(rng, order), arriving_steps(rng, payment)
     too_late = order(100, 1), payment(100, 2)
     orders.append([order(END, DAY), too_late[0]])
     payments.append([payment(END + 1, DAY), too_late[1]])
@@ -117,7 +108,7 @@ def test_joined_streams_equal_the_join_in_batch_without_rows_that_are_too_late(
 
 def test_a_stream_with_a_table_equals_the_join_in_batch(lake: Lake, account: Account) -> None:
     rng = random.Random(7)
-    steps = arriving(rng, order)
+    steps = arriving_steps(rng, order)
     account.topic("orders", schema=ORDER)
     for step in steps:
         account.pack("orders", [(row, None) for row in step])

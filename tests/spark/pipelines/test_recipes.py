@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import random
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -14,7 +15,7 @@ import pytest
 from examples import recipes
 from millstream.testing import running_broker
 from tests.spark.conftest import Account
-from tests.spark.pipelines.project_kit import HEAD, Kit, wait_for
+from tests.spark.pipelines.project_kit import HEAD, Kit, arriving, wait_for
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -62,33 +63,41 @@ TABLES = (
     + """
 from examples import recipes
 
-mp.table(name="customers_with_address", key="id", delete_when="gone")(
+mp.table(name="customers_with_address", key="id")(
     lambda: recipes.customers_with_address(mp.read_changes("people"), mp.read_changes("addresses"))
 )
 """
 )
 
 
-def at(minutes: int) -> datetime:
+def at(minutes: float) -> datetime:
     return START + timedelta(minutes=minutes)
 
 
-def order(id: int, customer: str, minutes: int) -> dict[str, Any]:
+def order(id: int, customer: str, minutes: float) -> dict[str, Any]:
     return {"id": id, "customer": customer, "amount": id * 10, "time": at(minutes)}
 
 
-def payment(id: int, minutes: int) -> dict[str, Any]:
+def payment(id: int, minutes: float) -> dict[str, Any]:
     return {"order_id": id, "paid": id * 9, "time": at(minutes)}
 
 
 # 3 and 7 are never paid, 8 too late; 50 is paid but was never ordered; 2 is a duplicate.
+# The random ones are less late than the ten minutes that the recipes allow.
+RNG = random.Random(99)
+STEPS = (76, 210)  # minutes until which the random events of a step arrive
+SOME_ORDERS = arriving(RNG, lambda n, time: order(1000 + n, f"c{n}", time), 9, STEPS)
+SOME_PAYMENTS = arriving(RNG, lambda n, time: payment(1000 + n, time), 9, STEPS)
 ORDERS = [
-    [order(1, "ann", 0), order(2, "ben", 5), order(3, "ann", 20), order(2, "ben", 5)],
-    [order(7, "cleo", 70), order(8, "ann", 75), order(9, "ben", 200)],
+    [
+        *(order(1, "ann", 0), order(2, "ben", 5), order(3, "ann", 20), order(2, "ben", 5)),
+        *SOME_ORDERS[0],
+    ],
+    [order(7, "cleo", 70), order(8, "ann", 75), order(9, "ben", 200), *SOME_ORDERS[1]],
 ]
 PAYMENTS = [
-    [payment(1, 10), payment(2, 30)],
-    [payment(8, 75 + 61), payment(50, 100), payment(9, 210)],
+    [payment(1, 10), payment(2, 30), *SOME_PAYMENTS[0]],
+    [payment(8, 75 + 61), payment(50, 100), payment(9, 210), *SOME_PAYMENTS[1]],
 ]
 LATE_ORDER, LATE_PAYMENT = order(4, "dora", 1), payment(4, 2)
 DAY = 24 * 60
