@@ -13,7 +13,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import TYPE_CHECKING, Final, NoReturn, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, NoReturn, TypeAlias
 
 from millstream.errors import ConfigError
 from millstream.pipelines.outputs import DELETED, KEY_SEPARATOR, key_text
@@ -71,11 +71,11 @@ def join_streams(
     if left.isStreaming != right.isStreaming:
         static = _RIGHT if left.isStreaming else _LEFT
         join.fail(f"the {static} side is not a stream. Join a stream and a table with enrich")
-    names = time if isinstance(time, tuple) else (time, time)
+    names = join.two("time", time)
     times = join.time(_LEFT, left, names[0]), join.time(_RIGHT, right, names[1])
     condition = join.equal()
     if within is not None:
-        earlier, later = within if isinstance(within, tuple) else (within, within)
+        earlier, later = join.two("within", within)
         condition &= _close(times, join.seconds(earlier), join.seconds(later))
     elif times not in join.pairs:
         join.fail(
@@ -166,12 +166,19 @@ class _Join:
             self.fail(f"how={how!r} is not possible. Choose {', '.join(allowed)}")
         return short
 
+    def two(self, argument: str, given: Any) -> tuple[Any, Any]:
+        """The two values of an argument that takes one for both, or a pair."""
+        pair = tuple(given) if isinstance(given, tuple | list) else (given, given)
+        if len(pair) != 2:
+            self.fail(f"{argument}={given!r} has {len(pair)} values. Give one or a pair")
+        return pair
+
     def seconds(self, text: Duration) -> float:
         """The seconds of "10 minutes", as Spark writes it, or of "10m"."""
         if isinstance(text, timedelta):
             return text.total_seconds()
         try:
-            return parse_duration(_UNIT.sub(lambda unit: _SHORT[unit[1]], text.lower()))
+            return parse_duration(_UNIT.sub(lambda unit: _SHORT[unit[1]], str(text).lower()))
         except ConfigError:
             self.fail(f"{text!r} is not a duration. Write it like '10 minutes', '90s' or '1h30m'")
 

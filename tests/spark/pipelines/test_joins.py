@@ -332,6 +332,14 @@ WRONG: list[tuple[Callable[[DataFrame, DataFrame], object], str]] = [
         "two columns 'amount_right'. Choose another suffix=",
     ),
     (lambda a, _: mp.enrich(a, a, on=[]), "on= is empty"),
+    (
+        lambda a, _: mp.join_streams(a, a, on="id", within=("1h", "1h", "1h")),  # type: ignore[arg-type]
+        "within=.* has 3 values. Give one or a pair",
+    ),
+    (
+        lambda a, _: mp.join_streams(a, a, on="id", within=60),  # type: ignore[arg-type]
+        "60 is not a duration. Write it like '10 minutes'",
+    ),
     (lambda a, _: mp.enrich(a, a, on="id", how="full"), "how='full' is not possible. Choose left"),
 ]
 
