@@ -170,7 +170,7 @@ class _Join:
         """The two values of an argument that takes one for both, or a pair."""
         pair = tuple(given) if isinstance(given, tuple | list) else (given, given)
         if len(pair) != 2:
-            self.fail(f"{argument}={given!r} has {len(pair)} values. Give one or a pair")
+            self.fail(f"{argument}={given!r} is not a pair. Give one value for both sides, or two")
         return pair
 
     def seconds(self, text: Duration) -> float:

@@ -333,8 +333,8 @@ WRONG: list[tuple[Callable[[DataFrame, DataFrame], object], str]] = [
     ),
     (lambda a, _: mp.enrich(a, a, on=[]), "on= is empty"),
     (
-        lambda a, _: mp.join_streams(a, a, on="id", within=("1h", "1h", "1h")),  # type: ignore[arg-type]
-        "within=.* has 3 values. Give one or a pair",
+        lambda a, _: mp.join_streams(a, a, on="id", within=("1h",)),  # type: ignore[arg-type]
+        "is not a pair. Give one value for both sides, or two",
     ),
     (
         lambda a, _: mp.join_streams(a, a, on="id", within=60),  # type: ignore[arg-type]
