@@ -34,6 +34,8 @@ from millstream.messaging import Receipt as Receipt
 from millstream.messaging import RedriveReport as RedriveReport
 from millstream.messaging import Reject as Reject
 from millstream.messaging import Service as Service
+from millstream.messaging import ServiceInfo as ServiceInfo
+from millstream.messaging import ServiceStats as ServiceStats
 from millstream.messaging import Start as Start
 from millstream.messaging import Subscriber as Subscriber
 from millstream.messaging import SubscriberSettings as SubscriberSettings

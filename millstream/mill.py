@@ -220,6 +220,11 @@ class Mill(Client):
 
         return Table(await self.topic(name, type))
 
+    async def tables(self) -> list[TopicInfo]:
+        """All tables: the topics that keep the latest values of each key."""
+        infos = await self.topics()
+        return [info for info in infos if info.managed and info.settings.history is not None]
+
     # -- processing -----------------------------------------------------------------------
 
     def process(

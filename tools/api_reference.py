@@ -86,6 +86,7 @@ SECTIONS: dict[str, tuple[str, list[str]]] = {
         [
             *("Message", "Subscriber", "SubscriberSettings", "Overload", "Counters"),
             *("millstream.messaging.core.paced_publisher:PacedPublisher", "Service"),
+            *("ServiceInfo", "ServiceStats"),
         ],
     ),
     "Tables and schemas": (

@@ -3,6 +3,7 @@
 from millstream.events.event import Event, NewEvent, PublishOptions, Receipt
 from millstream.events.start import Start
 from millstream.messaging.client import Client, Connecting
+from millstream.messaging.core.discovery import ServiceInfo, ServiceStats
 from millstream.messaging.core.identity import Identity, IdentitySettings
 from millstream.messaging.core.message import Message
 from millstream.messaging.core.overload import Counters, Overload, SubscriberSettings
@@ -52,6 +53,8 @@ __all__ = [
     "RedriveReport",
     "Reject",
     "Service",
+    "ServiceInfo",
+    "ServiceStats",
     "Start",
     "Subscriber",
     "SubscriberSettings",

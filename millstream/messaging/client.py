@@ -15,6 +15,7 @@ from millstream.deadline import Deadline
 from millstream.errors import MillstreamError, RequestTimeout, TopicNotFound
 from millstream.events.event import ID_HEADER, Receipt
 from millstream.events.value_type import ValueType
+from millstream.messaging.core.discovery import ServiceInfo, ServiceStats, discover
 from millstream.messaging.core.identity import Identity, IdentitySettings, claim_identity
 from millstream.messaging.core.message import (
     HeaderItems,
@@ -250,6 +251,35 @@ class Client(AsyncClosing):
         """
         check_known(details, ("description", "metadata", "queue", "prefix"))
         return Service(self.connection, name, version, **details)
+
+    async def services(
+        self,
+        name: str | None = None,
+        *,
+        limit: int = ANSWERS_MAX,
+        quiet: float = QUIET_SECONDS,
+        timeout: float | None = None,
+    ) -> list[ServiceInfo]:
+        """The running instances of all services, or of one, of any NATS client.
+
+        Limits as in `gather`: an instance that answers later is not found.
+        """
+        return await discover(
+            self.connection, ServiceInfo, name, limit=limit, quiet=quiet, timeout=timeout
+        )
+
+    async def service_stats(
+        self,
+        name: str | None = None,
+        *,
+        limit: int = ANSWERS_MAX,
+        quiet: float = QUIET_SECONDS,
+        timeout: float | None = None,
+    ) -> list[ServiceStats]:
+        """What each running instance of a service has done since it started; see `services`."""
+        return await discover(
+            self.connection, ServiceStats, name, limit=limit, quiet=quiet, timeout=timeout
+        )
 
     async def claim(
         self, client_id: str, settings: IdentitySettings | None = None, **values: Any

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from millstream.events.event import Event, Receipt
+    from millstream.messaging.core.discovery import ServiceInfo, ServiceStats
     from millstream.messaging.core.identity import IdentitySettings
     from millstream.messaging.core.message import HeaderItems, Payload
     from millstream.messaging.core.overload import SubscriberSettings
@@ -159,6 +160,35 @@ class Mill(Connected):
         """
         return Service(self._loop, self._loop.invoke(self._inner.service, name, version, **details))
 
+    def services(
+        self,
+        name: str | None = None,
+        *,
+        limit: int = 10000,
+        quiet: float = 0.2,
+        timeout: float | None = None,
+    ) -> list[ServiceInfo]:
+        """The running instances of all services, or of one, of any NATS client.
+
+        Limits as in `gather`: an instance that answers later is not found.
+        """
+        return self._loop.call(
+            self._inner.services(name, limit=limit, quiet=quiet, timeout=timeout)
+        )
+
+    def service_stats(
+        self,
+        name: str | None = None,
+        *,
+        limit: int = 10000,
+        quiet: float = 0.2,
+        timeout: float | None = None,
+    ) -> list[ServiceStats]:
+        """What each running instance of a service has done since it started; see `services`."""
+        return self._loop.call(
+            self._inner.service_stats(name, limit=limit, quiet=quiet, timeout=timeout)
+        )
+
     def claim(
         self, client_id: str, settings: IdentitySettings | None = None, **values: Any
     ) -> Identity:
@@ -273,6 +303,10 @@ class Mill(Connected):
     def table(self, name: str, type: type | None = None) -> Table:
         """An existing table; see `topic` for `type`."""
         return Table(self._loop, self._loop.call(self._inner.table(name, type)))
+
+    def tables(self) -> list[TopicInfo]:
+        """All tables: the topics that keep the latest values of each key."""
+        return self._loop.call(self._inner.tables())
 
     def process(
         self,

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from millstream.messaging import NewEvent, PublishOptions, Topic
 
-__all__ = ["EventOptions"]
+__all__ = ["EventOptions", "typed_value"]
 
 GROUP: Final = "Events of a topic"
 
@@ -111,7 +111,7 @@ class EventOptions:
                 event_id = fill_template(event_id.encode(), variables).decode()
             if bodies.template and isinstance(key, str):
                 key = fill_template(key.encode(), variables)
-            value = None if self.null else _typed(topic, text)
+            value = None if self.null else typed_value(topic, text)
             return NewEvent(value, key, headers, time, event_id, options)
 
         return make
@@ -151,6 +151,6 @@ def _later(text: str) -> "datetime":
         return datetime_of(nanoseconds(text))
 
 
-def _typed(topic: "Topic", text: bytes) -> Any:
+def typed_value(topic: "Topic", text: bytes) -> Any:
     """The body, or in a topic with a schema the value that it is as JSON."""
     return text if topic.value_type is None else topic.value_type.parse(text)

@@ -20,6 +20,7 @@ __all__ = [
     "RangeOptions",
     "Selection",
     "TopicArgument",
+    "UndecodableOption",
     "ValueOption",
 ]
 

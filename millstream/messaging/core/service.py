@@ -75,7 +75,7 @@ class EndpointStats(msgspec.Struct, kw_only=True):
 
     name: str
     subject: str
-    queue_group: str
+    queue_group: str = ""
     num_requests: int = 0
     num_errors: int = 0
     last_error: str = ""
