@@ -89,7 +89,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     },
     "__init__": {"broker", *EVENTS, *MESSAGING, "tables", "schemas.registry", "mill", "blocking"},
     "cli.options": {"broker", "wire", *EVENTS, *MESSAGING, "schemas"},
-    "cli.views": {"broker", "wire", *EVENTS, *MESSAGING, "mill", "cli", "cli.options"},
+    "cli.views": {"broker", "wire", *EVENTS, *MESSAGING, "tables", "mill", "cli", "cli.options"},
     "cli.files": {"wire", *EVENTS, *MESSAGING, *SCHEMAS, "cli", "cli.options", "cli.views"},
     "cli.commands": {
         *("broker", "wire", *EVENTS, *MESSAGING, *SCHEMAS, "tables", "pipelines", "mill"),

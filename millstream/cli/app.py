@@ -36,6 +36,7 @@ COMMANDS = {
     "subscription": "subscription",
     "group": "group",
     "dlq": "dlq",
+    "push": "push",
     "schema": "schema",
     "guard": "guard",
     "import": "import_",

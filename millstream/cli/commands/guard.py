@@ -31,12 +31,14 @@ def guard(
     """
 
     async def work(mill: "Mill") -> "Guard":
+        from millstream.cli.stopping import until_stopped
+
         async with mill.guard(topic) as door:
             if json_:
                 print_json({"topic": topic, "subject": door.subject}, line=True)
             else:
                 say(f"Guarding topic '{topic}': publish to {door.subject}.KEY or {door.subject}")
-            await _until_stopped(door)
+            await until_stopped(door.run())
         return door
 
     door = run(work, server)
@@ -44,23 +46,3 @@ def guard(
         print_json({"stored": door.stored, "refused": door.refused}, line=True)
     else:
         say(f"Stored {door.stored:,} and refused {door.refused:,} messages")
-
-
-async def _until_stopped(door: "Guard") -> None:
-    """Return on SIGTERM; an error of the guard is raised."""
-    import asyncio
-    import signal
-
-    stopped = asyncio.Event()
-    loop = asyncio.get_running_loop()
-    loop.add_signal_handler(signal.SIGTERM, stopped.set)
-    ends = [asyncio.ensure_future(stopped.wait()), asyncio.ensure_future(door.run())]
-    try:
-        done, _ = await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
-        for task in done:
-            task.result()
-    finally:
-        loop.remove_signal_handler(signal.SIGTERM)
-        for task in ends:
-            task.cancel()
-        await asyncio.gather(*ends, return_exceptions=True)

@@ -86,6 +86,11 @@ class HttpPushSettings:
         if not self.verify and parts.scheme != "https":
             raise ConfigError("verify=False needs https")
 
+    @property
+    def shown_url(self) -> str:
+        """The url for people and logs: without what follows the path, which may hold a secret."""
+        return urlsplit(self.url)._replace(query="", fragment="").geturl()
+
     def tls_context(self) -> ssl.SSLContext | None:
         """How to check the endpoint's certificate; None for plain http."""
         if urlsplit(self.url).scheme != "https":
@@ -121,7 +126,7 @@ class HttpPush(AsyncClosing):
         self.settings = settings
         self._subscription = subscription
         self._fixed = dict(settings.headers)
-        self._shown_url = urlsplit(settings.url)._replace(query="", fragment="").geturl()
+        self._shown_url = settings.shown_url
         self._stopped = asyncio.Event()
         self._ended = asyncio.Event()
         self._ended.set()
@@ -132,7 +137,7 @@ class HttpPush(AsyncClosing):
         self.rejected = 0  # events that became dead letters immediately
 
     def __repr__(self) -> str:
-        return f"<HttpPush {self._subscription.name} to {self.settings.url}>"
+        return f"<HttpPush {self._subscription.name} to {self._shown_url}>"
 
     async def _leave(self, error: BaseException | None) -> None:
         await self.stop()
@@ -217,7 +222,7 @@ class HttpPush(AsyncClosing):
         if 200 <= status < 300:
             return _Verdict(done=True)
         if not status:
-            reason = f"no answer from {self.settings.url}: {answer.reason}"
+            reason = f"no answer from {self._shown_url}: {answer.reason}"
             return _Verdict(reason=reason, cause=f"no answer: {answer.reason}")
         cause = f"HTTP {status} {answer.reason}"
         reason = f"{cause}: {answer.text}"[:REASON_CHARS_MAX]

@@ -1,0 +1,36 @@
+"""Commands that run until they are stopped: SIGTERM ends them with exit code 0, Ctrl-C with 130."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import Any
+
+__all__ = ["until_stopped"]
+
+
+async def until_stopped(
+    work: Coroutine[Any, Any, None], stop: Callable[[], Awaitable[None]] | None = None
+) -> None:
+    """Do the work until SIGTERM; an error of the work is raised.
+
+    With `stop` the work is asked to end, also by Ctrl-C, and waited for; else it is cancelled.
+    """
+    stopped = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    loop.add_signal_handler(signal.SIGTERM, stopped.set)
+    doing = asyncio.ensure_future(work)
+    waiting = asyncio.ensure_future(stopped.wait())
+    try:
+        done, _ = await asyncio.wait((doing, waiting), return_when=asyncio.FIRST_COMPLETED)
+        if doing in done:
+            doing.result()
+    finally:
+        loop.remove_signal_handler(signal.SIGTERM)
+        waiting.cancel()
+        if stop is not None and not doing.done():
+            await stop()
+        else:
+            doing.cancel()
+        await asyncio.gather(doing, waiting, return_exceptions=True)
