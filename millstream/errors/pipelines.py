@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 
 from millstream.errors.base import ConfigError, MillstreamError
 
@@ -45,11 +46,15 @@ class PipelineNotRunning(PipelineError):
 
 
 class FlowsFailed(PipelineError):
-    """Some flows kept failing and were stopped; `reasons` has the last error of each."""
+    """Some flows kept failing and were stopped; `reasons` has the last error of each.
 
-    def __init__(self, pipeline: str, reasons: Mapping[str, str]) -> None:
-        self.pipeline, self.reasons = pipeline, dict(reasons)
+    `log` is the file with Spark's own account of them, if there is one.
+    """
+
+    def __init__(self, pipeline: str, reasons: Mapping[str, str], log: Path | None = None) -> None:
+        self.pipeline, self.reasons, self.log = pipeline, dict(reasons), log
         text = "; ".join(f"'{name}': {reason}" for name, reason in self.reasons.items())
+        more = "" if log is None else f" (Spark's stack traces are in {log})"
         super().__init__(
-            f"these flows of the pipeline '{pipeline}' kept failing and were stopped: {text}"
+            f"these flows of the pipeline '{pipeline}' kept failing and were stopped: {text}{more}"
         )

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
+from millstream.pipelines.declare import Pipeline
 from millstream.pipelines.graph import Graph
 from millstream.pipelines.loader import load
 from millstream.pipelines.outputs import PipelineTopics
@@ -39,24 +40,42 @@ def spark_for(project: Project, master: str | None = None) -> SparkSession:
     """The session of a project; `master` wins over millstream.toml."""
     from millstream.spark import session
 
-    return session(project.name, master=master or project.master, conf=settings_of(project))
+    return session(
+        project.name,
+        master=master or project.master,
+        log=project.spark_log,
+        conf=settings_of(project),
+    )
 
 
 def make_runner(
     project: Project, settings: RunSettings | None = None, master: str | None = None
 ) -> Runner:
     """A runner with a session of its own; a project that does not load starts no session."""
-    pipeline = load(project, lambda: spark_for(project, master))
-    spark = spark_for(project, master)
-    ship(spark, project)
+    settings = settings or RunSettings()
+    pipeline, spark = _loaded(project, settings.options, master)
     return Runner(project, pipeline, spark, settings)
+
+
+def _loaded(
+    project: Project, options: Mapping[str, str], master: str | None = None
+) -> tuple[Pipeline, SparkSession]:
+    """What a project declares, and its session, which is not started without a broker."""
+
+    def start() -> SparkSession:
+        with PipelineTopics(options) as topics:
+            topics.check_reachable()
+        return spark_for(project, master)
+
+    pipeline = load(project, start)
+    spark = start()
+    ship(spark, project)
+    return pipeline, spark
 
 
 def graph_of(project: Project, options: Mapping[str, str]) -> Graph:
     """What reads what: the functions are called, nothing is written and no topic is created."""
-    pipeline = load(project, lambda: spark_for(project))
-    spark = spark_for(project)
-    ship(spark, project)
+    pipeline, spark = _loaded(project, options)
     with PipelineTopics(options, dry=True) as topics:
         return Resolver(pipeline, spark, project.folder, options).all(topics).graph
 

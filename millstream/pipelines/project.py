@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
@@ -13,7 +15,7 @@ from millstream.pipelines.declare import check_name
 from millstream.pipelines.spec import Spec, read_spec, spec_file
 from millstream.settings import PROJECT_FILE, find_project_file, parse_duration, project_table
 
-__all__ = ["Project", "open_project"]
+__all__ = ["Project", "entered_project", "open_project"]
 
 STATE: Final = ".pipeline"
 _KEYS: Final = frozenset(
@@ -47,6 +49,11 @@ class Project:
     spark: Mapping[str, str] = field(default_factory=dict)  # settings of the Spark session
 
     @property
+    def spark_log(self) -> Path:
+        """The file for the errors that Spark itself logs."""
+        return self.state / "spark.log"
+
+    @property
     def spec(self) -> Path | None:
         """The file that makes it a project of Spark Declarative Pipelines, if there is one."""
         return spec_file(self.folder)
@@ -70,6 +77,21 @@ def open_project(folder: Path | None = None) -> Project:
     table = project_table("pipeline", file) if file.is_file() else {}
     project = _project(folder, table, str(file))
     return project if spec is None else _with_spec(project, read_spec(spec))
+
+
+@contextmanager
+def entered_project(folder: Path | None = None) -> Iterator[Project]:
+    """A project whose code is run in here: a session that it starts is stopped at the end.
+
+    Relative paths in its code are relative to its folder, which becomes the working directory.
+    """
+    from millstream.spark.session import check_pyspark, own_session
+
+    project = open_project(folder)
+    check_pyspark()
+    os.chdir(project.folder)
+    with own_session():
+        yield project
 
 
 def _with_spec(project: Project, spec: Spec) -> Project:

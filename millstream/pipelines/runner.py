@@ -121,7 +121,8 @@ class Runner:
             name: run.error or "" for name, run in self._runs.items() if run.state == "failed"
         }
         if reasons:
-            raise FlowsFailed(self.project.name, reasons)
+            log = self.project.spark_log
+            raise FlowsFailed(self.project.name, reasons, log if log.exists() else None)
 
     def stop(self) -> None:
         """Ask `run` to return as soon as every flow is between two batches."""

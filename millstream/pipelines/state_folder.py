@@ -2,6 +2,7 @@
 
 .pipeline/
   run.lock        locked by the process that runs the pipeline; contains its process id
+  spark.log       errors that Spark itself logs, with stack traces
   status.json     state and numbers of each flow, written every second
   stop            while this file exists, sources offer no new rows
   checkpoints/    one folder for each flow: Spark's offsets, commits and state

@@ -12,6 +12,8 @@ import shutil
 import subprocess
 import sys
 import sysconfig
+from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -19,11 +21,13 @@ from typing import TYPE_CHECKING, Final
 from millstream.deadline import now_ns
 from millstream.errors import ConfigError, MissingExtra
 from millstream.settings import cache_folder, environment, export_environment
+from millstream.spark.jvm import start_jvm
 
 if TYPE_CHECKING:
+    from pyspark import SparkContext
     from pyspark.sql import SparkSession
 
-__all__ = ["session", "session_settings", "start_java"]
+__all__ = ["check_pyspark", "own_session", "session", "session_settings", "start_java"]
 
 JAVA_VERSION_MIN: Final = 17
 SOURCE_MODULE: Final = "pyspark_millstream"
@@ -37,17 +41,35 @@ ARCHIVES_MAX: Final = 4
 _claims: Final[dict[Path, int]] = {}  # locks by folder: descriptors that stay open
 
 QUICK_COMPILER: Final = "-XX:TieredStopAtLevel=1"  # for processes that run for minutes only
+_LOG_PROPERTY: Final = "millstream.log"
 STATE_STORE: Final = "spark.sql.streaming.stateStore.providerClass"
 
+# Without a level of its own, the logger of PySpark's JVM sets that of all others, and says so.
 _LOG4J: Final = """\
 status = off
 rootLogger.level = error
-rootLogger.appenderRef.stderr.ref = console
-appender.console.type = Console
-appender.console.name = console
-appender.console.target = SYSTEM_ERR
-appender.console.layout.type = PatternLayout
-appender.console.layout.pattern = %d{HH:mm:ss} %p %c{1}: %m%n
+rootLogger.appenderRef.own.ref = own
+logger.gateway.name = org.apache.spark.api.python.PythonGatewayServer
+logger.gateway.level = error
+appender.own.name = own
+appender.own.layout.type = PatternLayout
+"""
+_LOG4J_STDERR: Final = f"""{_LOG4J}\
+appender.own.type = Console
+appender.own.target = SYSTEM_ERR
+appender.own.layout.pattern = %d{{HH:mm:ss}} %p %c{{1}}: %m%n
+"""
+_LOG4J_FILE: Final = f"""{_LOG4J}\
+appender.own.type = RollingFile
+appender.own.createOnDemand = true
+appender.own.fileName = ${{sys:{_LOG_PROPERTY}}}
+appender.own.filePattern = ${{sys:{_LOG_PROPERTY}}}.%i
+appender.own.layout.pattern = %d{{ISO8601}} %p %c{{1}}: %m%n
+appender.own.policies.type = Policies
+appender.own.policies.size.type = SizeBasedTriggeringPolicy
+appender.own.policies.size.size = 10MB
+appender.own.strategy.type = DefaultRolloverStrategy
+appender.own.strategy.max = 1
 """
 
 
@@ -57,16 +79,18 @@ def session(
     master: str | None = None,
     quick: bool = False,
     ui: bool = False,
+    log: Path | None = None,
     conf: dict[str, str] | None = None,
 ) -> SparkSession:
     """A session with settings for fast reading and writing of topics.
 
     `master` is Spark's (default: all cores of this machine). `quick` starts sooner and runs hot
-    code more slowly, which suits tests. `conf` has further Spark settings, which override ours. If
-    this process has an active session, it is returned unchanged.
+    code more slowly, which suits tests. Spark's errors go to stderr, or to the file `log`. `conf`
+    has further Spark settings, which override ours. If this process has an active session, it is
+    returned unchanged.
     """
-    if find_spec("pyspark") is None:
-        raise MissingExtra("spark", "pyspark")
+    check_pyspark()
+    from pyspark import SparkConf
     from pyspark.sql import SparkSession
 
     active = SparkSession.getActiveSession()
@@ -76,21 +100,49 @@ def session(
     export_environment(PYSPARK_PYTHON=sys.executable, SPARK_HOME=str(_spark_home()))
     # This logger prints every failed analysis as JSON, in addition to the exception itself.
     logging.getLogger("SQLQueryContextLogger").setLevel(logging.CRITICAL)
-    builder = SparkSession.builder.appName(app).master(_master(master))
-    for name, value in session_settings(_master(master), ui=ui).items():
-        builder = builder.config(name, value)
+    settings = {"spark.app.name": app, "spark.master": _master(master)}
+    settings |= session_settings(_master(master), ui=ui)
     given = dict(conf or {})
     if "RocksDB" in given.get(STATE_STORE, ""):
         # Its snapshots work only with Hadoop's own local file system.
         given.setdefault("spark.hadoop.fs.file.impl", "org.apache.hadoop.fs.LocalFileSystem")
     options = given.pop("spark.driver.extraJavaOptions", "")
-    own = _java_options(java, quick or QUICK_COMPILER in options)
-    builder = builder.config("spark.driver.extraJavaOptions", f"{own} {options}".strip())
-    for name, value in given.items():
-        builder = builder.config(name, value)
-    created = builder.getOrCreate()
+    own = _java_options(java, quick or QUICK_COMPILER in options, log)
+    settings |= {"spark.driver.extraJavaOptions": f"{own} {options}".strip(), **given}
+    start_jvm(SparkConf(loadDefaults=False).setAll(list(settings.items())))
+    created: SparkSession = SparkSession.builder.config(map={**settings}).getOrCreate()
     _register(created)
     return created
+
+
+def check_pyspark() -> None:
+    """Raise MissingExtra if PySpark is not installed."""
+    if find_spec("pyspark") is None:
+        raise MissingExtra("spark", "pyspark")
+
+
+@contextmanager
+def own_session() -> Iterator[None]:
+    """Stop a session that was started in here at the end; one that was there before stays.
+
+    A process that ends without stopping it leaves Spark's threads and workers calling closed
+    sockets, and each prints a trace. Stopping first hands over what listeners are still to hear.
+    """
+    before = _current()
+    try:
+        yield
+    finally:
+        created = _current()
+        if created is not None and created is not before:
+            created.stop()
+
+
+def _current() -> SparkContext | None:
+    if "pyspark" not in sys.modules:
+        return None
+    from pyspark import SparkContext
+
+    return SparkContext._active_spark_context
 
 
 def start_java() -> None:
@@ -98,8 +150,7 @@ def start_java() -> None:
 
     Nothing happens if this process has a JVM. A later session runs in this one.
     """
-    if find_spec("pyspark") is None:
-        raise MissingExtra("spark", "pyspark")
+    check_pyspark()
     from pyspark import SparkConf, SparkContext
 
     if SparkContext._gateway is None:
@@ -107,7 +158,7 @@ def start_java() -> None:
         export_environment(PYSPARK_PYTHON=sys.executable, SPARK_HOME=str(_spark_home()))
         conf = SparkConf(loadDefaults=False)
         conf.set("spark.driver.extraJavaOptions", _java_options(java, quick=True))
-        SparkContext._ensure_initialized(conf=conf)
+        start_jvm(conf)
 
 
 def _register(session: SparkSession) -> None:
@@ -178,7 +229,10 @@ def _java() -> str:
             [program, "-version"], capture_output=True, text=True, timeout=120, check=True
         )
     except (OSError, subprocess.SubprocessError) as error:
-        raise ConfigError(f"Java does not start ({program}): {error}. {advice}") from error
+        raise ConfigError(
+            f"Spark needs Java {JAVA_VERSION_MIN} or newer, and {program} does not start: {error}. "
+            f"{advice}"
+        ) from error
     found = re.search(r'version "(\d+)([^"]*)"', done.stderr)
     if found is None or int(found[1]) < JAVA_VERSION_MIN:
         first = (done.stderr.splitlines() or ["nothing"])[0]
@@ -188,9 +242,11 @@ def _java() -> str:
     return f"{found[1]}{found[2]}"
 
 
-def _java_options(java: str, quick: bool) -> str:
+def _java_options(java: str, quick: bool, log: Path | None = None) -> str:
     # Creating an archive logs hundreds of classes that cannot go into it.
-    options = ["-Xlog:disable", f"-Dlog4j2.configurationFile={_log_settings().as_uri()}"]
+    options = ["-Xlog:disable", f"-Dlog4j2.configurationFile={_log_settings(log).as_uri()}"]
+    if log is not None:
+        options.append(f'"-D{_LOG_PROPERTY}={log}"')
     if quick:
         options.append(QUICK_COMPILER)
     archive = _class_archive(java, quick)
@@ -266,11 +322,12 @@ def _cache() -> Path:
     return folder
 
 
-def _log_settings() -> Path:
-    file = _cache() / "log4j2.properties"
-    if not file.exists() or file.read_text(encoding="utf-8") != _LOG4J:
+def _log_settings(log: Path | None) -> Path:
+    text = _LOG4J_STDERR if log is None else _LOG4J_FILE
+    file = _cache() / f"log4j2-{'stderr' if log is None else 'file'}.properties"
+    if not file.exists() or file.read_text(encoding="utf-8") != text:
         new = file.with_suffix(f".{os.getpid()}")
-        new.write_text(_LOG4J, encoding="utf-8")
+        new.write_text(text, encoding="utf-8")
         new.replace(file)
     return file
 

@@ -1,6 +1,5 @@
 """`millstream pipeline`: create, run, watch and reset pipelines of Spark queries."""
 
-import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -54,11 +53,14 @@ def _open(folder: Path | None) -> "Project":
     return open_project(folder)
 
 
-def _enter(folder: Path | None) -> "Project":
-    """Open a project whose code is run: relative paths in it are relative to its folder."""
-    project = _open(folder)
-    os.chdir(project.folder)
-    return project
+def _enter(ctx: typer.Context, folder: Path | None) -> "Project":
+    """Open a project whose code is run; the command's end stops a session that it started.
+
+    Called before modules that need PySpark are imported: it says if there is none.
+    """
+    from millstream.pipelines.project import entered_project
+
+    return ctx.with_resource(entered_project(folder))
 
 
 @app.command()
@@ -79,6 +81,7 @@ def init(
 
 @app.command()
 def run(
+    ctx: typer.Context,
     folder: FolderArgument = None,
     once: Annotated[
         bool, typer.Option("--once", help="Catch up with what is stored now, then stop.")
@@ -99,12 +102,12 @@ def run(
     A flow that fails is restarted after a growing pause while the others continue. Exit code 1 if a
     flow failed permanently. With --json the status is printed once a second, one object per line.
     """
+    project = _enter(ctx, folder)
     from millstream.cli.views.pipeline import shown_live
     from millstream.pipelines.launch import broker_options, make_runner
     from millstream.pipelines.runner import RunSettings, stopped_by_signals
     from millstream.pipelines.state_folder import StateFolder
 
-    project = _enter(folder)
     options = broker_options(project, server, chosen_context())
     settings = RunSettings(once=once, stop_seconds=parse_duration(stop_within), options=options)
     with StateFolder(project).running():  # before a session is started for nothing
@@ -114,7 +117,7 @@ def run(
 
 
 @app.command()
-def ls(folder: FolderArgument = None, json_: JsonOption = False) -> None:
+def ls(ctx: typer.Context, folder: FolderArgument = None, json_: JsonOption = False) -> None:
     """List the flows of a project: what they write, and their state.
 
     Unlike `status` it also lists flows that never ran.
@@ -123,7 +126,7 @@ def ls(folder: FolderArgument = None, json_: JsonOption = False) -> None:
     from millstream.pipelines.loader import load
     from millstream.pipelines.state_folder import StateFolder
 
-    project = _enter(folder)
+    project = _enter(ctx, folder)
     pipeline = load(project)
     state = StateFolder(project)
     status = state.read_status() or {"flows": []}
@@ -172,6 +175,8 @@ def status(folder: FolderArgument = None, json_: JsonOption = False) -> None:
         found = state.read_status() or never  # it may just have stopped and recorded that
         if found["state"] == "running":
             found["state"] = "gone"
+    if pid is not None and found is never:
+        found["state"] = "starting"
     found = {"pipeline": project.name, **found, "pid": pid}
     if json_:
         print_json(found)
@@ -205,6 +210,7 @@ def stop(
 
 @app.command()
 def reset(
+    ctx: typer.Context,
     folder: FolderArgument = None,
     flow: Annotated[
         list[str] | None,
@@ -216,6 +222,7 @@ def reset(
             "--empty-outputs", help="Also remove what the flows wrote to topics, tables and files."
         ),
     ] = False,
+    *,
     server: ServerOption = None,
     yes: YesOption = False,
     json_: JsonOption = False,
@@ -224,12 +231,12 @@ def reset(
 
     Refused while the pipeline is running. Old checkpoints are kept next to the new ones.
     """
+    project = _enter(ctx, folder)
     from millstream.pipelines.launch import broker_options
     from millstream.pipelines.loader import load
     from millstream.pipelines.outputs import PipelineTopics
     from millstream.pipelines.reset import chosen_flows, reset_flows
 
-    project = _enter(folder)
     pipeline = load(project)
     names = chosen_flows(pipeline, flow or [])
     outputs = sorted({pipeline.outputs[pipeline.flows[name].target].name for name in names})
@@ -254,6 +261,7 @@ def reset(
 
 @app.command()
 def graph(
+    ctx: typer.Context,
     folder: FolderArgument = None,
     svg: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Draw it into an SVG file.")
@@ -262,11 +270,11 @@ def graph(
     json_: JsonOption = False,
 ) -> None:
     """Show which flow reads what. The functions are called; nothing is written."""
+    target = None if svg is None else svg.absolute()
+    project = _enter(ctx, folder)
     from millstream.pipelines.graph import to_svg, to_text
     from millstream.pipelines.launch import broker_options, graph_of
 
-    target = None if svg is None else svg.absolute()
-    project = _enter(folder)
     found = graph_of(project, broker_options(project, server, chosen_context()))
     if target is not None:
         target.write_text(to_svg(found, project.name), encoding="utf-8")
@@ -280,6 +288,7 @@ def graph(
 
 @app.command()
 def package(
+    ctx: typer.Context,
     folder: FolderArgument = None,
     output: Annotated[
         Path, typer.Option("--output", "-o", metavar="DIR", help="Folder to write it to.")
@@ -291,7 +300,7 @@ def package(
     from millstream.pipelines.shipping import package as pack
 
     target = output.absolute()
-    project = _enter(folder)
+    project = _enter(ctx, folder)
     load(project)  # if it does not load here, it would not load there either
     main, archive = pack(project, target)
     command = f"spark-submit --py-files {archive} {main}"

@@ -47,6 +47,9 @@ def row_of(flow: dict[str, Any]) -> Sequence[str]:
 
 def print_status(found: dict[str, Any]) -> None:
     """The state of a pipeline for people."""
+    if found["state"] == "never run":
+        say(f"The pipeline '{found['pipeline']}' never ran. Run it with: millstream pipeline run")
+        return
     process = f", process {found['pid']}" if found.get("pid") else ""
     since = f" since {found['started']}" if found.get("started") else ""
     title = f"{found['pipeline']}: {found['state']}{process}{since}"

@@ -77,6 +77,10 @@ def test_ls_shows_the_flows_of_a_new_project(project: Path) -> None:
 
 def test_status_of_a_pipeline_that_never_ran(project: Path) -> None:
     assert as_json("status", str(project))["state"] == "never run"
+    said = "The pipeline 'words' never ran. Run it with: millstream pipeline run\n"
+    assert call("status", str(project)).output == said
+    with StateFolder(open_project(project)).running():
+        assert as_json("status", str(project))["state"] == "starting"
 
 
 def test_status_shows_rates_lag_watermark_state_and_error(project: Path) -> None:
