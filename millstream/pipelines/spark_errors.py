@@ -24,9 +24,11 @@ _STACK: Final = ("at ", "File ", "Traceback", "Caused by", "...", "^", "==", "~"
 _PYTHON: Final = re.compile(r"([A-Za-z_]\w*\.)*[A-Z]\w*(: .+|(?<=Error)|(?<=Exception))")
 # What Spark puts in front of the error of a task, a query or a source.
 _WRAPPING: Final = re.compile(
+    r"^.*\[PYTHON_(STREAMING_DATA_SOURCE_RUNTIME|DATA_SOURCE)_ERROR\] [^:]*: "
+    r"(millstream\.errors\.[\w.]+: )?|"
     r"^: |(org|java|scala|net|py4j)\.[\w.$]+: |"
     r"^\[STREAM_FAILED\] Query \[[^\]]*\] terminated with exception: |"
-    r"^\[(STREAM_FAILED|PYTHON_STREAMING_DATA_SOURCE_RUNTIME_ERROR|PYTHON_DATA_SOURCE_ERROR)\] "
+    r"^\[STREAM_FAILED\] "
 )
 # Spark's words and ours (pipelines/joins.py).
 _MISSING_COLUMN: Final = re.compile(r"\[UNRESOLVED_\w*COLUMN|has no column")
@@ -77,6 +79,8 @@ def reason_of(error: str) -> str:
     'ValueError: no'
     >>> reason_of("An error occurred while calling o1.load.\\n: org.x.NotFound: there is none")
     'there is none'
+    >>> reason_of("[PYTHON_DATA_SOURCE_ERROR] Failed to plan: millstream.errors.base.X: no: this")
+    'no: this'
     """
     text = error.partition("=== Streaming Query ===")[0]
     lines = [line.strip() for line in text.splitlines() if line.strip()]

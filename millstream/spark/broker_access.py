@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from millstream.deadline import Deadline
-from millstream.errors import TopicNotFound
+from millstream.errors import MillstreamError, TopicNotFound
 from millstream.messaging.topics.demand import (
     ALL_SERVERS,
     ALL_SERVERS_BODY,
@@ -20,11 +20,12 @@ from millstream.messaging.topics.demand import (
     ServerAnswer,
 )
 from millstream.messaging.topics.stream_config import identity_of, topic_streams
+from millstream.nearest import did_you_mean
 from millstream.settings import ConnectionSettings
 from millstream.wire.api import ErrorCode, StreamInfo
 from millstream.wire.protocol import pub
 from millstream.wire.sync.connection import BlockingConnection, BlockingJetStream
-from millstream.wire.sync.streams import find_streams, get_message, get_messages
+from millstream.wire.sync.streams import find_streams, get_message, get_messages, list_streams
 
 if TYPE_CHECKING:
     from millstream.schemas import Schema
@@ -48,6 +49,7 @@ PATIENCE_SECONDS = 60.0
 # For a server's answer about itself: it comes at once, or never.
 SERVER_SECONDS = 1.0
 SERVER_TRIES = 4
+NEAR_SECONDS = 2.0  # to find out what a misspelled topic may mean
 
 # -- connections ----------------------------------------------------------------------------
 
@@ -130,13 +132,13 @@ def find_topics(jetstream: BlockingJetStream, topics: Iterable[str]) -> dict[str
                 result[topic] = end.value
         wanted = following
     for topic, streams in result.items():
+        if not streams:
+            raise no_such_topic(jetstream, topic)
         _check_complete(topic, streams)
     return result
 
 
 def _check_complete(topic: str, streams: list[StreamInfo]) -> None:
-    if not streams:
-        raise no_such_topic(topic)
     identities = [identity_of(info.config) for info in streams]
     missing = set(range(identities[0].partitions)) - {one.partition for one in identities}
     # A partition's stream can also be read alone, by its own name.
@@ -149,10 +151,16 @@ def _check_complete(topic: str, streams: list[StreamInfo]) -> None:
         )
 
 
-def no_such_topic(name: str) -> TopicNotFound:
-    """The error for a name that is neither a topic nor a stream."""
+def no_such_topic(jetstream: BlockingJetStream, name: str) -> TopicNotFound:
+    """The error for a name that is neither a topic nor a stream, with the name that it is near."""
+    try:
+        streams = list_streams(jetstream, NEAR_SECONDS)
+    except MillstreamError:
+        streams = []  # this user may not list them, or some are out of reach
+    near = did_you_mean(name, {identity_of(info.config).topic for info in streams})
     text = f"there is no topic or stream '{name}'"
-    return TopicNotFound(0, ErrorCode.STREAM_NOT_FOUND, text, "Create it, or check the name")
+    advice = near.capitalize() or "Create it, or check the name"
+    return TopicNotFound(0, ErrorCode.STREAM_NOT_FOUND, text, advice)
 
 
 # -- schemas --------------------------------------------------------------------------------

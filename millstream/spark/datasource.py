@@ -18,7 +18,7 @@ from pyspark.sql.datasource import (
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructType
 
-from millstream.errors import ConfigError
+from millstream.errors import ConfigError, MillstreamError
 from millstream.spark.broker_access import SchemaSnapshot, find_schema, jetstream_to
 from millstream.spark.options import (
     SourceOptions,
@@ -27,6 +27,7 @@ from millstream.spark.options import (
     sink_options,
     source_options,
 )
+from millstream.spark.short_errors import short_errors
 from millstream.spark.sink.sink_rows import check_columns
 from millstream.spark.sink.staging import ensure_staging
 from millstream.spark.sink.targets import find_target
@@ -43,7 +44,7 @@ from millstream.spark.source.row_schema import (
     shape_of,
     source_ddl,
 )
-from millstream.spark.source.stream_reader import StreamReader
+from millstream.spark.source.stream_reader import RefusedReader, StreamReader
 from millstream.spark.source.table_reader import TableReader
 
 __all__ = ["MillstreamDataSource"]
@@ -56,6 +57,7 @@ _PUSHDOWN: Final = "pyspark.sql.worker.data_source_pushdown_filters"
 class MillstreamDataSource(DataSource):
     """Topics and tables as a source and a sink; every option is in docs/SPARK.md."""
 
+    @short_errors()
     def __init__(self, options: MutableMapping[str, str]) -> None:
         super().__init__(options)
         check_names(options)
@@ -70,6 +72,7 @@ class MillstreamDataSource(DataSource):
 
     # -- source ---------------------------------------------------------------------------
 
+    @short_errors()
     def schema(self) -> str:
         """The columns that the options choose; values have the type of the topic's schema."""
         # Whether it is a batch or a stream is not known yet: take the options of both.
@@ -82,9 +85,13 @@ class MillstreamDataSource(DataSource):
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802
         """The driver's side of a streaming query."""
-        options = source_options(self.options, batch=False)
-        return StreamReader(self._settings, options, self._range_reader(schema, options))
+        try:
+            options = source_options(self.options, batch=False)
+            return StreamReader(self._settings, options, self._range_reader(schema, options))
+        except MillstreamError as error:
+            return RefusedReader(error)
 
+    @short_errors()
     def reader(self, schema: StructType) -> DataSourceReader:
         """The driver's side of a batch read."""
         options = source_options(self.options, batch=True)
@@ -119,6 +126,7 @@ class MillstreamDataSource(DataSource):
 
     # -- sink -----------------------------------------------------------------------------
 
+    @short_errors()
     def streamWriter(  # noqa: N802
         self, schema: StructType, overwrite: bool
     ) -> DataSourceStreamWriter:
@@ -130,6 +138,7 @@ class MillstreamDataSource(DataSource):
             )
         return StreamWriter(self._job(schema, streaming=True))
 
+    @short_errors()
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
         """The sink of a DataFrame."""
         if overwrite:

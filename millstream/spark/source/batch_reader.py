@@ -12,6 +12,7 @@ from pyspark.sql.datasource import DataSourceReader, Filter, InputPartition
 from millstream.settings import ConnectionSettings
 from millstream.spark.broker_access import jetstream_to
 from millstream.spark.options import SourceOptions
+from millstream.spark.short_errors import short_errors
 from millstream.spark.source.offsets import (
     PartitionOffset,
     SourceOffset,
@@ -38,6 +39,7 @@ class BatchReader(DataSourceReader):
         self._reader = reader
         self._narrowed = Narrowed()
 
+    @short_errors()
     def partitions(self) -> list[InputPartition]:
         """The tasks of the read."""
         jetstream = jetstream_to(self._settings)

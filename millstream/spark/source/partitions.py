@@ -48,7 +48,7 @@ def find_partitions(jetstream: BlockingJetStream, options: SourceOptions) -> Par
         check_stream_name(options.stream)
         info = find_stream(jetstream, options.stream, PATIENCE_SECONDS)
         if info is None:
-            raise no_such_topic(options.stream)
+            raise no_such_topic(jetstream, options.stream)
         return _sorted([_state(info, options.stream, alone=True)])
     if options.pattern is not None:
         return _matching(jetstream, options.pattern)

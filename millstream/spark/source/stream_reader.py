@@ -6,7 +6,7 @@ import time
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NoReturn
 
 import pyarrow as pa
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
@@ -18,9 +18,11 @@ from pyspark.sql.streaming.datasource import (
 )
 
 from millstream.deadline import Deadline
+from millstream.errors import MillstreamError
 from millstream.settings import ConnectionSettings
 from millstream.spark.broker_access import jetstream_to
 from millstream.spark.options import SourceOptions
+from millstream.spark.short_errors import short_errors
 from millstream.spark.source.holds import QueryHolds
 from millstream.spark.source.offsets import (
     OffsetRange,
@@ -47,7 +49,7 @@ from millstream.spark.source.partitions import (
 from millstream.spark.source.range_reader import RangeReader, RangeTask
 from millstream.wire.sync.streams import get_message
 
-__all__ = ["StreamReader"]
+__all__ = ["RefusedReader", "StreamReader"]
 
 # How long the driver waits for new messages before it answers that there are none. Spark asks again
 # after 10 ms; without this wait every idle query would ask the broker 90 times a second.
@@ -79,6 +81,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     # -- offsets --------------------------------------------------------------------------
 
+    @short_errors()
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802
         """Where a new query starts."""
         self._pin_start = not self._planned
@@ -98,10 +101,12 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         most = self._options.offsets_per_trigger
         return ReadAllAvailable() if most is None else ReadMaxRows(most)
 
+    @short_errors()
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
         """An AvailableNow run reads what is stored now."""
         self._target = self._find()
 
+    @short_errors()
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802
         """The end of the next batch; the start itself if there is nothing new."""
         pin_start, self._pin_start, self._planned = self._pin_start, False, True
@@ -202,6 +207,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     # -- tasks ----------------------------------------------------------------------------
 
+    @short_errors()
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
         """The tasks of a batch: the same for the same two offsets, whenever it is run."""
         self._pin_start, self._planned = False, True
@@ -231,9 +237,30 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """The rows of one task; runs in a worker."""
         return self._reader.read(partition) if isinstance(partition, RangeTask) else iter(())
 
+    @short_errors()
     def commit(self, end: dict[str, Any]) -> None:
         """A batch is complete: interest topics need not keep its events."""
         self._holds.move(from_json(end))
 
     def stop(self) -> None:
         """No cleanup needed."""
+
+
+class RefusedReader(StreamReader):
+    """Says at the first call why there is no reader.
+
+    An error while Spark asks for a reader is lost: Spark then reports one of its own code.
+    """
+
+    def __init__(self, error: MillstreamError) -> None:
+        self._error = error
+
+    @short_errors()
+    def getDefaultReadLimit(self) -> NoReturn:  # noqa: N802
+        """The first call of every query but the following."""
+        raise self._error
+
+    @short_errors()
+    def prepareForTriggerAvailableNow(self) -> NoReturn:  # noqa: N802
+        """The first call of a query that ends when it has read everything."""
+        raise self._error

@@ -13,6 +13,7 @@ from pyspark.sql.datasource import DataSourceReader, InputPartition
 from millstream.settings import ConnectionSettings
 from millstream.spark.broker_access import PATIENCE_SECONDS, connection_to, jetstream_to
 from millstream.spark.options import SourceOptions
+from millstream.spark.short_errors import short_errors
 from millstream.spark.source.frames import read_frames
 from millstream.spark.source.offsets import PartitionOffset, PartitionState
 from millstream.spark.source.partitions import check_partition, find_partitions
@@ -48,6 +49,7 @@ class TableReader(DataSourceReader):
         self._options = options
         self._reader = reader
 
+    @short_errors()
     def partitions(self) -> list[InputPartition]:
         """One task for each partition of the table."""
         states = find_partitions(jetstream_to(self._settings), self._options)
