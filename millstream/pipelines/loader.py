@@ -128,6 +128,10 @@ def _run(path: Path, names: Mapping[str, object], *, again: bool = False) -> Non
         if not again and _is_missing_session(error):
             raise _SessionNeeded from error
         raise PipelineInvalid(f"{path.name} does not load: {_described(error, path)}") from error
+    except SystemExit as error:
+        raise PipelineInvalid(
+            f"{path.name} does not load: it ends the process at line {_line_in(path, error)}"
+        ) from error
     finally:
         # A function of a module that cannot be imported is pickled by value for Spark's workers.
         del sys.modules[name]
@@ -155,12 +159,18 @@ def _raised_in(error: Exception) -> str:
 
 
 def _described(error: Exception, path: Path) -> str:
+    line = _line_in(path, error)
+    if isinstance(error, SyntaxError):
+        line = error.lineno or line
+    return f"{type(error).__name__} at line {line}: {error}"
+
+
+def _line_in(path: Path, error: BaseException) -> int:
+    """The last line of this file on the way to an error; 0 if there is none."""
     line = 0
     trace = error.__traceback__
     while trace is not None:
         if trace.tb_frame.f_code.co_filename == str(path):
             line = trace.tb_lineno
         trace = trace.tb_next
-    if isinstance(error, SyntaxError):
-        line = error.lineno or line
-    return f"{type(error).__name__} at line {line}: {error}"
+    return line

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from millstream.errors import ConfigError
+from millstream.nearest import one_of
 from millstream.pipelines.declare import check_name
 from millstream.pipelines.spec import Spec, read_spec, spec_file
 from millstream.settings import PROJECT_FILE, find_project_file, parse_duration, project_table
@@ -107,8 +108,7 @@ def _project(folder: Path, table: Mapping[str, Any], file: str) -> Project:
     unknown = sorted(set(table) - _KEYS)
     if unknown:
         raise ConfigError(
-            f"{file}: [pipeline] has no setting '{unknown[0]}'; the settings are "
-            f"{', '.join(sorted(_KEYS))}"
+            f"{file}: [pipeline] has no setting '{unknown[0]}': {one_of(unknown[0], _KEYS)}"
         )
     name = str(table.get("name") or _as_name(folder.name).strip("-"))
     state = folder / str(table.get("state", STATE))

@@ -21,7 +21,9 @@ STDERR: Final = 2
 TRACEBACK: Final = b"Traceback (most recent call last):\n"
 TRACEBACK_LINES: Final = 20  # of Spark's own; longer ones are of something else
 CLOSED: Final = (b"BrokenPipeError: ", b"ConnectionResetError: ")
-KEPT_LINES: Final = 20  # of a start that failed
+STACK: Final = ("at ", "... ")  # lines of Java's stack traces
+UNCAUGHT: Final = 'Exception in thread "main" '
+KEPT_LINES: Final = 200  # of a start that failed: a sentence, and its stack
 LINE_BYTES: Final = 64 * 1024
 END_SECONDS: Final = 10.0
 
@@ -69,10 +71,11 @@ class _Printed:
             _pass_on(b"".join(kept or ()))
 
     def after_the_end(self) -> str:
-        """What it printed last, as one line of text; called when the JVM has ended."""
+        """What it printed last, as one line without a stack; called when the JVM has ended."""
         self._thread.join(END_SECONDS)
         lines = [line.decode("utf-8", "replace").strip() for line in self._kept or ()]
-        return " ".join(line for line in lines if line) or "it printed nothing"
+        said = [line for line in lines if line and not line.startswith(STACK)]
+        return " ".join(said).removeprefix(UNCAUGHT) or "it printed nothing"
 
     def _run(self) -> None:
         meaningful = Meaningful()

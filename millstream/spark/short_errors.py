@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Final
 
 from millstream.errors import MillstreamError
+from millstream.settings import export_environment
 
 __all__ = ["short_errors"]
 
@@ -17,8 +17,6 @@ _PLANNING: Final = (
     "pyspark.sql.worker.utils",
     "pyspark.sql.streaming.python_streaming_source_runner",
 )
-# Spark looks at it when a worker reports an error, and then leaves out the traceback.
-_SWITCH: Final = "SPARK_HIDE_TRACEBACK"
 
 
 @contextmanager
@@ -28,5 +26,6 @@ def short_errors() -> Iterator[None]:
         yield
     except MillstreamError:
         if any(name in sys.modules for name in _PLANNING):
-            os.environ[_SWITCH] = "1"
+            # Spark looks at it when a worker reports an error, and then leaves out the traceback.
+            export_environment(SPARK_HIDE_TRACEBACK="1")
         raise

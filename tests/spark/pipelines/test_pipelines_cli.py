@@ -171,3 +171,6 @@ def test_a_project_that_does_not_load_is_refused_everywhere(project: Path) -> No
     for command in ("ls", "package", "reset"):
         with pytest.raises(PipelineInvalid, match="ZeroDivisionError"):
             _raise(call(command, str(project)))
+    (project / "pipeline.py").write_text("import sys\nsys.exit(0)")
+    with pytest.raises(PipelineInvalid, match=r"pipeline.py does not load: it ends .* line 2$"):
+        _raise(call("ls", str(project)))
