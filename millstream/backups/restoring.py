@@ -8,6 +8,7 @@ afterwards removes the streams that were created, so that the restore can be run
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
@@ -27,6 +28,7 @@ from millstream.backups.manifest import (
 )
 from millstream.deadline import Deadline
 from millstream.errors import (
+    ApiError,
     BackupError,
     ConnectError,
     DataLoss,
@@ -178,23 +180,22 @@ class Restoring:
             try:
                 info = await self._send(stream, config)
                 break
+            except ApiError:
+                self._created.remove(stream.name)  # it was not accepted: what exists is not ours
+                raise
             except (ConnectError, RequestTimeout) as error:
                 if attempt == TRIES or self._jetstream.connection.closed:
                     raise BackupError(
                         f"'{stream.name}' could not be restored in {TRIES} attempts: {error}"
                     ) from error
-                await self._jetstream.delete_stream(stream.name)
+                await self._delete(stream.name)
         self._check_state(stream, info)
         await self._wait_current(stream.name)
         compared, why = await self._compare(stream)
         if config != stream.config and stream.config.get("max_age"):
             config = {**config, "max_age": stream.config["max_age"]}
             await self._jetstream.update_stream(config)
-        consumers = {one.name for one in await self._jetstream.consumers(stream.name)}
-        if lost := sorted(stream.readers.keys() - consumers):
-            raise BackupError(
-                f"'{stream.name}' was restored without its subscriptions {', '.join(lost)}"
-            )
+        await self._wait_readers(stream)
         state = info.state
         notes = "; ".join(filter(None, (note, why)))
         return RestoredStream(
@@ -219,7 +220,7 @@ class Restoring:
     async def _send(self, stream: StreamBackup, config: dict[str, Any]) -> StreamInfo:
         path = self._folder / stream.file
         floors = {name: Floor(at.consumer, at.stream) for name, at in stream.readers.items()}
-        head = Head(stream.end, floors, config.get("num_replicas", 1))
+        head = Head(stream.end, floors, config.get("num_replicas", 1), stream.added)
 
         def sent(size: int) -> None:
             self._done += size
@@ -239,12 +240,14 @@ class Restoring:
         left = []
         for name in dict.fromkeys(self._created):
             try:
-                await self._jetstream.delete_stream(name)
-            except TopicNotFound:
-                continue  # the server had not begun
+                await self._delete(name)
             except MillstreamError:
                 left.append(name)
         return left
+
+    async def _delete(self, name: str) -> None:
+        with contextlib.suppress(TopicNotFound):  # the server had not begun
+            await self._jetstream.delete_stream(name)
 
     # -- verifying ------------------------------------------------------------------------
 
@@ -275,6 +278,20 @@ class Restoring:
                 raise BackupError(
                     f"'{name}' was restored, but after {CURRENT_SECONDS:g} s {late} does not have "
                     f"all of it"
+                )
+            await asyncio.sleep(PAUSE_SECONDS)
+
+    async def _wait_readers(self, stream: StreamBackup) -> None:
+        """Wait until all subscriptions are there: a cluster creates them after the stream."""
+        deadline = Deadline(CURRENT_SECONDS)
+        while True:
+            found = {one.name for one in await self._jetstream.consumers(stream.name)}
+            lost = sorted(stream.readers.keys() - found)
+            if not lost:
+                return
+            if deadline.passed:
+                raise BackupError(
+                    f"'{stream.name}' was restored without its subscriptions {', '.join(lost)}"
                 )
             await asyncio.sleep(PAUSE_SECONDS)
 

@@ -303,6 +303,7 @@ class Head:
     last_sequence: int  # the log ends at least here: positions up to it may be known to readers
     floors: Mapping[str, Floor]  # of the consumers to restore, which are no further than this
     replicas: int = 1  # of the stream; a consumer cannot have more
+    added: int = 0  # messages that the archive has in addition to what its state says
 
 
 def opened(file: BinaryIO, size: int, head: Head) -> Iterator[bytes]:
@@ -377,6 +378,9 @@ def _changed(content: bytearray, head: Head) -> bytes | None:
     state: dict[str, Any] = msgspec.json.decode(found.state.payload)
     state["consumer_count"] = len(consumers)
     state["last_seq"] = max(state["last_seq"], head.last_sequence)
+    state["messages"] += head.added
+    if not state["messages"]:  # the server refuses an empty log that does not start after its end
+        state["first_seq"] = state["last_seq"] + 1
     first = found.state._replace(payload=msgspec.json.encode(state))
     rest = content[found.end :]
     return b"".join((MAGIC, first.encoded(), *(c.encoded() for c in consumers), rest))

@@ -14,9 +14,9 @@ import pytest
 import millstream
 from millstream.backups import manifest as manifests
 from millstream.backups import taking
-from millstream.backups.restoring import RestoredStream, restore
+from millstream.backups.restoring import RestoredStream, Restoring, restore
 from millstream.backups.taking import back_up
-from millstream.broker import Cluster
+from millstream.broker import Broker, Cluster
 from millstream.deadline import Deadline
 from millstream.errors import BackupError, ConfigError
 from millstream.messaging import SubscriptionSettings, Topic
@@ -189,6 +189,7 @@ async def test_readers_never_skip_what_is_stored_after_a_restore(
     mill: Mill, other: Mill, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Events are stored and handled while others are copied: positions are those of the start."""
+    empty = await mill.create_topic("b-empty")
     for name in ("a", "z"):
         topic = await mill.create_topic(name)
         await topic.publish_many([b"%d" % n for n in range(10)])
@@ -196,7 +197,8 @@ async def test_readers_never_skip_what_is_stored_after_a_restore(
     begin = StreamCopy.begin
 
     async def busy(copy: StreamCopy, consumers: bool = True) -> Any:
-        if copy._stream == "z":  # 'a' has been copied
+        if copy._stream == "z":  # the others have been copied
+            await empty.publish(b"first")
             for name in ("a", "z"):
                 topic = await mill.topic(name)
                 await topic.publish_many([b"later"] * 5)
@@ -208,6 +210,7 @@ async def test_readers_never_skip_what_is_stored_after_a_restore(
     monkeypatch.undo()
     assert {one.name: (one.state.last_seq, one.end) for one in made.streams} == {
         "a": (10, 15),
+        "b-empty": (0, 1),
         "z": (15, 15),
     }
     await bring_back(other, tmp_path / "b")
@@ -216,6 +219,33 @@ async def test_readers_never_skip_what_is_stored_after_a_restore(
         assert await done_up_to(other, name, "reader") == 3
         # What was stored at 11 to 15 of 'a' is not in the backup, and those offsets stay unused.
         assert (await topic.publish(b"after")).offset == 16
+    assert (await (await other.topic("b-empty")).publish(b"after")).offset == 2
+
+
+async def test_a_restored_log_ends_at_the_same_offset_after_a_restart(
+    mill: Mill, millstream_broker: Broker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Offsets that are only known to readers stay unused, and are not reported as lost."""
+    a, b = await mill.create_topic("a"), await mill.create_topic("b")
+    await a.publish(b"1")
+    begin = StreamCopy.begin
+
+    async def busy(copy: StreamCopy, consumers: bool = True) -> Any:
+        if copy._stream == "b":
+            await a.publish_many([b"later"] * 4)
+        return await begin(copy, consumers)
+
+    monkeypatch.setattr(StreamCopy, "begin", busy)
+    await b.publish(b"1")
+    await take(mill, tmp_path / "b")
+    monkeypatch.undo()
+    async with millstream.connect(millstream_broker.url) as there:
+        assert (await bring_back(there, tmp_path / "b"))["a"].last_offset == 5
+    await asyncio.to_thread(millstream_broker.stop)
+    await asyncio.to_thread(millstream_broker.start)
+    assert (await asyncio.to_thread(millstream_broker.health)).losses == ()
+    async with millstream.connect(millstream_broker.url) as there:
+        assert (await (await there.topic("a")).publish(b"new")).offset == 6
 
 
 async def test_producers_and_a_backup_do_not_disturb_each_other(
@@ -359,6 +389,26 @@ async def test_an_interrupted_backup_leaves_nothing(
     with pytest.raises(asyncio.CancelledError):
         await work
     assert names_in(tmp_path) == []
+
+
+async def test_an_interrupted_restore_leaves_nothing(
+    mill: Mill, other: Mill, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await (await mill.create_topic("a")).publish(b"x")
+    await take(mill, tmp_path / "b")
+    reached = asyncio.Event()
+
+    async def stuck(*_: object) -> None:
+        reached.set()
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr(Restoring, "_compare", stuck)
+    work = asyncio.create_task(bring_back(other, tmp_path / "b"))
+    await asyncio.wait_for(reached.wait(), 30)
+    work.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await work
+    assert await other.topics() == []
 
 
 async def test_what_is_older_than_its_topic_keeps_is_verified_before_it_expires(

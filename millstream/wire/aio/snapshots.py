@@ -192,6 +192,8 @@ class _Upload:
     def _restored(self, answer: bytes) -> StreamInfo:
         found = msgspec.json.decode(answer, type=_Restored)
         if found.error is not None:
+            if "name already in use" in found.error.description:  # created since it was accepted
+                raise error_from(found.error)
             raise BackupError(f"the server refused '{self._stream}': {found.error.description}")
         return found
 

@@ -49,7 +49,10 @@ def make(
         )
         for name, at in floors.items()
     ]
-    state = document("state.json", {"last_seq": last, "consumer_count": len(consumers)})
+    state = document(
+        "state.json",
+        {"messages": len(messages), "last_seq": last, "consumer_count": len(consumers)},
+    )
     bodies = [message.encoded() for message in messages]
     content = b"".join((archive.MAGIC, state, *consumers, *bodies, end))
     return archive.STREAM_START + b"".join(archive.encoded(content))
@@ -100,6 +103,17 @@ def test_the_head_is_changed_and_the_messages_are_not() -> None:
     assert digest_of(changed) == digest_of(data)
 
 
+def test_an_empty_log_starts_after_its_end() -> None:
+    data = make([], {}, 0)
+    for added, first in ((0, 8), (3, None)):
+        changed = b"".join(opened(io.BytesIO(data), len(data), Head(7, {}, 1, added)))
+        found = archive._head_of(bytearray(content_of(changed)))
+        assert found is not None
+        state = json.loads(found.state.payload)
+        assert (state["messages"], state["last_seq"]) == (added, 7)
+        assert state.get("first_seq") == first
+
+
 def test_messages_are_added_before_the_end_marker() -> None:
     file = io.BytesIO(data := make(MESSAGES[:50], {}, 59))
     ending = Ending(file, len(data))
@@ -107,7 +121,10 @@ def test_messages_are_added_before_the_end_marker() -> None:
     ending.add(MESSAGES[50:])
     ending.finish()
     whole = make(MESSAGES, {}, 59)
-    assert content_of(file.getvalue()) == content_of(whole)
+    content = bytearray(content_of(file.getvalue()))
+    found = archive._head_of(content)
+    assert found is not None
+    assert bytes(content[found.end :]) == b"".join(m.encoded() for m in MESSAGES) + archive.END
     assert digest_of(file.getvalue(), 1000) == digest_of(whole)
 
 
