@@ -85,6 +85,7 @@ class State:
     tls: bool
     client_tls: Tls | None = None  # how clients on this machine secure their connection
     tls_names: tuple[str, ...] = ()  # hosts and addresses that its certificate is for
+    joined: bool = False  # its one node belongs to a cluster that spans machines
     standby: tuple[int, ...] = ()  # process ids that wait to take over the folder
     set_aside: tuple[AsideStream, ...] = ()  # streams that it was started without
 
@@ -152,6 +153,7 @@ def read_state(data: Path) -> State:
         durability=str(plan.get("durability", "")),
         secured=bool(plan.get("secured")),
         tls=bool(plan.get("tls")),
+        joined=bool(plan.get("joined")),
         tls_names=tuple(plan.get("tls_names", ())),
         client_tls=Tls(**files) if (files := plan.get("client_tls")) else None,
         standby=tuple(pid for folder in folders for pid in folder.standbys()),

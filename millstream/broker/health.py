@@ -5,18 +5,19 @@ from __future__ import annotations
 import json
 import re
 import shutil
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
 from millstream.broker.folder import NodeFolder, read_json
 from millstream.broker.log_ends import LogEnds, loss_text
-from millstream.broker.monitoring import ALL_STREAMS_AND_CONSUMERS, ask_server
+from millstream.broker.monitoring import ALL_STREAMS_AND_CONSUMERS, NODE_REQUESTS, ask_server
 from millstream.errors import BrokerError
 from millstream.settings import parse_duration
 
 __all__ = [
+    "NODE_REQUESTS",
     "ConsumerHealth",
     "Health",
     "LogLoss",
@@ -24,10 +25,16 @@ __all__ = [
     "NodeHealth",
     "StreamHealth",
     "broker_health",
+    "cluster_health",
+    "cluster_names",
     "losses_of",
     "node_address",
     "node_health",
+    "read_stream",
 ]
+
+# What nodes of a cluster say about themselves: server name -> kind of request -> answer.
+Answers = Mapping[str, Mapping[str, dict[str, Any]]]
 
 _ANSWER_BYTES: Final = 64 * 1024 * 1024  # about 100,000 streams and consumers in one answer
 _ANSWER_SECONDS: Final = 10.0  # a stopped server refuses immediately; a busy one may take its time
@@ -106,7 +113,7 @@ class NodeHealth:
     store_limit: int
     memory_store_used: int  # bytes of streams in memory
     memory_store_limit: int
-    disk_free: int  # bytes free on the disk of the data folder
+    disk_free: int  # bytes free on the disk of the data folder; 0 if it is on another machine
     meta_leader: str | None  # the cluster's leader, as this node sees it
     streams: tuple[StreamHealth, ...]
     losses: tuple[LogLoss, ...] = ()  # events lost to a damaged disk
@@ -154,7 +161,7 @@ class NodeAddress:
 
     name: str
     monitor: dict[str, Any]  # see `ask_server`
-    store: Path
+    store: Path | None  # None: on another machine
     ends: Path | None = None  # the keeper's checkpoints of its logs
 
 
@@ -167,12 +174,47 @@ def node_address(folder: NodeFolder) -> NodeAddress:
 
 def broker_health(durability: str, nodes: Iterable[NodeAddress]) -> Health:
     """Ask every node; one that does not answer counts as not ok."""
-    answers = tuple(node_health(node) for node in nodes)
-    leaders = [answer.meta_leader for answer in answers if answer.meta_leader]
+    return _health(durability, tuple(node_health(node) for node in nodes))
+
+
+def cluster_names(streams: Mapping[str, Any]) -> set[str]:
+    """The nodes of a cluster besides the one that gave this answer to JSZ, running or not."""
+    replicas = (streams.get("meta_cluster") or {}).get("replicas") or ()
+    return {str(replica.get("name", "")) for replica in replicas}
+
+
+def cluster_health(
+    durability: str, answers: Answers, own: Iterable[NodeHealth] = (), wanted: Iterable[str] = ()
+) -> Health:
+    """All nodes of a cluster, from what those say that can be reached.
+
+    `own` are nodes that were asked directly, which tells more; `wanted` the names of nodes that
+    should have answered.
+    """
+    known = {node.name: node for node in own}
+    names = {*known, *answers, *wanted}
+    for said in answers.values():
+        names |= cluster_names(said.get("JSZ", {}))
+    for name in names.difference(known):
+        known[name] = _answered(name, answers.get(name, {}))
+    return _health(durability, tuple(known[name] for name in sorted(names)))
+
+
+def _answered(name: str, said: Mapping[str, dict[str, Any]]) -> NodeHealth:
+    node = NodeAddress(name, {}, None)
+    if len(said) < len(NODE_REQUESTS):
+        return _silent(node, "it does not answer the other nodes")
+    health = said["HEALTHZ"]
+    problem = None if health.get("status") == "ok" else _problem(json.dumps(health))
+    return read_node(node, said["VARZ"], said["JSZ"], problem)
+
+
+def _health(durability: str, nodes: tuple[NodeHealth, ...]) -> Health:
+    leaders = [node.meta_leader for node in nodes if node.meta_leader]
     return Health(
-        ok=bool(answers) and all(answer.ok and not answer.open_losses for answer in answers),
+        ok=bool(nodes) and all(node.ok and not node.open_losses for node in nodes),
         durability=durability,
-        nodes=answers,
+        nodes=nodes,
         meta_leader=leaders[0] if leaders else None,
     )
 
@@ -212,7 +254,7 @@ def read_node(
         disk_free=_disk_free(node.store),
         meta_leader=streams.get("meta_cluster", {}).get("leader") or None,
         streams=tuple(
-            _stream(str(account.get("name", "")), stream)
+            read_stream(str(account.get("name", "")), stream)
             for account in streams.get("account_details") or ()
             for stream in account.get("stream_detail") or ()
         ),
@@ -249,7 +291,8 @@ def _accepted(accepted: dict[str, Any] | None) -> str | None:
     return f"{accepted.get('by') or 'unknown'}, {accepted.get('at')}"
 
 
-def _stream(account: str, detail: dict[str, Any]) -> StreamHealth:
+def read_stream(account: str, detail: Mapping[str, Any]) -> StreamHealth:
+    """One stream from what /jsz or the JetStream API says about it."""
     state, config = detail.get("state", {}), detail.get("config") or {}
     cluster = detail.get("cluster") or {}
     peers = [cluster.get("leader"), *(peer.get("name") for peer in cluster.get("replicas") or ())]
@@ -308,9 +351,9 @@ def _silent(node: NodeAddress, problem: str) -> NodeHealth:
     )
 
 
-def _disk_free(store: Path) -> int:
+def _disk_free(store: Path | None) -> int:
     try:
-        return shutil.disk_usage(store).free
+        return 0 if store is None else shutil.disk_usage(store).free
     except OSError:
         return 0
 

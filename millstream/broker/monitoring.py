@@ -39,6 +39,11 @@ _REQUESTS: Final = {
     ),
 }
 
+# What `status` asks every node of a cluster, by requests to $SYS.REQ.SERVER.PING.<kind>.
+NODE_REQUESTS: Final = dict(
+    _REQUESTS[path] for path in ("/varz", "/healthz", ALL_STREAMS_AND_CONSUMERS)
+)
+
 
 def ask_server(
     where: dict[str, Any], path: str, limit: int = 65536, wait: float = ANSWER_WAIT

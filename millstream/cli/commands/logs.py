@@ -4,7 +4,7 @@ import os
 import re
 import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Annotated, TextIO
@@ -15,7 +15,7 @@ from millstream.cli.output import DataOption, JsonOption, print_json, say
 from millstream.errors import ConfigError, NotRunning
 from millstream.settings import data_folder
 
-__all__ = ["Tail", "app", "last_lines", "parse_line"]
+__all__ = ["Tail", "app", "by_time", "last_lines", "parse_line"]
 
 app = typer.Typer()
 
@@ -39,7 +39,7 @@ def logs(
     node: Annotated[str | None, typer.Option(help="Only this node.")] = None,
     json_: JsonOption = False,
 ) -> None:
-    """Show the log of the broker, the newest lines last.
+    """Show the log of the broker, the newest lines last; those of several nodes by their time.
 
     With --json one object per line: node, time, level, text.
     """
@@ -57,13 +57,15 @@ def logs(
             name: opened.enter_context(closing(Tail(file, from_end=True)))
             for name, file in files.items()
         }
-        for name, file in files.items():
-            for line in last_lines(file, lines):
-                show(name, line)
+        ends = {name: last_lines(file, lines) for name, file in files.items()}
+        times: dict[str, str] = {}
+        shown = by_time(ends, times)
+        for name, line in shown[max(0, len(shown) - lines) :]:
+            show(name, line)
         while follow:
-            for name, tail in tails.items():
-                for line in tail.new_lines():
-                    show(name, line)
+            new = {name: list(tail.new_lines()) for name, tail in tails.items()}
+            for name, line in by_time(new, times):
+                show(name, line)
             time.sleep(POLL_SECONDS)
 
 
@@ -110,6 +112,25 @@ def last_lines(file: Path, count: int) -> list[str]:
             with part.open(encoding="utf-8", errors="replace") as stream:
                 kept.extend(line.rstrip("\n") for line in stream)
     return list(kept)
+
+
+def by_time(lines: Mapping[str, list[str]], times: dict[str, str]) -> list[tuple[str, str]]:
+    """Node and text of the lines of several nodes in one order.
+
+    A line without a time stays behind the line of its node before it, and lines of one node keep
+    their order. `times` has the time of the last line of each node, from one call to the next.
+
+    >>> by_time({"n1": ["[7] 2026/01/02 03:04:05.6 [INF] b", "more"],
+    ...          "n2": ["[8] 2026/01/02 03:04:04.9 [INF] a"]}, {})[1:]
+    [('n1', '[7] 2026/01/02 03:04:05.6 [INF] b'), ('n1', 'more')]
+    """
+    found = []
+    for name, texts in lines.items():
+        for text in texts:
+            times[name] = max(times.get(name, ""), parse_line(text)["time"] or "")
+            found.append((times[name], name, text))
+    found.sort(key=lambda line: line[0])
+    return [(name, text) for _, name, text in found]
 
 
 class Tail:

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from typer.testing import CliRunner
 
 from millstream.broker import (
     Broker,
@@ -31,6 +32,7 @@ from millstream.broker import (
     up,
 )
 from millstream.broker.folder import free_port
+from millstream.cli.app import app
 from millstream.errors import ConfigError, FolderLocked, NotRunning
 from millstream.settings import Secret
 from millstream.testing import running_cluster
@@ -242,7 +244,9 @@ async def servers(system: Any, least: int) -> set[str]:
     return names
 
 
-async def test_nodes_of_several_machines_join_with_a_shared_secret(tmp_path: Path) -> None:
+async def test_nodes_of_several_machines_join_with_a_shared_secret(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     taken: set[int] = set()
     ports = [free_port("127.0.0.1", 0, taken) for _ in range(3)]
     routes = tuple(f"127.0.0.1:{port}" for port in ports)
@@ -274,3 +278,51 @@ async def test_nodes_of_several_machines_join_with_a_shared_secret(tmp_path: Pat
             async with client(east.url, east.credentials("system")) as system:
                 names = await servers(system, 3)
         assert names == {"millstream-east", "millstream-west", "millstream-north"}
+        await asyncio.to_thread(check_status, (east, west, north), monkeypatch)
+
+
+def status(*options: str) -> Any:
+    done = CliRunner().invoke(app, ["status", "--json", *options])
+    assert done.exit_code in (0, 4), done.output
+    return json.loads(done.stdout)
+
+
+def whole_status(url: str) -> Any:
+    """The status as seen over a connection, once all three nodes answer in time."""
+    seen = status("--server", url)
+    return seen if len([node for node in seen["nodes"] if node["ok"]]) == 3 else None
+
+
+def check_status(brokers: tuple[Broker, Broker, Broker], monkeypatch: pytest.MonkeyPatch) -> None:
+    """`status` of one node shows the whole cluster, from its folder and over a connection."""
+    east, west, north = brokers
+    data = str(east.settings.data)
+    monkeypatch.delenv("NATS_URL", raising=False)
+    monkeypatch.chdir(data)  # no broker is found from there
+
+    def all_ok() -> Any:
+        found = status("--data", data)
+        return found if found["ok"] and len(found["nodes"]) == 3 else None
+
+    found = wait_until(all_ok)
+    nodes = {node["server"]: node for node in found["nodes"]}
+    assert list(nodes) == ["millstream-east", "millstream-north", "millstream-west"]
+    assert nodes["millstream-east"]["pid"]
+    assert nodes["millstream-west"]["memory"] > 0
+    assert [stream["name"] for stream in found["streams"]] == ["orders"]
+    assert found["streams"][0]["leader"] in nodes
+    for role, view in (("system", "system"), ("admin", "account")):
+        who = east.credentials(role)
+        monkeypatch.setenv("NATS_USER", who.user)
+        monkeypatch.setenv("NATS_PASSWORD", who.password.reveal())
+        seen = wait_until(partial(whole_status, west.url))
+        assert seen["view"] == view
+        assert [stream["name"] for stream in seen["streams"]] == ["orders"]
+    text = CliRunner().invoke(app, ["status", "--server", west.url]).output
+    assert "millstream-west" in text
+    assert "only shown to a user of the system account" in " ".join(text.split())
+    north.stop()
+    found = status("--data", data)
+    assert not found["ok"]
+    problems = {node["server"]: node["problem"] for node in found["nodes"]}
+    assert problems["millstream-north"] == "it does not answer the other nodes"

@@ -7,8 +7,10 @@ from contextlib import ExitStack, closing
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
-from millstream.cli.commands.logs import Tail, last_lines, parse_line
+from millstream.cli.app import app
+from millstream.cli.commands.logs import Tail, by_time, last_lines, parse_line
 
 Follow = Callable[[Path], Tail]
 
@@ -68,3 +70,40 @@ def test_a_line_is_parsed() -> None:
         "text": "no room: [x]",
     }
     assert parse_line("anything") == {"time": None, "level": None, "text": "anything"}
+
+
+def stamped(second: int, text: str) -> str:
+    return f"[7] 2026/01/02 03:04:{second:02}.000001 [INF] {text}"
+
+
+def test_lines_of_several_nodes_are_merged_by_time(tmp_path: Path) -> None:
+    logs = {
+        "n1": [stamped(1, "a"), "[keeper] restarting it", "more", stamped(5, "e")],
+        "n2": ["no time yet", stamped(2, "c"), stamped(4, "d")],
+        "n3": [],
+    }
+    for node, lines in logs.items():
+        folder = tmp_path / "nodes" / node
+        folder.mkdir(parents=True)
+        (folder / "server.log").write_text("".join(f"{line}\n" for line in lines))
+
+    def shown(*options: str) -> list[str]:
+        done = CliRunner().invoke(app, ["logs", "--data", str(tmp_path), *options])
+        return [line.rpartition("] ")[2] for line in done.output.splitlines()]
+
+    order = ["n2: no time yet", "a", "restarting it", "n1: more", "c", "d", "e"]
+    assert shown() == order
+    assert shown("-n", "3") == order[-3:]  # of all nodes together
+    assert shown("-n", "0") == []
+    assert shown("-n", "2", "--node", "n2") == ["c", "d"]
+
+
+def test_followed_lines_keep_the_order_of_their_node() -> None:
+    times: dict[str, str] = {}
+    by_time({"n1": [stamped(5, "a")], "n2": []}, times)
+    new = {"n1": ["more", stamped(3, "a clock that was set back")], "n2": [stamped(4, "b")]}
+    assert [text for _, text in by_time(new, times)] == [
+        stamped(4, "b"),
+        "more",
+        stamped(3, "a clock that was set back"),
+    ]
