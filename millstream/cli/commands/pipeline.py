@@ -7,9 +7,21 @@ import typer
 
 from millstream.cli.exits import Exit
 from millstream.cli.output import JsonOption, print_json, say
-from millstream.cli.session import ServerOption, YesOption, chosen_context, confirm
+from millstream.cli.session import (
+    ServerOption,
+    YesOption,
+    chosen_context,
+    confirm,
+    connection_settings,
+)
 from millstream.errors import ConfigError
-from millstream.settings import parse_duration, parse_size
+from millstream.settings import (
+    export_environment,
+    names_a_broker,
+    parse_duration,
+    parse_size,
+    project_url,
+)
 
 if TYPE_CHECKING:
     from millstream.pipelines import Project
@@ -63,6 +75,22 @@ def _enter(ctx: typer.Context, folder: Path | None) -> "Project":
     return ctx.with_resource(entered_project(folder))
 
 
+def _broker_options(project: "Project", server: str | None) -> dict[str, str]:
+    """Where the broker is, for Spark; on the broker of this folder a pipeline runs as its admin.
+
+    The login goes into the environment, which Spark's processes inherit: options are shown in
+    Spark's pages and logs.
+    """
+    from millstream.pipelines.launch import broker_options
+
+    context = chosen_context()
+    if not names_a_broker(server, context) and project_url() is not None:
+        own = connection_settings(None)
+        if own.user is not None and own.password is not None:
+            export_environment(NATS_USER=own.user, NATS_PASSWORD=own.password.reveal())
+    return broker_options(project, server, context)
+
+
 @app.command()
 def init(
     folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="The new project.")],
@@ -104,11 +132,11 @@ def run(
     """
     project = _enter(ctx, folder)
     from millstream.cli.views.pipeline import shown_live
-    from millstream.pipelines.launch import broker_options, make_runner
+    from millstream.pipelines.launch import make_runner
     from millstream.pipelines.runner import RunSettings, stopped_by_signals
     from millstream.pipelines.state_folder import StateFolder
 
-    options = broker_options(project, server, chosen_context())
+    options = _broker_options(project, server)
     settings = RunSettings(once=once, stop_seconds=parse_duration(stop_within), options=options)
     with StateFolder(project).running():  # before a session is started for nothing
         runner = make_runner(project, settings, master)
@@ -232,7 +260,6 @@ def reset(
     Refused while the pipeline is running. Old checkpoints are kept next to the new ones.
     """
     project = _enter(ctx, folder)
-    from millstream.pipelines.launch import broker_options
     from millstream.pipelines.loader import load
     from millstream.pipelines.outputs import PipelineTopics
     from millstream.pipelines.reset import chosen_flows, reset_flows
@@ -247,7 +274,7 @@ def reset(
         else f"Their results are written to {', '.join(outputs)} a second time."
     )
     confirm(text, yes)
-    with PipelineTopics(broker_options(project, server, chosen_context())) as topics:
+    with PipelineTopics(_broker_options(project, server)) as topics:
         chosen = topics if empty_outputs else None
         moved, emptied = reset_flows(project, pipeline, names, topics=chosen)
     if json_:
@@ -273,9 +300,9 @@ def graph(
     target = None if svg is None else svg.absolute()
     project = _enter(ctx, folder)
     from millstream.pipelines.graph import to_svg, to_text
-    from millstream.pipelines.launch import broker_options, graph_of
+    from millstream.pipelines.launch import graph_of
 
-    found = graph_of(project, broker_options(project, server, chosen_context()))
+    found = graph_of(project, _broker_options(project, server))
     if target is not None:
         target.write_text(to_svg(found, project.name), encoding="utf-8")
     if json_:

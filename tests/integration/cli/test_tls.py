@@ -9,6 +9,9 @@ import pytest
 
 import millstream
 from millstream.cli.commands.context import _certified
+from millstream.cli.commands.pipeline import _broker_options
+from millstream.pipelines import open_project
+from millstream.pipelines.outputs import PipelineTopics
 from tests.certificates import make_certificate
 from tests.integration.cli.conftest import Cli
 
@@ -43,6 +46,25 @@ async def test_connect_in_that_folder_needs_only_a_user(
     user = cli.json("env")
     async with millstream.connect(user=user["NATS_USER"], password=user["NATS_PASSWORD"]) as mill:
         await mill.flush()
+
+
+def test_a_pipeline_in_that_folder_connects_too(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = cli.folder / "millstream.toml"
+    file.write_text("[pipeline]\n")
+    (cli.folder / "flows.py").write_text("")
+    monkeypatch.chdir(cli.folder)
+    for name in ("NATS_URL", "NATS_CONTEXT", "NATS_USER", "NATS_PASSWORD"):
+        monkeypatch.setenv(name, "")  # so that it is restored afterwards
+        monkeypatch.delenv(name)
+    try:
+        options = _broker_options(open_project(cli.folder), None)
+    finally:
+        file.unlink()
+    assert options["tlsPin"] == str(cli.folder / "server.pem")
+    assert options["tlsFirst"] == "true"
+    assert "password" not in options  # Spark would show it
+    with PipelineTopics(options) as topics:
+        topics.check_reachable()
 
 
 def test_env_and_context_say_everything_that_a_client_needs(cli: Cli) -> None:
