@@ -33,6 +33,7 @@ from millstream.messaging import ReadPlan as ReadPlan
 from millstream.messaging import Receipt as Receipt
 from millstream.messaging import RedriveReport as RedriveReport
 from millstream.messaging import Reject as Reject
+from millstream.messaging import Schedule as Schedule
 from millstream.messaging import Service as Service
 from millstream.messaging import ServiceInfo as ServiceInfo
 from millstream.messaging import ServiceStats as ServiceStats

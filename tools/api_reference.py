@@ -68,6 +68,10 @@ SECTIONS: dict[str, tuple[str, list[str]]] = {
             *("SubscriptionInfo", "Lag"),
         ],
     ),
+    "Schedules": (
+        "millstream",
+        ["millstream.messaging.schedules:Schedules", "Schedule"],
+    ),
     "Dead letters": (
         "millstream",
         ["DeadLetterQueue", "DeadLetter", "DeadLetterFilter", "RedriveReport"],

@@ -165,6 +165,7 @@ PLANS = [
     ),
     ClassPlan(f"{MESSAGING}.subscriptions.admin", "Subscriptions", "topic"),
     ClassPlan(f"{MESSAGING}.groups.admin", "GroupAdmin", "topic"),
+    ClassPlan(f"{MESSAGING}.schedules", "Schedules", "producing"),
     ClassPlan(
         f"{MESSAGING}.topic_admin",
         "TopicAdmin",
@@ -183,6 +184,7 @@ PLANS = [
             "partitions": "int",
             "subscriptions": "Subscriptions",
             "groups": "GroupAdmin",
+            "schedules": "Schedules",
             "admin": "TopicAdmin",
         },
         ahead={"batches": 2},

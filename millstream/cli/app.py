@@ -37,6 +37,7 @@ COMMANDS = {
     "group": "group",
     "dlq": "dlq",
     "push": "push",
+    "schedule": "schedule",
     "schema": "schema",
     "guard": "guard",
     "import": "import_",

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from datetime import UTC, datetime
 from typing import Any, Final
 
 from millstream.errors import ConfigError
@@ -19,12 +18,12 @@ from millstream.events.event import (
 )
 from millstream.events.fence import EXPECTED_HEADER
 from millstream.events.json_value import payload_bytes
+from millstream.events.schedule import SCHEDULE_TOKEN, TARGET_HEADER, at_rule
 from millstream.events.subject import key_token, not_a_key, partition_of
 from millstream.wire.protocol import encode_headers
 
 __all__ = ["Encoded", "TopicShape", "check_headers", "value_bytes"]
 
-SCHEDULE_TOKEN: Final = "_schedule"
 # The server's limit for the header block of one message.
 HEADER_BYTES_MAX: Final = 64 * 1024
 
@@ -134,12 +133,6 @@ class TopicShape:
             return subject
         if options.expected_last is not None:
             raise ConfigError("deliver_at and expected_last cannot be combined")
-        moment = options.deliver_at
-        nanoseconds_of(moment)  # refuses a time without a zone
-        pairs.append(("Nats-Schedule", f"@at {_rfc3339(moment)}"))
-        pairs.append(("Nats-Schedule-Target", subject.decode()))
+        pairs.extend(at_rule(options.deliver_at).headers)
+        pairs.append((TARGET_HEADER, subject.decode()))
         return f"{self.prefixes[partition]}.{SCHEDULE_TOKEN}.{key_token(event_id)}".encode()
-
-
-def _rfc3339(moment: datetime) -> str:
-    return moment.astimezone(UTC).isoformat().replace("+00:00", "Z")

@@ -15,6 +15,7 @@ from millstream.messaging.groups.admin import GroupInfo
 from millstream.messaging.groups.group import Group, GroupEvent, GroupSettings
 from millstream.messaging.publishing.counters import ProducerCounters
 from millstream.messaging.reading.replay import ReadPlan
+from millstream.messaging.schedules import Schedule
 from millstream.messaging.subscriptions.admin import Lag, SubscriptionInfo
 from millstream.messaging.subscriptions.delivery import Delivery
 from millstream.messaging.subscriptions.http_push import HttpPush, HttpPushSettings
@@ -52,6 +53,7 @@ __all__ = [
     "Receipt",
     "RedriveReport",
     "Reject",
+    "Schedule",
     "Service",
     "ServiceInfo",
     "ServiceStats",

@@ -35,6 +35,7 @@ from millstream.messaging.reading.at_offset import events_at
 from millstream.messaging.reading.events import read_events
 from millstream.messaging.reading.latest import last_of_key, read_latest
 from millstream.messaging.reading.replay import ReadPlan, plan_of
+from millstream.messaging.schedules import Schedules
 from millstream.messaging.subscriptions.admin import Subscriptions
 from millstream.messaging.subscriptions.http_push import HttpPush, HttpPushSettings
 from millstream.messaging.subscriptions.settings import SubscriptionSettings
@@ -120,6 +121,7 @@ class Topic:
         self.groups = GroupAdmin(  # its ordered groups, by name
             handle.jetstream, handle.publisher, info.name, handle.partitions
         )
+        self.schedules = Schedules(handle, self._publisher, info.settings, self._check_writable)
         self.admin = TopicAdmin(handle, self._acks)  # maintenance
 
     @property

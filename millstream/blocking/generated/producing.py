@@ -11,8 +11,9 @@ from millstream.blocking.sending import Sending
 from millstream.blocking.twin import Twin
 
 if TYPE_CHECKING:
+    from builtins import list as builtin_list
     from collections.abc import Mapping
-    from datetime import datetime
+    from datetime import datetime, timedelta
     from typing import Any, Self
 
     from millstream.blocking.sending import Pending
@@ -24,8 +25,10 @@ if TYPE_CHECKING:
     from millstream.messaging.publishing.event_producer import EventProducer as AsyncEventProducer
     from millstream.messaging.publishing.pack_producer import PackProducer as AsyncPackProducer
     from millstream.messaging.publishing.writer import Writer as AsyncWriter
+    from millstream.messaging.schedules import Schedule
+    from millstream.messaging.schedules import Schedules as AsyncSchedules
 
-__all__ = ["EventProducer", "PackProducer", "Process", "Writer"]
+__all__ = ["EventProducer", "PackProducer", "Process", "Schedules", "Writer"]
 
 
 class EventProducer(Sending):
@@ -245,3 +248,61 @@ class Process(Twin):
         When one input partition fails the others commit what they have; then its error is raised.
         """
         self._loop.call(self._inner.run(once))
+
+
+class Schedules(Twin):
+    """The schedules of one topic, by name; the topic needs the setting `schedules`.
+
+    `topic.schedules.set("nightly", {"run": 1}, key="job", cron="0 3 * * *")`. What they
+    store are ordinary events, without an id, with the time when they were stored.
+    """
+
+    __slots__ = ()
+
+    _inner: AsyncSchedules
+
+    def set(
+        self,
+        name: str,
+        value: Any,
+        key: str | bytes | None = None,
+        *,
+        headers: Mapping[str, str] | None = None,
+        every: str | float | timedelta | None = None,
+        cron: str | None = None,
+        at: datetime | None = None,
+        time_zone: str | None = None,
+    ) -> Schedule:
+        """Store an event again and again, or once; replaces a schedule of the same name.
+
+        `every="1h"` (whole seconds), `cron="0 3 * * *"` (five fields as in crontab, or six with the
+        second first) in a `time_zone` such as "Europe/Berlin", or `at=moment`. The value is checked
+        now, not again when it is stored.
+        """
+        return self._loop.call(
+            self._inner.set(
+                name,
+                value,
+                key,
+                headers=headers,
+                every=every,
+                cron=cron,
+                at=at,
+                time_zone=time_zone,
+            )
+        )
+
+    def get(self, name: str) -> Schedule | None:
+        """A schedule by name, or an event with `deliver_at` by its id; None if there is none."""
+        return self._loop.call(self._inner.get(name))
+
+    def list(self, limit: int = 1000) -> builtin_list[Schedule]:
+        """All schedules, and events with `deliver_at` that are not due yet; at most `limit`."""
+        return self._loop.call(self._inner.list(limit))
+
+    def cancel(self, name: str) -> bool:
+        """Remove a schedule, or an event with `deliver_at` by its id; whether there was one.
+
+        What was stored before stays. An event that is due at this moment may still be stored.
+        """
+        return self._loop.call(self._inner.cancel(name))

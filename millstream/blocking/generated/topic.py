@@ -7,7 +7,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from millstream.blocking.generated.producing import EventProducer, PackProducer, Process, Writer
+from millstream.blocking.generated.producing import (
+    EventProducer,
+    PackProducer,
+    Process,
+    Schedules,
+    Writer,
+)
 from millstream.blocking.generated.subscription import (
     DeadLetterQueue,
     Group,
@@ -234,6 +240,10 @@ class Topic(TopicReading):
     def groups(self) -> GroupAdmin:
         """Its ordered groups, by name."""
         return GroupAdmin(self._loop, self._inner.groups)
+
+    @property
+    def schedules(self) -> Schedules:
+        return Schedules(self._loop, self._inner.schedules)
 
     @property
     def admin(self) -> TopicAdmin:

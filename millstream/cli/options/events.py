@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from millstream.messaging import NewEvent, PublishOptions, Topic
 
-__all__ = ["EventOptions", "typed_value"]
+__all__ = ["EventOptions", "later", "typed_value"]
 
 GROUP: Final = "Events of a topic"
 
@@ -130,12 +130,12 @@ class EventOptions:
             return None
         return PublishOptions(
             ttl=None if self.ttl is None else parse_duration(self.ttl),
-            deliver_at=None if self.at is None else _later(self.at),
+            deliver_at=None if self.at is None else later(self.at),
             require_interest=self.require_interest,
         )
 
 
-def _later(text: str) -> "datetime":
+def later(text: str) -> "datetime":
     """A date with its time zone, or a duration from now."""
     from datetime import timedelta
 

@@ -30,7 +30,7 @@ from millstream.wire.aio.direct_reader import direct_batch
 from millstream.wire.aio.jetstream import JetStream
 from millstream.wire.message import RawMessage
 
-__all__ = ["check_follow", "holds_packs", "last_messages", "last_messages_now"]
+__all__ = ["check_follow", "holds_packs", "last_messages", "last_messages_now", "stored_subjects"]
 
 # The server's limit of subjects in one answer.
 SUBJECTS_PAGE: Final = 100_000
@@ -56,7 +56,7 @@ async def holds_packs(jetstream: JetStream, partition: Partition) -> bool:
     if partition.prefix is None:
         return False
     pattern = f"{partition.prefix}.{PACK_TOKEN}.>"
-    async for _ in _subjects(jetstream, partition, [pattern], own=True):
+    async for _ in stored_subjects(jetstream, partition, [pattern], own=True):
         return True
     return False
 
@@ -92,7 +92,7 @@ async def last_messages(
     patterns = subjects_of(partition, plan) or (">",)
     missed = [
         subject
-        async for subject in _subjects(jetstream, partition, patterns)
+        async for subject in stored_subjects(jetstream, partition, patterns)
         if subject.encode() not in seen
     ]
     # Any copy of a stream answers a direct get, also one that lags.
@@ -158,7 +158,7 @@ async def _read_before(
         yield list(latest.values())
 
 
-async def _subjects(
+async def stored_subjects(
     jetstream: JetStream, partition: Partition, patterns: Sequence[str], own: bool = False
 ) -> AsyncGenerator[str, None]:
     """The subjects that hold messages; Millstream's own only if asked for."""

@@ -11,6 +11,7 @@ from millstream.events.encoding import TopicShape
 from millstream.events.event import ID_HEADER, SCHEMA_HEADER, TIME_HEADER
 from millstream.events.fence import EXPECTED_HEADER
 from millstream.events.packs.pack import decode
+from millstream.events.schedule import RULE_HEADER, TARGET_HEADER
 from millstream.events.subject import key_of_token
 from millstream.guarded import ENTRANCE, INSTANCE, OWN_TOKEN, guarded_topic
 from millstream.messaging import Message, NewEvent, PublishOptions, TopicInfo
@@ -26,8 +27,6 @@ __all__ = ["Entrance"]
 EXPECTED_STREAM: Final = "Nats-Expected-Stream"
 # Added by the server to what comes from a user with an account of its own: who it is.
 REQUEST_INFO: Final = "Nats-Request-Info"
-SCHEDULE: Final = "Nats-Schedule"
-SCHEDULE_TARGET: Final = "Nats-Schedule-Target"
 _WRONG_STREAM: Final = 10060  # the server's own number
 _DIGITS_MAX: Final = 19  # times and sequences have 64 bits
 # Headers of the server that a message may have that is stored as it is. Not roll-ups, which remove
@@ -36,7 +35,7 @@ _PASSED: Final = frozenset(
     {
         *(ID_HEADER, "Nats-TTL", EXPECTED_STREAM, EXPECTED_HEADER),
         *("Nats-Expected-Last-Sequence", "Nats-Expected-Last-Msg-Id"),
-        *(SCHEDULE, SCHEDULE_TARGET),
+        *(RULE_HEADER, TARGET_HEADER),
         *("Nats-Batch-Id", "Nats-Batch-Sequence", "Nats-Batch-Commit"),
     }
 )
@@ -114,15 +113,15 @@ class Entrance:
         headers = _checked_names(message)
         subject = f"{self._prefix}.{rest}"
         stored_as = subject
-        if SCHEDULE in headers:
-            if not headers[SCHEDULE].startswith("@at "):
-                raise ConfigError(f"header {SCHEDULE}: a guard supports '@at' and a time only")
-            stored_as = headers.get(SCHEDULE_TARGET, "")
-        elif SCHEDULE_TARGET in headers:
-            raise ConfigError(f"header {SCHEDULE_TARGET}: given without {SCHEDULE}")
+        if RULE_HEADER in headers:
+            if not headers[RULE_HEADER].startswith("@at "):
+                raise ConfigError(f"header {RULE_HEADER}: a guard supports '@at' and a time only")
+            stored_as = headers.get(TARGET_HEADER, "")
+        elif TARGET_HEADER in headers:
+            raise ConfigError(f"header {TARGET_HEADER}: given without {RULE_HEADER}")
         start = self._start_of(subject)
         if self._start_of(stored_as) != start:
-            raise ConfigError(f"header {SCHEDULE_TARGET}: {stored_as!r:.80} is another partition")
+            raise ConfigError(f"header {TARGET_HEADER}: {stored_as!r:.80} is another partition")
         block = _without_request_info(message.block)
         for text in (subject, stored_as):
             try:

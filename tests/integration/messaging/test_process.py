@@ -206,7 +206,7 @@ async def test_an_output_that_cannot_be_stored_discards_its_siblings(mill: Mill)
     stored = sorted([int(event.value) async for event in target.read()])
     assert stored == sorted([0, 1, 3, 4, 5] * 3)
     assert [e.value async for e in (await mill.topic("in-p-dead")).read()] == [b"2"]
-    with pytest.raises(ProcessFailed, match="takes bytes or text"):
+    with pytest.raises(ProcessFailed, match="a dict or a list"):
         await mill.process(source, target, make, ProcessSettings("q")).run(once=True)
 
 

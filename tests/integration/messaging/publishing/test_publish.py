@@ -264,7 +264,7 @@ async def test_an_event_with_a_time_to_live_is_gone_after_it(topic: Topic) -> No
 @pytest.mark.parametrize(
     ("wrong", "text"),
     [
-        ({"value": 3}, "bytes or text"),
+        ({"value": 3}, "a dict or a list"),
         ({"value": b"", "key": "x" * 1025}, "at most"),
         ({"value": b"", "headers": {"Nats-Msg-Id": "x"}}, "reserved"),
         ({"value": b"", "headers": {"Mill-Time": "1"}}, "reserved"),
