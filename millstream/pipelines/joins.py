@@ -335,7 +335,7 @@ class _Changes:
             sf.coalesce(key_text(on), sf.lit("null")),
             sf.lit(f"' in a row of the {self.side} table whose key is '"),
             key,
-            sf.lit("'. Tables are joined by their keys: if both have the same, use on='_key'"),
+            sf.lit("'. Tables are joined by their keys; enrich looks up another column of a table"),
         )
         kept = [_column(None, name) for name in (DELETED, *self.names)]
         return self.frame.select(
