@@ -19,7 +19,7 @@ from millstream.backups.taking import back_up
 from millstream.broker import Broker, Cluster
 from millstream.deadline import Deadline
 from millstream.errors import BackupError, ConfigError
-from millstream.messaging import SubscriptionSettings, Topic
+from millstream.messaging import GroupEvent, SubscriptionSettings, Topic
 from millstream.messaging.groups.store import groups_of
 from millstream.mill import Mill
 from millstream.testing import AccountPool
@@ -300,6 +300,35 @@ async def test_a_topic_is_restored_with_what_belongs_to_it(
     # In an empty one they come along; in one with other schemas nothing is restored.
     assert "mill-schemas" in await bring_back(other, tmp_path / "b", "orders")
     assert [e.value async for e in (await other.topic("orders", Order)).read()] == [Order("bad", 1)]
+
+
+async def test_a_group_goes_back_with_its_topic(mill: Mill, tmp_path: Path) -> None:
+    """Else it would skip what is stored where it had been before the topic was deleted."""
+
+    async def handle_all(topic: Topic, offset: int) -> None:
+        seen = asyncio.Event()
+
+        async def done(event: GroupEvent) -> None:
+            if event.offset == offset:
+                seen.set()
+
+        async with topic.group("g") as group:
+            running = asyncio.create_task(group.run(done))
+            await asyncio.wait_for(seen.wait(), 30)
+            await group.stop()
+            await running
+
+    topic = await mill.create_topic("orders")
+    await topic.publish_many([b"1", b"2", b"3"])
+    await handle_all(topic, 3)
+    await take(mill, tmp_path / "b", "orders")
+    await topic.publish_many([b"lost"] * 10)
+    await handle_all(topic, 13)
+    await mill.delete_topic("orders")
+    await bring_back(mill, tmp_path / "b")
+    topic = await mill.topic("orders")
+    assert (await topic.publish(b"new")).offset == 4
+    await handle_all(topic, 4)
 
 
 @dataclass

@@ -68,7 +68,7 @@ def backup(
         )
         return
     say(
-        f"Backed up {len(made.streams):,} streams of account '{made.account}' with "
+        f"Backed up {len(made.streams):,} stream(s) of account '{made.account}' with "
         f"{made.messages:,} messages to {folder} ({size(made.bytes)})"
     )
     if made.whole:

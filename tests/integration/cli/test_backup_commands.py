@@ -16,7 +16,7 @@ def test_a_broker_is_backed_up_and_restored_by_commands(
     ours("pub", "--topic", "orders", "hello", "--key", "a")
     folder = str(tmp_path / "b")
     said = ours("backup", folder)
-    assert "Backed up 1 streams of account" in said
+    assert "Backed up 1 stream(s) of account" in said
     assert "Users, keys and settings are in the broker's own folder" in said
     (stream,) = other.json("restore", folder)["streams"]
     assert (stream["stream"], stream["messages"], stream["compared"]) == ("orders", 1, True)
