@@ -12,13 +12,14 @@ from collections.abc import Iterable, Mapping
 from itertools import islice
 from typing import Any, Final, TypeVar
 
-from millstream.errors import ConfigError
+from millstream.errors import ConfigError, MillstreamError
 
 __all__ = [
     "check_known",
     "did_you_mean",
     "near_names",
     "one_of",
+    "propose",
     "proposed_name",
     "settings_from",
 ]
@@ -73,6 +74,13 @@ def check_known(given: Iterable[str], known: Iterable[str], what: str = "setting
     for name in given:
         if name not in names:
             raise ConfigError(f"unknown {what} '{name}': {one_of(name, names, what)}")
+
+
+def propose(error: MillstreamError, name: str, known: Iterable[str]) -> None:
+    """Add to the message of an error that a name was not found which ones are near."""
+    question = did_you_mean(name, known, most=2)
+    if question:
+        error.args = (f"{error}. {question[0].upper()}{question[1:]}", *error.args[1:])
 
 
 def settings_from(

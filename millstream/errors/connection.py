@@ -50,15 +50,31 @@ class ConnectionClosed(ConnectError):
 
 
 class PermissionDenied(MillstreamError, PermissionError):
-    """The connected user has no permission to publish or subscribe there."""
+    """The connected user has no permission to publish or subscribe there.
 
-    def __init__(self, operation: str, subject: str, queue: str = "") -> None:
-        self.operation, self.subject, self.queue = operation, subject, queue
-        group = f" in queue group '{queue}'" if queue else ""
-        super().__init__(
-            f"this user may not {operation} '{subject}'{group}. "
-            f"Connect as a user with that permission, or have it granted"
-        )
+    `subject` is the one that the server refused; `action` says what a message there would do, such
+    as `create topic 'orders'`, if it is a call of the JetStream API.
+    """
+
+    def __init__(
+        self,
+        operation: str,
+        subject: str,
+        queue: str = "",
+        user: str = "",
+        asked: tuple[str, str] | None = None,  # the action, and what it needs
+    ) -> None:
+        self.operation, self.subject, self.queue, self.user = operation, subject, queue, user
+        who = f"user '{user}'" if user else "this user"
+        if asked is not None:
+            self.action, needs = asked
+            text = f"{who} may not {self.action}. {needs}: connect as such a user, or ask for it"
+        else:
+            self.action = f"{operation} '{subject}'"
+            group = f" in queue group '{queue}'" if queue else ""
+            advice = "Connect as a user with that permission, or have it granted"
+            text = f"{who} may not {self.action}{group}. {advice}"
+        super().__init__(text)
 
 
 class RequestTimeout(MillstreamError, TimeoutError):

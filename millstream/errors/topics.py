@@ -78,13 +78,26 @@ class RedriveTaken(MillstreamError):
 
 
 class ApiError(MillstreamError):
-    """JetStream refused a request. `err_code` is the server's own error number."""
+    """JetStream refused a request.
 
-    def __init__(self, code: int, err_code: int, description: str, advice: str = "") -> None:
+    `err_code` is the server's own error number, `description` its words for it.
+    """
+
+    def __init__(
+        self,
+        code: int,
+        err_code: int,
+        description: str,
+        advice: str = "",
+        *,
+        asked: str = "",  # such as `create topic 'orders'`
+        found: str = "",  # the description in our words
+    ) -> None:
         self.code, self.err_code, self.description = code, err_code, description
         text = description  # code 0: found before a request was sent
         if code:
-            text = f"the broker refused: {description} (code {code}, error {err_code})"
+            to = f" to {asked}" if asked else ""
+            text = f"the broker refused{to}: {found or description} (error {err_code})"
         super().__init__(f"{text}. {advice}" if advice else text)
 
 

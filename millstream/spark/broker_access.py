@@ -19,13 +19,14 @@ from millstream.messaging.topics.demand import (
     Server,
     ServerAnswer,
 )
+from millstream.messaging.topics.missing import NAMES_SECONDS, no_such_topic
 from millstream.messaging.topics.stream_config import identity_of, topic_streams
-from millstream.nearest import did_you_mean
 from millstream.settings import ConnectionSettings
 from millstream.wire.api import ErrorCode, StreamInfo
+from millstream.wire.listing import NamesPage
 from millstream.wire.protocol import pub
 from millstream.wire.sync.connection import BlockingConnection, BlockingJetStream
-from millstream.wire.sync.streams import find_streams, get_message, get_messages, list_streams
+from millstream.wire.sync.streams import find_streams, get_message, get_messages
 
 if TYPE_CHECKING:
     from millstream.schemas import Schema
@@ -40,7 +41,7 @@ __all__ = [
     "find_topics",
     "jetstream_to",
     "load_schema",
-    "no_such_topic",
+    "missing_topic",
 ]
 
 # How long a broker may be away before a call fails. Spark ends a query at the first error of a
@@ -49,7 +50,6 @@ PATIENCE_SECONDS = 60.0
 # For a server's answer about itself: it comes at once, or never.
 SERVER_SECONDS = 1.0
 SERVER_TRIES = 4
-NEAR_SECONDS = 2.0  # to find out what a misspelled topic may mean
 
 # -- connections ----------------------------------------------------------------------------
 
@@ -133,7 +133,7 @@ def find_topics(jetstream: BlockingJetStream, topics: Iterable[str]) -> dict[str
         wanted = following
     for topic, streams in result.items():
         if not streams:
-            raise no_such_topic(jetstream, topic)
+            raise missing_topic(jetstream, topic)
         _check_complete(topic, streams)
     return result
 
@@ -151,16 +151,13 @@ def _check_complete(topic: str, streams: list[StreamInfo]) -> None:
         )
 
 
-def no_such_topic(jetstream: BlockingJetStream, name: str) -> TopicNotFound:
-    """The error for a name that is neither a topic nor a stream, with the name that it is near."""
+def missing_topic(jetstream: BlockingJetStream, name: str) -> TopicNotFound:
+    """The error for a name that is neither a topic nor a stream, with the names that are near."""
     try:
-        streams = list_streams(jetstream, NEAR_SECONDS)
-    except MillstreamError:
-        streams = []  # this user may not list them, or some are out of reach
-    near = did_you_mean(name, {identity_of(info.config).topic for info in streams})
-    text = f"there is no topic or stream '{name}'"
-    advice = near.capitalize() or "Create it, or check the name"
-    return TopicNotFound(0, ErrorCode.STREAM_NOT_FOUND, text, advice)
+        answer = jetstream.call("STREAM.NAMES", {}, NamesPage, NAMES_SECONDS)
+    except MillstreamError:  # the error is the one about the name
+        return no_such_topic(name)
+    return no_such_topic(name, answer.streams or ())
 
 
 # -- schemas --------------------------------------------------------------------------------

@@ -19,6 +19,7 @@ from millstream.errors import (
     WrongSequence,
 )
 from millstream.wire.protocol import ProtocolError
+from millstream.wire.words import WORDINGS, Wording, asked_for
 
 __all__ = [
     "FULL",
@@ -103,36 +104,23 @@ RETRY: Final = frozenset(
     }
 )
 
-_CLASSES: Final[dict[int, tuple[type[ApiError], str]]] = {
-    ErrorCode.STREAM_NOT_FOUND: (TopicNotFound, "Create it first, or check the name"),
-    ErrorCode.STREAM_OFFLINE: (
-        ApiError,
-        "All nodes that keep it are down: start them, see 'millstream status'",
-    ),
-    ErrorCode.STREAM_NAME_IN_USE: (TopicConflict, "Open it as it is, or change it on purpose"),
-    ErrorCode.CONSUMER_NOT_FOUND: (SubscriptionNotFound, "Create it first, or check the name"),
-    ErrorCode.CONSUMER_EXISTS: (SubscriptionConflict, ""),
-    ErrorCode.CONSUMER_NAME_IN_USE: (SubscriptionConflict, ""),
-    ErrorCode.REPLICAS_NOT_CLUSTERED: (
-        NotReplicated,
-        "This broker is a single node; replicas need a cluster: millstream up --nodes 3",
-    ),
-    ErrorCode.NO_SUITABLE_PEERS: (
-        NotReplicated,
-        "The cluster has fewer nodes than the replicas asked for",
-    ),
-    ErrorCode.WRONG_LAST_SEQUENCE: (WrongSequence, ""),
-    ErrorCode.WRONG_LAST_SEQUENCE_IN_FLIGHT: (WrongSequence, ""),
-    ErrorCode.STORE_FAILED: (LimitReached, "Make room (purge, retention) or raise the limit"),
-    ErrorCode.INSUFFICIENT_RESOURCES: (
-        LimitReached,
-        "The broker's storage limit is used up: purge or delete topics, or raise the limit",
-    ),
-    ErrorCode.ACCOUNT_RESOURCES: (LimitReached, "The account's limit is used up"),
-    ErrorCode.MEMORY_RESOURCES: (LimitReached, "The broker's memory limit is used up"),
-    ErrorCode.STORAGE_RESOURCES: (LimitReached, "The broker's storage limit is used up"),
-    ErrorCode.MAX_CONSUMERS: (LimitReached, "Remove subscriptions or raise max_consumers"),
-    ErrorCode.MAX_STREAMS: (LimitReached, "The account may not have more topics"),
+_CLASSES: Final[dict[int, type[ApiError]]] = {
+    ErrorCode.STREAM_NOT_FOUND: TopicNotFound,
+    ErrorCode.STREAM_NAME_IN_USE: TopicConflict,
+    ErrorCode.CONSUMER_NOT_FOUND: SubscriptionNotFound,
+    ErrorCode.CONSUMER_EXISTS: SubscriptionConflict,
+    ErrorCode.CONSUMER_NAME_IN_USE: SubscriptionConflict,
+    ErrorCode.REPLICAS_NOT_CLUSTERED: NotReplicated,
+    ErrorCode.NO_SUITABLE_PEERS: NotReplicated,
+    ErrorCode.WRONG_LAST_SEQUENCE: WrongSequence,
+    ErrorCode.WRONG_LAST_SEQUENCE_IN_FLIGHT: WrongSequence,
+    ErrorCode.STORE_FAILED: LimitReached,
+    ErrorCode.INSUFFICIENT_RESOURCES: LimitReached,
+    ErrorCode.ACCOUNT_RESOURCES: LimitReached,
+    ErrorCode.MEMORY_RESOURCES: LimitReached,
+    ErrorCode.STORAGE_RESOURCES: LimitReached,
+    ErrorCode.MAX_CONSUMERS: LimitReached,
+    ErrorCode.MAX_STREAMS: LimitReached,
 }
 
 
@@ -154,10 +142,19 @@ def publish_error(refusal: Refusal) -> MillstreamError:
     return error_from(refusal)
 
 
-def error_from(refusal: Refusal) -> ApiError:
-    """The exception for a refusal, of the most specific class."""
-    kind, advice = _CLASSES.get(refusal.err_code, (ApiError, ""))
-    return kind(refusal.code, refusal.err_code, refusal.description, advice)
+def error_from(refusal: Refusal, verb: str = "") -> ApiError:
+    """The exception for a refusal of a call, of the most specific class, in our words."""
+    kind = _CLASSES.get(refusal.err_code, ApiError)
+    wording = WORDINGS.get(refusal.err_code, Wording())
+    asked = asked_for(verb)
+    return kind(
+        refusal.code,
+        refusal.err_code,
+        refusal.description,
+        wording.advice,
+        asked=asked.action if asked else "",
+        found=wording.found,
+    )
 
 
 def api_prefix(domain: str | None) -> str:

@@ -14,6 +14,7 @@ import msgspec
 from millstream.errors import AuthenticationFailed, ConfigError, PermissionDenied
 from millstream.settings import ConnectionSettings, hide_password
 from millstream.wire.protocol import ProtocolError
+from millstream.wire.words import asked_on
 
 __all__ = [
     "ServerAddress",
@@ -187,10 +188,23 @@ def is_authentication_error(text: str) -> bool:
     return text.strip().strip("'").lower() in _AUTHENTICATION_ERRORS
 
 
-def denied_subject(text: str) -> PermissionDenied | None:
+def _user_name(settings: ConnectionSettings, address: ServerAddress) -> str:
+    """The name of the user, for errors; "" when it has none or it is a secret."""
+    if settings.creds or settings.nkey_seed or settings.token:
+        return ""
+    if address.password is None and settings.password is None:
+        return ""  # nats://token@host
+    return address.user or settings.user or ""
+
+
+def denied_subject(
+    text: str, settings: ConnectionSettings | None = None, address: ServerAddress | None = None
+) -> PermissionDenied | None:
     """The error for a permissions violation, or None when the text is about something else."""
     match = _DENIED.search(text)
     if match is None:
         return None
     operation = "publish to" if match[1].lower() == "publish" else "subscribe to"
-    return PermissionDenied(operation, match[2], match[3] or "")
+    asked = asked_on(match[2]) if operation == "publish to" else None
+    user = _user_name(settings, address) if settings and address else ""
+    return PermissionDenied(operation, match[2], match[3] or "", user, asked)

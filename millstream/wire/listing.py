@@ -20,12 +20,21 @@ import msgspec
 from millstream.errors import IncompleteList
 from millstream.wire.api import ConsumerInfo, StreamInfo
 
-__all__ = ["GATHER_SECONDS", "Listing", "Page", "consumers", "streams"]
+__all__ = [
+    "GATHER_SECONDS",
+    "NAMES_PAGES_MAX",
+    "Listing",
+    "NamesPage",
+    "Page",
+    "consumers",
+    "streams",
+]
 
 # A node waits up to 4 s for the leaders of the others before it answers with what it has.
 GATHER_SECONDS: Final = 6.0
 # The server gives 256 rows a page; this many pages are more rows than it can hold.
 PAGES_MAX: Final = 10_000
+NAMES_PAGES_MAX: Final = 10  # of names that an error may propose
 
 Row = TypeVar("Row")
 
@@ -40,6 +49,13 @@ class Page(msgspec.Struct):
     offline: dict[str, str] | None = None
     streams: list[StreamInfo] | None = None
     consumers: list[ConsumerInfo] | None = None
+
+
+class NamesPage(msgspec.Struct):
+    """An answer of STREAM.NAMES, which has up to 1,024 names."""
+
+    total: int = 0
+    streams: list[str] | None = None
 
 
 class Listing(Generic[Row]):

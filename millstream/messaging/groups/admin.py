@@ -24,6 +24,7 @@ from millstream.messaging.groups.records import MemberRecord, PartitionRecord, P
 from millstream.messaging.groups.store import GroupStore, Stored, groups_of
 from millstream.messaging.subscriptions.admin import Lag
 from millstream.messaging.topics.info import TopicInfo
+from millstream.nearest import propose
 from millstream.wire.aio.interest_hold import InterestHold, hold_on
 from millstream.wire.aio.jetstream import JetStream
 from millstream.wire.aio.publisher import StreamPublisher
@@ -194,8 +195,11 @@ class GroupAdmin:
         return GroupStore(self._jetstream, self._publisher, self._topic, name)
 
     async def _records(self, store: GroupStore) -> dict[int, Stored[PartitionRecord]]:
-        if store.group not in await self.names():
-            raise GroupNotFound(self._topic, store.group)
+        names = await self.names()
+        if store.group not in names:
+            missing = GroupNotFound(self._topic, store.group)
+            propose(missing, store.group, names)
+            raise missing
         return await store.partitions()
 
     async def _check_idle(self, store: GroupStore) -> None:

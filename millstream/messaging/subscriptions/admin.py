@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 from builtins import list as builtin_list
 from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final
@@ -12,6 +14,7 @@ from millstream.deadline import now_ns
 from millstream.errors import (
     ApiError,
     ConfigError,
+    MillstreamError,
     SubscriptionConflict,
     SubscriptionNotFound,
     TopicNotFound,
@@ -28,7 +31,8 @@ from millstream.messaging.subscriptions.settings import (
 )
 from millstream.messaging.topics.handle import TopicHandle
 from millstream.messaging.topics.lookup import open_topic, side_by_side
-from millstream.nearest import check_known, settings_from
+from millstream.messaging.topics.missing import NAMES_SECONDS
+from millstream.nearest import check_known, propose, settings_from
 from millstream.wire.api import ConsumerInfo, ErrorCode
 from millstream.wire.message import stored_ns_of
 from millstream.wire.protocol import unique_token
@@ -105,7 +109,7 @@ class Subscriptions:
         settings = settings_from(SubscriptionSettings, settings, values)
         if settings is None:
             try:
-                return (await self.info(name)).settings
+                return (await self._info(name)).settings
             except SubscriptionNotFound:
                 settings = SubscriptionSettings()
         for partition in self._partitions:
@@ -149,10 +153,14 @@ class Subscriptions:
             except SubscriptionNotFound as error:
                 missing = error
         if missing is not None and not found:
-            raise missing
+            raise await self._near(missing, name)
 
     async def info(self, name: str) -> SubscriptionInfo:
         """Settings and state of one subscription."""
+        async with self._existing(name):
+            return await self._info(name)
+
+    async def _info(self, name: str) -> SubscriptionInfo:
         infos = [
             (partition, await self._jetstream.consumer_info(partition.stream, name))
             for partition in self._partitions
@@ -174,7 +182,8 @@ class Subscriptions:
         """
         messages, oldest = 0, None
         for partition in self._partitions:
-            info = await self._jetstream.consumer_info(partition.stream, name)
+            async with self._existing(name):
+                info = await self._jetstream.consumer_info(partition.stream, name)
             unsettled = info.num_pending + info.num_ack_pending
             messages += unsettled
             if unsettled:
@@ -193,16 +202,18 @@ class Subscriptions:
         until = datetime_of(now_ns()) + span
         text = until.astimezone(UTC).isoformat().replace("+00:00", "Z")
         for partition in self._partitions:
-            await self._jetstream.ask(
-                f"CONSUMER.PAUSE.{partition.stream}.{name}", {"pause_until": text}
-            )
+            async with self._existing(name):
+                await self._jetstream.ask(
+                    f"CONSUMER.PAUSE.{partition.stream}.{name}", {"pause_until": text}
+                )
         return until
 
     async def resume(self, name: str) -> None:
         """End a pause now."""
         connection = self._jetstream.connection
         for partition in self._partitions:
-            await self._jetstream.ask(f"CONSUMER.PAUSE.{partition.stream}.{name}", {})
+            async with self._existing(name):
+                await self._jetstream.ask(f"CONSUMER.PAUSE.{partition.stream}.{name}", {})
             # The server continues only at its next heartbeat, or when messages are requested: this
             # does that, for an inbox without a subscriber, so that none is delivered to it.
             subject = f"{self._jetstream.prefix}.CONSUMER.MSG.NEXT.{partition.stream}.{name}"
@@ -215,7 +226,8 @@ class Subscriptions:
             sequence = await self._sequence(partition.stream, to)
             try:
                 body = {"seq": sequence}
-                await self._jetstream.ask(f"CONSUMER.RESET.{partition.stream}.{name}", body)
+                async with self._existing(name):
+                    await self._jetstream.ask(f"CONSUMER.RESET.{partition.stream}.{name}", body)
             except ApiError as error:
                 if error.err_code != ErrorCode.RESET_BELOW_START:
                     raise
@@ -225,16 +237,34 @@ class Subscriptions:
         """The topic that holds the dead letters of a subscription, group or process."""
         dead = default_dead_letter_topic(self._topic, name)
         try:
-            return (await self.info(name)).settings.dead_letter or dead
+            return (await self._info(name)).settings.dead_letter or dead
         except SubscriptionNotFound as missing:
             # Groups and processes have no consumer, and dead letters outlive their subscription.
             try:
                 await open_topic(self._jetstream, dead)
             except TopicNotFound:
-                raise missing from None
+                raise await self._near(missing, name) from None
             return dead
 
     # -- inside ---------------------------------------------------------------------------
+
+    @asynccontextmanager
+    async def _existing(self, name: str) -> AsyncIterator[None]:
+        """Propose near names when there is no subscription of this name."""
+        check_name("subscription", name)
+        try:
+            yield
+        except SubscriptionNotFound as missing:
+            raise await self._near(missing, name)  # noqa: B904 - it is the same error
+
+    async def _near(self, missing: SubscriptionNotFound, name: str) -> SubscriptionNotFound:
+        try:
+            async with asyncio.timeout(NAMES_SECONDS):
+                known = [info.name for info in await self.list()]
+        except (MillstreamError, TimeoutError):  # the error is the one about the name
+            return missing
+        propose(missing, name, known)
+        return missing
 
     async def _recreate(self, partition: Partition, name: str, sequence: int) -> None:
         """A consumer cannot go before its first start: create it again, starting there.

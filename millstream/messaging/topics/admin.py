@@ -36,6 +36,7 @@ from millstream.messaging.topics.lookup import (
     find_stream,
     find_streams,
     list_topics,
+    missing_topic,
     open_topic,
     side_by_side,
     streams_of,
@@ -266,7 +267,7 @@ async def _origin(js: JetStream, origin: Origin) -> Origin:
         ) from error
     if not found:
         text = f"there is no topic '{origin.topic}'{where} to copy from"
-        raise TopicNotFound(0, ErrorCode.STREAM_NOT_FOUND, text, advice)
+        raise await missing_topic(there, origin.topic, text, advice)
     return resolved(origin, found[0].config)
 
 

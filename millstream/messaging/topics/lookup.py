@@ -6,8 +6,9 @@ import asyncio
 from collections.abc import Callable, Coroutine, Iterable
 from typing import Any, Final, TypeVar
 
-from millstream.errors import TopicNotFound
+from millstream.errors import MillstreamError, TopicNotFound
 from millstream.messaging.topics.info import TopicInfo, topic_info
+from millstream.messaging.topics.missing import NAMES_SECONDS, no_such_topic
 from millstream.messaging.topics.stream_config import (
     check_stream_name,
     identity_of,
@@ -16,7 +17,7 @@ from millstream.messaging.topics.stream_config import (
 from millstream.wire.aio.jetstream import JetStream
 from millstream.wire.api import ErrorCode, StreamInfo
 
-__all__ = ["list_topics", "open_topic", "side_by_side", "streams_of"]
+__all__ = ["list_topics", "missing_topic", "open_topic", "side_by_side", "streams_of"]
 
 # Partitions are requested concurrently, but too few to fill the server's API queue.
 AT_ONCE: Final = 16
@@ -54,9 +55,17 @@ async def streams_of(js: JetStream, name: str) -> list[StreamInfo]:
     """The streams of a topic that must exist."""
     found = await find_streams(js, name)
     if not found:
-        text = f"there is no topic or stream '{name}'"
-        raise TopicNotFound(0, ErrorCode.STREAM_NOT_FOUND, text, "Create it, or check the name")
+        raise await missing_topic(js, name)
     return found
+
+
+async def missing_topic(js: JetStream, name: str, *words: str) -> TopicNotFound:
+    """The error for a name that is no topic, with those that are near; `words`: text and advice."""
+    try:
+        streams = await js.stream_names(NAMES_SECONDS)
+    except MillstreamError:  # the user may not list them: the error is the one about the name
+        streams = []
+    return no_such_topic(name, streams, *words)
 
 
 async def find_streams(js: JetStream, name: str, timeout: float | None = None) -> list[StreamInfo]:

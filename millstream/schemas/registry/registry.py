@@ -11,6 +11,7 @@ from typing import Any, Final
 from millstream.errors import (
     ApiError,
     ConfigError,
+    MillstreamError,
     SchemaError,
     SchemaNotFound,
     TopicNotFound,
@@ -19,7 +20,8 @@ from millstream.errors import (
 from millstream.messaging import Client, Topic, TopicSettings
 from millstream.messaging.topics.admin import edit
 from millstream.messaging.topics.lookup import open_topic
-from millstream.nearest import check_known
+from millstream.messaging.topics.missing import NAMES_SECONDS
+from millstream.nearest import check_known, propose
 from millstream.schemas.compatibility import Mode, Problem, parse_mode
 from millstream.schemas.declaration import declare
 from millstream.schemas.registry.records import (
@@ -71,11 +73,21 @@ class Registry:
         """The versions of a topic's schema; SchemaNotFound when it has none."""
         record, _ = await self._record(name)
         if record is None:
-            raise SchemaNotFound(
+            missing = SchemaNotFound(
                 f"topic '{name}' has no schema. Declare it with create_topic(..., schema=...), or "
                 f"'millstream schema register {name} FILE'"
             )
+            propose(missing, name, await self._names())
+            raise missing
         return record
+
+    async def _names(self) -> list[str]:
+        """The topics with a schema, to propose one; none if they cannot be read now."""
+        try:
+            async with asyncio.timeout(NAMES_SECONDS):
+                return [record.topic for record in await self.topics()]
+        except (MillstreamError, TimeoutError):
+            return []
 
     async def find(self, name: str) -> TopicSchemas | None:
         """Like `topic`, but None when it has no schema."""

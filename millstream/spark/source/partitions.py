@@ -12,7 +12,7 @@ from millstream.messaging.topics.stream_config import (
     identity_of,
     wire_format_of,
 )
-from millstream.spark.broker_access import PATIENCE_SECONDS, find_topics, no_such_topic
+from millstream.spark.broker_access import PATIENCE_SECONDS, find_topics, missing_topic
 from millstream.spark.options import SourceOptions
 from millstream.spark.source.offsets import (
     FIRST,
@@ -48,7 +48,7 @@ def find_partitions(jetstream: BlockingJetStream, options: SourceOptions) -> Par
         check_stream_name(options.stream)
         info = find_stream(jetstream, options.stream, PATIENCE_SECONDS)
         if info is None:
-            raise no_such_topic(jetstream, options.stream)
+            raise missing_topic(jetstream, options.stream)
         return _sorted([_state(info, options.stream, alone=True)])
     if options.pattern is not None:
         return _matching(jetstream, options.pattern)

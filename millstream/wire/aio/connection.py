@@ -363,7 +363,7 @@ class Connection:
         self._discover(info)
 
     def link_error(self, text: str) -> None:
-        denied = denied_subject(text)
+        denied = denied_subject(text, self.settings, self._address)
         if denied is None:
             _log.warning("the server says: %s", text)
             return

@@ -24,7 +24,7 @@ from millstream.wire.api import (
     consumer_request,
     error_from,
 )
-from millstream.wire.listing import Listing, Page
+from millstream.wire.listing import NAMES_PAGES_MAX, Listing, NamesPage, Page
 from millstream.wire.message import StoredMessage
 
 __all__ = ["JetStream"]
@@ -52,13 +52,13 @@ class _Answer(msgspec.Struct):
 _Attempt = asyncio.Future[tuple[bytes, bytes]]
 
 
-def _answer(attempt: _Attempt, gone: int | None) -> bytes:
+def _answer(attempt: _Attempt, gone: int | None, verb: str) -> bytes:
     """The answer to an attempt; a refusal is raised unless its error is `gone`."""
     _, answer = attempt.result()
     refusal = msgspec.json.decode(answer, type=_Answer).error
     if refusal is None or refusal.err_code == gone:
         return answer
-    raise error_from(refusal)
+    raise error_from(refusal, verb)
 
 
 class JetStream:
@@ -103,7 +103,7 @@ class JetStream:
                 for attempt in answered:
                     waiting.remove(attempt)
                     try:
-                        return _answer(attempt, None if attempt is first else gone)
+                        return _answer(attempt, None if attempt is first else gone, verb)
                     except ApiError as refused:
                         if refused.err_code not in RETRY:
                             raise
@@ -141,6 +141,17 @@ class JetStream:
     async def streams(self) -> list[StreamInfo]:
         """All streams of the account, with their state. IncompleteList: some are unreachable."""
         return await self._list(listing.streams())
+
+    async def stream_names(self, timeout: float) -> list[str]:
+        """The names of the streams, at most some thousands, for messages of errors."""
+        deadline, names = Deadline(timeout), list[str]()
+        for _ in range(NAMES_PAGES_MAX):
+            body = {"offset": len(names)}
+            page = await self.call("STREAM.NAMES", body, NamesPage, deadline.left())
+            names += page.streams or ()
+            if not page.streams or len(names) >= page.total:
+                break
+        return names
 
     async def stream_configs(self, subject: str | None = None) -> list[dict[str, Any]]:
         """The configurations of all streams, or of those that take the given subject.

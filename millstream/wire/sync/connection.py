@@ -77,6 +77,7 @@ class BlockingConnection(Closing):
     def __init__(self, settings: ConnectionSettings) -> None:
         self.settings = settings
         self._addresses = [parse_address(url) for url in settings.urls]
+        self._address = self._addresses[0]  # the last one tried
         self._socket: socket.socket | None = None
         self._handlers: dict[bytes, Handler] = {}
         self._parser = Parser(self._handlers, self._control)
@@ -143,6 +144,7 @@ class BlockingConnection(Closing):
         self._error, self._denied, self._pongs = None, None, 0
         self.generation += 1
         self.info = ServerInfo()
+        self._address = address
         plain = socket.create_connection((address.host, address.port), deadline.left() or 0.001)
         plain.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._socket = plain
@@ -234,7 +236,7 @@ class BlockingConnection(Closing):
             self.info = parse_info(rest)
         elif op == b"-ERR":
             text = rest.decode("utf-8", "replace").strip().strip("'")
-            self._denied = denied_subject(text)
+            self._denied = denied_subject(text, self.settings, self._address)
             if is_authentication_error(text):
                 self._error = AuthenticationFailed(f"the server refused the credentials: {text}")
             elif self._denied is None:
@@ -372,9 +374,11 @@ class BlockingJetStream:
             answers: list[bytes | ApiError] = []
             try:
                 seconds = max(0.05, deadline.left(at_most=attempt))
-                for _, answer in self.connection.request_all(requests, b"", seconds):
+                replies = self.connection.request_all(requests, b"", seconds)
+                for (subject, _), (_, answer) in zip(requests, replies, strict=True):
                     refusal = msgspec.json.decode(answer, type=_Answer).error
-                    answers.append(answer if refusal is None else error_from(refusal))
+                    verb = subject.removeprefix(f"{self.prefix}.")
+                    answers.append(answer if refusal is None else error_from(refusal, verb))
             except (AuthenticationFailed, TlsFailed):
                 raise  # asking again would not help
             except (RequestTimeout, NoResponders, ConnectError) as failed:

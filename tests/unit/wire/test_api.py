@@ -50,7 +50,7 @@ def test_a_refusal_becomes_the_most_specific_error_with_its_numbers(
     error = error_from(Refusal(400, number, "because"))
     assert type(error) is kind
     assert (error.code, error.err_code, error.description) == (400, number, "because")
-    assert "because" in str(error)
+    assert f"(error {number})" in str(error)
 
 
 def test_a_domain_is_part_of_the_prefix() -> None:

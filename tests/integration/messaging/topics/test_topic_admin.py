@@ -172,7 +172,7 @@ async def test_a_topic_of_a_newer_layout_is_not_changed(js: JetStream) -> None:
 
 
 async def test_replicas_on_a_single_node_are_refused_with_the_reason(js: JetStream) -> None:
-    with pytest.raises(NotReplicated, match="single node; replicas need a cluster"):
+    with pytest.raises(NotReplicated, match=r"single node .*Replicas need a cluster"):
         await declare(js, "orders", TopicSettings(replicas=3))
     await declare(js, "orders")
     with pytest.raises(NotReplicated, match="single node"):
@@ -198,7 +198,7 @@ async def test_an_account_with_few_consumers_may_still_have_topics() -> None:
             info = await declare(js, "orders")
             assert info.partitions[0].config["max_consumers"] == -1
             assert (await declare(js, "orders")).created == info.created
-            with pytest.raises(ApiError, match="maximum consumers"):
+            with pytest.raises(ApiError, match="as many subscriptions as it may have"):
                 await declare(js, "other", TopicSettings(max_subscriptions=100))
         finally:
             await connection.close()
