@@ -314,7 +314,7 @@ async def test_an_unknown_or_bad_setting_is_refused_before_anything_is_asked(
     js: JetStream,
 ) -> None:
     await declare(js, "orders")
-    with pytest.raises(ConfigError, match="no setting maxage"):
+    with pytest.raises(ConfigError, match="unknown setting 'maxage'"):
         await edit(js, "orders", {"maxage": "1h"})
     with pytest.raises(ConfigError, match="max_age: not a duration: 'soon'"):
         await edit(js, "orders", {"max_age": "soon"})
