@@ -10,7 +10,7 @@ __all__ = ["WORDINGS", "AskedFor", "Wording", "asked_for", "asked_on"]
 
 _ADMIN: Final = "This needs the role admin"
 _APP: Final = "This needs the role app (not limited to certain topics) or admin"
-_READ: Final = "This needs a user who may read it"
+_READ: Final = "This needs permission to read it"
 _TOPIC: Final = "topic '{0}'"
 _SUBSCRIPTION: Final = "subscription '{1}' of topic '{0}'"
 
