@@ -84,7 +84,7 @@ def test_source_and_sink_use_tls_and_credentials(
     answer = refused(password="guess-what")
     assert "refused the credentials" in answer
     assert "guess-what" not in answer
-    assert "is not trusted" in refused(tlsCa="")
+    assert "in Spark tlsCa" in refused(tlsCa="")
 
 
 # -- every type -------------------------------------------------------------------------------

@@ -30,6 +30,7 @@ ALL = dict(commands())
 # These change or run something and have nothing to print but that it is done.
 WITHOUT_JSON = {
     "node stop", "node kill", "topic rm", "subscription rm", "subscription resume",
+    "group rm", "schedule rm",
 }  # fmt: skip
 
 
