@@ -10,7 +10,7 @@ of the right side; `suffix` is added to a name that the left side has as well.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Final, NoReturn, TypeAlias
@@ -61,10 +61,11 @@ def join_streams(
     `time` names the time column, or those of both sides in a pair; by default the one with a
     watermark, else the only one of type TIMESTAMP. `how` is inner, left, right or full.
 
-    A row that arrives `late` or more behind the newest row of its stream is dropped; a watermark
-    that a stream already has is kept instead. A row without a partner is in the result of a left,
-    right or full join once no partner can arrive: when events of both streams are newer than its
-    time plus `within` plus `late`. Rows whose time is null are left out.
+    A row that arrives `late` or more behind the newest row of its stream can be dropped; a
+    watermark that a stream already has is kept instead. A row without a partner is in the result of
+    a left, right or full join once no partner can arrive: when events of both streams are newer
+    than its time plus `within` plus `late`, or at once if its key is null. Rows whose time is null
+    are left out.
     """
     join = _Join("join_streams", left, right, on, suffix)
     chosen = join.kind(how, ("inner", "left", "right", "full"))
@@ -147,7 +148,12 @@ class _Join:
 
     def __init__(self, call: str, left: DataFrame, right: DataFrame, on: On, suffix: str) -> None:
         self.call, self.left, self.right = call, left, right
+        for side, frame in ((_LEFT, left), (_RIGHT, right)):
+            if not hasattr(frame, "columns"):
+                self.fail(f"the {side} side is {frame!r}, not a DataFrame. Read it first")
         given = [on] if isinstance(on, str) else on
+        if not isinstance(given, Sequence | Set | Mapping):
+            self.fail(f"on={on!r} is not a name. Name the columns that are equal on both sides")
         named = given.items() if isinstance(given, Mapping) else [(name, name) for name in given]
         self.pairs = list(named)
         if not self.pairs:
@@ -175,9 +181,9 @@ class _Join:
 
     def seconds(self, text: Duration) -> float:
         """The seconds of "10 minutes", as Spark writes it, or of "10m"."""
-        if isinstance(text, timedelta):
-            return text.total_seconds()
         try:
+            if isinstance(text, timedelta):
+                return parse_duration(text.total_seconds())
             return parse_duration(_UNIT.sub(lambda unit: _SHORT[unit[1]], str(text).lower()))
         except ConfigError:
             self.fail(f"{text!r} is not a duration. Write it like '10 minutes', '90s' or '1h30m'")
@@ -197,6 +203,20 @@ class _Join:
                 f"'{here}' is {types[0].simpleString()} on the left side and '{there}' is "
                 f"{types[1].simpleString()} on the right side. Convert one of them with cast"
             )
+
+    def check_equal_texts(self) -> None:
+        """Fail if equal numbers of both sides are different keys, as 1 and 1.0 are."""
+        from pyspark.sql.types import IntegralType
+
+        for here, there in self.pairs:
+            types = self.left.schema[here].dataType, self.right.schema[there].dataType
+            integers = all(isinstance(one, IntegralType) for one in types)
+            if _KEY not in (here, there) and types[0] != types[1] and not integers:
+                self.fail(
+                    f"'{here}' is {types[0].simpleString()} on the left side and '{there}' is "
+                    f"{types[1].simpleString()} on the right side, so equal numbers are different "
+                    f"keys. Store both tables with keys of one type"
+                )
 
     def _check_column(self, side: str, frame: DataFrame, name: str) -> None:
         if name not in frame.columns:
@@ -224,7 +244,9 @@ class _Join:
 
         condition = sf.lit(True)
         for here, there in self.pairs:
-            condition &= _column(_LEFT, here) == _column(_RIGHT, there)
+            left, right = _column(_LEFT, here), _column(_RIGHT, there)
+            # Spark's full join of streams lets null equal null unless nulls are ruled out.
+            condition &= left.isNotNull() & right.isNotNull() & (left == right)
         return condition
 
     def columns(self, how: str) -> list[Column]:
@@ -375,6 +397,7 @@ def _followed(join: _Join, how: str) -> DataFrame:
 
     if len(join.pairs) > 1 and any(_KEY in pair for pair in join.pairs):
         join.fail(f"'{_KEY}' is the complete key of a table. Join on it alone")
+    join.check_equal_texts()
     kept = {name: new for name, new in join.names.items() if name not in (*_CHANGE, _TIME)}
     equal = [here for here, _ in join.pairs]
     own = [name for name in join.left.columns if name not in (*_CHANGE, _TIME, *equal)]
