@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Coroutine, Generator
 from types import TracebackType
-from typing import Any, Generic, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, NoReturn, Self, TypeVar
 
 __all__ = ["AsyncClosing", "Closing", "Opening", "leave"]
 
@@ -101,3 +101,19 @@ class Opening(Generic[T]):
         trace: TracebackType | None,
     ) -> None:
         await self._opened.pop().__aexit__(kind, error, trace)
+
+    if not TYPE_CHECKING:  # a type checker finds these mistakes itself
+
+        def __getattr__(self, name: str) -> NoReturn:
+            raise AttributeError(
+                f"nothing is open yet, so there is no {name!r}. Write 'await' before the call that "
+                f"returned this, or use it as 'async with ... as'"
+            )
+
+        def __enter__(self) -> NoReturn:
+            raise TypeError(
+                "write 'async with' instead of 'with'; in code without asyncio use "
+                "millstream.blocking"
+            )
+
+        def __exit__(self, *_: object) -> None: ...  # 'with' looks for it first

@@ -1,4 +1,7 @@
-"""Failures of an application's own functions, in the log: one line each, at a limited rate."""
+"""An application's own functions: what can be one, and its failures in the log.
+
+A failure is one line, at a limited rate.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +10,9 @@ import time
 from collections.abc import Callable
 from typing import Final
 
-__all__ = ["FailureLog"]
+from millstream.errors import ConfigError
+
+__all__ = ["FailureLog", "check_handler"]
 
 # What a person can read. A function that fails on every event would fill the disk otherwise.
 LINES_AT_ONCE: Final = 100
@@ -37,3 +42,11 @@ class FailureLog:
             text, values = f"{text} (%d failures before were not logged)", (*values, self._left_out)
             self._left_out = 0
         self._log.warning(text, *values, exc_info=error)
+
+
+def check_handler(handler: object) -> None:
+    """Refuse what cannot be called before it fails on every event, again and again."""
+    if not callable(handler):
+        found = getattr(handler, "__name__", None)  # of a coroutine: the function that was called
+        passed = f"pass {found} instead of {found}(...)" if found else "pass a function"
+        raise ConfigError(f"a handler must be a function, found {type(handler).__name__}: {passed}")

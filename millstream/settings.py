@@ -471,6 +471,8 @@ def _tls(tls: Tls) -> Tls | None:
 
 
 def _urls(listed: str) -> tuple[str, ...]:
+    if not isinstance(listed, str):
+        raise ConfigError(f"a server address is text, found {listed!r}. Write nats://host:port")
     urls = tuple(part.strip() for part in listed.split(",") if part.strip())
     if not urls:
         raise ConfigError(f"no server address in {listed!r}. Write nats://host:port")

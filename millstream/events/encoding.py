@@ -41,6 +41,8 @@ def value_bytes(value: Any) -> bytes:
 
 def check_headers(headers: Mapping[str, str]) -> None:
     """Refuse names that belong to the server or to Millstream."""
+    if not isinstance(headers, Mapping):
+        raise ConfigError(f"headers are a dict of text, found {type(headers).__name__}")
     for name in headers:
         if isinstance(name, str) and name.startswith(RESERVED_PREFIXES):
             raise ConfigError(f"header {name!r}: names that start with Nats- or Mill- are reserved")

@@ -38,7 +38,7 @@ from millstream.events.start import Start
 from millstream.events.subject import check_name
 from millstream.events.undecodable import DECODE_FAILURES
 from millstream.events.unpack import events_in
-from millstream.failure_log import FailureLog
+from millstream.failure_log import FailureLog, check_handler
 from millstream.messaging.dead_letters.store import DeadLetterStore, default_dead_letter_topic
 from millstream.messaging.publishing.fenced_lane import FencedLane
 from millstream.messaging.publishing.target import PackTarget
@@ -161,6 +161,7 @@ class Process:
         chosen = settings.partitions
         self.settings = settings
         self.output = output
+        check_handler(function)
         self.function = function
         self.stopping = asyncio.Event()
         self.handled = 0  # events the function was called for

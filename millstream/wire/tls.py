@@ -108,7 +108,12 @@ def open_failure(
         )
     if isinstance(error, ConnectError):
         return error
-    return ConnectFailed(f"cannot connect to {address}: {why}")
+    if isinstance(error, ConnectionRefusedError):  # asyncio's text repeats the address
+        why = "connection refused"
+    return ConnectFailed(
+        f"cannot connect to {address}: {why}. "
+        f"Start a broker with 'millstream up', or check the address"
+    )
 
 
 def _tls_failure(

@@ -149,11 +149,12 @@ WORDINGS: Final[Mapping[int, Wording]] = {
     10119: Wording("the subscription is offline", _NODES_DOWN),
     10195: Wording("the subscription is offline", _NODES_DOWN),
     # -- topics
+    10071: Wording(advice="Another writer was first: read the last event again, then decide again"),
     10059: Wording("there is no such topic or stream", "Create it first, or check the name"),
     10058: Wording("it exists with other settings", "Open it as it is, or change it on purpose"),
     10065: Wording(
         "another topic or stream stores the same subjects",
-        "Choose another name or prefix; 'millstream topic list' shows what there is",
+        "Choose another name or prefix; 'millstream topic ls' shows what there is",
     ),
     10052: Wording(advice="Some settings cannot be changed after a topic was created"),
     10109: Wording("the topic is sealed", "Nothing can be stored in it or removed from it"),

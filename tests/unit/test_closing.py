@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 import pytest
 
@@ -102,3 +103,12 @@ async def test_a_cancelled_opening_opens_nothing() -> None:
     with pytest.raises(asyncio.CancelledError):
         await task
     assert doors == []
+
+
+async def test_a_forgotten_await_and_a_plain_with_are_answered_with_what_to_write() -> None:
+    about: Any = opening([])
+    with pytest.raises(AttributeError, match=r"no 'publish'\. Write 'await' before the call"):
+        await about.publish("flour")
+    plain_with = pytest.raises(TypeError, match=r"'async with' instead.*use millstream\.blocking")
+    with plain_with, about:
+        pass

@@ -6,7 +6,8 @@ import logging
 
 import pytest
 
-from millstream.failure_log import FailureLog
+from millstream.errors import ConfigError
+from millstream.failure_log import FailureLog, check_handler
 
 
 def test_lines_beyond_the_rate_are_counted(caplog: pytest.LogCaptureFixture) -> None:
@@ -27,3 +28,16 @@ def test_lines_beyond_the_rate_are_counted(caplog: pytest.LogCaptureFixture) -> 
         failures.warn(None, "event %d failed", number)
     assert len(caplog.records) == 201
     assert "1 failures before" in caplog.records[101].getMessage()
+
+
+async def test_a_handler_that_cannot_be_called_is_refused() -> None:
+    async def handle() -> None:
+        return None
+
+    check_handler(handle)
+    coroutine = handle()
+    with pytest.raises(ConfigError, match=r"found coroutine: pass handle instead of handle\("):
+        check_handler(coroutine)
+    await coroutine
+    with pytest.raises(ConfigError, match=r"must be a function, found NoneType: pass a function$"):
+        check_handler(None)

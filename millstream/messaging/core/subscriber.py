@@ -23,7 +23,7 @@ from millstream.errors import (
     SubscriberClosed,
 )
 from millstream.events.subject import check_subject
-from millstream.failure_log import FailureLog
+from millstream.failure_log import FailureLog, check_handler
 from millstream.messaging.core.message import Message
 from millstream.messaging.core.overload import Counters, Overload, SubscriberSettings
 from millstream.wire.aio.connection import Connection, Interest
@@ -57,6 +57,8 @@ class Subscriber(AsyncClosing):
         handler: MessageHandler | None = None,
     ) -> None:
         self.subject = check_subject(subject, wildcards=True)
+        if handler is not None:
+            check_handler(handler)
         self.settings = settings or SubscriberSettings()
         self._connection = connection  # for replies
         self._source = connection  # where messages come from; a separate one when it may block

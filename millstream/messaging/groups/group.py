@@ -12,6 +12,7 @@ from millstream.closing import AsyncClosing
 from millstream.errors import ConfigError, RequestTimeout, WrongSequence
 from millstream.events.event import Partition
 from millstream.events.subject import check_name
+from millstream.failure_log import check_handler
 from millstream.messaging.dead_letters.store import DeadLetterStore, default_dead_letter_topic
 from millstream.messaging.groups.admin import GroupAdmin, GroupInfo, ParkedKey
 from millstream.messaging.groups.assignment import Lease
@@ -113,6 +114,7 @@ class Group(AsyncClosing):
         delay and its key is parked after `max_attempts`; `Reject` makes the event a dead letter
         immediately, and its key continues. Plain functions run in threads.
         """
+        check_handler(handler)
         if not self._ended.is_set():
             raise ConfigError(f"this member of group '{self.name}' is already running")
         self._ended.clear()

@@ -23,14 +23,14 @@ async def publish_many(
 ) -> list[Receipt]:
     """Store events with many in flight; PartlyStored names those that were refused."""
     if interest is not None:
-        new = [_as_new(event) for event in events]
+        new = [_as_new(event) for event in _several(events)]
         before = await interest.before()
         receipts = await publish_many(publisher, new)
         receipts = await interest.checked(before, new, receipts, publisher.acks.durabilities)
         _require_interest(new, receipts)
         return receipts
     futures: list[asyncio.Future[Receipt]] = []
-    for event in events:
+    for event in _several(events):
         if publisher.stream_publisher.full:
             await publisher.stream_publisher.wait_for_space()
         try:
@@ -61,7 +61,7 @@ async def publish_atomic(
     interest: InterestCheck | None = None,
 ) -> list[Receipt]:
     """Store the events of one partition next to each other, all of them or none."""
-    new = [_as_new(event) for event in events]
+    new = [_as_new(event) for event in _several(events)]
     encoded = [publisher.encode(event) for event in new]
     if not encoded:
         return []
@@ -92,6 +92,15 @@ def _require_interest(events: Sequence[NewEvent], receipts: Sequence[Receipt]) -
     failed = {index: error for index, error in errors if error is not None}
     if failed:
         raise PartlyStored(len(events), failed)
+
+
+def _several(events: Iterable[NewEvent | Any]) -> Iterable[NewEvent | Any]:
+    """The events; one value that happens to be iterable is refused, not taken apart."""
+    if isinstance(events, str | bytes | bytearray | dict):
+        raise ConfigError(
+            f"give a list of events, found one {type(events).__name__}. To store one, use publish"
+        )
+    return events
 
 
 def _as_new(event: NewEvent | Any) -> NewEvent:

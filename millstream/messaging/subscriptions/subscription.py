@@ -13,6 +13,7 @@ from millstream.closing import AsyncClosing
 from millstream.deadline import Deadline
 from millstream.errors import ConfigError, ConnectError, MillstreamError, RequestTimeout
 from millstream.events.event import Partition, place_of
+from millstream.failure_log import check_handler
 from millstream.messaging.dead_letters.store import DeadLetterStore, default_dead_letter_topic
 from millstream.messaging.subscriptions.admin import Subscriptions
 from millstream.messaging.subscriptions.delivery import Delivery, PlainDelivery
@@ -130,6 +131,7 @@ class Subscription(AsyncClosing):
         """
         if not 1 <= concurrency <= CONCURRENCY_MAX:
             raise ConfigError(f"concurrency {concurrency!r}: choose 1 to {CONCURRENCY_MAX:,}")
+        check_handler(handler)
         call = handler if inspect.iscoroutinefunction(handler) else _in_thread(handler)
         self.inbox.in_hand(1)
         try:

@@ -8,15 +8,17 @@ from typing import Any
 
 import pytest
 
-from millstream import Mill, Topic, connect
+from millstream import Mill, ProcessSettings, Topic, connect
 from millstream.broker import Role, User
 from millstream.errors import (
     ApiError,
+    ConfigError,
     GroupNotFound,
     PermissionDenied,
     SchemaNotFound,
     SubscriptionNotFound,
     TopicNotFound,
+    WrongSequence,
 )
 from millstream.settings import ConnectionSettings, Secret
 from millstream.spark.broker_access import find_topics
@@ -127,3 +129,36 @@ async def test_a_user_without_permission_reads_what_was_refused() -> None:
         async with connect(url("bob")) as bob:  # who may not list topics
             with pytest.raises(PermissionDenied, match="user 'bob' may not open topic 'ordesr'"):
                 await bob.topic("ordesr")
+
+
+async def test_what_is_no_list_no_dict_and_no_function_is_refused(
+    mill: Mill, orders: Topic
+) -> None:
+    """Text is no list of letters, and a handler that cannot be called would fail for ever."""
+    wrong: Any = None
+    letters: Any = ["a"]
+    number: Any = 4222
+    for one in ("flour", b"flour", {"flour": 3}):
+        with pytest.raises(ConfigError, match="give a list of events, found one"):
+            await orders.publish_many(one)
+    with pytest.raises(ConfigError, match="headers are a dict of text, found list"):
+        await orders.publish("flour", headers=letters)
+    assert (await orders.info()).messages == 0
+    with pytest.raises(ConfigError, match="a handler must be a function"):
+        mill.process(orders, orders, wrong, ProcessSettings("p"))
+    with pytest.raises(ConfigError, match="a handler must be a function"):
+        mill.subscribe("a", handler=letters)
+    async with orders.subscribe("s") as subscription, orders.group("g") as group:
+        with pytest.raises(ConfigError, match="a handler must be a function"):
+            await subscription.run(wrong)
+        with pytest.raises(ConfigError, match="a handler must be a function"):
+            await group.run(wrong)
+    with pytest.raises(ConfigError, match=r"a server address is text, found 4222"):
+        connect(number)
+
+
+async def test_a_lost_race_says_what_to_do(mill: Mill) -> None:
+    stock = await mill.create_table("stock")
+    await stock.put("flour", "12")
+    with pytest.raises(WrongSequence, match=r"wrong last sequence: 1 .*read the last event again"):
+        await stock.put("flour", "11", revision=99)

@@ -22,7 +22,7 @@ from millstream.wire.handshake import (
     parse_info,
     read_creds,
 )
-from millstream.wire.tls import tls_context
+from millstream.wire.tls import open_failure, tls_context
 
 HERE = ServerAddress("localhost", 4222)
 SEED = nkeys.encode_seed(b"x" * 32, nkeys.PREFIX_BYTE_USER).decode()
@@ -148,3 +148,11 @@ def test_tls_files_that_cannot_be_used_are_named(tmp_path: Path) -> None:
     assert tls_context(None).check_hostname
     with pytest.raises(ConfigError, match=r"none\.pem"):
         tls_context(Tls(ca=str(tmp_path / "none.pem")))
+
+
+def test_where_no_broker_listens_the_error_says_how_to_start_one() -> None:
+    refused = ConnectionRefusedError(111, "Connect call failed ('127.0.0.1', 4222)")
+    assert str(open_failure(refused, HERE, None, ServerInfo())) == (
+        "cannot connect to nats://localhost:4222: connection refused. "
+        "Start a broker with 'millstream up', or check the address"
+    )
