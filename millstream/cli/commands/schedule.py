@@ -152,7 +152,10 @@ def _show(schedule: "Schedule", as_json: bool) -> None:
 
 
 def _next(schedule: "Schedule") -> str:
-    return "" if schedule.next is None else schedule.next.isoformat()
+    from millstream.cli.options.times import time_text
+    from millstream.events.event import nanoseconds_of
+
+    return "" if schedule.next is None else time_text(nanoseconds_of(schedule.next))
 
 
 def _record(schedule: "Schedule") -> dict[str, Any]:
@@ -162,7 +165,7 @@ def _record(schedule: "Schedule") -> dict[str, Any]:
         "name": schedule.name,
         "rule": schedule.rule,
         "time_zone": schedule.time_zone,
-        "next": None if schedule.next is None else schedule.next.isoformat(),
+        "next": _next(schedule) or None,
         "key": schedule.key,
         **value_field(schedule.value, "auto"),
         "headers": dict(schedule.headers),

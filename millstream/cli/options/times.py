@@ -42,7 +42,7 @@ def nanoseconds(text: str) -> int:
         time = datetime.fromisoformat(to_seconds)
     except ValueError:
         raise ConfigError(
-            f"not a time: {text!r}. Write it like 2026-01-31T12:00:00Z, or 10m for ten minutes ago"
+            f"not a time: {text!r}. Write it like 2026-01-31T12:00:00Z, or as a duration: 10m"
         ) from None
     if time.tzinfo is None:
         raise ConfigError(f"the time {text!r} has no time zone. Add Z for UTC, or +01:00")

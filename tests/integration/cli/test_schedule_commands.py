@@ -14,7 +14,8 @@ def run(millstream_url: str) -> Commands:
 
 def test_a_schedule_is_set_replaced_listed_shown_and_removed(run: Commands) -> None:
     run("topic", "create", "jobs", "--schedules")
-    run("schedule", "set", "jobs", "nightly", "x", "--at", "1d", "-k", "a")
+    once = run.json("schedule", "set", "jobs", "nightly", "x", "--at", "2099-01-02T03:04:05+01:00")
+    assert once["next"] == "2099-01-02T02:04:05Z"
     cron = ("--cron", "0 3 * * *", "--time-zone", "Europe/Berlin")
     made = run.json("schedule", "set", "jobs", "nightly", "go", *cron, "-k", "b", "-H", "own: 1")
     assert made == {
@@ -41,5 +42,7 @@ def test_what_is_missing_is_said(run: Commands) -> None:
     run("topic", "create", "plain")
     says = run.error("schedule", "set", "plain", "s", "x", "--every", "1h")
     assert "topic edit plain --schedules" in says
+    says = run.error("schedule", "set", "plain", "s", "x", "--at", "tomorrow")
+    assert "2026-01-31T12:00:00Z, or as a duration: 10m" in says
     assert "one of --every, --cron and --at" in run.error("schedule", "set", "plain", "s", "x")
     assert "Use 'a-b'" in run.error("schedule", "set", "plain", "a.b", "x", "--every", "1h")
