@@ -301,9 +301,16 @@ def _cluster(
 ) -> ClusterSettings | None:
     """This node in a cluster over several machines, or None without --join."""
     if not given.get("routes"):
-        if "node" in given or "secret" in given:
-            raise ConfigError("--node-name and --cluster-secret-file need --join HOST:PORT")
+        if "node" in given or "secret" in given or given.get("tls"):
+            raise ConfigError(
+                "--node-name, --cluster-secret-file and --cluster-tls need --join HOST:PORT"
+            )
         return None
+    if given.get("tls") and tls is None:
+        raise ConfigError(
+            "--cluster-tls needs --tls-cert FILE and --tls-key FILE: "
+            "without them the nodes would send every event unencrypted"
+        )
     if "node" not in given:
         raise ConfigError(
             "--join needs --node-name NAME: unique in the cluster and the same at every start"

@@ -236,6 +236,8 @@ def test_a_wrong_project_file_is_refused(up: Up, tmp_path: Path, text: str, word
         (["--join", "a:1"], "--node-name"),
         (["--join", "a:1", "--node-name", "a"], "--cluster-secret-file"),
         (["--node-name", "a"], "--join"),
+        (["--cluster-tls"], "--join"),
+        (["--join", "a:1", "--node-name", "a", "--cluster-tls"], "needs --tls-cert"),
         (["--tls-cert", "nowhere"], "--tls-key"),
         (["--tls-verify"], "--tls-cert"),
         (["--tls-cert", "nowhere", "--tls-key", "nowhere"], "no file"),
