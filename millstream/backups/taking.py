@@ -34,7 +34,13 @@ from millstream.backups.manifest import (
     sha256_of,
 )
 from millstream.deadline import now_ns
-from millstream.errors import BackupError, ConnectError, RequestTimeout, TopicNotFound
+from millstream.errors import (
+    BackupError,
+    ConnectError,
+    MillstreamError,
+    RequestTimeout,
+    TopicNotFound,
+)
 from millstream.messaging.dead_letters.store import default_dead_letter_topic
 from millstream.messaging.groups.store import RECORDS, GroupStore, groups_of
 from millstream.messaging.subscriptions.settings import settings_of
@@ -63,12 +69,20 @@ TAIL_SECONDS: Final = 60.0
 
 async def back_up(mill: Mill, folder: Path, topics: Sequence[str], progress: Progress) -> Manifest:
     """Write a backup of the topics, or without any of the whole account, to a new folder."""
-    draft = await asyncio.to_thread(Draft, folder)
     try:
-        manifest = await _Backup(mill, draft.path, progress).take(topics)
-        await asyncio.to_thread(draft.finish, manifest)
-    finally:
-        await asyncio.shield(asyncio.to_thread(draft.remove))
+        draft = await asyncio.to_thread(Draft, folder)
+        try:
+            manifest = await _Backup(mill, draft.path, progress).take(topics)
+            await asyncio.to_thread(draft.finish, manifest)
+        finally:
+            await asyncio.shield(asyncio.to_thread(draft.remove))
+    except MillstreamError:  # some are an OSError, too
+        raise
+    except OSError as error:
+        raise BackupError(
+            f"cannot write the backup to {folder}: {error.strerror or error}. Nothing is left of "
+            f"it; choose a folder that you may write to, on a disk with enough space"
+        ) from error
     return manifest
 
 

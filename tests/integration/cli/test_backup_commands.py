@@ -22,6 +22,9 @@ def test_a_broker_is_backed_up_and_restored_by_commands(
     assert (stream["stream"], stream["messages"], stream["compared"]) == ("orders", 1, True)
     assert "these streams exist: orders" in other.error("restore", folder)
     assert "not empty" in ours.error("backup", folder)
+    said = ours.error("backup", str(Path(folder) / "manifest.json" / "below"))
+    assert "cannot write the backup to" in said
+    assert "choose a folder" in said
     report = ours.json("backup", str(tmp_path / "c"), "--topic", "orders")
     assert (report["whole"], report["streams"][0]["messages"]) == (False, 1)
     third = Commands(millstream_accounts.url())
