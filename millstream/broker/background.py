@@ -85,6 +85,7 @@ class State:
     tls: bool
     client_tls: Tls | None = None  # how clients on this machine secure their connection
     tls_names: tuple[str, ...] = ()  # hosts and addresses that its certificate is for
+    tls_trusted: str | None = None  # file of the authority, or certificate, for other clients
     joined: bool = False  # its one node belongs to a cluster that spans machines
     standby: tuple[int, ...] = ()  # process ids that wait to take over the folder
     set_aside: tuple[AsideStream, ...] = ()  # streams that it was started without
@@ -155,6 +156,7 @@ def read_state(data: Path) -> State:
         tls=bool(plan.get("tls")),
         joined=bool(plan.get("joined")),
         tls_names=tuple(plan.get("tls_names", ())),
+        tls_trusted=plan.get("tls_trusted"),
         client_tls=Tls(**files) if (files := plan.get("client_tls")) else None,
         standby=tuple(pid for folder in folders for pid in folder.standbys()),
         set_aside=aside_streams(data),

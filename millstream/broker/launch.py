@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Final
 
 from millstream.broker.binary import ServerBinary, find_binary
-from millstream.broker.certificate import certificate_names
+from millstream.broker.certificate import certificate_names, trusted_file
 from millstream.broker.config import (
     BrokerSettings,
     Durability,
@@ -282,6 +282,7 @@ def node_facts(settings: BrokerSettings, plan: NodePlan, nodes: int) -> dict[str
         else [],
         "client_tls": None if settings.tls is None else _client_tls(settings.tls),
         "tls_names": [] if settings.tls is None else certificate_names(settings.tls),
+        "tls_trusted": settings.tls and str(trusted_file(settings.tls).absolute()),
         "encrypted": settings.encryption is not None,
         "key_file": None if key_file is None else str(key_file),
     }

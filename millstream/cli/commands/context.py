@@ -30,7 +30,7 @@ CaOption = Annotated[
     typer.Option(
         metavar="FILE",
         help="File with the authorities to trust, if the broker uses TLS. "
-        "(default: the broker's certificate)",
+        "(default: --tls-ca if it signed the broker's certificate, else that certificate)",
     ),
 ]
 RoleOption = Annotated[
@@ -125,7 +125,7 @@ def connection_facts(
         facts["ca"] = str(ca.resolve())
     if (tls := state.client_tls) is not None:
         facts["url"] = _certified(state.url, state.tls_names)
-        files = {"ca": facts.get("ca") or tls.pin, "cert": tls.cert, "key": tls.key}
+        files = {"ca": facts.get("ca") or state.tls_trusted, "cert": tls.cert, "key": tls.key}
         facts |= {name: file for name, file in files.items() if file is not None}
         facts |= {"tls_first": "true"} if tls.handshake_first else {}
     if state.secured or account is not None:

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 import millstream
+from millstream.broker import ServerTls
+from millstream.broker.certificate import trusted_file
 from millstream.cli.commands.context import _certified
 from millstream.cli.commands.pipeline import _broker_options
 from millstream.pipelines import open_project
@@ -72,17 +75,24 @@ def test_env_and_context_say_everything_that_a_client_needs(cli: Cli) -> None:
     assert "mq.example.com, not for 127.0.0.1" in done.stderr
     found = json.loads(done.stdout)
     pem, key = str(cli.folder / "server.pem"), str(cli.folder / "server.key")
-    assert (found["NATS_CA"], found["NATS_CERT"], found["NATS_KEY"]) == (pem, pem, key)
+    # The authority, which also signed the certificates of the other nodes of a cluster.
+    ca = str(cli.folder / "authority.pem")
+    assert (found["NATS_CA"], found["NATS_CERT"], found["NATS_KEY"]) == (ca, pem, key)
     assert found["NATS_TLS_FIRST"] == "true"
-    authority = cli.folder / "authority.pem"
-    assert cli.json("env", "--ca", str(authority))["NATS_CA"] == str(authority)
+    assert cli.json("env", "--ca", pem)["NATS_CA"] == pem
     cli("context", "mine")
     content = json.loads((cli.folder / "config/nats/context/mine.json").read_text())
-    assert (content["ca"], content["cert"], content["key"]) == (pem, pem, key)
+    assert (content["ca"], content["cert"], content["key"]) == (ca, pem, key)
     assert content["tls_first"] is True
-    cli("context", "mine", "--no-tls-first", "--ca", str(authority))
+    cli("context", "mine", "--no-tls-first", "--ca", pem)
     content = json.loads((cli.folder / "config/nats/context/mine.json").read_text())
-    assert (content["ca"], content["tls_first"]) == (str(authority), False)
+    assert (content["ca"], content["tls_first"]) == (pem, False)
+
+
+def test_an_authority_of_clients_only_is_not_trusted_for_the_server(tmp_path: Path) -> None:
+    pem = make_certificate(tmp_path)
+    clients = make_certificate(tmp_path, "clients", None)
+    assert trusted_file(ServerTls(pem, tmp_path / "server.key", ca=clients)) == pem
 
 
 def test_an_error_names_what_is_missing(cli: Cli) -> None:
