@@ -2,17 +2,21 @@
 
 import os
 import secrets
+import shlex
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from millstream.cli.options.groups import grouped
 from millstream.cli.output import DataOption, JsonOption, print_json, print_table, say
 from millstream.cli.session import YesOption, confirm
-from millstream.errors import ConfigError
+from millstream.errors import ConfigError, NotRunning
 from millstream.settings import Secret, data_folder
+
+if TYPE_CHECKING:
+    from millstream.broker import User
 
 __all__ = ["app"]
 
@@ -94,6 +98,33 @@ def add(
     say(f"Added {name}, a user of the role {user.role} in the account {user.account}.")
     if secret is not None:
         say(f"Get what it logs in with: millstream user creds {name} --output FILE")
+    if _joined(folder):
+        say(_for_other_nodes(user))
+
+
+def _joined(folder: Path) -> bool:
+    from millstream import broker
+
+    try:
+        return broker.read_state(folder).joined
+    except NotRunning:
+        return False
+
+
+def _for_other_nodes(user: "User") -> str:
+    """How the other machines of the cluster get to know the user."""
+    if user.nkey is None:
+        return (
+            "Only this node knows its password. A user of the whole cluster has a key: remove it "
+            "and add it without --password."
+        )
+    options = ["--role", user.role, "--account", user.account, "--nkey", user.nkey]
+    for topic in user.topics:
+        options += ["--topic", topic]
+    for topic, subscription in user.subscriptions:
+        options += ["--subscription", f"{topic}/{subscription}"]
+    words = shlex.join(["millstream", "user", "add", user.name, *options])
+    return f"Only this node knows it so far. Run on every other node of the cluster:\n  {words}"
 
 
 @app.command("ls")

@@ -29,6 +29,10 @@ from millstream.wire.message import StoredMessage
 
 __all__ = ["JetStream"]
 
+_NO_MAJORITY: Final = (
+    ". A cluster answers while most of its nodes are connected: check them with 'millstream status'"
+)
+
 T = TypeVar("T")
 Row = TypeVar("Row")
 
@@ -98,7 +102,7 @@ class JetStream:
                 waiting.append(attempt)
                 patience = deadline.left(at_most=ATTEMPT_SECONDS)
                 await asyncio.wait(waiting, timeout=patience, return_when=asyncio.FIRST_COMPLETED)
-                error: Exception = RequestTimeout(subject, deadline.seconds)
+                error: Exception = RequestTimeout(subject, deadline.seconds, _NO_MAJORITY)
                 answered = [attempt for attempt in waiting if attempt.done()]
                 for attempt in answered:
                     waiting.remove(attempt)

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import json
+import shlex
 import signal
 import socket
 
 import pytest
 
+import millstream
 from millstream.broker import read_state
 from millstream.broker.folder import free_port
-from millstream.errors import NotRunning
+from millstream.errors import NotRunning, RequestTimeout
 from tests.integration.broker.clients import client, declare, publish, publish_until, stored
 from tests.integration.cli.conftest import Cli, alive, until
 
@@ -159,18 +161,30 @@ async def test_nodes_that_join_from_several_folders_make_one_cluster(cli: Cli) -
     taken: set[int] = set()
     ports = [free_port("127.0.0.1", 0, taken) for _ in range(3)]
     joins = [part for port in ports for part in ("--join", f"127.0.0.1:{port}")]
-    urls = []
+    urls: list[str] = []
     for name, port in zip("abc", ports, strict=True):
         node = ["--data", name, "--node-name", name, "--cluster-port", str(port)]
-        state = cli.json(
-            "up", "--port", "0", "--auth", *node, *joins, "--cluster-secret-file", "secret"
-        )
-        urls.append(state["url"])
+        up = cli("up", "--port", "0", "--auth", *node, *joins, "--cluster-secret-file", "secret")
+        assert "accepts events while most nodes" in up.stdout  # one alone does not
+        urls.append(read_state(cli.folder / name).url)
+        if name == "a":
+            app = cli.json("env", "--data", name)
+            who = {"user": app["NATS_USER"], "password": app["NATS_PASSWORD"]}
+            async with millstream.connect(urls[0], **who, request_timeout=0.5) as mill:
+                with pytest.raises(RequestTimeout, match="most of its nodes"):
+                    await mill.topics()
     assert cli.healthy("--data", "a")["meta_leader"]
     # The users are the same on every node, so a client may move from one to the other.
     users = [cli.json("env", "--data", name) for name in "abc"]
     assert len({user["NATS_PASSWORD"] for user in users}) == 1
-    who = {"user": users[0]["NATS_USER"], "password": users[0]["NATS_PASSWORD"]}
     async with client(urls[2], **who) as connection:
         await declare(connection, "orders")
         await publish_until(connection.jetstream(timeout=5), 1)
+    said = cli("user", "add", "ann", "--role", "reader", "--data", "a").stdout
+    command = shlex.split(said.splitlines()[-1])[1:]
+    cli(*command, "--data", "b")
+    seed = cli("user", "creds", "ann", "--data", "a").stdout.strip()
+    async with millstream.connect(urls[1], nkey_seed=seed) as mill:
+        await mill.flush()
+    said = cli("user", "add", "bob", "--password", "--data", "a").stdout
+    assert "without --password" in said
