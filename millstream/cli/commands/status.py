@@ -230,6 +230,8 @@ def _guard_text(guard: "GuardState") -> str:
 
 def _node_row(node: "NodeHealth", leader: str | None) -> tuple[object, ...]:
     state = "ok" if node.ok else "unhealthy"
+    if not node.version:  # it did not answer: nothing is known, not even that it has no streams
+        return (node.name, state, *["-"] * 9)
     return (
         node.name,
         f"{state}, leader" if node.name == leader else state,
