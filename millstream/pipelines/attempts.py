@@ -62,11 +62,21 @@ def _guarded(function: Callable[..., Any]) -> Callable[..., tuple[Any, str | Non
                 raise
             found = traceback.extract_tb(error.__traceback__)
             where = in_code([(f.filename, f.lineno or 0, f.name) for f in found], folder)
-            text = f"{type(error).__name__}: {error}"[:ERROR_CHARS]
+            text = _text(error)
             return None, f"{text} ({where})" if where else text
 
     guarded.__name__ = getattr(function, "__name__", "attempt")
     return guarded
+
+
+def _text(error: Exception) -> str:
+    """An error's name and words; what is wrong with them must not fail the flow either."""
+    try:
+        words = str(error)
+    except Exception:
+        words = "its text cannot be shown"
+    text = f"{type(error).__name__}: {words}"[:ERROR_CHARS]
+    return text.encode("utf-8", "backslashreplace").decode()  # half of a character pair
 
 
 def accepted(rows: DataFrame) -> DataFrame:

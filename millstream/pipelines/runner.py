@@ -201,6 +201,8 @@ class Runner:
             # Spark refuses it: an output mode that does not fit, a sink that does not exist.
             if not again:
                 reason = reason_of(str(error))
+                if "output mode" in reason.lower():
+                    reason += f" The mode of this flow is {flow.mode!r}: choose it with mode="
                 raise PipelineInvalid(f"the flow '{flow.name}' cannot start: {reason}") from error
             self._failed(run, str(error))
             return

@@ -22,6 +22,12 @@ ADVICE: Final = (
 )
 _STACK: Final = ("at ", "File ", "Traceback", "Caused by", "...", "^", "==", "~", "JVM", "SQLSTATE")
 _PYTHON: Final = re.compile(r"([A-Za-z_]\w*\.)*[A-Z]\w*(: .+|(?<=Error)|(?<=Exception))")
+# The first line of an error's text, after the frames of its traceback.
+_RAISED: Final = re.compile(
+    r'^\s*File ".+?", line \d+, in .+\n(?:[ \t]+.*\n)*(?P<error>[A-Za-z_][\w.]*(: .*)?)$', re.M
+)
+_OURS: Final = re.compile(r"^millstream\.errors\.[\w.]+: ")
+_JAVA: Final = re.compile(r": \S")  # py4j writes an error of Java like this; plans have more spaces
 # What Spark puts in front of the error of a task, a query or a source.
 _WRAPPING: Final = re.compile(
     r"^.*\[PYTHON_(STREAMING_DATA_SOURCE_RUNTIME|DATA_SOURCE)_ERROR\] [^:]*: "
@@ -44,8 +50,8 @@ _LIBRARY: Final = re.compile(
 )
 # Errors of code that calls a service or a database.
 _PASSING: Final = re.compile(
-    r"Connect|Timeout|TimedOut|Unavailable|BrokenPipe|OSError|IOError|URLError|HTTP|Operational"
-    r"|MemoryError"
+    r"[Cc]onnect|gaierror|SSLError|Timeout|TimedOut|Unavailable|BrokenPipe|OSError|IOError|URLError"
+    r"|HTTP|Operational|MemoryError"
 )
 # A UDF's result is not of the type that it declares.
 _WRONG_TYPE: Final = re.compile(r"ArrowInvalid|ArrowTypeError|PySparkTypeError")
@@ -85,10 +91,11 @@ def reason_of(error: str) -> str:
     text = error.partition("=== Streaming Query ===")[0]
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     kept = [line for line in lines if not line.startswith(_STACK)]
-    errors = [line for line in kept if _PYTHON.fullmatch(line) or line.startswith(": ")]
+    raised = [found["error"] for found in _RAISED.finditer(text)]
+    errors = raised or [line for line in kept if _PYTHON.fullmatch(line) or _JAVA.match(line)]
     found = errors[-1:] or kept[:1] or [error]
     bare = _SQLSTATE.sub("", _WRAPPING.sub("", _WRAPPING.sub("", found[0])))
-    return bare[:ERROR_CHARS]
+    return bare.rstrip(";")[:ERROR_CHARS]
 
 
 def missing_schema(reason: str, without: Collection[str]) -> str:
@@ -126,7 +133,9 @@ def failure_of(error: str, folder: PurePath) -> Failure:
         lasting = _WRONG_TYPE.search(name) is not None
     # Spark names a source by its object, which is another one after a restart.
     mark = f"{name} {where} {_OBJECT.sub('', ends)}" if lasting else None
-    return Failure(reason, where, _ranges(_positions(starts), _positions(ends)), mark)
+    return Failure(
+        _OURS.sub("", reason), where, _ranges(_positions(starts), _positions(ends)), mark
+    )
 
 
 def may_pass(name: str) -> bool:

@@ -6,8 +6,9 @@ from pathlib import PurePath
 
 import pytest
 
+from millstream.pipelines.attempts import _guarded
 from millstream.pipelines.restarts import Restarts
-from millstream.pipelines.spark_errors import Failure, failure_of
+from millstream.pipelines.spark_errors import Failure, failure_of, reason_of
 
 PROJECT = PurePath("/srv/millstream/project")
 HEAD = "[STREAM_FAILED] Query [id = 1, runId = 2] terminated with exception: "
@@ -88,6 +89,46 @@ def test_an_error_of_the_projects_code_names_its_line_and_the_batch(
     assert str(found).startswith(f"{reason.rstrip('.')} ({where}); the batch has {BATCH}. To set")
 
 
+@pytest.mark.parametrize(
+    ("raised", "reason"),
+    [
+        ("struct.error: unpack requires 4 bytes", "struct.error: unpack requires 4 bytes"),
+        ("ValueError: no\nThird: Line", "ValueError: no"),
+        ("millstream.errors.data.Unfit: no key", "no key"),
+    ],
+)
+def test_the_reason_is_the_line_after_the_frames(raised: str, reason: str) -> None:
+    assert failure(PYTHON.replace("ERROR: float division by zero", raised)).reason == reason
+
+
+def test_a_query_that_spark_refuses_is_its_sentence_and_not_its_plan() -> None:
+    text = (
+        "LeftOuter join is not supported in Update output mode;\n~Join LeftOuter\n:- ~A\n:  +- ~B"
+    )
+    assert reason_of(text) == "LeftOuter join is not supported in Update output mode"
+
+
+class Odd(Exception):
+    def __str__(self) -> str:
+        raise RuntimeError
+
+
+@pytest.mark.parametrize(
+    ("error", "text"),
+    [
+        (Odd(), "Odd: its text cannot be shown (in refuse"),
+        (ValueError("half \ud800"), "ValueError: half \\ud800 (in refuse"),
+    ],
+)
+def test_an_attempt_tells_of_an_error_that_has_no_text(error: Exception, text: str) -> None:
+    def refuse() -> None:
+        raise error
+
+    value, refused = _guarded(refuse)()
+    assert value is None
+    assert str(refused).startswith(text)
+
+
 def test_an_error_without_a_message_is_found() -> None:
     text = PYTHON.replace("ERROR: float division by zero", "AssertionError")
     assert failure(text).reason == "AssertionError"
@@ -107,7 +148,15 @@ def test_an_error_outside_the_projects_code_has_no_line_and_may_pass(text: str) 
 
 
 @pytest.mark.parametrize(
-    "name", ["ConnectionError", "requests.exceptions.ReadTimeout", "OSError", "OperationalError"]
+    "name",
+    [
+        "ConnectionError",
+        "socket.gaierror",
+        "http.client.RemoteDisconnected",
+        "requests.exceptions.ReadTimeout",
+        "OSError",
+        "OperationalError",
+    ],
 )
 def test_a_service_that_the_projects_code_does_not_reach_may_come_back(name: str) -> None:
     found = failure(PYTHON, name)
