@@ -31,7 +31,7 @@ def top(
     server: ServerOption = None,
     json_: JsonOption = False,
 ) -> None:
-    """Show rates and lag of topics and subscriptions until Ctrl-C.
+    """Show rates and lag of topics and subscriptions until q or Ctrl-C.
 
     Rates count messages; a pack of many events is one. With --json one object per line.
     """

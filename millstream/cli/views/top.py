@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import sys
-from contextlib import nullcontext
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Final
@@ -116,9 +118,13 @@ async def watch(
     live = Live(console=console, auto_refresh=False, screen=count is None) if terminal else None
     before = await take_snapshot(mill, wanted)
     left = count
-    with live if live is not None else nullcontext():
+    stop = asyncio.Event()
+    keys = live is not None and sys.stdin.isatty()
+    with _ends_at_q(stop) if keys else nullcontext(), live if live is not None else nullcontext():
         while left is None or left > 0:
-            await asyncio.sleep(seconds)
+            with suppress(TimeoutError):
+                await asyncio.wait_for(stop.wait(), seconds)
+                return
             after = await take_snapshot(mill, wanted)
             seen = rates(before, after)
             if as_json:
@@ -129,6 +135,30 @@ async def watch(
                 console.print(_screen(seen, mill.url))
             before = after
             left = None if left is None else left - 1
+
+
+@contextmanager
+def _ends_at_q(stop: asyncio.Event) -> Iterator[None]:
+    """Set the event when q is typed, as in other programs that take the whole screen."""
+    import termios
+    import tty
+
+    keyboard, loop = sys.stdin.fileno(), asyncio.get_running_loop()
+    before = termios.tcgetattr(keyboard)
+
+    def typed() -> None:
+        keys = os.read(keyboard, 64)
+        if not keys or b"q" in keys.lower():  # none: the terminal is gone
+            stop.set()
+            loop.remove_reader(keyboard)
+
+    tty.setcbreak(keyboard)  # without waiting for Enter; Ctrl-C keeps its meaning
+    loop.add_reader(keyboard, typed)
+    try:
+        yield
+    finally:
+        loop.remove_reader(keyboard)
+        termios.tcsetattr(keyboard, termios.TCSADRAIN, before)
 
 
 def _screen(seen: dict[str, Any], url: str) -> Group:
