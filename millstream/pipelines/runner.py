@@ -202,7 +202,7 @@ class Runner:
             if not again:
                 reason = reason_of(str(error))
                 if "output mode" in reason.lower():
-                    reason += f" The mode of this flow is {flow.mode!r}: choose it with mode="
+                    reason = f"{reason.rstrip('.')}. Its mode is {flow.mode!r}: choose with mode="
                 raise PipelineInvalid(f"the flow '{flow.name}' cannot start: {reason}") from error
             self._failed(run, str(error))
             return
