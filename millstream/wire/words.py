@@ -125,7 +125,7 @@ WORDINGS: Final[Mapping[int, Wording]] = {
         "the account has as many topics as it may have",
         "Delete topics, or raise max_streams of the account; each partition counts",
     ),
-    10113: Wording("topics of this account need a size limit", "Set max_bytes"),
+    10113: Wording("topics of this account need a size limit", "Create it with max_bytes"),
     10120: Wording(
         "the account has no room for topics with that many replicas", "Choose other replicas"
     ),
@@ -160,10 +160,18 @@ WORDINGS: Final[Mapping[int, Wording]] = {
     10109: Wording("the topic is sealed", "Nothing can be stored in it or removed from it"),
     10057: Wording(advice="A topic with deny_delete keeps every event"),
     10110: Wording(advice="A topic with deny_purge keeps every event"),
-    10166: Wording("the topic does not allow events with a ttl", "Set message_ttl"),
+    10166: Wording(
+        "the topic does not allow events with a ttl",
+        "Turn it on: edit_topic(..., message_ttl=True)",
+    ),
     10165: Wording("the ttl of the event is not valid", "Use whole seconds, at least one"),
-    10174: Wording("the topic does not store several events together", "Set atomic"),
-    10188: Wording("the topic takes no scheduled events", "Set schedules"),
+    10174: Wording(
+        "the topic does not store several events together",
+        "Turn it on: edit_topic(..., atomic=True)",
+    ),
+    10188: Wording(
+        "the topic takes no scheduled events", "Turn it on: edit_topic(..., schedules=True)"
+    ),
     10199: Wording("too many events to store together", "Store at most 1,000 at a time"),
     # -- subscriptions
     10014: Wording("there is no such subscription", "Create it first, or check the name"),

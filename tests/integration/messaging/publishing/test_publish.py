@@ -182,7 +182,7 @@ async def test_an_atomic_batch_beyond_a_limit_is_refused_before_it_is_sent(mill:
         await topic.publish_atomic([NewEvent(b"x" * 7_000_000, "k")] * 10)
     assert len(await topic.publish_atomic([NewEvent(b"%d" % n, "k") for n in range(1000)])) == 1000
     single = await mill.create_topic("single", atomic=False)
-    with pytest.raises(ApiError, match="disabled"):
+    with pytest.raises(ApiError, match="atomic=True"):
         await single.publish_atomic([b"1", b"2"])
 
 

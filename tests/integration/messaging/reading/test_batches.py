@@ -139,7 +139,7 @@ async def test_a_plan_chooses_ranges_partitions_and_keys(mill: Mill) -> None:
     offsets = [offset for b in some for offset in b.column("offset").to_pylist()]
     assert offsets == [3, 4]
     assert {p for b in some for p in b.column("partition").to_pylist()} == {1}
-    with pytest.raises(ConfigError, match="unknown choice"):
+    with pytest.raises(ConfigError, match="unknown setting 'colour'"):
         topic.batches(colour="red")
     async for batch in topic.batches(follow=True):
         assert batch.num_rows > 0
