@@ -11,13 +11,15 @@ __all__ = ["until_stopped"]
 
 
 async def until_stopped(
-    work: Coroutine[Any, Any, None], stop: Callable[[], Awaitable[None]] | None = None
+    work: Coroutine[Any, Any, None],
+    stop: Callable[[], Awaitable[None]] | None = None,
+    stopped: asyncio.Event | None = None,
 ) -> None:
-    """Do the work until SIGTERM; an error of the work is raised.
+    """Do the work until SIGTERM, or until `stopped` is set; an error of the work is raised.
 
     With `stop` the work is asked to end, also by Ctrl-C, and waited for; else it is cancelled.
     """
-    stopped = asyncio.Event()
+    stopped = stopped or asyncio.Event()
     loop = asyncio.get_running_loop()
     loop.add_signal_handler(signal.SIGTERM, stopped.set)
     doing = asyncio.ensure_future(work)

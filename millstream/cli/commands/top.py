@@ -31,9 +31,10 @@ def top(
     server: ServerOption = None,
     json_: JsonOption = False,
 ) -> None:
-    """Show rates and lag of topics and subscriptions until q or Ctrl-C.
+    """Show lag and rates of subscriptions and topics until 'q' or Ctrl-C.
 
-    Rates count messages; a pack of many events is one. With --json one object per line.
+    The largest lags and the busiest topics are shown, as many as fit on the screen. Rates count
+    messages; a pack of many events is one. With --json one object per line, with all of them.
     """
     from millstream.cli.views.top import watch
 

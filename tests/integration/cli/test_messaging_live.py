@@ -8,6 +8,7 @@ import json
 import os
 import select
 import signal
+import struct
 import subprocess
 import sys
 import termios
@@ -16,6 +17,7 @@ from typing import IO
 
 import pytest
 
+import millstream.blocking
 from millstream.settings import STATE_FILE
 from tests.integration.cli.conftest import MILLSTREAM, Cli, until
 from tests.integration.cli.messaging_commands import Commands
@@ -249,6 +251,46 @@ def test_a_terminal_shows_the_progress_of_import_and_export(broker: Cli, run: Co
         assert code == 0
         assert "100%" in shown
         assert "10 events" in shown
+
+
+@pytest.mark.parametrize("key", [b"q", b"\x03"], ids=["q", "Ctrl-C"])
+def test_top_shows_the_lag_among_many_topics_and_leaves_the_terminal_as_it_was(
+    broker: Cli, run: Commands, key: bytes
+) -> None:
+    with millstream.blocking.connect(run.url) as mill:
+        for number in range(20):
+            mill.create_topic(f"many-{number}", storage="memory")
+        mill.topic("many-0").publish(b"x")
+        with mill.topic("many-0").subscribe("late"):
+            pass
+    ours, theirs = os.openpty()
+    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 80, 0, 0))
+    before = termios.tcgetattr(theirs)
+    process = subprocess.Popen(
+        [MILLSTREAM, "top", "--interval", "100ms"],
+        cwd=broker.folder,
+        env={**broker.environment, "TERM": "xterm"},
+        stdin=theirs,
+        stdout=theirs,
+        stderr=theirs,
+        start_new_session=True,
+        preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),
+    )
+    shown = b""
+    while b"q quits" not in shown:
+        shown += os.read(ours, 65_536)
+    assert b"late" in shown
+    assert b"behind" in shown
+    os.write(ours, key)
+    left = b""
+    while process.poll() is None or select.select([ours], [], [], 0)[0]:
+        if select.select([ours], [], [], 0.1)[0]:
+            left += os.read(ours, 65_536)
+    assert process.returncode == (0 if key == b"q" else 130)
+    assert termios.tcgetattr(theirs) == before
+    assert b"late" in left.rpartition(b"\x1b[?1049l")[2], "the lag stays"
+    os.close(ours)
+    os.close(theirs)
 
 
 def test_an_unreachable_broker_is_exit_code_3(cli: Cli) -> None:
