@@ -14,6 +14,7 @@ from millstream.messaging import DeadLetterFilter as DeadLetterFilter
 from millstream.messaging import DeadLetterQueue as DeadLetterQueue
 from millstream.messaging import Delivery as Delivery
 from millstream.messaging import Event as Event
+from millstream.messaging import EventCount as EventCount
 from millstream.messaging import Group as Group
 from millstream.messaging import GroupEvent as GroupEvent
 from millstream.messaging import GroupInfo as GroupInfo
@@ -27,6 +28,7 @@ from millstream.messaging import Message as Message
 from millstream.messaging import NewEvent as NewEvent
 from millstream.messaging import Origin as Origin
 from millstream.messaging import Overload as Overload
+from millstream.messaging import ProcessInfo as ProcessInfo
 from millstream.messaging import ProducerCounters as ProducerCounters
 from millstream.messaging import PublishOptions as PublishOptions
 from millstream.messaging import ReadPlan as ReadPlan

@@ -45,6 +45,7 @@ SECTIONS: dict[str, tuple[str, list[str]]] = {
             "TopicSettings",
             "Origin",
             "TopicInfo",
+            "EventCount",
         ],
     ),
     "Events": (
@@ -58,6 +59,7 @@ SECTIONS: dict[str, tuple[str, list[str]]] = {
             "millstream.messaging.publishing.event_producer:EventProducer",
             "millstream.messaging.publishing.writer:Writer",
             *("ProducerCounters", "Packing", "Columns", "Process", "ProcessSettings"),
+            "ProcessInfo",
         ],
     ),
     "Subscriptions": (

@@ -38,6 +38,7 @@ COMMANDS = {
     "dlq": "dlq",
     "push": "push",
     "schedule": "schedule",
+    "process": "process",
     "schema": "schema",
     "guard": "guard",
     "import": "import_",

@@ -53,6 +53,7 @@ NUMBER_HEADER: Final = "Mill-Number"
 PREVIOUS_HEADER: Final = "Mill-Previous"
 POSITION_HEADER: Final = "Mill-Position"
 NOTE_HEADER: Final = "Mill-Note"
+INPUT_HEADER: Final = "Mill-Input"
 PART_HEADER: Final = "Mill-Part"
 PARTS_HEADER: Final = "Mill-Parts"
 NOTE_BYTES_MAX: Final = 1024
@@ -68,6 +69,7 @@ class FenceState:
     position: int = 0  # in the writer's input, up to which everything is stored
     note: str = ""  # the writer's own text about it
     owner: str = ""  # who claimed the epoch
+    input_stream: str = ""  # what a process reads, and `position` counts in; "": another writer
 
     def next(self, position: int | None = None, note: str | None = None) -> FenceState:
         """The state after one more unit; its sequence is known when it is stored."""
@@ -78,11 +80,18 @@ class FenceState:
             self.position if position is None else position,
             self.note if note is None else note,
             self.owner,
+            self.input_stream,
         )
 
-    def claimed(self, owner: str) -> FenceState:
+    def claimed(self, owner: str, input_stream: str = "") -> FenceState:
         """The state after `owner`, a unique token, has taken the writer's name over."""
-        return replace(self, epoch=self.epoch + 1, number=self.number + 1, owner=owner)
+        return replace(
+            self,
+            epoch=self.epoch + 1,
+            number=self.number + 1,
+            owner=owner,
+            input_stream=input_stream,
+        )
 
     def stored_at(self, sequence: int) -> FenceState:
         return replace(self, sequence=sequence)
@@ -124,6 +133,8 @@ def state_headers(writer: str, state: FenceState, parts: int = 1) -> list[tuple[
         pairs.append((OWNER_HEADER, state.owner))
     if state.note:
         pairs.append((NOTE_HEADER, check_note(state.note)))
+    if state.input_stream:
+        pairs.append((INPUT_HEADER, state.input_stream))
     if parts > 1:
         pairs.append((PARTS_HEADER, str(parts)))
     return pairs
@@ -152,6 +163,7 @@ def read_state(sequence: int, block: bytes) -> FenceState:
             int(headers[POSITION_HEADER]),
             headers.get(NOTE_HEADER, ""),
             headers.get(OWNER_HEADER, ""),
+            headers.get(INPUT_HEADER, ""),
         )
     except (KeyError, ValueError) as error:
         raise DataLoss(

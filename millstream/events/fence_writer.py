@@ -134,14 +134,14 @@ class FenceWriter:
             return FenceState()
         return read_state(found.sequence, found.headers)
 
-    def claim(self, owner: str) -> Steps[FenceState]:
+    def claim(self, owner: str, input_stream: str = "") -> Steps[FenceState]:
         """Take the writer's name over; every older writer of it is fenced out from now on.
 
         `owner` is a random token that nobody else uses.
         """
         for _ in range(CLAIMS_MAX):
             last = yield from self.look()
-            offer = yield from self.offer(last.claimed(owner), [empty()])
+            offer = yield from self.offer(last.claimed(owner, input_stream), [empty()])
             if offer.is_stored:
                 return offer.state
             # The old writer, or another claimant, was faster: follow what it stored.

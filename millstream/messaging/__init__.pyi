@@ -13,7 +13,9 @@ from millstream.messaging.dead_letters.letter import DeadLetter, DeadLetterFilte
 from millstream.messaging.dead_letters.queue import DeadLetterQueue, RedriveReport
 from millstream.messaging.groups.admin import GroupInfo
 from millstream.messaging.groups.group import Group, GroupEvent, GroupSettings
+from millstream.messaging.process_list import ProcessInfo
 from millstream.messaging.publishing.counters import ProducerCounters
+from millstream.messaging.reading.event_count import EventCount
 from millstream.messaging.reading.replay import ReadPlan
 from millstream.messaging.schedules import Schedule
 from millstream.messaging.subscriptions.admin import Lag, SubscriptionInfo
@@ -34,6 +36,7 @@ __all__ = [
     "DeadLetterQueue",
     "Delivery",
     "Event",
+    "EventCount",
     "Group",
     "GroupEvent",
     "GroupInfo",
@@ -47,6 +50,7 @@ __all__ = [
     "NewEvent",
     "Origin",
     "Overload",
+    "ProcessInfo",
     "ProducerCounters",
     "PublishOptions",
     "ReadPlan",

@@ -32,7 +32,9 @@ from millstream.messaging.core.service import Service
 from millstream.messaging.core.subscriber import MessageHandler, Subscriber
 from millstream.messaging.groups.admin import GroupAdmin, GroupInfo, hold_for_groups
 from millstream.messaging.groups.store import topics_with_groups
+from millstream.messaging.process_list import ProcessInfo, list_processes
 from millstream.messaging.publishing.event_publisher import PUBLISH_SECONDS
+from millstream.messaging.reading.event_count import EventCount, count_events
 from millstream.messaging.topic import Topic
 from millstream.messaging.topics import admin as topic_admin
 from millstream.messaging.topics.durability import durabilities_of, shortfall_of
@@ -313,6 +315,15 @@ class Client(AsyncClosing):
         """All topics and streams visible to this user."""
         return await list_topics(self.jetstream)
 
+    async def count_events(self, topic: str, packs_max: int | None = None) -> EventCount:
+        """The number of events of a topic; `info().messages` counts a pack of many as one.
+
+        Reads the headers of all packs. With `packs_max` it reads only so many, and what is inside
+        the others is an estimate. ConfigError for a foreign stream.
+        """
+        info = await open_topic(self.jetstream, topic)
+        return await count_events(self.jetstream, info, packs_max)
+
     async def groups(self) -> list[GroupInfo]:
         """The ordered groups of all topics, running or not."""
         found: list[GroupInfo] = []
@@ -323,6 +334,13 @@ class Client(AsyncClosing):
                 admin = GroupAdmin(self.jetstream, self._publisher, name, handle.partitions)
                 found += await admin.list()
         return found
+
+    async def processes(self) -> list[ProcessInfo]:
+        """The processes that have stored a position, running or not: what they read and write.
+
+        One that was last run by an older version is found when it has run again.
+        """
+        return await list_processes(self.jetstream)
 
     async def edit_topic(self, name: str, **changes: Any) -> TopicInfo:
         """Change settings of a topic; some cannot be changed after it was created.

@@ -235,7 +235,7 @@ class _PartitionWorker:
                 target.jetstream, target.publisher, output.stream, subject, name, target.acks
             )
             self._fences.append(_Fence(fenced, target, settings.packing))
-        await asyncio.gather(*(fence.fenced.claim() for fence in self._fences))
+        await asyncio.gather(*(fence.fenced.claim(self._stream) for fence in self._fences))
         for fence in self._fences:
             fence.done = fence.fenced.state.position
         self._position = self._committed = min(fence.done for fence in self._fences)

@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     from millstream.messaging.core.overload import SubscriberSettings
     from millstream.messaging.groups.admin import GroupInfo
     from millstream.messaging.process import ProcessSettings
+    from millstream.messaging.process_list import ProcessInfo
+    from millstream.messaging.reading.event_count import EventCount
     from millstream.messaging.topics.info import TopicInfo
     from millstream.messaging.topics.settings import TopicSettings
     from millstream.mill import Mill as AsyncMill
@@ -240,9 +242,24 @@ class Mill(Connected):
         """All topics and streams visible to this user."""
         return self._loop.call(self._inner.topics())
 
+    def count_events(self, topic: str, packs_max: int | None = None) -> EventCount:
+        """The number of events of a topic; `info().messages` counts a pack of many as one.
+
+        Reads the headers of all packs. With `packs_max` it reads only so many, and what is inside
+        the others is an estimate. ConfigError for a foreign stream.
+        """
+        return self._loop.call(self._inner.count_events(topic, packs_max))
+
     def groups(self) -> list[GroupInfo]:
         """The ordered groups of all topics, running or not."""
         return self._loop.call(self._inner.groups())
+
+    def processes(self) -> list[ProcessInfo]:
+        """The processes that have stored a position, running or not: what they read and write.
+
+        One that was last run by an older version is found when it has run again.
+        """
+        return self._loop.call(self._inner.processes())
 
     def edit_topic(self, name: str, **changes: Any) -> TopicInfo:
         """Change settings of a topic; some cannot be changed after it was created.

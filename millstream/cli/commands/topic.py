@@ -26,6 +26,12 @@ app = typer.Typer(
 )
 
 
+ExactOption = Annotated[
+    bool,
+    typer.Option("--exact", help="Count the events in all packs, however long that takes."),
+]
+
+
 @app.command()
 @grouped
 def create(
@@ -54,30 +60,46 @@ def create(
 
 
 @app.command("ls")
-def list_(server: ServerOption = None, json_: JsonOption = False) -> None:
-    """List the topics, and every other JetStream stream."""
+def list_(
+    exact: ExactOption = False, server: ServerOption = None, json_: JsonOption = False
+) -> None:
+    """List the topics, and every other JetStream stream, with their events and messages.
+
+    A pack of many events is one message. '~' marks an estimate, in JSON "events_exact": false;
+    '-' are streams that Millstream did not create.
+    """
     from millstream.cli.views import topic as topic_view
 
-    infos = run(lambda mill: mill.topics(), server)
+    async def work(mill: "Mill") -> "tuple[list[TopicInfo], topic_view.Counts]":
+        infos = await mill.topics()
+        return infos, await topic_view.counted(mill, infos, exact=exact)
+
+    infos, counts = run(work, server)
     if json_:
-        print_json([topic_view.topic_record(info) for info in infos])
+        print_json([topic_view.topic_record(info, counts[info.name]) for info in infos])
     else:
-        topic_view.show_list(infos)
+        topic_view.show_list(infos, counts)
 
 
 @app.command()
-def info(name: TopicArgument, server: ServerOption = None, json_: JsonOption = False) -> None:
+def info(
+    name: TopicArgument,
+    exact: ExactOption = False,
+    server: ServerOption = None,
+    json_: JsonOption = False,
+) -> None:
     """Show a topic: its settings, and what each partition holds."""
     from millstream.cli.views import topic as topic_view
 
-    async def work(mill: "Mill") -> "TopicInfo":
-        return await (await mill.topic(name)).info()
+    async def work(mill: "Mill") -> "tuple[TopicInfo, topic_view.Counts]":
+        found = await (await mill.topic(name)).info()
+        return found, await topic_view.counted(mill, [found], exact=exact)
 
-    found = run(work, server)
+    found, counts = run(work, server)
     if json_:
-        print_json(topic_view.topic_record(found))
+        print_json(topic_view.topic_record(found, counts[found.name]))
     else:
-        topic_view.show(found)
+        topic_view.show(found, counts[found.name])
 
 
 @app.command()

@@ -2,24 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from datetime import datetime, timedelta
 from enum import StrEnum
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from millstream.cli.options.times import time_text
 from millstream.cli.output import print_table, say, size
 from millstream.deadline import now_ns
+from millstream.errors import MillstreamError
 from millstream.events.event import nanoseconds_of
+from millstream.messaging.topics.lookup import side_by_side
 from millstream.messaging.topics.setting_forms import duration_text
 
 if TYPE_CHECKING:
-    from millstream.messaging import TopicInfo, TopicSettings
+    from millstream.messaging import EventCount, TopicInfo, TopicSettings
+    from millstream.mill import Mill
     from millstream.wire.lost import LostRange
+
+# Packs of a topic whose headers are read to count events: a fraction of a second.
+PACKS_MAX: Final = 20_000
+
+Counts = Mapping[str, "EventCount | None"]  # by topic
 
 __all__ = [
     "age",
+    "counted",
     "lost_text",
     "settings_record",
     "show",
@@ -54,7 +63,22 @@ def settings_record(settings: Any) -> dict[str, Any]:
     }
 
 
-def topic_record(info: TopicInfo) -> dict[str, Any]:
+async def counted(mill: Mill, infos: Sequence[TopicInfo], *, exact: bool) -> Counts:
+    """The events of each topic; None where they are not known: foreign streams, missing parts."""
+
+    async def count(info: TopicInfo) -> EventCount | None:
+        if info.missing or not info.managed:
+            return None
+        try:
+            return await mill.count_events(info.name, None if exact else PACKS_MAX)
+        except MillstreamError:
+            return None  # removed meanwhile, or not readable by this user
+
+    found = await side_by_side(count, infos)
+    return {info.name: one for info, one in zip(infos, found, strict=True)}
+
+
+def topic_record(info: TopicInfo, count: EventCount | None = None) -> dict[str, Any]:
     """A topic as an object."""
     return {
         "name": info.name,
@@ -62,6 +86,7 @@ def topic_record(info: TopicInfo) -> dict[str, Any]:
         "created": simple(info.created),
         "settings": _settings(info.settings),
         "messages": info.messages,
+        **({} if count is None else {"events": count.events, "events_exact": count.exact}),
         "bytes": info.bytes,
         "subscriptions": info.subscriptions,
         "lag": info.lag,
@@ -82,18 +107,37 @@ def _settings(settings: TopicSettings) -> dict[str, Any]:
     return {field.name: simple(getattr(settings, field.name)) for field in fields(settings)}
 
 
-def show_list(infos: Sequence[TopicInfo]) -> None:
+def events_text(count: EventCount | None) -> str:
+    """A number of events; `~` marks an estimate, `-` one that is not known.
+
+    >>> events_text(None)
+    '-'
+    """
+    return "-" if count is None else f"{'' if count.exact else '~'}{count.events:,}"
+
+
+def show_list(infos: Sequence[TopicInfo], counts: Counts) -> None:
     """The topics as a table."""
     if not infos:
         say("There is no topic yet. Create one with 'millstream topic create NAME'")
         return
     print_table(
         "Topics",
-        ["topic", "#partitions", "#messages", "#size", "#subscriptions", "last event", "state"],
+        [
+            "topic",
+            "#partitions",
+            "#events",
+            "#messages",
+            "#size",
+            "#subscriptions",
+            "last event",
+            "state",
+        ],
         [
             (
                 info.name,
                 len(info.partitions),
+                events_text(counts.get(info.name)),
                 f"{info.messages:,}",
                 size(info.bytes),
                 info.subscriptions,
@@ -117,9 +161,10 @@ def _state(info: TopicInfo) -> str:
     return "ok" if info.lag is None else f"copy, {info.lag:,} behind"
 
 
-def show(info: TopicInfo) -> None:
+def show(info: TopicInfo, count: EventCount | None = None) -> None:
     """One topic: settings, then partitions."""
     say(f"Topic {info.name}, created {simple(info.created)}, {_state(info)}")
+    say(f"  events: {events_text(count)}, in {info.messages:,} messages")
     for name, value in settings_record(info.settings).items():
         say(f"  {name.replace('_', ' ')}: {value}")
     print_table(

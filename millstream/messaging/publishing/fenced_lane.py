@@ -48,9 +48,12 @@ class FencedLane:
         """After the last unit that was stored."""
         return self._fence.state
 
-    async def claim(self) -> FenceState:
-        """Take the writer's name over; every older writer of it is fenced out from now on."""
-        return await self._run(self._fence.claim(uuid4().hex))
+    async def claim(self, input_stream: str = "") -> FenceState:
+        """Take the writer's name over; every older writer of it is fenced out from now on.
+
+        A process names the stream it reads, so that it can be found with its position.
+        """
+        return await self._run(self._fence.claim(uuid4().hex, input_stream))
 
     async def store(
         self, packs: Sequence[EncodedPack], position: int, note: str | None = None

@@ -17,38 +17,24 @@ from collections.abc import AsyncGenerator, Iterator, Sequence
 from dataclasses import replace
 from typing import Final
 
-import msgspec
-
 from millstream.errors import ConfigError
 from millstream.events.classify import is_own_subject
 from millstream.events.event import Partition
 from millstream.events.subject import PACK_TOKEN
 from millstream.events.unpack import raw_of
 from millstream.messaging.reading.replay import ReadPlan, read_messages, subjects_of
-from millstream.messaging.topics.lookup import side_by_side
+from millstream.messaging.topics.lookup import side_by_side, stream_subjects
 from millstream.wire.aio.direct_reader import direct_batch
 from millstream.wire.aio.jetstream import JetStream
 from millstream.wire.message import RawMessage
 
 __all__ = ["check_follow", "holds_packs", "last_messages", "last_messages_now", "stored_subjects"]
 
-# The server's limit of subjects in one answer.
-SUBJECTS_PAGE: Final = 100_000
-PAGES_MAX: Final = 10_000  # a billion keys; ends a loop that would never end
 # Subjects in one question: the server answers with at most 1,024 messages.
 ASK_SUBJECTS: Final = 1000
 ASK_BYTES: Final = 256 * 1024
 ANSWER_BYTES: Final = 8 * 1024 * 1024
 FILTER_SUBJECTS: Final = 100  # of one reader
-
-
-class _State(msgspec.Struct):
-    subjects: dict[str, int] | None = None
-
-
-class _Info(msgspec.Struct):
-    state: _State
-    total: int = 0
 
 
 async def holds_packs(jetstream: JetStream, partition: Partition) -> bool:
@@ -164,15 +150,9 @@ async def stored_subjects(
     """The subjects that hold messages; Millstream's own only if asked for."""
     size = partition.prefix_size
     for pattern in patterns:
-        for page in range(PAGES_MAX):
-            ask = {"subjects_filter": pattern, "offset": page * SUBJECTS_PAGE}
-            info = await jetstream.call(f"STREAM.INFO.{partition.stream}", ask, _Info)
-            subjects = info.state.subjects or {}
-            for subject in subjects:
-                if own or not is_own_subject(subject.encode(), size):
-                    yield subject
-            if not subjects or (page + 1) * SUBJECTS_PAGE >= info.total:
-                break
+        async for subject, _ in stream_subjects(jetstream, partition.stream, pattern):
+            if own or not is_own_subject(subject.encode(), size):
+                yield subject
 
 
 def _parts(subjects: Sequence[str], most: int = ASK_SUBJECTS) -> Iterator[list[str]]:

@@ -100,17 +100,25 @@ async def read_messages(
     plan: ReadPlan,
     *,
     over_damage: bool = False,
+    headers_only: bool = False,
 ) -> AsyncGenerator[tuple[Partition, list[RawMessage]], None]:
     """The messages of a plan in groups, each group of one partition and in its order.
 
     DataLoss when the broker has noted that events of the range are lost, or counts messages at its
-    end that it cannot read; with `over_damage` it is read as far as that is possible.
+    end that it cannot read; with `over_damage` it is read as far as that is possible. With
+    `headers_only` the broker leaves out payloads where it can.
     """
     signal = Signal()
     readers: list[_PartitionReader] = []
     try:
         for partition in plan.chosen(partitions):
-            readers.append(await _open(jetstream, partition, plan, signal, over_damage))
+            what = replace(
+                await _range(jetstream, partition, plan),
+                over_loss=over_damage or not plan.fail_on_data_loss,
+                headers_only=headers_only,
+            )
+            opened = await open_range(jetstream, partition.stream, what, signal)
+            readers.append(_PartitionReader(partition, opened))
         while readers:
             idle = True
             for reader in readers:
@@ -174,17 +182,6 @@ class _PartitionReader:
                 f"reports what is missing"
             )
         reader.end()
-
-
-async def _open(
-    jetstream: JetStream, partition: Partition, plan: ReadPlan, signal: Signal, over_damage: bool
-) -> _PartitionReader:
-    what = replace(
-        await _range(jetstream, partition, plan),
-        over_loss=over_damage or not plan.fail_on_data_loss,
-    )
-    reader = await open_range(jetstream, partition.stream, what, signal)
-    return _PartitionReader(partition, reader)
 
 
 async def _range(jetstream: JetStream, partition: Partition, plan: ReadPlan) -> Range:

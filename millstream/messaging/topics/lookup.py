@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Iterable
+from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable
 from typing import Any, Final, TypeVar
+
+import msgspec
 
 from millstream.errors import MillstreamError, TopicNotFound
 from millstream.messaging.topics.info import TopicInfo, topic_info
@@ -17,13 +19,32 @@ from millstream.messaging.topics.stream_config import (
 from millstream.wire.aio.jetstream import JetStream
 from millstream.wire.api import ErrorCode, StreamInfo
 
-__all__ = ["list_topics", "missing_topic", "open_topic", "side_by_side", "streams_of"]
+__all__ = [
+    "list_topics",
+    "missing_topic",
+    "open_topic",
+    "side_by_side",
+    "stream_subjects",
+    "streams_of",
+]
 
 # Partitions are requested concurrently, but too few to fill the server's API queue.
 AT_ONCE: Final = 16
+# The server's limit of subjects in one answer.
+SUBJECTS_PAGE: Final = 100_000
+PAGES_MAX: Final = 10_000  # a billion keys; ends a loop that would never end
 
 T = TypeVar("T")
 R = TypeVar("R")
+
+
+class _State(msgspec.Struct):
+    subjects: dict[str, int] | None = None
+
+
+class _Subjects(msgspec.Struct):
+    state: _State
+    total: int = 0
 
 
 async def open_topic(js: JetStream, name: str) -> TopicInfo:
@@ -88,6 +109,20 @@ async def find_stream(js: JetStream, name: str, timeout: float | None = None) ->
         return await js.stream_info(name, timeout)
     except TopicNotFound:
         return None
+
+
+async def stream_subjects(
+    js: JetStream, stream: str, pattern: str
+) -> AsyncGenerator[tuple[str, int], None]:
+    """The subjects of a stream that hold messages and match, with the number of messages."""
+    for page in range(PAGES_MAX):
+        ask = {"subjects_filter": pattern, "offset": page * SUBJECTS_PAGE}
+        info = await js.call(f"STREAM.INFO.{stream}", ask, _Subjects)
+        subjects = info.state.subjects or {}
+        for found in subjects.items():
+            yield found
+        if not subjects or (page + 1) * SUBJECTS_PAGE >= info.total:
+            break
 
 
 async def side_by_side(work: Callable[[T], Coroutine[Any, Any, R]], items: Iterable[T]) -> list[R]:
