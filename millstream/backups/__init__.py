@@ -1,1 +1,1 @@
-"""Backups: copies of topics or of a whole account, taken while it is used, and their restore."""
+"""Backups: copies of topics or of accounts, taken while they are used, and their restore."""

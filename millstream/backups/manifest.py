@@ -8,7 +8,7 @@ import os
 import shutil
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import msgspec
 
@@ -26,11 +26,17 @@ __all__ = [
     "StreamBackup",
     "check_file",
     "read",
+    "read_checked",
+    "sha256_of",
+    "sync_folder",
+    "write_durable",
 ]
 
 FORMAT: Final = 1
 MANIFEST: Final = "manifest.json"
 SUM: Final = "manifest.sha256"
+
+M = TypeVar("M")
 
 # Called with the stream that is copied, and how many bytes are done, of all.
 Progress = Callable[[str, int, int], None]
@@ -107,14 +113,14 @@ class Draft:
         self.path = self.target.with_name(f".{self.target.name}.unfinished-{unique_token()[:8]}")
         self.path.mkdir(mode=0o700)  # events may be anything
 
-    def finish(self, manifest: Manifest) -> None:
+    def finish(self, manifest: msgspec.Struct, name: str = MANIFEST, sum_name: str = SUM) -> None:
         """Make it durable and give it its name."""
         text = msgspec.json.format(msgspec.json.encode(manifest), indent=2)
-        _write(self.path / MANIFEST, text)
-        _write(self.path / SUM, hashlib.sha256(text).hexdigest().encode() + b"\n")
-        _sync_folder(self.path)
+        write_durable(self.path / name, text)
+        write_durable(self.path / sum_name, hashlib.sha256(text).hexdigest().encode() + b"\n")
+        sync_folder(self.path)
         os.rename(self.path, self.target)  # noqa: PTH104  (replaces an empty folder)
-        _sync_folder(self.target.parent)
+        sync_folder(self.target.parent)
 
     def remove(self) -> None:
         """Remove what is there of an unfinished one."""
@@ -122,14 +128,16 @@ class Draft:
             shutil.rmtree(self.path)
 
 
-def _write(path: Path, content: bytes) -> None:
-    with path.open("xb") as file:
+def write_durable(path: Path, content: bytes) -> None:
+    """Write a new file that only its owner can read, and that a crash does not lose."""
+    with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
         file.write(content)
         file.flush()
         os.fsync(file.fileno())
 
 
-def _sync_folder(path: Path) -> None:
+def sync_folder(path: Path) -> None:
+    """Make the names in a folder durable."""
     handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)
@@ -139,21 +147,26 @@ def _sync_folder(path: Path) -> None:
 
 def read(folder: Path) -> Manifest:
     """The manifest of a complete backup; BackupError if there is none, or it is damaged."""
+    return read_checked(folder, MANIFEST, SUM, Manifest)
+
+
+def read_checked(folder: Path, name: str, sum_name: str, kind: type[M]) -> M:
+    """A manifest of that kind, compared with its checksum."""
     try:
-        text = (folder / MANIFEST).read_bytes()
-        expected = (folder / SUM).read_text().strip()
+        text = (folder / name).read_bytes()
+        expected = (folder / sum_name).read_text().strip()
     except OSError as error:
         raise BackupError(
             f"{folder} is not a complete backup: {error.strerror} ({error.filename})"
         ) from error
     if hashlib.sha256(text).hexdigest() != expected:
-        raise BackupError(f"{folder / MANIFEST} was changed or is damaged; use another backup")
+        raise BackupError(f"{folder / name} was changed or is damaged; use another backup")
     version = msgspec.json.decode(text, type=dict[str, Any]).get("format")
     if version != FORMAT:
         raise BackupError(
             f"{folder} has format {version}, and this version of Millstream reads {FORMAT}"
         )
-    return msgspec.json.decode(text, type=Manifest)
+    return msgspec.json.decode(text, type=kind)
 
 
 def check_file(folder: Path, stream: StreamBackup) -> None:

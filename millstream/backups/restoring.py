@@ -75,7 +75,9 @@ async def restore(
 ) -> tuple[Manifest, list[RestoredStream]]:
     """Restore a backup, or some of its topics, and verify it; BackupError says what is there."""
     manifest = await asyncio.to_thread(read, folder)
-    return manifest, await Restoring(mill, folder, manifest, progress).run(topics)
+    restoring = Restoring(mill, folder, manifest, progress)
+    await restoring.check(topics)
+    return manifest, await restoring.create()
 
 
 class Restoring:
@@ -86,26 +88,33 @@ class Restoring:
         self._progress = progress
         self._jetstream: JetStream = mill.jetstream
         self._clustered = is_clustered(mill.jetstream.connection)
+        self._whole = False
+        self._chosen: list[StreamBackup] = []
         self._created: list[str] = []
         self._done = self._total = 0
 
-    async def run(self, topics: Sequence[str]) -> list[RestoredStream]:
-        whole = self._manifest.whole and not topics
-        chosen = await self._chosen(topics, whole)
-        names = topics_of(chosen)
-        for stream in chosen:
+    async def check(self, topics: Sequence[str]) -> None:
+        """Choose the topics, or all, and check whatever can be checked; nothing is created."""
+        self._whole = self._manifest.whole and not topics
+        self._chosen = await self._choose(topics)
+        for stream in self._chosen:
             await asyncio.to_thread(check_file, self._folder, stream)
-        if not whole:
-            await self._check_schemas(names, any(s.name == SCHEMAS_TOPIC for s in chosen))
+        if not self._whole:
+            restored = any(stream.name == SCHEMAS_TOPIC for stream in self._chosen)
+            await self._check_schemas(topics_of(self._chosen), restored)
         await check_health(self._jetstream)  # a create on unreadable files deletes them
-        self._total = sum(stream.bytes for stream in chosen)
+
+    async def create(self) -> list[RestoredStream]:
+        """Restore what was checked; if that fails, it is removed."""
+        self._total = sum(stream.bytes for stream in self._chosen)
+        names = topics_of(self._chosen)
         try:
-            restored = [await self._restore(stream) for stream in chosen]
-            if not whole:
+            restored = [await self._restore(stream) for stream in self._chosen]
+            if not self._whole:
                 await self._restore_groups(names)
                 await self._restore_schemas(names)
         except BaseException as error:
-            left = await asyncio.shield(self._remove())
+            left = await asyncio.shield(self.remove())
             if left and isinstance(error, MillstreamError):
                 raise BackupError(
                     f"{error}. These streams exist and are not complete, delete them: "
@@ -116,7 +125,7 @@ class Restoring:
 
     # -- before anything is created -------------------------------------------------------
 
-    async def _chosen(self, topics: Sequence[str], whole: bool) -> list[StreamBackup]:
+    async def _choose(self, topics: Sequence[str]) -> list[StreamBackup]:
         """What to restore; BackupError if some of it exists or is not in the backup."""
         streams = self._manifest.streams
         known = topics_of(streams)
@@ -128,7 +137,7 @@ class Restoring:
         existing = {str(config["name"]) for config in await self._jetstream.stream_configs()}
         if topics:
             streams = [s for s in streams if s.topic in topics or s.name == SCHEMAS_TOPIC]
-        if not whole:
+        if not self._whole:
             streams = [s for s in streams if s.name != RECORDS]
             if SCHEMAS_TOPIC in existing or not self._needs_schemas(streams):
                 streams = [s for s in streams if s.name != SCHEMAS_TOPIC]
@@ -235,7 +244,7 @@ class Restoring:
         finally:
             await asyncio.to_thread(file.close)
 
-    async def _remove(self) -> list[str]:
+    async def remove(self) -> list[str]:
         """Delete what was created; the names of what could not be deleted."""
         left = []
         for name in dict.fromkeys(self._created):

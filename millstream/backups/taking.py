@@ -15,8 +15,8 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Sequence
-from contextlib import aclosing
+from collections.abc import AsyncIterator, Sequence
+from contextlib import aclosing, asynccontextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, BinaryIO, Final
@@ -58,7 +58,7 @@ from millstream.wire.archive import ArchiveEntry, Ending, MessageDigest
 from millstream.wire.message import RawMessage
 from millstream.wire.range_cursor import Range
 
-__all__ = ["back_up"]
+__all__ = ["back_up", "present_time", "writing"]
 
 # A copy ends if either side is held up for seconds; then it starts again.
 TRIES: Final = 3
@@ -69,11 +69,19 @@ TAIL_SECONDS: Final = 60.0
 
 async def back_up(mill: Mill, folder: Path, topics: Sequence[str], progress: Progress) -> Manifest:
     """Write a backup of the topics, or without any of the whole account, to a new folder."""
+    async with writing(folder) as draft:
+        manifest = await _Backup(mill, draft.path, progress).take(topics)
+        await asyncio.to_thread(draft.finish, manifest)
+    return manifest
+
+
+@asynccontextmanager
+async def writing(folder: Path) -> AsyncIterator[Draft]:
+    """A new backup; nothing is left of it unless it was finished."""
     try:
         draft = await asyncio.to_thread(Draft, folder)
         try:
-            manifest = await _Backup(mill, draft.path, progress).take(topics)
-            await asyncio.to_thread(draft.finish, manifest)
+            yield draft
         finally:
             await asyncio.shield(asyncio.to_thread(draft.remove))
     except MillstreamError:  # some are an OSError, too
@@ -83,7 +91,6 @@ async def back_up(mill: Mill, folder: Path, topics: Sequence[str], progress: Pro
             f"cannot write the backup to {folder}: {error.strerror or error}. Nothing is left of "
             f"it; choose a folder that you may write to, on a disk with enough space"
         ) from error
-    return manifest
 
 
 class _Backup:
@@ -93,7 +100,7 @@ class _Backup:
         self._done = self._total = 0
 
     async def take(self, topics: Sequence[str]) -> Manifest:
-        began = _now()
+        began = present_time()
         infos = await self._chosen(topics)
         names = sorted({identity_of(info.config).topic for info in infos})
         readers = await self._readers(infos)
@@ -115,7 +122,7 @@ class _Backup:
             millstream=__version__,
             server=self._jetstream.connection.info.version,
             began=began,
-            finished=_now(),
+            finished=present_time(),
             account=await self._account(),
             whole=not topics,
             topics=sorted(topics),
@@ -347,5 +354,6 @@ def _order(info: StreamInfo) -> tuple[int, str]:
     return (2 if info.config.get("retention", "limits") == "limits" else 1), name
 
 
-def _now() -> str:
+def present_time() -> str:
+    """The time as manifests have it."""
     return datetime.fromtimestamp(now_ns() / 1e9, UTC).isoformat(timespec="seconds")

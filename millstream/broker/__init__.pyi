@@ -35,7 +35,13 @@ from millstream.broker.config import (
     User,
 )
 from millstream.broker.credentials import Credentials, read_credentials
-from millstream.broker.folder_users import UserInfo, list_users, user_secret
+from millstream.broker.folder_users import (
+    UserInfo,
+    account_names,
+    list_users,
+    user_files,
+    user_secret,
+)
 from millstream.broker.health import ConsumerHealth, Health, LogLoss, NodeHealth, StreamHealth
 from millstream.broker.jwt import (
     SigningKey,
@@ -48,10 +54,12 @@ from millstream.broker.jwt import (
     sign,
     user_claims,
 )
+from millstream.broker.keys import KEY_FILE
 from millstream.broker.user_admin import add_user, remove_user
 
 __all__ = [
     "DEFAULT_ACCOUNT",
+    "KEY_FILE",
     "MINIMUM_VERSION",
     "Account",
     "AuthCallout",
@@ -82,6 +90,7 @@ __all__ = [
     "User",
     "UserInfo",
     "account_claims",
+    "account_names",
     "add_user",
     "creds_text",
     "down",
@@ -103,5 +112,6 @@ __all__ = [
     "stop_node",
     "up",
     "user_claims",
+    "user_files",
     "user_secret",
 ]

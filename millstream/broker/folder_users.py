@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from millstream.broker.config import BrokerSettings, Permissions, User
-from millstream.broker.credentials import GeneratedUsers
+from millstream.broker.credentials import CREDENTIALS_FILE, GeneratedUsers
 from millstream.broker.folder import read_json
 from millstream.broker.private_files import write_private
 from millstream.errors import ConfigError
@@ -22,11 +22,13 @@ __all__ = [
     "ACCOUNTS_FILE",
     "USERS_FILE",
     "UserInfo",
+    "account_names",
     "added_users",
     "list_users",
     "read_user",
     "save_accounts",
     "user_entry",
+    "user_files",
     "user_secret",
     "with_folder_users",
 ]
@@ -66,6 +68,19 @@ def list_users(data: Path) -> tuple[UserInfo, ...]:
         )
         for user in (*shown, *added)
     )
+
+
+def account_names(data: Path) -> tuple[str, ...]:
+    """The accounts of the broker on this folder, the default one first."""
+    facts = read_json(data / ACCOUNTS_FILE)
+    if facts.get("operator"):
+        raise ConfigError("the accounts of this broker are defined by its operator's JWTs")
+    return tuple(str(account["name"]) for account in facts.get("accounts", []))
+
+
+def user_files(data: Path) -> tuple[Path, ...]:
+    """The files that users and accounts of a folder are in; some may not exist."""
+    return tuple(data / name for name in (USERS_FILE, CREDENTIALS_FILE, ACCOUNTS_FILE))
 
 
 def user_secret(data: Path, name: str) -> Secret:

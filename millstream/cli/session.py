@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Annotated, Any, Final, TypeVar
 
@@ -21,6 +21,7 @@ from millstream.settings import (
 )
 
 if TYPE_CHECKING:
+    from millstream.broker import State
     from millstream.mill import Mill
 
 __all__ = [
@@ -30,6 +31,7 @@ __all__ = [
     "chosen_context",
     "confirm",
     "connection_settings",
+    "local_accounts",
     "run",
 ]
 
@@ -83,19 +85,67 @@ def chosen_context() -> str | None:
     return _context.get()
 
 
-def run(work: Callable[[Mill], Coroutine[Any, Any, T]], server: str | None = None) -> T:
-    """Connect, do the work and close; Ctrl-C cancels the work, closes and is exit code 130."""
+def run(
+    work: Callable[[Mill], Coroutine[Any, Any, T]],
+    server: str | None = None,
+    account: str | None = None,
+) -> T:
+    """Connect, do the work and close; Ctrl-C cancels the work, closes and is exit code 130.
+
+    With an account it is done as the admin of that account of the broker in this folder.
+    """
     import asyncio
 
     from millstream.mill import connect
 
-    settings = connection_settings(server)
+    if account is None:
+        settings = connection_settings(server)
+    else:
+        settings = _known(local_accounts(server), account)
 
     async def session() -> T:
         async with connect(settings=settings) as mill:
             return await work(mill)
 
     return asyncio.run(session())
+
+
+def _known(accounts: dict[str, ConnectionSettings], account: str) -> ConnectionSettings:
+    if not accounts:
+        raise ConfigError(
+            "--account is for a broker that 'millstream up' started in this folder; elsewhere the "
+            "user decides: --server nats://USER:PASSWORD@HOST"
+        )
+    if account not in accounts:
+        raise ConfigError(
+            f"this broker has no account '{account}'; it has {', '.join(accounts)}. Start it with "
+            f"'millstream up --auth --account {account}' first"
+        )
+    return accounts[account]
+
+
+def local_accounts(
+    server: str | None, only: Sequence[str] | None = None
+) -> dict[str, ConnectionSettings]:
+    """How to connect as the admin of each account, if the broker runs in this folder; else none.
+
+    With `only` it is these accounts, and all of them must exist.
+    """
+    from dataclasses import replace
+
+    from millstream import broker
+
+    state = _local_state(server, ConnectionSettings.load(server, context=chosen_context()))
+    found: dict[str, ConnectionSettings] = {}
+    if state is not None:
+        settings = connection_settings(server)
+        for name in broker.account_names(state.data):
+            if name == broker.DEFAULT_ACCOUNT and not state.secured:
+                found[name] = settings  # it is open
+                continue
+            admin = broker.read_credentials(state.data, broker.Role.ADMIN, name)
+            found[name] = replace(settings, user=admin.user, password=admin.password)
+    return found if only is None else {name: _known(found, name) for name in only}
 
 
 def connection_settings(server: str | None) -> ConnectionSettings:
@@ -106,33 +156,43 @@ def connection_settings(server: str | None) -> ConnectionSettings:
     """
     context = chosen_context()
     settings = ConnectionSettings.load(server, context=context, name="millstream command line")
-    if names_a_broker(server, context):
-        return settings
-    if project_url() is None:
+    if not names_a_broker(server, context) and project_url() is None:
         typer.echo(
             f"This folder has no broker; using {DEFAULT_URL}. "
             f"Choose another with --server, or start one with 'millstream up'",
             err=True,
         )
         return settings
+    state = _local_state(server, settings)
+    if state is None or not state.secured:
+        return settings
     from dataclasses import replace
 
+    from millstream import broker
+
+    try:
+        admin = broker.read_credentials(data_folder(), broker.Role.ADMIN)
+    except MillstreamError:
+        return settings  # connecting will report what is wrong
+    return replace(settings, user=admin.user, password=admin.password)
+
+
+def _local_state(server: str | None, settings: ConnectionSettings) -> State | None:
+    """The broker of this folder, if nothing names another one or a user."""
+    if names_a_broker(server, chosen_context()) or project_url() is None:
+        return None
     from millstream import broker
 
     try:
         state = broker.read_state(data_folder())
     except NotRunning:
         if "url" in read_project_file():
-            return settings  # a broker that runs elsewhere
+            return None  # a broker that runs elsewhere
         raise  # the address is left from a broker that died; another may have its port now
     chosen = (settings.user, settings.token, settings.nkey_seed, settings.creds)
-    if any(chosen) or not state.secured or state.url != ",".join(settings.urls):
-        return settings
-    try:
-        admin = broker.read_credentials(data_folder(), broker.Role.ADMIN)
-    except MillstreamError:
-        return settings  # connecting will report what is wrong
-    return replace(settings, user=admin.user, password=admin.password)
+    if any(chosen) or state.url != ",".join(settings.urls):
+        return None
+    return state
 
 
 def confirm(question: str, yes: bool) -> None:
