@@ -24,6 +24,7 @@ from millstream.nats_context import context_file, read_context
 from millstream.nearest import check_known
 
 __all__ = [
+    "DATA_FOLDER",
     "DEFAULT_URL",
     "DURABILITY_METADATA",
     "LOST_METADATA",

@@ -7,6 +7,7 @@ from typing import Final
 
 from millstream.errors import ConfigError
 from millstream.pipelines.declare import check_name
+from millstream.settings import DATA_FOLDER
 
 __all__ = ["write_template"]
 
@@ -53,8 +54,10 @@ def counts() -> DataFrame:
 
 
 def write_template(folder: Path) -> list[Path]:
-    """Write a project into a new or empty folder; returns the files."""
-    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+    """Write a project into a new folder, or one that has at most a broker; returns the files."""
+    if folder.exists() and not folder.is_dir():
+        raise ConfigError(f"{folder} is a file; name a new folder")
+    if folder.exists() and any(path.name != DATA_FOLDER for path in folder.iterdir()):
         raise ConfigError(f"{folder} is not empty; name a new folder")
     name = check_name("pipeline", folder.resolve().name)
     folder.mkdir(parents=True, exist_ok=True)

@@ -6,7 +6,8 @@ import contextlib
 import os
 import threading
 from collections import deque
-from typing import TYPE_CHECKING, Final
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any, Final
 
 from millstream.errors import ConfigError
 
@@ -35,14 +36,13 @@ def start_jvm(conf: SparkConf) -> None:
     """
     from pyspark import SparkContext
     from pyspark.errors import PySparkRuntimeError
-    from pyspark.java_gateway import launch_gateway
 
     if SparkContext._gateway is not None:
         return
     read, write = os.pipe()
     printed = _Printed(read)
     try:
-        gateway = launch_gateway(conf, {"stderr": write})  # type: ignore[no-untyped-call]
+        gateway = _launched(conf, write)
     except PySparkRuntimeError:
         os.close(write)
         raise ConfigError(f"Spark's Java does not start: {printed.after_the_end()}") from None
@@ -52,6 +52,28 @@ def start_jvm(conf: SparkConf) -> None:
     os.close(write)
     printed.started()
     SparkContext._ensure_initialized(gateway=gateway, conf=conf)
+
+
+def _launched(conf: SparkConf, stderr: int) -> Any:
+    """PySpark's gateway to a new JVM; an interrupt waits for it, and then ends the JVM.
+
+    If PySpark's launch is interrupted, nobody holds the JVM, which cannot tell its address and
+    runs for ever. Ctrl-C interrupts the main thread only, so the launch has a thread of its own.
+    """
+    from pyspark.java_gateway import launch_gateway
+
+    with ThreadPoolExecutor(1, "millstream-jvm-start") as thread:
+        launch = thread.submit(launch_gateway, conf, {"stderr": stderr})
+        try:
+            return launch.result()
+        except BaseException:
+            launch.add_done_callback(_end_jvm)
+            raise
+
+
+def _end_jvm(launch: Future[Any]) -> None:
+    if launch.exception() is None and (jvm := launch.result().proc) is not None:
+        jvm.stdin.close()  # Spark's JVM ends when its stdin does
 
 
 class _Printed:

@@ -51,8 +51,9 @@ def print_status(found: dict[str, Any]) -> None:
         say(f"The pipeline '{found['pipeline']}' never ran. Run it with: millstream pipeline run")
         return
     process = f", process {found['pid']}" if found.get("pid") else ""
-    since = f" since {found['started']}" if found.get("started") else ""
-    title = f"{found['pipeline']}: {found['state']}{process}{since}"
+    # The last status of a process that has ended is as old as its end.
+    since = found.get("started" if process else "time")
+    title = f"{found['pipeline']}: {found['state']}{process}{f' since {since}' if since else ''}"
     print_table(title, COLUMNS, (row_of(flow) for flow in found["flows"]))
     for flow in found["flows"]:
         if flow.get("last_error"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -11,7 +12,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from millstream.cli.exits import Exit
-from tests.spark.pipelines.project_kit import HEAD, PATIENCE_SECONDS, QUICK
+from tests.spark.pipelines.project_kit import HEAD, PATIENCE_SECONDS, QUICK, alive_in, wait_for
 
 if TYPE_CHECKING:
     from tests.spark.conftest import Account
@@ -122,3 +123,27 @@ def test_without_java_or_a_broker_that_is_said_before_anything_starts(
     assert printed.startswith("error: Spark needs Java 17 or newer, and ")
     assert "point JAVA_HOME at it" in printed
     assert printed.count("\n") == 1
+
+
+# A shell's background job ignores SIGINT, and so do its children, unless they are told otherwise.
+WITH_CTRL_C = f"import signal; signal.signal(signal.SIGINT, signal.default_int_handler); {MAIN}"
+
+
+def test_ctrl_c_while_spark_starts_prints_nothing_and_leaves_no_process(
+    account: Account, project: Path
+) -> None:
+    account.topic("lines")
+    with subprocess.Popen(
+        [sys.executable, "-c", WITH_CTRL_C, "pipeline", "graph"],
+        cwd=project, env={**os.environ, "NATS_URL": account.url}, text=True,
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True,
+    ) as process:  # fmt: skip
+        try:
+            wait_for(lambda: len(alive_in(process.pid)) > 1)  # Spark's script, or already Java
+            os.killpg(process.pid, signal.SIGINT)
+            printed = process.communicate(timeout=PATIENCE_SECONDS)
+            assert (process.returncode, *printed) == (Exit.INTERRUPTED, "", "")
+            wait_for(lambda: not alive_in(process.pid))
+        finally:
+            for left in alive_in(process.pid):
+                os.kill(left, signal.SIGKILL)

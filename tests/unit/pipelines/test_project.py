@@ -104,11 +104,14 @@ def test_an_empty_project_is_refused(tmp_path: Path) -> None:
 
 
 def test_init_writes_a_project_that_loads(tmp_path: Path) -> None:
+    (tmp_path / "first" / ".millstream").mkdir(parents=True)  # 'millstream up' ran there before
     write_template(tmp_path / "first")
     found = load(open_project(tmp_path / "first"))
     assert list(found.flows) == ["counts"]
     with pytest.raises(ConfigError, match="not empty"):
         write_template(tmp_path / "first")
+    with pytest.raises(ConfigError, match="is a file"):
+        write_template(tmp_path / "first" / "pipeline.py")
 
 
 NEEDS_SESSION = """
