@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
+from zlib import crc32
 
 from millstream.errors import PipelineInvalid
 from millstream.pipelines.declare import SNAPSHOT, Flow, Output
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
 
 __all__ = ["QueryPlan", "start_query"]
 
-# Our own option of a JDBC sink: the column with the number of the batch.
+# Our own option of a JDBC sink: the column that identifies the batch.
 BATCH_COLUMN: Final = "batchColumn"
 JDBC_NEEDS: Final = ("url", "dbtable")
 
@@ -106,16 +107,27 @@ def _jdbc(output: Output) -> Callable[[DataFrame, int], None]:
         from pyspark.sql import functions as sf
 
         if column is not None:
-            if _has_batch(batch.sparkSession, given, column, number):
+            mark = _batch_mark(batch, number)
+            if _has_batch(batch.sparkSession, given, column, mark):
                 return
-            batch = batch.withColumn(column, sf.lit(number))
+            batch = batch.withColumn(column, sf.lit(mark).cast("bigint"))
         # One task is one transaction: all rows of the batch, or none.
         batch.coalesce(1).write.format("jdbc").options(**given).mode("append").save()
 
     return write
 
 
-def _has_batch(spark: Any, options: Mapping[str, str], column: str, number: int) -> bool:
+def _batch_mark(batch: DataFrame, number: int) -> int:
+    """A positive BIGINT for a batch of this query.
+
+    Batches are numbered from 0 in every flow, and again after a reset: the number alone would let
+    rows pass for those of another flow, or of before the reset, and they would not be stored.
+    """
+    query = batch.sparkSession.sparkContext.getLocalProperty("sql.streaming.queryId")
+    return crc32(str(query).encode()) << 31 | number
+
+
+def _has_batch(spark: Any, options: Mapping[str, str], column: str, mark: int) -> bool:
     from py4j.protocol import Py4JError
     from pyspark.errors import PySparkException
 
@@ -125,4 +137,4 @@ def _has_batch(spark: Any, options: Mapping[str, str], column: str, number: int)
         return False  # the first batch creates the table; other errors show when it is written
     if column not in stored.columns and column.upper() in stored.columns:
         column = column.upper()
-    return not stored.where(stored[column] == number).limit(1).isEmpty()
+    return not stored.where(stored[column] == mark).limit(1).isEmpty()

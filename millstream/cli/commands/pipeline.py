@@ -266,13 +266,14 @@ def reset(
 
     pipeline = load(project)
     names = chosen_flows(pipeline, flow or [])
-    outputs = sorted({pipeline.outputs[pipeline.flows[name].target].name for name in names})
-    text = f"Reset {', '.join(names)} of '{project.name}': they will read everything again. "
-    text += (
-        f"The contents of {', '.join(outputs)} are removed."
-        if empty_outputs
-        else f"Their results are written to {', '.join(outputs)} a second time."
-    )
+    outputs = sorted({pipeline.flows[name].target for name in names})
+    emptying = [name for name in outputs if empty_outputs and pipeline.outputs[name].kind != "sink"]
+    twice = [name for name in outputs if name not in emptying]
+    text = f"Reset {', '.join(names)} of '{project.name}': they will read everything again."
+    if emptying:
+        text += f" The contents of {', '.join(emptying)} are removed."
+    if twice:
+        text += f" Their results are written to {', '.join(twice)} a second time."
     confirm(text, yes)
     with PipelineTopics(_broker_options(project, server)) as topics:
         chosen = topics if empty_outputs else None

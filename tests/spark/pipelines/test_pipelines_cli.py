@@ -142,10 +142,15 @@ def test_reset_asks_and_names_what_will_happen(project: Path) -> None:
     with pytest.raises(ConfigError, match=r"written to counts a second time.*--yes"):
         _raise(call("reset", str(project)))
     assert checkpoint.exists()
+    with (project / "pipeline.py").open("a") as file:
+        file.write("mp.sink('base', 'noop')\n@mp.flow('base')\ndef copied(): ...\n")
+    kept = r"of counts are removed\. Their results are written to base a second time\."
+    with pytest.raises(ConfigError, match=kept):
+        _raise(call("reset", str(project), "--empty-outputs"))
     with pytest.raises(ConfigError, match="no flow 'nope'"):
         _raise(call("reset", str(project), "--flow", "nope", "--yes"))
     found = as_json("reset", str(project), "--yes")
-    assert found["flows"] == ["counts"]
+    assert found["flows"] == ["counts", "copied"]
     assert not checkpoint.exists()
     assert Path(found["checkpoints"][0]).exists()
 
