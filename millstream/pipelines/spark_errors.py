@@ -20,6 +20,11 @@ ADVICE: Final = (
     "To set such rows aside: mp.attempt, or SQL's try_ functions "
     '("When your code fails" in docs/PIPELINES.md)'
 )
+STATE_ADVICE: Final = (
+    "Choose the columns that it had before, with 'select' in front of the join or aggregation, or "
+    "start the flow from scratch with 'millstream pipeline reset' "
+    '("New columns" in docs/PIPELINES.md)'
+)
 _STACK: Final = ("at ", "File ", "Traceback", "Caused by", "...", "^", "==", "~", "JVM", "SQLSTATE")
 _PYTHON: Final = re.compile(r"([A-Za-z_]\w*\.)*[A-Z]\w*(: .+|(?<=Error)|(?<=Exception))")
 # The first line of an error's text, after the frames of its traceback.
@@ -41,6 +46,11 @@ _MISSING_COLUMN: Final = re.compile(r"\[UNRESOLVED_\w*COLUMN|has no column")
 _SQLSTATE: Final = re.compile(r" SQLSTATE: (\w{5})")
 # Errors of values in SQL: class 22 is "data exception", P0001 is raise_error and assert_true.
 _DATA_ERROR: Final = re.compile(r"\[(?P<name>[A-Z_.]+)\] .*? SQLSTATE: (22\w{3}|P0001)")
+# The state in a checkpoint is of other columns, or of another operator, than the flow has now.
+_STATE_CHANGED: Final = re.compile(
+    r"\[(STATE_STORE_(?:KEY|VALUE)_SCHEMA_NOT_COMPATIBLE"
+    r"|STREAMING_STATEFUL_OPERATOR_NOT_MATCH_IN_STATE_METADATA)\]"
+)
 _SQL: Final = re.compile(r"^== SQL.*==\n(?P<text>.+)$", re.MULTILINE)
 _CALLED: Final = re.compile(r"^== DataFrame ==\n.*\n(?P<file>.+):(?P<line>\d+)$", re.MULTILINE)
 _FRAME: Final = re.compile(r'^\s*File "(?P<file>.+?)", line (?P<line>\d+), in (?P<name>.+)$', re.M)
@@ -70,12 +80,13 @@ class Failure:
     # Identifies a failure that the project's code and the rows of the batch cause together, so
     # that trying again does not help. None: it may pass.
     mark: str | None = None
+    advice: str = ADVICE  # what to do if it does not pass
 
     def __str__(self) -> str:
         text = f"{self.reason.rstrip('.')} ({self.where})" if self.where else self.reason
         if self.batch and self.mark:
             text += f"; the batch has {self.batch}"
-        return f"{text}. {ADVICE}" if self.mark else text
+        return f"{text}. {self.advice}" if self.mark else text
 
 
 def reason_of(error: str) -> str:
@@ -118,6 +129,11 @@ def missing_schema(reason: str, without: Collection[str]) -> str:
 def failure_of(error: str, folder: PurePath) -> Failure:
     """What a query's error says; `folder` is the project's."""
     text = error.partition("=== Streaming Query ===")[0]
+    if changed := _STATE_CHANGED.search(text):
+        reason = (
+            f"its state in the checkpoint has other columns than the flow has now: {changed[1]}"
+        )
+        return Failure(reason, mark=changed[1], advice=STATE_ADVICE)
     reason = reason_of(error)
     start, end = _START.search(error), _END.search(error)
     starts, ends = start[1] if start else "", end[1] if end else ""

@@ -98,8 +98,9 @@ def session(
         return active
     java = _java()
     export_environment(PYSPARK_PYTHON=sys.executable, SPARK_HOME=str(_spark_home()))
-    # This logger prints every failed analysis as JSON, in addition to the exception itself.
-    logging.getLogger("SQLQueryContextLogger").setLevel(logging.CRITICAL)
+    # These print every failed analysis as JSON, in addition to the exception itself.
+    for name in ("SQLQueryContextLogger", "DataFrameQueryContextLogger"):
+        logging.getLogger(name).setLevel(logging.CRITICAL)
     settings = {"spark.app.name": app, "spark.master": _master(master)}
     settings |= session_settings(_master(master), ui=ui)
     given = dict(conf or {})

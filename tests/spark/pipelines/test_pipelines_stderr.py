@@ -95,6 +95,10 @@ def test_the_graph_and_a_refused_project_print_nothing_else(
         "error: there is no 'linez': the pipeline does not declare it and the broker has no such "
         "topic; did you mean 'lines'?\n"
     )
+    (project / "pipeline.py").write_text(PROJECT.replace('f.col("value")', 'f.col("valu")'))
+    code, lines, printed = call(project, "graph", NATS_URL=account.url)
+    assert (code, lines, printed.count("\n")) == (Exit.ERROR, [], 1)
+    assert "`valu` cannot be resolved. Did you mean " in printed
 
 
 @pytest.mark.parametrize("command", ["run", "ls", "graph"])

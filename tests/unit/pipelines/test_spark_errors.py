@@ -177,6 +177,18 @@ def test_only_the_same_failure_of_the_same_batch_is_final() -> None:
     assert restarts.failed(failure(BROKER_AWAY).mark) is None
 
 
+def test_state_of_other_columns_is_final_and_says_what_to_do() -> None:
+    name = "STATE_STORE_VALUE_SCHEMA_NOT_COMPATIBLE"
+    found = failure(f"[{name}] Provided value schema does not match existing state value schema.")
+    assert str(found).startswith(
+        f"its state in the checkpoint has other columns than the flow has now: {name}. Choose the "
+        "columns that it had before, with 'select'"
+    )
+    assert "millstream pipeline reset" in str(found)
+    restarts = Restarts(limit=5)
+    assert [restarts.failed(found.mark), restarts.failed(found.mark)] == [1, None]
+
+
 def test_only_some_of_many_partitions_are_listed() -> None:
     many = ",".join(f'"{n}":{{"next":9,"log":"x"}}' for n in range(10))
     found = failure_of(f'Current Available Offsets: {{S: {{"lines":{{{many}}}}}}}', PROJECT)
