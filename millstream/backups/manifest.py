@@ -6,6 +6,7 @@ import contextlib
 import hashlib
 import os
 import shutil
+import threading
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, Final, TypeVar
@@ -103,28 +104,40 @@ class Draft:
     """A backup that is being written, beside its folder; it gets its name when it is complete."""
 
     def __init__(self, folder: Path) -> None:
-        self.target = folder.absolute()
+        self.target = folder
+        self.path = folder.with_name(f".{folder.name}.unfinished-{unique_token()[:8]}")
+        # Ctrl-C does not stop a thread: what begins or finishes it ends before it is removed.
+        self._lock = threading.Lock()
+
+    def begin(self) -> None:
+        """Create its folder, beside the one whose name it gets."""
+        if self.target.is_mount():  # found here, not when everything is copied
+            raise ConfigError(
+                f"{self.target} is where a disk is mounted, and a backup gets its name by a "
+                f"rename: name a new folder in it, like {self.target / 'monday'}"
+            )
         if self.target.exists() and (not self.target.is_dir() or any(self.target.iterdir())):
             raise ConfigError(
-                f"{folder} exists and is not empty: a backup is never written over another. "
+                f"{self.target} exists and is not empty: a backup is never written over another. "
                 f"Choose another folder"
             )
-        self.target.parent.mkdir(parents=True, exist_ok=True)
-        self.path = self.target.with_name(f".{self.target.name}.unfinished-{unique_token()[:8]}")
-        self.path.mkdir(mode=0o700)  # events may be anything
+        with self._lock:
+            self.target.parent.mkdir(parents=True, exist_ok=True)
+            self.path.mkdir(mode=0o700)  # events may be anything
 
     def finish(self, manifest: msgspec.Struct, name: str = MANIFEST, sum_name: str = SUM) -> None:
         """Make it durable and give it its name."""
         text = msgspec.json.format(msgspec.json.encode(manifest), indent=2)
-        write_durable(self.path / name, text)
-        write_durable(self.path / sum_name, hashlib.sha256(text).hexdigest().encode() + b"\n")
-        sync_folder(self.path)
-        os.rename(self.path, self.target)  # noqa: PTH104  (replaces an empty folder)
-        sync_folder(self.target.parent)
+        with self._lock:
+            write_durable(self.path / name, text)
+            write_durable(self.path / sum_name, hashlib.sha256(text).hexdigest().encode() + b"\n")
+            sync_folder(self.path)
+            os.rename(self.path, self.target)  # noqa: PTH104  (replaces an empty folder)
+            sync_folder(self.target.parent)
 
     def remove(self) -> None:
         """Remove what is there of an unfinished one."""
-        with contextlib.suppress(FileNotFoundError):
+        with self._lock, contextlib.suppress(FileNotFoundError):
             shutil.rmtree(self.path)
 
 

@@ -78,9 +78,10 @@ async def back_up(mill: Mill, folder: Path, topics: Sequence[str], progress: Pro
 @asynccontextmanager
 async def writing(folder: Path) -> AsyncIterator[Draft]:
     """A new backup; nothing is left of it unless it was finished."""
+    draft = Draft(await asyncio.to_thread(folder.absolute))
     try:
-        draft = await asyncio.to_thread(Draft, folder)
         try:
+            await asyncio.to_thread(draft.begin)
             yield draft
         finally:
             await asyncio.shield(asyncio.to_thread(draft.remove))

@@ -74,7 +74,10 @@ def account_names(data: Path) -> tuple[str, ...]:
     """The accounts of the broker on this folder, the default one first."""
     facts = read_json(data / ACCOUNTS_FILE)
     if facts.get("operator"):
-        raise ConfigError("the accounts of this broker are defined by its operator's JWTs")
+        raise ConfigError(
+            "the accounts of this broker are defined by its operator's JWTs: connect as a user of "
+            "each account, with NATS_CREDS"
+        )
     return tuple(str(account["name"]) for account in facts.get("accounts", []))
 
 

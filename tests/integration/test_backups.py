@@ -241,11 +241,15 @@ async def test_a_restored_log_ends_at_the_same_offset_after_a_restart(
     monkeypatch.undo()
     async with millstream.connect(millstream_broker.url) as there:
         assert (await bring_back(there, tmp_path / "b"))["a"].last_offset == 5
+        created = (await there.jetstream.stream_info("a")).created
+    # A checkpoint of Spark knows by it that this is another stream, and stops.
+    assert created != (await mill.jetstream.stream_info("a")).created
     await asyncio.to_thread(millstream_broker.stop)
     await asyncio.to_thread(millstream_broker.start)
     assert (await asyncio.to_thread(millstream_broker.health)).losses == ()
     async with millstream.connect(millstream_broker.url) as there:
         assert (await (await there.topic("a")).publish(b"new")).offset == 6
+        assert (await there.jetstream.stream_info("a")).created == created
 
 
 async def test_producers_and_a_backup_do_not_disturb_each_other(

@@ -11,8 +11,12 @@ from pathlib import Path
 import pytest
 
 import millstream
+from millstream.backups.broker import back_up_broker, restore_broker
 from millstream.broker import DEFAULT_ACCOUNT, read_credentials, read_state
+from millstream.errors import BackupError
 from millstream.mill import Mill
+from millstream.settings import ConnectionSettings
+from millstream.testing import AccountPool
 from tests.integration.cli.conftest import Cli
 
 START = ("up", "--auth", "--port", "0")
@@ -124,3 +128,27 @@ def test_one_account_is_backed_up_alone(old: Cli, tmp_path: Path) -> None:
     server = ("--server", url.replace("//", f"//tenant-admin:{password}@"))
     assert "the user decides" in old.error("backup", single, "--account", "tenant", *server)
     assert "Only account 'tenant', that of your user" in old("backup", single, *server).stdout
+
+
+async def test_a_failure_in_one_account_leaves_nothing_in_the_others(
+    millstream_accounts: AccountPool, tmp_path: Path
+) -> None:
+    urls = {name: [millstream_accounts.url() for _ in range(2)] for name in ("one", "two")}
+    ours, theirs = (
+        {name: ConnectionSettings.load(pair[side]) for name, pair in urls.items()}
+        for side in range(2)
+    )
+    for name in urls:
+        async with millstream.connect(urls[name][0]) as mill:
+            await (await mill.create_topic("orders")).publish(name.encode())
+    folder = tmp_path / "b"
+    await back_up_broker(ours, [], folder, lambda *_: None)
+    async with millstream.connect(urls["one"][1]) as one, millstream.connect(urls["two"][1]) as two:
+        # It has the subjects of 'orders', which the server says when the first one is restored.
+        await two.jetstream.create_stream({"name": "else", "subjects": ["orders.>"]})
+        with pytest.raises(BackupError, match="subjects overlap"):
+            await restore_broker(theirs, folder, lambda *_: None)
+        assert await one.topics() == []
+        await two.jetstream.delete_stream("else")
+        assert list(await restore_broker(theirs, folder, lambda *_: None)) == ["one", "two"]
+        assert await contents(two, "orders") == [(1, b"two")]
