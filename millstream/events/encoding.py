@@ -18,7 +18,7 @@ from millstream.events.event import (
 )
 from millstream.events.fence import EXPECTED_HEADER
 from millstream.events.json_value import payload_bytes
-from millstream.events.schedule import SCHEDULE_TOKEN, TARGET_HEADER, at_rule
+from millstream.events.schedule import SCHEDULE_TOKEN, TARGET_HEADER, TTL_HEADER, at_rule
 from millstream.events.subject import key_token, not_a_key, partition_of
 from millstream.wire.protocol import encode_headers
 
@@ -128,7 +128,9 @@ class TopicShape:
         if options.ttl is not None:
             if options.ttl < 1:
                 raise ConfigError(f"ttl {options.ttl!r}: the shortest is 1 second")
-            pairs.append(("Nats-TTL", f"{int(options.ttl)}s"))
+            # In a record of a schedule, Nats-TTL would remove the record before it is due.
+            name = "Nats-TTL" if options.deliver_at is None else TTL_HEADER
+            pairs.append((name, f"{int(options.ttl)}s"))
         if options.expected_last is not None:
             pairs.append((EXPECTED_HEADER, str(options.expected_last)))
         if options.deliver_at is None:

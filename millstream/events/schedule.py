@@ -19,6 +19,7 @@ __all__ = [
     "SCHEDULER_HEADER",
     "SCHEDULE_TOKEN",
     "TARGET_HEADER",
+    "TTL_HEADER",
     "ZONE_HEADER",
     "Rule",
     "at_rule",
@@ -32,6 +33,7 @@ SCHEDULE_TOKEN: Final = "_schedule"  # an event with a time, whose id follows, o
 NAMED_TOKEN: Final = "_named"  # no id starts with `_` there: they are escaped
 RULE_HEADER: Final = "Nats-Schedule"
 TARGET_HEADER: Final = "Nats-Schedule-Target"
+TTL_HEADER: Final = "Nats-Schedule-TTL"  # of the event, from when it is due
 ZONE_HEADER: Final = "Nats-Schedule-Time-Zone"
 # In what a schedule has stored: the subject of the schedule, and when it is due again.
 SCHEDULER_HEADER: Final = "Nats-Scheduler"

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Final
 
 from millstream.errors import ConfigError
 from millstream.events.subject import check_subject
 from millstream.guarded import ENTRANCE, GUARDED_TOKEN, INSTANCE
-from millstream.messaging.topics.choices import Compression, Discard, Storage
+from millstream.messaging.topics.choices import Compression, Discard, Retention, Storage
 from millstream.messaging.topics.setting_forms import duration_text
 
 if TYPE_CHECKING:
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
 __all__ = [
     "RESERVED_METADATA",
     "RESERVED_TOKENS",
+    "check_deliver_at",
     "check_overload",
     "combination_faults",
     "description_fault",
@@ -178,6 +180,27 @@ def _durability_faults(it: TopicSettings) -> Iterator[str]:
         yield (
             f"durability: {it.durability!r} needs storage='file' and no early_ack; otherwise an "
             f"ack does not mean that the event is written"
+        )
+
+
+def check_deliver_at(it: TopicSettings, moment: datetime) -> None:
+    """Refuse a later time where the topic would lose the event before it is due."""
+    if not it.allows("schedules"):
+        raise ConfigError(
+            "deliver_at: this topic takes no scheduled events. Create one with schedules=True "
+            "for them, or edit this one (topic edit --schedules). The server then allows "
+            "roll-ups as well: every publisher of the topic can remove what others stored"
+        )
+    if it.retention is not Retention.LIMITS:  # a subscription acks the record, which removes it
+        raise ConfigError(
+            f"deliver_at: this topic has retention {it.retention}, which would remove the event "
+            f"before it is due. Use a topic with retention limits"
+        )
+    if it.max_age is not None and moment.tzinfo and moment - datetime.now(UTC) > it.max_age:
+        raise ConfigError(
+            f"deliver_at: {moment.isoformat()} is later than the topic's max_age, "
+            f"{duration_text(it.max_age)}, which would remove the event before it is due. Raise "
+            f"max_age, or use topic.schedules.set(name, value, at=...)"
         )
 
 

@@ -51,6 +51,7 @@ from millstream.messaging.topics.setting_forms import (
 )
 from millstream.messaging.topics.setting_rules import (
     RESERVED_METADATA,
+    check_deliver_at,
     check_overload,
     combination_faults,
     description_fault,
@@ -466,12 +467,8 @@ class TopicSettings:
                 "pack. Create a topic with packs=False (topic create --no-packs) or a table"
             )
         check_overload(self, options.overload, options.timeout or 0)
-        if options.deliver_at is not None and not self.allows("schedules"):
-            raise ConfigError(
-                "deliver_at: this topic takes no scheduled events. Create one with schedules=True "
-                "for them, or edit this one (topic edit --schedules). The server then allows "
-                "roll-ups as well: every publisher of the topic can remove what others stored"
-            )
+        if options.deliver_at is not None:
+            check_deliver_at(self, options.deliver_at)
 
     def faults(self) -> list[str]:
         """Everything that is wrong with these settings, as sentences."""

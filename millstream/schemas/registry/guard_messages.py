@@ -11,7 +11,7 @@ from millstream.events.encoding import TopicShape
 from millstream.events.event import ID_HEADER, SCHEMA_HEADER, TIME_HEADER
 from millstream.events.fence import EXPECTED_HEADER
 from millstream.events.packs.pack import decode
-from millstream.events.schedule import RULE_HEADER, TARGET_HEADER
+from millstream.events.schedule import RULE_HEADER, TARGET_HEADER, TTL_HEADER
 from millstream.events.subject import key_of_token
 from millstream.guarded import ENTRANCE, INSTANCE, OWN_TOKEN, guarded_topic
 from millstream.messaging import Message, NewEvent, PublishOptions, TopicInfo
@@ -35,7 +35,7 @@ _PASSED: Final = frozenset(
     {
         *(ID_HEADER, "Nats-TTL", EXPECTED_STREAM, EXPECTED_HEADER),
         *("Nats-Expected-Last-Sequence", "Nats-Expected-Last-Msg-Id"),
-        *(RULE_HEADER, TARGET_HEADER),
+        *(RULE_HEADER, TARGET_HEADER, TTL_HEADER),
         *("Nats-Batch-Id", "Nats-Batch-Sequence", "Nats-Batch-Commit"),
     }
 )

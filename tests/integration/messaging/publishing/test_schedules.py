@@ -16,6 +16,7 @@ from millstream.broker import Broker, BrokerSettings
 from millstream.errors import ConfigError, Unfit
 from millstream.messaging import PublishOptions, Topic
 from millstream.mill import Mill
+from tests.integration.messaging.topic_kit import eventually
 
 
 @dataclass
@@ -109,6 +110,57 @@ async def test_a_schedule_that_would_not_last_is_refused(mill: Mill) -> None:
     with pytest.raises(ConfigError, match="time zone 'Europe/Nowhere'"):
         await topic.schedules.set("s", b"x", cron="0 3 * * *", time_zone="Europe/Nowhere")
     assert await topic.schedules.list() == []
+
+
+async def test_the_ttl_of_a_scheduled_event_counts_from_when_it_is_due(mill: Mill) -> None:
+    topic = await mill.create_topic("t", schedules=True)
+    due = datetime.now(UTC) + timedelta(seconds=2.5)
+    await topic.publish(b"x", "k", options=PublishOptions(deliver_at=due, ttl=1))
+    (event,) = await first(topic, 1)  # it was not removed after one second
+    assert event.timestamp >= due - timedelta(milliseconds=50)
+    await eventually(lambda: topic.last("k"), None)
+
+
+async def test_an_event_that_the_topic_would_lose_before_it_is_due_is_refused(mill: Mill) -> None:
+    once = PublishOptions(deliver_at=LATER)
+    for retention in ("workqueue", "interest"):
+        topic = await mill.create_topic(retention, schedules=True, retention=retention)
+        with pytest.raises(ConfigError, match=f"deliver_at: this topic has retention {retention}"):
+            await topic.publish(b"x", options=once)
+    topic = await mill.create_topic("short", schedules=True, max_age="1h")
+    with pytest.raises(ConfigError, match="is later than the topic's max_age, 1h"):
+        await topic.publish(b"x", options=once)
+    soon = datetime.now(UTC) + timedelta(minutes=30)
+    await topic.publish(b"x", id="soon", options=PublishOptions(deliver_at=soon))
+    await topic.schedules.set("later", b"x", at=LATER)
+    assert [schedule.name for schedule in await topic.schedules.list()] == ["later", "soon"]
+
+
+async def test_a_schedule_itself_is_no_event_for_any_reader(mill: Mill) -> None:
+    topic = await mill.create_topic("t", schedules=True)
+    await topic.schedules.set("s", b"record", "k", at=LATER)
+    await topic.publish(b"record", "k", options=PublishOptions(deliver_at=LATER))
+    await topic.publish(b"event", "k")
+    found: list[object] = []
+    async with asyncio.timeout(60):
+        async with topic.subscribe("sub") as subscription:
+            async for delivery in subscription:
+                found.append(delivery.value)
+                delivery.ack()
+                break
+        async with topic.group("g") as group:
+
+            async def handle(event: millstream.Event) -> None:
+                found.append(event.value)
+                await group.stop()
+
+            await group.run(handle)
+    last = await topic.last("k")
+    assert last is not None
+    assert [*found, last.value] == [b"event"] * 3
+    assert [event.value async for event in topic.read()] == [b"event"]
+    reports = [report async for report in topic.admin.verify()]
+    assert (reports[-1].events, reports[-1].flaw_count) == (1, 0)
 
 
 async def test_after_a_restart_what_was_missed_is_stored_once(tmp_path: Path) -> None:
