@@ -77,10 +77,11 @@ def check_known(given: Iterable[str], known: Iterable[str], what: str = "setting
 
 
 def propose(error: MillstreamError, name: str, known: Iterable[str]) -> None:
-    """Add to the message of an error that a name was not found which ones are near."""
+    """Say in an error that a name was not found which ones are near, in place of other advice."""
     question = did_you_mean(name, known, most=2)
     if question:
-        error.args = (f"{error}. {question[0].upper()}{question[1:]}", *error.args[1:])
+        text = str(error).removesuffix(f". {getattr(error, 'advice', '')}")
+        error.args = (f"{text}. {question[0].upper()}{question[1:]}", *error.args[1:])
 
 
 def settings_from(

@@ -94,6 +94,7 @@ class ApiError(MillstreamError):
         found: str = "",  # the description in our words
     ) -> None:
         self.code, self.err_code, self.description = code, err_code, description
+        self.advice = advice
         text = description  # code 0: found before a request was sent
         if code:
             to = f" to {asked}" if asked else ""

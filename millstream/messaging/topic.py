@@ -271,10 +271,10 @@ class Topic:
         """
         from millstream.messaging.process import Process, ProcessSettings
 
-        default = ProcessSettings(f"{self.name}-to-{target.name}")
+        name = f"{self.name}-to-{target.name}"  # with settings of its own it may be too long
         if values and settings is None:
-            values.setdefault("name", default.name)
-        chosen = settings_from(ProcessSettings, settings, values) or default
+            values.setdefault("name", name)
+        chosen = settings_from(ProcessSettings, settings, values) or ProcessSettings(name)
         return Process(self._partitions, target._fenced_target(), function, chosen)
 
     def _fenced_target(self) -> PackTarget:
@@ -391,7 +391,9 @@ class Topic:
         """
         check_name("subscription", name)
         if not isinstance(push, HttpPushSettings):
-            raise ConfigError(f"give the endpoint as HttpPushSettings(url), not as {push!r}")
+            raise ConfigError(  # without its text: an address may hold a password
+                f"give the endpoint as HttpPushSettings(url), found {type(push).__name__}"
+            )
         wanted = settings_from(SubscriptionSettings, settings, values)
         return Opening(partial(self._http_push, name, push, wanted))
 

@@ -75,8 +75,9 @@ async def test_of_subscriptions(orders: Topic) -> None:
         lambda: subscriptions.edit("biling", ack_wait=3),
         lambda: orders.dead_letters("biling"),
     ):
-        with pytest.raises(SubscriptionNotFound, match=r"Did you mean 'billing'\?$"):
+        with pytest.raises(SubscriptionNotFound, match=r"Did you mean 'billing'\?$") as caught:
             await call()
+        assert "Create it first" not in str(caught.value)
 
 
 async def test_of_groups_and_schemas(mill: Mill, orders: Topic) -> None:
@@ -148,6 +149,9 @@ async def test_what_is_no_list_no_dict_and_no_function_is_refused(
         mill.process(orders, orders, wrong, ProcessSettings("p"))
     with pytest.raises(ConfigError, match="a handler must be a function"):
         mill.subscribe("a", handler=letters)
+    address: Any = "https://ann:pw@example.com"
+    with pytest.raises(ConfigError, match=r"HttpPushSettings\(url\), found str$"):
+        orders.http_push("s", address)
     async with orders.subscribe("s") as subscription, orders.group("g") as group:
         with pytest.raises(ConfigError, match="a handler must be a function"):
             await subscription.run(wrong)
@@ -155,6 +159,14 @@ async def test_what_is_no_list_no_dict_and_no_function_is_refused(
             await group.run(wrong)
     with pytest.raises(ConfigError, match=r"a server address is text, found 4222"):
         connect(number)
+
+
+async def test_a_process_with_a_name_of_its_own_takes_topics_with_long_names(mill: Mill) -> None:
+    one, other = [await mill.create_topic(letter * 120, **MEMORY) for letter in "ab"]
+    with pytest.raises(ConfigError, match="process"):
+        one.process(other, lambda event: [])
+    assert one.process(other, lambda event: [], name="short").settings.name == "short"
+    assert one.process(other, lambda event: [], ProcessSettings("p")).settings.name == "p"
 
 
 async def test_a_lost_race_says_what_to_do(mill: Mill) -> None:
