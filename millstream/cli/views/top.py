@@ -6,7 +6,7 @@ import asyncio
 import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Final
@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING, Any, Final
 from millstream.cli.output import print_json, size
 from millstream.cli.stopping import until_stopped
 from millstream.cli.views.topic import span
-from millstream.errors import ConfigError, SubscriptionNotFound, TopicNotFound
+from millstream.errors import SubscriptionNotFound, TopicNotFound
 from millstream.messaging.topics.lookup import side_by_side
+from millstream.messaging.topics.missing import no_such_topic
 
 if TYPE_CHECKING:
     from rich.console import Console, Group, RenderableType
@@ -47,10 +48,11 @@ class Snapshot:
 
 async def take_snapshot(mill: Mill, wanted: list[str]) -> Snapshot:
     """Topics and subscriptions right now; those removed in the meantime are left out."""
-    infos = [info for info in await mill.topics() if not wanted or info.name in wanted]
+    every = await mill.topics()
+    infos = [info for info in every if not wanted or info.name in wanted]
     unknown = set(wanted) - {info.name for info in infos}
     if unknown:
-        raise ConfigError(f"there is no topic '{min(unknown)}'")
+        raise no_such_topic(min(unknown), [info.name for info in every])
     found = await side_by_side(
         lambda info: _subscriptions(mill, info), [info for info in infos if not info.missing]
     )
@@ -165,7 +167,9 @@ def _quit_key(stopped: asyncio.Event) -> Iterator[bool]:
     before = termios.tcgetattr(keyboard)
 
     def pressed() -> None:
-        keys = os.read(keyboard, 1024)
+        keys = b""
+        with suppress(OSError):  # as of a terminal that was closed
+            keys = os.read(keyboard, 1024)
         if not keys or b"q" in keys.lower():  # none: the terminal is gone
             stopped.set()
 
