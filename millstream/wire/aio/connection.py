@@ -24,6 +24,7 @@ from millstream.errors import (
     PermissionDenied,
     RequestTimeout,
 )
+from millstream.failure_log import FailureLog
 from millstream.settings import ConnectionSettings
 from millstream.wire.aio.link import BrokenLinks, Link, open_link
 from millstream.wire.handshake import ServerAddress, ServerInfo, denied_subject, parse_address
@@ -101,6 +102,7 @@ class Connection:
         self._impatient: set[asyncio.Future[tuple[bytes, bytes]]] = set()  # whose callers ask again
         self.on_connected: list[Callable[[], None]] = []  # again, and subscriptions are back
         self.on_disconnected: list[Callable[[], None]] = []
+        self._outages = FailureLog(_log)
         self.on_denied: list[Callable[[PermissionDenied], None]] = []
         self.on_closed: list[Callable[[], None]] = []
         # These drain before it closes: first what takes messages, then what collects some to send.
@@ -384,7 +386,8 @@ class Connection:
         self._connected.clear()
         if self._closed is not None:
             return
-        _log.info("the connection to %s was lost%s", self.url, f": {error}" if error else "")
+        reason = f": {error}" if error else ""
+        self._outages.warn(None, "the connection to %s was lost%s", self.url, reason)
         for future in self._impatient:
             if not future.done():
                 future.set_exception(ConnectError(f"the connection to {self.url} was lost"))
@@ -456,6 +459,7 @@ class Connection:
             if not self._adopt(link, address):
                 continue
             self.reconnects += 1
+            _log.info("connected again, to %s", self.url)
             for report in list(self.on_connected):
                 report()
             return

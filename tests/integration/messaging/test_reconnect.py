@@ -393,3 +393,19 @@ async def test_a_range_read_across_a_lost_connection_is_complete(
                 await asyncio.sleep(0.001)
         assert seen == numbers(8000)
         assert cuts == 5
+
+
+async def test_an_outage_is_one_warning_and_its_end_is_logged(
+    broker: Broker, mill: Mill, caplog: pytest.LogCaptureFixture
+) -> None:
+    """With default logging a worker that waits for its broker says so, once."""
+    connected = asyncio.Event()
+    mill.connection.on_connected.append(connected.set)
+    with caplog.at_level("INFO", "millstream.wire"):
+        await crash(broker, pause=0.5)  # long enough for several attempts
+        async with asyncio.timeout(60):
+            await connected.wait()
+    lines = [(record.levelname, record.getMessage()) for record in caplog.records]
+    lost = [line for line in lines if "was lost" in line[1]]
+    assert [level for level, _ in lost] == ["WARNING"]
+    assert ("INFO", f"connected again, to {broker.url}") in lines

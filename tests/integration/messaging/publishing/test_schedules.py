@@ -161,6 +161,7 @@ async def test_a_schedule_itself_is_no_event_for_any_reader(mill: Mill) -> None:
     assert [event.value async for event in topic.read()] == [b"event"]
     reports = [report async for report in topic.admin.verify()]
     assert (reports[-1].events, reports[-1].flaw_count) == (1, 0)
+    assert (await mill.count_events("t")).events == 1
 
 
 async def test_after_a_restart_what_was_missed_is_stored_once(tmp_path: Path) -> None:
