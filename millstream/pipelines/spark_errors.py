@@ -31,12 +31,14 @@ _PYTHON: Final = re.compile(r"([A-Za-z_]\w*\.)*[A-Z]\w*(: .+|(?<=Error)|(?<=Exce
 _RAISED: Final = re.compile(
     r'^\s*File ".+?", line \d+, in .+\n(?:[ \t]+.*\n)*(?P<error>[A-Za-z_][\w.]*(: .*)?)$', re.M
 )
+_CALL_OF_JAVA: Final = "py4j.protocol.Py4JJavaError: "  # the reason is in the next line
 _OURS: Final = re.compile(r"^millstream\.errors\.[\w.]+: ")
 _JAVA: Final = re.compile(r": \S")  # py4j writes an error of Java like this; plans have more spaces
 # What Spark puts in front of the error of a task, a query or a source.
 _WRAPPING: Final = re.compile(
     r"^.*\[PYTHON_(STREAMING_DATA_SOURCE_RUNTIME|DATA_SOURCE)_ERROR\] [^:]*: "
     r"(millstream\.errors\.[\w.]+: )?|"
+    r"Job aborted due to stage failure: .*? executor [^)]*\): |"
     r"^: |(org|java|scala|net|py4j)\.[\w.$]+: |"
     r"^\[STREAM_FAILED\] Query \[[^\]]*\] terminated with exception: |"
     r"^\[STREAM_FAILED\] "
@@ -103,6 +105,7 @@ def reason_of(error: str) -> str:
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     kept = [line for line in lines if not line.startswith(_STACK)]
     raised = [found["error"] for found in _RAISED.finditer(text)]
+    raised = [error for error in raised if not error.startswith(_CALL_OF_JAVA)]
     errors = raised or [line for line in kept if _PYTHON.fullmatch(line) or _JAVA.match(line)]
     found = errors[-1:] or kept[:1] or [error]
     bare = _SQLSTATE.sub("", _WRAPPING.sub("", _WRAPPING.sub("", found[0])))

@@ -177,6 +177,21 @@ def test_only_the_same_failure_of_the_same_batch_is_final() -> None:
     assert restarts.failed(failure(BROKER_AWAY).mark) is None
 
 
+def test_the_reason_of_a_database_is_named() -> None:
+    text = """Traceback (most recent call last):
+  File "/x/site-packages/py4j/protocol.py", line 327, in get_return_value
+    raise Py4JJavaError(
+py4j.protocol.Py4JJavaError: An error occurred while calling o1227.save.
+: org.apache.spark.SparkException: Job aborted due to stage failure: Task 0 in stage 11.0 failed 4 \
+times, most recent failure: Lost task 0.3 in stage 11.0 (TID 18) (192.0.2.2 executor driver): \
+java.sql.SQLDataException: The value is outside the range for the data type INTEGER.
+\tat org.apache.derby.impl.jdbc.SQLExceptionFactory.getSQLException(SQLExceptionFactory.java:84)
+"""
+    found = failure(text)
+    assert found.reason == "The value is outside the range for the data type INTEGER."
+    assert found.mark is None
+
+
 def test_state_of_other_columns_is_final_and_says_what_to_do() -> None:
     name = "STATE_STORE_VALUE_SCHEMA_NOT_COMPATIBLE"
     found = failure(f"[{name}] Provided value schema does not match existing state value schema.")
