@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 from zlib import crc32
 
 from millstream.errors import PipelineInvalid
+from millstream.nearest import near_names
 from millstream.pipelines.declare import SNAPSHOT, Flow, Output
 from millstream.pipelines.progress import OUTPUT_METRIC
 
@@ -22,6 +23,8 @@ __all__ = ["QueryPlan", "start_query"]
 # Our own option of a JDBC sink: the column that identifies the batch.
 BATCH_COLUMN: Final = "batchColumn"
 JDBC_NEEDS: Final = ("url", "dbtable")
+# Options of Spark that look like ours. Others may be the driver's, so an unknown one is no mistake.
+JDBC_ALIKE: Final = ("batchsize", "partitionColumn")
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +105,12 @@ def _jdbc(output: Output) -> Callable[[DataFrame, int], None]:
     missing = [name for name in JDBC_NEEDS if name not in given]
     if missing:
         raise PipelineInvalid(f"the jdbc sink '{output.name}' needs the option '{missing[0]}'")
+    for name in given:  # the driver would ignore it, and batches be stored twice after a crash
+        if near_names(name, (BATCH_COLUMN, *JDBC_ALIKE), most=1) == [BATCH_COLUMN]:
+            raise PipelineInvalid(
+                f"the jdbc sink '{output.name}' has the option '{name}': "
+                f"did you mean '{BATCH_COLUMN}'?"
+            )
 
     def write(batch: DataFrame, number: int) -> None:
         from pyspark.sql import functions as sf

@@ -247,3 +247,10 @@ def test_a_sink_without_what_it_needs_is_refused_by_name(kit: Kit) -> None:
     )
     with pytest.raises(PipelineInvalid, match="the jdbc sink 'base' needs the option 'dbtable'"):
         call(kit, "run", "--once")
+    kit.write(
+        HEAD
+        + "mp.sink('base', 'jdbc', url='jdbc:derby:x', dbtable='t', batchcolum='b', batchsize=9)\n"
+        + "@mp.flow('base')\ndef rows(): return mp.read('lines')\n"
+    )
+    with pytest.raises(PipelineInvalid, match="option 'batchcolum': did you mean 'batchColumn'"):
+        call(kit, "run", "--once")
