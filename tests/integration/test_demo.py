@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -19,7 +20,8 @@ def test_the_demo_ends_with_every_acknowledged_event_in_the_log() -> None:
         check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr
-    assert done.stderr == ""
+    # It kills the broker once, which is one warning in the log.
+    assert re.fullmatch(r"(the connection to \S+ was lost\n)?", done.stderr)
     for words in (
         "read back: ann ordered 3 sacks of flour",
         "fails on the order of ben",

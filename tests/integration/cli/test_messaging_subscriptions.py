@@ -171,7 +171,7 @@ def test_top_shows_topics_and_subscriptions_as_tables_and_objects(run: Commands)
     assert seen["subscriptions"][0]["lag_messages"] == 5
     text = run("top", "orders", "-c", "2", "-i", "100ms")
     assert text.count("bill") == 2
-    assert "no topic 'other'" in run.error("top", "other", "-c", "1")
+    assert "no topic or stream 'other'" in run.error("top", "other", "-c", "1")
     assert "100ms" in run.error("top", "-i", "1ms")
 
 

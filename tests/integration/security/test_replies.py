@@ -9,11 +9,13 @@ import asyncio
 import contextlib
 import functools
 import json
+import time
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import nats.errors
+import nats.js.errors
 import pytest
 
 import millstream
@@ -45,6 +47,7 @@ EVIL_CONSUMER = {"stream_name": "money", "config": {"durable_name": "evil"}}
 # Stored events are bodies of the attacker's choice.
 BODIES: list[dict[str, Any]] = [MONEY, {"seq": 1}, EVIL_CONSUMER, {"filter": "money.>"}]
 NOWHERE = json.dumps({"seq": 10_000}).encode()  # its answer has no body
+STORE_BUSY = 10049  # the server could not create the files of a stream
 ROOTS = ("$JS.API", "$JS.hub.API")
 
 REPLIES = [
@@ -117,13 +120,26 @@ class Victims:
         return streams, consumers, payer.delivered.consumer_seq, apples.value, self.heard
 
 
+async def created(jetstream: Any, **config: Any) -> None:
+    """Create a stream; the server may still be removing the files of the last one of its name."""
+    end = time.monotonic() + PATIENCE
+    while True:
+        try:
+            await jetstream.add_stream(**config)
+            return
+        except nats.js.errors.ServerError as error:
+            if error.err_code != STORE_BUSY or time.monotonic() > end:
+                raise
+        await asyncio.sleep(0.01)
+
+
 @contextlib.asynccontextmanager
 async def victims(url: str) -> AsyncIterator[Victims]:
     async with client(url, as_user("boss")) as admin:
         jetstream = admin.jetstream()
         for info in await jetstream.streams_info():
             await jetstream.delete_stream(info.config.name)
-        await jetstream.add_stream(name="money", subjects=["money.>"], allow_direct=True)
+        await created(jetstream, name="money", subjects=["money.>"], allow_direct=True)
         await admin.request(
             "$JS.API.STREAM.CREATE.orders",
             json.dumps(ORDERS).encode(),
