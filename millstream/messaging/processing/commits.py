@@ -29,24 +29,24 @@ from millstream.events.fence import WRITER_HEADER, FenceState
 from millstream.events.fence_writer import FenceWriter, ReadLast, Steps
 from millstream.events.packs.pack import EncodedPack
 from millstream.events.subject import PACK_TOKEN
-from millstream.messaging.processing.redo import (
-    ROWS_MAX,
+from millstream.messaging.processing.record import (
     CommitRecord,
     Place,
+    read_record,
+    record_subject,
+)
+from millstream.messaging.processing.redo import (
+    ROWS_MAX,
     StreamUnits,
     Unit,
     chunks_of,
     read_redo,
-    record_subject,
     redo_subject,
     units_of,
     write_redo,
 )
 from millstream.messaging.processing.settings import ProcessParts, ProcessTarget
-from millstream.messaging.publishing.acks import Acks
 from millstream.messaging.publishing.fenced_lane import FencedLane
-from millstream.wire.aio.jetstream import JetStream
-from millstream.wire.aio.publisher import StreamPublisher
 from millstream.wire.message import OutgoingMessage, StoredMessage
 from millstream.wire.protocol import parse_headers
 
@@ -55,8 +55,6 @@ __all__ = ["Commits", "Part", "StreamKey"]
 STATE_TOKEN: Final = "_state"
 
 StreamKey = tuple[str, int]  # a topic or table, and its partition
-
-_records: Final = msgspec.json.Decoder(CommitRecord)
 
 
 def _state_subject(prefix: str, process: str | None) -> str:
@@ -68,36 +66,31 @@ def _state_subject(prefix: str, process: str | None) -> str:
 class _OwnersFence(FenceWriter):
     """The fence of a table that a process reads and changes: no process of another name has it."""
 
+    def __init__(self, subject: str, writer: str, table: str) -> None:
+        super().__init__(subject, writer)
+        self._table = table
+
     def look(self) -> Steps[FenceState]:
         found = yield ReadLast(self.subject)
         if not isinstance(found, StoredMessage):
             return FenceState()
-        _check_owner(found, self.writer)
+        _check_owner(found, self.writer, self._table)
         return (yield from super().look())
 
 
 class _OwnersLane(FencedLane):
     """Stores units in a table that the process owns."""
 
-    def __init__(
-        self,
-        jetstream: JetStream,
-        publisher: StreamPublisher,
-        stream: str,
-        subject: str,
-        writer: str,
-        acks: Acks | None = None,
-    ) -> None:
-        super().__init__(jetstream, publisher, stream, subject, writer, acks)
-        self._fence = _OwnersFence(subject, writer)
+    def own(self, subject: str, process: str, table: str) -> None:
+        """Refuse a table of another process from now on."""
+        self._fence = _OwnersFence(subject, process, table)
 
 
-def _check_owner(found: StoredMessage, process: str) -> None:
+def _check_owner(found: StoredMessage, process: str, table: str) -> None:
     owner = parse_headers(found.headers).get(WRITER_HEADER)
     if owner != process:
-        prefix = found.subject.partition(f".{PACK_TOKEN}.")[0]
         raise ConfigError(
-            f"table '{prefix}' is the state of process '{owner}', and process '{process}' would "
+            f"table '{table}' is the state of process '{owner}', and process '{process}' would "
             f"change it too: a table has one owner. Use another table, or the name of its owner"
         )
 
@@ -121,10 +114,11 @@ class _Stream:
         self.name = target.partitions[number].stream
         self.prefix = target.shape.prefixes[number]
         subject = _state_subject(self.prefix, None if owned else process)
-        kind = _OwnersLane if owned else FencedLane
-        self.fence = kind(
-            target.jetstream, target.publisher, self.name, subject, process, target.acks
-        )
+        place = target.jetstream, target.publisher, self.name, subject, process, target.acks
+        if owned:
+            lane = _OwnersLane(*place)
+            lane.own(subject, process, output.name)
+        self.fence = lane if owned else FencedLane(*place)
 
     async def complete(self, unit: int, units: Sequence[Unit], home: str) -> None:
         """Store those units of a commit that the stream does not have yet, one after the other."""
@@ -183,7 +177,7 @@ class Commits:
                 ask = {"last_by_subj": _state_subject(stream.prefix, None)}
                 found = await self._jetstream.get_message(stream.name, ask)
                 if found is not None:
-                    _check_owner(found, self._name)
+                    _check_owner(found, self._name, output.name)
 
     async def _find_record(self) -> CommitRecord | None:
         """The record of the last commit, in whichever table it is; None: there was no commit."""
@@ -192,7 +186,7 @@ class Commits:
             ask = {"last_by_subj": record_subject(home.prefix, self._name)}
             found = await self._jetstream.get_message(home.name, ask)
             if found is not None:
-                record = _read_record(found, home.name)
+                record = read_record(found, home.name)
                 if not records or record.unit > records[0].unit:
                     records, self._home = [record], home
         unit = records[0].unit if records else 0
@@ -272,13 +266,3 @@ class Commits:
 def _units(part: Part) -> list[Unit]:
     packs = [Unit.of_packs(part.packs)] if part.packs else []
     return [*packs, *units_of(part.rows)]
-
-
-def _read_record(found: StoredMessage, stream: str) -> CommitRecord:
-    try:
-        return _records.decode(found.payload)
-    except msgspec.MsgspecError as error:
-        raise DataLoss(
-            f"the record of a process at offset {found.sequence} of '{stream}' is damaged "
-            f"({error}). Check the disk"
-        ) from error

@@ -1,7 +1,6 @@
-"""The record of a commit: how far the input is, and what other streams have yet to store. Pure.
+"""The redo of a commit: what other streams than the record's own have to store. Pure.
 
-The record is one message, replaced by each commit. What belongs to other streams than its own is
-in messages beside it, the redo: they are numbered from 0, so each commit replaces those of the
+It is in messages beside the record. They are numbered from 0, so each commit replaces those of the
 commit before, and a table does not grow with them.
 """
 
@@ -16,25 +15,22 @@ import pyarrow as pa
 
 from millstream.errors import ConfigError, DataLoss
 from millstream.events.packs.pack import EncodedPack
+from millstream.messaging.processing.record import CommitRecord
 from millstream.wire.batch import BATCH_BYTES_MAX, BATCH_MESSAGES_MAX
 from millstream.wire.message import OutgoingMessage
 
 __all__ = [
     "REDO_BYTES_MAX",
     "ROWS_MAX",
-    "CommitRecord",
-    "Place",
     "StreamUnits",
     "Unit",
     "chunks_of",
     "read_redo",
-    "record_subject",
     "redo_subject",
     "units_of",
     "write_redo",
 ]
 
-RECORD_TOKEN: Final = "_process"
 REDO_TOKEN: Final = "_redo"
 ROWS_MAX: Final = BATCH_MESSAGES_MAX - 1  # of one unit: one message is the fence
 UNIT_BYTES_MAX: Final = BATCH_BYTES_MAX // 4
@@ -42,31 +38,6 @@ UNIT_BYTES_MAX: Final = BATCH_BYTES_MAX // 4
 REDO_BYTES_MAX: Final = BATCH_BYTES_MAX // 2
 CHUNK_BYTES: Final = 512 * 1024
 HEADER_BYTES: Final = 512  # kept free in a message for its headers
-
-
-class Place(msgspec.Struct, frozen=True, array_like=True):
-    """How far an input partition is handled."""
-
-    offset: int = 0  # of the last message with an event that was handled
-    stored: str = ""  # when it was stored, in nanoseconds: shows whether it is still the same
-    events: int | None = None  # of its events that were handled; None: all
-
-    @property
-    def next(self) -> int:
-        """The offset to read from."""
-        return self.offset + 1 if self.events is None else self.offset
-
-
-class CommitRecord(msgspec.Struct, frozen=True):
-    """What a commit says besides its rows."""
-
-    unit: int  # grows by one with each commit
-    process: str
-    writes: list[str]  # topics and tables
-    places: dict[str, Place]  # by input stream
-    chunks: int = 0  # messages of the redo
-    size: int = 0  # bytes of the redo
-    checksum: int = 0
 
 
 class Unit(msgspec.Struct, array_like=True):
@@ -98,11 +69,6 @@ class StreamUnits(msgspec.Struct, array_like=True):
 
 _writer: Final = msgspec.msgpack.Encoder()
 _reader: Final = msgspec.msgpack.Decoder(list[StreamUnits])
-
-
-def record_subject(prefix: str, process: str) -> str:
-    """Where the record of a process is; readers of events skip it."""
-    return f"{prefix}.{RECORD_TOKEN}.{process}"
 
 
 def redo_subject(prefix: str, process: str, number: int) -> str:

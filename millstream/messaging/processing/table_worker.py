@@ -39,7 +39,8 @@ from millstream.messaging.processing.outputs import (
     outputs_of,
     packs_of,
 )
-from millstream.messaging.processing.redo import REDO_BYTES_MAX, Place
+from millstream.messaging.processing.record import Place
+from millstream.messaging.processing.redo import REDO_BYTES_MAX
 from millstream.messaging.processing.rows import NewRows
 from millstream.messaging.processing.state_table import Meter, StateTable, too_many_rows
 from millstream.messaging.processing.work import Work
