@@ -92,6 +92,7 @@ SECTIONS: dict[str, tuple[str, list[str]]] = {
         [
             *("EventStore", "StoreSettings", "StoredEvent", "Append", "AppendReceipt", "Loaded"),
             *("NEW", "ANY", "Unchanged", "Deleted"),
+            *("Projection", "View", "ProjectionRecord", "RowDiff"),
         ],
     ),
     "Core subjects": (

@@ -215,7 +215,7 @@ PLANS = [
         base_home="connected",
         live={"identity": "Identity | None"},
         last=frozenset({"close", "drain", "flush"}),
-        skip=frozenset({"connection", "jetstream", "open_as", "event_store"}),
+        skip=frozenset({"connection", "jetstream", "open_as", "event_store", "projection", "view"}),
     ),
 ]
 

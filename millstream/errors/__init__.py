@@ -59,6 +59,8 @@ MillstreamError
 ├── VersionConflict                          an append expected another version of the aggregate
 ├── AggregateNotFound (LookupError)          the event store has no events of that aggregate
 │   └── AggregateDeleted                     it was deleted or archived: no more events
+├── ProjectionNotFound (LookupError)         there is no projection of that name
+├── NotCaughtUp                              a projection lacks too much to be made the active one
 ├── UnknownEvent (LookupError)               a type of event that the event store does not know
 ├── BackupError                              a backup cannot be made, read or restored
 ├── Undecodable (ValueError)                 a stored event cannot be decoded
@@ -131,6 +133,8 @@ from millstream.errors.pipelines import (
 from millstream.errors.stores import (
     AggregateDeleted,
     AggregateNotFound,
+    NotCaughtUp,
+    ProjectionNotFound,
     UnknownEvent,
     VersionConflict,
 )
@@ -188,6 +192,7 @@ __all__ = [
     "NoMessage",
     "NoResponders",
     "NoSpace",
+    "NotCaughtUp",
     "NotDurable",
     "NotJson",
     "NotKept",
@@ -204,6 +209,7 @@ __all__ = [
     "PipelineNotRunning",
     "PortTaken",
     "ProcessFailed",
+    "ProjectionNotFound",
     "PublishError",
     "RedriveTaken",
     "RequestTimeout",
