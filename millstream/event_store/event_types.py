@@ -4,15 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, TypeAlias
+from typing import Any, Final, TypeAlias
 
 from millstream.errors import ConfigError, SchemaError, UnknownEvent
 from millstream.event_store.format import check_event_name, read_tag, tag_of
+from millstream.schemas import types as t
 from millstream.schemas.codecs import make_codec
 from millstream.schemas.declaration import declare
+from millstream.schemas.formats.python import is_schema_class
 from millstream.schemas.registry.stores import NewEventType, RegisteredEvent
 from millstream.schemas.resolution import Resolution
 from millstream.schemas.schema import Schema
+from millstream.schemas.values.fit import field_names
 from millstream.schemas.values.rows import object_maker
 
 __all__ = ["EventTypes", "Upcasters", "classes_by_name", "new_types", "upcast_versions"]
@@ -21,6 +24,9 @@ __all__ = ["EventTypes", "Upcasters", "classes_by_name", "new_types", "upcast_ve
 Upcaster: TypeAlias = Callable[[dict[str, Any]], dict[str, Any]]
 Upcasters: TypeAlias = Mapping[tuple[str, int], Upcaster]
 _Read: TypeAlias = Callable[[bytes], Any]
+
+# An event may say everything by its name alone, and a schema has at least one field.
+_NO_FIELDS: Final = t.Field("_", t.Nullable(t.Bool()), default=None)
 
 
 def classes_by_name(events: Iterable[type] | Mapping[str, type]) -> dict[str, type]:
@@ -58,8 +64,27 @@ def new_types(classes: Mapping[str, type], upcasters: Upcasters) -> dict[str, Ne
     """What to register for classes of events."""
     upcast = upcast_versions(upcasters, classes)
     return {
-        name: NewEventType(declare(cls, name=name), upcast[name]) for name, cls in classes.items()
+        name: NewEventType(_schema_of(name, cls), upcast[name]) for name, cls in classes.items()
     }
+
+
+def _schema_of(name: str, cls: type) -> Schema:
+    """The schema of a class of events; one without fields gets one that is never written."""
+    if is_schema_class(cls) and not field_names(cls):
+        return Schema(t.Record(name, (_NO_FIELDS,)))
+    return declare(cls, name=name)
+
+
+def _nothing(event: object) -> bytes:
+    """The JSON of an event without fields."""
+    return b"{}"
+
+
+def _maker(cls: type | None, record: t.Record) -> Callable[[dict[str, Any]], Any] | None:
+    """From a plain value to the reader's class; None: it stays a dict."""
+    if record.fields == (_NO_FIELDS,):
+        return lambda plain: {} if cls is None else cls()
+    return None if cls is None else object_maker(cls, record)
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,8 +126,10 @@ class EventTypes:
             self._names[tag] = event.name, version
         if cls is not None:
             number = event.current.version
-            codec = make_codec(event.schemas[number - 1], "json")
-            self._written[cls] = _Written(tag_of(event.name, number), codec.encode)
+            schema = event.schemas[number - 1]
+            empty = schema.record.fields == (_NO_FIELDS,)
+            encode = _nothing if empty else make_codec(schema, "json").encode
+            self._written[cls] = _Written(tag_of(event.name, number), encode)
 
     def _reader(self, event: RegisteredEvent, version: int, cls: type | None) -> _Read:
         """A function from the bytes of a version to the class, or to a dict of the latest one."""
@@ -111,7 +138,7 @@ class EventTypes:
         target = schemas[last - 1]
         load = make_codec(schemas[version - 1], "json").decode
         steps = self._steps(event, version, last)
-        make = None if cls is None else object_maker(cls, target.record)
+        make = _maker(cls, target.record)
 
         def read(body: bytes) -> Any:
             plain = load(body)
