@@ -188,8 +188,9 @@ PLANS = [
             "admin": "TopicAdmin",
         },
         ahead={"batches": 2},
-        skip=frozenset({"read", "value_type", "forget_durability"}),
+        skip=frozenset({"read", "value_type", "forget_durability", "past"}),
     ),
+    ClassPlan("millstream.tables", "PastTable", "tables", pure=True, fixed={"name": "str"}),
     ClassPlan("millstream.tables", "Table", "tables", fixed={"topic": "Topic"}),
     ClassPlan("millstream.schemas.registry.registry", "Registry", "tables"),
     ClassPlan(

@@ -56,6 +56,7 @@ MillstreamError
 │   ├── PipelineNotRunning                   it is not running, so it cannot be stopped
 │   └── FlowsFailed                          some flows failed permanently, after their restarts
 ├── DataLoss                                 events that should exist are missing
+├── HistoryGone (LookupError)                a table does not know a value of the past any more
 ├── BackupError                              a backup cannot be made, read or restored
 ├── Undecodable (ValueError)                 a stored event cannot be decoded
 ├── NotJson (ValueError)                     json() was asked for, and the value is none
@@ -108,6 +109,7 @@ from millstream.errors.connection import (
 from millstream.errors.data import (
     BackupError,
     DataLoss,
+    HistoryGone,
     Incompatible,
     NotJson,
     PackError,
@@ -165,6 +167,7 @@ __all__ = [
     "FolderLocked",
     "GroupBusy",
     "GroupNotFound",
+    "HistoryGone",
     "IdentityLost",
     "IdentityTaken",
     "Incompatible",

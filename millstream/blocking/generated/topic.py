@@ -54,8 +54,8 @@ if TYPE_CHECKING:
     from millstream.messaging.subscriptions.settings import SubscriptionSettings
     from millstream.messaging.topic import Topic as AsyncTopic
     from millstream.messaging.topic_admin import TopicAdmin as AsyncTopicAdmin
-    from millstream.messaging.topics.admin import Purge
     from millstream.messaging.topics.info import TopicInfo
+    from millstream.messaging.topics.purging import Purge
     from millstream.messaging.topics.settings import TopicSettings
     from millstream.wire.lost import LostRange
 
