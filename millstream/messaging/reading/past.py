@@ -9,13 +9,11 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
-from typing import Final
+from datetime import datetime
 
-from millstream.errors import ConfigError, HistoryGone
+from millstream.errors import HistoryGone
 from millstream.events.classify import is_own_subject
-from millstream.events.event import Event, Partition, datetime_of, nanoseconds_of
-from millstream.events.fence import EXPECTED_HEADER
+from millstream.events.event import Event, Partition, datetime_of
 from millstream.events.start import Start
 from millstream.events.subject import key_of_token, partition_of, text_keys
 from millstream.events.undecodable import OnUndecodable
@@ -23,22 +21,24 @@ from millstream.events.unpack import events_of
 from millstream.messaging.reading.last_per_key import last_messages, last_messages_before
 from millstream.messaging.reading.latest import subject_of_key
 from millstream.messaging.reading.replay import ReadPlan
-from millstream.messaging.topics.forgotten import doubt, history_of, nothing_removed
+from millstream.messaging.topics.forgotten import (
+    LOOKED_AT,
+    check_created,
+    doubt,
+    first_after,
+    history_of,
+    nothing_removed,
+    overwritten,
+    past_time,
+    was_first,
+)
 from millstream.messaging.topics.lookup import side_by_side, stream_subjects
 from millstream.wire.aio.jetstream import JetStream
 from millstream.wire.api import StreamInfo
 from millstream.wire.lost import check
 from millstream.wire.message import RawMessage, StoredMessage, stored_ns_of
-from millstream.wire.protocol import parse_headers
 
 __all__ = ["Past", "past_of"]
-
-# A time that is later than the broker's clock by no more than this means now: clocks differ.
-CLOCKS_DIFFER: Final = timedelta(seconds=10)
-# Of so many keys the oldest value is looked at to find one whose past is really unknown.
-LOOKED_AT: Final = 1000
-_MICROSECOND: Final = timedelta(microseconds=1)
-_EXPECTED_OF: Final = f"{EXPECTED_HEADER}-Subject"
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,33 +55,13 @@ async def past_of(jetstream: JetStream, partitions: Sequence[Partition], time: d
 
     HistoryGone if the table was created later; ConfigError for a time in the future.
     """
-    nanoseconds_of(time)  # refuses one without a zone
-    infos = await side_by_side(
-        lambda partition: jetstream.stream_info(partition.stream), partitions
-    )
-    now = min(datetime_of(stored_ns_of(info.ts)) for info in infos)
-    if time > now + CLOCKS_DIFFER:
-        raise ConfigError(
-            f"table '{partitions[0].topic}': {time.isoformat()} is in the future: the broker's "
-            f"clock is at {now.isoformat()}. Give an earlier time"
-        )
-    time = min(time.astimezone(UTC), now)
-    after = Start.at_time(time + _MICROSECOND).rfc3339 or ""
-
-    async def cut(number: int) -> _Cut:
-        partition, info = partitions[number], infos[number]
-        return _Cut(partition, await jetstream.sequence_at(partition.stream, after), info)
-
-    cuts = await side_by_side(cut, range(len(partitions)))
-    past = Past(jetstream, cuts, time)
-    created = min(datetime_of(stored_ns_of(info.created)) for info in infos)
-    if time < created and all(cut.end <= max(1, cut.info.state.first_seq) for cut in cuts):
-        raise past.gone(
-            None,
-            f"it was created at {created.isoformat()}",
-            advice="Give a later time; a table of this name that was deleted before is not known",
-        )
-    return past
+    table = partitions[0].topic
+    infos = await side_by_side(lambda part: jetstream.stream_info(part.stream), partitions)
+    time = past_time(table, time, infos)
+    after = first_after(time)
+    ends = await side_by_side(lambda part: jetstream.sequence_at(part.stream, after), partitions)
+    check_created(table, time, infos, ends)
+    return Past(jetstream, list(map(_Cut, partitions, ends, infos)), time)
 
 
 class Past:
@@ -90,6 +70,7 @@ class Past:
     def __init__(self, jetstream: JetStream, cuts: Sequence[_Cut], time: datetime) -> None:
         self._jetstream = jetstream
         self._cuts = cuts
+        self._table = cuts[0].partition.topic
         self.time = time  # never later than the broker's clock was
 
     async def last(self, key: str) -> Event | None:
@@ -155,20 +136,20 @@ class Past:
         stored_values = dict([one async for one in stream_subjects(jetstream, stream, subject)])
         count = stored_values.get(subject, 0)
         info = await jetstream.stream_info(stream)
-        stored = None if oldest is None else datetime_of(stored_ns_of(oldest.time))
         if (why := doubt(info, self.time)) is not None:
-            raise self.gone(key, why, oldest=stored)
+            stored = None if oldest is None else datetime_of(stored_ns_of(oldest.time))
+            raise HistoryGone(self._table, key, self.time, why, oldest=stored)
         history = history_of(info)
-        if nothing_removed(info) or history is None or count < history or _was_first(oldest):
+        if nothing_removed(info) or history is None or count < history or was_first(oldest):
             return
-        raise self._overwritten_error(key, history, stored)
+        raise overwritten(self._table, key, self.time, history, oldest)
 
     # -- all keys -------------------------------------------------------------------------
 
     def _check_certain(self, info: StreamInfo) -> None:
         """HistoryGone if any key may have had a value that is removed."""
         if (why := doubt(info, self.time)) is not None:
-            raise self.gone(None, why)
+            raise HistoryGone(self._table, None, self.time, why)
 
     async def _overwritten(self, cut: _Cut, seen: set[bytes]) -> list[str]:
         """Subjects that were not seen before the end and may have been overwritten since."""
@@ -193,56 +174,17 @@ class Past:
             ask = {"seq": 1, "next_by_subj": one[1]}
             return await self._jetstream.get_message(one[0].partition.stream, ask)
 
-        looked_at = unknown[:LOOKED_AT]
-        oldest = await side_by_side(oldest_of, looked_at)
-        gone = [
-            (cut, subject, first)
-            for (cut, subject), first in zip(looked_at, oldest, strict=True)
-            if not _was_first(first)
-        ]
-        rest = len(unknown) - len(looked_at)
-        if not gone and not rest:
-            return
-        cut, subject, first = gone[0] if gone else (*unknown[-1], None)
-        key = key_of_token(subject.encode()[cut.partition.prefix_size :]) or ""
-        stored = None if first is None else datetime_of(stored_ns_of(first.time))
-        others = max(len(gone) - 1, 0) + rest
-        raise self._overwritten_error(key, history_of(cut.info) or 0, stored, others)
-
-    # -- errors ---------------------------------------------------------------------------
-
-    def gone(
-        self,
-        key: str | None,
-        reason: str,
-        *,
-        oldest: datetime | None = None,
-        others: int = 0,
-        advice: str = "",
-    ) -> HistoryGone:
-        """The error for a key, or for the whole table."""
-        return HistoryGone(
-            self._cuts[0].partition.topic,
-            key,
-            self.time,
-            reason,
-            oldest=oldest,
-            others=others,
-            advice=advice,
-        )
-
-    def _overwritten_error(
-        self, key: str, history: int, oldest: datetime | None, others: int = 0
-    ) -> HistoryGone:
-        since = "" if oldest is None else f", the oldest stored at {oldest.isoformat()}"
-        reason = f"the table keeps {history} value(s) of a key (setting history){since}"
-        advice = "To look back further, create the table with a larger history"
-        return self.gone(key, reason, oldest=oldest, others=others, advice=advice)
-
-
-def _was_first(oldest: StoredMessage | None) -> bool:
-    """Whether a value was stored under the condition that its key had none."""
-    if oldest is None:
-        return False
-    headers = parse_headers(oldest.headers)
-    return headers.get(EXPECTED_HEADER) == "0" and _EXPECTED_OF not in headers
+        for start in range(0, len(unknown), LOOKED_AT):
+            looked_at = unknown[start : start + LOOKED_AT]
+            oldest = await side_by_side(oldest_of, looked_at)
+            gone = [
+                (cut, subject, first)
+                for (cut, subject), first in zip(looked_at, oldest, strict=True)
+                if not was_first(first)
+            ]
+            if gone:
+                cut, subject, first = gone[0]
+                key = key_of_token(subject.encode()[cut.partition.prefix_size :]) or ""
+                others = len(gone) - 1 + len(unknown) - start - len(looked_at)
+                history = history_of(cut.info) or 0
+                raise overwritten(self._table, key, self.time, history, first, others)

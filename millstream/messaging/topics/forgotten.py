@@ -13,18 +13,40 @@ Pure; forgetting.py writes the note.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from datetime import datetime, timedelta
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 
-from millstream.events.event import nanoseconds_of
+from millstream.errors import ConfigError, HistoryGone
+from millstream.events.event import datetime_of, nanoseconds_of
+from millstream.events.fence import EXPECTED_HEADER
+from millstream.events.start import Start
 from millstream.messaging.topics.setting_forms import duration_text
 from millstream.wire.api import StreamInfo
-from millstream.wire.message import stored_ns_of
+from millstream.wire.message import StoredMessage, stored_ns_of
+from millstream.wire.protocol import parse_headers
 
-__all__ = ["begun", "doubt", "history_of", "keeps_history", "loses_values", "nothing_removed"]
+__all__ = [
+    "LOOKED_AT",
+    "begun",
+    "check_created",
+    "doubt",
+    "first_after",
+    "history_of",
+    "keeps_history",
+    "loses_values",
+    "nothing_removed",
+    "overwritten",
+    "past_time",
+    "was_first",
+]
 
 FORGOTTEN_METADATA: Final = "millstream.forgotten"
+# A time that is later than the broker's clock by no more than this means now: clocks differ.
+CLOCKS_DIFFER: Final = timedelta(seconds=10)
+# Of so many keys at a time the oldest value is looked at, until the past of one is unknown.
+LOOKED_AT: Final = 1000
+_EXPECTED_OF: Final = f"{EXPECTED_HEADER}-Subject"
 # Removing has begun and has not ended: any time in the past is in doubt.
 _NOT_ENDED: Final = "now"
 # A change of one of these removes values, or ends the reason why others were removed before.
@@ -114,3 +136,72 @@ def _aged_out(info: StreamInfo) -> timedelta | None:
     if age and stored_ns_of(info.created) + age < stored_ns_of(info.ts):
         return timedelta(microseconds=age / 1000)
     return None
+
+
+def was_first(oldest: StoredMessage | None) -> bool:
+    """Whether a value was stored under the condition that its key had none."""
+    if oldest is None:
+        return False
+    headers = parse_headers(oldest.headers)
+    return headers.get(EXPECTED_HEADER) == "0" and _EXPECTED_OF not in headers
+
+
+def overwritten(
+    table: str,
+    key: str,
+    time: datetime,
+    history: int,
+    oldest: StoredMessage | None,
+    others: int = 0,
+) -> HistoryGone:
+    """The error for a key that has as many values as are kept, all of them later than a time."""
+    stored = None if oldest is None else datetime_of(stored_ns_of(oldest.time))
+    since = "" if stored is None else f", the oldest stored at {stored.isoformat()}"
+    return HistoryGone(
+        table,
+        key,
+        time,
+        f"the table keeps {history} value(s) of a key (setting history){since}",
+        oldest=stored,
+        others=others,
+        advice="To look back further, create the table with a larger history",
+    )
+
+
+# -- the time -----------------------------------------------------------------------------
+
+
+def past_time(table: str, time: datetime, infos: Sequence[StreamInfo]) -> datetime:
+    """The time in UTC, at most that of the broker's clock; ConfigError if it is in the future."""
+    nanoseconds_of(time)  # refuses one without a zone
+    now = min(datetime_of(stored_ns_of(info.ts)) for info in infos)
+    if time > now + CLOCKS_DIFFER:
+        raise ConfigError(
+            f"table '{table}': {time.isoformat()} is in the future: the broker's clock is at "
+            f"{now.isoformat()}. Give an earlier time"
+        )
+    return min(time.astimezone(UTC), now)
+
+
+def first_after(time: datetime) -> str:
+    """The time, as the server reads it, from which on values are later than this microsecond."""
+    return Start.at_time(time + timedelta(microseconds=1)).rfc3339 or ""
+
+
+def check_created(
+    table: str, time: datetime, infos: Sequence[StreamInfo], ends: Sequence[int]
+) -> None:
+    """HistoryGone if a table was created after a time; `ends`: the offsets after that time.
+
+    A copy has values that are older than itself.
+    """
+    created = min(datetime_of(stored_ns_of(info.created)) for info in infos)
+    older = (end > max(1, info.state.first_seq) for info, end in zip(infos, ends, strict=True))
+    if time < created and not any(older):
+        raise HistoryGone(
+            table,
+            None,
+            time,
+            f"it was created at {created.isoformat()}",
+            advice="Give a later time; a table of this name that was deleted before is not known",
+        )
