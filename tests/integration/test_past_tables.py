@@ -190,6 +190,17 @@ async def test_the_error_says_which_value_is_gone_and_what_to_do(mill: Mill) -> 
     assert [entry.key async for entry in past.entries(["pears"])] == []
 
 
+async def test_while_nothing_was_removed_every_answer_is_certain(mill: Mill) -> None:
+    table = await mill.create_table("stock", history=1)
+    first = await put(table, "apples", b"1")
+    await put(table, "pears", b"1")  # as many values as are kept, and yet its first
+    assert await (await table.at(first)).as_dict() == {"apples": b"1"}
+    assert await value_at(table, first, "pears") is None
+    await put(table, "apples", b"2")
+    with pytest.raises(HistoryGone):
+        await value_at(table, first, "pears")
+
+
 async def test_a_past_table_does_not_change(mill: Mill) -> None:
     table = await mill.create_table("stock", history=3)
     await table.put("apples", b"1")
@@ -279,11 +290,13 @@ async def test_values_that_are_too_old_put_the_past_in_doubt(mill: Mill) -> None
 
 async def test_a_copy_knows_only_what_was_copied(mill: Mill) -> None:
     origin = await mill.create_table("stock", history=1)
+    await put(origin, "pears", b"1")
     first = await put(origin, "apples", b"1")
     last = await put(origin, "apples", b"2")
     copy = await mill.create_table("copy", TopicSettings(mirror="stock", history=10))
     while await copy.get("apples") is None:
         await copy.topic.info()
-    with pytest.raises(HistoryGone, match="copy"):
+    with pytest.raises(HistoryGone, match="is a copy"):
         await value_at(copy, first, "apples")
+    assert await value_at(copy, first, "pears") == b"1"
     assert await value_at(copy, last, "apples") == b"2"

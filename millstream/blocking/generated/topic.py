@@ -186,6 +186,14 @@ class TopicAdmin(Twin):
         """Remove all events, or those that `what` selects; returns how many messages."""
         return self._loop.call(self._inner.purge(what))
 
+    def erase(self, offset: int, partition: int = 0) -> bool:
+        """Delete the message at an offset and overwrite it on the broker's disk; admins only.
+
+        False if there is none. Backups still have it, and for a while the replication logs of a
+        cluster.
+        """
+        return self._loop.call(self._inner.erase(offset, partition))
+
     def balance(self) -> int:
         """Move the leaders of partitions so that each node leads as many; returns how many moved.
 
