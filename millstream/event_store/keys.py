@@ -8,8 +8,9 @@ The table has three kinds of keys:
 - `erased/<key id>`: that the key was erased, and when. Written before the key is removed: after a
   crash the key counts as erased, and erasing again removes it.
 
-To erase a key, its message is overwritten on the broker's disk, not just deleted. Copies of the
-table outside of it are not reached: backups of the key table must be deleted too.
+To erase a key, its message is overwritten on the broker's disk, not only deleted. With replicas the
+servers' replication logs have it until they compact them, which took three minutes when it was
+measured. Copies outside of the broker are not reached: backups of the key table must be deleted.
 
 A process remembers keys for a few seconds. After an erase, other processes may read the person's
 fields, or seal new ones that nobody can read, for so long.
@@ -122,7 +123,7 @@ class KeyTable:
         """Remove the key of a person for good; False if there is none. Admins only.
 
         What was sealed with it cannot be read any more, wherever it was copied to. The key is gone
-        from the broker's disk when this returns; DataLoss is raised if it is not.
+        from the table, and overwritten on disk, when this returns; DataLoss is raised if it is not.
         """
         entry = await self._table.get(_person_key(person))
         if entry is None:

@@ -58,8 +58,8 @@ class TopicAdmin:
     async def erase(self, offset: int, partition: int = 0) -> bool:
         """Delete the message at an offset and overwrite it on the broker's disk; admins only.
 
-        False if there is none. Backups still have it, and for a while the replication logs of a
-        cluster.
+        False if there is none. Backups still have it, and with replicas the servers' replication
+        logs for some minutes.
         """
         stream = self._partitions[partition].stream
         if await self._jetstream.get_message(stream, {"seq": offset}) is None:

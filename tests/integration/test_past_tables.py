@@ -12,10 +12,13 @@ import pytest
 
 import millstream
 from millstream import Mill, TopicSettings
-from millstream.errors import ConfigError, HistoryGone
+from millstream.broker import Role, User
+from millstream.errors import ConfigError, DataLoss, HistoryGone, PermissionDenied
 from millstream.events.subject import partition_of
 from millstream.messaging.topics.purging import Purge
+from millstream.settings import LOST_METADATA, Secret
 from millstream.tables import PastTable, Table
+from millstream.testing import running_broker
 
 MICROSECOND = timedelta(microseconds=1)
 
@@ -300,3 +303,52 @@ async def test_a_copy_knows_only_what_was_copied(mill: Mill) -> None:
         await value_at(copy, first, "apples")
     assert await value_at(copy, first, "pears") == b"1"
     assert await value_at(copy, last, "apples") == b"2"
+
+
+# -- who reads, and what is lost ----------------------------------------------------------
+
+
+async def test_a_user_that_may_only_read_reads_the_past_and_erases_nothing() -> None:
+    users = (
+        User("boss", Secret("b"), role=Role.ADMIN),
+        User("eyes", Secret("e"), role=Role.READER),
+    )
+    async with (
+        running_broker(users=users) as broker,
+        millstream.connect(broker.url, user="boss", password="b") as admin,
+        millstream.connect(broker.url, user="eyes", password="e") as reader,
+    ):
+        table = await admin.create_table("stock", history=2)
+        await table.put("pears", b"1")
+        first = await put(table, "apples", b"1")
+        await put(table, "apples", b"2")
+        seen = await reader.table("stock")
+        assert await (await seen.at(first)).as_dict() == {"apples": b"1", "pears": b"1"}
+        await table.put("apples", b"3")
+        assert await value_at(seen, first, "pears") == b"1"
+        with pytest.raises(HistoryGone):
+            await value_at(seen, first, "apples")
+        with pytest.raises(PermissionDenied):
+            await seen.topic.admin.erase(1)
+        assert await table.topic.admin.erase(1) is True
+        assert await table.topic.admin.erase(1) is False
+        with pytest.raises(HistoryGone, match="were purged"):
+            await value_at(seen, first, "pears")
+
+
+async def test_a_value_that_the_broker_has_lost_is_not_an_older_one(mill: Mill) -> None:
+    table = await mill.create_table("stock", history=5)
+    first = await put(table, "apples", b"1")
+    last = await put(table, "pears", b"1")
+    jetstream = table.topic._jetstream
+    config = (await jetstream.stream_info("stock")).config
+    note = '[{"first": 2, "last": 2, "found": "2026-11-01T00:00:00Z"}]'
+    metadata = {**config["metadata"], LOST_METADATA: note}
+    await jetstream.update_stream({**config, "metadata": metadata})
+    assert await value_at(table, first, "apples") == b"1"
+    past = await table.at(last)
+    for key in ("apples", "plums"):
+        with pytest.raises(DataLoss, match="are lost"):
+            await past.get(key)
+    with pytest.raises(DataLoss, match="are lost"):
+        await past.as_dict()

@@ -189,8 +189,8 @@ class TopicAdmin(Twin):
     def erase(self, offset: int, partition: int = 0) -> bool:
         """Delete the message at an offset and overwrite it on the broker's disk; admins only.
 
-        False if there is none. Backups still have it, and for a while the replication logs of a
-        cluster.
+        False if there is none. Backups still have it, and with replicas the servers' replication
+        logs for some minutes.
         """
         return self._loop.call(self._inner.erase(offset, partition))
 
