@@ -189,10 +189,11 @@ PLANS = [
         skip=frozenset(
             {
                 *("read", "value_type", "handle", "acks", "forget_durability"),
-                *("process_input", "process_output"),
+                *("process_input", "process_output", "past"),
             }
         ),
     ),
+    ClassPlan("millstream.tables", "PastTable", "tables", pure=True, fixed={"name": "str"}),
     ClassPlan("millstream.tables", "Table", "tables", fixed={"topic": "Topic"}),
     ClassPlan(
         "millstream.schemas.registry.registry",

@@ -62,6 +62,7 @@ MillstreamError
 ├── ProjectionNotFound (LookupError)         there is no projection of that name
 ├── NotCaughtUp                              a projection lacks too much to be made the active one
 ├── UnknownEvent (LookupError)               a type of event that the event store does not know
+├── HistoryGone (LookupError)                a table does not know a value of the past any more
 ├── BackupError                              a backup cannot be made, read or restored
 ├── Undecodable (ValueError)                 a stored event cannot be decoded
 ├── NotJson (ValueError)                     json() was asked for, and the value is none
@@ -114,6 +115,7 @@ from millstream.errors.connection import (
 from millstream.errors.data import (
     BackupError,
     DataLoss,
+    HistoryGone,
     Incompatible,
     NotJson,
     PackError,
@@ -181,6 +183,7 @@ __all__ = [
     "FolderLocked",
     "GroupBusy",
     "GroupNotFound",
+    "HistoryGone",
     "IdentityLost",
     "IdentityTaken",
     "Incompatible",

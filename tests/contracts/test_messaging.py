@@ -13,6 +13,7 @@ from millstream import NewEvent, Start, SubscriptionSettings, TopicSettings, blo
 from millstream.deadline import Deadline
 from millstream.errors import (
     ConfigError,
+    HistoryGone,
     NoMessage,
     NoResponders,
     PartlyStored,
@@ -413,6 +414,23 @@ async def test_a_table_holds_the_latest_value_and_refuses_a_stale_writer(mill: A
     assert sorted([entry.key async for entry in table.entries()]) == ["milk", "tea"]
     assert await table.get("salt") is None
     assert table.topic.name == "stock"
+
+
+async def test_a_table_is_read_as_it_was_or_says_that_it_is_forgotten(mill: Any) -> None:
+    table = await mill.create_table("stock", history=2)
+    await table.put("tea", b"5")
+    first = (await table.get("tea")).timestamp
+    await table.put("tea", b"6")
+    await table.put("milk", b"1")
+    past = await table.at(first)
+    assert (past.name, past.time) == ("stock", first)
+    assert (await past.get("tea")).value == b"5"
+    assert await past.get("milk") is None
+    assert [entry.key async for entry in past.entries()] == ["tea"]
+    assert await past.as_dict() == {"tea": b"5"}
+    await table.delete("tea")
+    with pytest.raises(HistoryGone):
+        await past.get("tea")
 
 
 async def test_a_process_applies_a_function_once_to_each_event(mill: Any) -> None:
