@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final, TypeAlias
 
 from millstream.errors import ConfigError, SchemaError, UnknownEvent
 from millstream.event_store.format import check_event_name, read_tag, tag_of
+from millstream.event_store.personal import PersonalData
+from millstream.event_store.privacy import SEALED_MARK, Personal, personal_fields
 from millstream.schemas import types as t
 from millstream.schemas.codecs import make_codec
 from millstream.schemas.declaration import declare
@@ -91,8 +93,11 @@ def _maker(cls: type | None, record: t.Record) -> Callable[[dict[str, Any]], Any
 class _Written:
     """How an event is written: by its codec, under its tag."""
 
+    name: str
     tag: str
     encode: Callable[[object], bytes]
+    fit: Callable[[object], dict[str, Any]]  # to a plain value
+    marks: Mapping[str, Personal]  # its personal fields
 
 
 class EventTypes:
@@ -107,8 +112,12 @@ class EventTypes:
         events: Iterable[RegisteredEvent],
         classes: Mapping[str, type],
         upcasters: Upcasters,
+        personal: PersonalData | None = None,
     ) -> None:
         self.store = store
+        self._personal = personal  # None: personal fields stay sealed
+        marks = {name: personal_fields(cls) for name, cls in classes.items()}
+        self._marks = {name: found for name, found in marks.items() if found}
         self.classes = dict(classes)
         self.upcasters = dict(upcasters)
         self.events = {event.name: event for event in events}
@@ -129,7 +138,8 @@ class EventTypes:
             schema = event.schemas[number - 1]
             empty = schema.record.fields == (_NO_FIELDS,)
             encode = _nothing if empty else make_codec(schema, "json").encode
-            self._written[cls] = _Written(tag_of(event.name, number), encode)
+            about = (event.name, tag_of(event.name, number), encode, schema.fit)
+            self._written[cls] = _Written(*about, self._marks.get(event.name, {}))
 
     def _reader(self, event: RegisteredEvent, version: int, cls: type | None) -> _Read:
         """A function from the bytes of a version to the class, or to a dict of the latest one."""
@@ -139,9 +149,12 @@ class EventTypes:
         load = make_codec(schemas[version - 1], "json").decode
         steps = self._steps(event, version, last)
         make = _maker(cls, target.record)
+        personal, marks, name = self._personal, self._marks.get(event.name, {}), event.name
 
         def read(body: bytes) -> Any:
             plain = load(body)
+            if personal is not None and body.find(SEALED_MARK) >= 0:
+                plain = personal.revealed(plain, marks, name)
             for step in steps:
                 plain = step(plain)
             return plain if make is None else make(plain)
@@ -183,6 +196,19 @@ class EventTypes:
         if written is None:
             raise UnknownEvent(self.store, type(event).__name__, self.classes)
         return written.tag, written.encode(event)
+
+    async def encode_all(self, events: Sequence[object], aggregate: str) -> list[tuple[str, bytes]]:
+        """Tag and JSON of the events of an append, their personal fields sealed."""
+        found = []
+        for event in events:
+            written = self._written.get(type(event))
+            if written is None or not written.marks or self._personal is None:
+                found.append(self.encode(event))
+                continue
+            plain = written.fit(event)
+            sealed = await self._personal.sealed(plain, written.marks, written.name, aggregate)
+            found.append((written.tag, written.encode(sealed)))
+        return found
 
     def is_event(self, value: object) -> bool:
         """Whether a value is an object of one of the classes of events."""

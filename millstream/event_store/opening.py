@@ -10,6 +10,8 @@ from millstream.errors import ConfigError, TopicNotFound
 from millstream.event_store.ending import ARCHIVE_SUFFIX
 from millstream.event_store.event_types import EventTypes, classes_by_name, new_types
 from millstream.event_store.folding import Folding, class_path, make_folding
+from millstream.event_store.keys import KEYS_SUFFIX
+from millstream.event_store.personal import PersonalData
 from millstream.event_store.settings import StoreSettings, split_settings, topic_settings
 from millstream.event_store.snapshots import SNAPSHOTS_SUFFIX, Snapshots
 from millstream.event_store.store import EventStore
@@ -65,10 +67,11 @@ async def open_store(
         registered += [event for event in await schemas.events() if event.name not in known]
     else:
         registered = await schemas.events()
-    types = EventTypes(name, registered, classes, settings.upcasters)
-    snapshots = _snapshots(mill, topic, folding, settings)
+    personal = PersonalData(name, partial(_key_table, mill, topic))
+    types = EventTypes(name, registered, classes, settings.upcasters, personal)
+    snapshots = _snapshots(mill, topic, folding, settings, personal)
     open_archive = partial(_archive_topic, mill, topic)
-    return EventStore(topic, schemas, types, folding, snapshots, open_archive)
+    return EventStore(topic, schemas, types, folding, snapshots, open_archive, personal)
 
 
 async def _topic(
@@ -97,7 +100,11 @@ async def _topic(
 
 
 def _snapshots(
-    mill: Home, topic: Topic, folding: Folding | None, settings: StoreSettings
+    mill: Home,
+    topic: Topic,
+    folding: Folding | None,
+    settings: StoreSettings,
+    personal: PersonalData,
 ) -> tuple[Snapshots, int | None] | None:
     """The snapshots of a store whose states can be stored; None: it has none."""
     storable = folding is not None and folding.cls is not None and is_schema_class(folding.cls)
@@ -105,7 +112,7 @@ def _snapshots(
         return None
     codec = folding.state_codec(settings.snapshot_version)  # says why, if it cannot be
     open_table = partial(_snapshot_table, mill, topic)
-    return Snapshots(open_table, codec), settings.snapshot_every
+    return Snapshots(open_table, codec, personal), settings.snapshot_every
 
 
 async def _snapshot_table(mill: Home, topic: Topic) -> Table:
@@ -115,6 +122,18 @@ async def _snapshot_table(mill: Home, topic: Topic) -> Table:
         return await mill.table(name)
     except TopicNotFound:
         settings = _like(topic, f"Snapshots of event store {topic.name}", history=1)
+        return await mill.create_table(name, settings)
+
+
+async def _key_table(mill: Home, topic: Topic, create: bool) -> Table:
+    """The table of the keys of a store's persons."""
+    name = topic.name + KEYS_SUFFIX
+    try:
+        return await mill.table(name)
+    except TopicNotFound:
+        if not create:
+            raise
+        settings = _like(topic, f"Keys of persons of event store {topic.name}", history=1)
         return await mill.create_table(name, settings)
 
 
