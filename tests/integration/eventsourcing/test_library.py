@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import ClassVar
 from uuid import NAMESPACE_URL, UUID, uuid4, uuid5
 
+import pytest
 from eventsourcing.persistence import StoredEvent, Tracking
 from eventsourcing.tests import application, persistence, projection
 from eventsourcing.utils import Environment
@@ -109,6 +110,11 @@ class OwnTrackingRecorder(MillstreamTrackingRecorder):
 
 class TestExampleApplication(OnABroker, application.ExampleApplicationTestCase):
     expected_factory_topic = "millstream.eventsourcing.factory:MillstreamFactory"
+
+
+@pytest.mark.filterwarnings("default::DeprecationWarning")  # it tests deprecated names as well
+class TestApplication(OnABroker, application.ApplicationTestCase):
+    """Applications that are not told otherwise store their events on topics here."""
 
 
 class EventCounters(MillstreamProcessRecorder, projection.EventCountersView):
