@@ -25,15 +25,15 @@ from millstream.events.subject import key_token
 from millstream.eventsourcing.datastore import Heads
 from millstream.eventsourcing.stored import (
     NOTHING,
-    Head,
+    AggregateHead,
     head_of,
     headers_of,
     is_event,
     key_of,
     position_of,
-    stored_of,
     tracking_headers,
     tracking_key,
+    version_of,
 )
 from millstream.eventsourcing.translated import translated
 from millstream.wire.batch import BATCH_MESSAGES_MAX
@@ -54,13 +54,13 @@ class _Message:
 
     event: NewEvent
     key: str
-    head: Head
+    head: AggregateHead
 
 
 class _Line:
     """The events of one originator in one call."""
 
-    def __init__(self, base: Head) -> None:
+    def __init__(self, base: AggregateHead) -> None:
         self.base = base  # what is stored
         self.head = base  # with the events of this call
         self.added: set[int] = set()
@@ -70,9 +70,10 @@ class _Line:
 class Appending:
     """Appends to one topic."""
 
-    def __init__(self, topic: blocking.Topic, heads: Heads) -> None:
+    def __init__(self, topic: blocking.Topic, heads: Heads, taken_of: Heads | None = None) -> None:
         self._topic = topic
         self._heads = heads
+        self._taken_of = taken_of  # the events that snapshots are taken of
 
     def subject(self, key: str) -> str:
         """The subject of a key's messages: reading it uses the server's index."""
@@ -107,14 +108,14 @@ class Appending:
             f"first each time. Try again"
         )
 
-    def tracked(self, application_name: str) -> Head:
+    def tracked(self, application_name: str) -> AggregateHead:
         """The last tracking record of an application; its version is the position."""
         key = tracking_key(application_name)
         last = self._topic.last(key)
         if last is None:
             return NOTHING
         position = position_of(last)
-        head = Head(last.offset, position, position, position)
+        head = AggregateHead(last.offset, position, position, position)
         self._heads.put(key, head)
         return head
 
@@ -137,7 +138,9 @@ class Appending:
                 )
             line.added.add(version)
             line.head = line.head.then(version, UNKNOWN_OFFSET)
-            new = NewEvent(one.state, key, headers_of(one, line.head), options=options)
+            taken_of = None if self._taken_of is None else self._taken_of.get(key)
+            headers = headers_of(one, line.head, taken_of)
+            new = NewEvent(one.state, key, headers, options=options)
             messages.append(_Message(new, key, line.head))
         return messages
 
@@ -158,7 +161,7 @@ class Appending:
         new = NewEvent(b"", key, tracking_headers(position), options=options)
         return [_Message(new, key, before.then(position, UNKNOWN_OFFSET))]
 
-    def _head(self, key: str, version: int, fresh: bool) -> Head:
+    def _head(self, key: str, version: int, fresh: bool) -> AggregateHead:
         if not fresh:
             known = self._heads.get(key)
             if known is not None:
@@ -179,7 +182,7 @@ class Appending:
 
     def _versions(self, key: str, last: int) -> set[int]:
         events = self._topic.read(subjects=[self.subject(key)], end=last + 1)
-        return {stored_of(event).originator_version for event in events if is_event(event)}
+        return {version_of(event) for event in events if is_event(event)}
 
     # -- storing --------------------------------------------------------------------------
 

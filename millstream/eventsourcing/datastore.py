@@ -11,7 +11,7 @@ from eventsourcing.persistence import ProgrammingError
 from millstream import blocking
 from millstream.blocking.connected import close_anywhere
 from millstream.errors import TopicConflict, TopicNotFound
-from millstream.eventsourcing.stored import Head
+from millstream.eventsourcing.stored import AggregateHead
 from millstream.eventsourcing.translated import translated
 from millstream.messaging.topics.choices import Retention
 from millstream.settings import ConnectionSettings
@@ -29,9 +29,9 @@ class Heads:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._known: OrderedDict[str, Head] = OrderedDict()
+        self._known: OrderedDict[str, AggregateHead] = OrderedDict()
 
-    def get(self, key: str) -> Head | None:
+    def get(self, key: str) -> AggregateHead | None:
         """The last known event of a key."""
         with self._lock:
             head = self._known.get(key)
@@ -39,7 +39,7 @@ class Heads:
                 self._known.move_to_end(key)
             return head
 
-    def put(self, key: str, head: Head) -> None:
+    def put(self, key: str, head: AggregateHead) -> None:
         """Remember an event that was just read or stored."""
         with self._lock:
             self._known[key] = head
@@ -61,6 +61,7 @@ class MillstreamDatastore:
             self.mill = blocking.connect(settings=settings)
         self._lock = threading.Lock()
         self._heads: dict[str, Heads] = {}
+        self._marks: dict[str, Heads] = {}
 
     def topic(self, name: str, *, create: bool) -> blocking.Topic:
         """A topic for recorders: an existing one as it is, if it fits, else a new one."""
@@ -88,6 +89,11 @@ class MillstreamDatastore:
         """What is known of a topic's keys, shared by all recorders of that topic."""
         with self._lock:
             return self._heads.setdefault(topic, Heads())
+
+    def marks(self, topic: str) -> Heads:
+        """The events of a topic that the snapshots read last were taken of."""
+        with self._lock:
+            return self._marks.setdefault(topic, Heads())
 
     def close(self) -> None:
         """Close the connection; the recorders cannot be used any more. Safe to call twice.

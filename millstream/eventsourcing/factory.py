@@ -72,7 +72,10 @@ class MillstreamFactory(InfrastructureFactory[MillstreamTrackingRecorder]):
     def aggregate_recorder(self, purpose: str = "events") -> AggregateRecorder:
         """A recorder of events, or of something else such as snapshots, on a topic of its own."""
         return self.aggregate_recorder_class(
-            self.datastore, f"{self.prefix}-{purpose}", create=self._creates()
+            self.datastore,
+            f"{self.prefix}-{purpose}",
+            create=self._creates(),
+            snapshots_of=f"{self.prefix}-events" if purpose == "snapshots" else None,
         )
 
     def application_recorder(self) -> ApplicationRecorder:

@@ -33,12 +33,14 @@ from millstream.eventsourcing.appending import Appending
 from millstream.eventsourcing.datastore import MillstreamDatastore
 from millstream.eventsourcing.following import FollowingSubscription
 from millstream.eventsourcing.stored import (
+    event_behind,
     head_of,
     is_event,
     key_of,
     notification_of,
     stored_of,
     tracking_key,
+    version_of,
 )
 from millstream.eventsourcing.translated import translated
 from millstream.messaging.topics.admin import Purge
@@ -63,12 +65,21 @@ class _TopicRecorder(Recorder):
     """What all recorders have: a topic, and how to append to it."""
 
     def __init__(
-        self, datastore: MillstreamDatastore, topic_name: str, *, create: bool = True
+        self,
+        datastore: MillstreamDatastore,
+        topic_name: str,
+        *,
+        create: bool = True,
+        snapshots_of: str | None = None,
     ) -> None:
         self.datastore = datastore
         self.topic: blocking.Topic = datastore.topic(topic_name, create=create)
         self._heads = datastore.heads(topic_name)
-        self._appending = Appending(self.topic, self._heads)
+        # Where the events are that snapshots were taken of: those of this topic, or, in a topic of
+        # snapshots, those of the topic `snapshots_of`.
+        self._marks = datastore.marks(snapshots_of or topic_name)
+        taken_of = None if snapshots_of is None else datastore.heads(snapshots_of)
+        self._appending = Appending(self.topic, self._heads, taken_of)
 
 
 class MillstreamAggregateRecorder(_TopicRecorder, AggregateRecorder):
@@ -93,39 +104,35 @@ class MillstreamAggregateRecorder(_TopicRecorder, AggregateRecorder):
         """The events of one aggregate by version; the server's index finds them."""
         key = key_of(originator_id)
         with translated():
-            if desc and limit == 1 and gt is None and lte is None:
-                last = self.topic.last(key)
-                if last is None:
-                    return []
-                if head_of(last).highest == head_of(last).version:
-                    return [stored_of(last)]
-            events = list(self._events_of(key, gt))
+            chosen = self._chosen(key, gt, lte, last_only=desc and limit == 1)
+        chosen.sort(key=version_of, reverse=desc)
+        chosen = chosen[:limit]
+        if chosen and (mark := event_behind(chosen[0])) is not None:
+            self._marks.put(key, mark)
+        return [stored_of(event) for event in chosen]
+
+    def _chosen(self, key: str, gt: int | None, lte: int | None, last_only: bool) -> list[Event]:
+        if last_only and gt is None and lte is None:
+            last = self.topic.last(key)
+            if last is None or head_of(last).ends_at(version_of(last)):
+                return [] if last is None else [last]
+        events = list(self._events_of(key, gt))
         if events:
             self._heads.put(key, head_of(events[-1]))
-        chosen = sorted(
-            (
-                one
-                for one in map(stored_of, events)
-                if (gt is None or one.originator_version > gt)
-                and (lte is None or one.originator_version <= lte)
-            ),
-            key=_version,
-            reverse=desc,
-        )
-        return chosen if limit is None else chosen[:limit]
+        return [
+            event
+            for event in events
+            if (gt is None or version_of(event) > gt) and (lte is None or version_of(event) <= lte)
+        ]
 
     def _events_of(self, key: str, gt: int | None) -> Iterator[Event]:
         """The events of a key; of those up to version `gt` some may be left out."""
         start = Start.ALL
-        head = None if gt is None else self._heads.get(key)
-        if head is not None and head.version == head.highest == gt:
-            start = Start.at_offset(head.offset + 1)  # everything before has a lower version
+        for known in (self._heads.get(key), self._marks.get(key)):
+            if gt is not None and known is not None and known.ends_at(gt):
+                start = Start.at_offset(known.offset + 1)
         events = self.topic.read(start=start, subjects=[self._appending.subject(key)])
         return filter(is_event, events)
-
-
-def _version(stored: StoredEvent) -> int:
-    return stored.originator_version
 
 
 class MillstreamApplicationRecorder(MillstreamAggregateRecorder, ApplicationRecorder):

@@ -18,7 +18,8 @@ from millstream.events.event import Event
 __all__ = [
     "NOTHING",
     "TOPIC_HEADER",
-    "Head",
+    "AggregateHead",
+    "event_behind",
     "head_of",
     "headers_of",
     "is_event",
@@ -28,6 +29,7 @@ __all__ = [
     "stored_of",
     "tracking_headers",
     "tracking_key",
+    "version_of",
 ]
 
 TOPIC_HEADER: Final = "Event-Topic"  # the library's name of the event's class
@@ -36,12 +38,13 @@ VERSION_HEADER: Final = "Event-Version"
 RUN_HEADER: Final = "Event-Run"
 HIGHEST_HEADER: Final = "Event-Highest"  # where an earlier event has a higher version
 ID_TYPE_HEADER: Final = "Event-Id-Type"  # "text"; left out for a UUID
+OFFSET_HEADER: Final = "Event-Offset"  # of a snapshot: where the event of its version is stored
 TRACKING_HEADER: Final = "Tracking-Id"
 TRACKING_PREFIX: Final = "tracking:"
 
 
 @dataclass(frozen=True, slots=True)
-class Head:
+class AggregateHead:
     """The last event of an originator, and what it says about the versions before it."""
 
     offset: int  # 0: there is none
@@ -55,15 +58,19 @@ class Head:
             return False
         return True if self.run <= version <= self.version else None
 
-    def then(self, version: int, offset: int) -> Head:
+    def ends_at(self, version: int) -> bool:
+        """Whether all later versions are stored after this event."""
+        return self.offset > 0 and self.version == self.highest == version
+
+    def then(self, version: int, offset: int) -> AggregateHead:
         """The head after one more event."""
         if self.offset == 0:
-            return Head(offset, version, version, version)
+            return AggregateHead(offset, version, version, version)
         run = self.run if version == self.version + 1 else version
-        return Head(offset, version, run, max(version, self.highest))
+        return AggregateHead(offset, version, run, max(version, self.highest))
 
 
-NOTHING: Final = Head(0, 0, 0, 0)
+NOTHING: Final = AggregateHead(0, 0, 0, 0)
 
 
 def key_of(originator_id: UUID | str) -> str:
@@ -82,8 +89,13 @@ def tracking_key(application_name: str) -> str:
     return TRACKING_PREFIX + application_name
 
 
-def headers_of(stored: StoredEvent, head: Head) -> dict[str, str]:
-    """The headers of an event; `head` is the state after it."""
+def headers_of(
+    stored: StoredEvent, head: AggregateHead, taken_of: AggregateHead | None = None
+) -> dict[str, str]:
+    """The headers of an event; `head` is the state after it.
+
+    Those of a snapshot say where the event is that it was taken of, if `taken_of` is that one.
+    """
     headers = {
         TOPIC_HEADER: stored.topic,
         VERSION_HEADER: str(stored.originator_version),
@@ -93,6 +105,8 @@ def headers_of(stored: StoredEvent, head: Head) -> dict[str, str]:
         headers[HIGHEST_HEADER] = str(head.highest)
     if not isinstance(stored.originator_id, UUID):
         headers[ID_TYPE_HEADER] = "text"
+    if taken_of is not None and taken_of.ends_at(stored.originator_version):
+        headers[OFFSET_HEADER] = str(taken_of.offset)
     return headers
 
 
@@ -106,7 +120,7 @@ def is_event(event: Event) -> bool:
     return TOPIC_HEADER in event.headers
 
 
-def head_of(event: Event | None) -> Head:
+def head_of(event: Event | None) -> AggregateHead:
     """What the last event of an originator says."""
     if event is None:
         return NOTHING
@@ -114,7 +128,22 @@ def head_of(event: Event | None) -> Head:
     version = _number(event, headers, VERSION_HEADER)
     run = _number(event, headers, RUN_HEADER)
     highest = _number(event, headers, HIGHEST_HEADER) if HIGHEST_HEADER in headers else version
-    return Head(event.offset, version, run, highest)
+    return AggregateHead(event.offset, version, run, highest)
+
+
+def event_behind(snapshot: Event) -> AggregateHead | None:
+    """The event that a snapshot was taken of, if its message says where that is."""
+    headers = snapshot.headers
+    if OFFSET_HEADER not in headers:
+        return None
+    version = version_of(snapshot)
+    offset = _number(snapshot, headers, OFFSET_HEADER)
+    return AggregateHead(offset, version, version, version)
+
+
+def version_of(event: Event) -> int:
+    """The version of an event."""
+    return _number(event, event.headers, VERSION_HEADER)
 
 
 def position_of(event: Event) -> int:
@@ -134,7 +163,7 @@ def stored_of(event: Event) -> StoredEvent:
 
 
 def notification_of(event: Event) -> Notification:
-    """The library's form of an event with its place in the order of all."""
+    """The library's form of an event with its offset."""
     headers = event.headers
     return Notification(
         id=event.offset,

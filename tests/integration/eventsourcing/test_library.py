@@ -48,11 +48,6 @@ class TestApplicationRecorder(OnABroker, persistence.ApplicationRecorderTestCase
         self.optional_test_insert_subscribe()
 
 
-class TestApplicationRecorderWithTextIds(TestApplicationRecorder):
-    def new_originator_id(self) -> str:
-        return f"account.{uuid4()} *"
-
-
 class TestTrackingRecorder(OnABroker, persistence.TrackingRecorderTestCase):
     def create_recorder(self) -> MillstreamTrackingRecorder:
         return MillstreamTrackingRecorder(self.datastore(), "app-events")
@@ -64,11 +59,6 @@ class TestProcessRecorder(OnABroker, persistence.ProcessRecorderTestCase):
 
 
 class TestProcessRecorderAsApplicationRecorder(TestApplicationRecorder):
-    def create_recorder(self) -> MillstreamProcessRecorder:
-        return MillstreamProcessRecorder(self.datastore(), "app-events")
-
-
-class TestProcessRecorderAsTrackingRecorder(TestTrackingRecorder):
     def create_recorder(self) -> MillstreamProcessRecorder:
         return MillstreamProcessRecorder(self.datastore(), "app-events")
 
