@@ -62,7 +62,9 @@ class MillstreamFactory(InfrastructureFactory[MillstreamTrackingRecorder]):
 
     def __init__(self, env: Environment | EnvType | None) -> None:
         super().__init__(env)
-        given = {setting: self.env.get(name) for name, setting in _CONNECTION.items()}
+        given = {setting: self.env.get(name) or None for name, setting in _CONNECTION.items()}
+        if given["url"] is not None:
+            del given["context"]  # its login is not meant for that server
         with translated():
             self.datastore = MillstreamDatastore(ConnectionSettings.load(**given))
         wanted = self.env.get(self.MILLSTREAM_TOPIC)

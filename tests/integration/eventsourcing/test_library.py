@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
+from threading import Event
+from typing import ClassVar, cast
+from unittest import TestCase, mock
 from uuid import NAMESPACE_URL, UUID, uuid4, uuid5
 
 import pytest
-from eventsourcing.persistence import StoredEvent, Tracking
+from eventsourcing.persistence import StoredEvent, Tracking, TrackingRecorder
 from eventsourcing.tests import application, persistence, projection
 from eventsourcing.utils import Environment
 
@@ -139,10 +141,31 @@ class TestEventCountersView(OnABroker, projection.EventCountersViewTestCase):
         return EventCounters(self.datastore(), "view-events")
 
 
-class TestProjection(OnABroker, projection.AggregateEventCountersProjectionTestCase):
+class Patient:
+    """Waits longer for other threads than the second that the library's cases give them."""
+
+    def setUp(self) -> None:
+        waits = TrackingRecorder.wait
+
+        def wait(
+            self: TrackingRecorder,
+            application_name: str,
+            notification_id: int | None,
+            timeout: float = 1.0,
+            interrupt: Event | None = None,
+        ) -> None:
+            waits(self, application_name, notification_id, 60 * timeout, interrupt)
+
+        patching = mock.patch.object(TrackingRecorder, "wait", wait)
+        if "error" not in str(getattr(self, "_testMethodName", "")):  # which waits in vain
+            patching.start()
+            cast(TestCase, self).addCleanup(patching.stop)
+
+
+class TestProjection(Patient, OnABroker, projection.AggregateEventCountersProjectionTestCase):
     view_class = EventCounters
     env: ClassVar[dict[str, str]] = {}
 
 
-class TestEventSourcedProjection(OnABroker, projection.EventSourcedProjectionTestCase):
+class TestEventSourcedProjection(Patient, OnABroker, projection.EventSourcedProjectionTestCase):
     env: ClassVar[dict[str, str]] = {}

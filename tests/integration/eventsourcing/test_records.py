@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 from uuid import NAMESPACE_URL, UUID, uuid4, uuid5
 
 import pytest
@@ -30,7 +32,7 @@ from eventsourcing.system import (
     SingleThreadedRunner,
     System,
 )
-from eventsourcing.utils import get_topic
+from eventsourcing.utils import Environment, get_topic
 
 from millstream.eventsourcing import (
     MillstreamAggregateRecorder,
@@ -282,6 +284,25 @@ def test_what_cannot_be_stored_is_refused_with_the_errors_of_the_library(
     datastore.close()
     with pytest.raises(OperationalError):
         recorder.max_notification_id()
+
+
+def test_the_login_comes_from_the_settings_of_the_application(
+    monkeypatch: pytest.MonkeyPatch, millstream_url: str, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    monkeypatch.setenv("NATS_CONTEXT", "missing")  # an address counts more than a context
+    address = urlsplit(millstream_url)
+    host = f"nats://{address.hostname}:{address.port}"
+    env = {"PERSISTENCE_MODULE": "millstream.eventsourcing", "LEDGER_NATS_URL": host}
+    with pytest.raises(OperationalError):
+        InfrastructureFactory.construct(Environment("Ledger", env))
+    login = {"NATS_USER": address.username or "", "NATS_PASSWORD": address.password or ""}
+    factory = InfrastructureFactory.construct(Environment("Ledger", env | login))
+    assert factory.application_recorder().max_notification_id() is None
+    with pytest.raises(DataError, match="missing"):
+        InfrastructureFactory.construct(
+            Environment("Ledger", {**env, "LEDGER_NATS_URL": ""} | {"NATS_CONTEXT": "missing"})
+        )
 
 
 def test_no_broker_is_an_operational_error() -> None:
