@@ -92,7 +92,7 @@ SECTIONS: dict[str, tuple[str, list[str]]] = {
         [
             *("EventStore", "StoreSettings", "StoredEvent", "Append", "AppendReceipt", "Loaded"),
             *("NEW", "ANY", "Unchanged", "Deleted", "Personal"),
-            *("Projection", "View", "ProjectionRecord", "RowDiff"),
+            *("Projection", "ProjectionView", "ProjectionRecord", "RowDiff"),
         ],
     ),
     "Core subjects": (

@@ -40,7 +40,7 @@ from millstream.wire.api import PubAck
 from millstream.wire.message import OutgoingMessage
 from millstream.wire.protocol import encode_headers, unique_token
 
-__all__ = ["ARCHIVE_SUFFIX", "Archive", "Ending"]
+__all__ = ["ARCHIVE_SUFFIX", "AggregateEnding", "Archive"]
 
 ARCHIVE_SUFFIX: Final = "-archive"
 # Appends that may be stored while an aggregate is being ended, before it counts as busy.
@@ -72,7 +72,7 @@ class Archive:
         return self._reader
 
 
-class Ending:
+class AggregateEnding:
     """Deletes and archives the aggregates of one store."""
 
     def __init__(

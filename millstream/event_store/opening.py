@@ -28,7 +28,7 @@ from millstream.wire.aio.jetstream import JetStream
 __all__ = ["open_store"]
 
 
-class Home(Protocol):
+class StoreHome(Protocol):
     """What a store needs of the connection that opens it."""
 
     @property
@@ -47,7 +47,7 @@ class Home(Protocol):
 
 
 async def open_store(
-    mill: Home,
+    mill: StoreHome,
     name: str,
     state: type | None,
     events: Iterable[type] | Mapping[str, type],
@@ -75,7 +75,7 @@ async def open_store(
 
 
 async def _topic(
-    mill: Home, name: str, may_create: bool, values: Mapping[str, Any], schemas: StoreSchemas
+    mill: StoreHome, name: str, may_create: bool, values: Mapping[str, Any], schemas: StoreSchemas
 ) -> Topic:
     """The topic of a store, created if there is none; refused when it is something else."""
     try:
@@ -100,7 +100,7 @@ async def _topic(
 
 
 def _snapshots(
-    mill: Home,
+    mill: StoreHome,
     topic: Topic,
     folding: Folding | None,
     settings: StoreSettings,
@@ -115,7 +115,7 @@ def _snapshots(
     return Snapshots(open_table, codec, personal), settings.snapshot_every
 
 
-async def _snapshot_table(mill: Home, topic: Topic) -> Table:
+async def _snapshot_table(mill: StoreHome, topic: Topic) -> Table:
     """The table of a store's snapshots, as durable as the store."""
     name = topic.name + SNAPSHOTS_SUFFIX
     try:
@@ -125,7 +125,7 @@ async def _snapshot_table(mill: Home, topic: Topic) -> Table:
         return await mill.create_table(name, settings)
 
 
-async def _key_table(mill: Home, topic: Topic, create: bool) -> Table:
+async def _key_table(mill: StoreHome, topic: Topic, create: bool) -> Table:
     """The table of the keys of a store's persons."""
     name = topic.name + KEYS_SUFFIX
     try:
@@ -137,7 +137,7 @@ async def _key_table(mill: Home, topic: Topic, create: bool) -> Table:
         return await mill.create_table(name, settings)
 
 
-async def _archive_topic(mill: Home, topic: Topic, create: bool) -> Topic:
+async def _archive_topic(mill: StoreHome, topic: Topic, create: bool) -> Topic:
     """The topic of a store's archived aggregates."""
     name = topic.name + ARCHIVE_SUFFIX
     try:

@@ -12,7 +12,7 @@ from millstream.errors import AggregateDeleted, AggregateNotFound, ConfigError, 
 from millstream.event_store.appending import AggregateHead, Appender
 from millstream.event_store.change import AggregateChange
 from millstream.event_store.changing import Changes, decided
-from millstream.event_store.ending import ARCHIVE_SUFFIX, Archive, Ending
+from millstream.event_store.ending import ARCHIVE_SUFFIX, AggregateEnding, Archive
 from millstream.event_store.event_types import EventTypes
 from millstream.event_store.events import (
     ANY,
@@ -80,7 +80,7 @@ class EventStore:
         kept = None if snapshots is None else snapshots[0]
         archive = Archive(self.name + ARCHIVE_SUFFIX, open_archive, self._learn)
         self._loader = Loader(self.name, self._reader, types, folding, kept, archive)
-        self._ending = Ending(topic, self._reader, self._appender, kept, archive)
+        self._ending = AggregateEnding(topic, self._reader, self._appender, kept, archive)
 
     def __repr__(self) -> str:
         return f"<EventStore {self.name}, {len(self.types.events)} type(s) of events>"

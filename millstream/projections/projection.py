@@ -42,7 +42,7 @@ from millstream.projections.records import (
 )
 from millstream.tables import Table
 
-__all__ = ["Projection", "View", "open_projection", "open_view"]
+__all__ = ["Projection", "ProjectionView", "diff_versions", "open_projection", "open_view"]
 
 # How often a running version looks whether another one was made the active one.
 LOOK_SECONDS: Final = 1.0
@@ -53,7 +53,7 @@ VERSIONS_MAX: Final = 9999
 Function = Callable[..., Any | Awaitable[Any]]
 
 
-class Home(Protocol):
+class ProjectionHome(Protocol):
     """What a projection needs of the connection that opens it."""
 
     async def table(self, name: str, type: type | None = None) -> Table: ...
@@ -88,7 +88,7 @@ class Projection:
 
     def __init__(
         self,
-        home: Home,
+        home: ProjectionHome,
         records: ProjectionRecords,
         record: ProjectionRecord,
         version: int,
@@ -212,11 +212,11 @@ class Projection:
         return await self._home.table(tables[_chosen(self.name, name, tables)])
 
 
-class View:
+class ProjectionView:
     """The tables of a projection's active version, for readers; a swap takes effect at once."""
 
     def __init__(
-        self, home: Home, records: ProjectionRecords, name: str, cls: type | None = None
+        self, home: ProjectionHome, records: ProjectionRecords, name: str, cls: type | None = None
     ) -> None:
         self.name = name
         self._cls = cls  # of the rows; None: they are dicts, or bytes without a schema
@@ -245,7 +245,7 @@ class View:
 
 
 async def open_projection(
-    home: Home,
+    home: ProjectionHome,
     records: ProjectionRecords,
     name: str,
     source: EventStore | Topic,
@@ -297,15 +297,15 @@ def _version(found: object) -> int:
 
 
 async def open_view(
-    home: Home, records: ProjectionRecords, name: str, cls: type | None = None
-) -> View:
+    home: ProjectionHome, records: ProjectionRecords, name: str, cls: type | None = None
+) -> ProjectionView:
     """The active version of a projection, for readers; ProjectionNotFound when there is none."""
     await records.get(name)
-    return View(home, records, name, cls)
+    return ProjectionView(home, records, name, cls)
 
 
 async def diff_versions(
-    home: Home,
+    home: ProjectionHome,
     records: ProjectionRecords,
     name: str,
     version: int,
