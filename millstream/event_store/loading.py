@@ -9,10 +9,8 @@ from datetime import datetime
 from typing import Any
 
 from millstream.errors import AggregateDeleted, AggregateNotFound, ConfigError
-from millstream.event_store.event_types import EventTypes
 from millstream.event_store.events import AppendReceipt, Clock, Loaded, StoredEvent
 from millstream.event_store.folding import Folding
-from millstream.event_store.messages import stored_events
 from millstream.event_store.reading import AggregateReader
 from millstream.event_store.snapshots import Snapshots
 from millstream.events.event import datetime_of, nanoseconds_of
@@ -77,13 +75,11 @@ class Loader:
         self,
         store: str,
         reader: AggregateReader,
-        types: EventTypes,
         folding: Folding | None,
         snapshots: Snapshots | None,
     ) -> None:
         self._store = store
         self._reader = reader
-        self._types = types
         self._folding = folding
         self._snapshots = snapshots
 
@@ -108,12 +104,13 @@ class Loader:
         last: StoredEvent | None = None
         count = 0
         start = 1 if snapshot is None else snapshot.offset + 1
-        async for append in self._reader.appends(id, start):
-            if append.ends:
-                raise AggregateDeleted(self._store, id)
-            for event in stored_events(append, self._types):
-                if moment.includes(event):
-                    state, last = folding.fold(state, event.data), event
+        fold, now = folding.fold, moment.is_now
+        async for events in self._reader.events_of(id, start):
+            for event in events:
+                if event.deleted:
+                    raise AggregateDeleted(self._store, id)
+                if now or moment.includes(event):
+                    state, last = fold(state, event.data), event
                     count += 1
         loaded = snapshot
         if last is not None:
@@ -183,8 +180,7 @@ class Loader:
                 return
 
     async def _forward(self, id: str, start: int) -> AsyncIterator[StoredEvent]:
-        async for append in self._reader.appends(id):
-            if append.last >= start:
-                for event in stored_events(append, self._types):
-                    if event.version >= start:
-                        yield event
+        async for events in self._reader.events_of(id, version=start):
+            for event in events:
+                if event.version >= start:
+                    yield event
