@@ -28,7 +28,7 @@ from millstream.event_store.events import (
 from millstream.event_store.folding import Folding
 from millstream.event_store.ids import check_id
 from millstream.event_store.loading import Loader, Moment
-from millstream.event_store.messages import AppendMessage, open_append, stored_events
+from millstream.event_store.messages import AppendMessage
 from millstream.event_store.personal import PersonalData
 from millstream.event_store.reading import AggregateReader
 from millstream.event_store.snapshots import Snapshots
@@ -74,12 +74,12 @@ class EventStore:
         self.folding = folding
         self._schemas = schemas
         self._personal = personal
-        self._reader = AggregateReader(topic.handle, self._learn)
+        self._reader = AggregateReader(topic.handle, types, self._learn)
         self._appender = Appender(self.name, topic.handle, topic.acks, types, self._reader)
         self._every = None if snapshots is None else snapshots[1]
         kept = None if snapshots is None else snapshots[0]
-        archive = Archive(self.name + ARCHIVE_SUFFIX, open_archive, self._learn)
-        self._loader = Loader(self.name, self._reader, types, folding, kept, archive)
+        archive = Archive(self.name + ARCHIVE_SUFFIX, open_archive, types, self._learn)
+        self._loader = Loader(self.name, self._reader, folding, kept, archive)
         self._ending = AggregateEnding(topic, self._reader, self._appender, kept, archive)
 
     def __repr__(self) -> str:
@@ -255,7 +255,8 @@ class EventStore:
                 f"query: store '{self.name}' has {self.topic.partitions} partitions, and the "
                 f"broker checks expectations in one. Create the store with one partition"
             )
-        events = [event async for event in self._read(self._reader.subjects(pattern))]
+        plan = ReadPlan(subjects=self._reader.subjects(pattern))
+        events = [event async for group in self._reader.events(plan) for event in group]
         last = max((event.offset for event in events), default=0)
         return Query(events, Unchanged(pattern, last))
 
@@ -274,16 +275,9 @@ class EventStore:
         """
         subjects = () if category is None else self._reader.subjects(f"{category}.>")
         plan = ReadPlan(start=start, follow=follow, partitions=partitions, subjects=subjects)
-        async for _, appends in self._reader.groups(plan):
-            for append in appends:
-                for event in stored_events(append, self.types):
-                    yield event
-
-    async def _read(self, subjects: tuple[str, ...]) -> AsyncIterator[StoredEvent]:
-        async for _, appends in self._reader.groups(ReadPlan(subjects=subjects)):
-            for append in appends:
-                for event in stored_events(append, self.types):
-                    yield event
+        async for events in self._reader.events(plan):
+            for event in events:
+                yield event
 
     def subscribe(self, name: str, **settings: Any) -> Opening[Subscription]:
         """A durable subscription: `async with store.subscribe("mail") as subscription`.
@@ -296,12 +290,7 @@ class EventStore:
         """The events of an append that a subscription, group or process has delivered."""
         if not isinstance(event, PlainEvent):
             raise ConfigError(f"{event!r} is not an append of store '{self.name}'")
-        partition = self.topic.handle.partitions[event.partition]
-        append = open_append(partition, event.raw)
-        if append is None:
-            return []
-        await self._learn([append])
-        return list(stored_events(append, self.types))
+        return await self._reader.decode(self.topic.handle.partitions[event.partition], event.raw)
 
     async def snapshot(self, id: str) -> int:
         """Store a snapshot of an aggregate as it is now; returns its version."""

@@ -26,8 +26,8 @@ from millstream.errors import (
     RequestTimeout,
     TopicNotFound,
 )
-from millstream.event_store.messages import open_append, stored_events
 from millstream.event_store.store import EventStore
+from millstream.event_store.usual import usual_events
 from millstream.events.event import Event, PlainEvent
 from millstream.events.subject import check_name
 from millstream.messaging import Topic
@@ -342,17 +342,16 @@ def _adapted(source: EventStore | Topic, function: Function, alone: str | None) 
             return function
         return lambda event, tables: function(event, tables[alone])
     store = source
+    partitions = store.topic.handle.partitions
 
     def handle(event: Event, tables: Mapping[str, Any]) -> Any:
         if not isinstance(event, PlainEvent):
             raise ConfigError(f"{event!r} is not an append of store '{store.name}'")
-        append = open_append(store.topic.handle.partitions[event.partition], event.raw)
-        if append is None:
-            return None
-        if not all(store.types.knows(tag) for tag, _ in append.lines):
-            return learn(event, tables)
+        events = usual_events(partitions[event.partition], event.raw, store.types)
+        if events is None:
+            return learn(event, tables)  # it may be of a new type, or need the keys of persons
         target = tables if alone is None else tables[alone]
-        for stored in stored_events(append, store.types):
+        for stored in events:
             result = function(stored, target)
             if inspect.iscoroutine(result):
                 result.close()
