@@ -1,0 +1,124 @@
+"""Keys: the events of one key, in topics of a thousand to ten million events."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from collections.abc import Iterator
+from functools import partial
+
+from bench.harness import Result, Skipped, against
+from millstream import connect
+from millstream.messaging import Topic
+from millstream.mill import Mill
+from millstream.testing import running_broker
+
+PAYLOAD = b"x" * 128
+EACH = 10  # events of a key
+SIZES = (1_000, 100_000, 1_000_000, 10_000_000)
+QUICK_SIZES = SIZES[:3]
+READS = 50  # keys that are read in one round
+AHEAD = 20_000  # messages on their way to the broker while a topic is filled
+ROUNDS = 9
+
+
+def measure(quick: bool) -> Iterator[Result | Skipped]:
+    """The time to read a key, against one request to the broker, by the size of the topic.
+
+    The keys of `close` topics have their events one after the other; in `spread` ones there is one
+    in each tenth of the topic, which is the most that the broker has to open for ten events.
+    """
+    with running_broker(durability="periodic") as broker, asyncio.Runner() as runner:
+        mill = runner.run(_connected(broker.url))
+        try:
+            for size in QUICK_SIZES if quick else SIZES:
+                topic = runner.run(_filled(mill, f"close-{size}", size, spread=False))
+                yield from _reads(topic, f"read 1 key of {EACH}", size, runner, quick)
+                yield from _several(topic, size, runner, quick)
+                runner.run(mill.delete_topic(topic.name))
+            for size in QUICK_SIZES[1:]:
+                topic = runner.run(_filled(mill, f"spread-{size}", size, spread=True))
+                yield from _reads(topic, f"read 1 key of {EACH}, spread", size, runner, quick)
+                runner.run(mill.delete_topic(topic.name))
+        finally:
+            runner.run(mill.close())
+
+
+async def _connected(url: str) -> Mill:
+    return await connect(url)
+
+
+async def _filled(mill: Mill, name: str, size: int, spread: bool) -> Topic:
+    """A topic of its own; without acks, which only the last of many waits for."""
+    topic = await mill.create_topic(name, packs=False)
+    connection, keys = mill.jetstream.connection, size // EACH
+    for number in range(size):
+        key = number % keys if spread else number // EACH
+        connection.publish(f"{name}.a{key}".encode(), PAYLOAD)
+        if number % 1000 == 999:
+            while (await mill.jetstream.stream_info(name)).state.last_seq < number - AHEAD:
+                await asyncio.sleep(0.01)
+    while (await mill.jetstream.stream_info(name)).state.last_seq < size:
+        await asyncio.sleep(0.05)
+    return topic
+
+
+def _reads(
+    topic: Topic, what: str, size: int, runner: asyncio.Runner, quick: bool
+) -> Iterator[Result | Skipped]:
+    dice = random.Random(size)
+
+    async def ours() -> float:
+        began = time.perf_counter()
+        for _ in range(READS):
+            key = f"a{dice.randrange(size // EACH)}"
+            found = [event async for event in topic.read(keys=[key])]
+            if len(found) != EACH:
+                raise AssertionError(f"{len(found)} events of {key} instead of {EACH}")
+        return (time.perf_counter() - began) / READS * 1e3
+
+    yield from against(
+        f"{what}, {size:,} events",
+        "ms",
+        ours,
+        {"one request": partial(_request, topic)},
+        quick=quick,
+        better="lower",
+        runner=runner,
+        rounds=None if quick else ROUNDS,
+    )
+
+
+def _several(
+    topic: Topic, size: int, runner: asyncio.Runner, quick: bool
+) -> Iterator[Result | Skipped]:
+    dice, count = random.Random(size), 10
+
+    async def ours() -> float:
+        began = time.perf_counter()
+        for _ in range(READS // count):
+            keys = [f"a{number}" for number in dice.sample(range(size // EACH), count)]
+            found = [event async for event in topic.read(keys=keys)]
+            if len(found) != EACH * count:
+                raise AssertionError(f"{len(found)} events instead of {EACH * count}")
+        return (time.perf_counter() - began) / (READS // count) * 1e3
+
+    yield from against(
+        f"read {count} keys of {EACH}, {size:,} events",
+        "ms",
+        ours,
+        {"one request": partial(_request, topic)},
+        quick=quick,
+        better="lower",
+        runner=runner,
+        rounds=None if quick else ROUNDS,
+    )
+
+
+async def _request(topic: Topic) -> float:
+    """The broker's answer to a small question."""
+    began = time.perf_counter()
+    for _ in range(READS):
+        await topic.last("a0")
+    return (time.perf_counter() - began) / READS * 1e3
