@@ -57,11 +57,16 @@ async def _filled(mill: Mill, name: str, size: int, spread: bool) -> Topic:
         key = number % keys if spread else number // EACH
         connection.publish(f"{name}.a{key}".encode(), PAYLOAD)
         if number % 1000 == 999:
-            while (await mill.jetstream.stream_info(name)).state.last_seq < number - AHEAD:
-                await asyncio.sleep(0.01)
-    while (await mill.jetstream.stream_info(name)).state.last_seq < size:
-        await asyncio.sleep(0.05)
+            await _stored(mill, name, number - AHEAD)
+    await _stored(mill, name, size)
     return topic
+
+
+async def _stored(mill: Mill, stream: str, count: int) -> None:
+    while True:
+        if (await mill.jetstream.stream_info(stream)).state.last_seq >= count:
+            return
+        await asyncio.sleep(0.01)
 
 
 def _reads(

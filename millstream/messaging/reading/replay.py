@@ -16,7 +16,7 @@ from millstream.events.undecodable import OnUndecodable, Report, check_policy
 from millstream.messaging.reading.by_key import KEYS_MAX, Source, open_sources, take_merged
 from millstream.messaging.topics.lookup import stream_subjects
 from millstream.messaging.topics.setting_forms import several
-from millstream.messaging.topics.stream_config import from_stream_config
+from millstream.messaging.topics.stream_config import may_hold_packs
 from millstream.nearest import settings_from
 from millstream.wire.aio.direct_reader import DirectReader, open_range
 from millstream.wire.aio.jetstream import JetStream
@@ -204,7 +204,7 @@ async def _open(
         # Packs hold events of any key. The end of the range is fixed before this question: a pack
         # that is stored after it is outside of the range, and one before it is in the index. A
         # reader that follows has no end, so there it counts whether packs can come.
-        packs = _may_hold_packs(config)
+        packs = may_hold_packs(config)
         if packs and not plan.follow:
             packs = await holds_packs(jetstream, partition)
         if packs:
@@ -265,12 +265,6 @@ def subjects_of(partition: Partition, plan: ReadPlan) -> tuple[str, ...]:
 
 def _packs(partition: Partition) -> str:
     return f"{partition.prefix}.{PACK_TOKEN}.>"
-
-
-def _may_hold_packs(config: Mapping[str, Any]) -> bool:
-    """Whether there can ever be packs in a stream: copies have those of their origin."""
-    settings = from_stream_config(config)
-    return settings.takes_packs or settings.is_copy
 
 
 async def holds_packs(jetstream: JetStream, partition: Partition) -> bool:

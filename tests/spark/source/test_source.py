@@ -229,7 +229,7 @@ def test_the_tasks_of_a_key_have_one_filter_while_there_are_no_packs(account: Ac
     from millstream.spark.source.batch_reader import FilteringBatchReader
     from millstream.spark.source.range_reader import RangeReader, RangeTask
 
-    given = {"servers": account.url, "subscribe": "orders"}
+    given = {"url": account.url, "subscribe": "orders"}
     settings = connection_settings(given)
 
     def filters() -> list[int]:
