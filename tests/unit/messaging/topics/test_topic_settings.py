@@ -23,8 +23,8 @@ from millstream.messaging.topics.settings import (
 from millstream.messaging.topics.stream_config import (
     changed_config,
     from_stream_config,
-    may_hold_packs,
     identity_of,
+    may_hold_packs,
     resolved,
     to_stream_configs,
 )
