@@ -160,7 +160,7 @@ class Writer(Sending):
         return self
 
     @property
-    def position(self) -> Position:
+    def position(self) -> Any:
         """Everything up to here, inclusive, is stored: a number or a pair, as it was given.
 
         0 while nothing is stored, whichever of the two is written then.

@@ -92,7 +92,7 @@ class Writer(AsyncClosing):
             await self.abandon()
 
     @property
-    def position(self) -> Position:
+    def position(self) -> Any:  # an int or a pair: the caller knows which of them it writes
         """Everything up to here, inclusive, is stored: a number or a pair, as it was given.
 
         0 while nothing is stored, whichever of the two is written then.

@@ -103,8 +103,8 @@ async def test_a_position_of_a_frame_is_that_of_its_last_row(mill: Mill) -> None
         await writer.write_batch(frame, position=(7, 3), columns=columns)
         with pytest.raises(ConfigError, match="the first one would have -1"):
             await writer.write_batch(frame, position=(8, 1), columns=columns)
-        wrong: dict[str, Any]
-        for wrong in ({}, {"position": (9, 9), "positions": "value"}):
+        both: dict[str, Any] = {"position": (9, 9), "positions": "value"}
+        for wrong in ({}, both):
             with pytest.raises(ConfigError, match="give the position of the last row"):
                 await writer.write_batch(frame, columns=columns, **wrong)
     assert await values(topic) == [b"0", b"a", b"b", b"c"]
