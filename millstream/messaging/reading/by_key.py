@@ -4,8 +4,8 @@ The broker finds the messages of one subject by its index. With several filters 
 walks through everything instead, which takes a hundred times as long in a topic of a million keys.
 So each key is read by a filter of its own, packs by another, and the parts are merged by offset.
 
-A short range of a key is one direct request; whatever that leaves open (more messages than one
-answer has, a copy that lags, a message that cannot be read) is left to a reader.
+A short range of a key is one direct request; where that leaves anything open (more messages than
+one answer has, a copy that lags, a message that cannot be read) a reader reads it.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from dataclasses import replace
 from typing import Any, Final
 
 from millstream.errors import ApiError, ConnectError, PermissionDenied, RequestTimeout
-from millstream.messaging.topics.lookup import side_by_side
+from millstream.messaging.topics.lookup import side_by_side, stream_subjects
 from millstream.wire.aio.direct_reader import DirectReader, direct_batch, open_range
 from millstream.wire.aio.jetstream import JetStream
 from millstream.wire.aio.ordered_consumer import OrderedConsumer
@@ -66,14 +66,18 @@ async def open_sources(
     """Start reading a range that ends, each of its subjects by a filter of its own."""
     check_loss(what, config, what.start)
 
-    async def short(subject: str) -> tuple[list[RawMessage], Range | None]:
+    async def short(subject: str) -> list[RawMessage] | None:
         return await _short(jetstream, stream, replace(what, subjects=(subject,)), config)
 
     opened: list[Source] = []
     try:
-        for found, rest in await side_by_side(short, what.subjects):
-            reader = None if rest is None else await open_range(jetstream, stream, rest, signal)
-            opened.append(Source(found, reader))
+        found = await side_by_side(short, what.subjects)
+        for subject, messages in zip(what.subjects, found, strict=True):
+            reader = None
+            if messages is None:
+                one = replace(what, subjects=(subject,))
+                reader = await open_range(jetstream, stream, one, signal)
+            opened.append(Source(messages or (), reader))
     except BaseException:
         for source in opened:
             source.close()
@@ -83,37 +87,46 @@ async def open_sources(
 
 async def _short(
     jetstream: JetStream, stream: str, what: Range, config: Mapping[str, Any]
-) -> tuple[list[RawMessage], Range | None]:
-    """What one direct request gives of a range, and the rest of it that has to be read."""
-    end = what.end or 0
-    if not config.get("allow_direct") or what.deliver or what.start_time or what.start >= end:
-        return [], what
-    subject = what.subjects[0]
-    if ">" in subject or "*" in subject:
-        return [], what  # packs: a reader has them quicker
-    ask = {
-        "seq": what.start,
-        "next_by_subj": subject,
-        "batch": SHORT_MESSAGES,
-        "max_bytes": SHORT_BYTES,
-    }
+) -> list[RawMessage] | None:
+    """The messages of a range by one direct request; None: a reader has to find out.
+
+    The answer counts the messages that come after each: when the last one says that there are none,
+    all of them were readable. Otherwise the range is read from its start, by a reader that notices
+    what the broker counts and cannot read.
+    """
+    end, subject = what.end or 0, what.subjects[0]
+    if not config.get("allow_direct") or what.start_time or what.start >= end:
+        return None
+    if ">" in subject:
+        return None  # packs: a reader has them sooner
+    limits = {"batch": SHORT_MESSAGES, "max_bytes": SHORT_BYTES}
+    ask = {"seq": what.start, "next_by_subj": subject, **limits}
     try:
         found, status = await direct_batch(jetstream, stream, ask)
+        if not found:
+            # Nothing says whose answer it is: that of a copy that lags, or of a mirror.
+            return None if await _is_known(jetstream, stream, subject) else []
+        last = found[-1].sequence
         if any(message.stream != stream for message in found):
-            return [], what  # a mirror answered in its origin's name
-        left = status.get("Nats-Num-Pending", "0") != "0"
-        beyond = bool(found) and found[-1].sequence >= end
-        # The copy that answered may lag behind the leader, and nothing says whose an empty answer
-        # is.
-        certain = bool(found) and int(config.get("num_replicas", 1)) == 1
-        start = found[-1].sequence + 1 if found else what.start
-        if not beyond and not left and not certain:
-            next_one = await jetstream.get_message(stream, {"seq": start, "next_by_subj": subject})
-            left = next_one is not None and next_one.sequence < end
+            return None  # a mirror answered in its origin's name
+        if last < end - 1:
+            if status.get("Nats-Num-Pending") != "0":
+                return None
+            if int(config.get("num_replicas", 1)) > 1:  # a copy that lags may have answered
+                later = {"seq": last + 1, "next_by_subj": subject}
+                more = await jetstream.get_message(stream, later)
+                if more is not None and more.sequence < end:
+                    return None
     except (ApiError, ConnectError, PermissionDenied, RequestTimeout):
-        return [], what  # a reader waits out what passes
-    inside = [one.as_delivered(n) for n, one in enumerate(found, 1) if one.sequence < end]
-    return inside, replace(what, start=start) if left and not beyond else None
+        return None  # a reader waits out what passes, and may be allowed more
+    return [one.as_delivered(number) for number, one in enumerate(found, 1) if one.sequence < end]
+
+
+async def _is_known(jetstream: JetStream, stream: str, subject: str) -> bool:
+    """Whether the leader counts messages on a subject."""
+    async for _ in stream_subjects(jetstream, stream, subject):
+        return True
+    return False
 
 
 def take_merged(sources: Sequence[Source], at_most: int) -> list[RawMessage]:

@@ -9,11 +9,14 @@ from typing import Any
 
 import pytest
 
+import millstream
+from millstream.errors import DataLoss
 from millstream.events.event import Partition
 from millstream.events.packs.packing import Packing
 from millstream.messaging import NewEvent, Start, Topic
 from millstream.messaging.reading import by_key, replay
 from millstream.mill import Mill
+from millstream.testing import running_broker
 from millstream.wire.aio.jetstream import JetStream
 from millstream.wire.api import ConsumerConfig, ConsumerInfo
 from tests.integration.messaging.event_kit import until_reading, values
@@ -196,3 +199,27 @@ async def test_a_mirror_of_a_topic_with_packs_shows_those_of_a_key(mill: Mill) -
         async for _ in copied():
             pass
     assert await positions(copy, keys=["k3"]) == wanted
+
+
+async def test_a_key_with_an_event_that_cannot_be_read_is_a_loss() -> None:
+    """The broker finds the damage when it reads, and gives what comes after it."""
+    async with running_broker() as broker:
+        async with millstream.connect(broker.url) as mill:
+            topic = await mill.create_topic("log", packs=False)
+            await topic.publish_many(NewEvent(b"value %d;" % n, f"k{n % 5}") for n in range(40))
+            await topic.publish(b"value alone;", "alone")
+        await asyncio.to_thread(broker.stop)
+        (block,) = broker.data.rglob("streams/log/msgs/*.blk")
+        content = bytearray(block.read_bytes())
+        for value in (b"value 21;", b"value alone;"):
+            content[content.index(value) + 2] ^= 4
+        block.write_bytes(content)
+        await asyncio.to_thread(broker.start)
+        async with millstream.connect(broker.url) as mill, asyncio.timeout(60):
+            topic = await mill.topic("log")
+            for keys in (["k1"], ["k2", "alone"]):
+                with pytest.raises(DataLoss, match="cannot read one of them"):
+                    await values(topic, keys=keys)
+            assert await values(topic, keys=["k2", "none"]) == [
+                b"value %d;" % n for n in range(2, 40, 5)
+            ]
