@@ -1,7 +1,7 @@
 """Positions in a writer's input: whole numbers, or pairs (major, minor) that order like words.
 
-A pair is for inputs whose own numbers are not one for each event: a commit's place in a database
-log, and the number of the change within it. Pure.
+A pair is for inputs whose own numbers are not one for each event: that of a commit in a database
+log, and that of the change within it. Pure.
 """
 
 from __future__ import annotations

@@ -135,8 +135,8 @@ class Writer(Sending):
     """Writes each event exactly once, no matter how often it is killed and restarted.
 
     Every event has a position, a number that grows along the input (a line number, an offset), or
-    a pair (major, minor) that grows like a word: the place of a commit, and the number of the
-    change in it. After a restart everything up to `position` is stored; events that are passed
+    a pair (major, minor) that grows like a word: the number of a commit, and that of the change
+    in it. After a restart everything up to `position` is stored; events that are passed
     again are recognised by their position and skipped. Opening a second writer of the same name
     fences the first one out. Events of one key are stored in the order of writing.
     """
