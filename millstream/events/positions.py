@@ -157,7 +157,7 @@ class Positions:
 
 
 def spread_of(position: Position) -> int:
-    """A number that neighbours do not share: it chooses the lane of an event without a key."""
+    """A number that neighbours do not share, by which events without a key are shared out."""
     return position if isinstance(position, int) else sum(position) & _MOST
 
 
