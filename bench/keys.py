@@ -8,7 +8,7 @@ import time
 from collections.abc import Iterator
 from functools import partial
 
-from bench.harness import Result, Skipped, against
+from bench.harness import Contestant, Result, Skipped, against
 from millstream import connect
 from millstream.messaging import Topic
 from millstream.mill import Mill
@@ -19,7 +19,9 @@ EACH = 10  # events of a key
 SIZES = (1_000, 100_000, 1_000_000, 10_000_000)
 QUICK_SIZES = SIZES[:3]
 READS = 50  # keys that are read in one round
+FEW = 5  # of those that take long
 NEWEST = 50_000  # events
+MIXED, PACKS = 1_000_000, 20
 AHEAD = 20_000  # messages on their way to the broker while a topic is filled
 ROUNDS = 9
 
@@ -47,6 +49,8 @@ def measure(quick: bool) -> Iterator[Result | Skipped]:
                 topic = runner.run(_filled(mill, f"spread-{size}", size, spread=True))
                 yield from _reads(topic, "spread", range(size // EACH), runner, quick)
                 runner.run(mill.delete_topic(topic.name))
+            topic = runner.run(_filled(mill, "mixed", MIXED, spread=False, packs=PACKS))
+            yield from _reads(topic, f"beside {PACKS} packs", range(MIXED // EACH), runner, quick)
         finally:
             runner.run(mill.close())
 
@@ -55,9 +59,9 @@ async def _connected(url: str) -> Mill:
     return await connect(url)
 
 
-async def _filled(mill: Mill, name: str, size: int, spread: bool) -> Topic:
+async def _filled(mill: Mill, name: str, size: int, spread: bool, packs: int = 0) -> Topic:
     """A topic of its own; without acks, which only the last of many waits for."""
-    topic = await mill.create_topic(name, packs=False)
+    topic = await mill.create_topic(name, packs=bool(packs))
     connection, keys = mill.jetstream.connection, size // EACH
     for number in range(size):
         key = number % keys if spread else number // EACH
@@ -65,6 +69,10 @@ async def _filled(mill: Mill, name: str, size: int, spread: bool) -> Topic:
         if number % 1000 == 999:
             await _stored(mill, name, number - AHEAD)
     await _stored(mill, name, size)
+    for _ in range(packs):
+        async with topic.producer() as producer:
+            for number in range(EACH):
+                await producer.send(PAYLOAD, f"packed-{number}")
     return topic
 
 
@@ -89,11 +97,23 @@ def _reads(
                 raise AssertionError(f"{len(found)} events of {key} instead of {EACH}")
         return (time.perf_counter() - began) / READS * 1e3
 
+    async def two_filters() -> float:
+        """As one consumer of the key and of packs, which is how any NATS client would do it."""
+        began = time.perf_counter()
+        for _ in range(FEW):
+            subjects = [f"{topic.name}.a{dice.choice(keys)}", f"{topic.name}._pack.>"]
+            async for event in topic.read(subjects=subjects):
+                del event
+        return (time.perf_counter() - began) / FEW * 1e3
+
+    peers: dict[str, Contestant] = {"one request": partial(_request, topic)}
+    if keys.stop * EACH <= MIXED:  # beyond, it takes seconds
+        peers["consumer with two filters"] = two_filters
     yield from against(
         f"read {EACH} events of 1 key, {what}, of {keys.stop * EACH:,} events",
         "ms",
         ours,
-        {"one request": partial(_request, topic)},
+        peers,
         quick=quick,
         better="lower",
         runner=runner,
