@@ -121,7 +121,7 @@ class _Stream:
         first = _units_done(state) if state.position == unit else 0
         for number, one in enumerate(units[first:], first + 1):
             note = f"{number}@{home}"
-            await self.fence.store(one.encoded(), unit, note, one.messages())
+            await self.fence.store(one.encoded(), unit, note, beside=one.messages())
 
 
 def _units_done(state: FenceState) -> int:
@@ -250,7 +250,7 @@ class Commits:
         )
         subject = record_subject(home.prefix, self._name).encode()
         written = OutgoingMessage(subject, b"", msgspec.json.encode(record))
-        await home.fence.store([], unit, f"0@{home.name}", [*own, *chunks, written])
+        await home.fence.store([], unit, f"0@{home.name}", beside=[*own, *chunks, written])
         self._unit = unit
         stores = (stream.complete(unit, units, home.name) for stream, units in others.items())
         await asyncio.gather(*stores)
