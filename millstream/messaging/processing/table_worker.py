@@ -39,7 +39,7 @@ from millstream.messaging.processing.outputs import (
     outputs_of,
     packs_of,
 )
-from millstream.messaging.processing.record import Place
+from millstream.messaging.processing.record import InputPosition
 from millstream.messaging.processing.redo import REDO_BYTES_MAX
 from millstream.messaging.processing.rows import NewRows
 from millstream.messaging.processing.state_table import Meter, StateTable, too_many_rows
@@ -89,8 +89,8 @@ class TableWorker:
         self._waiting: dict[StreamKey, list[Made]] = {}
         self._made = 0  # outputs since the last commit
         self._made_bytes = 0
-        self._places: dict[str, Place] = {}
-        self._committed: dict[str, Place] = {}
+        self._positions: dict[str, InputPosition] = {}
+        self._committed: dict[str, InputPosition] = {}
         self._storing: asyncio.Task[None] | None = None
         self._skipped: set[tuple[str, int, int]] = set()  # events that are dead letters already
         self._turn = 0
@@ -122,15 +122,17 @@ class TableWorker:
             await table.load(left, self._settings.rows_max)
             left -= len(table)
         # Positions of inputs that are not read this time are kept.
-        self._places = {part.stream: Place() for part in self._inputs} | found
-        self._committed = dict(self._places)
+        self._positions = {part.stream: InputPosition() for part in self._inputs} | found
+        self._committed = dict(self._positions)
         for partition in self._inputs:
-            stream, place = partition.stream, self._places[partition.stream]
-            known = place.offset > 0
+            stream, position = partition.stream, self._positions[partition.stream]
+            known = position.offset > 0
             hold = await hold_on(jetstream, stream, "process", name, known=known)
             if hold is not None:
                 self._holds[stream] = hold
-            await check_input(jetstream, stream, name, (place.offset, place.stored), place.next)
+            await check_input(
+                jetstream, stream, name, (position.offset, position.stored), position.next
+            )
         await self._let_go()
 
     # -- reading --------------------------------------------------------------------------
@@ -140,7 +142,7 @@ class TableWorker:
         every = self._settings.commit_every
         due, far = Deadline(every), Deadline(every * FAR_FACTOR)
         plan = ReadPlan(follow=not once, fail_on_data_loss=self._settings.fail_on_data_loss)
-        starts = {part.stream: self._places[part.stream].next for part in self._inputs}
+        starts = {part.stream: self._positions[part.stream].next for part in self._inputs}
         messages = read_messages(self._jetstream, self._inputs, plan, starts=starts)
         found = groups(messages, self._work.stopping, every)
         try:
@@ -170,12 +172,12 @@ class TableWorker:
         for raw in messages:
             address = parse_ack_address(raw.reply)
             offset, stored = address.sequence, str(address.timestamp_ns)
-            before = self._places[stream]
+            before = self._positions[stream]
             first = before.events or 0 if before.offset == offset else 0
             events = await self._events(partition, raw)
             self._behind = address.pending * max(1, len(events))
             await self._apply(stream, events, first, offset, stored)
-            self._places[stream] = Place(offset, stored)
+            self._positions[stream] = InputPosition(offset, stored)
             if self._work.stopping.is_set():
                 return
 
@@ -211,7 +213,7 @@ class TableWorker:
             except Exception as error:
                 self._undo()
                 if index:
-                    self._places[stream] = Place(offset, stored, index)
+                    self._positions[stream] = InputPosition(offset, stored, index)
                 await self._failures.failed(event, error)
             journal.clear()
             self._turn += 1
@@ -221,7 +223,7 @@ class TableWorker:
             if (
                 self._made >= most or meter.rows >= COMMIT_ROWS or meter.bytes >= COMMIT_BYTES
             ) and self._full():
-                self._places[stream] = Place(offset, stored, index + 1)
+                self._positions[stream] = InputPosition(offset, stored, index + 1)
                 await self._commit()
 
     def _undo(self) -> None:
@@ -282,14 +284,14 @@ class TableWorker:
     async def _commit(self) -> None:
         """Begin to store everything that is collected, when the commit before is stored."""
         await self._stored()
-        if self._places == self._committed:
+        if self._positions == self._committed:
             return
         rows = sum(len(table) for table in self._tables.values())
         if rows > self._settings.rows_max:
             raise too_many_rows(self._settings.rows_max)
         parts, count = await self._take()
-        places = dict(self._places)
-        self._storing = asyncio.create_task(self._store(parts, places, count))
+        positions = dict(self._positions)
+        self._storing = asyncio.create_task(self._store(parts, positions, count))
         await asyncio.sleep(0)  # so that it is under way
 
     async def _take(self) -> tuple[dict[StreamKey, Part], int]:
@@ -328,7 +330,7 @@ class TableWorker:
         for rows in self._rows.values():
             rows.clear()
         self._forget()
-        self._places = dict(self._committed)
+        self._positions = dict(self._committed)
         await self._failures.failed(event, unfit.error)
         self._skipped.add((self._stream_of(event), event.offset, event.index))
         raise _Rewind
@@ -341,10 +343,10 @@ class TableWorker:
         )
 
     async def _store(
-        self, parts: dict[StreamKey, Part], places: dict[str, Place], count: int
+        self, parts: dict[StreamKey, Part], positions: dict[str, InputPosition], count: int
     ) -> None:
-        await self._commits.store(parts, places)
-        self._committed = places
+        await self._commits.store(parts, positions)
+        self._committed = positions
         self._work.produced += count
         await self._let_go()
 
