@@ -55,6 +55,11 @@ __all__ = ["TableWorker"]
 # process that has a lot to read makes large commits.
 COMMIT_ROWS: Final = 20_000
 COMMIT_BYTES: Final = 8 * 1024 * 1024
+# While the commit before is being stored more is collected, up to this much; then it is waited for.
+LATE_ROWS: Final = 200_000
+LATE_BYTES: Final = 3 * COMMIT_BYTES
+# What one event may change: with all that was collected before, it fits a redo.
+EVENT_BYTES_MAX: Final = REDO_BYTES_MAX - LATE_BYTES
 # With this many events before it a process is far behind, and commits this much less often.
 FAR_EVENTS: Final = 20_000
 FAR_FACTOR: Final = 20
@@ -149,7 +154,8 @@ class TableWorker:
             async for group in found:
                 if group is not None:
                     await self._handle(*group)
-                if group is None or far.passed or (due.passed and self._behind < FAR_EVENTS):
+                late = far.passed and not self._busy
+                if group is None or late or (due.passed and self._behind < FAR_EVENTS):
                     await self._commit()
                     due, far = Deadline(every), Deadline(every * FAR_FACTOR)
                 if self._work.stopping.is_set():
@@ -233,14 +239,14 @@ class TableWorker:
 
     def _check_journal(self) -> None:
         """Refuse an event that changes more than a commit can hold."""
-        if self._meter.bytes <= REDO_BYTES_MAX:
+        if self._meter.bytes <= EVENT_BYTES_MAX:
             return
         changed = {(id(table), key): table for table, key, _ in self._meter.journal}
         size = sum(table.size_of(key) for (_, key), table in changed.items())
-        if size > REDO_BYTES_MAX:
+        if size > EVENT_BYTES_MAX:
             raise ConfigError(
-                f"one event changed {len(changed):,} rows of {size:,} bytes: a commit holds at "
-                f"most {REDO_BYTES_MAX:,}. Change fewer rows for one event"
+                f"one event changed {len(changed):,} rows of {size:,} bytes: at most "
+                f"{EVENT_BYTES_MAX:,} fit a commit. Change fewer rows for one event"
             )
 
     # -- collecting -----------------------------------------------------------------------
@@ -274,10 +280,19 @@ class TableWorker:
     def _full(self) -> bool:
         """Whether there is enough for a commit; a row that changed often counts once."""
         meter = self._meter
-        if self._made >= self._settings.commit_events or meter.rows >= COMMIT_ROWS:
+        if self._made >= self._settings.commit_events:
+            return True
+        if self._busy:
+            return meter.rows >= LATE_ROWS or meter.bytes >= LATE_BYTES
+        if meter.rows >= COMMIT_ROWS:
             return True
         meter.bytes = self._made_bytes + sum(t.changed_bytes() for t in self._tables.values())
         return meter.bytes >= COMMIT_BYTES // 2
+
+    @property
+    def _busy(self) -> bool:
+        """Whether a commit is being stored."""
+        return self._storing is not None and not self._storing.done()
 
     # -- committing -----------------------------------------------------------------------
 

@@ -343,7 +343,7 @@ async def test_what_cannot_work_is_refused(mill: Mill) -> None:
 async def test_an_event_that_changes_too_much_is_refused(
     mill: Mill, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(table_worker, "REDO_BYTES_MAX", 10_000)
+    monkeypatch.setattr(table_worker, "EVENT_BYTES_MAX", 10_000)
     source, rows = await mill.create_topic("in"), await mill.create_table("rows")
     await source.publish(b"1")
 
