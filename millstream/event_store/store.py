@@ -110,7 +110,8 @@ class EventStore:
         `expected` is a version, NEW, ANY or Unchanged(...); VersionConflict carries the actual one.
         `details` are those of Append: headers, timestamp, append_id, correlation_id, causation_id.
         An append whose answer was lost is recognised by its id: it is not stored twice, and not
-        called a conflict. With an `append_id` of your own that also holds when you repeat it.
+        called a conflict. With an `append_id` of your own that also holds when you repeat it, with
+        the same expectation.
         """
         return await self._appender.append(Append(id, events, expected, **details))
 
@@ -191,8 +192,10 @@ class EventStore:
         """Internal: append to an aggregate as it was loaded; the aggregate after it."""
         if not events:
             return loaded
-        expected = loaded.version or NEW
-        receipt = await self.append(loaded.id, events, expected, **details)
+        append = Append(loaded.id, events, loaded.version or NEW, **details)
+        receipt = await self._appender.append(append, just_read=True)
+        if receipt.version != loaded.version + len(events):  # stored before it was loaded
+            return await self.load(loaded.id, receipt.version)
         return await self._loader.after(loaded, events, receipt, self._every)
 
     def changes_on(self, loaded: Loaded[Any]) -> Changes:

@@ -18,6 +18,7 @@ from millstream.errors import (
     NoResponders,
     RequestTimeout,
     Unconfirmed,
+    WrongSequence,
 )
 from millstream.guarded import GUARD_SECONDS, guard_of_batch, guarded_topic, through
 from millstream.wire.aio.connection import Connection
@@ -45,7 +46,9 @@ async def publish_batch(
     """Store all messages, one after the other without anything in between, or none.
 
     The ack has the sequence of the last one and their count. A batch without an answer is looked
-    for in the log before it is sent again, so it is stored once.
+    for in the log before it is sent again, so it is stored once. If the broker cannot be asked in
+    between, messages with an expected sequence are still stored once: WrongSequence then has
+    `sent_again`, and the first attempt may have been stored.
     """
     _check(jetstream, messages)
     deadline = Deadline(timeout)
@@ -79,6 +82,8 @@ async def publish_batch(
         if found is not None:
             return found
         if final:
+            if isinstance(problem, WrongSequence):
+                problem.sent_again = True
             raise problem
         if deadline.passed:
             refused = isinstance(problem, ApiError) and len(sent) == 1
