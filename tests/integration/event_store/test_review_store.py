@@ -109,7 +109,6 @@ async def test_a_remembered_end_is_checked(store: EventStore, mill: Mill) -> Non
     await other.delete("a1", reusable=True)
     await other.append("a1", [Opened("ben")], NEW)
     assert (await store.append("a1", [Deposited(1)])).version == 2
-    
 
 async def test_a_remembered_end_is_checked_in_batches(store: EventStore, mill: Mill) -> None:
     other = await mill.event_store("accounts", Account, events=EVENTS)
@@ -259,7 +258,7 @@ async def test_category_includes_an_aggregate_of_one_part(store: EventStore) -> 
 @pytest.mark.parametrize("call", ["all", "load_other", "delete", "append", "query"])
 async def test_one_foreign_message(store: EventStore, mill: Mill, call: str) -> None:
     await store.append("a1", [Deposited(1)])
-    await mill.jetstream.publish("accounts.a2", b"junk")
+    await mill.connection.request("accounts.a2", b"junk")
     await store.append("a3", [Deposited(1)])
     if call == "all":
         assert {e.id async for e in store.all()} >= {"a1", "a3"}
