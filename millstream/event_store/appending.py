@@ -201,7 +201,7 @@ class Appender:
             head = await self.head(append.id)
             if head.sequence > expected.offset:
                 raise VersionConflict(self._store, append.id, expected, head.version)
-        elif known is not None and expected in (ANY, known.version):
+        elif known is not None and not known.deleted and expected in (ANY, known.version):
             head = known
         else:
             head = await self.head(append.id)
@@ -319,7 +319,7 @@ class Appender:
         if append.expected is NEW:
             return AggregateHead()
         known = self._heads.get(append.id)
-        if known is None or append.expected not in (ANY, known.version):
+        if known is None or known.deleted or append.expected not in (ANY, known.version):
             known = await self.head(append.id)
         self._check_head(append, known, None)
         return known
