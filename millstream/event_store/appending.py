@@ -173,6 +173,11 @@ class Appender:
                 f"an append has 1 to {EVENTS_MAX:,} events, found {len(events):,}. Append more in "
                 f"several calls"
             )
+        if isinstance(append.expected, Unchanged) and len(self._topic.partitions) > 1:
+            raise ConfigError(
+                f"expected: store '{self._store}' has {len(self._topic.partitions)} partitions, and "
+                f"the broker checks Unchanged(...) in one. Create the store with one partition"
+            )
         payload = join_lines(map(self.types.encode, events))
         pairs: list[tuple[str, str]] = []
         if append.timestamp is not None:
