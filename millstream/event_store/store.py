@@ -179,6 +179,9 @@ class EventStore:
             return loaded
         expected = loaded.version or NEW
         receipt = await self.append(loaded.id, events, expected, **details)
+        if receipt.first_version != loaded.version + 1:
+            # It was stored before, after events that are not in this state or are in it already.
+            return await self.load(loaded.id)
         return await self._loader.after(loaded, events, receipt, self._every)
 
     def changes_on(self, loaded: Loaded[Any]) -> Changes:
