@@ -160,7 +160,8 @@ class Ending:
                 continue
             pairs = [(n, v) for n, v in append.headers.items() if not n.startswith(_NOT_COPIED)]
             pairs += [
-                (ID_HEADER, f"{append.append_id}-archived"),
+                # Not by the append's id, which another append may have, or none.
+                (ID_HEADER, f"{append.offset}-{append.stored_ns}-archived"),
                 (STORED_HEADER, str(append.stored_ns)),
                 (EXPECTED_HEADER, str(sequence)),
             ]
