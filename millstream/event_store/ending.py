@@ -15,9 +15,15 @@ from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from typing import Final
 
-from millstream.errors import AggregateDeleted, AggregateNotFound, VersionConflict, WrongSequence
+from millstream.errors import (
+    AggregateDeleted,
+    AggregateNotFound,
+    ConfigError,
+    VersionConflict,
+    WrongSequence,
+)
 from millstream.event_store.appending import AggregateHead, Appender
-from millstream.event_store.events import Expected, check_expected
+from millstream.event_store.events import NEW, Expected, Unchanged, check_expected
 from millstream.event_store.format import (
     ARCHIVED_HEADER,
     STORED_HEADER,
@@ -92,10 +98,11 @@ class Ending:
     async def delete(self, id: str, expected: Expected, reusable: bool) -> None:
         """Remove an aggregate's events; a second call completes the first."""
         last = await self._last(id)
+        end = last.offset
         if not last.ends:
-            await self._end(id, expected, None)
-            last = await self._last(id)
-        await self._remove(id, last.offset + 1 if reusable else last.offset)
+            # Not what is last by now: with another deletion the id may have begun again.
+            end = await self._end(id, expected, None)
+        await self._remove(id, end + 1 if reusable else end)
 
     async def archive(self, id: str) -> None:
         """Move an aggregate's events to the archive; a second call completes the first."""
@@ -119,13 +126,17 @@ class Ending:
             raise AggregateNotFound(self._topic.name, id)
         return last
 
-    async def _end(self, id: str, expected: Expected, archive: str | None) -> None:
-        """Step 2: the message after which there are no others."""
+    async def _end(self, id: str, expected: Expected, archive: str | None) -> int:
+        """Step 2: the message after which there are no others; its offset."""
         check_expected(expected, id)
+        if expected is NEW or isinstance(expected, Unchanged):
+            raise ConfigError(f"delete: expected {expected}; give a version, or ANY")
         for _ in range(TRIES_MAX):
             head = await self._appender.head(id)
             if head.deleted:
-                return
+                return head.sequence
+            if head.version == 0:
+                raise AggregateNotFound(self._topic.name, id)
             if isinstance(expected, int) and head.version != expected:
                 raise VersionConflict(self._topic.name, id, expected, head.version)
             version = versions_text(head.version + 1, head.version + 1)
@@ -140,11 +151,11 @@ class Ending:
             subject = self._subject(self._topic.handle, id)
             message = OutgoingMessage(subject.encode(), encode_headers(pairs), b"")
             try:
-                await _publish(self._topic.handle, message)
+                ack = await _publish(self._topic.handle, message)
             except WrongSequence:
                 continue  # another append, or a copy of this message, came first
-            self._appender.remember(id, AggregateHead(head.version + 1, head.sequence, True))
-            return
+            self._appender.remember(id, AggregateHead(head.version + 1, ack.seq, True))
+            return ack.seq
         raise VersionConflict(
             self._topic.name, id, expected, (await self._appender.head(id)).version
         )
