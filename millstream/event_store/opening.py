@@ -86,13 +86,15 @@ async def _topic(
                 f"deleted by another tool. Create it again: event_store({name!r}, events=[...])"
             ) from missing
         return await mill.create_topic(name, topic_settings(values))
-    if await schemas.record() is None and (info.settings.takes_packs or info.messages):
+    same = info.settings
+    forgets = same.history or same.max_age or same.max_messages
+    if await schemas.record() is None and (same.takes_packs or info.messages or forgets):
         raise ConfigError(
             f"'{name}' is a topic and not an event store. Use another name for the store"
         )
     if values:  # says which of them differ
-        same = {"partitions": len(info.partitions)}
-        return await mill.create_topic(name, topic_settings({**same, **values}))
+        wanted = {"partitions": len(info.partitions), **values}
+        return await mill.create_topic(name, topic_settings(wanted))
     return await mill.open_as(info)
 
 
@@ -108,12 +110,14 @@ def _snapshots(
     return Snapshots(open_table, codec), settings.snapshot_every
 
 
-async def _snapshot_table(mill: Home, topic: Topic) -> Table:
+async def _snapshot_table(mill: Home, topic: Topic, create: bool) -> Table:
     """The table of a store's snapshots, as durable as the store."""
     name = topic.name + SNAPSHOTS_SUFFIX
     try:
         return await mill.table(name)
     except TopicNotFound:
+        if not create:
+            raise
         settings = _like(topic, f"Snapshots of event store {topic.name}", history=1)
         return await mill.create_table(name, settings)
 
