@@ -142,7 +142,7 @@ class Appender:
         """Store one append; VersionConflict when the aggregate has another version."""
         await self._acks.check()
         prepared = self._prepare(append)
-        if append.append_id is not None and append.expected is ANY:
+        if append.append_id is not None and append.expected is not NEW:
             stored = await self._repeated(prepared, AggregateHead())
             if stored is not None:
                 return stored
