@@ -19,6 +19,7 @@ from millstream.errors import (
     AggregateDeleted,
     AggregateNotFound,
     ConfigError,
+    TopicNotFound,
     VersionConflict,
     WrongSequence,
 )
@@ -102,6 +103,8 @@ class Ending:
         if not last.ends:
             # Not what is last by now: with another deletion the id may have begun again.
             end = await self._end(id, expected, None)
+        elif last.archive is not None:
+            await self._remove_archived(id)
         await self._remove(id, end + 1 if reusable else end)
 
     async def archive(self, id: str) -> None:
@@ -112,8 +115,9 @@ class Ending:
         for _ in range(TRIES_MAX):
             if last.ends:
                 break
-            await self._copy(id)
-            with suppress(VersionConflict):  # it got another event, which has to be copied as well
+            # It got another event, which has to be copied as well, or another call copies it too.
+            with suppress(VersionConflict, WrongSequence):
+                await self._copy(id)
                 await self._end(id, last.last, self._archive.name)
             last = await self._last(id)
         else:
@@ -166,9 +170,13 @@ class Ending:
         there = await (await self._archive.reader(create=True)).last(id)
         done = 0 if there is None else there.last
         sequence = 0 if there is None else there.offset
+        same = there is None
         async for append in self._reader.appends(id):
             if append.last <= done or append.ends:
+                same = same or (append.last, append.stored_ns) == (done, there and there.stored_ns)
                 continue
+            if not same:
+                break
             pairs = [(n, v) for n, v in append.headers.items() if not n.startswith(_NOT_COPIED)]
             pairs += [
                 # Not by the append's id, which another append may have, or none.
@@ -182,6 +190,19 @@ class Ending:
                 archive.handle, OutgoingMessage(subject.encode(), block, join_lines(append.lines))
             )
             sequence = ack.seq
+        if not same:
+            raise ConfigError(
+                f"'{self._archive.name}' holds events of an earlier '{id}', which are not those of "
+                f"store '{self._topic.name}'. Delete that topic, or copy it and then delete it"
+            )
+
+    async def _remove_archived(self, id: str) -> None:
+        """The copies of an archived aggregate."""
+        with suppress(TopicNotFound):
+            archive = await self._archive.topic()
+            number = self._reader.partition(id).number
+            what = Purge(subject=self._subject(archive.handle, id), partition=number)
+            await archive.admin.purge(what)
 
     async def _remove(self, id: str, before: int) -> None:
         """Steps 3 and 4."""

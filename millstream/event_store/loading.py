@@ -175,9 +175,13 @@ class Loader:
         if not seen:
             raise _NotOfThisLog
         if archived:
+            found = False
             async for append in (await self._archive.reader()).appends(id):
+                found = True
                 if append.first > version:
                     yield append
+            if not found:
+                raise AggregateDeleted(self._store, id)
 
     async def _snapshot(self, id: str, moment: Moment) -> Loaded[Any] | None:
         if self._snapshots is None:

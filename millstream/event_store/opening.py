@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from functools import partial
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
 from millstream.errors import ConfigError, TopicNotFound
 from millstream.event_store.ending import ARCHIVE_SUFFIX
 from millstream.event_store.event_types import EventTypes, classes_by_name, new_types
 from millstream.event_store.folding import Folding, class_path, make_folding
+from millstream.event_store.keys import KEYS_SUFFIX
 from millstream.event_store.settings import StoreSettings, split_settings, topic_settings
 from millstream.event_store.snapshots import SNAPSHOTS_SUFFIX, Snapshots
 from millstream.event_store.store import EventStore
@@ -23,7 +24,10 @@ from millstream.schemas.registry.stores import StoreSchemas
 from millstream.tables import Table
 from millstream.wire.aio.jetstream import JetStream
 
-__all__ = ["open_store"]
+__all__ = ["COMPANIONS", "open_store"]
+
+# What the names of the topics that belong to a store end with.
+COMPANIONS: Final = (SNAPSHOTS_SUFFIX, ARCHIVE_SUFFIX, KEYS_SUFFIX)
 
 
 class Home(Protocol):
