@@ -13,7 +13,7 @@ message as expectation, so the broker stores it only if no other append came fir
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from millstream.errors import (
@@ -70,6 +70,7 @@ class AggregateHead:
     version: int = 0
     sequence: int = 0
     deleted: bool = False
+    boundary: int = 0  # the last message of a pattern that it is checked against
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +92,7 @@ class _Prepared:
         expected = self.append.expected
         if isinstance(expected, Unchanged):
             prefix = self.subject[: -len(subject_of("", self.append.id))]
-            pairs.append((EXPECTED_HEADER, str(expected.offset)))
+            pairs.append((EXPECTED_HEADER, str(head.boundary)))
             pairs.append((_PATTERN_HEADER, f"{prefix}.{pattern_of(expected.pattern)}"))
         else:
             pairs.append((EXPECTED_HEADER, str(head.sequence)))
@@ -128,12 +129,10 @@ class Appender:
 
     async def head(self, id: str) -> AggregateHead:
         """The head of an aggregate, as the broker has it now."""
-        found = await self._reader.last(id)
-        head = (
-            AggregateHead()
-            if found is None
-            else AggregateHead(found.last, found.offset, found.ends)
-        )
+        found, sequence = await self._reader.head(id)
+        head = AggregateHead(0, sequence)
+        if found is not None:
+            head = AggregateHead(found.last, sequence, found.ends)
         self.remember(id, head)
         return head
 
@@ -179,8 +178,8 @@ class Appender:
             )
         if isinstance(append.expected, Unchanged) and len(self._topic.partitions) > 1:
             raise ConfigError(
-                f"expected: store '{self._store}' has {len(self._topic.partitions)} partitions, and "
-                f"the broker checks Unchanged(...) in one. Create the store with one partition"
+                f"expected: store '{self._store}' has {len(self._topic.partitions)} partitions, "
+                f"and the broker checks Unchanged(...) in one. Create the store with one partition"
             )
         payload = join_lines(await self.types.encode_all(events, append.id))
         pairs: list[tuple[str, str]] = []
@@ -202,14 +201,16 @@ class Appender:
         """The head that an append follows, or its receipt if it was stored before."""
         append = prepared.append
         expected = append.expected
-        if expected is NEW:
-            return AggregateHead()
         known = self._heads.get(append.id)
+        if expected is NEW:  # remembered with a sequence: another program has published there
+            return known if known is not None and not known.version else AggregateHead()
         if isinstance(expected, Unchanged):
-            # Its own: what the pattern found may be newer than what is remembered.
+            # The pattern first: what is appended after this question makes the broker refuse.
+            last = await self._reader.last_offset(expected.pattern)
             head = await self.head(append.id)
-            if head.sequence > expected.offset:
+            if max(last, head.sequence) > min(last, expected.offset):
                 raise VersionConflict(self._store, append.id, expected, head.version)
+            head = replace(head, boundary=last)
         elif known is not None and not known.deleted and expected in (ANY, known.version):
             head = known
         else:
@@ -357,9 +358,9 @@ class Appender:
 
     async def _head_for_batch(self, prepared: _Prepared) -> AggregateHead:
         append = prepared.append
-        if append.expected is NEW:
-            return AggregateHead()
         known = self._heads.get(append.id)
+        if append.expected is NEW:
+            return known if known is not None and not known.version else AggregateHead()
         if known is None or known.deleted or append.expected not in (ANY, known.version):
             known = await self.head(append.id)
         return known
@@ -379,6 +380,9 @@ class Appender:
         ids = [one.append.id for one in prepared]
         if len(set(ids)) < len(ids):
             raise ConfigError("append_all: an aggregate is named twice; join its events in one")
+        given = [one.append.append_id is not None for one in prepared]
+        if any(given) and not all(given):
+            raise ConfigError("append_all: give all appends an append_id, or none")
         if any(isinstance(one.append.expected, Unchanged) for one in prepared):
             raise ConfigError("append_all: Unchanged(...) is for a single append")
         if len({one.partition for one in prepared}) > 1:

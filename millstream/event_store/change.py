@@ -40,22 +40,27 @@ class AggregateChange:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
+        if self._changes is None:
+            return
         if error is None:
             await self._append()
+        else:
+            self._changes.ended = True
 
     async def _append(self) -> None:
         loaded, changes = self._loaded, self._changes
         if loaded is None or changes is None:
             raise ConfigError("use `async with store.change(id) as ...`")
         for left in reversed(range(self._tries)):
+            events = changes.end()
             try:
-                self.result = await self._store.append_to(loaded, changes.events, **self._details)
+                self.result = await self._store.append_to(loaded, events, **self._details)
                 return
             except VersionConflict:
                 if not left:
                     raise
                 loaded = await self._store.load_or_new(self._id)
-                repeated = changes.repeated_on(self._store.changes_on(loaded).state)
+                repeated = changes.repeated_on(loaded.state)
                 if repeated is None:
                     raise
                 changes = repeated

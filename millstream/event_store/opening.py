@@ -65,6 +65,9 @@ async def open_store(
     schemas = StoreSchemas(mill.schemas, name)
     topic = await _topic(mill, name, bool(classes), about_topic, schemas)
     if classes:
+        # Before anything is registered: a version that cannot read older ones would stay.
+        expected = [await schemas.prospect(event, new[event]) for event in new]
+        EventTypes(name, expected, classes, settings.upcasters).check()
         registered = await schemas.register(new, mode, class_path(state))
         known = {event.name for event in registered}
         registered += [event for event in await schemas.events() if event.name not in known]
