@@ -40,6 +40,8 @@ class AggregateChange:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
+        if self._changes is not None:
+            self._changes.closed = True
         if error is None:
             await self._append()
 

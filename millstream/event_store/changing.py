@@ -13,6 +13,7 @@ repeated whatever the new state is; its commands check it themselves.
 from __future__ import annotations
 
 import copy
+import inspect
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -31,6 +32,7 @@ class Seen:
     args: tuple[Any, ...] | None = None  # None: an attribute was read
     kwargs: dict[str, Any] = field(default_factory=dict)
     result: Any = None
+    error: BaseException | None = None  # that it raised, and the block may have caught
 
 
 class Changes:
@@ -40,13 +42,26 @@ class Changes:
         self.state = state
         self.events: list[Any] = []
         self.seen: list[Seen] = []
+        self.closed = False  # the block has ended
         self._folding = folding
         self._is_event = is_event
 
     def call(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Call a method of the state; the events that it returns are collected and applied."""
-        seen = Seen(name, copy.deepcopy(args), copy.deepcopy(kwargs))
-        result = getattr(self.state, name)(*args, **kwargs)
+        if self.closed:
+            raise ConfigError(
+                f"'{name}' was called after the block of store.change(...): its events would be "
+                f"lost. Call it in the block"
+            )
+        seen = Seen(name, _copied(name, args), _copied(name, kwargs))
+        try:
+            result = getattr(self.state, name)(*args, **kwargs)
+        except Exception as error:
+            seen.error = error
+            self.seen.append(seen)
+            raise
+        if inspect.isgenerator(result):
+            result = list(result)
         if hasattr(result, "__await__"):
             raise ConfigError(
                 f"command '{name}' is asynchronous: a command is a plain method that returns "
@@ -54,7 +69,8 @@ class Changes:
             )
         found = decided(result, self._is_event)
         if found is None:
-            seen.result = copy.deepcopy(result)
+            self._check_no_event(name, result)
+            seen.result = _copied(name, result)
         else:
             result = None
             for event in found:
@@ -66,7 +82,7 @@ class Changes:
     def read(self, name: str) -> Any:
         """An attribute of the state; a method comes as a function that calls it here."""
         value = getattr(self.state, name)
-        if callable(value):
+        if inspect.isroutine(value):
             return lambda *args, **kwargs: self.call(name, args, kwargs)
         self.seen.append(Seen(name, result=copy.deepcopy(value)))
         return value
@@ -77,11 +93,43 @@ class Changes:
         for seen in self.seen:
             if seen.args is None:
                 found = again.read(seen.name)
+            elif seen.error is not None:
+                if not again.raises(seen):
+                    return None
+                continue
             else:
                 found = again.call(seen.name, seen.args, seen.kwargs)
             if found != seen.result:
                 return None
         return again
+
+    def raises(self, seen: Seen) -> bool:
+        """Whether a call raises here what it has raised for the block."""
+        try:
+            self.call(seen.name, seen.args or (), seen.kwargs)
+        except Exception as error:
+            return type(error) is type(seen.error)
+        return False
+
+    def _check_no_event(self, name: str, result: Any) -> None:
+        """Refuse a decision of which a part is no event: all of it would be dropped."""
+        several = result if isinstance(result, list | tuple | set | frozenset) else ()
+        if any(map(self._is_event, several)):
+            raise ConfigError(
+                f"command '{name}' returned events and something else: {result!r:.80}. Return an "
+                f"event or a list of events"
+            )
+
+
+def _copied(name: str, value: Any) -> Any:
+    """A copy, to be compared with later; a ConfigError for what cannot be copied."""
+    try:
+        return copy.deepcopy(value)
+    except (TypeError, copy.Error) as error:
+        raise ConfigError(
+            f"'{name}': what a block of store.change(...) gives to a method or gets from it has to "
+            f"be copied ({error}). Use store.update(id, function)"
+        ) from error
 
 
 def decided(result: Any, is_event: Callable[[Any], bool]) -> list[Any] | None:

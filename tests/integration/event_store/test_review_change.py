@@ -15,9 +15,7 @@ from tests.integration.event_store.bank import (
     EVENTS,
     Account,
     Deposited,
-    Opened,
     Overdrawn,
-    Withdrawn,
 )
 
 
@@ -160,7 +158,7 @@ async def test_an_argument_that_cannot_be_copied(odd: EventStore) -> None:
         account.deposit(sum(n for n in range(3)))
     try:
         async with odd.change("a1") as account:
-            account.open((n for n in "x"))
+            account.open(n for n in "x")
     except MillstreamError:
         pass
 

@@ -76,9 +76,9 @@ async def test_cancelled_loads_leave_nothing(mill: Mill) -> None:
     store = await mill.event_store("accounts", Account, events=EVENTS)
     for n in range(500):
         await store.append("a1", [Deposited(1)])
-    subscriptions = len(mill.connection._subscriptions) if hasattr(
-        mill.connection, "_subscriptions"
-    ) else None
+    subscriptions = (
+        len(mill.connection._subscriptions) if hasattr(mill.connection, "_subscriptions") else None
+    )
     for n in range(50):
         task = asyncio.create_task(store.load("a1"))
         for _ in range(n % 10):
@@ -101,7 +101,7 @@ async def test_a_large_aggregate_and_a_busy_loop(mill: Mill) -> None:
 
     big = Opened("x" * 100_000)
     for n in range(15):
-        await asyncio.gather(*(store.append(f"a1", [big]) for _ in range(1)))
+        await asyncio.gather(*(store.append("a1", [big]) for _ in range(1)))
     for n in range(1485):
         await store.append("a1", [big])
     before = mill.connection.reconnects
@@ -113,10 +113,11 @@ async def test_a_large_aggregate_and_a_busy_loop(mill: Mill) -> None:
     assert (await task).version == 1500
     print("LARGE", time.monotonic() - began, mill.connection.reconnects - before)
     assert mill.connection.reconnects == before
-    
+
 
 async def test_more_than_two_thousand(mill: Mill) -> None:
     import time
+
     store = await mill.event_store("accounts", Account, events=EVENTS)
     for n in range(5):
         await asyncio.gather(*(store.append(f"b{i}", [Deposited(1)]) for i in range(500)))
@@ -129,6 +130,7 @@ async def test_more_than_two_thousand(mill: Mill) -> None:
 
 async def test_delete_while_reading(mill: Mill) -> None:
     import time
+
     store = await mill.event_store("accounts", Account, events=EVENTS)
     for round in range(15):
         for n in range(30):

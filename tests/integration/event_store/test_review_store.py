@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass, field
-from enum import Enum
 from typing import Any
 
 import pytest
@@ -15,10 +13,9 @@ from millstream.errors import (
     AggregateNotFound,
     ConfigError,
     MillstreamError,
-    UnknownEvent,
     VersionConflict,
 )
-from tests.integration.event_store.bank import EVENTS, Account, Deposited, Opened, Withdrawn
+from tests.integration.event_store.bank import EVENTS, Account, Deposited, Opened
 
 
 async def test_archive_of_a_reused_id_keeps_the_new_events(store: EventStore) -> None:
@@ -108,6 +105,7 @@ async def test_a_remembered_end_is_checked(store: EventStore, mill: Mill) -> Non
     await other.delete("a1", reusable=True)
     await other.append("a1", [Opened("ben")], NEW)
     assert (await store.append("a1", [Deposited(1)])).version == 2
+
 
 async def test_a_remembered_end_is_checked_in_batches(store: EventStore, mill: Mill) -> None:
     other = await mill.event_store("accounts", Account, events=EVENTS)
