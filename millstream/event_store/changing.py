@@ -103,6 +103,19 @@ class Changes:
                 return None
         return again
 
+    def check_state(self, before: Changes) -> None:
+        """Refuse a state that is not what the events make of the state before the block."""
+        expected = before.state
+        for event in self.events:
+            expected = self._folding.fold(expected, event)
+        # Some states cannot be compared: without __eq__, or with a NaN in them.
+        if expected == copy.deepcopy(expected) and expected != self.state:
+            raise ConfigError(
+                f"the {type(expected).__name__} was changed in a block of store.change(...), and "
+                f"not by an event: nothing was stored. A command only returns its events; `apply` "
+                f"changes the state"
+            )
+
     def raises(self, seen: Seen) -> bool:
         """Whether a call raises here what it has raised for the block."""
         try:
