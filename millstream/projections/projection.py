@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any, Final, Protocol
@@ -26,6 +26,7 @@ from millstream.errors import (
     RequestTimeout,
     TopicNotFound,
 )
+from millstream.event_store.events import StoredEvent
 from millstream.event_store.messages import open_append, stored_events
 from millstream.event_store.store import EventStore
 from millstream.events.event import Event, PlainEvent
@@ -230,7 +231,8 @@ class View:
         topic = tables[_chosen(self.name, name, tables)]
         found = self._open.get(topic)
         if found is None:
-            self._open.clear()  # those of the version before
+            for old in self._open.keys() - tables.values():  # those of the version before
+                del self._open[old]
             found = self._open[topic] = await self._home.table(topic, self._cls)
         return found
 
@@ -262,16 +264,13 @@ async def open_projection(
     check_name("projection", name)
     if inspect.iscoroutinefunction(function):
         raise _asynchronous()
+    about = (name, source.name, version, tuple(schemas))
+    declared(await records.find(name), *about)  # refused before anything is created
     tables = {
         table: await home.create_table(table_name(table, version), schema=schema)
         for table, schema in schemas.items()
     }
-    about = (name, source.name, version, tuple(tables))
     record = await records.change(name, lambda found: declared(found, *about))
-    if record.source != source.name:
-        raise ConfigError(
-            f"projection '{name}' reads '{record.source}', not '{source.name}'. Use another name"
-        )
     topic = source.topic if isinstance(source, EventStore) else source
     alone = name if list(tables) == [name] else None
     process = home.process(
@@ -351,17 +350,18 @@ def _adapted(source: EventStore | Topic, function: Function, alone: str | None) 
             return None
         if not all(store.types.knows(tag) for tag, _ in append.lines):
             return learn(event, tables)
+        apply(stored_events(append, store.types), tables)
+        return None
+
+    async def learn(event: Event, tables: Mapping[str, Any]) -> None:
+        apply(await store.events_in(event), tables)
+
+    def apply(events: Iterable[StoredEvent], tables: Mapping[str, Any]) -> None:
         target = tables if alone is None else tables[alone]
-        for stored in stored_events(append, store.types):
+        for stored in events:
             result = function(stored, target)
             if inspect.iscoroutine(result):
                 result.close()
                 raise _asynchronous()
-        return None
-
-    async def learn(event: Event, tables: Mapping[str, Any]) -> None:
-        target = tables if alone is None else tables[alone]
-        for stored in await store.events_in(event):
-            function(stored, target)
 
     return handle
