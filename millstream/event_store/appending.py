@@ -349,6 +349,11 @@ class Appender:
         ids = [one.append.id for one in prepared]
         if len(set(ids)) < len(ids):
             raise ConfigError("append_all: an aggregate is named twice; join its events in one")
+        if len({one.append.append_id is None for one in prepared}) > 1:
+            raise ConfigError(
+                "append_all: some of the appends have an append_id and some have none, so they "
+                "would not be recognised when they are repeated. Give one to all of them"
+            )
         if any(isinstance(one.append.expected, Unchanged) for one in prepared):
             raise ConfigError("append_all: Unchanged(...) is for a single append")
         if len({one.partition for one in prepared}) > 1:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Final, TypeAlias
 
 from millstream.errors import ConfigError, SchemaError, UnknownEvent
@@ -75,6 +76,11 @@ def _schema_of(name: str, cls: type) -> Schema:
     return declare(cls, name=name)
 
 
+def _refuse(reason: str, body: bytes) -> Any:
+    """For a version that cannot be read here."""
+    raise SchemaError(reason)
+
+
 def _nothing(event: object) -> bytes:
     """The JSON of an event without fields."""
     return b"{}"
@@ -137,8 +143,16 @@ class EventTypes:
         last = len(schemas) if cls is None else event.current.version
         target = schemas[last - 1]
         load = make_codec(schemas[version - 1], "json").decode
-        steps = self._steps(event, version, last)
         make = _maker(cls, target.record)
+        try:
+            steps = self._steps(event, version, last)
+        except SchemaError as error:
+            if cls is None:  # without the functions of its programs: as it was written
+                steps = []
+            elif version > last:  # a newer program writes it: only those events cannot be read
+                return partial(_refuse, str(error))
+            else:
+                raise
 
         def read(body: bytes) -> Any:
             plain = load(body)
@@ -159,11 +173,23 @@ class EventTypes:
                 continue
             following = [v for v in range(now + 1, last) if (event.name, v) in self.upcasters]
             until = following[0] if following else last
-            steps.append(self._resolution(event.name, now, schemas[now - 1], schemas[until - 1]))
+            steps += self._resolutions(event, now, until)
             now = until
         if now > last:  # written by a newer program
             steps.append(self._resolution(event.name, now, schemas[now - 1], schemas[last - 1]))
         return steps
+
+    def _resolutions(self, event: RegisteredEvent, now: int, until: int) -> list[Upcaster]:
+        """From one version to another: at once, or over those between, which the rules allow."""
+        schemas = event.schemas
+        try:
+            return [self._resolution(event.name, now, schemas[now - 1], schemas[until - 1])]
+        except SchemaError as error:
+            pairs = [(v, schemas[v - 1], schemas[v]) for v in range(now, until)]
+            try:
+                return [self._resolution(event.name, *pair) for pair in pairs]
+            except SchemaError:
+                raise error from None
 
     def _resolution(self, name: str, version: int, writer: Schema, reader: Schema) -> Upcaster:
         try:

@@ -104,6 +104,9 @@ class Append:
     def __post_init__(self) -> None:
         check_id(self.id)
         check_expected(self.expected, self.id)
+        own = self.append_id
+        if own is not None and (not isinstance(own, str) or not own or own != own.strip()):
+            raise ConfigError(f"append_id {own!r:.60}: give text that no space begins or ends")
 
 
 @dataclass(frozen=True, slots=True)
