@@ -78,7 +78,7 @@ async def test_a_failure_in_an_append_takes_back_its_first_events(
     assert (await (await mill.view("counts", Count)).get("a1")).n == 3
 
 
-async def test_a_dropped_version_is_built_anew(mill: Mill, store: EventStore) -> None:
+async def test_a_dropped_version_is_built_again(mill: Mill, store: EventStore) -> None:
     await store.append("a1", [Opened("ann"), Deposited(1)])
     one = await mill.projection("counts", store, counts, schema=Count)
     await one.run(once=True)
