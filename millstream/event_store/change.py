@@ -51,7 +51,6 @@ class AggregateChange:
         loaded, changes = self._loaded, self._changes
         if loaded is None or changes is None:
             raise ConfigError("use `async with store.change(id) as ...`")
-        changes.check_state(self._store.changes_on(loaded))
         for left in reversed(range(self._tries)):
             events = changes.end()
             try:

@@ -121,47 +121,6 @@ class Changes:
                 return None
         return again
 
-    def check_state(self, before: Changes) -> None:
-        """Refuse a state that is not what the events make of the state before the block."""
-        expected = before.state
-        for event in self.events:
-            expected = self._folding.fold(expected, event)
-        # Some states cannot be compared: without __eq__, or with a NaN in them.
-        if expected == copy.deepcopy(expected) and expected != self.state:
-            raise ConfigError(
-                f"the {type(expected).__name__} was changed in a block of store.change(...), and "
-                f"not by an event: nothing was stored. A command only returns its events; `apply` "
-                f"changes the state"
-            )
-
-    def raises(self, seen: Seen) -> bool:
-        """Whether a call raises here what it has raised for the block."""
-        try:
-            self.call(seen.name, seen.args or (), seen.kwargs)
-        except Exception as error:
-            return type(error) is type(seen.error)
-        return False
-
-    def _check_no_event(self, name: str, result: Any) -> None:
-        """Refuse a decision of which a part is no event: all of it would be dropped."""
-        several = result if isinstance(result, list | tuple | set | frozenset) else ()
-        if any(map(self._is_event, several)):
-            raise ConfigError(
-                f"command '{name}' returned events and something else: {result!r:.80}. Return an "
-                f"event or a list of events"
-            )
-
-
-def _copied(name: str, value: Any) -> Any:
-    """A copy, to be compared with later; a ConfigError for what cannot be copied."""
-    try:
-        return copy.deepcopy(value)
-    except (TypeError, copy.Error) as error:
-        raise ConfigError(
-            f"'{name}': what a block of store.change(...) gives to a method or gets from it has to "
-            f"be copied ({error}). Use store.update(id, function)"
-        ) from error
-
 
 def _copied(value: Any) -> Any:
     """What a block has seen, as it was then."""

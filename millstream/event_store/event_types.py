@@ -85,11 +85,6 @@ def _schema_of(name: str, cls: type) -> Schema:
     return declare(cls, name=name)
 
 
-def _refuse(reason: str, body: bytes) -> Any:
-    """For a version that cannot be read here."""
-    raise SchemaError(reason)
-
-
 def _nothing(event: object) -> bytes:
     """The JSON of an event without fields."""
     return b"{}"

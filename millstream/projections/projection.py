@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any, Final, Protocol
@@ -83,8 +83,8 @@ class Projection:
 
     Rows and the position in the log are one commit: a crash at any point loses no event and counts
     none twice. A process ends when a newer version becomes the active one; if an older one does, it
-    goes on, ready to be swapped in again. Order: events are handled in the order of the log, of each
-    partition if it has several.
+    goes on, ready to be swapped in again. Order: events are handled in the order of the log, of
+    each partition if it has several.
     """
 
     def __init__(

@@ -124,10 +124,7 @@ class ProjectionRecords:
 def declared(
     record: ProjectionRecord | None, name: str, source: str, version: int, tables: Sequence[str]
 ) -> ProjectionRecord:
-    """The record with a version in it; the first one is active at once.
-
-    A ConfigError when the projection reads something else, or the version has other tables.
-    """
+    """The record with a version in it; the first one is active at once."""
     if record is None:
         return ProjectionRecord(name, source, version, {version: tuple(tables)})
     if record.source != source:

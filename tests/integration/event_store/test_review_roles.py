@@ -87,7 +87,6 @@ async def test_cancelled_loads_leave_nothing(mill: Mill) -> None:
 async def test_a_large_aggregate_and_a_busy_loop(mill: Mill) -> None:
     """150 MB of one aggregate: more than the server holds for a client that does not read."""
     store = await mill.event_store("accounts", Account, events=EVENTS)
-    from tests.integration.event_store.bank import Opened
 
     big = Opened("x" * 100_000)
     for n in range(15):
@@ -117,7 +116,6 @@ async def test_more_than_two_thousand(mill: Mill) -> None:
 
 
 async def test_delete_while_reading(mill: Mill) -> None:
-    import time
 
     store = await mill.event_store("accounts", Account, events=EVENTS)
     for round in range(15):
