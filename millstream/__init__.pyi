@@ -5,6 +5,16 @@ from millstream.broker import Broker as Broker
 from millstream.broker import BrokerSettings as BrokerSettings
 from millstream.broker import Cluster as Cluster
 from millstream.errors import MillstreamError as MillstreamError
+from millstream.event_store.events import ANY as ANY
+from millstream.event_store.events import NEW as NEW
+from millstream.event_store.events import Append as Append
+from millstream.event_store.events import AppendReceipt as AppendReceipt
+from millstream.event_store.events import Deleted as Deleted
+from millstream.event_store.events import Loaded as Loaded
+from millstream.event_store.events import StoredEvent as StoredEvent
+from millstream.event_store.events import Unchanged as Unchanged
+from millstream.event_store.settings import StoreSettings as StoreSettings
+from millstream.event_store.store import EventStore as EventStore
 from millstream.events.packs.packing import Packing as Packing
 from millstream.events.row_buffer import Columns as Columns
 from millstream.messaging import Connecting as Connecting

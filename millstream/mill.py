@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +16,7 @@ from millstream.nearest import check_known, settings_from
 from millstream.settings import ConnectionSettings
 
 if TYPE_CHECKING:
+    from millstream.event_store.store import EventStore
     from millstream.messaging.process import Process, ProcessSettings, Transform
     from millstream.schemas.registry.guard import Guard, GuardSettings
     from millstream.schemas.registry.records import TopicSchemas
@@ -108,16 +110,23 @@ class Mill(Client):
 
         The versions stay while a mirror of the topic exists, because it is read with them.
         """
+        from millstream.schemas.registry.stores import StoreSchemas
+
+        store = StoreSchemas(self.schemas, name)
+        is_store = await store.record() is not None
         unused = await self.schemas.find(name) is not None and not await self._has_mirror(name)
         # The topic first: a user without permission must not delete its schema either.
+        missing: TopicNotFound | None = None
         try:
             await super().delete_topic(name)
-        except TopicNotFound:
-            if unused:
-                await self.schemas.forget(name)  # of a deletion that was interrupted
-            raise
+        except TopicNotFound as error:
+            missing = error  # the rest may be there, of a deletion that was interrupted
         if unused:
             await self.schemas.forget(name)
+        if is_store:
+            await store.forget()
+        if missing is not None:
+            raise missing
 
     async def _has_mirror(self, name: str) -> bool:
         """Whether some topic mirrors this one; IncompleteList when that cannot be known now."""
@@ -224,6 +233,29 @@ class Mill(Client):
         """All tables: the topics that keep the latest values of each key."""
         infos = await self.topics()
         return [info for info in infos if info.managed and info.settings.history is not None]
+
+    # -- event stores ---------------------------------------------------------------------
+
+    async def event_store(
+        self,
+        name: str,
+        state: type | None = None,
+        *,
+        events: Iterable[type] | Mapping[str, type] = (),
+        **values: Any,
+    ) -> EventStore:
+        """An event store, created if `events` are given and there is none of that name.
+
+        `event_store("accounts", Account, events=[Opened, Deposited])`: the classes of the events
+        (dataclasses, msgspec Structs or Pydantic models), and the class of the states, which has a
+        method `apply(event)`. A changed class becomes the next version of its event if that can
+        read what is stored, or with a function in `upcasters`. Other keywords are those of
+        StoreSettings, and of TopicSettings for a new store. Without `events` an existing one is
+        opened for reading: events are dicts.
+        """
+        from millstream.event_store.opening import open_store
+
+        return await open_store(self, name, state, events, values)
 
     # -- processing -----------------------------------------------------------------------
 

@@ -87,6 +87,13 @@ SECTIONS: dict[str, tuple[str, list[str]]] = {
         ],
     ),
     "HTTP push": ("millstream", ["HttpPush", "HttpPushSettings"]),
+    "Event stores": (
+        "millstream",
+        [
+            *("EventStore", "StoreSettings", "StoredEvent", "Append", "AppendReceipt", "Loaded"),
+            *("NEW", "ANY", "Unchanged", "Deleted"),
+        ],
+    ),
     "Core subjects": (
         "millstream",
         [

@@ -188,10 +188,15 @@ PLANS = [
             "admin": "TopicAdmin",
         },
         ahead={"batches": 2},
-        skip=frozenset({"read", "value_type", "forget_durability"}),
+        skip=frozenset({"read", "value_type", "handle", "acks", "forget_durability"}),
     ),
     ClassPlan("millstream.tables", "Table", "tables", fixed={"topic": "Topic"}),
-    ClassPlan("millstream.schemas.registry.registry", "Registry", "tables"),
+    ClassPlan(
+        "millstream.schemas.registry.registry",
+        "Registry",
+        "tables",
+        skip=frozenset({"add_version", "delete", "message_at", "put"}),
+    ),
     ClassPlan(
         "millstream.schemas.registry.guard",
         "Guard",
@@ -207,7 +212,7 @@ PLANS = [
         base_home="connected",
         live={"identity": "Identity | None"},
         last=frozenset({"close", "drain", "flush"}),
-        skip=frozenset({"connection", "jetstream", "open_as"}),
+        skip=frozenset({"connection", "jetstream", "open_as", "event_store"}),
     ),
 ]
 

@@ -12,7 +12,7 @@ FOUNDATION = {
 EDGES = {"cli"}
 INNER = {
     *("broker", "wire", "events", "messaging", "schemas", "tables", "spark", "pipelines"),
-    "backups",
+    *("backups", "event_store"),
 }
 MESSAGING = {
     "messaging",
@@ -80,20 +80,27 @@ MAY_IMPORT: dict[str, set[str]] = {
         *("spark", "spark.source"),
     },
     "pipelines": {"wire.sync", "schemas", "spark", "spark.source", "blocking", "__init__"},
-    "mill": {*EVENTS, *MESSAGING, "tables", "schemas", "schemas.registry"},
+    "event_store": {"wire", "wire.aio", *EVENTS, *MESSAGING, *SCHEMAS, "tables"},
+    "mill": {*EVENTS, *MESSAGING, "tables", "schemas", "schemas.registry", "event_store"},
     "backups": {"wire", "wire.aio", *MESSAGING, "schemas.registry", "mill"},
     # The blocking twins are written from the classes they mirror.
     "blocking": {"wire", "wire.aio", *EVENTS, *MESSAGING, "mill", "blocking.generated"},
     "blocking.generated": {
-        *("wire", *EVENTS, *MESSAGING, *SCHEMAS, "tables", "mill", "blocking"),
+        *("wire", *EVENTS, *MESSAGING, *SCHEMAS, "tables", "event_store", "mill", "blocking"),
     },
-    "__init__": {"broker", *EVENTS, *MESSAGING, "tables", "schemas.registry", "mill", "blocking"},
+    "__init__": {
+        *("broker", *EVENTS, *MESSAGING, "tables", "schemas.registry", "event_store", "mill"),
+        "blocking",
+    },
     "cli.options": {"broker", "wire", *EVENTS, *MESSAGING, "schemas"},
-    "cli.views": {"broker", "wire", *EVENTS, *MESSAGING, "tables", "mill", "cli", "cli.options"},
+    "cli.views": {
+        *("broker", "wire", *EVENTS, *MESSAGING, "tables", "event_store", "mill"),
+        *("cli", "cli.options"),
+    },
     "cli.files": {"wire", *EVENTS, *MESSAGING, *SCHEMAS, "cli", "cli.options", "cli.views"},
     "cli.commands": {
         *("broker", "wire", *EVENTS, *MESSAGING, *SCHEMAS, "tables", "pipelines", "mill"),
-        *("backups", "cli", "cli.options", "cli.views", "cli.files"),
+        *("backups", "event_store", "cli", "cli.options", "cli.views", "cli.files"),
     },
     "cli": {"broker", "mill", "cli.commands", "cli.options", "__init__"},
     "testing": {"broker"},

@@ -56,6 +56,10 @@ MillstreamError
 │   ├── PipelineNotRunning                   it is not running, so it cannot be stopped
 │   └── FlowsFailed                          some flows failed permanently, after their restarts
 ├── DataLoss                                 events that should exist are missing
+├── VersionConflict                          an append expected another version of the aggregate
+├── AggregateNotFound (LookupError)          the event store has no events of that aggregate
+│   └── AggregateDeleted                     it was deleted, and its id cannot be used again
+├── UnknownEvent (LookupError)               a type of event that the event store does not know
 ├── BackupError                              a backup cannot be made, read or restored
 ├── Undecodable (ValueError)                 a stored event cannot be decoded
 ├── NotJson (ValueError)                     json() was asked for, and the value is none
@@ -124,6 +128,12 @@ from millstream.errors.pipelines import (
     PipelineInvalid,
     PipelineNotRunning,
 )
+from millstream.errors.stores import (
+    AggregateDeleted,
+    AggregateNotFound,
+    UnknownEvent,
+    VersionConflict,
+)
 from millstream.errors.topics import (
     ApiError,
     DeadLetterNotFound,
@@ -150,6 +160,8 @@ from millstream.errors.topics import (
 )
 
 __all__ = [
+    "AggregateDeleted",
+    "AggregateNotFound",
     "ApiError",
     "AuthenticationFailed",
     "BackupError",
@@ -212,7 +224,9 @@ __all__ = [
     "Undecodable",
     "Unfit",
     "Unhealthy",
+    "UnknownEvent",
     "Unmappable",
+    "VersionConflict",
     "WrongKey",
     "WrongSequence",
 ]

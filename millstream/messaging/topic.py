@@ -134,6 +134,16 @@ class Topic:
         """What an ack guarantees; `unknown` when that differs between partitions."""
         return self._acks.durability
 
+    @property
+    def handle(self) -> TopicHandle:
+        """Internal: what its parts share, for the layers above messaging."""
+        return self._handle
+
+    @property
+    def acks(self) -> Acks:
+        """Internal: what acks guarantee, for the layers above messaging."""
+        return self._acks
+
     def forget_durability(self) -> None:
         """Internal: the connection is another one, and its server may be less durable."""
         self._acks.forget()

@@ -183,10 +183,18 @@ class SchemaSnapshot:
 def find_schema(jetstream: BlockingJetStream, topic: str) -> SchemaSnapshot | None:
     """A topic's schema with all its versions, or None if it has none."""
     # Loaded only for topics that have one: every Python process that Spark starts pays for it.
-    from millstream.schemas.registry.records import TABLE, record_of, record_query, schema_of
+    from millstream.schemas.registry.records import (
+        TABLE,
+        record_key,
+        record_of,
+        record_query,
+        schema_of,
+    )
 
     try:
-        record = record_of(get_message(jetstream, TABLE, record_query(topic), PATIENCE_SECONDS))
+        record = record_of(
+            get_message(jetstream, TABLE, record_query(record_key(topic)), PATIENCE_SECONDS)
+        )
     except TopicNotFound:
         return None
     if record is None or not record.versions:

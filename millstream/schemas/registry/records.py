@@ -26,8 +26,11 @@ from millstream.wire.message import StoredMessage
 
 __all__ = [
     "TABLE",
+    "StoreRecord",
     "TopicSchemas",
     "Version",
+    "event_key",
+    "event_name",
     "matching",
     "message_subject",
     "new_record",
@@ -36,11 +39,13 @@ __all__ = [
     "problems_of",
     "read_record",
     "read_schema",
+    "read_store",
     "record_key",
     "record_of",
     "record_query",
     "schema_key",
     "schema_of",
+    "store_key",
 ]
 
 TABLE: Final = SCHEMAS_TOPIC
@@ -48,6 +53,8 @@ TABLE: Final = SCHEMAS_TOPIC
 VERSIONS_MAX: Final = 1000
 _SCHEMA: Final = "schema/"
 _TOPIC: Final = "topic/"
+_EVENT: Final = "event/"  # a type of event of an event store
+_STORE: Final = "store/"
 _ID_DIGITS: Final = 19  # an id is a sequence, which the server keeps in 64 bits
 
 
@@ -93,7 +100,7 @@ class TopicSchemas:
         """The record with one more version."""
         if len(self.versions) >= VERSIONS_MAX:
             raise SchemaError(
-                f"topic '{self.topic}' has {VERSIONS_MAX:,} schema versions, which is the maximum"
+                f"'{self.topic}' has {VERSIONS_MAX:,} schema versions, which is the maximum"
             )
         new = Version(len(self.versions) + 1, id_, fingerprint)
         return dataclasses.replace(self, versions=(*self.versions, new))
@@ -101,6 +108,29 @@ class TopicSchemas:
     def to_json(self) -> str:
         """The text that is stored."""
         return msgspec.json.encode(self).decode()
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class StoreRecord:
+    """An event store: its types of events, and the class of its states."""
+
+    store: str
+    events: tuple[str, ...] = ()
+    state: str | None = None  # "module:Class"; None: it was declared with a function, or without
+
+    def to_json(self) -> str:
+        """The text that is stored."""
+        return msgspec.json.encode(self).decode()
+
+
+def read_store(text: bytes) -> StoreRecord:
+    """The record of a stored text; DataLoss if it is not one."""
+    try:
+        return msgspec.json.decode(text, type=StoreRecord)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise DataLoss(
+            f"a record of the schema registry ('{TABLE}') is not readable: {error}"
+        ) from error
 
 
 def schema_key(fingerprint: str) -> str:
@@ -111,6 +141,21 @@ def schema_key(fingerprint: str) -> str:
 def record_key(topic: str) -> str:
     """The key of a topic's record in the table."""
     return _TOPIC + topic
+
+
+def event_name(store: str, event: str) -> str:
+    """What the record of a type of event is called: the store's name and its own."""
+    return f"{store}/{event}"
+
+
+def event_key(store: str, event: str) -> str:
+    """The key of the record of a store's type of event."""
+    return _EVENT + event_name(store, event)
+
+
+def store_key(store: str) -> str:
+    """The key of the record of an event store."""
+    return _STORE + store
 
 
 def message_subject(key: str) -> str:
@@ -150,9 +195,9 @@ def parse_id(text: str) -> int:
     return id_
 
 
-def record_query(topic: str) -> dict[str, str]:
-    """Which message of the table holds a topic's record."""
-    return {"last_by_subj": message_subject(record_key(topic))}
+def record_query(key: str) -> dict[str, str]:
+    """Which message of the table holds the record with that key."""
+    return {"last_by_subj": message_subject(key)}
 
 
 def record_of(message: StoredMessage | None) -> TopicSchemas | None:

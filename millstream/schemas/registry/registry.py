@@ -41,8 +41,9 @@ from millstream.schemas.registry.records import (
 from millstream.schemas.schema import Schema
 from millstream.tables import Table
 from millstream.wire.api import ErrorCode
+from millstream.wire.message import StoredMessage
 
-__all__ = ["Registry"]
+__all__ = ["Added", "Registry", "pause", "too_busy"]
 
 # Decoded schemas in memory. They never change; a process uses a few dozen.
 SCHEMAS_KEPT: Final = 1000
@@ -53,6 +54,14 @@ PAUSE_SECONDS: Final = 0.02
 _SETTINGS: Final = TopicSettings(
     history=1, description="Schemas and their versions", deny_delete=True, max_message_size="2MiB"
 )
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Added:
+    """A record as it is now, and the version in it that was asked for."""
+
+    record: TopicSchemas
+    current: Version
 
 
 class Registry:
@@ -162,28 +171,47 @@ class Registry:
         schema = _declared(source, how)
         await self.check_first(topic, schema, wire_format, mode)
         await self._mark(topic, wire_format)
+        first = new_record(topic, await self._format(topic), mode)
+        wanted = None if mode is None else parse_mode(mode)
+        return (await self.add_version(record_key(topic), first, schema, wanted)).current
+
+    async def add_version(
+        self,
+        key: str,
+        first: TopicSchemas,
+        schema: Schema,
+        mode: Mode | None,
+        *,
+        free: bool = False,
+    ) -> Added:
+        """Internal: the version of a schema in the record with that key, added if it is new.
+
+        `first` is the record if there is none yet. With `free` a new version may break every rule,
+        because a function converts what was written before it.
+        """
         for _ in range(TRIES_MAX):
-            record, revision = await self._record(topic)
+            record, revision = await self._record_at(key)
             if record is None:
-                record = new_record(topic, await self._format(topic), mode)
-            elif mode is not None and parse_mode(mode) is not record.mode:
+                record = first
+            elif mode is not None and mode is not record.mode:
                 raise SchemaError(
-                    f"topic '{topic}' has the mode {record.mode}, not {parse_mode(mode)}: "
+                    f"'{first.topic}' has the mode {record.mode}, not {mode}: "
                     f"change the mode first (set_mode, or 'millstream schema evolve --mode')"
                 )
-            following = next_version(record, await self.schemas_of(record), schema)
+            rules = dataclasses.replace(record, mode=Mode.NONE) if free else record
+            following = next_version(rules, await self.schemas_of(record), schema)
             known = record.of(following.fingerprint)
             if known is not None:
-                return known
+                return Added(record, known)
             try:
                 id_ = await self._store(following)
                 changed = record.followed_by(id_, following.fingerprint)
-                await self._put(record_key(topic), changed.to_json(), revision)
+                await self.put(key, changed.to_json(), revision)
             except WrongSequence:
-                await _pause()
+                await pause()
                 continue
-            return changed.latest
-        raise _too_busy(topic)
+            return Added(changed, changed.latest)
+        raise too_busy(first.topic)
 
     async def evolve(
         self, topic: str, source: object, mode: Mode | str | None = None, **how: Any
@@ -208,12 +236,12 @@ class Registry:
                 return record
             changed = dataclasses.replace(record, mode=wanted)
             try:
-                await self._put(record_key(topic), changed.to_json(), revision)
+                await self.put(record_key(topic), changed.to_json(), revision)
             except WrongSequence:
-                await _pause()
+                await pause()
                 continue
             return changed
-        raise _too_busy(topic)
+        raise too_busy(topic)
 
     async def adopt(self, topic: str, record: TopicSchemas) -> TopicSchemas:
         """Give a topic that has no schema all versions of another one, under the same ids."""
@@ -222,24 +250,35 @@ class Registry:
         if found is not None:
             return found
         adopted = dataclasses.replace(record, topic=topic)
-        await self._put(record_key(topic), adopted.to_json(), revision)
+        await self.put(record_key(topic), adopted.to_json(), revision)
         return adopted
 
     async def forget(self, topic: str) -> None:
         """Remove the record of a deleted topic; its schemas keep their ids."""
         record, _ = await self._record(topic)
         if record is not None:
-            await (await self._writable()).delete(record_key(topic))
+            await self.delete(record_key(topic))
+
+    async def delete(self, key: str) -> None:
+        """Internal: remove a record of the table."""
+        await (await self._writable()).delete(key)
 
     # -- the table ------------------------------------------------------------------------
 
     async def _record(self, topic: str) -> tuple[TopicSchemas | None, int]:
         """A topic's record and its revision, which also counts if the record was deleted."""
-        try:
-            found = await self._client.jetstream.get_message(TABLE, record_query(topic))
-        except TopicNotFound:
-            return None, 0
+        return await self._record_at(record_key(topic))
+
+    async def _record_at(self, key: str) -> tuple[TopicSchemas | None, int]:
+        found = await self.message_at(key)
         return record_of(found), 0 if found is None else found.sequence
+
+    async def message_at(self, key: str) -> StoredMessage | None:
+        """Internal: the last message of a key of the table."""
+        try:
+            return await self._client.jetstream.get_message(TABLE, record_query(key))
+        except TopicNotFound:
+            return None
 
     async def _load(self, id_: int, fingerprint: str | None) -> Schema:
         known = self._schemas.get(id_)
@@ -258,11 +297,12 @@ class Registry:
     async def _store(self, schema: Schema) -> int:
         key = schema_key(schema.fingerprint)
         try:
-            return await self._put(key, schema.to_json(), 0)
+            return await self.put(key, schema.to_json(), 0)
         except WrongSequence:  # another process stored it first
             return await (await self._writable()).revision(key)
 
-    async def _put(self, key: str, text: str, revision: int) -> int:
+    async def put(self, key: str, text: str, revision: int) -> int:
+        """Internal: set a key of the table if that is still its revision; else WrongSequence."""
         return await (await self._writable()).put(key, text, revision=revision)
 
     async def _writable(self) -> Table:
@@ -309,7 +349,7 @@ class Registry:
             )
 
 
-async def _pause() -> None:
+async def pause() -> None:
     """A random pause, so that two competing processes do not retry in step."""
     await asyncio.sleep(PAUSE_SECONDS * random.random())
 
@@ -319,8 +359,9 @@ def _declared(source: object, how: Mapping[str, Any]) -> Schema:
     return declare(source, **how)
 
 
-def _too_busy(topic: str) -> SchemaError:
+def too_busy(topic: str) -> SchemaError:
+    """The error of a record that others never stop changing."""
     return SchemaError(
-        f"the schema record of '{topic}' was changed by others {TRIES_MAX} times in a row; "
-        f"something registers in a loop"
+        f"the record of '{topic}' in the schema registry was changed by others {TRIES_MAX} times "
+        f"in a row; something registers in a loop"
     )

@@ -1,0 +1,55 @@
+"""Errors of event stores."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from millstream.errors.base import MillstreamError
+
+__all__ = ["AggregateDeleted", "AggregateNotFound", "UnknownEvent", "VersionConflict"]
+
+
+class VersionConflict(MillstreamError):
+    """An append expected another version than the aggregate has; nothing was stored.
+
+    `actual` is the version it has: load it, decide again, and append with that version.
+    """
+
+    def __init__(self, store: str, id: str, expected: object, actual: int, why: str = "") -> None:
+        self.store, self.id, self.expected, self.actual = store, id, expected, actual
+        found = f"it has version {actual}" if actual else "it does not exist"
+        super().__init__(
+            f"'{id}' of store '{store}': expected {expected}, but {found}{why}. Nothing was "
+            f"stored. Load it again, decide again and append with that version"
+        )
+
+
+class AggregateNotFound(MillstreamError, LookupError):
+    """The store has no events of that aggregate, or had none at the time asked for."""
+
+    def __init__(self, store: str, id: str, when: str = "") -> None:
+        self.store, self.id = store, id
+        super().__init__(f"store '{store}' has no events of '{id}'{when}. Check the id")
+
+
+class AggregateDeleted(AggregateNotFound):
+    """The aggregate was deleted for good; its id cannot be used again."""
+
+    def __init__(self, store: str, id: str) -> None:
+        super().__init__(store, id)
+        self.args = (
+            f"'{id}' of store '{store}' was deleted: it has no events any more, and its id cannot "
+            f"be used again",
+        )
+
+
+class UnknownEvent(MillstreamError, LookupError):
+    """A stored event, or one to be appended, is of a type that is not among the store's events."""
+
+    def __init__(self, store: str, name: str, known: Iterable[str]) -> None:
+        self.store, self.name = store, name
+        names = ", ".join(sorted(known)) or "none"
+        super().__init__(
+            f"store '{store}': event '{name}' is not one of its events here ({names}). Add its "
+            f"class: event_store({store!r}, ..., events=[...])"
+        )

@@ -1,0 +1,185 @@
+"""Types of events: classes to lines of JSON and back, whichever version they were written with."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, TypeAlias
+
+from millstream.errors import ConfigError, SchemaError, UnknownEvent
+from millstream.event_store.format import check_event_name, read_tag, tag_of
+from millstream.schemas.codecs import make_codec
+from millstream.schemas.declaration import declare
+from millstream.schemas.registry.stores import NewEventType, RegisteredEvent
+from millstream.schemas.resolution import Resolution
+from millstream.schemas.schema import Schema
+from millstream.schemas.values.rows import object_maker
+
+__all__ = ["EventTypes", "Upcasters", "classes_by_name", "new_types", "upcast_versions"]
+
+# From a version of an event, as a dict, to a dict of the next version.
+Upcaster: TypeAlias = Callable[[dict[str, Any]], dict[str, Any]]
+Upcasters: TypeAlias = Mapping[tuple[str, int], Upcaster]
+_Read: TypeAlias = Callable[[bytes], Any]
+
+
+def classes_by_name(events: Iterable[type] | Mapping[str, type]) -> dict[str, type]:
+    """The classes of events by name: the class's own name, unless another one is given."""
+    if isinstance(events, type):
+        raise ConfigError(f"events: give a list of classes, found one: events=[{events.__name__}]")
+    pairs = events.items() if isinstance(events, Mapping) else ((c.__name__, c) for c in events)
+    found: dict[str, type] = {}
+    for name, cls in pairs:
+        if not isinstance(cls, type):
+            raise ConfigError(f"events: {cls!r:.60} is not a class")
+        if name in found or cls in found.values():
+            raise ConfigError(f"events: '{name}' ({cls.__name__}) is given twice")
+        found[check_event_name(name)] = cls
+    return found
+
+
+def upcast_versions(upcasters: Upcasters, names: Iterable[str]) -> dict[str, frozenset[int]]:
+    """For each event the versions that a function leads on from; a wrong name is refused."""
+    known = {name: set[int]() for name in names}
+    for key in upcasters:
+        if not (isinstance(key, tuple) and len(key) == 2 and isinstance(key[1], int)):
+            raise ConfigError(
+                f"upcasters: {key!r:.60} is not an event's name and version. Write "
+                f"{{('Deposited', 1): function}}, which converts version 1 to version 2"
+            )
+        if key[0] not in known or key[1] < 1:
+            names_text = ", ".join(sorted(known)) or "none"
+            raise ConfigError(f"upcasters: no event is {key!r:.60}; the events are {names_text}")
+        known[key[0]].add(key[1])
+    return {name: frozenset(versions) for name, versions in known.items()}
+
+
+def new_types(classes: Mapping[str, type], upcasters: Upcasters) -> dict[str, NewEventType]:
+    """What to register for classes of events."""
+    upcast = upcast_versions(upcasters, classes)
+    return {
+        name: NewEventType(declare(cls, name=name), upcast[name]) for name, cls in classes.items()
+    }
+
+
+@dataclass(frozen=True, slots=True)
+class _Written:
+    """How an event is written: by its codec, under its tag."""
+
+    tag: str
+    encode: Callable[[object], bytes]
+
+
+class EventTypes:
+    """The types of events of a store: what its classes write, and every version as they read it.
+
+    A type without a class is read as a dict of its latest version and cannot be written.
+    """
+
+    def __init__(
+        self,
+        store: str,
+        events: Iterable[RegisteredEvent],
+        classes: Mapping[str, type],
+        upcasters: Upcasters,
+    ) -> None:
+        self.store = store
+        self.classes = dict(classes)
+        self.upcasters = dict(upcasters)
+        self.events = {event.name: event for event in events}
+        self._written: dict[type, _Written] = {}
+        self._reads: dict[str, _Read] = {}
+        self._names: dict[str, tuple[str, int]] = {}
+        for event in self.events.values():
+            self._add(event)
+
+    def _add(self, event: RegisteredEvent) -> None:
+        cls = self.classes.get(event.name)
+        for version in range(1, len(event.schemas) + 1):
+            tag = tag_of(event.name, version)
+            self._reads[tag] = self._reader(event, version, cls)
+            self._names[tag] = event.name, version
+        if cls is not None:
+            number = event.current.version
+            codec = make_codec(event.schemas[number - 1], "json")
+            self._written[cls] = _Written(tag_of(event.name, number), codec.encode)
+
+    def _reader(self, event: RegisteredEvent, version: int, cls: type | None) -> _Read:
+        """A function from the bytes of a version to the class, or to a dict of the latest one."""
+        schemas = event.schemas
+        last = len(schemas) if cls is None else event.current.version
+        target = schemas[last - 1]
+        load = make_codec(schemas[version - 1], "json").decode
+        steps = self._steps(event, version, last)
+        make = None if cls is None else object_maker(cls, target.record)
+
+        def read(body: bytes) -> Any:
+            plain = load(body)
+            for step in steps:
+                plain = step(plain)
+            return plain if make is None else make(plain)
+
+        return read
+
+    def _steps(self, event: RegisteredEvent, version: int, last: int) -> list[Upcaster]:
+        """The conversions from a version to the last: by functions where they are given."""
+        schemas, now, steps = event.schemas, version, list[Upcaster]()
+        while now < last:
+            function = self.upcasters.get((event.name, now))
+            if function is not None:
+                steps += [function, schemas[now].fit]
+                now += 1
+                continue
+            following = [v for v in range(now + 1, last) if (event.name, v) in self.upcasters]
+            until = following[0] if following else last
+            steps.append(self._resolution(event.name, now, schemas[now - 1], schemas[until - 1]))
+            now = until
+        if now > last:  # written by a newer program
+            steps.append(self._resolution(event.name, now, schemas[now - 1], schemas[last - 1]))
+        return steps
+
+    def _resolution(self, name: str, version: int, writer: Schema, reader: Schema) -> Upcaster:
+        try:
+            return Resolution(writer.record, reader.record).value
+        except SchemaError as error:
+            raise SchemaError(
+                f"store '{self.store}': version {version} of event '{name}' cannot be read as the "
+                f"version that is used here: {error}. Give a function that converts it: "
+                f"upcasters={{({name!r}, {version}): function}}"
+            ) from error
+
+    # -- for readers and writers ------------------------------------------------------------
+
+    def encode(self, event: object) -> tuple[str, bytes]:
+        """Tag and JSON of an event; UnknownEvent or Unfit when it cannot be stored."""
+        written = self._written.get(type(event))
+        if written is None:
+            raise UnknownEvent(self.store, type(event).__name__, self.classes)
+        return written.tag, written.encode(event)
+
+    def is_event(self, value: object) -> bool:
+        """Whether a value is an object of one of the classes of events."""
+        return type(value) in self._written
+
+    def learn(self, event: RegisteredEvent) -> None:
+        """Take in versions of an event that were registered since."""
+        known = self.events.get(event.name)
+        if known is not None:  # what is written here stays the same
+            event = replace(event, current=known.current)
+        self.events[event.name] = event
+        self._add(event)
+
+    def knows(self, tag: str) -> bool:
+        """Whether a tag can be read; if not, the registry may know more by now."""
+        return tag in self._reads
+
+    def name_of(self, tag: str) -> tuple[str, int]:
+        """Name and schema version of a tag."""
+        return self._names.get(tag) or read_tag(tag)
+
+    def decode(self, tag: str, body: bytes) -> Any:
+        """The event of a line; UnknownEvent when the store has no such type or version."""
+        read = self._reads.get(tag)
+        if read is None:
+            raise UnknownEvent(self.store, tag, self.events)
+        return read(body)

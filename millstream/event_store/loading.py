@@ -1,0 +1,190 @@
+"""Loading aggregates: a snapshot where there is one, then the events after it."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime
+from typing import Any
+
+from millstream.errors import AggregateDeleted, AggregateNotFound, ConfigError
+from millstream.event_store.event_types import EventTypes
+from millstream.event_store.events import AppendReceipt, Clock, Loaded, StoredEvent
+from millstream.event_store.folding import Folding
+from millstream.event_store.messages import stored_events
+from millstream.event_store.reading import AggregateReader
+from millstream.event_store.snapshots import Snapshots
+from millstream.events.event import datetime_of, nanoseconds_of
+
+__all__ = ["Loader", "Moment"]
+
+
+@dataclass(frozen=True, slots=True)
+class Moment:
+    """Up to where an aggregate is loaded: everything, a version, or a time by one of two clocks."""
+
+    version: int | None = None
+    time_ns: int | None = None
+    clock: Clock = "stored"
+
+    @classmethod
+    def of(cls, at: int | datetime | None, clock: Clock) -> Moment:
+        """The moment that the arguments of `load` mean."""
+        if clock not in ("stored", "event"):
+            raise ConfigError(f"clock {clock!r}: choose stored or event")
+        if isinstance(at, datetime):
+            return cls(None, nanoseconds_of(at), clock)
+        if at is not None and (isinstance(at, bool) or not isinstance(at, int) or at < 1):
+            raise ConfigError(f"at {at!r:.60}: give a version from 1 on, or a datetime with a zone")
+        return cls(at)
+
+    def holds(self, snapshot: Loaded[Any]) -> bool:
+        """Whether a snapshot has nothing in it that is after this moment."""
+        if self.version is not None:
+            return snapshot.version <= self.version
+        if self.time_ns is None:
+            return True
+        # By the event's own clock a snapshot may hold events with a later time than its last one.
+        stored = snapshot.stored_ns
+        return self.clock == "stored" and stored is not None and stored <= self.time_ns
+
+    def includes(self, event: StoredEvent) -> bool:
+        """Whether an event is in the state at this moment."""
+        if self.version is not None:
+            return event.version <= self.version
+        if self.time_ns is None:
+            return True
+        time = event.stored_ns if self.clock == "stored" else event.timestamp_ns
+        return time <= self.time_ns
+
+    @property
+    def is_now(self) -> bool:
+        return self.version is None and self.time_ns is None
+
+    def __str__(self) -> str:
+        if self.is_now:
+            return ""
+        if self.time_ns is None:
+            return f" at version {self.version}"
+        return f" as of {datetime_of(self.time_ns).isoformat()}"
+
+
+class Loader:
+    """Loads the aggregates of one store."""
+
+    def __init__(
+        self,
+        store: str,
+        reader: AggregateReader,
+        types: EventTypes,
+        folding: Folding | None,
+        snapshots: Snapshots | None,
+    ) -> None:
+        self._store = store
+        self._reader = reader
+        self._types = types
+        self._folding = folding
+        self._snapshots = snapshots
+
+    def need_folding(self) -> Folding:
+        """How states follow from events; a ConfigError when the store was opened without."""
+        if self._folding is None:
+            raise ConfigError(
+                f"store '{self._store}' was opened without a class of states: "
+                f"event_store({self._store!r}, Account, events=[...])"
+            )
+        return self._folding
+
+    async def load(self, id: str, moment: Moment) -> tuple[Loaded[Any], int]:
+        """An aggregate at a moment, and how many events were read for it.
+
+        A deleted one raises AggregateDeleted; as of a time before that it had its events, but they
+        are gone.
+        """
+        folding = self.need_folding()
+        snapshot = await self._snapshot(id, moment)
+        state = folding.make() if snapshot is None else snapshot.state
+        last: StoredEvent | None = None
+        count = 0
+        start = 1 if snapshot is None else snapshot.offset + 1
+        async for append in self._reader.appends(id, start):
+            if append.ends:
+                raise AggregateDeleted(self._store, id)
+            for event in stored_events(append, self._types):
+                if moment.includes(event):
+                    state, last = folding.fold(state, event.data), event
+                    count += 1
+        loaded = snapshot
+        if last is not None:
+            times = (last.timestamp_ns, last.stored_ns)
+            loaded = Loaded(id, state, last.version, last.offset, *times)
+        if loaded is None:
+            raise AggregateNotFound(self._store, id, str(moment))
+        if moment.version is not None and loaded.version < moment.version:
+            when = f"{moment}: its last version is {loaded.version}"
+            raise AggregateNotFound(self._store, id, when)
+        return loaded, count
+
+    async def _snapshot(self, id: str, moment: Moment) -> Loaded[Any] | None:
+        if self._snapshots is None:
+            return None
+        found = await self._snapshots.get(id)
+        return found if found is not None and moment.holds(found) else None
+
+    # -- snapshots --------------------------------------------------------------------------
+
+    async def keep(self, loaded: Loaded[Any], tail: int, every: int | None) -> None:
+        """Store a snapshot when many events had to be read."""
+        if every is not None and tail >= every and self._snapshots is not None:
+            await self._snapshots.try_put(loaded)
+
+    async def put_snapshot(self, loaded: Loaded[Any]) -> None:
+        """Store a snapshot that was asked for."""
+        if self._snapshots is None:
+            self.need_folding().state_codec(1)  # says why there are none
+            raise ConfigError(f"store '{self._store}' has no snapshots")
+        await self._snapshots.put(loaded)
+
+    async def after(
+        self, loaded: Loaded[Any], events: Sequence[Any], receipt: AppendReceipt, every: int | None
+    ) -> Loaded[Any]:
+        """An aggregate after an append; with a snapshot when it is due."""
+        state = loaded.state
+        for event in events:
+            state = self.need_folding().fold(state, event)
+        after = Loaded(loaded.id, state, receipt.version, receipt.offset)
+        if every is not None and receipt.version // every > loaded.version // every:
+            found = await self._reader.at(receipt.partition, receipt.offset)
+            if found is not None and self._snapshots is not None:
+                after = replace(after, timestamp_ns=found.timestamp_ns, stored_ns=found.stored_ns)
+                await self._snapshots.try_put(after)
+        return after
+
+    # -- events -----------------------------------------------------------------------------
+
+    async def events(
+        self, id: str, start: int, limit: int | None, backward: bool
+    ) -> AsyncIterator[StoredEvent]:
+        """The events of an aggregate, in one of two directions."""
+        if backward:
+            # The broker finds messages forward only: the newest are kept while it is read.
+            newest: deque[StoredEvent] = deque(maxlen=limit)
+            async for event in self._forward(id, start):
+                newest.append(event)
+            for event in reversed(newest):
+                yield event
+            return
+        count = 0
+        async for event in self._forward(id, start):
+            yield event
+            count += 1
+            if count == limit:
+                return
+
+    async def _forward(self, id: str, start: int) -> AsyncIterator[StoredEvent]:
+        async for append in self._reader.appends(id):
+            if append.last >= start:
+                for event in stored_events(append, self._types):
+                    if event.version >= start:
+                        yield event

@@ -1,0 +1,117 @@
+"""Messages of a store's topic to events. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import partial
+from typing import NamedTuple
+
+from millstream.errors import MillstreamError, Undecodable
+from millstream.event_store.event_types import EventTypes
+from millstream.event_store.events import Deleted, StoredEvent
+from millstream.event_store.format import (
+    ARCHIVED_HEADER,
+    CAUSATION_HEADER,
+    CORRELATION_HEADER,
+    VERSIONS_HEADER,
+    read_versions,
+    split_lines,
+)
+from millstream.event_store.ids import id_of
+from millstream.events.classify import is_deletion, kind_of
+from millstream.events.event import (
+    ID_HEADER,
+    RESERVED_PREFIXES,
+    TIME_HEADER,
+    Partition,
+    event_ns,
+)
+from millstream.events.undecodable import DECODE_FAILURES, reason_of
+from millstream.wire.api import parse_ack_address
+from millstream.wire.message import RawMessage
+from millstream.wire.protocol import parse_headers
+
+__all__ = ["AppendMessage", "open_append", "stored_events"]
+
+_MARK = f"\r\n{VERSIONS_HEADER}: ".encode()
+
+
+class AppendMessage(NamedTuple):
+    """One append as it is stored, its events not decoded yet."""
+
+    id: str
+    first: int  # version of its first event
+    last: int
+    offset: int
+    stored_ns: int
+    headers: dict[str, str]
+    lines: list[tuple[str, bytes]]  # tag and JSON of each event; none: the aggregate ends here
+    partition: Partition
+
+    @property
+    def append_id(self) -> str | None:
+        return self.headers.get(ID_HEADER)
+
+    @property
+    def timestamp_ns(self) -> int:
+        """Event time; when none was given, the time of storing."""
+        return event_ns(self.headers.get(TIME_HEADER), self.stored_ns)
+
+    @property
+    def ends(self) -> bool:
+        """Whether it is the end of its aggregate."""
+        return not self.lines
+
+
+def open_append(partition: Partition, raw: RawMessage) -> AppendMessage | None:
+    """The append in a message; None when it is something else. Undecodable when it is damaged."""
+    address = parse_ack_address(raw.reply)
+    kind = kind_of(raw.subject, raw.headers, partition.prefix_size)
+    if kind.redriven or not (kind.is_plain or kind.is_pack):
+        return None
+    try:
+        if kind.is_pack or raw.headers.find(_MARK) < 0:
+            raise ValueError("it was not written by an event store")
+        headers = parse_headers(raw.headers)
+        first, last = read_versions(headers)
+        lines = [] if is_deletion(raw.headers) else split_lines(raw.payload)
+        if len(lines) != last - first + 1 and (lines or first != last):
+            raise ValueError(f"it has {len(lines)} events and says versions {first} to {last}")
+        tokens = raw.subject[partition.prefix_size :].decode("utf-8", "surrogateescape")
+    except ValueError as error:
+        where = (partition.topic, partition.number, address.sequence, 0)
+        raise Undecodable(*where, str(error)) from error
+    known = (address.sequence, address.timestamp_ns, headers, lines)
+    return AppendMessage(id_of(tokens), first, last, *known, partition)
+
+
+def stored_events(append: AppendMessage, types: EventTypes) -> Iterator[StoredEvent]:
+    """The events of an append, in order; Undecodable at the first that cannot be read."""
+    headers, stored, time = append.headers, append.stored_ns, append.timestamp_ns
+    topic, number = append.partition.topic, append.partition.number
+    own = {n: v for n, v in headers.items() if not n.startswith(RESERVED_PREFIXES)}
+    make = partial(
+        StoredEvent,
+        append.id,
+        timestamp_ns=time,
+        stored_ns=stored,
+        partition=number,
+        offset=append.offset,
+        append_id=headers.get(ID_HEADER),
+        correlation_id=headers.get(CORRELATION_HEADER),
+        causation_id=headers.get(CAUSATION_HEADER),
+        headers=own,
+    )
+    if append.ends:
+        end = Deleted(headers.get(ARCHIVED_HEADER))
+        yield make(append.first, "Deleted", end, 1, index=0)
+    for index, (tag, body) in enumerate(append.lines):
+        try:
+            name, version = types.name_of(tag)
+            data = types.decode(tag, body)
+        except DECODE_FAILURES as error:
+            if isinstance(error, MillstreamError) and not isinstance(error, ValueError):
+                raise
+            where = (topic, number, append.offset, index)
+            raise Undecodable(*where, reason_of(error)) from error
+        yield make(append.first + index, name, data, version, index=index)

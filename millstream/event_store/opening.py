@@ -1,0 +1,120 @@
+"""Opening a store: its topic, its types of events in the registry, its snapshots."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from functools import partial
+from typing import Any, Protocol
+
+from millstream.errors import ConfigError, TopicNotFound
+from millstream.event_store.event_types import EventTypes, classes_by_name, new_types
+from millstream.event_store.folding import Folding, class_path, make_folding
+from millstream.event_store.settings import StoreSettings, split_settings, topic_settings
+from millstream.event_store.snapshots import SNAPSHOTS_SUFFIX, Snapshots
+from millstream.event_store.store import EventStore
+from millstream.events.value_type import ValueType
+from millstream.messaging import Topic, TopicInfo, TopicSettings
+from millstream.messaging.topics.lookup import open_topic
+from millstream.schemas.compatibility import parse_mode
+from millstream.schemas.formats.python import is_schema_class
+from millstream.schemas.registry.registry import Registry
+from millstream.schemas.registry.stores import StoreSchemas
+from millstream.tables import Table
+from millstream.wire.aio.jetstream import JetStream
+
+__all__ = ["open_store"]
+
+
+class Home(Protocol):
+    """What a store needs of the connection that opens it."""
+
+    @property
+    def jetstream(self) -> JetStream: ...
+
+    @property
+    def schemas(self) -> Registry: ...
+
+    async def create_topic(self, name: str, settings: TopicSettings | None = None) -> Topic: ...
+
+    async def open_as(self, info: TopicInfo, value_type: ValueType | None = None) -> Topic: ...
+
+    async def table(self, name: str, type: type | None = None) -> Table: ...
+
+    async def create_table(self, name: str, settings: TopicSettings | None = None) -> Table: ...
+
+
+async def open_store(
+    mill: Home,
+    name: str,
+    state: type | None,
+    events: Iterable[type] | Mapping[str, type],
+    values: Mapping[str, Any],
+) -> EventStore:
+    """Open a store; see `Mill.event_store`."""
+    settings, about_topic = split_settings(values)
+    classes = classes_by_name(events)
+    folding = make_folding(state, settings.fold, settings.initial)
+    new = new_types(classes, settings.upcasters)  # every class is checked before anything is made
+    mode = parse_mode(settings.compatibility)
+    schemas = StoreSchemas(mill.schemas, name)
+    topic = await _topic(mill, name, bool(classes), about_topic, schemas)
+    if classes:
+        registered = await schemas.register(new, mode, class_path(state))
+        known = {event.name for event in registered}
+        registered += [event for event in await schemas.events() if event.name not in known]
+    else:
+        registered = await schemas.events()
+    types = EventTypes(name, registered, classes, settings.upcasters)
+    return EventStore(topic, schemas, types, folding, _snapshots(mill, topic, folding, settings))
+
+
+async def _topic(
+    mill: Home, name: str, may_create: bool, values: Mapping[str, Any], schemas: StoreSchemas
+) -> Topic:
+    """The topic of a store, created if there is none; refused when it is something else."""
+    try:
+        info = await open_topic(mill.jetstream, name)
+    except TopicNotFound as missing:
+        if not may_create:
+            if await schemas.record() is None:
+                raise
+            raise ConfigError(
+                f"the topic of store '{name}' is gone, but its events are still registered: it was "
+                f"deleted by another tool. Create it again: event_store({name!r}, events=[...])"
+            ) from missing
+        return await mill.create_topic(name, topic_settings(values))
+    if await schemas.record() is None and (info.settings.takes_packs or info.messages):
+        raise ConfigError(
+            f"'{name}' is a topic and not an event store. Use another name for the store"
+        )
+    if values:  # says which of them differ
+        same = {"partitions": len(info.partitions)}
+        return await mill.create_topic(name, topic_settings({**same, **values}))
+    return await mill.open_as(info)
+
+
+def _snapshots(
+    mill: Home, topic: Topic, folding: Folding | None, settings: StoreSettings
+) -> tuple[Snapshots, int | None] | None:
+    """The snapshots of a store whose states can be stored; None: it has none."""
+    storable = folding is not None and folding.cls is not None and is_schema_class(folding.cls)
+    if folding is None or not (storable or settings.snapshot_every):
+        return None
+    codec = folding.state_codec(settings.snapshot_version)  # says why, if it cannot be
+    open_table = partial(_snapshot_table, mill, topic)
+    return Snapshots(open_table, codec), settings.snapshot_every
+
+
+async def _snapshot_table(mill: Home, topic: Topic) -> Table:
+    """The table of a store's snapshots, as durable as the store."""
+    name = topic.name + SNAPSHOTS_SUFFIX
+    try:
+        return await mill.table(name)
+    except TopicNotFound:
+        settings = TopicSettings(
+            history=1,
+            description=f"Snapshots of event store {topic.name}",
+            replicas=topic.settings.replicas,
+            storage=topic.settings.storage,
+        )
+        return await mill.create_table(name, settings)

@@ -1,0 +1,96 @@
+"""Snapshots: the state of an aggregate at some version, so that only what follows has to be read.
+
+They are a shortcut and nothing else: one that is missing, damaged, or made with other fields of the
+state is ignored, and the aggregate is loaded from its first event.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Awaitable, Callable
+from typing import Any, Final
+
+import msgspec
+
+from millstream.errors import MillstreamError
+from millstream.event_store.events import Loaded
+from millstream.event_store.folding import StateCodec
+from millstream.event_store.ids import tokens_of
+from millstream.tables import Table
+
+__all__ = ["SNAPSHOTS_SUFFIX", "Snapshots"]
+
+SNAPSHOTS_SUFFIX: Final = "-snapshots"
+
+_log = logging.getLogger("millstream.event_store")
+
+
+class _Record(msgspec.Struct):
+    """A snapshot as it is stored."""
+
+    schema: str  # of the state, and the version of the fold
+    version: int
+    offset: int
+    timestamp_ns: int
+    stored_ns: int
+    state: msgspec.Raw
+
+
+_RECORD: Final = msgspec.json.Decoder(_Record)
+
+
+class Snapshots:
+    """The snapshots of a store's aggregates, in a table of their own."""
+
+    def __init__(self, open_table: Callable[[], Awaitable[Table]], codec: StateCodec) -> None:
+        self._open = open_table
+        self._codec = codec
+        self._table: Table | None = None
+
+    async def get(self, id: str) -> Loaded[Any] | None:
+        """The aggregate as its snapshot has it; None when there is none that can be used."""
+        entry = await (await self._opened()).get(tokens_of(id))
+        if entry is None:
+            return None
+        try:
+            record = _RECORD.decode(entry.value)
+            if record.schema != self._codec.fingerprint:
+                return None
+            state = self._codec.decode(bytes(record.state))
+        except (msgspec.DecodeError, ValueError) as error:
+            _log.warning("a snapshot of store %s is not used: %s", self._name, error)
+            return None
+        times = (record.timestamp_ns, record.stored_ns)
+        return Loaded(id, state, record.version, record.offset, *times)
+
+    async def put(self, loaded: Loaded[Any]) -> None:
+        """Store a snapshot; an older one replaces a newer one without harm."""
+        record = _Record(
+            self._codec.fingerprint,
+            loaded.version,
+            loaded.offset,
+            loaded.timestamp_ns or 0,
+            loaded.stored_ns or 0,
+            msgspec.Raw(self._codec.encode(loaded.state)),
+        )
+        await (await self._opened()).put(tokens_of(loaded.id), msgspec.json.encode(record))
+
+    async def try_put(self, loaded: Loaded[Any]) -> None:
+        """The same for a snapshot that nobody asked for: a failure is only logged."""
+        try:
+            await self.put(loaded)
+        except MillstreamError as error:
+            _log.warning("a snapshot of store %s was not stored: %s", self._name, error)
+
+    async def delete(self, id: str) -> None:
+        """Remove the snapshot of an aggregate that ends."""
+        await (await self._opened()).delete(tokens_of(id))
+
+    async def _opened(self) -> Table:
+        if self._table is None:
+            self._table = await self._open()
+        return self._table
+
+    @property
+    def _name(self) -> str:
+        return "?" if self._table is None else self._table.name.removesuffix(SNAPSHOTS_SUFFIX)

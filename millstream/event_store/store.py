@@ -1,0 +1,274 @@
+"""An event store: aggregates, their events, and the states that follow from them."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import AsyncIterator, Callable, Sequence
+from datetime import datetime
+from typing import Any, Final
+
+from millstream.closing import Opening
+from millstream.errors import AggregateDeleted, AggregateNotFound, ConfigError, VersionConflict
+from millstream.event_store.appending import AggregateHead, Appender
+from millstream.event_store.change import AggregateChange
+from millstream.event_store.changing import Changes, decided
+from millstream.event_store.event_types import EventTypes
+from millstream.event_store.events import (
+    ANY,
+    NEW,
+    Append,
+    AppendReceipt,
+    Clock,
+    Expected,
+    Loaded,
+    StoredEvent,
+    Unchanged,
+)
+from millstream.event_store.folding import Folding
+from millstream.event_store.ids import check_id
+from millstream.event_store.loading import Loader, Moment
+from millstream.event_store.messages import AppendMessage, open_append, stored_events
+from millstream.event_store.reading import AggregateReader
+from millstream.event_store.snapshots import Snapshots
+from millstream.events.event import Event, PlainEvent
+from millstream.events.start import Start
+from millstream.messaging import ReadPlan, Subscription, Topic
+from millstream.schemas.registry.stores import StoreSchemas
+
+__all__ = ["EventStore", "Query"]
+
+UPDATE_TRIES: Final = 10
+
+
+class Query:
+    """The events of a pattern of ids, and the expectation that there are no others by then."""
+
+    def __init__(self, events: list[StoredEvent], unchanged: Unchanged) -> None:
+        self.events = events
+        self.unchanged = unchanged
+
+
+class EventStore:
+    """Aggregates as sequences of events. An append is stored completely or not at all, once.
+
+    Versions count 1, 2, 3 for each aggregate. Order: of each aggregate, and of all events in a
+    store with one partition. Nothing that was acknowledged is lost, within the durability of the
+    receipt. Opened by `mill.event_store(...)`.
+    """
+
+    def __init__(
+        self,
+        topic: Topic,
+        schemas: StoreSchemas,
+        types: EventTypes,
+        folding: Folding | None,
+        snapshots: tuple[Snapshots, int | None] | None,
+    ) -> None:
+        self.name = topic.name
+        self.topic = topic  # the topic that holds the events
+        self.types = types  # the types of events, and how each version is read
+        self.folding = folding
+        self._schemas = schemas
+        self._reader = AggregateReader(topic.handle, self._learn)
+        self._appender = Appender(self.name, topic.handle, topic.acks, types, self._reader)
+        self._every = None if snapshots is None else snapshots[1]
+        self._loader = Loader(self.name, self._reader, types, folding, snapshots and snapshots[0])
+
+    def __repr__(self) -> str:
+        return f"<EventStore {self.name}, {len(self.types.events)} type(s) of events>"
+
+    async def _learn(self, appends: list[AppendMessage]) -> None:
+        """Look up the versions of events that were registered since the store was opened."""
+        for append in appends:
+            for tag, _ in append.lines:
+                if not self.types.knows(tag):
+                    name, _ = self.types.name_of(tag)
+                    event = await self._schemas.event(name)
+                    if event is not None:
+                        self.types.learn(event)
+
+    # -- writing ----------------------------------------------------------------------------
+
+    async def append(
+        self,
+        id: str,
+        events: Sequence[Any],
+        expected: Expected = ANY,
+        **details: Any,
+    ) -> AppendReceipt:
+        """Store events of an aggregate, all together, if it has the expected version.
+
+        `expected` is a version, NEW, ANY or Unchanged(...); VersionConflict carries the actual one.
+        `details` are those of Append: headers, timestamp, append_id, correlation_id, causation_id.
+        An append whose answer was lost is recognised by its id: it is not stored twice, and not
+        called a conflict. With an `append_id` of your own that also holds when you repeat it.
+        """
+        return await self._appender.append(Append(id, events, expected, **details))
+
+    async def append_all(self, appends: Sequence[Append]) -> list[AppendReceipt]:
+        """Store appends to several aggregates, all of them or none; at most 1,000.
+
+        They must be in one partition, as all are in a store with one.
+        """
+        return await self._appender.append_all(appends)
+
+    def change(self, id: str, *, tries: int = UPDATE_TRIES, **details: Any) -> AggregateChange:
+        """`async with store.change("a1") as account`: commands, appended when the block ends.
+
+        A command is a method that returns the event it decides on, or several. An aggregate without
+        events has the initial state. If another append is faster, the same calls are made on the
+        newer state, up to `tries` times; if one of them then returns something else, or an
+        attribute that the block has read has another value, VersionConflict is raised. If the block
+        raises, nothing is stored.
+        """
+        return AggregateChange(self, check_id(id), tries, details)
+
+    async def update(
+        self, id: str, function: Callable[[Any], Any], *, tries: int = UPDATE_TRIES, **details: Any
+    ) -> Loaded[Any]:
+        """Append what a function of the state returns: an event, several, or none.
+
+        If another append is faster, the function is called again with the newer state, up to
+        `tries` times, then VersionConflict is raised.
+        """
+        for attempt in range(tries):
+            loaded = await self.load_or_new(id)
+            result = function(copy.deepcopy(loaded.state))
+            if hasattr(result, "__await__"):
+                result = await result
+            events = [] if result is None or result == [] else decided(result, self.is_event)
+            if events is None:
+                raise ConfigError(
+                    f"update: the function returned {result!r:.60}, which is no event of store "
+                    f"'{self.name}', nor a list of them"
+                )
+            try:
+                return await self.append_to(loaded, events, **details)
+            except VersionConflict:
+                if attempt == tries - 1:
+                    raise
+        raise ConfigError(f"tries {tries!r}: give 1 or more")
+
+    async def append_to(
+        self, loaded: Loaded[Any], events: Sequence[Any], **details: Any
+    ) -> Loaded[Any]:
+        """Internal: append to an aggregate as it was loaded; the aggregate after it."""
+        if not events:
+            return loaded
+        expected = loaded.version or NEW
+        receipt = await self.append(loaded.id, events, expected, **details)
+        return await self._loader.after(loaded, events, receipt, self._every)
+
+    def changes_on(self, loaded: Loaded[Any]) -> Changes:
+        """Internal: what collects the events of a block, on a copy of a loaded state."""
+        folding = self._loader.need_folding()
+        return Changes(copy.deepcopy(loaded.state), folding, self.is_event)
+
+    def is_event(self, value: Any) -> bool:
+        """Whether a value is an event of this store."""
+        return self.types.is_event(value)
+
+    # -- reading ----------------------------------------------------------------------------
+
+    async def load(
+        self, id: str, at: int | datetime | None = None, *, clock: Clock = "stored"
+    ) -> Loaded[Any]:
+        """The state of an aggregate, now, after a version, or as of a time.
+
+        A time means when events were stored; with `clock="event"` the time that they were given:
+        then those that were given a later time are left out. AggregateNotFound if it has no events,
+        or had none then; AggregateDeleted if it was deleted.
+        """
+        loaded, tail = await self._loader.load(check_id(id), Moment.of(at, clock))
+        if at is None:
+            self._appender.remember(id, AggregateHead(loaded.version, loaded.offset))
+            await self._loader.keep(loaded, tail, self._every)
+        return loaded
+
+    async def load_or_new(self, id: str) -> Loaded[Any]:
+        """Like `load`, but an aggregate without events has the initial state and version 0."""
+        try:
+            return await self.load(id)
+        except AggregateDeleted:
+            raise
+        except AggregateNotFound:
+            return Loaded(id, self._loader.need_folding().make(), 0, 0)
+
+    async def events(
+        self, id: str, *, start: int = 1, backward: bool = False, limit: int | None = None
+    ) -> AsyncIterator[StoredEvent]:
+        """The events of an aggregate from a version on; `backward`: the newest first.
+
+        `limit` is the greatest number of events. Nothing if the aggregate does not exist.
+        """
+        if limit is not None and limit < 1:
+            raise ConfigError(f"limit {limit!r}: give 1 or more")
+        events = self._loader.events(check_id(id), start, limit, backward)
+        async for event in events:
+            yield event
+
+    async def query(self, pattern: str) -> Query:
+        """The events of all aggregates whose ids match a pattern, and an expectation about them.
+
+        For decisions that rest on several aggregates: `append(..., expected=query.unchanged)` is
+        refused if any of them got an event since. `*` stands for one part of an id, `>` for the
+        rest. Only in a store with one partition.
+        """
+        if self.topic.partitions > 1:
+            raise ConfigError(
+                f"query: store '{self.name}' has {self.topic.partitions} partitions, and the "
+                f"broker checks expectations in one. Create the store with one partition"
+            )
+        events = [event async for event in self._read(self._reader.subjects(pattern))]
+        last = max((event.offset for event in events), default=0)
+        return Query(events, Unchanged(pattern, last))
+
+    async def all(
+        self,
+        *,
+        start: Start = Start.ALL,
+        category: str | None = None,
+        follow: bool = False,
+        partitions: Sequence[int] | None = None,
+    ) -> AsyncIterator[StoredEvent]:
+        """The events of all aggregates in the order of storing; of one partition each.
+
+        `category` is the first part of an id: only `account.1`, `account.2` and so on. With
+        `follow` it continues with events that are stored later, forever.
+        """
+        subjects = () if category is None else self._reader.subjects(f"{category}.>")
+        plan = ReadPlan(start=start, follow=follow, partitions=partitions, subjects=subjects)
+        async for _, appends in self._reader.groups(plan):
+            for append in appends:
+                for event in stored_events(append, self.types):
+                    yield event
+
+    async def _read(self, subjects: tuple[str, ...]) -> AsyncIterator[StoredEvent]:
+        async for _, appends in self._reader.groups(ReadPlan(subjects=subjects)):
+            for append in appends:
+                for event in stored_events(append, self.types):
+                    yield event
+
+    def subscribe(self, name: str, **settings: Any) -> Opening[Subscription]:
+        """A durable subscription: `async with store.subscribe("mail") as subscription`.
+
+        A delivery holds the events of one append: `await store.events_in(delivery)`.
+        """
+        return self.topic.subscribe(name, **settings)
+
+    async def events_in(self, event: Event) -> list[StoredEvent]:
+        """The events of an append that a subscription, group or process has delivered."""
+        if not isinstance(event, PlainEvent):
+            raise ConfigError(f"{event!r} is not an append of store '{self.name}'")
+        partition = self.topic.handle.partitions[event.partition]
+        append = open_append(partition, event.raw)
+        if append is None:
+            return []
+        await self._learn([append])
+        return list(stored_events(append, self.types))
+
+    async def snapshot(self, id: str) -> int:
+        """Store a snapshot of an aggregate as it is now; returns its version."""
+        loaded, _ = await self._loader.load(check_id(id), Moment())
+        await self._loader.put_snapshot(loaded)
+        return loaded.version

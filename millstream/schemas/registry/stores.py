@@ -1,0 +1,122 @@
+"""Event stores in the registry: a record for each type of event, and one for the store."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from millstream.errors import WrongSequence
+from millstream.events.classify import is_deletion
+from millstream.schemas.compatibility import Mode
+from millstream.schemas.registry.records import (
+    StoreRecord,
+    TopicSchemas,
+    Version,
+    event_key,
+    event_name,
+    new_record,
+    read_store,
+    record_of,
+    store_key,
+)
+from millstream.schemas.registry.registry import TRIES_MAX, Registry, pause, too_busy
+from millstream.schemas.schema import Schema
+
+__all__ = ["NewEventType", "RegisteredEvent", "StoreSchemas"]
+
+
+@dataclass(frozen=True, slots=True)
+class NewEventType:
+    """A type of event to be registered."""
+
+    schema: Schema
+    # Versions from which a function leads to the next one: that step may break every rule.
+    upcast_from: frozenset[int] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
+class RegisteredEvent:
+    """A type of event: its versions, oldest first, and the one that is written here."""
+
+    name: str
+    schemas: tuple[Schema, ...]
+    current: Version
+
+
+class StoreSchemas:
+    """The types of events of one store."""
+
+    def __init__(self, registry: Registry, store: str) -> None:
+        self._registry = registry
+        self._store = store
+
+    async def record(self) -> StoreRecord | None:
+        """The store's record; None when there is no store of that name."""
+        return (await self._record())[0]
+
+    async def event(self, name: str) -> RegisteredEvent | None:
+        """A type of event with its latest version; None when the store has none of that name."""
+        record = record_of(await self._registry.message_at(event_key(self._store, name)))
+        return None if record is None else await self._registered(name, record, record.latest)
+
+    async def events(self) -> list[RegisteredEvent]:
+        """All types of events of the store, as they are now."""
+        record = await self.record()
+        names = () if record is None else record.events
+        found = [await self.event(name) for name in names]
+        return [event for event in found if event is not None]
+
+    async def register(
+        self, events: Mapping[str, NewEventType], mode: Mode, state: str | None
+    ) -> list[RegisteredEvent]:
+        """Register types of events and the store; what is known already stays as it is.
+
+        The types first: who finds the store's record also finds all that it names.
+        """
+        found = [await self._add(name, event, mode) for name, event in events.items()]
+        await self._put(events, state)
+        return found
+
+    async def forget(self) -> None:
+        """Remove the records of a deleted store; the schemas keep their ids."""
+        record = await self.record()
+        if record is None:
+            return
+        await self._registry.delete(store_key(self._store))
+        for name in record.events:
+            await self._registry.delete(event_key(self._store, name))
+
+    async def _add(self, name: str, event: NewEventType, mode: Mode) -> RegisteredEvent:
+        key = event_key(self._store, name)
+        before = await self.event(name)
+        free = before is not None and len(before.schemas) in event.upcast_from
+        first = new_record(event_name(self._store, name), "json", mode)
+        added = await self._registry.add_version(key, first, event.schema, None, free=free)
+        return await self._registered(name, added.record, added.current)
+
+    async def _registered(
+        self, name: str, record: TopicSchemas, current: Version
+    ) -> RegisteredEvent:
+        schemas = await self._registry.schemas_of(record)
+        return RegisteredEvent(name, tuple(schemas), current)
+
+    async def _put(self, events: Mapping[str, NewEventType], state: str | None) -> None:
+        for _ in range(TRIES_MAX):
+            found, revision = await self._record()
+            record = found or StoreRecord(self._store)
+            names = dict.fromkeys((*record.events, *events))
+            wanted = replace(record, events=tuple(names), state=state or record.state)
+            if wanted == found:
+                return
+            try:
+                await self._registry.put(store_key(self._store), wanted.to_json(), revision)
+                return
+            except WrongSequence:
+                await pause()
+        raise too_busy(self._store)
+
+    async def _record(self) -> tuple[StoreRecord | None, int]:
+        found = await self._registry.message_at(store_key(self._store))
+        if found is None or is_deletion(found.headers):
+            return None, 0 if found is None else found.sequence
+        return read_store(found.payload), found.sequence
