@@ -40,7 +40,7 @@ def test_names_do_not_depend_on_case() -> None:
         ({"subscribe": "a", "kafka.group.id": "x"}, "only interest topics need"),
         ({"subscribe": "a", "kafka.max.poll.records": "1"}, "Kafka client"),
         ({"subscribe": "a", "startingOffset": "x"}, "did you mean 'startingOffsets'"),
-        ({"subscribe": "a", "zzz": "x"}, "unknown option 'zzz': the options are assign"),
+        ({"subscribe": "a", "zzz": "x"}, "unknown option 'zzz': the options are asOf"),
         ({"topics": "a"}, "use 'subscribe'"),
         ({"subscribe": "a", "startingOffsets": "first"}, "choose earliest, latest, or offsets"),
         ({"subscribe": "a", "startingOffsets": '{"a": {"0": 0}}'}, "offsets start at 1"),
