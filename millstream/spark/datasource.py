@@ -81,11 +81,7 @@ class MillstreamDataSource(DataSource):
         # Whether it is a batch or a stream is not known yet: take the options of both.
         options = source_options(self.options, batch=True)
         if options.store is not None:
-            from millstream.spark.source.event_schema import events_ddl, states_ddl
-
-            self._store = self._find_store(options)
-            make = events_ddl if options.store.as_of is None else states_ddl
-            return make(options, self._store)
+            return self._store_ddl(options, options.store)
         # Spark pickles this object after this call, so the readers find the schemas on it. A
         # pattern may match more topics by then.
         schemas = self._find_schemas(options)
@@ -131,19 +127,27 @@ class MillstreamDataSource(DataSource):
             schemas=schemas,
         )
 
+    def _store_ddl(self, options: SourceOptions, how: StoreOptions) -> str:
+        # Loaded only for event stores: every Python process of Spark pays for it.
+        from millstream.spark.source.event_columns import check_versions
+        from millstream.spark.source.event_schema import chosen_columns, events_ddl, states_ddl
+
+        store = self._store = self._find_store(options)
+        if how.as_of is not None:
+            return states_ddl(options, store)
+        check_versions(store, how.upcasters, chosen_columns(options, store))
+        return events_ddl(options, store)
+
     def _event_reader(
         self, schema: pa.Schema, options: SourceOptions, how: StoreOptions
     ) -> RangeReader:
-        from millstream.spark.source.event_columns import KnownEvents
-        from millstream.spark.source.event_schema import check_event_schema, event_columns
+        from millstream.spark.source.event_columns import check_versions
+        from millstream.spark.source.event_schema import check_event_schema
 
         store = self._store or self._find_store(options)
         if how.as_of is None:
             check_event_schema(schema, store, options)
-            known = KnownEvents(store, how.upcasters, store.events.get)
-            for column, event in event_columns(store).items():
-                if column in schema.names:
-                    known.columns(event)  # refuses versions that cannot be read
+            check_versions(store, how.upcasters, schema.names)
         return RangeReader(
             settings=self._settings,
             schema=schema,

@@ -103,13 +103,13 @@ def pickled(content: object) -> str:
     class Pickler(cloudpickle.CloudPickler):
         """Keeps what marks a field of a dataclass, which is compared by identity."""
 
-        dispatch_table: ClassVar = ChainMap(
+        dispatch_table: ClassVar = ChainMap(  # type: ignore[misc]
             {type(dataclasses.MISSING): lambda _: "MISSING", _FieldKind: lambda kind: kind.name},
             cloudpickle.CloudPickler.dispatch_table,
         )
 
     file = io.BytesIO()
-    Pickler(file).dump(content)
+    Pickler(file).dump(content)  # type: ignore[no-untyped-call]
     return PICKLED + base64.b64encode(file.getvalue()).decode()
 
 

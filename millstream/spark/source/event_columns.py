@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import TypeAlias
 
 import pyarrow as pa
@@ -16,9 +16,10 @@ from millstream.schemas.column_resolution import ColumnResolution
 from millstream.schemas.formats.json_columns import JsonColumns
 from millstream.schemas.registry.records import Version
 from millstream.schemas.registry.stores import RegisteredEvent
+from millstream.spark.source.event_schema import event_columns
 from millstream.spark.stores import StoreSnapshot, read_upcasters
 
-__all__ = ["EventColumns", "Find", "KnownEvents"]
+__all__ = ["EventColumns", "Find", "KnownEvents", "check_versions"]
 
 Find: TypeAlias = Callable[[str], tuple[str, ...] | None]
 
@@ -101,6 +102,14 @@ class EventColumns:
             return build([decode(tag, text) for text in texts.split(b"\n", count)[:count]])
 
         return read
+
+
+def check_versions(store: StoreSnapshot, upcasters: str | None, chosen: Collection[str]) -> None:
+    """Refuse chosen columns of events with a version that nothing leads on from."""
+    known = KnownEvents(store, upcasters, store.events.get)
+    for column, event in event_columns(store).items():
+        if column in chosen:
+            known.columns(event)
 
 
 class KnownEvents:

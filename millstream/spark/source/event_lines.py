@@ -104,4 +104,5 @@ class EventLines:
         chosen = elements.take(pa.array(np.arange(0, len(spans), 2)))
         offsets, data = chosen.buffers()[1:]
         size = int(np.frombuffer(offsets, np.int32)[len(lines)])
-        return data.slice(0, size).to_pybytes()
+        found: bytes = data.slice(0, size).to_pybytes()
+        return found

@@ -15,7 +15,14 @@ from millstream.spark.options import SourceOptions
 from millstream.spark.source.row_schema import check_types
 from millstream.spark.stores import StoreSnapshot
 
-__all__ = ["EVENT_COLUMNS", "check_event_schema", "event_columns", "events_ddl", "states_ddl"]
+__all__ = [
+    "EVENT_COLUMNS",
+    "check_event_schema",
+    "chosen_columns",
+    "event_columns",
+    "events_ddl",
+    "states_ddl",
+]
 
 _TIME: Final = pa.timestamp("us", "UTC")
 _HEADERS: Final = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
@@ -56,7 +63,7 @@ def event_columns(store: StoreSnapshot) -> dict[str, str]:
     return found
 
 
-def _chosen(options: SourceOptions, store: StoreSnapshot) -> dict[str, list[str]]:
+def chosen_columns(options: SourceOptions, store: StoreSnapshot) -> dict[str, list[str]]:
     """The columns that the options choose, in order, each with its chosen fields (none: all)."""
     known = [*EVENT_COLUMNS, *event_columns(store)]
     chosen: dict[str, list[str]] = {}
@@ -82,7 +89,7 @@ def events_ddl(options: SourceOptions, store: StoreSnapshot) -> str:
     """The source's schema as DDL text."""
     events = event_columns(store)
     parts = []
-    for name, inner in _chosen(options, store).items():
+    for name, inner in chosen_columns(options, store).items():
         if name in EVENT_COLUMNS:
             parts.append(f"`{name}` {EVENT_COLUMNS[name][0]}")
         else:

@@ -25,7 +25,6 @@ class Words:
         """`block`: bytes as an array of uint8."""
         self.block = np.concatenate([block, np.zeros(_WORD, np.uint8)])
         self._words = np.ndarray(len(block) + 1, "<u8", self.block, strides=(1,))
-        self._cache: dict[int, Any] = {}
 
     def match(self, places: Any, text: bytes) -> Any:
         """Whether the text is at each of the places."""
@@ -46,7 +45,7 @@ class HeaderLines:
         self._count = len(frames)
         blocks = frames.cut(frames.head, frames.body)
         offsets, data = blocks.buffers()[1:]
-        ends = np.frombuffer(offsets, np.int32)[1 : self._count + 1] if self._count else []
+        ends: Any = np.frombuffer(offsets, np.int32)[1 : self._count + 1] if self._count else []
         text = np.frombuffer(data, np.uint8) if data is not None else np.zeros(0, np.uint8)
         self.words = Words(text)
         # Every line but the first of a block, the status, follows a line end.

@@ -11,6 +11,7 @@ import pytest
 
 import millstream
 from millstream.errors import AggregateNotFound
+from millstream.event_store.events import Clock
 from millstream.spark import event_upcasters, states_as_of
 from tests.spark.conftest import Account as Broker
 from tests.spark.conftest import Lake
@@ -29,7 +30,7 @@ def store(account: Broker) -> Store:
     return Store(account)
 
 
-def sequential(store: Store, at: datetime, clock: str) -> Rows:
+def sequential(store: Store, at: datetime, clock: Clock) -> Rows:
     """Every aggregate as the SDK loads it."""
 
     async def work(mill: millstream.Mill) -> Rows:
@@ -40,6 +41,7 @@ def sequential(store: Store, at: datetime, clock: str) -> Rows:
                 loaded = await opened.load(id, at=at, clock=clock)
             except AggregateNotFound:
                 continue
+            assert loaded.timestamp is not None
             time = loaded.timestamp.astimezone().replace(tzinfo=None)
             found[id] = (loaded.version, time, asdict(loaded.state))
         return found
@@ -48,7 +50,7 @@ def sequential(store: Store, at: datetime, clock: str) -> Rows:
     return found
 
 
-def in_spark(lake: Lake, at: datetime, clock: str, **options: Any) -> Rows:
+def in_spark(lake: Lake, at: datetime, clock: Clock, **options: Any) -> Rows:
     given = {"asOf": at.isoformat(), "asOfClock": clock, **options}
     found = lake.read(eventStore="accounts", **given).collect()
     rows = {r.aggregate: (r.version, r.timestamp, r.state.asDict(recursive=True)) for r in found}
@@ -58,7 +60,7 @@ def in_spark(lake: Lake, at: datetime, clock: str, **options: Any) -> Rows:
 
 def test_states_as_of_random_times_are_those_of_a_sequential_fold(lake: Lake, store: Store) -> None:
     chance = random.Random(7)
-    old = dataclass(type("Deposited", (), {"__annotations__": {"cents": str}}))
+    old: Any = dataclass(type("Deposited", (), {"__annotations__": {"cents": str}}))
     upcasters = {("Deposited", 1): lambda event: {"amount": int(event["cents"]) // 100}}
     store.append("a1", old("1200"), classes=[Opened, old, Withdrawn], timestamp=BASE)
     store.how = {"upcasters": upcasters}
@@ -68,10 +70,11 @@ def test_states_as_of_random_times_are_those_of_a_sequential_fold(lake: Lake, st
     stored = [event.stored for event in store.events()]
     text = event_upcasters(upcasters)
     seen = set[int]()
-    for clock, times in (
+    clocks: list[tuple[Clock, list[datetime]]] = [
         ("stored", [stored[0] - timedelta(seconds=1), *chance.sample(stored, 2), stored[-1]]),
         ("event", [BASE + timedelta(minutes=chance.randint(0, 1000)), datetime.now(UTC)]),
-    ):
+    ]
+    for clock, times in clocks:
         for at in times:
             expected = sequential(store, at, clock)
             tasks = chance.choice([1, 3])
@@ -122,7 +125,7 @@ def test_a_class_that_does_not_fit_the_store_is_refused(
     spark: SparkSession, lake: Lake, store: Store
 ) -> None:
     store.open()
-    other = dataclass(type("Opened", (), {"__annotations__": {"name": str}}))
+    other: Any = dataclass(type("Opened", (), {"__annotations__": {"name": str}}))
     with pytest.raises(Exception, match="has other fields than every version of event 'Opened'"):
         states_as_of(
             spark,
