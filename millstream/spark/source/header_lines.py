@@ -19,20 +19,20 @@ _WORD: Final = 8
 
 
 class Words:
-    """Compares the bytes at many places of a block with a text."""
+    """Compares the bytes at many positions of a block with a text."""
 
     def __init__(self, block: Any) -> None:
         """`block`: bytes as an array of uint8."""
         self.block = np.concatenate([block, np.zeros(_WORD, np.uint8)])
         self._words = np.ndarray(len(block) + 1, "<u8", self.block, strides=(1,))
 
-    def match(self, places: Any, text: bytes) -> Any:
-        """Whether the text is at each of the places."""
-        found = np.ones(len(places), bool)
+    def match(self, positions: Any, text: bytes) -> Any:
+        """Whether the text is at each of the positions."""
+        found = np.ones(len(positions), bool)
         last = len(self._words) - 1
         for start in range(0, len(text), _WORD):
             part = text[start : start + _WORD]
-            words = self._words[np.minimum(places + start, last)]
+            words = self._words[np.minimum(positions + start, last)]
             mask = np.uint64((1 << 8 * len(part)) - 1)
             found &= (words & mask) == np.uint64(int.from_bytes(part, "little"))
         return found
@@ -79,18 +79,18 @@ class HeaderLines:
         """The values of a header by message."""
         messages, starts, ends = self.find(name)
         data = self.text
-        places = zip(messages.tolist(), starts.tolist(), ends.tolist(), strict=True)
+        positions = zip(messages.tolist(), starts.tolist(), ends.tolist(), strict=True)
         return {
             message: data[start:end].tobytes().strip().decode("utf-8", "surrogateescape")
-            for message, start, end in places
+            for message, start, end in positions
         }
 
 
-def numbers_at(block: Any, places: Any) -> tuple[Any, Any]:
-    """The number that starts at each place, and where it ends; a place without one ends at once."""
-    value = np.zeros(len(places), np.int64)
-    at = np.array(places)
-    active = np.ones(len(places), bool)
+def numbers_at(block: Any, positions: Any) -> tuple[Any, Any]:
+    """The number at each position, and where it ends; where there is none, that is the position."""
+    value = np.zeros(len(positions), np.int64)
+    at = np.array(positions)
+    active = np.ones(len(positions), bool)
     for _ in range(_DIGITS_MAX):
         digit = block[at] - np.uint8(48)  # anything but a digit wraps to more than 9
         active &= digit < 10
