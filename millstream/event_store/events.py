@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import datetime
 from enum import Enum
 from typing import Any, Final, Generic, Literal, TypeAlias, TypeVar
+
+import msgspec
 
 from millstream.errors import ConfigError
 from millstream.event_store.ids import check_id, matches_pattern, pattern_of
@@ -88,8 +90,8 @@ def check_expected(expected: Expected, id: str) -> Expected:
     return expected or NEW
 
 
-@dataclass(frozen=True, slots=True)
-class Append:
+# Made for every append or event: a Struct takes a tenth of the time of a frozen dataclass.
+class Append(msgspec.Struct, frozen=True):
     """One of several appends that are stored together; see `EventStore.append_all`."""
 
     id: str
@@ -106,8 +108,7 @@ class Append:
         check_expected(self.expected, self.id)
 
 
-@dataclass(frozen=True, slots=True)
-class AppendReceipt:
+class AppendReceipt(msgspec.Struct, frozen=True):
     """The broker's confirmation that the events of an append are stored."""
 
     id: str
@@ -126,8 +127,7 @@ class Deleted:
     archived_to: str | None = None  # the topic that holds its events now
 
 
-@dataclass(frozen=True, slots=True)
-class StoredEvent:
+class StoredEvent(msgspec.Struct, frozen=True):
     """One event of an aggregate."""
 
     id: str  # of the aggregate
@@ -143,7 +143,7 @@ class StoredEvent:
     append_id: str | None = None
     correlation_id: str | None = None
     causation_id: str | None = None
-    headers: Mapping[str, str] = field(default_factory=dict)
+    headers: Mapping[str, str] = {}
 
     @property
     def timestamp(self) -> datetime:
@@ -172,6 +172,7 @@ class Loaded(Generic[S]):
     # Of the last event in it; None: not known, because it was appended just now.
     timestamp_ns: int | None = None
     stored_ns: int | None = None
+    key_ids: frozenset[str] = frozenset()  # internal: of the persons whose data are in it
 
     @property
     def timestamp(self) -> datetime | None:

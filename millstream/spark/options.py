@@ -10,9 +10,11 @@ import json
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from datetime import datetime
 from typing import Any, Final, Literal, TypeVar
 
 from millstream.errors import ConfigError
+from millstream.events.event import nanoseconds_of
 from millstream.events.subject import check_name, check_subject
 from millstream.nearest import one_of
 from millstream.settings import ConnectionSettings, Secret, Tls, parse_size
@@ -80,7 +82,6 @@ OPTIONS: Final[Mapping[str, str]] = {
     "stream": "source",
     "eventStore": "source",
     "upcasters": "source",
-    "asOf": "batch",
     "asOfClock": "batch",
     "state": "batch",
     "events": "batch",
@@ -92,6 +93,7 @@ OPTIONS: Final[Mapping[str, str]] = {
     "endingOffsets": "batch",
     "endingTimestamp": "batch",
     "endingOffsetsByTimestamp": "batch",
+    "asOf": "batch",
     "maxOffsetsPerTrigger": "source",
     "minPartitions": "source",
     "maxRecordsPerPartition": "source",
@@ -298,6 +300,7 @@ class SourceOptions:
     stream: str | None = None  # any JetStream stream, as it is
     is_table: bool = False  # the latest value of each key
     store: StoreOptions | None = None  # the topic is that of an event store
+    as_of: datetime | None = None  # of a table: the values at this time of storing; None: now
     subjects: tuple[str, ...] = ()  # only messages on these subjects
     start: OffsetLimit = field(default_factory=OffsetLimit)
     end: OffsetLimit = field(default_factory=OffsetLimit)
@@ -319,6 +322,10 @@ def source_options(options: Mapping[str, str], batch: bool) -> SourceOptions:
     what = given.one_of(_WHAT, needed=True)
     if what == "table":
         _check_options_of_table(given, batch)
+    elif what != "eventStore" and given.get("asOf") is not None:
+        raise ConfigError(
+            "option 'asOf' is for tables and event stores: name one with 'table' or 'eventStore'"
+        )
     store = _store(given, what == "eventStore")
     topics: tuple[str, ...] = ()
     if what in ("subscribe", "table"):
@@ -334,6 +341,7 @@ def source_options(options: Mapping[str, str], batch: bool) -> SourceOptions:
         stream=given.get("stream"),
         is_table=what == "table",
         store=store,
+        as_of=given.parsed("asOf", parse_moment, None) if what == "table" else None,
         subjects=given.parsed("subjects", _subjects, ()),
         start=_start(given, "earliest" if batch or what == "table" else "latest"),
         end=_end(given),
@@ -350,7 +358,7 @@ def source_options(options: Mapping[str, str], batch: bool) -> SourceOptions:
 
 
 _WHAT: Final = ("subscribe", "subscribePattern", "assign", "stream", "table", "eventStore")
-_OF_STORES: Final = ("upcasters", "asOf", "asOfClock", "state", "events")
+_OF_STORES: Final = ("upcasters", "asOfClock", "state", "events")
 _STARTS: Final = ("startingOffsets", "startingTimestamp", "startingOffsetsByTimestamp")
 _ENDS: Final = ("endingOffsets", "endingTimestamp", "endingOffsetsByTimestamp")
 
@@ -371,9 +379,9 @@ def _store(given: _Given, chosen: bool) -> StoreOptions | None:
             if given.get(name) is not None:
                 raise ConfigError(f"option '{name}' cannot be combined with the option 'asOf'")
     return StoreOptions(
+        as_of=None if as_of is None else nanoseconds_of(as_of),
         name=given.parsed("eventStore", lambda text: check_name("event store", text), ""),
         upcasters=given.get("upcasters"),
-        as_of=as_of,
         clock=given.parsed("asOfClock", _choice("stored", "event"), "stored"),
         state=given.parsed("state", _class_path, None),
         events=given.parsed("events", lambda text: tuple(map(_class_path, _names(text))), ()),
@@ -392,8 +400,8 @@ def _check_options_of_table(given: _Given, batch: bool) -> None:
     for name in ("subjects", *(_STARTS if batch else ()), *_ENDS):
         if given.get(name) is not None:
             raise ConfigError(
-                f"option '{name}' cannot be combined with 'table': a table is read as it is now; "
-                f"use 'subscribe' to read a range of its changes"
+                f"option '{name}' cannot be combined with 'table': a table is read as it is now "
+                f"(with 'asOf', as it was); use 'subscribe' to read a range of its changes"
             )
 
 

@@ -7,7 +7,12 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from millstream.errors import ConfigError
-from millstream.event_store.event_types import EventTypes, Upcasters, classes_by_name
+from millstream.event_store.event_types import (
+    EventTypes,
+    Upcasters,
+    classes_by_name,
+    new_types,
+)
 from millstream.event_store.folding import Folding, make_folding
 from millstream.event_store.messages import AppendMessage, stored_events
 from millstream.schemas import Schema, declare
@@ -128,7 +133,7 @@ def _registered(store: StoreSnapshot, name: str, cls: type | None) -> Registered
     if cls is None:
         return RegisteredEvent(name, tuple(schemas), versions[-1])
     record = TopicSchemas(f"{store.store}/{name}", "json", Mode.NONE, versions)
-    same = matching(record, schemas, declare(cls, name=name))
+    same = matching(record, schemas, new_types({name: cls}, {})[name].schema)
     if same is None:
         raise ConfigError(
             f"{cls.__module__}.{cls.__name__} has other fields than every version of event "

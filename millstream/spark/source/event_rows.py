@@ -18,6 +18,7 @@ from millstream.errors import Undecodable
 from millstream.event_store.format import (
     CAUSATION_HEADER,
     CORRELATION_HEADER,
+    STORED_HEADER,
     VERSIONS_HEADER,
     join_lines,
     read_versions,
@@ -220,8 +221,11 @@ class Appends:
 
     @cached_property
     def nanoseconds(self) -> Any:
-        """When each message was stored."""
-        return self.frames.nanoseconds()
+        """When each append was stored first."""
+        stored = self.frames.nanoseconds()
+        for number, text in self.headers.texts(STORED_HEADER).items():
+            stored[number] = event_ns(text, int(stored[number]))
+        return stored
 
     @cached_property
     def sequences(self) -> Any:

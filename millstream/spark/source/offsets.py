@@ -195,6 +195,25 @@ def parse_timestamp(text: str, when_none: WhenNone) -> OffsetLimit:
     return OffsetLimit(time=int(text), when_none=when_none)
 
 
+def parse_moment(text: str) -> datetime:
+    """A time: ISO 8601 with its zone, or milliseconds since 1970.
+
+    >>> parse_moment("2023-11-14T22:13:20Z") == parse_moment("1700000000000")
+    True
+    """
+    if re.fullmatch(r"\d{1,14}", text.strip()):
+        return _EPOCH + timedelta(milliseconds=parse_timestamp(text, "latest").time or 0)
+    try:
+        time = datetime.fromisoformat(text.strip())
+    except ValueError as error:
+        raise ConfigError(
+            "write it like 2026-01-31T12:00:00Z, or as milliseconds since 1970"
+        ) from error
+    if time.tzinfo is None:
+        raise ConfigError("it has no time zone. Add Z for UTC, or +01:00")
+    return time
+
+
 def parse_timestamps(text: str, when_none: WhenNone) -> OffsetLimit:
     """Milliseconds since 1970 by partition: {"orders": {"0": 1700000000000}}."""
     times: dict[TopicPartition, int] = {}
@@ -203,26 +222,6 @@ def parse_timestamps(text: str, when_none: WhenNone) -> OffsetLimit:
             raise ConfigError(f"time {given!r} of {partition[0]}/{partition[1]}: give milliseconds")
         times[partition] = given
     return OffsetLimit(times=times, when_none=when_none)
-
-
-def parse_moment(text: str) -> int:
-    """Nanoseconds since 1970 of milliseconds since 1970, or of an ISO 8601 time with its zone.
-
-    >>> parse_moment("1700000000123"), parse_moment("2023-11-14T22:13:20.123Z")
-    (1700000000123000000, 1700000000123000000)
-    """
-    if re.fullmatch(r"\d{1,14}", text.strip()):
-        milliseconds = parse_timestamp(text, "latest").time
-        return (milliseconds or 0) * 1_000_000
-    try:
-        moment = datetime.fromisoformat(text.strip())
-    except ValueError as error:
-        raise ConfigError(
-            "give milliseconds since 1970, or a time such as 2026-11-01T10:00:00Z"
-        ) from error
-    if moment.tzinfo is None:
-        raise ConfigError(f"it has no time zone; for UTC write {moment.isoformat()}Z")
-    return (moment - _EPOCH) // timedelta(microseconds=1) * 1_000
 
 
 def _by_partition(text: str) -> dict[TopicPartition, object]:

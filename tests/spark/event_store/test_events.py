@@ -92,7 +92,7 @@ def test_columns_and_fields_are_read_alone(lake: Lake, store: Store) -> None:
         ({"columns": "Deposited.amont"}, "has no field 'amont'"),
         ({"columns": "version.x"}, "choose an event's column or some of its fields"),
         ({"columns": "Deposited,Deposited.amount"}, "choose an event's column or some"),
-        ({"asOf": "yesterday"}, "give milliseconds since 1970, or a time such as"),
+        ({"asOf": "yesterday"}, "write it like"),
         ({"asOf": "2026-01-01T00:00:00"}, "no time zone"),
         ({"asOfClock": "event"}, "needs the option 'asOf'"),
         ({"asOf": "0", "startingOffsets": "earliest"}, "cannot be combined with the option 'asOf'"),

@@ -61,11 +61,25 @@ def test_names_do_not_depend_on_case() -> None:
         ({"subscribe": "a", "topic": "b"}, "'topic' belongs to a sink"),
         ({"table": "a,b"}, "read them separately"),
         ({"table": "a", "subjects": "x"}, "cannot be combined with 'table'"),
+        ({"table": "a", "asOf": "2026-01-01T00:00Z"}, "belongs to a batch read"),
     ],
 )
 def test_a_wrong_option_of_a_stream_is_rejected(given: dict[str, str], text: str) -> None:
     with pytest.raises(ConfigError, match=re.escape(text)):
         source_options(given, batch=False)
+
+
+@pytest.mark.parametrize(
+    ("given", "text"),
+    [
+        ({"subscribe": "a", "asOf": "2026-01-01T00:00Z"}, "is for tables and event stores"),
+        ({"table": "a", "asOf": "2026-01-01 00:00"}, "no time zone"),
+        ({"table": "a", "asOf": "soon"}, "write it like"),
+    ],
+)
+def test_a_wrong_time_of_a_table_is_rejected(given: dict[str, str], text: str) -> None:
+    with pytest.raises(ConfigError, match=re.escape(text)):
+        source_options(given, batch=True)
 
 
 def test_an_end_cannot_be_earliest() -> None:
