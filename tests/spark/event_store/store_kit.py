@@ -57,12 +57,11 @@ class Store:
         self.broker.run(work)
 
     def delete(self, id: str) -> None:
-        """End an aggregate: a message without a value, and its events are removed."""
-        last = max(event.version for event in self.events() if event.id == id)
-        versions = f"{last + 1}-{last + 1}"
-        self.by_hand(id, {"Mill-Null": "1", "Mill-Versions": versions}, b"")
-        request = {"filter": f"{self.name}.{id}", "keep": 1}
-        self.broker.run(lambda mill: mill.jetstream.purge_stream(self.name, request))
+        async def work(mill: millstream.Mill) -> None:
+            store = await mill.event_store(self.name, Account, events=EVENTS, **self.how)
+            await store.delete(id)
+
+        self.broker.run(work)
 
     def events(self) -> list[StoredEvent]:
         """All events as the SDK reads them."""
