@@ -13,6 +13,7 @@ from millstream.event_store.events import Deleted as Deleted
 from millstream.event_store.events import Loaded as Loaded
 from millstream.event_store.events import StoredEvent as StoredEvent
 from millstream.event_store.events import Unchanged as Unchanged
+from millstream.event_store.privacy import Personal as Personal
 from millstream.event_store.settings import StoreSettings as StoreSettings
 from millstream.event_store.store import EventStore as EventStore
 from millstream.events.packs.packing import Packing as Packing
@@ -62,6 +63,10 @@ from millstream.messaging.process import Process as Process
 from millstream.messaging.process import ProcessSettings as ProcessSettings
 from millstream.mill import Mill as Mill
 from millstream.mill import connect as connect
+from millstream.projections.diff import RowDiff as RowDiff
+from millstream.projections.projection import Projection as Projection
+from millstream.projections.projection import ProjectionView as ProjectionView
+from millstream.projections.records import ProjectionRecord as ProjectionRecord
 from millstream.schemas.registry.guard import Guard as Guard
 from millstream.schemas.registry.guard import GuardSettings as GuardSettings
 from millstream.schemas.registry.registry import Registry as Registry

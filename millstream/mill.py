@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import AsyncIterator, Iterable, Mapping
+from contextlib import suppress
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +18,17 @@ from millstream.settings import ConnectionSettings
 
 if TYPE_CHECKING:
     from millstream.event_store.store import EventStore
-    from millstream.messaging.process import Process, ProcessSettings, Transform
+    from millstream.messaging.process import (
+        Process,
+        ProcessSettings,
+        Sources,
+        StateTables,
+        Targets,
+        Transform,
+    )
+    from millstream.projections.diff import RowDiff
+    from millstream.projections.projection import Projection, ProjectionView
+    from millstream.projections.records import ProjectionRecord, ProjectionRecords
     from millstream.schemas.registry.guard import Guard, GuardSettings
     from millstream.schemas.registry.records import TopicSchemas
     from millstream.schemas.registry.registry import Registry
@@ -108,7 +119,8 @@ class Mill(Client):
     async def delete_topic(self, name: str) -> None:
         """Delete a topic, all its events and the versions of its schema.
 
-        The versions stay while a mirror of the topic exists, because it is read with them.
+        The versions stay while a mirror of the topic exists, because it is read with them. With an
+        event store its snapshots, its archive and its keys are deleted as well.
         """
         from millstream.schemas.registry.stores import StoreSchemas
 
@@ -124,6 +136,11 @@ class Mill(Client):
         if unused:
             await self.schemas.forget(name)
         if is_store:
+            from millstream.event_store.opening import COMPANIONS
+
+            for suffix in COMPANIONS:
+                with suppress(TopicNotFound):
+                    await super().delete_topic(name + suffix)
             await store.forget()
         if missing is not None:
             raise missing
@@ -257,23 +274,77 @@ class Mill(Client):
 
         return await open_store(self, name, state, events, values)
 
+    # -- projections ----------------------------------------------------------------------
+
+    async def projection(
+        self, name: str, source: EventStore | Topic, function: Transform, **values: Any
+    ) -> Projection:
+        """A view of a log in a table, kept up to date by a function, exactly once.
+
+        `projection("balances", store, function, schema=Balance)`: the function is called with each
+        event of the store (StoredEvent) or topic (Event) and the table, whose rows it reads and
+        changes like those of a dict. With `tables={"a": A, "b": B}` it gets a dict of tables, with
+        their schemas. `version=2` is another build, with tables of its own: see Projection for how
+        it is compared and swapped in. Other keywords are those of ProcessSettings.
+        `await projection.run()`.
+        """
+        from millstream.projections.projection import open_projection
+
+        return await open_projection(self, self._projections, name, source, function, values)
+
+    async def view(self, name: str, type: type | None = None) -> ProjectionView:
+        """The tables of a projection's active version, for readers; see `topic` for `type`."""
+        from millstream.projections.projection import open_view
+
+        return await open_view(self, self._projections, name, type)
+
+    async def projections(self) -> list[ProjectionRecord]:
+        """All projections: what they read, their versions, and which one is active."""
+        return await self._projections.all()
+
+    async def diff_projection(
+        self, name: str, version: int, against: int | None = None
+    ) -> AsyncIterator[RowDiff]:
+        """The rows that differ between two versions of a projection; None: the active one."""
+        from millstream.projections.projection import diff_versions
+
+        async for row in diff_versions(self, self._projections, name, version, against):
+            yield row
+
+    @cached_property
+    def _projections(self) -> ProjectionRecords:
+        from millstream.projections.records import ProjectionRecords
+
+        return ProjectionRecords(self.table, self.create_table)
+
     # -- processing -----------------------------------------------------------------------
 
     def process(
         self,
-        source: Topic,
-        target: Topic,
+        source: Sources,
+        target: Targets,
         function: Transform,
         settings: ProcessSettings | None = None,
+        *,
+        tables: StateTables | None = None,
         **values: Any,
     ) -> Process:
         """Apply a function to every event of a topic and store the results in another.
 
-        Exactly once: outputs and the position in the input are one commit. The function gets an
+        Exactly once: results and the position in the input are one commit. The function gets an
         event and returns None, a value, a NewEvent, or several of them. `await process.run()`.
         `process(source, target, function, on_error="dead_letter")`: see ProcessSettings.
+
+        `source` may be several topics, and `target` several topics and tables: then each output
+        says with `NewEvent(..., topic=NAME)` which one it is for. A row of a table needs a key;
+        without a value it deletes it. With `tables={"totals": table}` the function is called as
+        `function(event, tables)`, and reads and changes their rows like those of a dict: they are
+        its state, held in memory, which nobody else may change. `target=[]` if they are all that
+        it writes.
         """
-        return source.process(target, function, settings, **values)
+        from millstream.messaging.process import make_process
+
+        return make_process(source, target, function, settings, tables, values)
 
     def guard(self, topic: str, settings: GuardSettings | None = None, **values: Any) -> Guard:
         """A guard of a guarded topic, which checks what is published: `async with mill.guard(...)`.

@@ -91,7 +91,8 @@ SECTIONS: dict[str, tuple[str, list[str]]] = {
         "millstream",
         [
             *("EventStore", "StoreSettings", "StoredEvent", "Append", "AppendReceipt", "Loaded"),
-            *("NEW", "ANY", "Unchanged", "Deleted"),
+            *("NEW", "ANY", "Unchanged", "Deleted", "Personal"),
+            *("Projection", "ProjectionView", "ProjectionRecord", "RowDiff"),
         ],
     ),
     "Core subjects": (

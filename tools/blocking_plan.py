@@ -160,8 +160,6 @@ PLANS = [
         "Process",
         "producing",
         fixed={"settings": "ProcessSettings"},
-        live={"handled": "int", "produced": "int"},
-        skip=frozenset({"function", "output", "stopping"}),
     ),
     ClassPlan(f"{MESSAGING}.subscriptions.admin", "Subscriptions", "topic"),
     ClassPlan(f"{MESSAGING}.groups.admin", "GroupAdmin", "topic"),
@@ -188,8 +186,14 @@ PLANS = [
             "admin": "TopicAdmin",
         },
         ahead={"batches": 2},
-        skip=frozenset({"read", "value_type", "handle", "acks", "forget_durability"}),
+        skip=frozenset(
+            {
+                *("read", "value_type", "handle", "acks", "forget_durability"),
+                *("process_input", "process_output", "past"),
+            }
+        ),
     ),
+    ClassPlan("millstream.tables", "PastTable", "tables", pure=True, fixed={"name": "str"}),
     ClassPlan("millstream.tables", "Table", "tables", fixed={"topic": "Topic"}),
     ClassPlan(
         "millstream.schemas.registry.registry",
@@ -212,7 +216,7 @@ PLANS = [
         base_home="connected",
         live={"identity": "Identity | None"},
         last=frozenset({"close", "drain", "flush"}),
-        skip=frozenset({"connection", "jetstream", "open_as", "event_store"}),
+        skip=frozenset({"connection", "jetstream", "open_as", "event_store", "projection", "view"}),
     ),
 ]
 
@@ -236,5 +240,12 @@ HANDLERS = {
     ),
     "Handler": ("Callable[[Delivery], object]", "in_thread({0}, partial(Delivery, self._loop))"),
     "GroupHandler": ("Callable[[GroupEvent], object]", "in_group({0}, self._inner)"),
-    "Transform": ("Callable[[Event], Any]", "in_thread(collected({0}))"),
+    "Transform": ("Callable[..., Any]", "in_thread(collected({0}))"),
+}
+
+# Alias of what may be one twin or several -> its plain type; the objects inside are passed on.
+SEVERAL = {
+    "Sources": "Topic | Sequence[Topic]",
+    "Targets": "Topic | Table | Sequence[Topic | Table]",
+    "StateTables": "Mapping[str, Table] | Sequence[Table]",
 }

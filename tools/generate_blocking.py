@@ -22,7 +22,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from tools.blocking_plan import CONTEXT_BASES, FILES, HANDLERS, ClassPlan
+from tools.blocking_plan import CONTEXT_BASES, FILES, HANDLERS, SEVERAL, ClassPlan
 from tools.blocking_types import (
     EXISTING,
     ITERATORS,
@@ -39,7 +39,7 @@ PLAIN_DEFAULTS = (type(None), bool, int, float, str, bytes)
 # Needed because ruff cannot infer this for a file that does not exist yet.
 FIRST_PARTY = "lint.isort.known-first-party=['millstream']"
 STARS: dict[Any, str] = {inspect.Parameter.VAR_POSITIONAL: "*", inspect.Parameter.VAR_KEYWORD: "**"}
-HELPERS = {"in_thread", "in_group", "collected", "given", "NOT_GIVEN"}
+HELPERS = {"in_thread", "in_group", "collected", "given", "unwrapped", "NOT_GIVEN"}
 
 
 # -- one class ----------------------------------------------------------------------------
@@ -295,6 +295,8 @@ class ClassWriter:
             value = HANDLERS[kind][1].format(name)
             if "partial" in value:
                 self.imports.add("functools", "partial")
+        elif kind in SEVERAL:
+            value = f"unwrapped({name})"
         elif kind in EXISTING:
             value = f"{name}._inner"
         elif kind.startswith("Iterable["):

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, Final, NamedTuple, TypeAlias
 
 from millstream.errors import ConfigError, SchemaError, UnknownEvent
 from millstream.event_store.format import check_event_name, read_tag, tag_of
+from millstream.event_store.personal import PersonalData
+from millstream.event_store.privacy import SEALED_MARK, Personal, personal_fields
+from millstream.schemas import types as t
 from millstream.schemas.codecs import make_codec
 from millstream.schemas.declaration import declare
+from millstream.schemas.formats.python import is_schema_class
 from millstream.schemas.registry.stores import NewEventType, RegisteredEvent
 from millstream.schemas.resolution import Resolution
 from millstream.schemas.schema import Schema
 from millstream.schemas.values.fast_json import fast_load_into
+from millstream.schemas.values.fit import field_names
 from millstream.schemas.values.rows import object_maker, takes_by_position
 
 __all__ = [
@@ -29,6 +34,9 @@ __all__ = [
 Upcaster: TypeAlias = Callable[[dict[str, Any]], dict[str, Any]]
 Upcasters: TypeAlias = Mapping[tuple[str, int], Upcaster]
 _Read: TypeAlias = Callable[[bytes], Any]
+
+# An event may say everything by its name alone, and a schema has at least one field.
+_NO_FIELDS: Final = t.Field("_", t.Nullable(t.Bool()), default=None)
 
 
 def classes_by_name(events: Iterable[type] | Mapping[str, type]) -> dict[str, type]:
@@ -66,16 +74,38 @@ def new_types(classes: Mapping[str, type], upcasters: Upcasters) -> dict[str, Ne
     """What to register for classes of events."""
     upcast = upcast_versions(upcasters, classes)
     return {
-        name: NewEventType(declare(cls, name=name), upcast[name]) for name, cls in classes.items()
+        name: NewEventType(_schema_of(name, cls), upcast[name]) for name, cls in classes.items()
     }
+
+
+def _schema_of(name: str, cls: type) -> Schema:
+    """The schema of a class of events; one without fields gets one that is never written."""
+    if is_schema_class(cls) and not field_names(cls):
+        return Schema(t.Record(name, (_NO_FIELDS,)))
+    return declare(cls, name=name)
+
+
+def _nothing(event: object) -> bytes:
+    """The JSON of an event without fields."""
+    return b"{}"
+
+
+def _maker(cls: type | None, record: t.Record) -> Callable[[dict[str, Any]], Any] | None:
+    """From a plain value to the reader's class; None: it stays a dict."""
+    if record.fields == (_NO_FIELDS,):
+        return lambda plain: {} if cls is None else cls()
+    return None if cls is None else object_maker(cls, record)
 
 
 @dataclass(frozen=True, slots=True)
 class _Written:
     """How an event is written: by its codec, under its tag."""
 
+    name: str
     tag: str
     encode: Callable[[object], bytes]
+    fit: Callable[[object], dict[str, Any]]  # to a plain value
+    marks: Mapping[str, Personal]  # its personal fields
 
 
 class LineReader(NamedTuple):
@@ -102,8 +132,12 @@ class EventTypes:
         events: Iterable[RegisteredEvent],
         classes: Mapping[str, type],
         upcasters: Upcasters,
+        personal: PersonalData | None = None,
     ) -> None:
         self.store = store
+        self._personal = personal  # None: personal fields stay sealed
+        marks = {name: personal_fields(cls) for name, cls in classes.items()}
+        self._marks = {name: found for name, found in marks.items() if found}
         self.classes = dict(classes)
         self.upcasters = dict(upcasters)
         self.events = {event.name: event for event in events}
@@ -123,8 +157,11 @@ class EventTypes:
             self.openings[b'{"' + tag.encode()] = self._line_reader(event, version, cls)
         if cls is not None:
             number = event.current.version
-            codec = make_codec(event.schemas[number - 1], "json")
-            self._written[cls] = _Written(tag_of(event.name, number), codec.encode)
+            schema = event.schemas[number - 1]
+            empty = schema.record.fields == (_NO_FIELDS,)
+            encode = _nothing if empty else make_codec(schema, "json").encode
+            about = (event.name, tag_of(event.name, number), encode, schema.fit)
+            self._written[cls] = _Written(*about, self._marks.get(event.name, {}))
 
     def _reader(self, event: RegisteredEvent, version: int, cls: type | None) -> _Read:
         """A function from the bytes of a version to the class, or to a dict of the latest one."""
@@ -133,10 +170,13 @@ class EventTypes:
         target = schemas[last - 1]
         load = make_codec(schemas[version - 1], "json").decode
         steps = self._steps(event, version, last)
-        make = None if cls is None else object_maker(cls, target.record)
+        make = _maker(cls, target.record)
+        personal, marks, name = self._personal, self._marks.get(event.name, {}), event.name
 
         def read(body: bytes) -> Any:
             plain = load(body)
+            if personal is not None and body.find(SEALED_MARK) >= 0:
+                plain = personal.revealed(plain, marks, name)
             for step in steps:
                 plain = step(plain)
             return plain if make is None else make(plain)
@@ -186,6 +226,19 @@ class EventTypes:
         if written is None:
             raise UnknownEvent(self.store, type(event).__name__, self.classes)
         return written.tag, written.encode(event)
+
+    async def encode_all(self, events: Sequence[object], aggregate: str) -> list[tuple[str, bytes]]:
+        """Tag and JSON of the events of an append, their personal fields sealed."""
+        found = []
+        for event in events:
+            written = self._written.get(type(event))
+            if written is None or not written.marks or self._personal is None:
+                found.append(self.encode(event))
+                continue
+            plain = written.fit(event)
+            sealed = await self._personal.sealed(plain, written.marks, written.name, aggregate)
+            found.append((written.tag, written.encode(sealed)))
+        return found
 
     def is_event(self, value: object) -> bool:
         """Whether a value is an object of one of the classes of events."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections import deque
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, replace
@@ -9,6 +10,7 @@ from datetime import datetime
 from typing import Any
 
 from millstream.errors import AggregateDeleted, AggregateNotFound, ConfigError
+from millstream.event_store.ending import Archive
 from millstream.event_store.events import AppendReceipt, Clock, Loaded, StoredEvent
 from millstream.event_store.folding import Folding
 from millstream.event_store.reading import AggregateReader
@@ -16,6 +18,8 @@ from millstream.event_store.snapshots import Snapshots
 from millstream.events.event import datetime_of, nanoseconds_of
 
 __all__ = ["Loader", "Moment"]
+
+_log = logging.getLogger("millstream.event_store")
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +72,15 @@ class Moment:
         return f" as of {datetime_of(self.time_ns).isoformat()}"
 
 
+class _NotOfThisLog(Exception):
+    """A snapshot does not fit the events that are stored."""
+
+
+def _end_of(snapshot: Loaded[Any]) -> tuple[int, int | None]:
+    """The event that a snapshot ends with: its version and time of storing."""
+    return snapshot.version, snapshot.stored_ns
+
+
 class Loader:
     """Loads the aggregates of one store."""
 
@@ -77,11 +90,13 @@ class Loader:
         reader: AggregateReader,
         folding: Folding | None,
         snapshots: Snapshots | None,
+        archive: Archive,
     ) -> None:
         self._store = store
         self._reader = reader
         self._folding = folding
         self._snapshots = snapshots
+        self._archive = archive
 
     def need_folding(self) -> Folding:
         """How states follow from events; a ConfigError when the store was opened without."""
@@ -95,33 +110,83 @@ class Loader:
     async def load(self, id: str, moment: Moment) -> tuple[Loaded[Any], int]:
         """An aggregate at a moment, and how many events were read for it.
 
-        A deleted one raises AggregateDeleted; as of a time before that it had its events, but they
-        are gone.
+        A deleted one raises AggregateDeleted, also as of a time when it had events: they are gone.
         """
-        folding = self.need_folding()
         snapshot = await self._snapshot(id, moment)
+        if snapshot is not None:
+            try:
+                return await self._read(id, moment, snapshot)
+            except _NotOfThisLog:
+                _log.warning(
+                    "store %s: a snapshot is newer than the log, and not used", self._store
+                )
+        return await self._read(id, moment, None)
+
+    async def _read(
+        self, id: str, moment: Moment, snapshot: Loaded[Any] | None
+    ) -> tuple[Loaded[Any], int]:
+        folding = self.need_folding()
         state = folding.make() if snapshot is None else snapshot.state
         last: StoredEvent | None = None
         count = 0
-        start = 1 if snapshot is None else snapshot.offset + 1
+        key_ids = set() if snapshot is None else set(snapshot.key_ids)
         fold, now = folding.fold, moment.is_now
-        async for events in self._reader.events_of(id, start):
+        async for events in self._history(id, snapshot, key_ids=key_ids):
             for event in events:
-                if event.deleted:
-                    raise AggregateDeleted(self._store, id)
                 if now or moment.includes(event):
                     state, last = fold(state, event.data), event
                     count += 1
         loaded = snapshot
         if last is not None:
             times = (last.timestamp_ns, last.stored_ns)
-            loaded = Loaded(id, state, last.version, last.offset, *times)
+            loaded = Loaded(id, state, last.version, last.offset, *times, frozenset(key_ids))
         if loaded is None:
             raise AggregateNotFound(self._store, id, str(moment))
         if moment.version is not None and loaded.version < moment.version:
             when = f"{moment}: its last version is {loaded.version}"
             raise AggregateNotFound(self._store, id, when)
         return loaded, count
+
+    async def _history(
+        self,
+        id: str,
+        snapshot: Loaded[Any] | None = None,
+        *,
+        version: int = 1,
+        key_ids: set[str] | None = None,
+    ) -> AsyncIterator[list[StoredEvent]]:
+        """The events of an aggregate, after a snapshot; AggregateDeleted when they are gone.
+
+        The append that a snapshot ends with is read again: after a restore, or in a store that was
+        created again under the same name, it may be another one. `key_ids` collects those of the
+        persons whose data are in the events.
+        """
+        done = 0 if snapshot is None else snapshot.version
+        start = 1 if snapshot is None else snapshot.offset
+        seen = snapshot is None
+        async for events in self._reader.events_of(id, start, version, key_ids):
+            if not seen and snapshot is not None and events:
+                known = [event for event in events if event.offset == snapshot.offset]
+                if not known or _end_of(snapshot) != (known[-1].version, known[-1].stored_ns):
+                    break
+                seen = True
+                events = events[len(known) :]
+            if events and events[-1].deleted:
+                if events[-1].data.archived_to is None:
+                    raise AggregateDeleted(self._store, id)
+                yield events[:-1]
+                done = events[-2].version if len(events) > 1 else done
+                found = False
+                async for archived in (await self._archive.reader()).events_of(id, key_ids=key_ids):
+                    found = found or bool(archived)
+                    yield [event for event in archived if event.version > done]
+                if not found:
+                    raise AggregateDeleted(self._store, id)
+                return
+            yield events
+            done = events[-1].version if events else done
+        if not seen:
+            raise _NotOfThisLog
 
     async def _snapshot(self, id: str, moment: Moment) -> Loaded[Any] | None:
         if self._snapshots is None:
@@ -154,7 +219,12 @@ class Loader:
         if every is not None and receipt.version // every > loaded.version // every:
             found = await self._reader.at(receipt.partition, receipt.offset)
             if found is not None and self._snapshots is not None:
-                after = replace(after, timestamp_ns=found.timestamp_ns, stored_ns=found.stored_ns)
+                after = replace(
+                    after,
+                    timestamp_ns=found.timestamp_ns,
+                    stored_ns=found.stored_ns,
+                    key_ids=loaded.key_ids | found.key_ids,
+                )
                 await self._snapshots.try_put(after)
         return after
 
@@ -180,7 +250,7 @@ class Loader:
                 return
 
     async def _forward(self, id: str, start: int) -> AsyncIterator[StoredEvent]:
-        async for events in self._reader.events_of(id, version=start):
+        async for events in self._history(id, version=start):
             for event in events:
                 if event.version >= start:
                     yield event

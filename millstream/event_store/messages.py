@@ -13,11 +13,13 @@ from millstream.event_store.format import (
     ARCHIVED_HEADER,
     CAUSATION_HEADER,
     CORRELATION_HEADER,
+    STORED_HEADER,
     VERSIONS_HEADER,
     read_versions,
     split_lines,
 )
 from millstream.event_store.ids import id_of
+from millstream.event_store.privacy import key_ids_in
 from millstream.events.classify import is_deletion, kind_of
 from millstream.events.event import (
     ID_HEADER,
@@ -58,6 +60,16 @@ class AppendMessage(NamedTuple):
         return event_ns(self.headers.get(TIME_HEADER), self.stored_ns)
 
     @property
+    def key_ids(self) -> set[str]:
+        """The ids of the keys of the persons whose data are in it."""
+        return {id_ for _, body in self.lines for id_ in key_ids_in(body)}
+
+    @property
+    def archive(self) -> str | None:
+        """The topic that holds the events of an aggregate that ends here; None: they are gone."""
+        return self.headers.get(ARCHIVED_HEADER)
+
+    @property
     def ends(self) -> bool:
         """Whether it is the end of its aggregate."""
         return not self.lines
@@ -81,7 +93,8 @@ def open_append(partition: Partition, raw: RawMessage) -> AppendMessage | None:
     except ValueError as error:
         where = (partition.topic, partition.number, address.sequence, 0)
         raise Undecodable(*where, str(error)) from error
-    known = (address.sequence, address.timestamp_ns, headers, lines)
+    stored = event_ns(headers.get(STORED_HEADER), address.timestamp_ns)
+    known = (address.sequence, stored, headers, lines)
     return AppendMessage(id_of(tokens), first, last, *known, partition)
 
 

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from functools import partial
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
 from millstream.errors import ConfigError, TopicNotFound
+from millstream.event_store.ending import ARCHIVE_SUFFIX
 from millstream.event_store.event_types import EventTypes, classes_by_name, new_types
 from millstream.event_store.folding import Folding, class_path, make_folding
+from millstream.event_store.keys import KEYS_SUFFIX
+from millstream.event_store.personal import PersonalData
 from millstream.event_store.settings import StoreSettings, split_settings, topic_settings
 from millstream.event_store.snapshots import SNAPSHOTS_SUFFIX, Snapshots
 from millstream.event_store.store import EventStore
@@ -22,10 +25,13 @@ from millstream.schemas.registry.stores import StoreSchemas
 from millstream.tables import Table
 from millstream.wire.aio.jetstream import JetStream
 
-__all__ = ["open_store"]
+__all__ = ["COMPANIONS", "open_store"]
+
+# What the names of the topics that belong to a store end with.
+COMPANIONS: Final = (SNAPSHOTS_SUFFIX, ARCHIVE_SUFFIX, KEYS_SUFFIX)
 
 
-class Home(Protocol):
+class StoreHome(Protocol):
     """What a store needs of the connection that opens it."""
 
     @property
@@ -44,7 +50,7 @@ class Home(Protocol):
 
 
 async def open_store(
-    mill: Home,
+    mill: StoreHome,
     name: str,
     state: type | None,
     events: Iterable[type] | Mapping[str, type],
@@ -64,12 +70,15 @@ async def open_store(
         registered += [event for event in await schemas.events() if event.name not in known]
     else:
         registered = await schemas.events()
-    types = EventTypes(name, registered, classes, settings.upcasters)
-    return EventStore(topic, schemas, types, folding, _snapshots(mill, topic, folding, settings))
+    personal = PersonalData(name, partial(_key_table, mill, topic))
+    types = EventTypes(name, registered, classes, settings.upcasters, personal)
+    snapshots = _snapshots(mill, topic, folding, settings, personal)
+    open_archive = partial(_archive_topic, mill, topic)
+    return EventStore(topic, schemas, types, folding, snapshots, open_archive, personal)
 
 
 async def _topic(
-    mill: Home, name: str, may_create: bool, values: Mapping[str, Any], schemas: StoreSchemas
+    mill: StoreHome, name: str, may_create: bool, values: Mapping[str, Any], schemas: StoreSchemas
 ) -> Topic:
     """The topic of a store, created if there is none; refused when it is something else."""
     try:
@@ -83,18 +92,24 @@ async def _topic(
                 f"deleted by another tool. Create it again: event_store({name!r}, events=[...])"
             ) from missing
         return await mill.create_topic(name, topic_settings(values))
-    if await schemas.record() is None and (info.settings.takes_packs or info.messages):
+    same = info.settings
+    forgets = same.history or same.max_age or same.max_messages
+    if await schemas.record() is None and (same.takes_packs or info.messages or forgets):
         raise ConfigError(
             f"'{name}' is a topic and not an event store. Use another name for the store"
         )
     if values:  # says which of them differ
-        same = {"partitions": len(info.partitions)}
-        return await mill.create_topic(name, topic_settings({**same, **values}))
+        wanted = {"partitions": len(info.partitions), **values}
+        return await mill.create_topic(name, topic_settings(wanted))
     return await mill.open_as(info)
 
 
 def _snapshots(
-    mill: Home, topic: Topic, folding: Folding | None, settings: StoreSettings
+    mill: StoreHome,
+    topic: Topic,
+    folding: Folding | None,
+    settings: StoreSettings,
+    personal: PersonalData,
 ) -> tuple[Snapshots, int | None] | None:
     """The snapshots of a store whose states can be stored; None: it has none."""
     storable = folding is not None and folding.cls is not None and is_schema_class(folding.cls)
@@ -102,19 +117,49 @@ def _snapshots(
         return None
     codec = folding.state_codec(settings.snapshot_version)  # says why, if it cannot be
     open_table = partial(_snapshot_table, mill, topic)
-    return Snapshots(open_table, codec), settings.snapshot_every
+    return Snapshots(open_table, codec, personal), settings.snapshot_every
 
 
-async def _snapshot_table(mill: Home, topic: Topic) -> Table:
+async def _snapshot_table(mill: StoreHome, topic: Topic, create: bool) -> Table:
     """The table of a store's snapshots, as durable as the store."""
     name = topic.name + SNAPSHOTS_SUFFIX
     try:
         return await mill.table(name)
     except TopicNotFound:
-        settings = TopicSettings(
-            history=1,
-            description=f"Snapshots of event store {topic.name}",
-            replicas=topic.settings.replicas,
-            storage=topic.settings.storage,
-        )
+        if not create:
+            raise
+        settings = _like(topic, f"Snapshots of event store {topic.name}", history=1)
         return await mill.create_table(name, settings)
+
+
+async def _key_table(mill: StoreHome, topic: Topic, create: bool) -> Table:
+    """The table of the keys of a store's persons."""
+    name = topic.name + KEYS_SUFFIX
+    try:
+        return await mill.table(name)
+    except TopicNotFound:
+        if not create:
+            raise
+        settings = _like(topic, f"Keys of persons of event store {topic.name}", history=1)
+        return await mill.create_table(name, settings)
+
+
+async def _archive_topic(mill: StoreHome, topic: Topic, create: bool) -> Topic:
+    """The topic of a store's archived aggregates."""
+    name = topic.name + ARCHIVE_SUFFIX
+    try:
+        return await mill.open_as(await open_topic(mill.jetstream, name))
+    except TopicNotFound:
+        if not create:
+            raise
+        about = f"Archived aggregates of event store {topic.name}"
+        settings = _like(topic, about, packs=False, partitions=topic.partitions)
+        return await mill.create_topic(name, settings)
+
+
+def _like(topic: Topic, description: str, **values: Any) -> TopicSettings:
+    """Settings of a topic that belongs to a store, as durable as the store itself."""
+    same = topic.settings
+    return TopicSettings(
+        description=description, replicas=same.replicas, storage=same.storage, **values
+    )

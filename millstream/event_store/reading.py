@@ -21,7 +21,7 @@ from millstream.wire.aio.subject_reader import read_subject
 from millstream.wire.lost import check
 from millstream.wire.message import RawMessage, StoredMessage
 
-__all__ = ["AggregateReader"]
+__all__ = ["AggregateReader", "Learn"]
 
 # Decoded at a time: so few objects that most are gone again before the collector looks for garbage.
 DECODE_MESSAGES: Final = 50
@@ -75,14 +75,15 @@ class AggregateReader:
                     yield append
 
     async def events_of(
-        self, id: str, start: int = 1, version: int = 1
+        self, id: str, start: int = 1, version: int = 1, key_ids: set[str] | None = None
     ) -> AsyncIterator[list[StoredEvent]]:
         """The events of an aggregate from an offset on, up to now, in groups.
 
-        Appends that end before a version may be left out; they need not be decodable.
+        Appends that end before a version may be left out; they need not be decodable. `key_ids`
+        collects those of the persons whose data are in the events.
         """
         async for partition, group in self._messages(id, start):
-            async for events in self._decoded(partition, group, version):
+            async for events in self._decoded(partition, group, version, key_ids):
                 yield events
 
     async def events(self, plan: ReadPlan) -> AsyncIterator[list[StoredEvent]]:
@@ -120,14 +121,18 @@ class AggregateReader:
             await messages.aclose()
 
     async def _decoded(
-        self, partition: Partition, messages: list[RawMessage], version: int = 1
+        self,
+        partition: Partition,
+        messages: list[RawMessage],
+        version: int = 1,
+        key_ids: set[str] | None = None,
     ) -> AsyncIterator[list[StoredEvent]]:
         """The events of messages; those before an undecodable one come before the error."""
         for first in range(0, len(messages), DECODE_MESSAGES):
             some = messages[first : first + DECODE_MESSAGES]
             events: list[StoredEvent] = []
             try:
-                await self._decode_into(events, partition, some, version)
+                await self._decode_into(events, partition, some, version, key_ids)
             except MillstreamError:
                 if events:
                     yield events
@@ -140,6 +145,7 @@ class AggregateReader:
         partition: Partition,
         messages: list[RawMessage],
         version: int,
+        key_ids: set[str] | None,
     ) -> None:
         types = self._types
         unusual: list[AppendMessage] = []
@@ -160,6 +166,8 @@ class AggregateReader:
                 unusual.append(append)
         if unusual:
             await self._learn(unusual)
+            if key_ids is not None:
+                key_ids.update(id_ for append in unusual for id_ in append.key_ids)
         for part in found:
             # One by one: those before a failure count.
             events.extend(part if isinstance(part, list) else stored_events(part, types))

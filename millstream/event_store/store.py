@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from datetime import datetime
 from typing import Any, Final
 
@@ -12,6 +12,7 @@ from millstream.errors import AggregateDeleted, AggregateNotFound, ConfigError, 
 from millstream.event_store.appending import AggregateHead, Appender
 from millstream.event_store.change import AggregateChange
 from millstream.event_store.changing import Changes, decided
+from millstream.event_store.ending import ARCHIVE_SUFFIX, AggregateEnding, Archive
 from millstream.event_store.event_types import EventTypes
 from millstream.event_store.events import (
     ANY,
@@ -28,6 +29,7 @@ from millstream.event_store.folding import Folding
 from millstream.event_store.ids import check_id
 from millstream.event_store.loading import Loader, Moment
 from millstream.event_store.messages import AppendMessage
+from millstream.event_store.personal import PersonalData
 from millstream.event_store.reading import AggregateReader
 from millstream.event_store.snapshots import Snapshots
 from millstream.events.event import Event, PlainEvent
@@ -63,22 +65,29 @@ class EventStore:
         types: EventTypes,
         folding: Folding | None,
         snapshots: tuple[Snapshots, int | None] | None,
+        open_archive: Callable[[bool], Awaitable[Topic]],
+        personal: PersonalData,
     ) -> None:
         self.name = topic.name
         self.topic = topic  # the topic that holds the events
         self.types = types  # the types of events, and how each version is read
         self.folding = folding
         self._schemas = schemas
+        self._personal = personal
         self._reader = AggregateReader(topic.handle, types, self._learn)
         self._appender = Appender(self.name, topic.handle, topic.acks, types, self._reader)
         self._every = None if snapshots is None else snapshots[1]
-        self._loader = Loader(self.name, self._reader, folding, snapshots and snapshots[0])
+        kept = None if snapshots is None else snapshots[0]
+        archive = Archive(self.name + ARCHIVE_SUFFIX, open_archive, types, self._learn)
+        self._loader = Loader(self.name, self._reader, folding, kept, archive)
+        self._ending = AggregateEnding(topic, self._reader, self._appender, kept, archive)
 
     def __repr__(self) -> str:
         return f"<EventStore {self.name}, {len(self.types.events)} type(s) of events>"
 
     async def _learn(self, appends: list[AppendMessage]) -> None:
-        """Look up the versions of events that were registered since the store was opened."""
+        """Look up what appends need to be decoded: new versions of events, keys of persons."""
+        await self._personal.learn(body for append in appends for _, body in append.lines)
         for append in appends:
             for tag, _ in append.lines:
                 if not self.types.knows(tag):
@@ -101,7 +110,8 @@ class EventStore:
         `expected` is a version, NEW, ANY or Unchanged(...); VersionConflict carries the actual one.
         `details` are those of Append: headers, timestamp, append_id, correlation_id, causation_id.
         An append whose answer was lost is recognised by its id: it is not stored twice, and not
-        called a conflict. With an `append_id` of your own that also holds when you repeat it.
+        called a conflict. With an `append_id` of your own that also holds when you repeat it, with
+        the same expectation.
         """
         return await self._appender.append(Append(id, events, expected, **details))
 
@@ -111,6 +121,33 @@ class EventStore:
         They must be in one partition, as all are in a store with one.
         """
         return await self._appender.append_all(appends)
+
+    async def delete(self, id: str, expected: Expected = ANY, *, reusable: bool = False) -> None:
+        """Remove the events of an aggregate, permanently.
+
+        Its end stays in the store as its last version: readers of all events see it, and the
+        aggregate takes no more appends. With `reusable` that is removed as well: the id can begin
+        again with version 1. AggregateNotFound if it has no events.
+        """
+        await self._ending.delete(check_id(id), expected, reusable)
+
+    async def archive(self, id: str) -> None:
+        """Move the events of an aggregate to the topic `<store>-archive`.
+
+        `load` and `events` still find them; `all`, subscriptions and projections see the end of the
+        aggregate, and it takes no more appends.
+        """
+        await self._ending.archive(check_id(id))
+
+    async def erase(self, person: str) -> bool:
+        """Make the personal data of a person unreadable, for ever; False if there are none.
+
+        Fields that are marked `Annotated[str, Personal()]` are stored encrypted with a key of their
+        person. This removes the key: in the log, in copies of it and in files made from it they can
+        no longer be read, and events have `Personal.erased` instead. Other processes notice within
+        5 seconds. Tables of projections hold what their functions have put there: rebuild them.
+        """
+        return await self._personal.erase(person)
 
     def change(self, id: str, *, tries: int = UPDATE_TRIES, **details: Any) -> AggregateChange:
         """`async with store.change("a1") as account`: commands, appended when the block ends.
@@ -155,8 +192,10 @@ class EventStore:
         """Internal: append to an aggregate as it was loaded; the aggregate after it."""
         if not events:
             return loaded
-        expected = loaded.version or NEW
-        receipt = await self.append(loaded.id, events, expected, **details)
+        receipt = await self.append(loaded.id, events, loaded.version or NEW, **details)
+        if receipt.first_version != loaded.version + 1:
+            # It was stored before, after events that are not in this state or are in it already.
+            return await self.load(loaded.id)
         return await self._loader.after(loaded, events, receipt, self._every)
 
     def changes_on(self, loaded: Loaded[Any]) -> Changes:

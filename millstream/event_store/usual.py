@@ -13,6 +13,7 @@ from typing import Final
 from millstream.event_store.event_types import EventTypes
 from millstream.event_store.events import StoredEvent
 from millstream.event_store.format import CAUSATION_HEADER, CORRELATION_HEADER, VERSIONS_HEADER
+from millstream.event_store.privacy import SEALED_MARK
 from millstream.events.event import ID_HEADER, TIME_HEADER, Partition, event_ns
 from millstream.events.undecodable import DECODE_FAILURES
 from millstream.schemas.values.fast_json import REFUSALS
@@ -52,8 +53,8 @@ def usual_events(
     """The events of a message as the store writes it; None when it is anything else."""
     subject, reply, headers, payload = raw
     found = _match(headers)
-    if found is None or reply.count(b".") != _ADDRESS_DOTS:
-        return None
+    if found is None or reply.count(b".") != _ADDRESS_DOTS or payload.find(SEALED_MARK) >= 0:
+        return None  # sealed texts need keys, which have to be looked up
     append_id, first, last, time, correlation, causation = found.groups()
     _, offset_text, _, stored_text, _ = reply.rsplit(b".", 4)
     lines = payload.split(b"\n")

@@ -6,13 +6,15 @@ import asyncio
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
 import millstream
-from millstream import NewEvent, Start, SubscriptionSettings, TopicSettings, blocking
+from millstream import Columns, NewEvent, Start, SubscriptionSettings, TopicSettings, blocking
 from millstream.deadline import Deadline
 from millstream.errors import (
     ConfigError,
+    HistoryGone,
     NoMessage,
     NoResponders,
     PartlyStored,
@@ -203,6 +205,54 @@ async def test_a_writer_continues_where_it_stopped_and_writes_nothing_twice(mill
         await writer.flush()
         assert writer.skipped == 2
     assert [event.value async for event in topic.read()] == [b"%d" % n for n in range(1, 9)]
+
+
+async def test_a_writer_takes_pairs_notes_and_positions_without_events(mill: Any) -> None:
+    topic = await mill.create_topic("orders")
+    frame = pa.table({"value": [b"c", b"d"], "lsn": [20, 30], "n": [0, 0]})
+    async with topic.writer("importer") as writer:
+        await writer.write(b"a", position=(10, 0))
+        await writer.write(b"b", position=(10, 1), note="two")
+        await writer.flush()
+        assert (writer.position, writer.note) == ((10, 1), "two")
+        await writer.write_batch(
+            frame, positions=("lsn", "n"), columns=Columns(value="value"), note="four"
+        )
+        await writer.advance((40, 0))
+        assert (writer.position, writer.note) == ((40, 0), "four")
+        with pytest.raises(ConfigError, match="positions must grow"):
+            await writer.advance((39, 0))
+    async with topic.writer("importer") as writer:
+        assert writer.position == (40, 0)
+        await writer.write_batch(frame, positions=("lsn", "n"), columns=Columns(value="value"))
+        await writer.advance((41, 0), "heartbeat")
+        assert (writer.note, writer.skipped) == ("heartbeat", 2)
+    assert [event.value async for event in topic.read()] == [b"a", b"b", b"c", b"d"]
+
+
+async def test_a_frame_marks_its_deletions(mill: Any) -> None:
+    topic = await mill.create_topic("orders")
+    frame = pa.table({"key": ["a", "b"], "value": [b"1", b"2"], "gone": [None, True]})
+    async with topic.producer() as producer:
+        await producer.send_batch(frame, Columns(key="key", value="value", tombstone="gone"))
+    assert [(event.key, event.value) async for event in topic.read()] == [("a", b"1"), ("b", None)]
+
+
+async def test_the_events_of_some_keys_are_read_with_packs_and_without(mill: Any) -> None:
+    plain = await mill.create_topic("plain", packs=False)
+    mixed = await mill.create_topic("mixed")
+    for topic in (plain, mixed):
+        await topic.publish_many([NewEvent(b"%d" % n, f"k{n % 3}") for n in range(9)])
+    async with mixed.producer() as producer:
+        await producer.send(b"9", "k0")
+        await producer.send(b"10", "k1")
+    await mixed.publish(b"12", "k0")
+    assert [e.value async for e in plain.read(keys=["k0"])] == [b"0", b"3", b"6"]
+    assert [e.value async for e in mixed.read(keys=["k0"])] == [b"0", b"3", b"6", b"9", b"12"]
+    some = [e.value async for e in plain.read(keys=["k2", "k1"], end=7)]
+    assert some == [b"1", b"2", b"4", b"5"]
+    rows = [v async for batch in mixed.batches(keys=["k1"]) for v in batch["value"].to_pylist()]
+    assert rows == [b"1", b"4", b"7", b"10"]
 
 
 # -- subscriptions ------------------------------------------------------------------------
@@ -415,6 +465,23 @@ async def test_a_table_holds_the_latest_value_and_refuses_a_stale_writer(mill: A
     assert table.topic.name == "stock"
 
 
+async def test_a_table_is_read_as_it_was_or_says_that_it_is_forgotten(mill: Any) -> None:
+    table = await mill.create_table("stock", history=2)
+    await table.put("tea", b"5")
+    first = (await table.get("tea")).timestamp
+    await table.put("tea", b"6")
+    await table.put("milk", b"1")
+    past = await table.at(first)
+    assert (past.name, past.time) == ("stock", first)
+    assert (await past.get("tea")).value == b"5"
+    assert await past.get("milk") is None
+    assert [entry.key async for entry in past.entries()] == ["tea"]
+    assert await past.as_dict() == {"tea": b"5"}
+    await table.delete("tea")
+    with pytest.raises(HistoryGone):
+        await past.get("tea")
+
+
 async def test_a_process_applies_a_function_once_to_each_event(mill: Any) -> None:
     numbers = await mill.create_topic("numbers")
     squares = await mill.create_topic("squares")
@@ -426,6 +493,32 @@ async def test_a_process_applies_a_function_once_to_each_event(mill: Any) -> Non
     for _ in range(2):
         await mill.process(numbers, squares, square).run(once=True)
     assert [int(event.value) async for event in squares.read()] == [n * n for n in range(20)]
+
+
+async def test_a_process_keeps_tables_and_writes_to_several_targets(mill: Any) -> None:
+    one, two = await mill.create_topic("one"), await mill.create_topic("two")
+    totals, last = await mill.create_table("totals"), await mill.create_table("last")
+    large = await mill.create_topic("large")
+    for topic in (one, two):
+        await topic.publish_many([NewEvent(b"%d" % n, f"k{n % 2}") for n in range(10)])
+
+    def add(event: Any, tables: Any) -> Any:
+        total = int(tables["sums"].get(event.key, b"0")) + int(event.value)
+        tables["sums"][event.key] = b"%d" % total
+        yield NewEvent(event.value, event.key, topic="last")
+        if total > 30:
+            yield NewEvent(b"%d" % total, event.key, topic="large")
+
+    for _ in range(2):
+        process = mill.process([one, two], [last, large], add, name="p", tables={"sums": totals})
+        await process.run(once=True)
+    assert await totals.as_dict() == {"k0": b"40", "k1": b"50"}
+    assert await last.as_dict() == {"k0": b"8", "k1": b"9"}
+    assert sorted([int(event.value) async for event in large.read()])[-1] == 50
+    (info,) = await mill.processes()
+    assert (info.name, info.source, info.target) == ("p", "one, two", "totals, last, large")
+    with pytest.raises(ConfigError, match="is the state of process 'p'"):
+        await mill.process(one, totals, add, name="q").run(once=True)
 
 
 async def test_a_claimed_id_is_held_and_released(mill: Any) -> None:
