@@ -183,8 +183,8 @@ class Appender:
             )
         if isinstance(append.expected, Unchanged) and len(self._topic.partitions) > 1:
             raise ConfigError(
-                f"expected: store '{self._store}' has {len(self._topic.partitions)} partitions, and "
-                f"the broker checks Unchanged(...) in one. Create the store with one partition"
+                f"expected: store '{self._store}' has {len(self._topic.partitions)} partitions, "
+                f"and the broker checks Unchanged(...) in one. Create the store with one partition"
             )
         payload = join_lines(await self.types.encode_all(events, append.id))
         pairs: list[tuple[str, str]] = []
