@@ -111,8 +111,11 @@ async def read_subject(
 
 
 def _in_order(messages: list[RawMessage]) -> list[RawMessage] | None:
-    """The messages, if none of them was lost on the way."""
-    for number, message in enumerate(messages, 1):
-        if parse_ack_address(message.reply).consumer_sequence != number:
+    """The messages, if none of them was lost on the way.
+
+    They come in their order, so the numbers of the first and the last tell about all between them.
+    """
+    for number in {1, len(messages)} if messages else ():
+        if parse_ack_address(messages[number - 1].reply).consumer_sequence != number:
             return None
     return messages
