@@ -16,7 +16,7 @@ from pyspark.sql.datasource import DataSourceReader, InputPartition
 
 from millstream.errors import ConfigError
 from millstream.event_store.messages import AppendMessage, open_append
-from millstream.events.event import Partition
+from millstream.events.event import Partition, whole_microsecond
 from millstream.schemas import ColumnBuilder
 from millstream.settings import ConnectionSettings
 from millstream.spark.broker_access import connection_to, jetstream_to
@@ -66,7 +66,7 @@ class StateReader(DataSourceReader):
         if options.store is None or options.store.as_of is None or reader.store is None:
             raise ConfigError("past states need the options 'eventStore' and 'asOf'")
         self._how: StoreOptions = options.store
-        self._as_of: int = options.store.as_of
+        self._as_of = whole_microsecond(options.store.as_of)
         self._store: StoreSnapshot = reader.store
         self._schema = reader.schema
         find_classes(self._store, self._how)  # refuses what tasks could not use
