@@ -164,11 +164,11 @@ class EventTypes:
             self._written[cls] = _Written(*about, self._marks.get(event.name, {}))
 
     def check(self) -> None:
-        """Raise NoUpcaster if a class cannot read an older version of its event."""
+        """Raise NoUpcaster if an older version of an event cannot be read as the one used here."""
         for name, event in self.events.items():
-            if name in self.classes:
-                for version in range(1, event.current.version):
-                    self._steps(event, version, event.current.version)
+            last = event.current.version if name in self.classes else len(event.schemas)
+            for version in range(1, last):
+                self._steps(event, version, last)
 
     def _reader(self, event: RegisteredEvent, version: int, cls: type | None) -> _Read:
         """A function from the bytes of a version to the class, or to a dict of the latest one.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections import deque
 from collections.abc import AsyncIterator, Sequence
@@ -13,6 +14,7 @@ from millstream.errors import AggregateDeleted, AggregateNotFound, ConfigError
 from millstream.event_store.ending import Archive
 from millstream.event_store.events import AppendReceipt, Clock, Loaded, StoredEvent
 from millstream.event_store.folding import Folding
+from millstream.event_store.messages import AppendMessage
 from millstream.event_store.reading import AggregateReader
 from millstream.event_store.snapshots import Snapshots
 from millstream.events.event import datetime_of, nanoseconds_of, whole_microsecond
@@ -112,7 +114,17 @@ class Loader:
 
         A deleted one raises AggregateDeleted, also as of a time when it had events: they are gone.
         """
-        snapshot = await self._snapshot(id, moment)
+        if moment.is_now and self._snapshots is not None:
+            # Side by side: often the last append is all that is missing.
+            snapshot, (head, _) = await asyncio.gather(
+                self._snapshots.get(id), self._reader.head(id)
+            )
+            if head is not None and not head.ends:
+                loaded = await self._after_head(id, snapshot, head)
+                if loaded is not None:
+                    return loaded
+        else:
+            snapshot = await self._snapshot(id, moment)
         if snapshot is not None:
             try:
                 return await self._read(id, moment, snapshot)
@@ -121,6 +133,33 @@ class Loader:
                     "store %s: a snapshot is newer than the log, and not used", self._store
                 )
         return await self._read(id, moment, None)
+
+    async def _after_head(
+        self, id: str, snapshot: Loaded[Any] | None, head: AppendMessage
+    ) -> tuple[Loaded[Any], int] | None:
+        """The aggregate, if its last append is all that follows after the snapshot; else None."""
+        done = 0 if snapshot is None else snapshot.version
+        if snapshot is not None:
+            last = head
+            if head.offset != snapshot.offset:
+                before = await self._reader.at(head.partition.number, snapshot.offset)
+                if before is None or before.id != id:
+                    return None
+                last = before
+            if _end_of(snapshot) != (last.last, last.stored_ns):
+                return None
+            if last is head:
+                return snapshot, 0
+        if head.first != done + 1:
+            return None
+        folding = self.need_folding()
+        state = folding.make() if snapshot is None else snapshot.state
+        for event in await self._reader.events_in(head):
+            state = folding.fold(state, event.data)
+        key_ids = head.key_ids if snapshot is None else head.key_ids | snapshot.key_ids
+        times = (head.timestamp_ns, head.stored_ns)
+        loaded = Loaded(id, state, head.last, head.offset, *times, frozenset(key_ids))
+        return loaded, head.last - done
 
     async def _read(
         self, id: str, moment: Moment, snapshot: Loaded[Any] | None

@@ -124,6 +124,11 @@ class AggregateReader:
         finally:
             await messages.aclose()
 
+    async def events_in(self, append: AppendMessage) -> list[StoredEvent]:
+        """The events of one append."""
+        await self._learn([append])
+        return list(stored_events(append, self._types))
+
     async def decode(self, partition: Partition, raw: RawMessage) -> list[StoredEvent]:
         """The events of one message."""
         return [event async for group in self._decoded(partition, [raw]) for event in group]

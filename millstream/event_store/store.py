@@ -214,8 +214,8 @@ class EventStore:
         """The state of an aggregate, now, after a version, or as of a time.
 
         A time means when events were stored, to the microsecond and included; with `clock="event"`
-        the time that they were given: those that were given a later time are left out. AggregateNotFound if it has no events,
-        or had none then; AggregateDeleted if it was deleted.
+        the time that they were given: those that were given a later time are left out.
+        AggregateNotFound if it has no events, or had none then; AggregateDeleted if it was deleted.
         """
         loaded, tail = await self._loader.load(check_id(id), Moment.of(at, clock))
         if at is None:

@@ -89,6 +89,7 @@ def find_classes(store: StoreSnapshot, how: StoreOptions) -> StateClasses:
     registered = [_registered(store, name, classes.get(name)) for name in store.events]
     upcasters: Upcasters = read_upcasters(how.upcasters)
     types = EventTypes(store.store, registered, classes, upcasters)
+    types.check()
     return StateClasses(state, folding, types, store.store)
 
 

@@ -38,6 +38,7 @@ class EventColumns:
         event = RegisteredEvent(name, tuple(schemas), latest)
         # Refuses a version from which neither a rule nor a function leads to the latest.
         self._types = EventTypes(store, [event], {}, own)
+        self._types.check()
         self._upcast = {version for _, version in own}
         self._latest = len(schemas)
         self._reads: dict[int, Callable[[bytes, int], pa.StructArray]] = {}
@@ -87,6 +88,8 @@ class EventColumns:
         try:
             convert = ColumnResolution(written.record, self._record).column
         except SchemaError as error:
+            if version < self._latest:  # from version to version it can be read
+                return self._by_functions(tag_of(self.name, version))
             raise SchemaError(
                 f"store '{self._store}': version {version} of event '{self.name}', registered "
                 f"after the query was started, cannot be read as version {self._latest}: {error}. "

@@ -187,7 +187,8 @@ async def check_stored_clock(it: Stores, id: str, seen: list[Seen], chance: rand
     times = [event.stored_ns for event in ends.values()]
     assert len(times) == len(seen)
     for at in moments([event.stored for event in ends.values()], chance):
-        at_ns = int((at - datetime(1970, 1, 1, tzinfo=UTC)) / MICROSECOND) * 1000
+        # To the microsecond, and included.
+        at_ns = int((at - datetime(1970, 1, 1, tzinfo=UTC)) / MICROSECOND) * 1000 + 999
         count = bisect_right(times, at_ns)
         wanted = tuple(seen[count - 1]) if count else None
         for store in (it.new, it.snapshots):
