@@ -18,6 +18,7 @@ import sys
 import textwrap
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, is_dataclass
+from enum import Enum
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -39,7 +40,7 @@ PLAIN_DEFAULTS = (type(None), bool, int, float, str, bytes)
 # Needed because ruff cannot infer this for a file that does not exist yet.
 FIRST_PARTY = "lint.isort.known-first-party=['millstream']"
 STARS: dict[Any, str] = {inspect.Parameter.VAR_POSITIONAL: "*", inspect.Parameter.VAR_KEYWORD: "**"}
-HELPERS = {"in_thread", "in_group", "collected", "given", "NOT_GIVEN"}
+HELPERS = {"in_thread", "in_group", "collected", "given", "inner_of", "NOT_GIVEN"}
 
 
 # -- one class ----------------------------------------------------------------------------
@@ -281,6 +282,8 @@ class ClassWriter:
             self.types(member.module).name(owner)
             return text
         kind = type(value)
+        if isinstance(value, Enum) and text.isidentifier():
+            return self.types(member.module).name(text)
         if is_dataclass(kind) and text.isidentifier() and value == kind():
             self.types(member.module).name(kind.__name__)
             self.constants[text] = f"{kind.__name__}()"
@@ -297,7 +300,9 @@ class ClassWriter:
                 self.imports.add("functools", "partial")
         elif kind in EXISTING:
             value = f"{name}._inner"
-        elif kind.startswith("Iterable["):
+        elif kind == "Event":
+            value = f"inner_of({name})"  # a delivery, or an event without a twin
+        elif re.fullmatch(r"Iterable\[[^\]]*\]", kind):
             value = f"list({name})"  # it may block or call the twin: not on the loop
         elif "Callable" in kind or "Awaitable" in kind:
             raise Undecided(f"{self.plan.name}: how is {name}: {annotation} called?")

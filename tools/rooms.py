@@ -84,7 +84,9 @@ MAY_IMPORT: dict[str, set[str]] = {
     "mill": {*EVENTS, *MESSAGING, "tables", "schemas", "schemas.registry", "event_store"},
     "backups": {"wire", "wire.aio", *MESSAGING, "schemas.registry", "mill"},
     # The blocking twins are written from the classes they mirror.
-    "blocking": {"wire", "wire.aio", *EVENTS, *MESSAGING, "mill", "blocking.generated"},
+    "blocking": {
+        *("wire", "wire.aio", *EVENTS, *MESSAGING, "event_store", "mill", "blocking.generated"),
+    },
     "blocking.generated": {
         *("wire", *EVENTS, *MESSAGING, *SCHEMAS, "tables", "event_store", "mill", "blocking"),
     },

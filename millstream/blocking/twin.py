@@ -22,6 +22,7 @@ __all__ = [
     "handling",
     "in_group",
     "in_thread",
+    "inner_of",
 ]
 
 A = TypeVar("A")
@@ -49,6 +50,11 @@ class Twin:
 
     def __repr__(self) -> str:
         return f"<blocking {self._inner!r}>"
+
+
+def inner_of(value: Any) -> Any:
+    """The asynchronous object of a twin; anything else as it is."""
+    return value._inner if isinstance(value, Twin) else value
 
 
 class ContextTwin(Twin, Closing):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import AsyncIterator, Callable, Sequence
 from datetime import datetime
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 from millstream.closing import Opening
 from millstream.errors import AggregateDeleted, AggregateNotFound, ConfigError, VersionConflict
@@ -38,6 +38,8 @@ from millstream.schemas.registry.stores import StoreSchemas
 __all__ = ["EventStore", "Query"]
 
 UPDATE_TRIES: Final = 10
+# From a state to the event or events that follow; may also be asynchronous.
+Decision: TypeAlias = Callable[[Any], Any]
 
 
 class Query:
@@ -124,7 +126,7 @@ class EventStore:
         return AggregateChange(self, check_id(id), tries, details)
 
     async def update(
-        self, id: str, function: Callable[[Any], Any], *, tries: int = UPDATE_TRIES, **details: Any
+        self, id: str, function: Decision, *, tries: int = UPDATE_TRIES, **details: Any
     ) -> Loaded[Any]:
         """Append what a function of the state returns: an event, several, or none.
 

@@ -9,6 +9,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from millstream.blocking.connected import Connected
+from millstream.blocking.generated.event_store import EventStore
 from millstream.blocking.generated.message import Message
 from millstream.blocking.generated.producing import Process
 from millstream.blocking.generated.subjects import Identity, PacedPublisher, Service, Subscriber
@@ -17,7 +18,7 @@ from millstream.blocking.generated.topic import Topic
 from millstream.blocking.twin import collected, in_thread
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterable, Mapping
     from typing import Any
 
     from millstream.events.event import Event, Receipt
@@ -324,6 +325,28 @@ class Mill(Connected):
     def tables(self) -> list[TopicInfo]:
         """All tables: the topics that keep the latest values of each key."""
         return self._loop.call(self._inner.tables())
+
+    def event_store(
+        self,
+        name: str,
+        state: type | None = None,
+        *,
+        events: Iterable[type] | Mapping[str, type] = (),
+        **values: Any,
+    ) -> EventStore:
+        """An event store, created if `events` are given and there is none of that name.
+
+        `event_store("accounts", Account, events=[Opened, Deposited])`: the classes of the events
+        (dataclasses, msgspec Structs or Pydantic models), and the class of the states, which has a
+        method `apply(event)`. A changed class becomes the next version of its event if that can
+        read what is stored, or with a function in `upcasters`. Other keywords are those of
+        StoreSettings, and of TopicSettings for a new store. Without `events` an existing one is
+        opened for reading: events are dicts.
+        """
+        return EventStore(
+            self._loop,
+            self._loop.call(self._inner.event_store(name, state, events=events, **values)),
+        )
 
     def process(
         self,
