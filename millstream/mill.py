@@ -17,7 +17,14 @@ from millstream.settings import ConnectionSettings
 
 if TYPE_CHECKING:
     from millstream.event_store.store import EventStore
-    from millstream.messaging.process import Process, ProcessSettings, Transform
+    from millstream.messaging.process import (
+        Process,
+        ProcessSettings,
+        Sources,
+        StateTables,
+        Targets,
+        Transform,
+    )
     from millstream.schemas.registry.guard import Guard, GuardSettings
     from millstream.schemas.registry.records import TopicSchemas
     from millstream.schemas.registry.registry import Registry
@@ -261,19 +268,30 @@ class Mill(Client):
 
     def process(
         self,
-        source: Topic,
-        target: Topic,
+        source: Sources,
+        target: Targets,
         function: Transform,
         settings: ProcessSettings | None = None,
+        *,
+        tables: StateTables | None = None,
         **values: Any,
     ) -> Process:
         """Apply a function to every event of a topic and store the results in another.
 
-        Exactly once: outputs and the position in the input are one commit. The function gets an
+        Exactly once: results and the position in the input are one commit. The function gets an
         event and returns None, a value, a NewEvent, or several of them. `await process.run()`.
         `process(source, target, function, on_error="dead_letter")`: see ProcessSettings.
+
+        `source` may be several topics, and `target` several topics and tables: then each output
+        says with `NewEvent(..., topic=NAME)` which one it is for. A row of a table needs a key;
+        without a value it deletes it. With `tables={"totals": table}` the function is called as
+        `function(event, tables)`, and reads and changes their rows like those of a dict: they are
+        its state, held in memory, which nobody else may change. `target=[]` if they are all that
+        it writes.
         """
-        return source.process(target, function, settings, **values)
+        from millstream.messaging.process import make_process
+
+        return make_process(source, target, function, settings, tables, values)
 
     def guard(self, topic: str, settings: GuardSettings | None = None, **values: Any) -> Guard:
         """A guard of a guarded topic, which checks what is published: `async with mill.guard(...)`.

@@ -162,8 +162,6 @@ PLANS = [
         "Process",
         "producing",
         fixed={"settings": "ProcessSettings"},
-        live={"handled": "int", "produced": "int"},
-        skip=frozenset({"function", "output", "stopping"}),
     ),
     ClassPlan(f"{MESSAGING}.subscriptions.admin", "Subscriptions", "topic"),
     ClassPlan(f"{MESSAGING}.groups.admin", "GroupAdmin", "topic"),
@@ -190,7 +188,12 @@ PLANS = [
             "admin": "TopicAdmin",
         },
         ahead={"batches": 2},
-        skip=frozenset({"read", "value_type", "handle", "acks", "forget_durability"}),
+        skip=frozenset(
+            {
+                *("read", "value_type", "handle", "acks", "forget_durability"),
+                *("process_input", "process_output"),
+            }
+        ),
     ),
     ClassPlan("millstream.tables", "Table", "tables", fixed={"topic": "Topic"}),
     ClassPlan(
@@ -255,6 +258,13 @@ HANDLERS = {
     ),
     "Handler": ("Callable[[Delivery], object]", "in_thread({0}, partial(Delivery, self._loop))"),
     "GroupHandler": ("Callable[[GroupEvent], object]", "in_group({0}, self._inner)"),
-    "Transform": ("Callable[[Event], Any]", "in_thread(collected({0}))"),
+    "Transform": ("Callable[..., Any]", "in_thread(collected({0}))"),
     "Decision": ("Callable[[Any], Any]", "in_thread({0})"),
+}
+
+# Alias of what may be one twin or several -> its plain type; the objects inside are passed on.
+SEVERAL = {
+    "Sources": "Topic | Sequence[Topic]",
+    "Targets": "Topic | Table | Sequence[Topic | Table]",
+    "StateTables": "Mapping[str, Table] | Sequence[Table]",
 }

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 
-from tools.blocking_plan import FILES, HANDLERS, PLANS
+from tools.blocking_plan import FILES, HANDLERS, PLANS, SEVERAL
 
 __all__ = ["EXISTING", "ITERATORS", "Imports", "Types", "Undecided", "names_of", "twin_in"]
 
@@ -102,7 +102,10 @@ class Types:
     def name(self, name: str) -> str:
         """Make a name of the module known here."""
         if name in HANDLERS:
-            return self._handler(name)
+            self._imports.add("collections.abc", "Callable")
+            return self._plain(HANDLERS[name][0])
+        if name in SEVERAL:
+            return self._plain(SEVERAL[name])
         if name in EXISTING and self._home(name) == (EXISTING[name].home, name):
             self._imports.twin(name, used_at_once=False)
             return name
@@ -136,9 +139,8 @@ class Types:
             home, original = inner
         return home, original
 
-    def _handler(self, name: str) -> str:
-        plain = HANDLERS[name][0]
-        self._imports.add("collections.abc", "Callable")
+    def _plain(self, plain: str) -> str:
+        """Make the names in a type of the plan known here."""
         for used in re.findall(r"\w+", plain):
             if used in EXISTING:
                 self._imports.twin(used, used_at_once=False)
@@ -147,6 +149,8 @@ class Types:
                 self._imports.add(f"millstream.{home}", used)
             elif used == "Any":
                 self._imports.add("typing", "Any")
+            elif used in {"Mapping", "Sequence"}:
+                self._imports.add("collections.abc", used)
         return plain
 
 

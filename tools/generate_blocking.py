@@ -23,7 +23,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from tools.blocking_plan import CONTEXT_BASES, FILES, HANDLERS, ClassPlan
+from tools.blocking_plan import CONTEXT_BASES, FILES, HANDLERS, SEVERAL, ClassPlan
 from tools.blocking_types import (
     EXISTING,
     ITERATORS,
@@ -40,7 +40,7 @@ PLAIN_DEFAULTS = (type(None), bool, int, float, str, bytes)
 # Needed because ruff cannot infer this for a file that does not exist yet.
 FIRST_PARTY = "lint.isort.known-first-party=['millstream']"
 STARS: dict[Any, str] = {inspect.Parameter.VAR_POSITIONAL: "*", inspect.Parameter.VAR_KEYWORD: "**"}
-HELPERS = {"in_thread", "in_group", "collected", "given", "inner_of", "NOT_GIVEN"}
+HELPERS = {"in_thread", "in_group", "collected", "given", "unwrapped", "NOT_GIVEN"}
 
 
 # -- one class ----------------------------------------------------------------------------
@@ -298,10 +298,12 @@ class ClassWriter:
             value = HANDLERS[kind][1].format(name)
             if "partial" in value:
                 self.imports.add("functools", "partial")
+        elif kind in SEVERAL:
+            value = f"unwrapped({name})"
         elif kind in EXISTING:
             value = f"{name}._inner"
         elif kind == "Event":
-            value = f"inner_of({name})"  # a delivery, or an event without a twin
+            value = f"unwrapped({name})"  # a delivery, or an event without a twin
         elif re.fullmatch(r"Iterable\[[^\]]*\]", kind):
             value = f"list({name})"  # it may block or call the twin: not on the loop
         elif "Callable" in kind or "Awaitable" in kind:

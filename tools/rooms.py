@@ -23,6 +23,7 @@ MESSAGING = {
     "messaging.subscriptions",
     "messaging.dead_letters",
     "messaging.groups",
+    "messaging.processing",
 }
 EVENTS = {"events", "events.packs"}
 SCHEMAS = {"schemas", "schemas.values", "schemas.formats", "schemas.registry"}
@@ -62,6 +63,11 @@ MAY_IMPORT: dict[str, set[str]] = {
     "messaging.groups": {
         *("wire", "wire.aio", *EVENTS),
         *("messaging.topics", "messaging.subscriptions", "messaging.dead_letters"),
+    },
+    "messaging.processing": {
+        *("wire", "wire.aio", *EVENTS),
+        *("messaging.topics", "messaging.publishing", "messaging.reading"),
+        "messaging.dead_letters",
     },
     "messaging": {"wire", "wire.aio", *EVENTS, *MESSAGING},
     "tables": {*EVENTS, *MESSAGING},

@@ -6,7 +6,7 @@ import asyncio
 import contextvars
 import inspect
 import threading
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
 from millstream.blocking.loop import LoopThread
@@ -22,7 +22,7 @@ __all__ = [
     "handling",
     "in_group",
     "in_thread",
-    "inner_of",
+    "unwrapped",
 ]
 
 A = TypeVar("A")
@@ -52,11 +52,6 @@ class Twin:
         return f"<blocking {self._inner!r}>"
 
 
-def inner_of(value: Any) -> Any:
-    """The asynchronous object of a twin; anything else as it is."""
-    return value._inner if isinstance(value, Twin) else value
-
-
 class ContextTwin(Twin, Closing):
     """The blocking form of an object that is used with `async with`."""
 
@@ -70,21 +65,22 @@ class ContextTwin(Twin, Closing):
 
 
 def in_thread(
-    handler: Callable[[B], object], wrap: Callable[[A], B] | None = None
-) -> Callable[[A], Awaitable[Any]]:
+    handler: Callable[..., object], wrap: Callable[[A], B] | None = None
+) -> Callable[..., Awaitable[Any]]:
     """A handler for the asynchronous call, that runs the plain function in a worker thread."""
     _check_plain(handler)
 
-    def work(argument: Any) -> object:
+    def work(argument: Any, *others: Any) -> object:
         try:
-            return handler(argument if wrap is None else wrap(argument))
+            return handler(argument if wrap is None else wrap(argument), *others)
         except StopIteration as error:  # a future cannot hold it and would never be done
             raise RuntimeError("the handler raised StopIteration") from error
 
-    async def call(argument: A) -> object:
+    async def call(*arguments: Any) -> object:
         context = contextvars.copy_context()
         try:
-            future = asyncio.get_running_loop().run_in_executor(None, context.run, work, argument)
+            loop = asyncio.get_running_loop()
+            future = loop.run_in_executor(None, context.run, work, *arguments)
         except RuntimeError as error:
             # The process is ending and starts no more threads. Nothing is wrong with the event.
             raise asyncio.CancelledError from error
@@ -93,15 +89,24 @@ def in_thread(
     return call
 
 
-def collected(function: Callable[[A], Any]) -> Callable[[A], Any]:
+def collected(function: Callable[..., Any]) -> Callable[..., Any]:
     """The function with its results collected in its thread: a generator would run on the loop."""
     _check_plain(function)
 
-    def work(argument: A) -> Any:
-        result = function(argument)
+    def work(*arguments: Any) -> Any:
+        result = function(*arguments)
         return list(result) if isinstance(result, Iterator) else result
 
     return work
+
+
+def unwrapped(given: Any) -> Any:
+    """The asynchronous objects of one twin, of several, or of a dict of them."""
+    if isinstance(given, Mapping):
+        return {name: unwrapped(each) for name, each in given.items()}
+    if isinstance(given, Sequence):
+        return [unwrapped(each) for each in given]
+    return getattr(given, "_inner", given)
 
 
 class _Handling(threading.local):

@@ -58,7 +58,7 @@ MillstreamError
 ├── DataLoss                                 events that should exist are missing
 ├── VersionConflict                          an append expected another version of the aggregate
 ├── AggregateNotFound (LookupError)          the event store has no events of that aggregate
-│   └── AggregateDeleted                     it was deleted, and its id cannot be used again
+│   └── AggregateDeleted                     it was deleted or archived: no more events
 ├── UnknownEvent (LookupError)               a type of event that the event store does not know
 ├── BackupError                              a backup cannot be made, read or restored
 ├── Undecodable (ValueError)                 a stored event cannot be decoded

@@ -33,13 +33,13 @@ class AggregateNotFound(MillstreamError, LookupError):
 
 
 class AggregateDeleted(AggregateNotFound):
-    """The aggregate was deleted for good; its id cannot be used again."""
+    """The aggregate was deleted or archived: it takes no more events, and its id is used up."""
 
     def __init__(self, store: str, id: str) -> None:
         super().__init__(store, id)
         self.args = (
-            f"'{id}' of store '{store}' was deleted: it has no events any more, and its id cannot "
-            f"be used again",
+            f"'{id}' of store '{store}' was deleted or archived: it takes no more events, and its "
+            f"id cannot be used again",
         )
 
 

@@ -21,6 +21,7 @@ __all__ = [
     "CAUSATION_HEADER",
     "CORRELATION_HEADER",
     "EVENTS_MAX",
+    "STORED_HEADER",
     "VERSIONS_HEADER",
     "check_event_name",
     "join_lines",
@@ -35,6 +36,7 @@ VERSIONS_HEADER: Final = "Mill-Versions"
 CORRELATION_HEADER: Final = "Mill-Correlation"
 CAUSATION_HEADER: Final = "Mill-Causation"
 ARCHIVED_HEADER: Final = "Mill-Archived"  # the topic that holds the events of the aggregate now
+STORED_HEADER: Final = "Mill-Stored"  # when an archived event was stored first
 EVENTS_MAX: Final = 10_000  # of one append; it must also fit into one message
 
 _VERSION_DIGITS: Final = 18

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections import deque
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, replace
@@ -9,15 +10,18 @@ from datetime import datetime
 from typing import Any
 
 from millstream.errors import AggregateDeleted, AggregateNotFound, ConfigError
+from millstream.event_store.ending import Archive
 from millstream.event_store.event_types import EventTypes
 from millstream.event_store.events import AppendReceipt, Clock, Loaded, StoredEvent
 from millstream.event_store.folding import Folding
-from millstream.event_store.messages import stored_events
+from millstream.event_store.messages import AppendMessage, stored_events
 from millstream.event_store.reading import AggregateReader
 from millstream.event_store.snapshots import Snapshots
 from millstream.events.event import datetime_of, nanoseconds_of
 
 __all__ = ["Loader", "Moment"]
+
+_log = logging.getLogger("millstream.event_store")
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +74,15 @@ class Moment:
         return f" as of {datetime_of(self.time_ns).isoformat()}"
 
 
+class _NotOfThisLog(Exception):
+    """A snapshot does not fit the events that are stored."""
+
+
+def _end_of(snapshot: Loaded[Any]) -> tuple[int, int, int | None]:
+    """The append that a snapshot ends with: offset, version and time of storing."""
+    return snapshot.offset, snapshot.version, snapshot.stored_ns
+
+
 class Loader:
     """Loads the aggregates of one store."""
 
@@ -80,12 +93,14 @@ class Loader:
         types: EventTypes,
         folding: Folding | None,
         snapshots: Snapshots | None,
+        archive: Archive,
     ) -> None:
         self._store = store
         self._reader = reader
         self._types = types
         self._folding = folding
         self._snapshots = snapshots
+        self._archive = archive
 
     def need_folding(self) -> Folding:
         """How states follow from events; a ConfigError when the store was opened without."""
@@ -99,18 +114,26 @@ class Loader:
     async def load(self, id: str, moment: Moment) -> tuple[Loaded[Any], int]:
         """An aggregate at a moment, and how many events were read for it.
 
-        A deleted one raises AggregateDeleted; as of a time before that it had its events, but they
-        are gone.
+        A deleted one raises AggregateDeleted, also as of a time when it had events: they are gone.
         """
-        folding = self.need_folding()
         snapshot = await self._snapshot(id, moment)
+        if snapshot is not None:
+            try:
+                return await self._read(id, moment, snapshot)
+            except _NotOfThisLog:
+                _log.warning(
+                    "store %s: a snapshot is newer than the log, and not used", self._store
+                )
+        return await self._read(id, moment, None)
+
+    async def _read(
+        self, id: str, moment: Moment, snapshot: Loaded[Any] | None
+    ) -> tuple[Loaded[Any], int]:
+        folding = self.need_folding()
         state = folding.make() if snapshot is None else snapshot.state
         last: StoredEvent | None = None
         count = 0
-        start = 1 if snapshot is None else snapshot.offset + 1
-        async for append in self._reader.appends(id, start):
-            if append.ends:
-                raise AggregateDeleted(self._store, id)
+        async for append in self._appends(id, snapshot):
             for event in stored_events(append, self._types):
                 if moment.includes(event):
                     state, last = folding.fold(state, event.data), event
@@ -125,6 +148,36 @@ class Loader:
             when = f"{moment}: its last version is {loaded.version}"
             raise AggregateNotFound(self._store, id, when)
         return loaded, count
+
+    async def _appends(
+        self, id: str, snapshot: Loaded[Any] | None = None
+    ) -> AsyncIterator[AppendMessage]:
+        """The appends of an aggregate, after a snapshot; AggregateDeleted when they are gone.
+
+        The append that a snapshot ends with is read again: after a restore, or in a store that was
+        created again under the same name, it may be another one.
+        """
+        version = 0 if snapshot is None else snapshot.version
+        archived, seen = False, snapshot is None
+        async for append in self._reader.appends(id, 1 if snapshot is None else snapshot.offset):
+            if append.ends and append.archive is None:
+                raise AggregateDeleted(self._store, id)
+            if snapshot is not None and not seen:
+                if (append.offset, append.last, append.stored_ns) != _end_of(snapshot):
+                    break
+                seen = True
+                continue
+            if append.ends:
+                archived = True
+                break
+            yield append
+            version = append.last
+        if not seen:
+            raise _NotOfThisLog
+        if archived:
+            async for append in (await self._archive.reader()).appends(id):
+                if append.first > version:
+                    yield append
 
     async def _snapshot(self, id: str, moment: Moment) -> Loaded[Any] | None:
         if self._snapshots is None:
@@ -183,7 +236,7 @@ class Loader:
                 return
 
     async def _forward(self, id: str, start: int) -> AsyncIterator[StoredEvent]:
-        async for append in self._reader.appends(id):
+        async for append in self._appends(id):
             if append.last >= start:
                 for event in stored_events(append, self._types):
                     if event.version >= start:

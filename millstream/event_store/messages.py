@@ -13,6 +13,7 @@ from millstream.event_store.format import (
     ARCHIVED_HEADER,
     CAUSATION_HEADER,
     CORRELATION_HEADER,
+    STORED_HEADER,
     VERSIONS_HEADER,
     read_versions,
     split_lines,
@@ -58,6 +59,11 @@ class AppendMessage(NamedTuple):
         return event_ns(self.headers.get(TIME_HEADER), self.stored_ns)
 
     @property
+    def archive(self) -> str | None:
+        """The topic that holds the events of an aggregate that ends here; None: they are gone."""
+        return self.headers.get(ARCHIVED_HEADER)
+
+    @property
     def ends(self) -> bool:
         """Whether it is the end of its aggregate."""
         return not self.lines
@@ -81,7 +87,8 @@ def open_append(partition: Partition, raw: RawMessage) -> AppendMessage | None:
     except ValueError as error:
         where = (partition.topic, partition.number, address.sequence, 0)
         raise Undecodable(*where, str(error)) from error
-    known = (address.sequence, address.timestamp_ns, headers, lines)
+    stored = event_ns(headers.get(STORED_HEADER), address.timestamp_ns)
+    known = (address.sequence, stored, headers, lines)
     return AppendMessage(id_of(tokens), first, last, *known, partition)
 
 

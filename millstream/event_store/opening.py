@@ -7,6 +7,7 @@ from functools import partial
 from typing import Any, Protocol
 
 from millstream.errors import ConfigError, TopicNotFound
+from millstream.event_store.ending import ARCHIVE_SUFFIX
 from millstream.event_store.event_types import EventTypes, classes_by_name, new_types
 from millstream.event_store.folding import Folding, class_path, make_folding
 from millstream.event_store.settings import StoreSettings, split_settings, topic_settings
@@ -65,7 +66,9 @@ async def open_store(
     else:
         registered = await schemas.events()
     types = EventTypes(name, registered, classes, settings.upcasters)
-    return EventStore(topic, schemas, types, folding, _snapshots(mill, topic, folding, settings))
+    snapshots = _snapshots(mill, topic, folding, settings)
+    open_archive = partial(_archive_topic, mill, topic)
+    return EventStore(topic, schemas, types, folding, snapshots, open_archive)
 
 
 async def _topic(
@@ -111,10 +114,26 @@ async def _snapshot_table(mill: Home, topic: Topic) -> Table:
     try:
         return await mill.table(name)
     except TopicNotFound:
-        settings = TopicSettings(
-            history=1,
-            description=f"Snapshots of event store {topic.name}",
-            replicas=topic.settings.replicas,
-            storage=topic.settings.storage,
-        )
+        settings = _like(topic, f"Snapshots of event store {topic.name}", history=1)
         return await mill.create_table(name, settings)
+
+
+async def _archive_topic(mill: Home, topic: Topic, create: bool) -> Topic:
+    """The topic of a store's archived aggregates."""
+    name = topic.name + ARCHIVE_SUFFIX
+    try:
+        return await mill.open_as(await open_topic(mill.jetstream, name))
+    except TopicNotFound:
+        if not create:
+            raise
+        about = f"Archived aggregates of event store {topic.name}"
+        settings = _like(topic, about, packs=False, partitions=topic.partitions)
+        return await mill.create_topic(name, settings)
+
+
+def _like(topic: Topic, description: str, **values: Any) -> TopicSettings:
+    """Settings of a topic that belongs to a store, as durable as the store itself."""
+    same = topic.settings
+    return TopicSettings(
+        description=description, replicas=same.replicas, storage=same.storage, **values
+    )

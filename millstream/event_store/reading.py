@@ -17,7 +17,7 @@ from millstream.wire.aio.subject_reader import read_subject
 from millstream.wire.lost import check
 from millstream.wire.message import RawMessage, StoredMessage
 
-__all__ = ["AggregateReader"]
+__all__ = ["AggregateReader", "Learn"]
 
 # Loads what the types of events in some appends need before they are decoded.
 Learn = Callable[[list[AppendMessage]], Awaitable[None]]

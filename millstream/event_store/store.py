@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from datetime import datetime
 from typing import Any, Final, TypeAlias
 
@@ -12,6 +12,7 @@ from millstream.errors import AggregateDeleted, AggregateNotFound, ConfigError, 
 from millstream.event_store.appending import AggregateHead, Appender
 from millstream.event_store.change import AggregateChange
 from millstream.event_store.changing import Changes, decided
+from millstream.event_store.ending import ARCHIVE_SUFFIX, Archive, Ending
 from millstream.event_store.event_types import EventTypes
 from millstream.event_store.events import (
     ANY,
@@ -65,6 +66,7 @@ class EventStore:
         types: EventTypes,
         folding: Folding | None,
         snapshots: tuple[Snapshots, int | None] | None,
+        open_archive: Callable[[bool], Awaitable[Topic]],
     ) -> None:
         self.name = topic.name
         self.topic = topic  # the topic that holds the events
@@ -74,7 +76,10 @@ class EventStore:
         self._reader = AggregateReader(topic.handle, self._learn)
         self._appender = Appender(self.name, topic.handle, topic.acks, types, self._reader)
         self._every = None if snapshots is None else snapshots[1]
-        self._loader = Loader(self.name, self._reader, types, folding, snapshots and snapshots[0])
+        kept = None if snapshots is None else snapshots[0]
+        archive = Archive(self.name + ARCHIVE_SUFFIX, open_archive, self._learn)
+        self._loader = Loader(self.name, self._reader, types, folding, kept, archive)
+        self._ending = Ending(topic, self._reader, self._appender, kept, archive)
 
     def __repr__(self) -> str:
         return f"<EventStore {self.name}, {len(self.types.events)} type(s) of events>"
@@ -113,6 +118,23 @@ class EventStore:
         They must be in one partition, as all are in a store with one.
         """
         return await self._appender.append_all(appends)
+
+    async def delete(self, id: str, expected: Expected = ANY, *, reusable: bool = False) -> None:
+        """Remove the events of an aggregate, permanently.
+
+        Its end stays in the store as its last version: readers of all events see it, and the
+        aggregate takes no more appends. With `reusable` that is removed as well: the id can begin
+        again with version 1. AggregateNotFound if it has no events.
+        """
+        await self._ending.delete(check_id(id), expected, reusable)
+
+    async def archive(self, id: str) -> None:
+        """Move the events of an aggregate to the topic `<store>-archive`.
+
+        `load` and `events` still find them; `all`, subscriptions and projections see the end of the
+        aggregate, and it takes no more appends.
+        """
+        await self._ending.archive(check_id(id))
 
     def change(self, id: str, *, tries: int = UPDATE_TRIES, **details: Any) -> AggregateChange:
         """`async with store.change("a1") as account`: commands, appended when the block ends.

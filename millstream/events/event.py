@@ -102,6 +102,7 @@ class NewEvent:
     timestamp: datetime | int | None = None  # event time (int: ns since 1970); None: when stored
     id: str | None = None  # a second event with this id within the duplicate window is not stored
     options: PublishOptions | None = None
+    topic: str | None = None  # of a process with several targets: the one that it is for
 
 
 def nanoseconds_of(timestamp: datetime | int) -> int:

@@ -164,14 +164,18 @@ class FenceWriter:
         raise FencedOut(self.writer)
 
     def store(
-        self, packs: Sequence[EncodedPack], position: int, note: str | None = None
+        self,
+        packs: Sequence[EncodedPack],
+        position: int,
+        note: str | None = None,
+        beside: Sequence[OutgoingMessage] = (),
     ) -> Steps[FenceState]:
         """Store the next unit of the writer that claimed the fence, and its position.
 
         FencedOut when another writer claimed it since, DataLoss when the log lost what was stored.
         """
         wanted = self.state.next(position, note)
-        offer = yield from self.offer(wanted, packs)
+        offer = yield from self.offer(wanted, packs, beside)
         if not offer.is_stored:
             self.state = judge_refusal(self.writer, wanted, offer.state)
         return self.state

@@ -14,6 +14,7 @@ from millstream.events.event import (
     Event,
     FullTopic,
     NewEvent,
+    Partition,
     PublishOptions,
     Receipt,
 )
@@ -45,7 +46,7 @@ from millstream.messaging.topics.choices import Retention
 from millstream.messaging.topics.handle import TopicHandle
 from millstream.messaging.topics.info import TopicInfo
 from millstream.messaging.topics.lookup import open_topic
-from millstream.messaging.topics.setting_rules import check_overload
+from millstream.messaging.topics.setting_rules import check_overload, check_process_table
 from millstream.nearest import settings_from
 
 # What works on packs is imported by the methods that need it: it loads pyarrow, which takes longer
@@ -53,7 +54,14 @@ from millstream.nearest import settings_from
 if TYPE_CHECKING:
     from pyarrow import RecordBatch
 
-    from millstream.messaging.process import Process, ProcessSettings, Transform
+    from millstream.messaging.process import (
+        Process,
+        ProcessSettings,
+        StateTables,
+        Targets,
+        Transform,
+    )
+    from millstream.messaging.processing.settings import ProcessTarget
     from millstream.messaging.publishing.pack_producer import PackProducer
     from millstream.messaging.publishing.target import PackTarget
     from millstream.messaging.publishing.writer import Writer
@@ -270,22 +278,42 @@ class Topic:
 
     def process(
         self,
-        target: Topic,
+        target: Targets,
         function: Transform,
         settings: ProcessSettings | None = None,
+        *,
+        tables: StateTables | None = None,
         **values: Any,
     ) -> Process:
         """Apply a function to every event and store the results in another topic, exactly once.
 
-        `process(target, function, on_error="dead_letter")`: see ProcessSettings.
+        `process(target, function, on_error="dead_letter")`: see ProcessSettings, and `mill.process`
+        for several targets and for tables.
         """
-        from millstream.messaging.process import Process, ProcessSettings
+        from millstream.messaging.process import make_process
 
-        name = f"{self.name}-to-{target.name}"  # with settings of its own it may be too long
-        if values and settings is None:
-            values.setdefault("name", name)
-        chosen = settings_from(ProcessSettings, settings, values) or ProcessSettings(name)
-        return Process(self._partitions, target._fenced_target(), function, chosen)
+        return make_process(self, target, function, settings, tables, values)
+
+    def process_input(self) -> Sequence[Partition]:
+        """Internal: what a process reads."""
+        return self._partitions
+
+    def process_output(self, state: bool = False) -> ProcessTarget:
+        """Internal: what a process writes to; with `state` a table that it reads and changes."""
+        from millstream.messaging.processing.settings import ProcessTarget
+
+        settings = self.settings
+        is_table = settings.history is not None
+        if not is_table and not state:
+            target = self._fenced_target()
+        else:
+            check_process_table(self.name, settings, state)
+            self._check_writable()
+            check_fence_kept(self.name, settings.retention)
+            target = self._pack_target()
+        largest = self._jetstream.connection.info.max_payload
+        size = min(settings.max_message_size or largest, largest)
+        return ProcessTarget(self.name, target, is_table, size)
 
     def _fenced_target(self) -> PackTarget:
         """What writers and processes write to; refused where their fences would not be kept."""
@@ -295,14 +323,17 @@ class Topic:
 
     def _target(self) -> PackTarget:
         """What producers of packs write to; refused where packs cannot be stored."""
-        from millstream.messaging.publishing.target import PackTarget
-
         self._check_writable()
         if not self.settings.takes_packs:
             raise ConfigError(
                 f"'{self.name}' takes no packs (it was created with packs=False or a history), "
                 f"because in a pack the broker cannot tell keys apart: publish single events to it"
             )
+        return self._pack_target()
+
+    def _pack_target(self) -> PackTarget:
+        from millstream.messaging.publishing.target import PackTarget
+
         handle = self._handle
         return PackTarget(
             handle.jetstream,

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from millstream import ANY, NEW, Append, blocking
-from millstream.errors import AggregateNotFound, ConfigError, VersionConflict
+from millstream.errors import AggregateDeleted, AggregateNotFound, ConfigError, VersionConflict
 from tests.contracts.test_messaging import mill as mill
 from tests.contracts.test_messaging import take
 from tests.integration.event_store.bank import (
@@ -163,6 +163,20 @@ async def test_a_store_without_classes_gives_dicts(store: Any, mill: Any) -> Non
     assert (event.name, event.data) == ("Deposited", {"amount": 5})
     with pytest.raises(ConfigError, match="without a class of states"):
         await plain.load("a1")
+
+
+async def test_aggregates_are_deleted_and_archived(store: Any) -> None:
+    for id in ("a1", "a2", "a3"):
+        await store.append(id, [Opened(id)])
+    await store.delete("a1", 1)
+    await store.delete("a2", reusable=True)
+    await store.archive("a3")
+    with pytest.raises(AggregateDeleted):
+        await store.load("a1")
+    assert (await store.append("a2", [Deposited(1)], NEW)).version == 1
+    assert (await store.load("a3")).state.owner == "a3"
+    with pytest.raises(AggregateNotFound):
+        await store.delete("a4")
 
 
 # -- plain code only ----------------------------------------------------------------------

@@ -51,7 +51,7 @@ ABOUT_WRITERS = {
     "millstream/blocking/generated/producing.py",
     "millstream/blocking/generated/topic.py",
     "millstream/events/fence.py",
-    "millstream/messaging/process.py",
+    "millstream/messaging/processing/commits.py",
     "millstream/messaging/reading/verify.py",
     "millstream/messaging/topic.py",
 }

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from millstream.blocking.changing import Changing
 from millstream.blocking.generated.subscription import Subscription
 from millstream.blocking.generated.topic import Topic
-from millstream.blocking.twin import Twin, in_thread, inner_of
+from millstream.blocking.twin import Twin, in_thread, unwrapped
 from millstream.event_store.events import ANY
 from millstream.events.start import Start
 
@@ -87,6 +87,23 @@ class EventStore(Twin):
         They must be in one partition, as all are in a store with one.
         """
         return self._loop.call(self._inner.append_all(appends))
+
+    def delete(self, id: str, expected: Expected = ANY, *, reusable: bool = False) -> None:
+        """Remove the events of an aggregate, permanently.
+
+        Its end stays in the store as its last version: readers of all events see it, and the
+        aggregate takes no more appends. With `reusable` that is removed as well: the id can begin
+        again with version 1. AggregateNotFound if it has no events.
+        """
+        self._loop.call(self._inner.delete(id, expected, reusable=reusable))
+
+    def archive(self, id: str) -> None:
+        """Move the events of an aggregate to the topic `<store>-archive`.
+
+        `load` and `events` still find them; `all`, subscriptions and projections see the end of the
+        aggregate, and it takes no more appends.
+        """
+        self._loop.call(self._inner.archive(id))
 
     def change(self, id: str, *, tries: int = 10, **details: Any) -> AggregateChange:
         """`with store.change("a1") as account`: commands, appended when the block ends.
@@ -178,7 +195,7 @@ class EventStore(Twin):
 
     def events_in(self, event: Event) -> list[StoredEvent]:
         """The events of an append that a subscription, group or process has delivered."""
-        return self._loop.call(self._inner.events_in(inner_of(event)))
+        return self._loop.call(self._inner.events_in(unwrapped(event)))
 
     def snapshot(self, id: str) -> int:
         """Store a snapshot of an aggregate as it is now; returns its version."""

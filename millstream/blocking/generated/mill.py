@@ -15,20 +15,20 @@ from millstream.blocking.generated.producing import Process
 from millstream.blocking.generated.subjects import Identity, PacedPublisher, Service, Subscriber
 from millstream.blocking.generated.tables import Guard, Registry, Table
 from millstream.blocking.generated.topic import Topic
-from millstream.blocking.twin import collected, in_thread
+from millstream.blocking.twin import collected, in_thread, unwrapped
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Callable, Iterable, Mapping, Sequence
     from typing import Any
 
-    from millstream.events.event import Event, Receipt
+    from millstream.events.event import Receipt
     from millstream.messaging.core.discovery import ServiceInfo, ServiceStats
     from millstream.messaging.core.identity import IdentitySettings
     from millstream.messaging.core.message import HeaderItems, Payload
     from millstream.messaging.core.overload import SubscriberSettings
     from millstream.messaging.groups.admin import GroupInfo
-    from millstream.messaging.process import ProcessSettings
     from millstream.messaging.process_list import ProcessInfo
+    from millstream.messaging.processing.settings import ProcessSettings
     from millstream.messaging.reading.event_count import EventCount
     from millstream.messaging.topics.info import TopicInfo
     from millstream.messaging.topics.settings import TopicSettings
@@ -350,26 +350,36 @@ class Mill(Connected):
 
     def process(
         self,
-        source: Topic,
-        target: Topic,
-        function: Callable[[Event], Any],
+        source: Topic | Sequence[Topic],
+        target: Topic | Table | Sequence[Topic | Table],
+        function: Callable[..., Any],
         settings: ProcessSettings | None = None,
+        *,
+        tables: Mapping[str, Table] | Sequence[Table] | None = None,
         **values: Any,
     ) -> Process:
         """Apply a function to every event of a topic and store the results in another.
 
-        Exactly once: outputs and the position in the input are one commit. The function gets an
+        Exactly once: results and the position in the input are one commit. The function gets an
         event and returns None, a value, a NewEvent, or several of them. `process.run()`.
         `process(source, target, function, on_error="dead_letter")`: see ProcessSettings.
+
+        `source` may be several topics, and `target` several topics and tables: then each output
+        says with `NewEvent(..., topic=NAME)` which one it is for. A row of a table needs a key;
+        without a value it deletes it. With `tables={"totals": table}` the function is called as
+        `function(event, tables)`, and reads and changes their rows like those of a dict: they are
+        its state, held in memory, which nobody else may change. `target=[]` if they are all that
+        it writes.
         """
         return Process(
             self._loop,
             self._loop.invoke(
                 self._inner.process,
-                source._inner,
-                target._inner,
+                unwrapped(source),
+                unwrapped(target),
                 in_thread(collected(function)),
                 settings,
+                tables=None if tables is None else unwrapped(tables),
                 **values,
             ),
         )

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from millstream.events.event import PublishOptions, Receipt
     from millstream.events.row_buffer import Columns
     from millstream.messaging.process import Process as AsyncProcess
-    from millstream.messaging.process import ProcessSettings
+    from millstream.messaging.processing.settings import ProcessSettings
     from millstream.messaging.publishing.counters import ProducerCounters
     from millstream.messaging.publishing.event_producer import EventProducer as AsyncEventProducer
     from millstream.messaging.publishing.pack_producer import PackProducer as AsyncPackProducer
@@ -213,11 +213,11 @@ class Writer(Sending):
 
 
 class Process(Twin):
-    """Applies a function to every event of a topic and stores the results in another: exactly once.
+    """Applies a function to every event of topics and stores its results: exactly once.
 
-    A crash at any point loses no output, and stores none twice or partially. The function may be
-    called again for an event whose outputs were not committed, so it should depend only on the
-    event. Order: outputs keep the order of their input partition.
+    A crash at any point loses no result, and stores none twice or partially. The function may be
+    called again for an event whose results were not committed; without tables it should depend only
+    on the event. Order: outputs keep the order of their input partition.
     """
 
     __slots__ = ()
@@ -235,7 +235,7 @@ class Process(Twin):
 
     @property
     def produced(self) -> int:
-        """Outputs stored."""
+        """Outputs stored, and rows of tables."""
         return self._loop.invoke(lambda: self._inner.produced)
 
     def stop(self) -> None:

@@ -21,7 +21,7 @@ from millstream.blocking.generated.subscription import (
     Subscription,
 )
 from millstream.blocking.reading import TopicReading
-from millstream.blocking.twin import Twin, collected, in_thread
+from millstream.blocking.twin import Twin, collected, in_thread, unwrapped
 
 if TYPE_CHECKING:
     from builtins import list as builtin_list
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 
     from pyarrow import RecordBatch
 
+    from millstream.blocking.generated.tables import Table
     from millstream.events.event import (
         Durability,
         Event,
@@ -45,7 +46,7 @@ if TYPE_CHECKING:
     from millstream.messaging.groups.admin import GroupAdmin as AsyncGroupAdmin
     from millstream.messaging.groups.admin import GroupInfo, ParkedKey
     from millstream.messaging.groups.settings import GroupSettings
-    from millstream.messaging.process import ProcessSettings
+    from millstream.messaging.processing.settings import ProcessSettings
     from millstream.messaging.reading.replay import ReadPlan
     from millstream.messaging.reading.verify import Verification
     from millstream.messaging.subscriptions.admin import Lag, SubscriptionInfo
@@ -341,22 +342,26 @@ class Topic(TopicReading):
 
     def process(
         self,
-        target: Topic,
-        function: Callable[[Event], Any],
+        target: Topic | Table | Sequence[Topic | Table],
+        function: Callable[..., Any],
         settings: ProcessSettings | None = None,
+        *,
+        tables: Mapping[str, Table] | Sequence[Table] | None = None,
         **values: Any,
     ) -> Process:
         """Apply a function to every event and store the results in another topic, exactly once.
 
-        `process(target, function, on_error="dead_letter")`: see ProcessSettings.
+        `process(target, function, on_error="dead_letter")`: see ProcessSettings, and `mill.process`
+        for several targets and for tables.
         """
         return Process(
             self._loop,
             self._loop.invoke(
                 self._inner.process,
-                target._inner,
+                unwrapped(target),
                 in_thread(collected(function)),
                 settings,
+                tables=None if tables is None else unwrapped(tables),
                 **values,
             ),
         )

@@ -1,4 +1,4 @@
-"""`millstream process`: the exactly-once processes from topic to topic."""
+"""`millstream process`: the exactly-once processes from topics to topics and tables."""
 
 import typer
 
@@ -8,7 +8,7 @@ from millstream.cli.session import ServerOption, run
 __all__ = ["app"]
 
 app = typer.Typer(
-    help="Processes: programs that read a topic and write another, exactly once.",
+    help="Processes: programs that read topics and write topics and tables, exactly once.",
     no_args_is_help=True,
 )
 

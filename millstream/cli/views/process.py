@@ -26,6 +26,17 @@ def process_record(info: ProcessInfo) -> dict[str, Any]:
     }
 
 
+def _positions(info: ProcessInfo) -> str:
+    """Each partition and its position, with the topic where there are several."""
+    several = len({part.topic for part in info.partitions}) > 1
+    return ", ".join(
+        f"{part.topic}/{part.partition}@{part.position}"
+        if several
+        else f"{part.partition}@{part.position}"
+        for part in info.partitions
+    )
+
+
 def show_list(infos: Sequence[ProcessInfo]) -> None:
     """Processes as a table."""
     if not infos:
@@ -39,7 +50,7 @@ def show_list(infos: Sequence[ProcessInfo]) -> None:
                 info.name,
                 info.source,
                 info.target,
-                ", ".join(f"{part.partition}@{part.position}" for part in info.partitions),
+                _positions(info),
                 "input is gone" if info.lag is None else f"{info.lag:,}",
                 age(info.last_commit),
             )

@@ -17,6 +17,7 @@ from millstream.messaging.publishing.acks import Acks
 from millstream.wire.aio.atomic import publish_batch
 from millstream.wire.aio.jetstream import JetStream
 from millstream.wire.aio.publisher import StreamPublisher
+from millstream.wire.message import OutgoingMessage
 
 __all__ = ["FencedLane"]
 
@@ -56,13 +57,17 @@ class FencedLane:
         return await self._run(self._fence.claim(uuid4().hex, input_stream))
 
     async def store(
-        self, packs: Sequence[EncodedPack], position: int, note: str | None = None
+        self,
+        packs: Sequence[EncodedPack],
+        position: int,
+        note: str | None = None,
+        beside: Sequence[OutgoingMessage] = (),
     ) -> FenceState:
-        """Store packs, all or none, and with them the position in the input."""
+        """Store packs and plain messages `beside` them, all or none, and with them the position."""
         if self._acks is None:
-            return await self._run(self._fence.store(packs, position, note))
+            return await self._run(self._fence.store(packs, position, note, beside))
         await self._acks.check()
-        state = await self._run(self._fence.store(packs, position, note))
+        state = await self._run(self._fence.store(packs, position, note, beside))
         await self._acks.check()  # the server may be another one by now
         return state
 

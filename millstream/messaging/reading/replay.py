@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any, Final
@@ -101,8 +101,11 @@ async def read_messages(
     *,
     over_damage: bool = False,
     headers_only: bool = False,
+    starts: Mapping[str, int] | None = None,
 ) -> AsyncGenerator[tuple[Partition, list[RawMessage]], None]:
     """The messages of a plan in groups, each group of one partition and in its order.
+
+    `starts` are offsets by stream instead of the plan's start; partitions may be of several topics.
 
     DataLoss when the broker has noted that events of the range are lost, or counts messages at its
     end that it cannot read; with `over_damage` it is read as far as that is possible. With
@@ -112,8 +115,11 @@ async def read_messages(
     readers: list[_PartitionReader] = []
     try:
         for partition in plan.chosen(partitions):
+            own = plan
+            if starts is not None:
+                own = replace(plan, start=Start.at_offset(starts[partition.stream]))
             what = replace(
-                await _range(jetstream, partition, plan),
+                await _range(jetstream, partition, own),
                 over_loss=over_damage or not plan.fail_on_data_loss,
                 headers_only=headers_only,
             )

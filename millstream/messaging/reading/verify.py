@@ -188,8 +188,12 @@ async def verify_log(
     for partition in partitions:
         info = await jetstream.stream_info(partition.stream)
         state = info.state
-        # Work queues and interest topics remove what was handled, in any order.
-        chained = info.config.get("retention", "limits") == "limits"
+        # Work queues and interest topics remove what was handled, in any order; tables, what was
+        # replaced.
+        chained = (
+            info.config.get("retention", "limits") == "limits"
+            and info.config.get("max_msgs_per_subject", -1) <= 0
+        )
         walk = _Walk(report, partition.number, max(1, state.first_seq), chained)
         held = report.messages
         groups = read_messages(jetstream, [partition], plan, over_damage=True)

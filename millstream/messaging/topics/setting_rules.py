@@ -21,6 +21,7 @@ __all__ = [
     "RESERVED_TOKENS",
     "check_deliver_at",
     "check_overload",
+    "check_process_table",
     "combination_faults",
     "description_fault",
     "metadata_fault",
@@ -213,4 +214,30 @@ def check_overload(it: TopicSettings, overload: str, seconds: float) -> None:
         raise ConfigError(
             f"overload 'block' for {seconds:g} s: at most the duplicate window, {longest:g} s, "
             f"or an event whose first ack was lost could be stored twice"
+        )
+
+
+def check_process_table(name: str, it: TopicSettings, state: bool) -> None:
+    """Refuse a table that a process cannot write to, or, as its `state`, cannot rely on."""
+    if it.history is None:
+        raise ConfigError(
+            f"'{name}' keeps every event, so it is not a table: create it with create_table, or "
+            f"give it as a target"
+        )
+    if not it.allows("atomic"):
+        raise ConfigError(
+            f"table '{name}' does not allow atomic batches (atomic=False), and a process stores "
+            f"rows and position together: create it without that setting"
+        )
+    if it.discard_new_per_key:
+        raise ConfigError(
+            f"table '{name}' refuses a second value of a key (discard_new_per_key): a process "
+            f"could not replace its rows"
+        )
+    drops = it.discard is Discard.OLD and (it.max_bytes is not None or it.max_messages is not None)
+    if state and (it.max_age is not None or drops):
+        raise ConfigError(
+            f"table '{name}' drops rows by itself (max_age, or max_bytes or max_messages with "
+            f"discard='old'): a process that holds them in memory would not notice. Use a table "
+            f"without these limits, or with discard='new'"
         )

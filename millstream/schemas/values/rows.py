@@ -15,6 +15,7 @@ import typing
 import uuid
 from collections.abc import Callable, Iterable
 from itertools import pairwise, starmap
+from operator import itemgetter
 from typing import Any, Final, TypeAlias
 
 import pyarrow as pa
@@ -85,6 +86,9 @@ def _columns_reader(record: t.Record) -> Callable[[Any], list[list[Any]]]:
 def object_maker(cls: type, record: t.Record) -> Callable[[dict[str, Any]], Any]:
     """A function from one plain value (as a codec decodes it) to an object of the class."""
     make, names = _maker(cls, record), tuple(field.name for field in record.fields)
+    if len(names) > 1:  # half the time: single rows of tables are read this way
+        row_of = itemgetter(*names)
+        return lambda plain: make((row_of(plain),))[0]
     return lambda plain: make([tuple(plain[name] for name in names)])[0]
 
 

@@ -104,10 +104,14 @@ async def test_a_change_appends_what_its_commands_decide(store: EventStore) -> N
 async def test_nothing_of_a_failed_change_is_stored(store: EventStore) -> None:
     async with store.change("a1") as account:
         account.deposit(5)
-    with pytest.raises(Overdrawn):
+
+    async def overdraw() -> None:
         async with store.change("a1") as account:
             account.deposit(1)
             account.withdraw(7)
+
+    with pytest.raises(Overdrawn):
+        await overdraw()
     assert (await store.load("a1")).version == 1
     with pytest.raises(ConfigError, match="only events change a state"):
         async with store.change("a1") as account:
@@ -133,10 +137,14 @@ async def test_changes_that_meet_are_repeated_on_the_newer_state(mill: Mill) -> 
 async def test_a_repeated_change_is_checked_by_its_commands(store: EventStore, mill: Mill) -> None:
     await store.append("a1", [Deposited(5)], NEW)
     other = await mill.event_store("accounts", Account, events=EVENTS)
-    with pytest.raises(Overdrawn):
+
+    async def withdraw_too_late() -> None:
         async with store.change("a1") as account:
             account.withdraw(4)
             await other.append("a1", [Withdrawn(4)], 1)
+
+    with pytest.raises(Overdrawn):
+        await withdraw_too_late()
     assert (await store.load("a1")).state.balance == 1
 
 
@@ -145,11 +153,15 @@ async def test_a_change_that_has_read_what_is_no_longer_true_is_a_conflict(
 ) -> None:
     await store.append("a1", [Deposited(5)], NEW)
     other = await mill.event_store("accounts", Account, events=EVENTS)
-    with pytest.raises(VersionConflict):
+
+    async def decide_by_the_balance() -> None:
         async with store.change("a1") as account:
             if account.balance == 5:
                 account.deposit(100)
             await other.append("a1", [Withdrawn(4)], 1)
+
+    with pytest.raises(VersionConflict):
+        await decide_by_the_balance()
     assert (await store.load("a1")).state.balance == 1
     async with store.change("a1") as account:
         if account.owner == "":
@@ -213,5 +225,21 @@ async def test_snapshots_of_another_schema_or_version_are_ignored(mill: Mill) ->
     assert (await store.load("a1")).state.balance == 0
     later = await mill.event_store("accounts", Account, events=EVENTS, snapshot_version=2)
     assert (await later.load("a1")).state.balance == 15
-    await table.put("a1", b"not a snapshot")
-    assert (await store.load("a1")).state.balance == 15
+    for wrong in (
+        b"not a snapshot",
+        {**entry.json(), "offset": 900},
+        {**entry.json(), "version": 9},
+    ):
+        await table.put("a1", wrong)
+        assert (await store.load("a1")).state.balance == 15
+
+
+async def test_snapshots_of_a_store_that_was_created_again_are_not_used(mill: Mill) -> None:
+    for amount in (5, 7):
+        store = await mill.event_store("accounts", Account, events=EVENTS)
+        await store.append("a1", [Deposited(amount)] * 3, NEW)
+        if amount == 5:
+            await store.snapshot("a1")
+            await mill.delete_topic("accounts")
+    assert (await mill.topic("accounts-snapshots")).name
+    assert (await store.load("a1")).state.balance == 21

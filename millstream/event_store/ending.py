@@ -1,0 +1,196 @@
+"""The end of an aggregate: deleted for good, deleted to begin again, or archived.
+
+1. Archived only: copy its appends to the archive, from the first one that is not there yet.
+2. Store a message without a value as its next version, if no other append came first. From now on
+   the aggregate takes no appends, and readers of all events see its end.
+3. Remove its messages before that one (and that one too, if its id may be used again).
+4. Remove its snapshot.
+
+Each step can be repeated, so a call that was interrupted is completed by the next one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from typing import Final
+
+from millstream.errors import AggregateDeleted, AggregateNotFound, VersionConflict, WrongSequence
+from millstream.event_store.appending import AggregateHead, Appender
+from millstream.event_store.events import Expected, check_expected
+from millstream.event_store.format import (
+    ARCHIVED_HEADER,
+    STORED_HEADER,
+    VERSIONS_HEADER,
+    join_lines,
+    versions_text,
+)
+from millstream.event_store.ids import subject_of
+from millstream.event_store.messages import AppendMessage
+from millstream.event_store.reading import AggregateReader, Learn
+from millstream.event_store.snapshots import Snapshots
+from millstream.events.classify import NULL_HEADER
+from millstream.events.event import ID_HEADER
+from millstream.events.fence import EXPECTED_HEADER
+from millstream.messaging import Topic
+from millstream.messaging.publishing.event_publisher import PUBLISH_SECONDS
+from millstream.messaging.topics.admin import Purge
+from millstream.messaging.topics.handle import TopicHandle
+from millstream.wire.api import PubAck
+from millstream.wire.message import OutgoingMessage
+from millstream.wire.protocol import encode_headers, unique_token
+
+__all__ = ["ARCHIVE_SUFFIX", "Archive", "Ending"]
+
+ARCHIVE_SUFFIX: Final = "-archive"
+# Appends that may be stored while an aggregate is being ended, before it counts as busy.
+TRIES_MAX: Final = 20
+# The server's, and headers that say how a message is stored, which is not so for its copy.
+_NOT_COPIED: Final = ("Nats-",)
+
+
+class Archive:
+    """The topic that holds the events of archived aggregates; created when it is first needed."""
+
+    def __init__(self, name: str, open: Callable[[bool], Awaitable[Topic]], learn: Learn) -> None:
+        self.name = name
+        self._open = open  # with True: create it if there is none
+        self._learn = learn
+        self._reader: AggregateReader | None = None
+        self._topic: Topic | None = None
+
+    async def topic(self, create: bool = False) -> Topic:
+        """The topic; TopicNotFound when there is none yet."""
+        if self._topic is None:
+            self._topic = await self._open(create)
+        return self._topic
+
+    async def reader(self, create: bool = False) -> AggregateReader:
+        """Reads what is in it."""
+        if self._reader is None:
+            self._reader = AggregateReader((await self.topic(create)).handle, self._learn)
+        return self._reader
+
+
+class Ending:
+    """Deletes and archives the aggregates of one store."""
+
+    def __init__(
+        self,
+        store: Topic,
+        reader: AggregateReader,
+        appender: Appender,
+        snapshots: Snapshots | None,
+        archive: Archive,
+    ) -> None:
+        self._topic = store
+        self._reader = reader
+        self._appender = appender
+        self._snapshots = snapshots
+        self._archive = archive
+
+    async def delete(self, id: str, expected: Expected, reusable: bool) -> None:
+        """Remove an aggregate's events; a second call completes the first."""
+        last = await self._last(id)
+        if not last.ends:
+            await self._end(id, expected, None)
+            last = await self._last(id)
+        await self._remove(id, last.offset + 1 if reusable else last.offset)
+
+    async def archive(self, id: str) -> None:
+        """Move an aggregate's events to the archive; a second call completes the first."""
+        last = await self._last(id)
+        if last.ends and last.archive is None:
+            raise AggregateDeleted(self._topic.name, id)
+        for _ in range(TRIES_MAX):
+            if last.ends:
+                break
+            await self._copy(id)
+            with suppress(VersionConflict):  # it got another event, which has to be copied as well
+                await self._end(id, last.last, self._archive.name)
+            last = await self._last(id)
+        else:
+            raise VersionConflict(self._topic.name, id, "no more events", last.last)
+        await self._remove(id, last.offset)
+
+    async def _last(self, id: str) -> AppendMessage:
+        last = await self._reader.last(id)
+        if last is None:
+            raise AggregateNotFound(self._topic.name, id)
+        return last
+
+    async def _end(self, id: str, expected: Expected, archive: str | None) -> None:
+        """Step 2: the message after which there are no others."""
+        check_expected(expected, id)
+        for _ in range(TRIES_MAX):
+            head = await self._appender.head(id)
+            if head.deleted:
+                return
+            if isinstance(expected, int) and head.version != expected:
+                raise VersionConflict(self._topic.name, id, expected, head.version)
+            version = versions_text(head.version + 1, head.version + 1)
+            pairs = [
+                (ID_HEADER, unique_token(20)),
+                (VERSIONS_HEADER, version),
+                (EXPECTED_HEADER, str(head.sequence)),
+                (NULL_HEADER, "1"),
+            ]
+            if archive is not None:
+                pairs.append((ARCHIVED_HEADER, archive))
+            subject = self._subject(self._topic.handle, id)
+            message = OutgoingMessage(subject.encode(), encode_headers(pairs), b"")
+            try:
+                await _publish(self._topic.handle, message)
+            except WrongSequence:
+                continue  # another append, or a copy of this message, came first
+            self._appender.remember(id, AggregateHead(head.version + 1, head.sequence, True))
+            return
+        raise VersionConflict(
+            self._topic.name, id, expected, (await self._appender.head(id)).version
+        )
+
+    async def _copy(self, id: str) -> None:
+        """Step 1: what is not in the archive yet, in order, each once."""
+        archive = await self._archive.topic(create=True)
+        there = await (await self._archive.reader(create=True)).last(id)
+        done = 0 if there is None else there.last
+        sequence = 0 if there is None else there.offset
+        async for append in self._reader.appends(id):
+            if append.last <= done or append.ends:
+                continue
+            pairs = [(n, v) for n, v in append.headers.items() if not n.startswith(_NOT_COPIED)]
+            pairs += [
+                (ID_HEADER, f"{append.append_id}-archived"),
+                (STORED_HEADER, str(append.stored_ns)),
+                (EXPECTED_HEADER, str(sequence)),
+            ]
+            subject = self._subject(archive.handle, id)
+            block = encode_headers(pairs, foreign=True)
+            ack = await _publish(
+                archive.handle, OutgoingMessage(subject.encode(), block, join_lines(append.lines))
+            )
+            sequence = ack.seq
+
+    async def _remove(self, id: str, before: int) -> None:
+        """Steps 3 and 4."""
+        partition = self._reader.partition(id)
+        what = Purge(
+            subject=self._subject(self._topic.handle, id),
+            before=before,
+            partition=partition.number,
+        )
+        await self._topic.admin.purge(what)
+        self._appender.forget(id)
+        if self._snapshots is not None:
+            await self._snapshots.delete(id)
+
+    def _subject(self, topic: TopicHandle, id: str) -> str:
+        number = self._reader.partition(id).number
+        return subject_of(topic.partitions[number].prefix or topic.shape.topic, id)
+
+
+async def _publish(topic: TopicHandle, message: OutgoingMessage) -> PubAck:
+    if topic.publisher.full:
+        await topic.publisher.wait_for_space()
+    ack: PubAck = await topic.publisher.publish(message, PUBLISH_SECONDS, lambda ack: ack)
+    return ack

@@ -1,0 +1,1 @@
+"""Processes: from topics to topics and tables, exactly once."""

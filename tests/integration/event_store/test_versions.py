@@ -1,0 +1,158 @@
+"""Events whose classes change: by schema rules, by functions, old and new programs side by side."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+import pydantic
+import pytest
+
+from millstream import NEW, Mill
+from millstream.errors import ConfigError, Incompatible, SchemaError, TopicNotFound, UnknownEvent
+
+
+def paid_v1() -> type:
+    @dataclass(frozen=True)
+    class Paid:
+        amount: int
+
+    return Paid
+
+
+def paid_v2() -> type:
+    @dataclass(frozen=True)
+    class Paid:
+        amount: int
+        currency: str = "EUR"
+
+    return Paid
+
+
+def paid_v3() -> type:
+    @dataclass(frozen=True)
+    class Paid:
+        cents: int
+        currency: str
+
+    return Paid
+
+
+def total(state: int, event: Any) -> int:
+    cents = getattr(event, "cents", None)
+    return state + int(event.amount * 100 if cents is None else cents)
+
+
+async def test_old_events_are_read_as_the_newest_version(mill: Mill) -> None:
+    one, two = paid_v1(), paid_v2()
+    old = await mill.event_store("pay", events=[one], fold=total, initial=0)
+    await old.append("a1", [one(1)], NEW)
+    new = await mill.event_store("pay", events=[two], fold=total, initial=0)
+    await new.append("a1", [two(2, "USD")], 1)
+    found = [(e.schema_version, e.data) async for e in new.events("a1")]
+    assert found == [(1, two(1, "EUR")), (2, two(2, "USD"))]
+    # The program of before goes on, and finds the new version in the registry.
+    await old.append("a1", [one(3)])
+    assert [e.data async for e in old.events("a1")] == [one(1), one(2), one(3)]
+    assert (await new.load("a1")).state == 600
+
+
+async def test_a_function_leads_from_one_version_to_the_next(mill: Mill) -> None:
+    one, two, three = paid_v1(), paid_v2(), paid_v3()
+    for cls, args in ((one, (1,)), (two, (2, "USD"))):
+        store = await mill.event_store("pay", events=[cls])
+        await store.append("a1", [cls(*args)])
+    with pytest.raises(Incompatible):
+        await mill.event_store("pay", events=[three])
+
+    def to_cents(old: dict[str, Any]) -> dict[str, Any]:
+        return {"cents": old["amount"] * 100, "currency": old["currency"]}
+
+    upcasters = {("Paid", 2): to_cents}
+    store = await mill.event_store(
+        "pay", events=[three], upcasters=upcasters, fold=total, initial=0
+    )
+    await store.append("a1", [three(7, "CHF")])
+    found = [(e.schema_version, e.data) async for e in store.events("a1")]
+    assert found == [(1, three(100, "EUR")), (2, three(200, "USD")), (3, three(7, "CHF"))]
+    assert (await store.load("a1")).state == 307
+    with pytest.raises(SchemaError, match=r"version 1 of event 'Paid'.*upcasters"):
+        await mill.event_store("pay", events=[three])
+
+
+async def test_a_function_with_a_wrong_result_is_named(mill: Mill) -> None:
+    two, three = paid_v2(), paid_v3()
+    store = await mill.event_store("pay", events=[two])
+    await store.append("a1", [two(1)])
+    store = await mill.event_store("pay", events=[three], upcasters={("Paid", 1): lambda old: old})
+    with pytest.raises(ValueError, match="cents"):
+        _ = [event async for event in store.events("a1")]
+    with pytest.raises(ConfigError, match="no event is"):
+        await mill.event_store("pay", events=[three], upcasters={("Payed", 1): dict})
+
+
+class Renamed(msgspec.Struct, frozen=True):
+    name: str
+
+
+class Moved(pydantic.BaseModel):
+    street: str
+    number: int | None = None
+
+
+async def test_events_may_be_structs_models_and_have_other_names(mill: Mill) -> None:
+    store = await mill.event_store("people", events={"renamed": Renamed, "moved": Moved})
+    await store.append("p1", [Renamed("ann"), Moved(street="High Street")], NEW)
+    found = [(e.name, e.data) async for e in store.events("p1")]
+    assert found == [("renamed", Renamed("ann")), ("moved", Moved(street="High Street"))]
+
+
+async def test_without_classes_events_are_dicts(mill: Mill) -> None:
+    store = await mill.event_store("people", events=[Renamed])
+    await store.append("p1", [Renamed("ann")], NEW)
+    reader = await mill.event_store("people")
+    assert [e.data async for e in reader.events("p1")] == [{"name": "ann"}]
+    with pytest.raises(UnknownEvent):
+        await reader.append("p1", [Renamed("ben")])
+    with pytest.raises(ConfigError, match="without a class of states"):
+        await reader.load("p1")
+
+
+async def test_a_type_of_event_that_another_program_adds_is_found(mill: Mill) -> None:
+    first = await mill.event_store("people", events=[Renamed])
+    second = await mill.event_store("people", events=[Renamed, Moved])
+    await second.append("p1", [Moved(street="High Street", number=1)])
+    assert [e.data async for e in first.events("p1")] == [{"street": "High Street", "number": 1}]
+
+
+async def test_what_is_no_store_is_refused(mill: Mill) -> None:
+    await mill.create_topic("orders")
+    with pytest.raises(ConfigError, match="not an event store"):
+        await mill.event_store("orders", events=[Renamed])
+    with pytest.raises(TopicNotFound):
+        await mill.event_store("nothing")
+    with pytest.raises(ConfigError, match="unknown setting 'max_age'"):
+        await mill.event_store("people", events=[Renamed], max_age="1d")
+    with pytest.raises(ConfigError, match="no method apply"):
+        await mill.event_store("people", Renamed, events=[Moved])
+
+
+async def test_a_deleted_store_leaves_nothing_behind(mill: Mill) -> None:
+    await mill.event_store("pay", events=[paid_v3()])
+    await mill.delete_topic("pay")
+    again = await mill.event_store("pay", events=[paid_v1()])  # another class, no history
+    assert again.types.events["Paid"].current.version == 1
+
+
+async def test_a_store_with_partitions_keeps_the_order_of_each_aggregate(mill: Mill) -> None:
+    store = await mill.event_store("people", events=[Renamed], partitions=3)
+    for number in range(30):
+        await store.append(f"p{number % 7}", [Renamed(str(number))])
+    reopened = await mill.event_store("people", events=[Renamed])
+    assert reopened.topic.partitions == 3
+    for person in range(7):
+        names = [int(e.data.name) async for e in reopened.events(f"p{person}")]
+        assert names == list(range(person, 30, 7))
+    with pytest.raises(ConfigError, match="one partition"):
+        await reopened.query("p.*")
