@@ -16,6 +16,7 @@ from millstream.nearest import check_known, settings_from
 from millstream.settings import ConnectionSettings
 
 if TYPE_CHECKING:
+    from millstream.event_store.info import StoreInfo
     from millstream.event_store.store import EventStore
     from millstream.messaging.process import (
         Process,
@@ -263,6 +264,12 @@ class Mill(Client):
         from millstream.event_store.opening import open_store
 
         return await open_store(self, name, state, events, values)
+
+    async def event_stores(self) -> list[StoreInfo]:
+        """All event stores: their types of events, aggregates and appends."""
+        from millstream.event_store.opening import list_stores
+
+        return await list_stores(self)
 
     # -- processing -----------------------------------------------------------------------
 

@@ -91,7 +91,7 @@ SECTIONS: dict[str, tuple[str, list[str]]] = {
         "millstream",
         [
             *("EventStore", "StoreSettings", "StoredEvent", "Append", "AppendReceipt", "Loaded"),
-            *("NEW", "ANY", "Unchanged", "Deleted"),
+            *("NamedEvent", "NEW", "ANY", "Unchanged", "Deleted", "StoreInfo"),
         ],
     ),
     "Core subjects": (

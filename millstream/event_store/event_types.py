@@ -7,8 +7,9 @@ from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
 from millstream.errors import ConfigError, SchemaError, UnknownEvent
+from millstream.event_store.events import NamedEvent
 from millstream.event_store.format import check_event_name, read_tag, tag_of
-from millstream.schemas.codecs import make_codec
+from millstream.schemas.codecs import Codec, make_codec
 from millstream.schemas.declaration import declare
 from millstream.schemas.registry.stores import NewEventType, RegisteredEvent
 from millstream.schemas.resolution import Resolution
@@ -73,7 +74,7 @@ class _Written:
 class EventTypes:
     """The types of events of a store: what its classes write, and every version as they read it.
 
-    A type without a class is read as a dict of its latest version and cannot be written.
+    A type without a class is read as a dict of its latest version, and written as a NamedEvent.
     """
 
     def __init__(
@@ -154,8 +155,21 @@ class EventTypes:
         """Tag and JSON of an event; UnknownEvent or Unfit when it cannot be stored."""
         written = self._written.get(type(event))
         if written is None:
+            if isinstance(event, NamedEvent):
+                known, codec = self._named(event.name)
+                return tag_of(known.name, known.current.version), codec.encode(event.data)
             raise UnknownEvent(self.store, type(event).__name__, self.classes)
         return written.tag, written.encode(event)
+
+    def parse(self, name: str, text: bytes) -> NamedEvent:
+        """An event of a registered type from its JSON; UnknownEvent or Unfit when it is none."""
+        return NamedEvent(name, self._named(name)[1].decode(text))
+
+    def _named(self, name: str) -> tuple[RegisteredEvent, Codec]:
+        event = self.events.get(name)
+        if event is None:
+            raise UnknownEvent(self.store, name, self.events)
+        return event, make_codec(event.schemas[event.current.version - 1], "json")
 
     def is_event(self, value: object) -> bool:
         """Whether a value is an object of one of the classes of events."""

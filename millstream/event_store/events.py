@@ -21,6 +21,7 @@ __all__ = [
     "Deleted",
     "Expected",
     "Loaded",
+    "NamedEvent",
     "StoredEvent",
     "Unchanged",
     "check_expected",
@@ -104,6 +105,17 @@ class Append:
     def __post_init__(self) -> None:
         check_id(self.id)
         check_expected(self.expected, self.id)
+
+
+@dataclass(frozen=True, slots=True)
+class NamedEvent:
+    """An event to append, by a program without its class: the name of its type, and its fields.
+
+    It is checked against the registered schema.
+    """
+
+    name: str
+    data: Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True)

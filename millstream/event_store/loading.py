@@ -38,7 +38,9 @@ class Moment:
         if clock not in ("stored", "event"):
             raise ConfigError(f"clock {clock!r}: choose stored or event")
         if isinstance(at, datetime):
-            return cls(None, nanoseconds_of(at), clock)
+            # All of that microsecond: times of storing are finer than a datetime, and the one of
+            # an event has to include that event.
+            return cls(None, nanoseconds_of(at) + 999, clock)
         if at is not None and (isinstance(at, bool) or not isinstance(at, int) or at < 1):
             raise ConfigError(f"at {at!r:.60}: give a version from 1 on, or a datetime with a zone")
         return cls(at)

@@ -76,6 +76,12 @@ class AggregateReader:
             for append in appends:
                 yield append
 
+    def following(self, id: str) -> ReadPlan:
+        """The plan that reads the appends of an aggregate, and those that are stored later."""
+        partition = self.partition(id)
+        subjects = (self._subject(partition, id),)
+        return ReadPlan(subjects=subjects, partitions=(partition.number,), follow=True)
+
     async def groups(self, plan: ReadPlan) -> AsyncIterator[tuple[Partition, list[AppendMessage]]]:
         """The appends of a plan in groups, each group of one partition."""
         messages = read_messages(self._jetstream, self._topic.partitions, plan)

@@ -219,17 +219,41 @@ class EventStore:
             return Loaded(id, self._loader.need_folding().make(), 0, 0)
 
     async def events(
-        self, id: str, *, start: int = 1, backward: bool = False, limit: int | None = None
+        self,
+        id: str,
+        *,
+        start: int = 1,
+        backward: bool = False,
+        limit: int | None = None,
+        follow: bool = False,
     ) -> AsyncIterator[StoredEvent]:
         """The events of an aggregate from a version on; `backward`: the newest first.
 
-        `limit` is the greatest number of events. Nothing if the aggregate does not exist.
+        `limit` is the greatest number of events. Nothing if the aggregate does not exist. With
+        `follow` it continues with events that are stored later, up to the end of the aggregate.
         """
         if limit is not None and limit < 1:
             raise ConfigError(f"limit {limit!r}: give 1 or more")
-        events = self._loader.events(check_id(id), start, limit, backward)
+        if follow and backward:
+            raise ConfigError("choose one of backward and follow")
+        check_id(id)
+        if follow:
+            events = self._following(id, start, limit)
+        else:
+            events = self._loader.events(id, start, limit, backward)
         async for event in events:
             yield event
+
+    async def _following(
+        self, id: str, start: int, limit: int | None
+    ) -> AsyncIterator[StoredEvent]:
+        left = limit
+        async for event in self._read(self._reader.following(id)):
+            if event.version >= start:
+                yield event
+                left = None if left is None else left - 1
+            if left == 0 or event.deleted:
+                return
 
     async def query(self, pattern: str) -> Query:
         """The events of all aggregates whose ids match a pattern, and an expectation about them.
@@ -243,7 +267,8 @@ class EventStore:
                 f"query: store '{self.name}' has {self.topic.partitions} partitions, and the "
                 f"broker checks expectations in one. Create the store with one partition"
             )
-        events = [event async for event in self._read(self._reader.subjects(pattern))]
+        plan = ReadPlan(subjects=self._reader.subjects(pattern))
+        events = [event async for event in self._read(plan)]
         last = max((event.offset for event in events), default=0)
         return Query(events, Unchanged(pattern, last))
 
@@ -262,13 +287,11 @@ class EventStore:
         """
         subjects = () if category is None else self._reader.subjects(f"{category}.>")
         plan = ReadPlan(start=start, follow=follow, partitions=partitions, subjects=subjects)
-        async for _, appends in self._reader.groups(plan):
-            for append in appends:
-                for event in stored_events(append, self.types):
-                    yield event
+        async for event in self._read(plan):
+            yield event
 
-    async def _read(self, subjects: tuple[str, ...]) -> AsyncIterator[StoredEvent]:
-        async for _, appends in self._reader.groups(ReadPlan(subjects=subjects)):
+    async def _read(self, plan: ReadPlan) -> AsyncIterator[StoredEvent]:
+        async for _, appends in self._reader.groups(plan):
             for append in appends:
                 for event in stored_events(append, self.types):
                     yield event

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from millstream import ANY, NEW, Append, blocking
+from millstream import ANY, NEW, Append, NamedEvent, blocking
 from millstream.errors import AggregateDeleted, AggregateNotFound, ConfigError, VersionConflict
 from tests.contracts.test_messaging import mill as mill
 from tests.contracts.test_messaging import take
@@ -55,6 +55,19 @@ async def test_events_come_in_both_directions_and_from_all_aggregates(store: Any
     assert [event.id async for event in store.all()] == ["x.1", "x.1", "y.1"]
     assert [event.data async for event in store.all(category="y")] == [Opened("ben")]
     assert len(await take(store.all(follow=True), 3)) == 3
+    assert [event.version for event in await take(store.events("x.1", follow=True), 2)] == [1, 2]
+    assert [event.version async for event in store.events("x.1", follow=True, limit=1)] == [1]
+    with pytest.raises(ConfigError, match="backward and follow"):
+        await take(store.events("x.1", follow=True, backward=True), 1)
+
+
+async def test_stores_are_listed(store: Any, mill: Any) -> None:
+    await mill.create_topic("orders")
+    await store.append("a1", [Opened("ann"), Deposited(1)])
+    (found,) = await mill.event_stores()
+    assert (found.name, found.aggregates, found.appends) == ("accounts", 1, 1)
+    assert found.events == ("Opened", "Deposited", "Withdrawn")
+    assert found.state == "tests.integration.event_store.bank:Account"
 
 
 async def test_several_appends_and_boundaries(store: Any) -> None:
@@ -161,6 +174,8 @@ async def test_a_store_without_classes_gives_dicts(store: Any, mill: Any) -> Non
     plain = await mill.event_store("accounts")
     (event,) = [event async for event in plain.events("a1")]
     assert (event.name, event.data) == ("Deposited", {"amount": 5})
+    assert (await plain.append("a1", [NamedEvent("Deposited", {"amount": 6})], 1)).version == 2
+    assert (await store.load("a1")).state.balance == 11
     with pytest.raises(ConfigError, match="without a class of states"):
         await plain.load("a1")
 

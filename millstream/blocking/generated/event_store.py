@@ -148,14 +148,21 @@ class EventStore(Twin):
         return self._loop.call(self._inner.load_or_new(id))
 
     def events(
-        self, id: str, *, start: int = 1, backward: bool = False, limit: int | None = None
+        self,
+        id: str,
+        *,
+        start: int = 1,
+        backward: bool = False,
+        limit: int | None = None,
+        follow: bool = False,
     ) -> Iterator[StoredEvent]:
         """The events of an aggregate from a version on; `backward`: the newest first.
 
-        `limit` is the greatest number of events. Nothing if the aggregate does not exist.
+        `limit` is the greatest number of events. Nothing if the aggregate does not exist. With
+        `follow` it continues with events that are stored later, up to the end of the aggregate.
         """
         return self._loop.iterate(
-            self._inner.events(id, start=start, backward=backward, limit=limit)
+            self._inner.events(id, start=start, backward=backward, limit=limit, follow=follow)
         )
 
     def query(self, pattern: str) -> Query:

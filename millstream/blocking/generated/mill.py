@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
     from typing import Any
 
+    from millstream.event_store.info import StoreInfo
     from millstream.events.event import Receipt
     from millstream.messaging.core.discovery import ServiceInfo, ServiceStats
     from millstream.messaging.core.identity import IdentitySettings
@@ -347,6 +348,10 @@ class Mill(Connected):
             self._loop,
             self._loop.call(self._inner.event_store(name, state, events=events, **values)),
         )
+
+    def event_stores(self) -> list[StoreInfo]:
+        """All event stores: their types of events, aggregates and appends."""
+        return self._loop.call(self._inner.event_stores())
 
     def process(
         self,

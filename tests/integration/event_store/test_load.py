@@ -40,8 +40,8 @@ async def test_past_states_by_both_clocks(store: EventStore) -> None:
         await store.append("a1", [Deposited(1)], timestamp=day + timedelta(days=number))
     events = [event async for event in store.events("a1")]
     for number, event in enumerate(events):
-        at = event.stored + timedelta(microseconds=1)
-        if number + 1 < len(events) and at >= events[number + 1].stored:
+        at = event.stored
+        if number + 1 < len(events) and at == events[number + 1].stored:
             continue  # two in one microsecond
         assert (await store.load("a1", at=at)).version == number + 1
         loaded = await store.load("a1", at=day + timedelta(days=number), clock="event")
