@@ -64,6 +64,10 @@ from millstream.messaging.process import Process as Process
 from millstream.messaging.process import ProcessSettings as ProcessSettings
 from millstream.mill import Mill as Mill
 from millstream.mill import connect as connect
+from millstream.projections.diff import RowDiff as RowDiff
+from millstream.projections.projection import Projection as Projection
+from millstream.projections.projection import View as View
+from millstream.projections.records import ProjectionRecord as ProjectionRecord
 from millstream.schemas.registry.guard import Guard as Guard
 from millstream.schemas.registry.guard import GuardSettings as GuardSettings
 from millstream.schemas.registry.registry import Registry as Registry

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import AsyncIterator, Iterable, Mapping
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -26,6 +26,9 @@ if TYPE_CHECKING:
         Targets,
         Transform,
     )
+    from millstream.projections.diff import RowDiff
+    from millstream.projections.projection import Projection, View
+    from millstream.projections.records import ProjectionRecord, ProjectionRecords
     from millstream.schemas.registry.guard import Guard, GuardSettings
     from millstream.schemas.registry.records import TopicSchemas
     from millstream.schemas.registry.registry import Registry
@@ -270,6 +273,49 @@ class Mill(Client):
         from millstream.event_store.opening import list_stores
 
         return await list_stores(self)
+
+    # -- projections ----------------------------------------------------------------------
+
+    async def projection(
+        self, name: str, source: EventStore | Topic, function: Transform, **values: Any
+    ) -> Projection:
+        """A view of a log in a table, kept up to date by a function, exactly once.
+
+        `projection("balances", store, function, schema=Balance)`: the function is called with each
+        event of the store (StoredEvent) or topic (Event) and the table, whose rows it reads and
+        changes like those of a dict. With `tables={"a": A, "b": B}` it gets a dict of tables, with
+        their schemas. `version=2` is another build, with tables of its own: see Projection for how
+        it is compared and swapped in. Other keywords are those of ProcessSettings.
+        `await projection.run()`.
+        """
+        from millstream.projections.projection import open_projection
+
+        return await open_projection(self, self._projections, name, source, function, values)
+
+    async def view(self, name: str, type: type | None = None) -> View:
+        """The tables of a projection's active version, for readers; see `topic` for `type`."""
+        from millstream.projections.projection import open_view
+
+        return await open_view(self, self._projections, name, type)
+
+    async def projections(self) -> list[ProjectionRecord]:
+        """All projections: what they read, their versions, and which one is active."""
+        return await self._projections.all()
+
+    async def diff_projection(
+        self, name: str, version: int, against: int | None = None
+    ) -> AsyncIterator[RowDiff]:
+        """The rows that differ between two versions of a projection; None: the active one."""
+        from millstream.projections.projection import diff_versions
+
+        async for row in diff_versions(self, self._projections, name, version, against):
+            yield row
+
+    @cached_property
+    def _projections(self) -> ProjectionRecords:
+        from millstream.projections.records import ProjectionRecords
+
+        return ProjectionRecords(self.table, self.create_table)
 
     # -- processing -----------------------------------------------------------------------
 

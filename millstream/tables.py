@@ -5,19 +5,22 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from millstream.errors import ConfigError, Undecodable
 from millstream.events.json_value import read_json
 from millstream.events.undecodable import DECODE_FAILURES, OnUndecodable, reason_of
 from millstream.messaging import Event, NewEvent, PublishOptions, ReadPlan, Start, Topic
 
-__all__ = ["Change", "Entry", "Table"]
+if TYPE_CHECKING:
+    from millstream.messaging.reading.past import Past
+
+__all__ = ["Change", "Entry", "PastTable", "Table"]
 
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """The present value of a key."""
+    """The value of a key."""
 
     key: str
     value: Any
@@ -137,6 +140,56 @@ class Table:
 
     async def as_dict(self, *, undecodable: OnUndecodable = "fail") -> dict[str, Any]:
         """All current values by key."""
+        return {e.key: e.value async for e in self.entries(undecodable=undecodable)}
+
+    async def at(self, time: datetime) -> PastTable:
+        """The table as it was at a time: `await (await table.at(time)).get("42")`.
+
+        The time is that of storing, by the broker's clock, not the time of events; changes of the
+        same microsecond are included. A time in the future is refused; up to ten seconds of it mean
+        now, because clocks differ. HistoryGone if the table did not exist at that time.
+        """
+        return PastTable(self.name, await self.topic.past(time))
+
+
+class PastTable:
+    """A table as it was at a time; it does not change. From `await table.at(time)`.
+
+    A table keeps `history` values of each key, so what a key was may not be known any more: then
+    HistoryGone is raised, never a wrong value. Only two removals cannot be noticed: of a value that
+    was published with a time to live of its own, and of a single message by other tools.
+    """
+
+    def __init__(self, name: str, past: Past) -> None:
+        self.name = name
+        self._past = past
+
+    @property
+    def time(self) -> datetime:
+        """The time, in UTC; never later than the broker's clock was."""
+        return self._past.time
+
+    def __repr__(self) -> str:
+        return f"<PastTable {self.name} at {self.time.isoformat()}>"
+
+    async def get(self, key: str) -> Entry | None:
+        """The value that the key had; None when it had none. It takes as long in any table."""
+        event = await self._past.last(key)
+        return None if event is None or _value(event) is None else _entry(event)
+
+    async def entries(
+        self, keys: Sequence[str] = (), *, undecodable: OnUndecodable = "fail"
+    ) -> AsyncIterator[Entry]:
+        """All values that keys had, or those of some keys, each key once.
+
+        If the values of some keys are not known any more, HistoryGone is raised after all others.
+        """
+        async for event in self._past.events(keys, undecodable):
+            if _value(event) is not None:
+                yield _entry(event)
+
+    async def as_dict(self, *, undecodable: OnUndecodable = "fail") -> dict[str, Any]:
+        """All values by key; HistoryGone if one of them is not known any more."""
         return {e.key: e.value async for e in self.entries(undecodable=undecodable)}
 
 

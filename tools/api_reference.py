@@ -92,6 +92,7 @@ SECTIONS: dict[str, tuple[str, list[str]]] = {
         [
             *("EventStore", "StoreSettings", "StoredEvent", "Append", "AppendReceipt", "Loaded"),
             *("NamedEvent", "NEW", "ANY", "Unchanged", "Deleted", "StoreInfo"),
+            *("Projection", "View", "ProjectionRecord", "RowDiff"),
         ],
     ),
     "Core subjects": (

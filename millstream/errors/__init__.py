@@ -59,7 +59,10 @@ MillstreamError
 ├── VersionConflict                          an append expected another version of the aggregate
 ├── AggregateNotFound (LookupError)          the event store has no events of that aggregate
 │   └── AggregateDeleted                     it was deleted or archived: no more events
+├── ProjectionNotFound (LookupError)         there is no projection of that name
+├── NotCaughtUp                              a projection lacks too much to be made the active one
 ├── UnknownEvent (LookupError)               a type of event that the event store does not know
+├── HistoryGone (LookupError)                a table does not know a value of the past any more
 ├── BackupError                              a backup cannot be made, read or restored
 ├── Undecodable (ValueError)                 a stored event cannot be decoded
 ├── NotJson (ValueError)                     json() was asked for, and the value is none
@@ -112,6 +115,7 @@ from millstream.errors.connection import (
 from millstream.errors.data import (
     BackupError,
     DataLoss,
+    HistoryGone,
     Incompatible,
     NotJson,
     PackError,
@@ -131,6 +135,8 @@ from millstream.errors.pipelines import (
 from millstream.errors.stores import (
     AggregateDeleted,
     AggregateNotFound,
+    NotCaughtUp,
+    ProjectionNotFound,
     UnknownEvent,
     VersionConflict,
 )
@@ -177,6 +183,7 @@ __all__ = [
     "FolderLocked",
     "GroupBusy",
     "GroupNotFound",
+    "HistoryGone",
     "IdentityLost",
     "IdentityTaken",
     "Incompatible",
@@ -188,6 +195,7 @@ __all__ = [
     "NoMessage",
     "NoResponders",
     "NoSpace",
+    "NotCaughtUp",
     "NotDurable",
     "NotJson",
     "NotKept",
@@ -204,6 +212,7 @@ __all__ = [
     "PipelineNotRunning",
     "PortTaken",
     "ProcessFailed",
+    "ProjectionNotFound",
     "PublishError",
     "RedriveTaken",
     "RequestTimeout",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from datetime import datetime
 from typing import Any, Final
 
 from millstream.errors.base import MillstreamError
@@ -11,6 +12,7 @@ from millstream.errors.base import MillstreamError
 __all__ = [
     "BackupError",
     "DataLoss",
+    "HistoryGone",
     "Incompatible",
     "NotJson",
     "PackError",
@@ -24,6 +26,35 @@ __all__ = [
 
 class DataLoss(MillstreamError):
     """Events that should be in the topic are missing."""
+
+
+class HistoryGone(MillstreamError, LookupError):
+    """A table no longer knows what it was at a time: values of then are removed.
+
+    `key` is the first key of which that is so (None: of any), `others` how many more there may be,
+    `oldest` when the oldest value that is stored of it was stored (None: none is).
+    """
+
+    def __init__(
+        self,
+        table: str,
+        key: str | None,
+        time: datetime,
+        reason: str,
+        *,
+        oldest: datetime | None = None,
+        others: int = 0,
+        advice: str = "",
+    ) -> None:
+        self.table, self.key, self.time, self.reason = table, key, time, reason
+        self.oldest, self.others = oldest, others
+        what = "what it was" if key is None else f"the value of key {key!r}"
+        more = f" (and of up to {others:,} more keys)" if others else ""
+        advice = advice or "To look back further, keep the table without that"
+        super().__init__(
+            f"table '{table}': {what}{more} at {time.isoformat()} is not known any more: {reason}. "
+            f"{advice}"
+        )
 
 
 class BackupError(MillstreamError):

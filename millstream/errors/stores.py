@@ -6,7 +6,14 @@ from collections.abc import Iterable
 
 from millstream.errors.base import MillstreamError
 
-__all__ = ["AggregateDeleted", "AggregateNotFound", "UnknownEvent", "VersionConflict"]
+__all__ = [
+    "AggregateDeleted",
+    "AggregateNotFound",
+    "NotCaughtUp",
+    "ProjectionNotFound",
+    "UnknownEvent",
+    "VersionConflict",
+]
 
 
 class VersionConflict(MillstreamError):
@@ -53,3 +60,23 @@ class UnknownEvent(MillstreamError, LookupError):
             f"store '{store}': event '{name}' is not one of its events here ({names}). Add its "
             f"class: event_store({store!r}, ..., events=[...])"
         )
+
+
+class ProjectionNotFound(MillstreamError, LookupError):
+    """There is no projection of that name."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        super().__init__(
+            f"there is no projection '{name}'. It is created when it is first opened: "
+            f"mill.projection({name!r}, store, function)"
+        )
+
+
+class NotCaughtUp(MillstreamError):
+    """A version of a projection lacks too much of the log to be made the active one."""
+
+    def __init__(self, name: str, version: int, lag: int | None) -> None:
+        self.name, self.version, self.lag = name, version, lag
+        found = "was never run" if lag is None else f"lacks {lag:,} messages of the log"
+        super().__init__(f"version {version} of projection '{name}' {found}. Run rebuild() first")

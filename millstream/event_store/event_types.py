@@ -4,24 +4,37 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, TypeAlias
+from typing import Any, Final, TypeAlias
 
 from millstream.errors import ConfigError, SchemaError, UnknownEvent
 from millstream.event_store.events import NamedEvent
 from millstream.event_store.format import check_event_name, read_tag, tag_of
-from millstream.schemas.codecs import Codec, make_codec
+from millstream.schemas import types as t
+from millstream.schemas.codecs import make_codec
 from millstream.schemas.declaration import declare
+from millstream.schemas.formats.python import is_schema_class
 from millstream.schemas.registry.stores import NewEventType, RegisteredEvent
 from millstream.schemas.resolution import Resolution
 from millstream.schemas.schema import Schema
+from millstream.schemas.values.fit import field_names
 from millstream.schemas.values.rows import object_maker
 
-__all__ = ["EventTypes", "Upcasters", "classes_by_name", "new_types", "upcast_versions"]
+__all__ = [
+    "EventTypes",
+    "Upcasters",
+    "classes_by_name",
+    "new_types",
+    "schema_of",
+    "upcast_versions",
+]
 
 # From a version of an event, as a dict, to a dict of the next version.
 Upcaster: TypeAlias = Callable[[dict[str, Any]], dict[str, Any]]
 Upcasters: TypeAlias = Mapping[tuple[str, int], Upcaster]
 _Read: TypeAlias = Callable[[bytes], Any]
+
+# An event may say everything by its name alone, and a schema has at least one field.
+_NO_FIELDS: Final = t.Field("_", t.Nullable(t.Bool()), default=None)
 
 
 def classes_by_name(events: Iterable[type] | Mapping[str, type]) -> dict[str, type]:
@@ -58,9 +71,32 @@ def upcast_versions(upcasters: Upcasters, names: Iterable[str]) -> dict[str, fro
 def new_types(classes: Mapping[str, type], upcasters: Upcasters) -> dict[str, NewEventType]:
     """What to register for classes of events."""
     upcast = upcast_versions(upcasters, classes)
-    return {
-        name: NewEventType(declare(cls, name=name), upcast[name]) for name, cls in classes.items()
-    }
+    return {name: NewEventType(schema_of(name, cls), upcast[name]) for name, cls in classes.items()}
+
+
+def schema_of(name: str, cls: type) -> Schema:
+    """The schema of a class of events; one without fields gets one that is never written."""
+    if is_schema_class(cls) and not field_names(cls):
+        return Schema(t.Record(name, (_NO_FIELDS,)))
+    return declare(cls, name=name)
+
+
+def _nothing(event: object) -> bytes:
+    """The JSON of an event without fields."""
+    return b"{}"
+
+
+def _encoder(schema: Schema) -> Callable[[object], bytes]:
+    """From an event to its JSON."""
+    is_empty = schema.record.fields == (_NO_FIELDS,)
+    return _nothing if is_empty else make_codec(schema, "json").encode
+
+
+def _maker(cls: type | None, record: t.Record) -> Callable[[dict[str, Any]], Any] | None:
+    """From a plain value to the reader's class; None: it stays a dict."""
+    if record.fields == (_NO_FIELDS,):
+        return lambda plain: {} if cls is None else cls()
+    return None if cls is None else object_maker(cls, record)
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,8 +138,8 @@ class EventTypes:
             self._names[tag] = event.name, version
         if cls is not None:
             number = event.current.version
-            codec = make_codec(event.schemas[number - 1], "json")
-            self._written[cls] = _Written(tag_of(event.name, number), codec.encode)
+            encode = _encoder(event.schemas[number - 1])
+            self._written[cls] = _Written(tag_of(event.name, number), encode)
 
     def _reader(self, event: RegisteredEvent, version: int, cls: type | None) -> _Read:
         """A function from the bytes of a version to the class, or to a dict of the latest one."""
@@ -112,7 +148,7 @@ class EventTypes:
         target = schemas[last - 1]
         load = make_codec(schemas[version - 1], "json").decode
         steps = self._steps(event, version, last)
-        make = None if cls is None else object_maker(cls, target.record)
+        make = _maker(cls, target.record)
 
         def read(body: bytes) -> Any:
             plain = load(body)
@@ -156,20 +192,24 @@ class EventTypes:
         written = self._written.get(type(event))
         if written is None:
             if isinstance(event, NamedEvent):
-                known, codec = self._named(event.name)
-                return tag_of(known.name, known.current.version), codec.encode(event.data)
+                return self._encode_named(event)
             raise UnknownEvent(self.store, type(event).__name__, self.classes)
         return written.tag, written.encode(event)
 
     def parse(self, name: str, text: bytes) -> NamedEvent:
         """An event of a registered type from its JSON; UnknownEvent or Unfit when it is none."""
-        return NamedEvent(name, self._named(name)[1].decode(text))
+        return NamedEvent(name, make_codec(self._named(name)[1], "json").decode(text))
 
-    def _named(self, name: str) -> tuple[RegisteredEvent, Codec]:
+    def _encode_named(self, event: NamedEvent) -> tuple[str, bytes]:
+        known, schema = self._named(event.name)
+        plain = schema.fit(event.data)
+        return tag_of(known.name, known.current.version), _encoder(schema)(plain)
+
+    def _named(self, name: str) -> tuple[RegisteredEvent, Schema]:
         event = self.events.get(name)
         if event is None:
             raise UnknownEvent(self.store, name, self.events)
-        return event, make_codec(event.schemas[event.current.version - 1], "json")
+        return event, event.schemas[event.current.version - 1]
 
     def is_event(self, value: object) -> bool:
         """Whether a value is an object of one of the classes of events."""

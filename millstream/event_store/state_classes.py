@@ -6,8 +6,8 @@ import sys
 from collections.abc import Iterable
 
 from millstream.errors import ConfigError
+from millstream.event_store.event_types import schema_of
 from millstream.schemas.compatibility import Mode
-from millstream.schemas.declaration import declare
 from millstream.schemas.registry.records import TopicSchemas, Version, event_name, matching
 from millstream.schemas.registry.stores import RegisteredEvent
 
@@ -36,7 +36,7 @@ def version_of(store: str, event: RegisteredEvent, cls: type | None) -> Register
         return event
     versions = tuple(Version(n, 0, one.fingerprint) for n, one in enumerate(event.schemas, 1))
     record = TopicSchemas(event_name(store, event.name), "json", Mode.NONE, versions)
-    same = matching(record, event.schemas, declare(cls, name=event.name))
+    same = matching(record, event.schemas, schema_of(event.name, cls))
     if same is None:
         raise ConfigError(
             f"{cls.__module__}.{cls.__name__} has other fields than every version of event "

@@ -35,6 +35,7 @@ from millstream.messaging.publishing.interest_check import InterestCheck, error_
 from millstream.messaging.reading.at_offset import events_at
 from millstream.messaging.reading.events import read_events
 from millstream.messaging.reading.latest import last_of_key, read_latest
+from millstream.messaging.reading.past import Past, past_of
 from millstream.messaging.reading.replay import ReadPlan, plan_of
 from millstream.messaging.schedules import Schedules
 from millstream.messaging.subscriptions.admin import Subscriptions
@@ -399,6 +400,10 @@ class Topic:
         `undecodable` is as in ReadPlan.
         """
         return read_latest(self._jetstream, self._partitions, keys, undecodable)
+
+    async def past(self, time: datetime) -> Past:
+        """Internal: what a table reads its values at an earlier time from; see `Table.at`."""
+        return await past_of(self._jetstream, self._partitions, time)
 
     # -- subscribing ----------------------------------------------------------------------
 

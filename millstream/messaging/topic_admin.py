@@ -13,6 +13,7 @@ from millstream.messaging.reading.replay import ReadPlan, read_messages
 from millstream.messaging.topics import admin as topics
 from millstream.messaging.topics.admin import Purge
 from millstream.messaging.topics.durability import durabilities_of, shortfall_of
+from millstream.messaging.topics.forgetting import Forgetting
 from millstream.messaging.topics.handle import TopicHandle
 from millstream.messaging.topics.lookup import open_topic, streams_of
 from millstream.messaging.topics.losses import accept_loss
@@ -53,6 +54,20 @@ class TopicAdmin:
     async def purge(self, what: Purge | None = None) -> int:
         """Remove all events, or those that `what` selects; returns how many messages."""
         return await topics.purge(self._jetstream, self._topic, what)
+
+    async def erase(self, offset: int, partition: int = 0) -> bool:
+        """Delete the message at an offset and overwrite it on the broker's disk; admins only.
+
+        False if there is none. Backups still have it, and with replicas the servers' replication
+        logs for some minutes.
+        """
+        stream = self._partitions[partition].stream
+        if await self._jetstream.get_message(stream, {"seq": offset}) is None:
+            return False
+        config = (await self._jetstream.stream_info(stream)).config
+        async with Forgetting(self._jetstream, stream, config):
+            await self._jetstream.delete_message(stream, offset, erase=True)
+        return True
 
     async def balance(self) -> int:
         """Move the leaders of partitions so that each node leads as many; returns how many moved.

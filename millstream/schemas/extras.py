@@ -1,4 +1,4 @@
-"""The libraries of the extra `schemas`, loaded when first used."""
+"""The libraries of extras, loaded when first used."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from millstream import errors
 __all__ = ["needed"]
 
 
-def needed(module: str) -> Any:
+def needed(module: str, extra: str = "schemas") -> Any:
     """The module, or `MissingExtra` with the pip command if its library is not installed."""
     try:
         return importlib.import_module(module)
@@ -19,4 +19,4 @@ def needed(module: str) -> Any:
         # Another missing module is a fault of the library itself.
         if (error.name or "").partition(".")[0] != library:
             raise
-        raise errors.MissingExtra("schemas", module) from None
+        raise errors.MissingExtra(extra, module) from None

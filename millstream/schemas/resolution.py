@@ -173,11 +173,11 @@ class Resolution:
 
     def __init__(self, writer: t.Record, reader: t.Record) -> None:
         refuse_mismatches(writer, reader)
-        self._value = value_converter(writer, reader)
+        self.convert = value_converter(writer, reader)  # None: values stay the same
 
     def value(self, plain: dict[str, Any]) -> dict[str, Any]:
         """The reader's form of a plain value of the writer."""
-        converted: dict[str, Any] = plain if self._value is None else self._value(plain)
+        converted: dict[str, Any] = plain if self.convert is None else self.convert(plain)
         return converted
 
 

@@ -10,6 +10,7 @@ import json
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from datetime import datetime
 from typing import Any, Final, Literal, TypeVar
 
 from millstream.errors import ConfigError
@@ -20,6 +21,7 @@ from millstream.spark.source.offsets import (
     Edge,
     OffsetLimit,
     WhenNone,
+    parse_moment,
     parse_offsets,
     parse_timestamp,
     parse_timestamps,
@@ -83,6 +85,7 @@ OPTIONS: Final[Mapping[str, str]] = {
     "endingOffsets": "batch",
     "endingTimestamp": "batch",
     "endingOffsetsByTimestamp": "batch",
+    "asOf": "batch",
     "maxOffsetsPerTrigger": "source",
     "minPartitions": "source",
     "maxRecordsPerPartition": "source",
@@ -275,6 +278,7 @@ class SourceOptions:
     assigned: tuple[tuple[str, tuple[int, ...]], ...] = ()  # assign: topic and partitions
     stream: str | None = None  # any JetStream stream, as it is
     is_table: bool = False  # the latest value of each key
+    as_of: datetime | None = None  # the values at this time of storing; None: now
     subjects: tuple[str, ...] = ()  # only messages on these subjects
     start: OffsetLimit = field(default_factory=OffsetLimit)
     end: OffsetLimit = field(default_factory=OffsetLimit)
@@ -296,6 +300,8 @@ def source_options(options: Mapping[str, str], batch: bool) -> SourceOptions:
     what = given.one_of(("subscribe", "subscribePattern", "assign", "stream", "table"), needed=True)
     if what == "table":
         _check_options_of_table(given, batch)
+    elif given.get("asOf") is not None:
+        raise ConfigError("option 'asOf' is for tables: name one with 'table'")
     topics: tuple[str, ...] = ()
     if what in ("subscribe", "table"):
         topics = given.parsed(what, _names, ())
@@ -307,6 +313,7 @@ def source_options(options: Mapping[str, str], batch: bool) -> SourceOptions:
         assigned=given.parsed("assign", _assigned, ()),
         stream=given.get("stream"),
         is_table=what == "table",
+        as_of=given.parsed("asOf", parse_moment, None),
         subjects=given.parsed("subjects", _subjects, ()),
         start=_start(given, "earliest" if batch or what == "table" else "latest"),
         end=_end(given),
@@ -330,8 +337,8 @@ def _check_options_of_table(given: _Given, batch: bool) -> None:
     for name in ("subjects", *(_STARTS if batch else ()), *_ENDS):
         if given.get(name) is not None:
             raise ConfigError(
-                f"option '{name}' cannot be combined with 'table': a table is read as it is now; "
-                f"use 'subscribe' to read a range of its changes"
+                f"option '{name}' cannot be combined with 'table': a table is read as it is now "
+                f"(with 'asOf', as it was); use 'subscribe' to read a range of its changes"
             )
 
 

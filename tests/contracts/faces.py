@@ -24,6 +24,10 @@ def face(value: Any) -> Any:
 
 
 def bare(value: Any) -> Any:
+    if isinstance(value, list):
+        return [bare(item) for item in value]
+    if isinstance(value, dict):
+        return {name: bare(item) for name, item in value.items()}
     return value._twin if isinstance(value, Face) else value
 
 

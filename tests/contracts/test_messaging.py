@@ -13,6 +13,7 @@ from millstream import NewEvent, Start, SubscriptionSettings, TopicSettings, blo
 from millstream.deadline import Deadline
 from millstream.errors import (
     ConfigError,
+    HistoryGone,
     NoMessage,
     NoResponders,
     PartlyStored,
@@ -415,6 +416,23 @@ async def test_a_table_holds_the_latest_value_and_refuses_a_stale_writer(mill: A
     assert table.topic.name == "stock"
 
 
+async def test_a_table_is_read_as_it_was_or_says_that_it_is_forgotten(mill: Any) -> None:
+    table = await mill.create_table("stock", history=2)
+    await table.put("tea", b"5")
+    first = (await table.get("tea")).timestamp
+    await table.put("tea", b"6")
+    await table.put("milk", b"1")
+    past = await table.at(first)
+    assert (past.name, past.time) == ("stock", first)
+    assert (await past.get("tea")).value == b"5"
+    assert await past.get("milk") is None
+    assert [entry.key async for entry in past.entries()] == ["tea"]
+    assert await past.as_dict() == {"tea": b"5"}
+    await table.delete("tea")
+    with pytest.raises(HistoryGone):
+        await past.get("tea")
+
+
 async def test_a_process_applies_a_function_once_to_each_event(mill: Any) -> None:
     numbers = await mill.create_topic("numbers")
     squares = await mill.create_topic("squares")
@@ -426,6 +444,32 @@ async def test_a_process_applies_a_function_once_to_each_event(mill: Any) -> Non
     for _ in range(2):
         await mill.process(numbers, squares, square).run(once=True)
     assert [int(event.value) async for event in squares.read()] == [n * n for n in range(20)]
+
+
+async def test_a_process_keeps_tables_and_writes_to_several_targets(mill: Any) -> None:
+    one, two = await mill.create_topic("one"), await mill.create_topic("two")
+    totals, last = await mill.create_table("totals"), await mill.create_table("last")
+    large = await mill.create_topic("large")
+    for topic in (one, two):
+        await topic.publish_many([NewEvent(b"%d" % n, f"k{n % 2}") for n in range(10)])
+
+    def add(event: Any, tables: Any) -> Any:
+        total = int(tables["sums"].get(event.key, b"0")) + int(event.value)
+        tables["sums"][event.key] = b"%d" % total
+        yield NewEvent(event.value, event.key, topic="last")
+        if total > 30:
+            yield NewEvent(b"%d" % total, event.key, topic="large")
+
+    for _ in range(2):
+        process = mill.process([one, two], [last, large], add, name="p", tables={"sums": totals})
+        await process.run(once=True)
+    assert await totals.as_dict() == {"k0": b"40", "k1": b"50"}
+    assert await last.as_dict() == {"k0": b"8", "k1": b"9"}
+    assert sorted([int(event.value) async for event in large.read()])[-1] == 50
+    (info,) = await mill.processes()
+    assert (info.name, info.source, info.target) == ("p", "one, two", "totals, last, large")
+    with pytest.raises(ConfigError, match="is the state of process 'p'"):
+        await mill.process(one, totals, add, name="q").run(once=True)
 
 
 async def test_a_claimed_id_is_held_and_released(mill: Any) -> None:

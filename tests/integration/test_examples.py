@@ -24,6 +24,13 @@ EXAMPLES = {
         "fixed and redriven: 1",
         "done: grind 1, grind 2, grind 4, grind 7",
     ],
+    "flight_history": [
+        "1,785 flights, 5,343 events",
+        "a minute before it landed: in the air (version 2)",
+        "255 past states are what the data say",
+        "EWR: 402 late become 207",
+        "readers now see 367 late departures",
+    ],
     "import_once": [
         "the import died at line 6,543",
         "10,000 lines in the file, 10,000 events, 10,000 different ones",

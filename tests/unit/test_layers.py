@@ -47,6 +47,7 @@ LIBRARIES: dict[str, set[str]] = {
     "proto_schema_parser": {"schemas"},
     "antlr4": {"schemas"},
     "pydantic": {"schemas"},
+    "cryptography": {"event_store"},
     "pyspark": {"spark", "pipelines"},
     "py4j": {"spark", "pipelines"},
     "pandas": {"spark", "pipelines"},

@@ -18,7 +18,7 @@ from millstream.blocking.generated.topic import Topic
 from millstream.blocking.twin import collected, in_thread, unwrapped
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
     from typing import Any
 
     from millstream.event_store.info import StoreInfo
@@ -34,6 +34,8 @@ if TYPE_CHECKING:
     from millstream.messaging.topics.info import TopicInfo
     from millstream.messaging.topics.settings import TopicSettings
     from millstream.mill import Mill as AsyncMill
+    from millstream.projections.diff import RowDiff
+    from millstream.projections.records import ProjectionRecord
     from millstream.schemas.registry.guard import GuardSettings
 
 __all__ = ["Mill"]
@@ -352,6 +354,16 @@ class Mill(Connected):
     def event_stores(self) -> list[StoreInfo]:
         """All event stores: their types of events, aggregates and appends."""
         return self._loop.call(self._inner.event_stores())
+
+    def projections(self) -> list[ProjectionRecord]:
+        """All projections: what they read, their versions, and which one is active."""
+        return self._loop.call(self._inner.projections())
+
+    def diff_projection(
+        self, name: str, version: int, against: int | None = None
+    ) -> Iterator[RowDiff]:
+        """The rows that differ between two versions of a projection; None: the active one."""
+        return self._loop.iterate(self._inner.diff_projection(name, version, against))
 
     def process(
         self,

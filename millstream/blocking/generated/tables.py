@@ -13,6 +13,7 @@ from millstream.events.start import Start
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
+    from datetime import datetime
     from typing import Any, Self
 
     from millstream.events.undecodable import OnUndecodable
@@ -23,9 +24,49 @@ if TYPE_CHECKING:
     from millstream.schemas.registry.registry import Registry as AsyncRegistry
     from millstream.schemas.schema import Schema
     from millstream.tables import Change, Entry
+    from millstream.tables import PastTable as AsyncPastTable
     from millstream.tables import Table as AsyncTable
 
-__all__ = ["Guard", "Registry", "Table"]
+__all__ = ["Guard", "PastTable", "Registry", "Table"]
+
+
+class PastTable(Twin):
+    """A table as it was at a time; it does not change. From `table.at(time)`.
+
+    A table keeps `history` values of each key, so what a key was may not be known any more: then
+    HistoryGone is raised, never a wrong value. Only two removals cannot be noticed: of a value that
+    was published with a time to live of its own, and of a single message by other tools.
+    """
+
+    __slots__ = ()
+
+    _inner: AsyncPastTable
+
+    @property
+    def name(self) -> str:
+        return self._inner.name
+
+    @property
+    def time(self) -> datetime:
+        """The time, in UTC; never later than the broker's clock was."""
+        return self._inner.time
+
+    def get(self, key: str) -> Entry | None:
+        """The value that the key had; None when it had none. It takes as long in any table."""
+        return self._loop.call(self._inner.get(key))
+
+    def entries(
+        self, keys: Sequence[str] = (), *, undecodable: OnUndecodable = "fail"
+    ) -> Iterator[Entry]:
+        """All values that keys had, or those of some keys, each key once.
+
+        If the values of some keys are not known any more, HistoryGone is raised after all others.
+        """
+        return self._loop.iterate(self._inner.entries(keys, undecodable=undecodable))
+
+    def as_dict(self, *, undecodable: OnUndecodable = "fail") -> dict[str, Any]:
+        """All values by key; HistoryGone if one of them is not known any more."""
+        return self._loop.call(self._inner.as_dict(undecodable=undecodable))
 
 
 class Table(Twin):
@@ -96,6 +137,15 @@ class Table(Twin):
     def as_dict(self, *, undecodable: OnUndecodable = "fail") -> dict[str, Any]:
         """All current values by key."""
         return self._loop.call(self._inner.as_dict(undecodable=undecodable))
+
+    def at(self, time: datetime) -> PastTable:
+        """The table as it was at a time: `(table.at(time)).get("42")`.
+
+        The time is that of storing, by the broker's clock, not the time of events; changes of the
+        same microsecond are included. A time in the future is refused; up to ten seconds of it mean
+        now, because clocks differ. HistoryGone if the table did not exist at that time.
+        """
+        return PastTable(self._loop, self._loop.call(self._inner.at(time)))
 
 
 class Registry(Twin):

@@ -55,8 +55,8 @@ if TYPE_CHECKING:
     from millstream.messaging.subscriptions.settings import SubscriptionSettings
     from millstream.messaging.topic import Topic as AsyncTopic
     from millstream.messaging.topic_admin import TopicAdmin as AsyncTopicAdmin
-    from millstream.messaging.topics.admin import Purge
     from millstream.messaging.topics.info import TopicInfo
+    from millstream.messaging.topics.purging import Purge
     from millstream.messaging.topics.settings import TopicSettings
     from millstream.wire.lost import LostRange
 
@@ -186,6 +186,14 @@ class TopicAdmin(Twin):
     def purge(self, what: Purge | None = None) -> int:
         """Remove all events, or those that `what` selects; returns how many messages."""
         return self._loop.call(self._inner.purge(what))
+
+    def erase(self, offset: int, partition: int = 0) -> bool:
+        """Delete the message at an offset and overwrite it on the broker's disk; admins only.
+
+        False if there is none. Backups still have it, and with replicas the servers' replication
+        logs for some minutes.
+        """
+        return self._loop.call(self._inner.erase(offset, partition))
 
     def balance(self) -> int:
         """Move the leaders of partitions so that each node leads as many; returns how many moved.

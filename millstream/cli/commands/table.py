@@ -28,6 +28,15 @@ app = typer.Typer(
 TableArgument = Annotated[str, typer.Argument(metavar="TABLE", help="Name of the table.")]
 KeyArgument = Annotated[str, typer.Argument(metavar="KEY", help="The key.")]
 PrefixOption = Annotated[str, typer.Option("--prefix", help="Only keys that start with this text.")]
+AtOption = Annotated[
+    str | None,
+    typer.Option(
+        "--at",
+        metavar="TIME",
+        help="As the table was at this time of storing: 2026-01-31T12:00Z, '2026-01-31 12:00' "
+        "(local time), or 10m (ten minutes ago).",
+    ),
+]
 ExpectOption = Annotated[
     int | None,
     typer.Option(
@@ -45,19 +54,23 @@ def list_(
         str | None, typer.Argument(metavar="[TABLE]", help="List the keys of this table.")
     ] = None,
     prefix: PrefixOption = "",
+    at: AtOption = None,
     undecodable: UndecodableOption = "fail",
     server: ServerOption = None,
     json_: JsonOption = False,
 ) -> None:
     """List the tables; with a TABLE, its keys with revision, time and value.
 
-    With --json the entries of a table are one object per line.
+    With --json the entries of a table are one object per line. With --at, keys whose value of then
+    is not known any more are an error, after the others.
     """
+    from millstream.cli.options.times import moment
     from millstream.cli.views import table as view
 
     if table is None:
-        if prefix:
-            raise ConfigError("--prefix selects keys: give a table")
+        if prefix or at is not None:
+            option = "--prefix selects keys" if prefix else "--at is about keys"
+            raise ConfigError(f"{option}: give a table")
         infos = run(lambda mill: mill.tables(), server)
         if json_:
             print_json([view.table_record(info) for info in infos])
@@ -67,8 +80,9 @@ def list_(
     name, left_out, write = table, LeftOut(undecodable), view.line_writer(json_)
 
     async def work(mill: "Mill") -> None:
-        entries = (await mill.table(name)).entries(undecodable=left_out)
-        await _print(entries, write, prefix, None)
+        found = await mill.table(name)
+        opened = found if at is None else await found.at(moment(at, local=True))
+        await _print(opened.entries(undecodable=left_out), write, prefix, None)
 
     run(work, server)
     left_out.finish()
@@ -81,10 +95,12 @@ def get(
     raw: Annotated[
         bool, typer.Option("--raw", "-r", help="Print the exact bytes, without a line end.")
     ] = False,
+    at: AtOption = None,
     server: ServerOption = None,
     json_: JsonOption = False,
 ) -> None:
-    """Print the value of a key; exit code 1 if it has none."""
+    """Print the value of a key; exit code 1 if it has none, or with --at if it is not known."""
+    from millstream.cli.options.times import moment
     from millstream.cli.views.event_text import json_line, shown, value_bytes
     from millstream.cli.views.table import entry_record
 
@@ -93,6 +109,11 @@ def get(
 
     async def work(mill: "Mill") -> "Entry":
         found = await mill.table(table)
+        if at is not None:
+            past = await found.at(moment(at, local=True))
+            if (entry := await past.get(key)) is None:
+                raise ConfigError(f"table '{table}' had no key '{key}' at {past.time.isoformat()}")
+            return entry
         entry = await found.get(key)
         if entry is None:
             raise _missing(table, key, await found.revision(key))

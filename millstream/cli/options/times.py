@@ -15,8 +15,8 @@ __all__ = ["moment", "nanoseconds", "time_text"]
 _FRACTION: Final = re.compile(r"\.(\d{1,9})\d*")
 
 
-def moment(text: str) -> datetime:
-    """A date with its zone, or a duration before now."""
+def moment(text: str, *, local: bool = False) -> datetime:
+    """A date with its zone, or a duration before now; `local`: without a zone it is local time."""
     from millstream.events.event import datetime_of
 
     if re.fullmatch(r"\d+(\.\d+)?", text):
@@ -25,7 +25,16 @@ def moment(text: str) -> datetime:
         return datetime_of(now_ns()) - timedelta(seconds=parse_duration(text))
     except (ConfigError, OverflowError):
         pass
-    return datetime_of(nanoseconds(text))
+    return datetime_of(nanoseconds(_with_zone(text) if local else text))
+
+
+def _with_zone(text: str) -> str:
+    """The text of a time with this computer's zone, if it has none."""
+    try:
+        time = datetime.fromisoformat(text)
+    except ValueError:
+        return text  # the message about it says how to write one
+    return text if time.tzinfo is not None else time.astimezone().isoformat()
 
 
 def nanoseconds(text: str) -> int:

@@ -18,9 +18,9 @@ If everything is for the record's own stream and fits one batch, there is no red
 from __future__ import annotations
 
 import asyncio
+import re
 import zlib
 from collections.abc import Mapping, Sequence
-from typing import Final
 
 import msgspec
 
@@ -32,8 +32,10 @@ from millstream.events.subject import PACK_TOKEN
 from millstream.messaging.processing.record import (
     CommitRecord,
     Place,
+    other_kind,
     read_record,
     record_subject,
+    state_subject,
 )
 from millstream.messaging.processing.redo import (
     ROWS_MAX,
@@ -47,20 +49,13 @@ from millstream.messaging.processing.redo import (
 )
 from millstream.messaging.processing.settings import ProcessParts, ProcessTarget
 from millstream.messaging.publishing.fenced_lane import FencedLane
+from millstream.messaging.topics.lookup import stream_subjects
 from millstream.wire.message import OutgoingMessage, StoredMessage
 from millstream.wire.protocol import parse_headers
 
 __all__ = ["Commits", "Part", "StreamKey"]
 
-STATE_TOKEN: Final = "_state"
-
 StreamKey = tuple[str, int]  # a topic or table, and its partition
-
-
-def _state_subject(prefix: str, process: str | None) -> str:
-    """The fence of a process in a stream; with None the one of a table's only owner."""
-    subject = f"{prefix}.{PACK_TOKEN}.{STATE_TOKEN}"
-    return subject if process is None else f"{subject}.{process}"
 
 
 class _OwnersFence(FenceWriter):
@@ -113,7 +108,7 @@ class _Stream:
         self.output = output
         self.name = target.partitions[number].stream
         self.prefix = target.shape.prefixes[number]
-        subject = _state_subject(self.prefix, None if owned else process)
+        subject = state_subject(self.prefix, None if owned else process)
         place = target.jetstream, target.publisher, self.name, subject, process, target.acks
         if owned:
             lane = _OwnersLane(*place)
@@ -164,6 +159,7 @@ class Commits:
         await asyncio.gather(*claims)
         record = await self._find_record()
         if record is None:
+            await self._check_first()
             return {}
         self._unit = record.unit
         await self._complete(record)
@@ -174,10 +170,19 @@ class Commits:
         for output in self._parts.outputs:
             for number in range(len(output.target.partitions) if output.is_table else 0):
                 stream = self._streams[output.name, number]
-                ask = {"last_by_subj": _state_subject(stream.prefix, None)}
+                ask = {"last_by_subj": state_subject(stream.prefix, None)}
                 found = await self._jetstream.get_message(stream.name, ask)
                 if found is not None:
                     _check_owner(found, self._name, output.name)
+
+    async def _check_first(self) -> None:
+        """Refuse to begin where a process of this name has written from topics to topics."""
+        for (name, _), stream in self._streams.items():
+            start = f"{stream.prefix}.{PACK_TOKEN}."
+            fence = re.compile(rf"{re.escape(start + self._name)}-\d+(\.from-.*)?")
+            async for subject, _ in stream_subjects(self._jetstream, stream.name, f"{start}>"):
+                if fence.fullmatch(subject):
+                    raise other_kind(self._name, name)
 
     async def _find_record(self) -> CommitRecord | None:
         """The record of the last commit, in whichever table it is; None: there was no commit."""

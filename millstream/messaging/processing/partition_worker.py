@@ -38,6 +38,7 @@ from millstream.messaging.processing.outputs import (
     outputs_of,
     packs_of,
 )
+from millstream.messaging.processing.record import other_kind, state_subject
 from millstream.messaging.processing.settings import ProcessTarget
 from millstream.messaging.processing.work import Work
 from millstream.messaging.publishing.fenced_lane import FencedLane
@@ -143,11 +144,15 @@ class PartitionWorker:
                 f"{fence_subject(prefix, name)}.from-{self._partition.topic}",
             )
         )
+        first, second = await alone.look(), await among.look()
+        if not first.sequence and not second.sequence:
+            ask = {"last_by_subj": state_subject(prefix, self._settings.name)}
+            if await self._jetstream.get_message(partition.stream, ask) is not None:
+                raise other_kind(self._settings.name, output.name)
         if self._work.several_inputs:
-            first = await alone.look()
             chosen = alone if first.sequence and first.input_stream == self._stream else among
         else:
-            chosen = among if (await among.look()).sequence else alone
+            chosen = among if second.sequence else alone
         return _Fence(chosen, output)
 
     # -- reading --------------------------------------------------------------------------

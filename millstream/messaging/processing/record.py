@@ -6,12 +6,21 @@ from typing import Final
 
 import msgspec
 
-from millstream.errors import DataLoss
+from millstream.errors import ConfigError, DataLoss
+from millstream.events.subject import PACK_TOKEN
 from millstream.wire.message import StoredMessage
 
-__all__ = ["CommitRecord", "Place", "read_record", "record_subject"]
+__all__ = [
+    "CommitRecord",
+    "Place",
+    "other_kind",
+    "read_record",
+    "record_subject",
+    "state_subject",
+]
 
 RECORD_TOKEN: Final = "_process"
+STATE_TOKEN: Final = "_state"
 
 
 class Place(msgspec.Struct, frozen=True, array_like=True):
@@ -45,6 +54,22 @@ _records: Final = msgspec.json.Decoder(CommitRecord)
 def record_subject(prefix: str, process: str) -> str:
     """Where the record of a process is; readers of events skip it."""
     return f"{prefix}.{RECORD_TOKEN}.{process}"
+
+
+def state_subject(prefix: str, process: str | None) -> str:
+    """The fence of a process with tables in a stream; with None that of a table's only owner."""
+    subject = f"{prefix}.{PACK_TOKEN}.{STATE_TOKEN}"
+    return subject if process is None else f"{subject}.{process}"
+
+
+def other_kind(process: str, topic: str) -> ConfigError:
+    """The error for a process whose positions are kept in another way."""
+    return ConfigError(
+        f"process '{process}' has written to '{topic}' before, and was then with tables where it "
+        f"is now without, or the other way round: its position is not known here, and it would "
+        f"write everything again. Use another name, and other targets if they should not get "
+        f"everything again"
+    )
 
 
 def read_record(found: StoredMessage, stream: str) -> CommitRecord:

@@ -13,9 +13,9 @@ is read, and the last event of each key is kept.
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Iterator, Sequence
+from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Final
+from typing import Any, Final
 
 from millstream.errors import ConfigError
 from millstream.events.classify import is_own_subject
@@ -29,7 +29,14 @@ from millstream.wire.aio.direct_reader import direct_batch
 from millstream.wire.aio.jetstream import JetStream
 from millstream.wire.message import RawMessage
 
-__all__ = ["check_follow", "holds_packs", "last_messages", "last_messages_now", "stored_subjects"]
+__all__ = [
+    "check_follow",
+    "holds_packs",
+    "last_messages",
+    "last_messages_before",
+    "last_messages_now",
+    "stored_subjects",
+]
 
 # Subjects in one question: the server answers with at most 1,024 messages.
 ASK_SUBJECTS: Final = 1000
@@ -88,14 +95,10 @@ async def last_messages(
         async for subject in stored_subjects(jetstream, partition, patterns)
         if subject.encode() not in seen
     ]
-    # Any copy of a stream answers a direct get, also one that lags.
-    direct = bool(info.config.get("allow_direct")) and int(info.config.get("num_replicas", 1)) == 1
     if end is None:
         found = last_messages_now(jetstream, partition, missed)
-    elif direct:
-        found = _lasts_before(jetstream, partition, missed, wanted)
     else:
-        found = _read_before(jetstream, partition, missed, wanted)
+        found = last_messages_before(jetstream, partition, missed, wanted, info.config)
     async for messages in found:
         yield messages
 
@@ -113,6 +116,20 @@ async def last_messages_now(
         if partition.learn is not None:
             await partition.learn(messages)
         yield messages
+
+
+def last_messages_before(
+    jetstream: JetStream,
+    partition: Partition,
+    subjects: Sequence[str],
+    end: int,
+    config: Mapping[str, Any],
+) -> AsyncGenerator[list[RawMessage], None]:
+    """The last message of each subject before a sequence; `config` is the stream's."""
+    # Any copy of a stream answers a direct get, also one that lags.
+    direct = bool(config.get("allow_direct")) and int(config.get("num_replicas", 1)) == 1
+    find = _lasts_before if direct else _read_before
+    return find(jetstream, partition, subjects, end)
 
 
 async def _lasts_before(

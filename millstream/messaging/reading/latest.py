@@ -17,7 +17,7 @@ from millstream.messaging.reading.replay import ReadPlan
 from millstream.wire.aio.jetstream import JetStream
 from millstream.wire.message import RawMessage
 
-__all__ = ["last_of_key", "read_latest"]
+__all__ = ["last_of_key", "read_latest", "subject_of_key"]
 
 
 async def last_of_key(
@@ -25,7 +25,7 @@ async def last_of_key(
 ) -> Event | None:
     """The last plain event of a key, as of now."""
     partition = partitions[partition_of(key, len(partitions))]
-    ask = {"last_by_subj": _subject(partition, key)}
+    ask = {"last_by_subj": subject_of_key(partition, key)}
     found = await events_by(jetstream, partition, ask)
     return found[0] if found else None
 
@@ -57,7 +57,7 @@ async def _messages(
     """The last messages of the keys of one partition."""
     if keys:
         here = [key for key in keys if partition_of(key, partitions) == partition.number]
-        subjects = dict.fromkeys(_subject(partition, key) for key in here)
+        subjects = dict.fromkeys(subject_of_key(partition, key) for key in here)
         async for messages in last_messages_now(jetstream, partition, list(subjects)):
             yield messages
         return
@@ -66,7 +66,8 @@ async def _messages(
         yield [raw for raw in messages if not is_own_subject(raw.subject, size)]
 
 
-def _subject(partition: Partition, key: str) -> str:
+def subject_of_key(partition: Partition, key: str) -> str:
+    """The subject of a key's events."""
     if partition.prefix is None:
         raise ConfigError(f"'{partition.topic}' is a foreign stream: its subjects carry no keys")
     return f"{partition.prefix}.{key_token(key)}"

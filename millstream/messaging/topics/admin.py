@@ -1,4 +1,4 @@
-"""Declare, open, change, purge and delete topics over the JetStream API.
+"""Declare, open, change and delete topics over the JetStream API.
 
 A topic of several partitions is several streams, and no request spans them. Each call therefore
 works in an order that another run of the same call can resume after a crash: partition 0 is created
@@ -8,7 +8,7 @@ first and deleted last, so it exists exactly when anything of the topic does.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, Final
 
 from millstream.errors import (
@@ -21,16 +21,11 @@ from millstream.errors import (
     TopicConflict,
     TopicNotFound,
 )
-from millstream.events.subject import (
-    COPIES_TOKEN,
-    check_name,
-    check_subject,
-    key_token,
-    partition_of,
-)
+from millstream.events.subject import check_name
 from millstream.messaging.topics.demand import shortfall
 from millstream.messaging.topics.differences import conflict, differences
 from millstream.messaging.topics.durability import check_health, durability_of, shortfall_of
+from millstream.messaging.topics.forgetting import update_noted
 from millstream.messaging.topics.info import TopicInfo, topic_info
 from millstream.messaging.topics.lookup import (
     find_stream,
@@ -46,6 +41,7 @@ from millstream.messaging.topics.placement import (
     spread_leaders,
     without_placement,
 )
+from millstream.messaging.topics.purging import Purge, purge
 from millstream.messaging.topics.setting_rules import RESERVED_TOKENS
 from millstream.messaging.topics.settings import Origin, TopicSettings
 from millstream.messaging.topics.stream_config import (
@@ -398,79 +394,14 @@ async def _update(
     if before == after:
         return await js.stream_info(after["name"])
     try:
-        return await js.update_stream(without_placement(after))
+        return await update_noted(js, before, without_placement(after))
     except ApiError as error:
         if error.err_code == _SUBJECTS_OVERLAP:
             raise await _overlap(js, name, after["subjects"][0], error) from error
         raise
 
 
-# -- purging and deleting -----------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class Purge:
-    """Which events to remove; nothing given means all of them."""
-
-    key: str | bytes | None = None  # only plain events with this key, redriven ones too
-    subject: str | None = None  # only messages on this pattern of full subjects
-    before: int | None = None  # only events before this offset, in one partition
-    keep: int | None = None  # all but this number of newest events of each partition
-    partition: int | None = None  # only in this partition
-
-    def __post_init__(self) -> None:
-        if self.key is not None and self.subject is not None:
-            raise ConfigError("purge: give a key or a subject pattern, not both")
-        if self.before is not None and self.keep is not None:
-            raise ConfigError("purge: give `before` or `keep`, not both")
-        if self.before is not None and self.before < 1:
-            raise ConfigError(f"purge: offsets start at 1, so before cannot be {self.before}")
-        if self.keep is not None and self.keep < 0:
-            raise ConfigError(f"purge: keep cannot be {self.keep}")
-        if self.subject is not None:
-            check_subject(self.subject, wildcards=True)
-
-
-async def purge(js: JetStream, name: str, what: Purge | None = None) -> int:
-    """Remove events; return how many messages (a repeated request counts what was left)."""
-    what = what or Purge()
-    info = topic_info(name, await streams_of(js, name))
-    parts = info.partitions
-    if what.partition is not None:
-        parts = tuple(part for part in parts if part.number == what.partition)
-        if not parts:
-            raise ConfigError(f"topic '{name}' has no partition {what.partition}")
-    if what.key is not None:
-        if info.prefix is None:
-            raise ConfigError(f"the stream '{name}' has no keys. Give a subject pattern")
-        home = partition_of(what.key, info.settings.partitions)
-        parts = tuple(part for part in parts if part.number == home)
-    if what.before is not None and len(parts) > 1:
-        raise ConfigError(
-            f"purge: an offset belongs to a partition, and '{name}' has {len(parts)}. "
-            f"Give the partition as well"
-        )
-    request: dict[str, Any] = {}
-    if what.before is not None:
-        request["seq"] = what.before
-    if what.keep:
-        request["keep"] = what.keep
-    if what.keep == 0:
-        request = {}
-    counts = []
-    for part in parts:
-        for pattern in _purged(what, part.prefix):
-            ask = {**request, "filter": pattern} if pattern is not None else request
-            counts.append(await js.purge_stream(part.stream, ask))
-    return sum(counts)
-
-
-def _purged(what: Purge, prefix: str | None) -> list[str | None]:
-    """The subjects to purge, one request each; None: all of them."""
-    if what.key is None:
-        return [what.subject]
-    token = key_token(what.key)
-    return [f"{prefix}.{token}", f"{prefix}.{COPIES_TOKEN}.*.{token}"]
+# -- deleting -----------------------------------------------------------------------------
 
 
 async def delete(js: JetStream, name: str, *, missing_ok: bool = False) -> None:

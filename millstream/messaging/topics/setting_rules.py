@@ -39,6 +39,7 @@ RESERVED_TOKENS: Final = (GUARDED_TOKEN, ENTRANCE, INSTANCE)
 _OWN: Final = (
     *("version", "topic", "partition", "partitions"),
     *("prefix", "origins", "format", "guarded", "packs", "durability", "lost"),
+    "forgotten",
 )
 RESERVED_METADATA: Final = frozenset(f"millstream.{key}" for key in _OWN)
 

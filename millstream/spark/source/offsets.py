@@ -39,6 +39,7 @@ __all__ = [
     "limited_ends",
     "message_counts",
     "offset_ranges",
+    "parse_moment",
     "parse_offsets",
     "parse_timestamp",
     "parse_timestamps",
@@ -192,6 +193,25 @@ def parse_timestamp(text: str, when_none: WhenNone) -> OffsetLimit:
     if not re.fullmatch(r"\d{1,14}", text.strip()) or int(text) > TIME_MAX:
         raise ConfigError("give milliseconds since 1970, a whole number, up to the year 2262")
     return OffsetLimit(time=int(text), when_none=when_none)
+
+
+def parse_moment(text: str) -> datetime:
+    """A time: ISO 8601 with its zone, or milliseconds since 1970.
+
+    >>> parse_moment("2023-11-14T22:13:20Z") == parse_moment("1700000000000")
+    True
+    """
+    if re.fullmatch(r"\d{1,14}", text.strip()):
+        return _EPOCH + timedelta(milliseconds=parse_timestamp(text, "latest").time or 0)
+    try:
+        time = datetime.fromisoformat(text.strip())
+    except ValueError as error:
+        raise ConfigError(
+            "write it like 2026-01-31T12:00:00Z, or as milliseconds since 1970"
+        ) from error
+    if time.tzinfo is None:
+        raise ConfigError("it has no time zone. Add Z for UTC, or +01:00")
+    return time
 
 
 def parse_timestamps(text: str, when_none: WhenNone) -> OffsetLimit:

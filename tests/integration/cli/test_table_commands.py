@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
 
 import pytest
@@ -67,6 +68,29 @@ def test_an_expected_revision_lets_one_writer_win(run: Commands) -> None:
     run.error("table", "rm", "stock", "flour", "--yes", "--expect", str(first))
     assert run("table", "get", "stock", "flour") == "2\n"
     run("table", "rm", "stock", "flour", "--yes", "--expect", str(second))
+
+
+def test_a_table_is_read_as_it_was(run: Commands) -> None:
+    run("topic", "create", "prices", "--history", "2")
+    run("table", "put", "prices", "flour", "100")
+    then = run.json("table", "get", "prices", "flour")["timestamp"]
+    run("table", "put", "prices", "flour", "120")
+    run("table", "put", "prices", "bran", "80")
+    assert run("table", "get", "prices", "flour", "--at", then) == "100\n"
+    assert run.json("table", "get", "prices", "flour", "--at", then)["timestamp"] == then
+    assert "had no key 'bran'" in run.error("table", "get", "prices", "bran", "--at", then)
+    listed = run.lines("table", "ls", "prices", "--at", then)
+    assert [(entry["key"], entry["value"]) for entry in listed] == [("flour", "100")]
+    # Without a zone it is local time.
+    local = datetime.fromisoformat(then).astimezone().replace(tzinfo=None).isoformat(" ")
+    assert run("table", "get", "prices", "flour", "--at", local) == "100\n"
+    run("table", "put", "prices", "flour", "130")
+    for command in (["get", "prices", "flour"], ["ls", "prices"]):
+        assert "larger history" in run.error("table", *command, "--at", then)
+    assert "it was created at" in run.error("table", "ls", "prices", "--at", "1000d")
+    assert "in the future" in run.error("table", "ls", "prices", "--at", "2999-01-01 00:00")
+    assert "not a time" in run.error("table", "ls", "prices", "--at", "yesterday")
+    assert "give a table" in run.error("table", "ls", "--at", then)
 
 
 def test_a_typed_table_takes_and_prints_json(run: Commands) -> None:

@@ -108,6 +108,38 @@ async def test_events_may_be_structs_models_and_have_other_names(mill: Mill) -> 
     assert found == [("renamed", Renamed("ann")), ("moved", Moved(street="High Street"))]
 
 
+def closed_v1() -> type:
+    @dataclass(frozen=True)
+    class Closed:
+        pass
+
+    return Closed
+
+
+def closed_v2() -> type:
+    @dataclass(frozen=True)
+    class Closed:
+        why: str = "unknown"
+
+    return Closed
+
+
+async def test_an_event_needs_no_fields(mill: Mill) -> None:
+    one, two = closed_v1(), closed_v2()
+    store = await mill.event_store("people", events=[one])
+    await store.append("p1", [one()], NEW)
+    assert [e.data async for e in store.events("p1")] == [one()]
+    stored = await store.topic.last("p1")
+    assert stored is not None
+    assert stored.value == b'{"Closed":{}}'
+    assert [e.data async for e in (await mill.event_store("people")).events("p1")] == [{}]
+    store = await mill.event_store("people", events=[two])
+    await store.append("p1", [two("age")])
+    assert [e.data async for e in store.events("p1")] == [two("unknown"), two("age")]
+    again = await mill.event_store("people", events=[one])
+    assert [e.data async for e in again.events("p1")] == [one(), one()]
+
+
 async def test_without_classes_events_are_dicts(mill: Mill) -> None:
     store = await mill.event_store("people", events=[Renamed])
     await store.append("p1", [Renamed("ann")], NEW)

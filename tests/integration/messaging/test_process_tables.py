@@ -1,84 +1,27 @@
-"""Tables that a process keeps: state, outputs and positions are one commit, whatever is killed."""
+"""Tables that a process keeps: state, outputs and positions are one commit."""
 
 from __future__ import annotations
 
 import asyncio
-import random
-import signal
-import sys
 from collections import Counter
-from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-import millstream
-from millstream import Event, Mill, NewEvent, Table, Topic
+from millstream import Event, Mill, NewEvent
 from millstream.deadline import Deadline
 from millstream.errors import ConfigError, DataLoss, FencedOut, ProcessFailed
 from millstream.events.packs.packing import Packing
 from millstream.messaging.process import ProcessSettings
-from millstream.messaging.processing import commits, table_worker
-from millstream.messaging.publishing.fenced_lane import FencedLane
+from millstream.messaging.processing import table_worker
 from tests.integration.messaging.process_table_child import Tables, count, make
-
-CHILD = Path(__file__).with_name("process_table_child.py")
-
-
-@dataclass
-class Total:
-    """What is known of a key."""
-
-    count: int
-    sum: int
-
-
-async def fill(topic: Topic, first: int, last: int) -> None:
-    """Numbers with keys, as plain messages and in packs."""
-    middle = (first + last) // 2
-    await topic.publish_many(
-        [NewEvent(b"%d" % number, f"k{number % 7}") for number in range(first, middle)]
-    )
-    async with topic.producer(Packing(max_events=7, linger=0.01)) as producer:
-        for number in range(middle, last):
-            await producer.send(b"%d" % number, f"k{number % 7}")
-
-
-async def create(mill: Mill) -> tuple[Topic, Table, Table, Topic]:
-    source = await mill.create_topic("in", partitions=3)
-    await mill.create_table("totals", schema=Total)
-    totals = await mill.table("totals")  # whose values are dicts
-    words = await mill.create_table("words", partitions=2)
-    return source, totals, words, await mill.create_topic("out", partitions=2)
-
-
-async def check_totals(source: Topic, totals: Table) -> None:
-    """The table is the fold of everything that is stored in the input."""
-    expected: dict[str, dict[str, int]] = {}
-    async for event in source.read():
-        row = expected.setdefault(event.key or "", {"count": 0, "sum": 0})
-        row["count"] += 1
-        row["sum"] += int(event.value)
-    assert await totals.as_dict() == expected
-
-
-async def check_all(source: Topic, totals: Table, words: Table, out: Topic) -> None:
-    """Each output once, and all of them from the same calls that changed the tables."""
-    await check_totals(source, totals)
-    numbers: Counter[int] = Counter()
-    counts: dict[str, list[int]] = {}
-    last: dict[str, str] = {}
-    async for event in out.read():
-        number, word, place = event.value.decode().split()
-        numbers[int(number)] += 1
-        counts.setdefault(event.key or "", []).append(int(place))
-        last[event.key or ""] = word
-    wanted = [int(event.value) async for event in source.read()]
-    assert sorted(numbers.elements()) == sorted(wanted)
-    assert all(places == list(range(1, len(places) + 1)) for places in counts.values())
-    assert {key: word.decode() for key, word in (await words.as_dict()).items()} == last
-
+from tests.integration.messaging.process_table_kit import (
+    Total,
+    check_all,
+    check_totals,
+    create,
+    fill,
+)
 
 # -- what it does -------------------------------------------------------------------------
 
@@ -204,6 +147,29 @@ async def test_several_topics_go_to_several_topics(mill: Mill) -> None:
         ).run(once=True)
     with pytest.raises(ProcessFailed, match="names no target"):
         await mill.process(one, [left, right], lambda e: b"", name="q").run(once=True)
+
+
+async def test_events_of_an_interest_topic_are_kept_until_they_are_committed(mill: Mill) -> None:
+    source = await mill.create_topic("in", retention="interest")
+    await mill.create_table("totals", schema=Total)
+    totals = await mill.table("totals")
+
+    def broken(event: Event, tables: Tables) -> None:
+        if event.value == b"3":
+            raise ValueError("not this one")
+        count(event, tables)
+
+    await mill.process(source, [], count, tables=[totals], name="p").run(once=True)
+    await source.publish_many([NewEvent(b"%d" % number, "k") for number in range(6)])
+    with pytest.raises(ProcessFailed):
+        await mill.process(source, [], broken, tables=[totals], name="p").run(once=True)
+    assert await totals.as_dict() == {"k": {"count": 3, "sum": 3}}
+    await mill.process(source, [], count, tables=[totals], name="p").run(once=True)
+    assert await totals.as_dict() == {"k": {"count": 6, "sum": 15}}
+    assert (await source.info()).messages == 0
+    queue = await mill.create_topic("queue", retention="workqueue")
+    with pytest.raises(ConfigError, match="work queue"):
+        await mill.process(queue, [], count, tables=[totals], name="p").run(once=True)
 
 
 async def test_several_topics_are_folded_into_one_table(mill: Mill) -> None:
@@ -399,6 +365,24 @@ async def test_tables_that_were_recreated_or_left_out_are_noticed(mill: Mill) ->
         await (await make(mill, "two")).run(once=True)
 
 
+async def test_a_process_is_not_changed_to_one_with_tables_or_back(mill: Mill) -> None:
+    """It would not find its position and write everything again."""
+    source, totals, _, out = await create(mill)
+    await fill(source, 0, 10)
+
+    def plain(event: Event, tables: Tables | None = None) -> bytes:
+        return bytes(event.value)
+
+    await mill.process(source, out, plain, name="p").run(once=True)
+    with pytest.raises(ConfigError, match="has written to 'out' before"):
+        await mill.process(source, out, plain, name="p", tables=[totals]).run(once=True)
+    other = await mill.create_table("other")
+    await mill.process(source, out, plain, name="p-q", tables=[other]).run(once=True)
+    with pytest.raises(ConfigError, match="has written to 'out' before"):
+        await mill.process(source, out, plain, name="p-q").run(once=True)
+    assert len([event async for event in out.read()]) == 20
+
+
 async def test_a_recreated_input_is_data_loss(mill: Mill) -> None:
     source, *_ = await create(mill)
     await fill(source, 0, 40)
@@ -407,77 +391,3 @@ async def test_a_recreated_input_is_data_loss(mill: Mill) -> None:
     await mill.create_topic("in", partitions=3)
     with pytest.raises(DataLoss, match="last offset 0"):
         await (await make(mill, "one")).run(once=True)
-
-
-# -- crashes ------------------------------------------------------------------------------
-
-
-class _CutOff(BaseException):
-    """The process ends here."""
-
-
-@pytest.fixture
-def cut(monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
-    """Ends the process at the n-th unit that it stores: before it is sent, or after that."""
-    left = {"units": 1 << 60, "after": 0}
-    store = FencedLane.store
-
-    async def counted(self: FencedLane, *arguments: Any) -> Any:
-        left["units"] -= 1
-        last = left["units"] == 0
-        if last and not left["after"]:
-            raise _CutOff
-        result = await store(self, *arguments)
-        if last:
-            raise _CutOff
-        return result
-
-    monkeypatch.setattr(FencedLane, "store", counted)
-    return left
-
-
-async def test_a_process_cut_off_between_any_two_units_continues(
-    mill: Mill, cut: dict[str, int], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(commits, "ROWS_MAX", 4)  # rows of its own do not fit beside the record
-    parts = await create(mill)
-    number = 0
-    for units in range(1, 8):
-        for after in (0, 1):
-            await fill(parts[0], number, number + 40)
-            number += 40
-            cut.update(units=units, after=after)
-            with pytest.raises(_CutOff):
-                await (await make(mill, "two")).run(once=True)
-    cut["units"] = 1 << 60
-    await (await make(mill, "two")).run(once=True)
-    await check_all(*parts)
-
-
-async def stored(totals: Table) -> int:
-    return sum([entry.value["count"] async for entry in totals.entries()])
-
-
-@pytest.mark.parametrize("how", ["one", "two"])
-async def test_a_killed_program_does_everything_once(millstream_url: str, how: str) -> None:
-    chance = random.Random(how)
-    async with millstream.connect(millstream_url) as mill:
-        parts = await create(mill)
-        deadline = Deadline(100)
-        for number in range(4):
-            await fill(parts[0], 200 * number, 200 * (number + 1))
-            goal = await stored(parts[1]) + chance.randrange(1, 180)
-            program = await asyncio.create_subprocess_exec(
-                sys.executable, str(CHILD), millstream_url, how, "follow"
-            )
-            while await stored(parts[1]) < goal:
-                assert program.returncode is None, "the program ended before it was killed"
-                assert not deadline.passed
-                await asyncio.sleep(chance.uniform(0.001, 0.03))
-            program.kill()
-            assert await program.wait() == -signal.SIGKILL
-        await (await make(mill, how)).run(once=True)
-        if how == "one":
-            await check_totals(parts[0], parts[1])
-        else:
-            await check_all(*parts)

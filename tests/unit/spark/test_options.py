@@ -40,7 +40,7 @@ def test_names_do_not_depend_on_case() -> None:
         ({"subscribe": "a", "kafka.group.id": "x"}, "only interest topics need"),
         ({"subscribe": "a", "kafka.max.poll.records": "1"}, "Kafka client"),
         ({"subscribe": "a", "startingOffset": "x"}, "did you mean 'startingOffsets'"),
-        ({"subscribe": "a", "zzz": "x"}, "unknown option 'zzz': the options are assign"),
+        ({"subscribe": "a", "zzz": "x"}, "unknown option 'zzz': the options are asOf"),
         ({"topics": "a"}, "use 'subscribe'"),
         ({"subscribe": "a", "startingOffsets": "first"}, "choose earliest, latest, or offsets"),
         ({"subscribe": "a", "startingOffsets": '{"a": {"0": 0}}'}, "offsets start at 1"),
@@ -61,11 +61,25 @@ def test_names_do_not_depend_on_case() -> None:
         ({"subscribe": "a", "topic": "b"}, "'topic' belongs to a sink"),
         ({"table": "a,b"}, "read them separately"),
         ({"table": "a", "subjects": "x"}, "cannot be combined with 'table'"),
+        ({"table": "a", "asOf": "2026-01-01T00:00Z"}, "belongs to a batch read"),
     ],
 )
 def test_a_wrong_option_of_a_stream_is_rejected(given: dict[str, str], text: str) -> None:
     with pytest.raises(ConfigError, match=re.escape(text)):
         source_options(given, batch=False)
+
+
+@pytest.mark.parametrize(
+    ("given", "text"),
+    [
+        ({"subscribe": "a", "asOf": "2026-01-01T00:00Z"}, "is for tables"),
+        ({"table": "a", "asOf": "2026-01-01 00:00"}, "no time zone"),
+        ({"table": "a", "asOf": "soon"}, "write it like"),
+    ],
+)
+def test_a_wrong_time_of_a_table_is_rejected(given: dict[str, str], text: str) -> None:
+    with pytest.raises(ConfigError, match=re.escape(text)):
+        source_options(given, batch=True)
 
 
 def test_an_end_cannot_be_earliest() -> None:

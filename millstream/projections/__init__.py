@@ -1,0 +1,1 @@
+"""Projections: views of a log in tables, rebuilt beside the running ones and swapped."""
