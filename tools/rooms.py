@@ -108,7 +108,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "cli.options": {"broker", "wire", *EVENTS, *MESSAGING, "schemas"},
     "cli.views": {
         *("broker", "wire", *EVENTS, *MESSAGING, *SCHEMAS, "tables", "event_store", "mill"),
-        *("cli", "cli.options"),
+        *("projections", "cli", "cli.options"),
     },
     "cli.files": {"wire", *EVENTS, *MESSAGING, *SCHEMAS, "cli", "cli.options", "cli.views"},
     "cli.commands": {

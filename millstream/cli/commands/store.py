@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
+from millstream.cli.exits import Exit
 from millstream.cli.options.groups import grouped
 from millstream.cli.options.schema_file import load_class
 from millstream.cli.options.store import (
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     from millstream.event_store.info import StoreInfo
     from millstream.event_store.store import EventStore
     from millstream.mill import Mill
+    from millstream.projections.diff import RowDiff
     from millstream.schemas.registry.stores import RegisteredEvent
 
 __all__ = ["app"]
@@ -387,3 +389,65 @@ def archive(
 
     run(work, server)
     print_change(store, id, "Archived", json_)
+
+
+@app.command()
+def diff(
+    projection: Annotated[
+        str, typer.Argument(metavar="PROJECTION", help="Name of the projection.")
+    ],
+    version: Annotated[
+        int | None,
+        typer.Option("--version", metavar="N", help="Which version. (default: the newest)"),
+    ] = None,
+    against: Annotated[
+        int | None,
+        typer.Option(
+            "--against", metavar="N", help="Compare it with this one. (default: the active one)"
+        ),
+    ] = None,
+    check: Annotated[
+        bool, typer.Option("--check", help="Exit code 4 if a row differs; for scripts.")
+    ] = False,
+    *,
+    server: ServerOption = None,
+    json_: JsonOption = False,
+) -> None:
+    """Show the rows that differ between two versions of a projection, before they are swapped.
+
+    '+' is a row that only the new version has, '-' one that it does not have, '~' a changed one.
+    --json: one object per line.
+    """
+    from millstream.cli.views import projection as view
+
+    async def work(mill: "Mill") -> "tuple[int, int, list[RowDiff]]":
+        chosen, first = await _versions(mill, projection, version, against)
+        rows = [row async for row in mill.diff_projection(projection, chosen, first)]
+        return chosen, first, rows
+
+    with view.comparing():
+        newer, older, rows = run(work, server)
+    if json_:
+        view.print_rows(rows)
+    else:
+        view.show_rows(projection, (older, newer), rows)
+    if rows and check:
+        raise typer.Exit(Exit.UNHEALTHY)
+
+
+async def _versions(
+    mill: "Mill", projection: str, version: int | None, against: int | None
+) -> tuple[int, int]:
+    """The version that is looked at, and the one that it is compared with."""
+    from millstream.projections.records import ProjectionRecords
+
+    record = await ProjectionRecords(mill.table, mill.create_table).get(projection)
+    chosen = max(record.versions) if version is None else version
+    first = record.active if against is None else against
+    if chosen == first:
+        known = ", ".join(map(str, sorted(record.versions)))
+        raise ConfigError(
+            f"projection '{projection}': version {chosen} would be compared with itself. It has "
+            f"the versions {known}, and {record.active} is active"
+        )
+    return chosen, first

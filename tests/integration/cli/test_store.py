@@ -1,17 +1,21 @@
-"""store ls, show, append, history, snapshot, rm, archive."""
+"""store ls, show, append, history, snapshot, rm, archive, diff."""
 
 from __future__ import annotations
 
+import asyncio
 import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
+from typer.testing import CliRunner
 
 import millstream.blocking
-from millstream import NEW, NamedEvent
+from millstream import NEW, NamedEvent, StoredEvent
+from millstream.cli.app import app
 from millstream.errors import Unfit, UnknownEvent
 from tests.integration.cli.messaging_commands import Commands
 from tests.integration.event_store.bank import EVENTS, Account, Deposited, Opened, Withdrawn
@@ -199,6 +203,56 @@ def test_aggregates_are_removed_and_archived(run: Commands) -> None:
     run("store", "append", "accounts", "tmp", "Deposited", '{"amount": 1}')
     assert run.json("store", "rm", "accounts", "tmp", "--reusable", "--yes")["id"] == "tmp"
     run("store", "append", "accounts", "tmp", "Deposited", '{"amount": 1}', "--expected", "new")
+
+
+@dataclass
+class Balance:
+    amount: int
+
+
+def test_two_versions_of_a_projection_are_compared(run: Commands) -> None:
+    asyncio.run(build_two(run.url))
+    rows = run.lines("store", "diff", "balances")
+    assert rows == [
+        {"table": "balances", "key": "x.ann", "old": {"amount": 3}, "new": {"amount": 5}},
+        {"table": "balances", "key": "y.ben", "old": None, "new": {"amount": 0}},
+    ]
+    text = run("store", "diff", "balances", "--version", "2", "--against", "1")
+    assert '~ x.ann  {"amount":3} -> {"amount":5}\n' in text
+    assert '+ y.ben  {"amount":0}\n' in text
+    assert "versions 1 and 2: 2 rows differ" in text
+    assert '- y.ben  {"amount":0}\n' in run(
+        "store", "diff", "balances", "--version", "1", "--against", "2"
+    )
+    result = CliRunner().invoke(app, ["store", "diff", "balances", "--check"], env=run.environment)
+    assert result.exit_code == 4
+    assert "compared with itself" in run.error("store", "diff", "balances", "--version", "1")
+    assert "no version 3" in run.error("store", "diff", "balances", "--version", "3")
+    assert "Did you mean 'balances'" in run.error("store", "diff", "balance")
+
+
+async def build_two(url: str) -> None:
+    """A projection, and a second version of it that is not active."""
+
+    def balances(event: StoredEvent, rows: Any) -> None:
+        before = rows.get(event.id, Balance(0)).amount
+        if event.name == "Deposited":
+            rows[event.id] = Balance(before + event.data["amount"])
+        elif event.name == "Withdrawn":
+            rows[event.id] = Balance(before - event.data["amount"])
+
+    def deposits(event: StoredEvent, rows: Any) -> None:
+        before = rows.get(event.id, Balance(0)).amount
+        more = event.data["amount"] if event.name == "Deposited" else 0
+        rows[event.id] = Balance(before + more)
+
+    async with millstream.connect(url) as mill:
+        store = await mill.event_store("accounts")
+        for version, function in enumerate((balances, deposits), 1):
+            projection = await mill.projection(
+                "balances", store, function, schema=Balance, version=version
+            )
+            await projection.run(once=True)
 
 
 @dataclass
