@@ -15,6 +15,7 @@ from millstream.event_store.events import NamedEvent as NamedEvent
 from millstream.event_store.events import StoredEvent as StoredEvent
 from millstream.event_store.events import Unchanged as Unchanged
 from millstream.event_store.info import StoreInfo as StoreInfo
+from millstream.event_store.privacy import Personal as Personal
 from millstream.event_store.settings import StoreSettings as StoreSettings
 from millstream.event_store.store import EventStore as EventStore
 from millstream.events.packs.packing import Packing as Packing

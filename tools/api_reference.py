@@ -91,7 +91,7 @@ SECTIONS: dict[str, tuple[str, list[str]]] = {
         "millstream",
         [
             *("EventStore", "StoreSettings", "StoredEvent", "Append", "AppendReceipt", "Loaded"),
-            *("NamedEvent", "NEW", "ANY", "Unchanged", "Deleted", "StoreInfo"),
+            *("NamedEvent", "NEW", "ANY", "Unchanged", "Deleted", "Personal", "StoreInfo"),
             *("Projection", "View", "ProjectionRecord", "RowDiff"),
         ],
     ),

@@ -141,7 +141,7 @@ class Appender:
     async def append(self, append: Append) -> AppendReceipt:
         """Store one append; VersionConflict when the aggregate has another version."""
         await self._acks.check()
-        prepared = self._prepare(append)
+        prepared = await self._prepare(append)
         if append.append_id is not None and append.expected is ANY:
             stored = await self._repeated(prepared, AggregateHead())
             if stored is not None:
@@ -162,7 +162,7 @@ class Appender:
             f": others were faster {TRIES_MAX} times in a row",
         )
 
-    def _prepare(self, append: Append) -> _Prepared:
+    async def _prepare(self, append: Append) -> _Prepared:
         events = append.events
         if isinstance(events, str | bytes | dict) or not isinstance(events, Sequence):
             raise ConfigError(
@@ -173,7 +173,7 @@ class Appender:
                 f"an append has 1 to {EVENTS_MAX:,} events, found {len(events):,}. Append more in "
                 f"several calls"
             )
-        payload = join_lines(map(self.types.encode, events))
+        payload = join_lines(await self.types.encode_all(events, append.id))
         pairs: list[tuple[str, str]] = []
         if append.timestamp is not None:
             pairs.append((TIME_HEADER, str(nanoseconds_of(append.timestamp))))
@@ -281,7 +281,7 @@ class Appender:
     async def append_all(self, appends: Sequence[Append]) -> list[AppendReceipt]:
         """Store appends to several aggregates of one partition: all of them or none."""
         await self._acks.check()
-        prepared = [self._prepare(append) for append in appends]
+        prepared = [await self._prepare(append) for append in appends]
         self._check_together(prepared)
         for _ in range(TRIES_MAX):
             stored = await self._all_repeated(prepared)

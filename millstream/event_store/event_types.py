@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final, TypeAlias
 
 from millstream.errors import ConfigError, SchemaError, UnknownEvent
 from millstream.event_store.events import NamedEvent
 from millstream.event_store.format import check_event_name, read_tag, tag_of
+from millstream.event_store.personal import PersonalData
+from millstream.event_store.privacy import SEALED_MARK, Personal, personal_fields
 from millstream.schemas import types as t
 from millstream.schemas.codecs import make_codec
 from millstream.schemas.declaration import declare
@@ -71,7 +73,15 @@ def upcast_versions(upcasters: Upcasters, names: Iterable[str]) -> dict[str, fro
 def new_types(classes: Mapping[str, type], upcasters: Upcasters) -> dict[str, NewEventType]:
     """What to register for classes of events."""
     upcast = upcast_versions(upcasters, classes)
-    return {name: NewEventType(schema_of(name, cls), upcast[name]) for name, cls in classes.items()}
+    return {
+        name: NewEventType(schema_of(name, cls), upcast[name], _marks_of(cls))
+        for name, cls in classes.items()
+    }
+
+
+def _marks_of(cls: type) -> dict[str, tuple[str | None, str]]:
+    """The personal fields of a class, as they are registered."""
+    return {name: (mark.of, mark.erased) for name, mark in personal_fields(cls).items()}
 
 
 def schema_of(name: str, cls: type) -> Schema:
@@ -103,8 +113,11 @@ def _maker(cls: type | None, record: t.Record) -> Callable[[dict[str, Any]], Any
 class _Written:
     """How an event is written: by its codec, under its tag."""
 
+    name: str
     tag: str
     encode: Callable[[object], bytes]
+    fit: Callable[[object], dict[str, Any]]  # to a plain value
+    marks: Mapping[str, Personal]  # its personal fields
 
 
 class EventTypes:
@@ -119,12 +132,17 @@ class EventTypes:
         events: Iterable[RegisteredEvent],
         classes: Mapping[str, type],
         upcasters: Upcasters,
+        personal: PersonalData | None = None,
     ) -> None:
         self.store = store
+        self._personal = personal  # None: personal fields stay sealed
+        marks = {name: personal_fields(cls) for name, cls in classes.items()}
+        self._marks = {name: found for name, found in marks.items() if found}
         self.classes = dict(classes)
         self.upcasters = dict(upcasters)
         self.events = {event.name: event for event in events}
         self._written: dict[type, _Written] = {}
+        self._named: dict[str, _Written] = {}
         self._reads: dict[str, _Read] = {}
         self._names: dict[str, tuple[str, int]] = {}
         for event in self.events.values():
@@ -132,14 +150,21 @@ class EventTypes:
 
     def _add(self, event: RegisteredEvent) -> None:
         cls = self.classes.get(event.name)
+        number = event.current.version
+        schema = event.schemas[number - 1]
+        if cls is None and event.personal:
+            names = {field.name for field in schema.record.fields}
+            marks = {f: Personal(*mark) for f, mark in event.personal.items() if f in names}
+            self._marks[event.name] = marks
         for version in range(1, len(event.schemas) + 1):
             tag = tag_of(event.name, version)
             self._reads[tag] = self._reader(event, version, cls)
             self._names[tag] = event.name, version
+        about = (event.name, tag_of(event.name, number), _encoder(schema), schema.fit)
+        written = _Written(*about, self._marks.get(event.name, {}))
+        self._named[event.name] = written
         if cls is not None:
-            number = event.current.version
-            encode = _encoder(event.schemas[number - 1])
-            self._written[cls] = _Written(tag_of(event.name, number), encode)
+            self._written[cls] = written
 
     def _reader(self, event: RegisteredEvent, version: int, cls: type | None) -> _Read:
         """A function from the bytes of a version to the class, or to a dict of the latest one."""
@@ -149,9 +174,12 @@ class EventTypes:
         load = make_codec(schemas[version - 1], "json").decode
         steps = self._steps(event, version, last)
         make = _maker(cls, target.record)
+        personal, marks, name = self._personal, self._marks.get(event.name, {}), event.name
 
         def read(body: bytes) -> Any:
             plain = load(body)
+            if personal is not None and body.find(SEALED_MARK) >= 0:
+                plain = personal.revealed(plain, marks, name)
             for step in steps:
                 plain = step(plain)
             return plain if make is None else make(plain)
@@ -187,29 +215,42 @@ class EventTypes:
 
     # -- for readers and writers ------------------------------------------------------------
 
-    def encode(self, event: object) -> tuple[str, bytes]:
-        """Tag and JSON of an event; UnknownEvent or Unfit when it cannot be stored."""
+    async def encode_all(self, events: Sequence[object], aggregate: str) -> list[tuple[str, bytes]]:
+        """Tag and JSON of the events of an append, their personal fields sealed.
+
+        UnknownEvent or Unfit when one of them cannot be stored.
+        """
+        found = []
+        for event in events:
+            written, value = self._how(event)
+            if written.marks and self._personal is not None:
+                plain = written.fit(value)
+                value = await self._personal.sealed(plain, written.marks, written.name, aggregate)
+            found.append((written.tag, written.encode(value)))
+        return found
+
+    def _how(self, event: object) -> tuple[_Written, object]:
+        """How an event is written, and its value."""
         written = self._written.get(type(event))
+        if written is not None:
+            return written, event
+        if isinstance(event, NamedEvent):
+            written = self._type_named(event.name)
+            return written, written.fit(event.data)
+        raise UnknownEvent(self.store, type(event).__name__, self.classes)
+
+    def _type_named(self, name: str) -> _Written:
+        written = self._named.get(name)
         if written is None:
-            if isinstance(event, NamedEvent):
-                return self._encode_named(event)
-            raise UnknownEvent(self.store, type(event).__name__, self.classes)
-        return written.tag, written.encode(event)
+            raise UnknownEvent(self.store, name, self.events)
+        return written
 
     def parse(self, name: str, text: bytes) -> NamedEvent:
         """An event of a registered type from its JSON; UnknownEvent or Unfit when it is none."""
-        return NamedEvent(name, make_codec(self._named(name)[1], "json").decode(text))
-
-    def _encode_named(self, event: NamedEvent) -> tuple[str, bytes]:
-        known, schema = self._named(event.name)
-        plain = schema.fit(event.data)
-        return tag_of(known.name, known.current.version), _encoder(schema)(plain)
-
-    def _named(self, name: str) -> tuple[RegisteredEvent, Schema]:
-        event = self.events.get(name)
-        if event is None:
-            raise UnknownEvent(self.store, name, self.events)
-        return event, event.schemas[event.current.version - 1]
+        self._type_named(name)
+        event = self.events[name]
+        codec = make_codec(event.schemas[event.current.version - 1], "json")
+        return NamedEvent(name, codec.decode(text))
 
     def is_event(self, value: object) -> bool:
         """Whether a value is an object of one of the classes of events."""

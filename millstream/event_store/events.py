@@ -184,6 +184,7 @@ class Loaded(Generic[S]):
     # Of the last event in it; None: not known, because it was appended just now.
     timestamp_ns: int | None = None
     stored_ns: int | None = None
+    key_ids: frozenset[str] = frozenset()  # internal: of the persons whose data are in it
 
     @property
     def timestamp(self) -> datetime | None:

@@ -135,7 +135,9 @@ class Loader:
         state = folding.make() if snapshot is None else snapshot.state
         last: StoredEvent | None = None
         count = 0
+        key_ids = set() if snapshot is None else set(snapshot.key_ids)
         async for append in self._appends(id, snapshot):
+            key_ids |= append.key_ids
             for event in stored_events(append, self._types):
                 if moment.includes(event):
                     state, last = folding.fold(state, event.data), event
@@ -143,7 +145,7 @@ class Loader:
         loaded = snapshot
         if last is not None:
             times = (last.timestamp_ns, last.stored_ns)
-            loaded = Loaded(id, state, last.version, last.offset, *times)
+            loaded = Loaded(id, state, last.version, last.offset, *times, frozenset(key_ids))
         if loaded is None:
             raise AggregateNotFound(self._store, id, str(moment))
         if moment.version is not None and loaded.version < moment.version:
@@ -212,7 +214,12 @@ class Loader:
         if every is not None and receipt.version // every > loaded.version // every:
             found = await self._reader.at(receipt.partition, receipt.offset)
             if found is not None and self._snapshots is not None:
-                after = replace(after, timestamp_ns=found.timestamp_ns, stored_ns=found.stored_ns)
+                after = replace(
+                    after,
+                    timestamp_ns=found.timestamp_ns,
+                    stored_ns=found.stored_ns,
+                    key_ids=loaded.key_ids | found.key_ids,
+                )
                 await self._snapshots.try_put(after)
         return after
 

@@ -19,6 +19,7 @@ from millstream.event_store.format import (
     split_lines,
 )
 from millstream.event_store.ids import id_of
+from millstream.event_store.privacy import key_ids_in
 from millstream.events.classify import is_deletion, kind_of
 from millstream.events.event import (
     ID_HEADER,
@@ -57,6 +58,11 @@ class AppendMessage(NamedTuple):
     def timestamp_ns(self) -> int:
         """Event time; when none was given, the time of storing."""
         return event_ns(self.headers.get(TIME_HEADER), self.stored_ns)
+
+    @property
+    def key_ids(self) -> set[str]:
+        """The ids of the keys of the persons whose data are in it."""
+        return {id_ for _, body in self.lines for id_ in key_ids_in(body)}
 
     @property
     def archive(self) -> str | None:

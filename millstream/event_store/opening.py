@@ -11,6 +11,8 @@ from millstream.event_store.ending import ARCHIVE_SUFFIX
 from millstream.event_store.event_types import EventTypes, classes_by_name, new_types
 from millstream.event_store.folding import Folding, class_path, make_folding
 from millstream.event_store.info import StoreInfo
+from millstream.event_store.keys import KEYS_SUFFIX
+from millstream.event_store.personal import PersonalData
 from millstream.event_store.settings import StoreSettings, split_settings, topic_settings
 from millstream.event_store.snapshots import SNAPSHOTS_SUFFIX, Snapshots
 from millstream.event_store.state_classes import classes_beside, version_of
@@ -72,10 +74,11 @@ async def open_store(
     else:
         found = await schemas.events()
         registered = [version_of(name, event, classes.get(event.name)) for event in found]
-    types = EventTypes(name, registered, classes, settings.upcasters)
-    snapshots = _snapshots(mill, topic, folding, settings)
+    personal = PersonalData(name, partial(_key_table, mill, topic))
+    types = EventTypes(name, registered, classes, settings.upcasters, personal)
+    snapshots = _snapshots(mill, topic, folding, settings, personal)
     open_archive = partial(_archive_topic, mill, topic)
-    return EventStore(topic, schemas, types, folding, snapshots, open_archive)
+    return EventStore(topic, schemas, types, folding, snapshots, open_archive, personal)
 
 
 async def open_for_states(
@@ -128,7 +131,11 @@ async def _topic(
 
 
 def _snapshots(
-    mill: Home, topic: Topic, folding: Folding | None, settings: StoreSettings
+    mill: Home,
+    topic: Topic,
+    folding: Folding | None,
+    settings: StoreSettings,
+    personal: PersonalData,
 ) -> tuple[Snapshots, int | None] | None:
     """The snapshots of a store whose states can be stored; None: it has none."""
     storable = folding is not None and folding.cls is not None and is_schema_class(folding.cls)
@@ -136,7 +143,7 @@ def _snapshots(
         return None
     codec = folding.state_codec(settings.snapshot_version)  # says why, if it cannot be
     open_table = partial(_snapshot_table, mill, topic)
-    return Snapshots(open_table, codec), settings.snapshot_every
+    return Snapshots(open_table, codec, personal), settings.snapshot_every
 
 
 async def _snapshot_table(mill: Home, topic: Topic) -> Table:
@@ -146,6 +153,18 @@ async def _snapshot_table(mill: Home, topic: Topic) -> Table:
         return await mill.table(name)
     except TopicNotFound:
         settings = _like(topic, f"Snapshots of event store {topic.name}", history=1)
+        return await mill.create_table(name, settings)
+
+
+async def _key_table(mill: Home, topic: Topic, create: bool) -> Table:
+    """The table of the keys of a store's persons."""
+    name = topic.name + KEYS_SUFFIX
+    try:
+        return await mill.table(name)
+    except TopicNotFound:
+        if not create:
+            raise
+        settings = _like(topic, f"Keys of persons of event store {topic.name}", history=1)
         return await mill.create_table(name, settings)
 
 

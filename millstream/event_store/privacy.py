@@ -31,6 +31,7 @@ from millstream.schemas.values.fit import field_names
 __all__ = [
     "ERASED",
     "KEY_BYTES",
+    "SEALED_MARK",
     "Context",
     "PersonKey",
     "Personal",
@@ -51,6 +52,7 @@ _NONCE_BYTES: Final = 12
 _TAG_BYTES: Final = 16
 _ID_BYTES: Final = 16
 _TEXT: Final = "mill:enc:1:"
+SEALED_MARK: Final = _TEXT.encode()  # in every payload that has a sealed text
 _BLOB: Final = b"mill:blob:1:"
 _ID: Final = r"[A-Za-z0-9_-]{22}"
 _SEALED: Final = re.compile(rf"mill:enc:1:({_ID}):([A-Za-z0-9+/]+={{0,2}})")
@@ -275,7 +277,7 @@ def key_ids_in(payload: bytes) -> set[str]:
     if payload.startswith(_BLOB):
         head = _BLOB_HEAD.match(payload)
         return set() if head is None else set(head[1].decode().split(","))
-    if payload.find(b"mill:enc:1:") < 0:
+    if payload.find(SEALED_MARK) < 0:
         return set()
     return {found.decode() for found in _IDS.findall(payload)}
 

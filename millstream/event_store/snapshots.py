@@ -16,6 +16,8 @@ from millstream.errors import MillstreamError
 from millstream.event_store.events import Loaded
 from millstream.event_store.folding import StateCodec
 from millstream.event_store.ids import tokens_of
+from millstream.event_store.personal import PersonalData
+from millstream.event_store.privacy import key_ids_in
 from millstream.tables import Table
 
 __all__ = ["SNAPSHOTS_SUFFIX", "Snapshots"]
@@ -42,9 +44,12 @@ _RECORD: Final = msgspec.json.Decoder(_Record)
 class Snapshots:
     """The snapshots of a store's aggregates, in a table of their own."""
 
-    def __init__(self, open_table: Callable[[], Awaitable[Table]], codec: StateCodec) -> None:
+    def __init__(
+        self, open_table: Callable[[], Awaitable[Table]], codec: StateCodec, personal: PersonalData
+    ) -> None:
         self._open = open_table
         self._codec = codec
+        self._personal = personal
         self._table: Table | None = None
 
     async def get(self, id: str) -> Loaded[Any] | None:
@@ -53,7 +58,10 @@ class Snapshots:
         if entry is None:
             return None
         try:
-            record = _RECORD.decode(entry.value)
+            data = await self._personal.opened_state(entry.value)
+            if data is None:
+                return None  # it holds what was erased
+            record = _RECORD.decode(data)
             if record.schema != self._codec.fingerprint:
                 return None
             state = self._codec.decode(bytes(record.state))
@@ -61,7 +69,8 @@ class Snapshots:
             _log.warning("a snapshot of store %s is not used: %s", self._name, error)
             return None
         times = (record.timestamp_ns, record.stored_ns)
-        return Loaded(id, state, record.version, record.offset, *times)
+        key_ids = frozenset(key_ids_in(entry.value))
+        return Loaded(id, state, record.version, record.offset, *times, key_ids)
 
     async def put(self, loaded: Loaded[Any]) -> None:
         """Store a snapshot; an older one replaces a newer one without harm."""
@@ -73,7 +82,8 @@ class Snapshots:
             loaded.stored_ns or 0,
             msgspec.Raw(self._codec.encode(loaded.state)),
         )
-        await (await self._opened()).put(tokens_of(loaded.id), msgspec.json.encode(record))
+        data = await self._personal.sealed_state(msgspec.json.encode(record), loaded.key_ids)
+        await (await self._opened()).put(tokens_of(loaded.id), data)
 
     async def try_put(self, loaded: Loaded[Any]) -> None:
         """The same for a snapshot that nobody asked for: a failure is only logged."""

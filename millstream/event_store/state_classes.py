@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable
+from dataclasses import replace
 
 from millstream.errors import ConfigError
 from millstream.event_store.event_types import schema_of
@@ -42,4 +43,4 @@ def version_of(store: str, event: RegisteredEvent, cls: type | None) -> Register
             f"{cls.__module__}.{cls.__name__} has other fields than every version of event "
             f"'{event.name}' in store '{store}'. Open the store with it first, which registers it"
         )
-    return RegisteredEvent(event.name, event.schemas, same[0])
+    return replace(event, current=same[0])

@@ -29,6 +29,7 @@ from millstream.event_store.folding import Folding
 from millstream.event_store.ids import check_id
 from millstream.event_store.loading import Loader, Moment
 from millstream.event_store.messages import AppendMessage, open_append, stored_events
+from millstream.event_store.personal import PersonalData
 from millstream.event_store.reading import AggregateReader
 from millstream.event_store.snapshots import Snapshots
 from millstream.events.event import Event, PlainEvent
@@ -67,12 +68,14 @@ class EventStore:
         folding: Folding | None,
         snapshots: tuple[Snapshots, int | None] | None,
         open_archive: Callable[[bool], Awaitable[Topic]],
+        personal: PersonalData,
     ) -> None:
         self.name = topic.name
         self.topic = topic  # the topic that holds the events
         self.types = types  # the types of events, and how each version is read
         self.folding = folding
         self._schemas = schemas
+        self._personal = personal
         self._reader = AggregateReader(topic.handle, self._learn)
         self._appender = Appender(self.name, topic.handle, topic.acks, types, self._reader)
         self._every = None if snapshots is None else snapshots[1]
@@ -85,7 +88,8 @@ class EventStore:
         return f"<EventStore {self.name}, {len(self.types.events)} type(s) of events>"
 
     async def _learn(self, appends: list[AppendMessage]) -> None:
-        """Look up the versions of events that were registered since the store was opened."""
+        """Look up what appends need to be decoded: new versions of events, keys of persons."""
+        await self._personal.learn(body for append in appends for _, body in append.lines)
         for append in appends:
             for tag, _ in append.lines:
                 if not self.types.knows(tag):
@@ -135,6 +139,16 @@ class EventStore:
         aggregate, and it takes no more appends.
         """
         await self._ending.archive(check_id(id))
+
+    async def erase(self, person: str) -> bool:
+        """Make the personal data of a person unreadable, for ever; False if there are none.
+
+        Fields that are marked `Annotated[str, Personal()]` are stored encrypted with a key of their
+        person. This removes the key: in the log, in copies of it and in files made from it they can
+        no longer be read, and events have `Personal.erased` instead. Other processes notice within
+        5 seconds. Tables of projections hold what their functions have put there: rebuild them.
+        """
+        return await self._personal.erase(person)
 
     def change(self, id: str, *, tries: int = UPDATE_TRIES, **details: Any) -> AggregateChange:
         """`async with store.change("a1") as account`: commands, appended when the block ends.

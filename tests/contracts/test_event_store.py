@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import threading
+from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Any
+from typing import Annotated, Any
 
 import pytest
 
-from millstream import ANY, NEW, Append, NamedEvent, blocking
+from millstream import ANY, NEW, Append, NamedEvent, Personal, blocking
 from millstream.errors import AggregateDeleted, AggregateNotFound, ConfigError, VersionConflict
 from tests.contracts.test_messaging import mill as mill
 from tests.contracts.test_messaging import take
@@ -20,6 +21,11 @@ from tests.integration.event_store.bank import (
     Overdrawn,
     Withdrawn,
 )
+
+
+@dataclass(frozen=True)
+class Registered:
+    name: Annotated[str, Personal(erased="?")]
 
 
 @pytest.fixture
@@ -192,6 +198,14 @@ async def test_aggregates_are_deleted_and_archived(store: Any) -> None:
     assert (await store.load("a3")).state.owner == "a3"
     with pytest.raises(AggregateNotFound):
         await store.delete("a4")
+
+
+async def test_a_person_is_erased(mill: Any) -> None:
+    store = await mill.event_store("people", events=[Registered])
+    await store.append("p1", [Registered("ann")])
+    assert await store.erase("p1")
+    assert not await store.erase("p1")
+    assert [event.data async for event in store.events("p1")] == [Registered("?")]
 
 
 # -- plain code only ----------------------------------------------------------------------

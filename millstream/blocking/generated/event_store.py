@@ -105,6 +105,16 @@ class EventStore(Twin):
         """
         self._loop.call(self._inner.archive(id))
 
+    def erase(self, person: str) -> bool:
+        """Make the personal data of a person unreadable, for ever; False if there are none.
+
+        Fields that are marked `Annotated[str, Personal()]` are stored encrypted with a key of their
+        person. This removes the key: in the log, in copies of it and in files made from it they can
+        no longer be read, and events have `Personal.erased` instead. Other processes notice within
+        5 seconds. Tables of projections hold what their functions have put there: rebuild them.
+        """
+        return self._loop.call(self._inner.erase(person))
+
     def change(self, id: str, *, tries: int = 10, **details: Any) -> AggregateChange:
         """`with store.change("a1") as account`: commands, appended when the block ends.
 

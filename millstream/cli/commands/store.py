@@ -392,6 +392,31 @@ def archive(
 
 
 @app.command()
+def erase(
+    store: StoreArgument,
+    person: Annotated[str, typer.Argument(metavar="PERSON", help="Id of the person.")],
+    yes: YesOption = False,
+    server: ServerOption = None,
+    json_: JsonOption = False,
+) -> None:
+    """Make the personal data of a person unreadable for ever, by removing their key.
+
+    Reaches the store, copies of it and files made from it. Delete backups of STORE-keys yourself,
+    and rebuild projections that hold such data.
+    """
+    from millstream.cli.views.store import print_change
+
+    confirm(f"Make the personal data of '{person}' in store '{store}' unreadable for ever?", yes)
+
+    async def work(mill: "Mill") -> bool:
+        return await (await mill.event_store(store)).erase(person)
+
+    if not run(work, server):
+        raise ConfigError(f"store '{store}' has no personal data of '{person}'. Check the id")
+    print_change(store, person, "Erased", json_)
+
+
+@app.command()
 def diff(
     projection: Annotated[
         str, typer.Argument(metavar="PROJECTION", help="Name of the projection.")

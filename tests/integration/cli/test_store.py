@@ -1,4 +1,4 @@
-"""store ls, show, append, history, snapshot, rm, archive, diff."""
+"""store ls, show, append, history, snapshot, rm, archive, erase, diff."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import pytest
 from typer.testing import CliRunner
 
 import millstream.blocking
-from millstream import NEW, NamedEvent, StoredEvent
+from millstream import NEW, NamedEvent, Personal, StoredEvent
 from millstream.cli.app import app
 from millstream.errors import Unfit, UnknownEvent
 from tests.integration.cli.messaging_commands import Commands
@@ -203,6 +203,23 @@ def test_aggregates_are_removed_and_archived(run: Commands) -> None:
     run("store", "append", "accounts", "tmp", "Deposited", '{"amount": 1}')
     assert run.json("store", "rm", "accounts", "tmp", "--reusable", "--yes")["id"] == "tmp"
     run("store", "append", "accounts", "tmp", "Deposited", '{"amount": 1}', "--expected", "new")
+
+
+@dataclass(frozen=True)
+class Registered:
+    name: Annotated[str, Personal(erased="(erased)")]
+
+
+def test_a_person_is_erased(run: Commands) -> None:
+    with millstream.blocking.connect(run.url) as mill:
+        mill.event_store("people", events=[Registered])
+    run("store", "append", "people", "p1", "Registered", '{"name": "Ann Smith"}')
+    assert "Ann Smith" in run("store", "history", "people")
+    assert "Ann Smith" not in run("topic", "tail", "people", "-o", "beginning", "-e")
+    assert "--yes" in run.error("store", "erase", "people", "p1")
+    assert run.json("store", "erase", "people", "p1", "--yes") == {"store": "people", "id": "p1"}
+    assert "(erased)" in run("store", "history", "people")
+    assert "no personal data of 'p1'" in run.error("store", "erase", "people", "p1", "--yes")
 
 
 @dataclass
