@@ -105,7 +105,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         *("broker", *EVENTS, *MESSAGING, "tables", "schemas.registry", "event_store", "mill"),
         *("blocking", "projections"),
     },
-    "cli.options": {"broker", "wire", *EVENTS, *MESSAGING, "schemas"},
+    "cli.options": {"broker", "wire", *EVENTS, *MESSAGING, "schemas", "event_store"},
     "cli.views": {
         *("broker", "wire", *EVENTS, *MESSAGING, *SCHEMAS, "tables", "event_store", "mill"),
         *("projections", "cli", "cli.options"),
