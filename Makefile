@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.ready
-EXTRAS := schemas,spark,privacy,demo,dev
+EXTRAS := schemas,spark,privacy,eventsourcing,demo,dev
 
 # The stamp says what the environment was created for. It is stale when this folder was moved or
 # copied, when other extras are wanted, or when its interpreter is gone.
@@ -12,7 +12,7 @@ ifneq ($(shell $(BIN)/python -c 'import pip' 2>/dev/null && cat $(STAMP) 2>/dev/
 STALE := stale
 endif
 
-.PHONY: setup demo test test-quick test-all test-stalled old-servers lint bench faults fuzz lock clean stale
+.PHONY: setup system-deps demo test test-quick test-all test-stalled old-servers lint bench faults fuzz lock clean stale
 
 setup: $(STAMP)
 
@@ -28,6 +28,10 @@ $(STAMP): pyproject.toml requirements.lock $(STALE)
 	  { rm -rf $(VENV); echo "Python could not make a virtual environment. On Debian and Ubuntu: apt-get install python3-venv"; exit 1; }
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c requirements.lock -e ".[$(EXTRAS)]"
 	@echo "$(MADE_FOR)" > $(STAMP)
+
+# What tests and benchmarks use of the system: PostgreSQL. Without it they are skipped.
+system-deps:
+	@sh tools/system_deps.sh
 
 # Test files run in parallel, one process per core (four at most: each may start a JVM). Unit tests
 # come first, then the longest files: see tests/conftest.py.

@@ -67,7 +67,7 @@ from millstream.mill import Mill as Mill
 from millstream.mill import connect as connect
 from millstream.projections.diff import RowDiff as RowDiff
 from millstream.projections.projection import Projection as Projection
-from millstream.projections.projection import View as View
+from millstream.projections.projection import ProjectionView as ProjectionView
 from millstream.projections.records import ProjectionRecord as ProjectionRecord
 from millstream.schemas.registry.guard import Guard as Guard
 from millstream.schemas.registry.guard import GuardSettings as GuardSettings

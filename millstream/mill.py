@@ -27,7 +27,7 @@ if TYPE_CHECKING:
         Transform,
     )
     from millstream.projections.diff import RowDiff
-    from millstream.projections.projection import Projection, View
+    from millstream.projections.projection import Projection, ProjectionView
     from millstream.projections.records import ProjectionRecord, ProjectionRecords
     from millstream.schemas.registry.guard import Guard, GuardSettings
     from millstream.schemas.registry.records import TopicSchemas
@@ -292,7 +292,7 @@ class Mill(Client):
 
         return await open_projection(self, self._projections, name, source, function, values)
 
-    async def view(self, name: str, type: type | None = None) -> View:
+    async def view(self, name: str, type: type | None = None) -> ProjectionView:
         """The tables of a projection's active version, for readers; see `topic` for `type`."""
         from millstream.projections.projection import open_view
 

@@ -92,7 +92,7 @@ SECTIONS: dict[str, tuple[str, list[str]]] = {
         [
             *("EventStore", "StoreSettings", "StoredEvent", "Append", "AppendReceipt", "Loaded"),
             *("NamedEvent", "NEW", "ANY", "Unchanged", "Deleted", "Personal", "StoreInfo"),
-            *("Projection", "View", "ProjectionRecord", "RowDiff"),
+            *("Projection", "ProjectionView", "ProjectionRecord", "RowDiff"),
         ],
     ),
     "Core subjects": (
@@ -204,10 +204,10 @@ def fields_table(cls: type) -> Iterator[str]:
 
 
 def tuple_table(cls: Any) -> Iterator[str]:
-    """The fields of a NamedTuple."""
+    """The fields of a NamedTuple or a Struct."""
     meaning = defined_in(cls)
     yield "| field | type | |\n| --- | --- | --- |"
-    for name in cls._fields:
+    for name in getattr(cls, "_fields", None) or cls.__struct_fields__:
         kind = getattr(cls.__annotations__[name], "__forward_arg__", cls.__annotations__[name])
         yield f"| `{name}` | `{shown(str(kind))}` | {shown(meaning.get(name, ''))} |"
     yield ""
@@ -285,6 +285,8 @@ def described(home: str, name: str) -> Iterator[str]:
     elif inspect.isclass(value) and hasattr(value, "_fields"):
         yield from tuple_table(value)
         return
+    elif inspect.isclass(value) and hasattr(value, "__struct_fields__"):
+        yield from tuple_table(value)
     if inspect.isclass(value) and issubclass(value, enum.Enum):
         yield "Values: " + ", ".join(f"`{item.name}`" for item in value) + ".\n"
     elif inspect.isclass(value):

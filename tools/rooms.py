@@ -116,6 +116,8 @@ MAY_IMPORT: dict[str, set[str]] = {
         *("backups", "event_store", "projections", "cli", "cli.options", "cli.views", "cli.files"),
     },
     "cli": {"broker", "mill", "cli.commands", "cli.options", "__init__"},
+    # Nothing imports it: the library of that name does, when an application asks for it.
+    "eventsourcing": {"wire", "events", *MESSAGING, "blocking", "__init__"},
     "testing": {"broker"},
     "testing_plugin": {"broker", "testing"},
 }

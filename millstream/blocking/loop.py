@@ -149,6 +149,11 @@ class LoopThread:
         finally:
             self._loop.close()
 
+    @property
+    def is_current(self) -> bool:
+        """Whether the caller runs on the loop's own thread, where nothing may wait."""
+        return threading.get_ident() == self._thread.ident
+
     # -- calling --------------------------------------------------------------------------
 
     def call(self, work: Coroutine[Any, Any, T]) -> T:
@@ -265,7 +270,7 @@ class LoopThread:
     def _check(self) -> None:
         if self._refusal is not None:
             raise ConnectionClosed(self._refusal)
-        if threading.get_ident() == self._thread.ident:
+        if self.is_current:
             raise ConfigError(
                 "a blocking call inside the event loop of millstream.blocking would wait for "
                 "itself: callbacks such as `on_drop` must be quick and make no calls"

@@ -13,6 +13,7 @@ from typing import Any, Final
 from millstream.blocking.generated.delivery import Delivery
 from millstream.blocking.generated.message import Message
 from millstream.blocking.loop import LoopThread
+from millstream.blocking.pump import Pump
 from millstream.blocking.twin import ContextTwin, Twin
 from millstream.errors import ConnectionClosed
 from millstream.events.event import Event, Partition
@@ -26,7 +27,7 @@ from millstream.messaging.reading.replay import ReadPlan, plan_of
 from millstream.messaging.subscriptions import subscription as async_subscription
 from millstream.wire.message import RawMessage
 
-__all__ = ["DeliveryReading", "MessageReading", "TopicReading"]
+__all__ = ["DeliveryReading", "Following", "MessageReading", "TopicReading"]
 
 # Messages taken in one go; fewer where the buffer is small, because messages taken cannot be
 # dropped in favour of newer ones.
@@ -74,6 +75,35 @@ def _events(
         for first in range(0, len(messages), DECODE_MESSAGES):
             piece = messages[first : first + DECODE_MESSAGES]
             yield events_of(partition, piece, keys, report)
+
+
+class Following(Iterator[Event]):
+    """Reads a topic like `topic.read`, until `stop` is called, from whatever thread."""
+
+    def __init__(self, topic: TopicReading, plan: ReadPlan) -> None:
+        self._loop, self._plan, self._stopped = topic._loop, plan, False
+        messages = topic._inner.admin.read_messages(plan)
+        self._pump = self._loop.invoke(Pump, messages, AHEAD_GROUPS)
+        self._events = chain.from_iterable(_events(self._groups(), plan))
+
+    def _groups(self) -> Iterator[tuple[Partition, list[RawMessage]]]:
+        while not self._stopped and (chunk := self._loop.call(self._pump.take())):
+            yield from chunk
+
+    def __next__(self) -> Event:
+        if not self._stopped:
+            try:
+                return next(self._events)
+            except ConnectionClosed:
+                if not self._stopped:
+                    raise
+        raise StopIteration
+
+    def stop(self) -> None:
+        """End it; a thread that waits for the next event gets no more."""
+        self._stopped = True
+        with contextlib.suppress(ConnectionClosed):  # the process ends
+            self._loop.post(self._pump.stop)
 
 
 class DeliveryReading(ContextTwin):

@@ -18,6 +18,7 @@ from typing import Final
 
 from millstream.errors import (
     AggregateDeleted,
+    ApiError,
     ConfigError,
     Unconfirmed,
     VersionConflict,
@@ -49,7 +50,7 @@ from millstream.messaging.publishing.acks import Acks
 from millstream.messaging.publishing.event_publisher import PUBLISH_SECONDS
 from millstream.messaging.topics.handle import TopicHandle
 from millstream.wire.aio.atomic import publish_batch
-from millstream.wire.api import PubAck
+from millstream.wire.api import ErrorCode, PubAck
 from millstream.wire.message import OutgoingMessage
 from millstream.wire.protocol import encode_headers, unique_token
 
@@ -138,18 +139,24 @@ class Appender:
 
     # -- one append -----------------------------------------------------------------------
 
-    async def append(self, append: Append) -> AppendReceipt:
-        """Store one append; VersionConflict when the aggregate has another version."""
+    async def append(self, append: Append, *, just_read: bool = False) -> AppendReceipt:
+        """Store one append; VersionConflict when the aggregate has another version.
+
+        `just_read`: the expected version may be newer than an earlier try with the same id.
+        """
         await self._acks.check()
         prepared = await self._prepare(append)
-        if append.append_id is not None and append.expected is ANY:
-            stored = await self._repeated(prepared, AggregateHead())
-            if stored is not None:
-                return stored
+        unsure = append.append_id is not None and (just_read or append.expected is ANY)
         for _ in range(TRIES_MAX):
             head = await self._expected_head(prepared)
             if isinstance(head, AppendReceipt):
                 return head
+            if unsure:
+                # After the head: a copy that is stored later makes the broker refuse this one.
+                stored = await self._repeated(prepared, AggregateHead())
+                if stored is not None:
+                    return stored
+                unsure = False
             try:
                 return await self._publish(prepared, head)
             except WrongSequence as refused:
@@ -264,7 +271,7 @@ class Appender:
             raise AggregateDeleted(self._store, append.id) from refused
         if append.expected is ANY:
             return None
-        if isinstance(append.expected, int) and now.version == append.expected:
+        if now.version == (0 if append.expected is NEW else append.expected):
             return None  # the head that was remembered was out of date
         raise VersionConflict(self._store, append.id, append.expected, now.version) from refused
 
@@ -284,16 +291,21 @@ class Appender:
         prepared = [await self._prepare(append) for append in appends]
         self._check_together(prepared)
         for _ in range(TRIES_MAX):
+            heads = [await self._head_for_batch(one) for one in prepared]
+            # After the heads: a copy that is stored later than this makes the broker refuse them.
             stored = await self._all_repeated(prepared)
             if stored is not None:
                 return stored
-            heads = [await self._head_for_batch(one) for one in prepared]
+            for one, head in zip(prepared, heads, strict=True):
+                self._check_head(one.append, head, None)
             messages = [one.message(head) for one, head in zip(prepared, heads, strict=True)]
             stream = self._topic.partitions[prepared[0].partition].stream
             try:
                 ack = await publish_batch(self._topic.jetstream, stream, messages, PUBLISH_SECONDS)
-            except WrongSequence as refused:
-                await self._check_heads(prepared, refused)
+            except ApiError as refused:
+                stored = await self._all_stored_after(prepared, heads, refused)
+                if stored is not None:
+                    return stored
                 continue
             return await self._receipts(prepared, heads, ack.seq)
         first = appends[0]
@@ -302,17 +314,44 @@ class Appender:
             f": others were faster {TRIES_MAX} times in a row",
         )
 
-    async def _all_repeated(self, prepared: Sequence[_Prepared]) -> list[AppendReceipt] | None:
-        """The receipts of appends that were stored together before; None: they were not."""
-        found = []
-        for one in prepared:
-            if one.append.append_id is None:
+    async def _all_repeated(
+        self, prepared: Sequence[_Prepared], heads: Sequence[AggregateHead] | None = None
+    ) -> list[AppendReceipt] | None:
+        """The receipts of appends that were stored together before; None: they were not.
+
+        With `heads` also those whose ids were made here: they can only be stored after them.
+        """
+        if heads is None:
+            if any(one.append.append_id is None for one in prepared):
                 return None
-            stored = await self._repeated(one, AggregateHead())
+            heads = [AggregateHead()] * len(prepared)
+        found = []
+        for one, head in zip(prepared, heads, strict=True):
+            stored = await self._repeated(one, head)
             if stored is None:
                 return None
             found.append(stored)
         return found
+
+    async def _all_stored_after(
+        self, prepared: Sequence[_Prepared], heads: Sequence[AggregateHead], refused: ApiError
+    ) -> list[AppendReceipt] | None:
+        """The receipts of appends that were refused and are stored; None: try again."""
+        is_wrong = isinstance(refused, WrongSequence)
+        if not is_wrong and refused.err_code != ErrorCode.BATCH_DUPLICATE:
+            raise refused
+        stored = await self._all_repeated(prepared)
+        if stored is None and isinstance(refused, WrongSequence) and refused.sent_again:
+            stored = await self._all_repeated(prepared, heads)
+        if stored is None and not is_wrong:
+            raise ConfigError(
+                "append_all: an append_id was used before, for another append; give every append "
+                "an id of its own"
+            ) from refused
+        if stored is None:
+            for one in prepared:
+                self._check_head(one.append, await self.head(one.append.id), refused)
+        return stored
 
     async def _head_for_batch(self, prepared: _Prepared) -> AggregateHead:
         append = prepared.append
@@ -321,10 +360,9 @@ class Appender:
         known = self._heads.get(append.id)
         if known is None or append.expected not in (ANY, known.version):
             known = await self.head(append.id)
-        self._check_head(append, known, None)
         return known
 
-    def _check_head(self, append: Append, head: AggregateHead, cause: WrongSequence | None) -> None:
+    def _check_head(self, append: Append, head: AggregateHead, cause: ApiError | None) -> None:
         """Raise the error of an append that cannot follow a head."""
         if head.deleted:
             raise AggregateDeleted(self._store, append.id) from cause
@@ -332,11 +370,6 @@ class Appender:
         if isinstance(wanted, int) and head.version != wanted:
             found = (self._store, append.id, append.expected, head.version)
             raise VersionConflict(*found) from cause
-
-    async def _check_heads(self, prepared: Sequence[_Prepared], refused: WrongSequence) -> None:
-        """Raise the conflict that refused a batch; nothing when it may be tried again."""
-        for one in prepared:
-            self._check_head(one.append, await self.head(one.append.id), refused)
 
     def _check_together(self, prepared: Sequence[_Prepared]) -> None:
         if not prepared:

@@ -17,6 +17,7 @@ from typing import Final
 
 from millstream.errors import AggregateDeleted, AggregateNotFound, VersionConflict, WrongSequence
 from millstream.event_store.appending import AggregateHead, Appender
+from millstream.event_store.event_types import EventTypes
 from millstream.event_store.events import Expected, check_expected
 from millstream.event_store.format import (
     ARCHIVED_HEADER,
@@ -40,7 +41,7 @@ from millstream.wire.api import PubAck
 from millstream.wire.message import OutgoingMessage
 from millstream.wire.protocol import encode_headers, unique_token
 
-__all__ = ["ARCHIVE_SUFFIX", "Archive", "Ending"]
+__all__ = ["ARCHIVE_SUFFIX", "AggregateEnding", "Archive"]
 
 ARCHIVE_SUFFIX: Final = "-archive"
 # Appends that may be stored while an aggregate is being ended, before it counts as busy.
@@ -52,8 +53,15 @@ _NOT_COPIED: Final = ("Nats-",)
 class Archive:
     """The topic that holds the events of archived aggregates; created when it is first needed."""
 
-    def __init__(self, name: str, open: Callable[[bool], Awaitable[Topic]], learn: Learn) -> None:
+    def __init__(
+        self,
+        name: str,
+        open: Callable[[bool], Awaitable[Topic]],
+        types: EventTypes,
+        learn: Learn,
+    ) -> None:
         self.name = name
+        self._types = types
         self._open = open  # with True: create it if there is none
         self._learn = learn
         self._reader: AggregateReader | None = None
@@ -68,11 +76,12 @@ class Archive:
     async def reader(self, create: bool = False) -> AggregateReader:
         """Reads what is in it."""
         if self._reader is None:
-            self._reader = AggregateReader((await self.topic(create)).handle, self._learn)
+            topic = await self.topic(create)
+            self._reader = AggregateReader(topic.handle, self._types, self._learn)
         return self._reader
 
 
-class Ending:
+class AggregateEnding:
     """Deletes and archives the aggregates of one store."""
 
     def __init__(

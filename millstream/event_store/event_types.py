@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Final, TypeAlias
+from typing import Any, Final, NamedTuple, TypeAlias
 
 from millstream.errors import ConfigError, SchemaError, UnknownEvent
 from millstream.event_store.events import NamedEvent
@@ -18,11 +18,13 @@ from millstream.schemas.formats.python import is_schema_class
 from millstream.schemas.registry.stores import NewEventType, RegisteredEvent
 from millstream.schemas.resolution import Resolution
 from millstream.schemas.schema import Schema
+from millstream.schemas.values.fast_json import fast_load_into
 from millstream.schemas.values.fit import field_names
-from millstream.schemas.values.rows import object_maker
+from millstream.schemas.values.rows import object_maker, takes_by_position
 
 __all__ = [
     "EventTypes",
+    "LineReader",
     "Upcasters",
     "classes_by_name",
     "new_types",
@@ -120,6 +122,18 @@ class _Written:
     marks: Mapping[str, Personal]  # its personal fields
 
 
+class LineReader(NamedTuple):
+    """How the lines with one tag are read when they are as this package writes them.
+
+    Any failure means that `EventTypes.decode` must decide.
+    """
+
+    name: str
+    version: int  # of the schema that they were written with
+    decode: _Read
+    make: Callable[[Any], Any] | None  # from what was decoded to the event; None: it is the event
+
+
 class EventTypes:
     """The types of events of a store: what its classes write, and every version as they read it.
 
@@ -145,6 +159,7 @@ class EventTypes:
         self._named: dict[str, _Written] = {}
         self._reads: dict[str, _Read] = {}
         self._names: dict[str, tuple[str, int]] = {}
+        self.openings: dict[bytes, LineReader] = {}  # by how a line begins: {"Deposited
         for event in self.events.values():
             self._add(event)
 
@@ -160,6 +175,7 @@ class EventTypes:
             tag = tag_of(event.name, version)
             self._reads[tag] = self._reader(event, version, cls)
             self._names[tag] = event.name, version
+            self.openings[b'{"' + tag.encode()] = self._line_reader(event, version, cls)
         about = (event.name, tag_of(event.name, number), _encoder(schema), schema.fit)
         written = _Written(*about, self._marks.get(event.name, {}))
         self._named[event.name] = written
@@ -185,6 +201,14 @@ class EventTypes:
             return plain if make is None else make(plain)
 
         return read
+
+    def _line_reader(self, event: RegisteredEvent, version: int, cls: type | None) -> LineReader:
+        if cls is not None and version == event.current.version:
+            record = event.schemas[version - 1].record
+            fast = fast_load_into(cls, record) if takes_by_position(cls, record) else None
+            if fast is not None:
+                return LineReader(event.name, version, *fast)
+        return LineReader(event.name, version, self._reads[tag_of(event.name, version)], None)
 
     def _steps(self, event: RegisteredEvent, version: int, last: int) -> list[Upcaster]:
         """The conversions from a version to the last: by functions where they are given."""

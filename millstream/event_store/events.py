@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import datetime
 from enum import Enum
 from typing import Any, Final, Generic, Literal, TypeAlias, TypeVar
+
+import msgspec
 
 from millstream.errors import ConfigError
 from millstream.event_store.ids import check_id, matches_pattern, pattern_of
@@ -89,8 +91,8 @@ def check_expected(expected: Expected, id: str) -> Expected:
     return expected or NEW
 
 
-@dataclass(frozen=True, slots=True)
-class Append:
+# Made for every append or event: a Struct takes a tenth of the time of a frozen dataclass.
+class Append(msgspec.Struct, frozen=True):
     """One of several appends that are stored together; see `EventStore.append_all`."""
 
     id: str
@@ -107,8 +109,7 @@ class Append:
         check_expected(self.expected, self.id)
 
 
-@dataclass(frozen=True, slots=True)
-class NamedEvent:
+class NamedEvent(msgspec.Struct, frozen=True):
     """An event to append, by a program without its class: the name of its type, and its fields.
 
     It is checked against the registered schema.
@@ -118,8 +119,7 @@ class NamedEvent:
     data: Mapping[str, Any]
 
 
-@dataclass(frozen=True, slots=True)
-class AppendReceipt:
+class AppendReceipt(msgspec.Struct, frozen=True):
     """The broker's confirmation that the events of an append are stored."""
 
     id: str
@@ -138,8 +138,7 @@ class Deleted:
     archived_to: str | None = None  # the topic that holds its events now
 
 
-@dataclass(frozen=True, slots=True)
-class StoredEvent:
+class StoredEvent(msgspec.Struct, frozen=True):
     """One event of an aggregate."""
 
     id: str  # of the aggregate
@@ -155,7 +154,7 @@ class StoredEvent:
     append_id: str | None = None
     correlation_id: str | None = None
     causation_id: str | None = None
-    headers: Mapping[str, str] = field(default_factory=dict)
+    headers: Mapping[str, str] = {}
 
     @property
     def timestamp(self) -> datetime:

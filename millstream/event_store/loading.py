@@ -11,10 +11,8 @@ from typing import Any
 
 from millstream.errors import AggregateDeleted, AggregateNotFound, ConfigError
 from millstream.event_store.ending import Archive
-from millstream.event_store.event_types import EventTypes
 from millstream.event_store.events import AppendReceipt, Clock, Loaded, StoredEvent
 from millstream.event_store.folding import Folding
-from millstream.event_store.messages import AppendMessage, stored_events
 from millstream.event_store.reading import AggregateReader
 from millstream.event_store.snapshots import Snapshots
 from millstream.events.event import datetime_of, nanoseconds_of
@@ -80,9 +78,9 @@ class _NotOfThisLog(Exception):
     """A snapshot does not fit the events that are stored."""
 
 
-def _end_of(snapshot: Loaded[Any]) -> tuple[int, int, int | None]:
-    """The append that a snapshot ends with: offset, version and time of storing."""
-    return snapshot.offset, snapshot.version, snapshot.stored_ns
+def _end_of(snapshot: Loaded[Any]) -> tuple[int, int | None]:
+    """The event that a snapshot ends with: its version and time of storing."""
+    return snapshot.version, snapshot.stored_ns
 
 
 class Loader:
@@ -92,14 +90,12 @@ class Loader:
         self,
         store: str,
         reader: AggregateReader,
-        types: EventTypes,
         folding: Folding | None,
         snapshots: Snapshots | None,
         archive: Archive,
     ) -> None:
         self._store = store
         self._reader = reader
-        self._types = types
         self._folding = folding
         self._snapshots = snapshots
         self._archive = archive
@@ -136,11 +132,11 @@ class Loader:
         last: StoredEvent | None = None
         count = 0
         key_ids = set() if snapshot is None else set(snapshot.key_ids)
-        async for append in self._appends(id, snapshot):
-            key_ids |= append.key_ids
-            for event in stored_events(append, self._types):
-                if moment.includes(event):
-                    state, last = folding.fold(state, event.data), event
+        fold, now = folding.fold, moment.is_now
+        async for events in self._history(id, snapshot, key_ids=key_ids):
+            for event in events:
+                if now or moment.includes(event):
+                    state, last = fold(state, event.data), event
                     count += 1
         loaded = snapshot
         if last is not None:
@@ -153,35 +149,44 @@ class Loader:
             raise AggregateNotFound(self._store, id, when)
         return loaded, count
 
-    async def _appends(
-        self, id: str, snapshot: Loaded[Any] | None = None
-    ) -> AsyncIterator[AppendMessage]:
-        """The appends of an aggregate, after a snapshot; AggregateDeleted when they are gone.
+    async def _history(
+        self,
+        id: str,
+        snapshot: Loaded[Any] | None = None,
+        *,
+        version: int = 1,
+        key_ids: set[str] | None = None,
+    ) -> AsyncIterator[list[StoredEvent]]:
+        """The events of an aggregate, after a snapshot; AggregateDeleted when they are gone.
 
         The append that a snapshot ends with is read again: after a restore, or in a store that was
-        created again under the same name, it may be another one.
+        created again under the same name, it may be another one. `key_ids` collects those of the
+        persons whose data are in the events.
         """
-        version = 0 if snapshot is None else snapshot.version
-        archived, seen = False, snapshot is None
-        async for append in self._reader.appends(id, 1 if snapshot is None else snapshot.offset):
-            if append.ends and append.archive is None:
-                raise AggregateDeleted(self._store, id)
-            if snapshot is not None and not seen:
-                if (append.offset, append.last, append.stored_ns) != _end_of(snapshot):
+        done = 0 if snapshot is None else snapshot.version
+        start = 1 if snapshot is None else snapshot.offset
+        seen = snapshot is None
+        async for events in self._reader.events_of(id, start, version, key_ids):
+            if not seen and snapshot is not None and events:
+                known = [event for event in events if event.offset == snapshot.offset]
+                if not known or _end_of(snapshot) != (known[-1].version, known[-1].stored_ns):
                     break
                 seen = True
-                continue
-            if append.ends:
-                archived = True
-                break
-            yield append
-            version = append.last
+                events = events[len(known) :]
+            if events and events[-1].deleted:
+                if events[-1].data.archived_to is None:
+                    raise AggregateDeleted(self._store, id)
+                yield events[:-1]
+                done = events[-2].version if len(events) > 1 else done
+                async for archived in (await self._archive.reader()).events_of(
+                    id, 1, max(version, done + 1), key_ids
+                ):
+                    yield [event for event in archived if event.version > done]
+                return
+            yield events
+            done = events[-1].version if events else done
         if not seen:
             raise _NotOfThisLog
-        if archived:
-            async for append in (await self._archive.reader()).appends(id):
-                if append.first > version:
-                    yield append
 
     async def _snapshot(self, id: str, moment: Moment) -> Loaded[Any] | None:
         if self._snapshots is None:
@@ -245,8 +250,7 @@ class Loader:
                 return
 
     async def _forward(self, id: str, start: int) -> AsyncIterator[StoredEvent]:
-        async for append in self._appends(id):
-            if append.last >= start:
-                for event in stored_events(append, self._types):
-                    if event.version >= start:
-                        yield event
+        async for events in self._history(id, version=start):
+            for event in events:
+                if event.version >= start:
+                    yield event

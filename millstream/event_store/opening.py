@@ -30,7 +30,7 @@ from millstream.wire.aio.jetstream import JetStream
 __all__ = ["list_stores", "open_for_states", "open_store"]
 
 
-class Home(Protocol):
+class StoreHome(Protocol):
     """What a store needs of the connection that opens it."""
 
     @property
@@ -51,7 +51,7 @@ class Home(Protocol):
 
 
 async def open_store(
-    mill: Home,
+    mill: StoreHome,
     name: str,
     state: type | None,
     events: Iterable[type] | Mapping[str, type],
@@ -82,7 +82,7 @@ async def open_store(
 
 
 async def open_for_states(
-    mill: Home, name: str, state: type, snapshot_version: int = 1
+    mill: StoreHome, name: str, state: type, snapshot_version: int = 1
 ) -> EventStore:
     """Open a store that exists, to make states of its events; nothing is registered.
 
@@ -94,7 +94,7 @@ async def open_for_states(
     return await open_store(mill, name, state, classes, values, register=False)
 
 
-async def list_stores(mill: Home) -> list[StoreInfo]:
+async def list_stores(mill: StoreHome) -> list[StoreInfo]:
     """The event stores of a broker, sorted by name."""
     records = {record.store: record for record in await mill.schemas.stores()}
     infos = await mill.topics() if records else []
@@ -106,7 +106,7 @@ async def list_stores(mill: Home) -> list[StoreInfo]:
 
 
 async def _topic(
-    mill: Home, name: str, may_create: bool, values: Mapping[str, Any], schemas: StoreSchemas
+    mill: StoreHome, name: str, may_create: bool, values: Mapping[str, Any], schemas: StoreSchemas
 ) -> Topic:
     """The topic of a store, created if there is none; refused when it is something else."""
     try:
@@ -131,7 +131,7 @@ async def _topic(
 
 
 def _snapshots(
-    mill: Home,
+    mill: StoreHome,
     topic: Topic,
     folding: Folding | None,
     settings: StoreSettings,
@@ -146,7 +146,7 @@ def _snapshots(
     return Snapshots(open_table, codec, personal), settings.snapshot_every
 
 
-async def _snapshot_table(mill: Home, topic: Topic) -> Table:
+async def _snapshot_table(mill: StoreHome, topic: Topic) -> Table:
     """The table of a store's snapshots, as durable as the store."""
     name = topic.name + SNAPSHOTS_SUFFIX
     try:
@@ -156,7 +156,7 @@ async def _snapshot_table(mill: Home, topic: Topic) -> Table:
         return await mill.create_table(name, settings)
 
 
-async def _key_table(mill: Home, topic: Topic, create: bool) -> Table:
+async def _key_table(mill: StoreHome, topic: Topic, create: bool) -> Table:
     """The table of the keys of a store's persons."""
     name = topic.name + KEYS_SUFFIX
     try:
@@ -168,7 +168,7 @@ async def _key_table(mill: Home, topic: Topic, create: bool) -> Table:
         return await mill.create_table(name, settings)
 
 
-async def _archive_topic(mill: Home, topic: Topic, create: bool) -> Topic:
+async def _archive_topic(mill: StoreHome, topic: Topic, create: bool) -> Topic:
     """The topic of a store's archived aggregates."""
     name = topic.name + ARCHIVE_SUFFIX
     try:

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping
-from typing import Any
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from typing import Any, Final
 
+from millstream.errors import MillstreamError, Undecodable
+from millstream.event_store.event_types import EventTypes
+from millstream.event_store.events import StoredEvent
 from millstream.event_store.ids import pattern_of, subject_of
-from millstream.event_store.messages import AppendMessage, open_append
+from millstream.event_store.messages import AppendMessage, open_append, stored_events
+from millstream.event_store.usual import usual_events
 from millstream.events.event import Partition
 from millstream.events.start import Start
 from millstream.events.subject import partition_of
@@ -19,6 +23,9 @@ from millstream.wire.message import RawMessage, StoredMessage
 
 __all__ = ["AggregateReader", "Learn"]
 
+# Decoded at a time: so few objects that most are gone again before the collector looks for garbage.
+DECODE_MESSAGES: Final = 50
+
 # Loads what the types of events in some appends need before they are decoded.
 Learn = Callable[[list[AppendMessage]], Awaitable[None]]
 
@@ -26,8 +33,9 @@ Learn = Callable[[list[AppendMessage]], Awaitable[None]]
 class AggregateReader:
     """Reads appends through the broker's index of subjects: one aggregate is one subject."""
 
-    def __init__(self, topic: TopicHandle, learn: Learn) -> None:
+    def __init__(self, topic: TopicHandle, types: EventTypes, learn: Learn) -> None:
         self._topic = topic
+        self._types = types
         self._jetstream = topic.jetstream
         self._learn = learn
         # For each stream: its configuration, and the connection's number of reconnects when it was
@@ -58,23 +66,13 @@ class AggregateReader:
             return None
         return open_append(partition, raw_of(partition.stream, found))
 
-    async def appends(self, id: str, start: int = 1) -> AsyncGenerator[AppendMessage, None]:
+    async def appends(self, id: str, start: int = 1) -> AsyncIterator[AppendMessage]:
         """The appends of an aggregate from an offset on, up to now."""
-        partition = self.partition(id)
-        subject = self._subject(partition, id)
-        found: list[RawMessage] | None = None
-        if await self._is_single(partition.stream, start):
-            found = await read_subject(self._jetstream, partition.stream, subject, start)
-        if found is not None:
-            for append in await self._opened(partition, found):
-                yield append
-            return
-        plan = ReadPlan(
-            start=Start.at_offset(start), subjects=(subject,), partitions=(partition.number,)
-        )
-        async for _, appends in self.groups(plan):
-            for append in appends:
-                yield append
+        async for partition, group in self._messages(id, start):
+            for raw in group:
+                append = open_append(partition, raw)
+                if append is not None:
+                    yield append
 
     def following(self, id: str) -> ReadPlan:
         """The plan that reads the appends of an aggregate, and those that are stored later."""
@@ -82,22 +80,105 @@ class AggregateReader:
         subjects = (self._subject(partition, id),)
         return ReadPlan(subjects=subjects, partitions=(partition.number,), follow=True)
 
-    async def groups(self, plan: ReadPlan) -> AsyncIterator[tuple[Partition, list[AppendMessage]]]:
-        """The appends of a plan in groups, each group of one partition."""
+    async def events_of(
+        self, id: str, start: int = 1, version: int = 1, key_ids: set[str] | None = None
+    ) -> AsyncIterator[list[StoredEvent]]:
+        """The events of an aggregate from an offset on, up to now, in groups.
+
+        Appends that end before a version may be left out; they need not be decodable. `key_ids`
+        collects those of the persons whose data are in the events.
+        """
+        async for partition, group in self._messages(id, start):
+            async for events in self._decoded(partition, group, version, key_ids):
+                yield events
+
+    async def events(self, plan: ReadPlan) -> AsyncIterator[list[StoredEvent]]:
+        """The events of a plan in groups, each group of one partition."""
         messages = read_messages(self._jetstream, self._topic.partitions, plan)
         try:
             async for partition, group in messages:
-                yield partition, await self._opened(partition, group)
+                async for events in self._decoded(partition, group):
+                    yield events
         finally:
             await messages.aclose()
 
-    async def _opened(
-        self, partition: Partition, messages: list[RawMessage]
-    ) -> list[AppendMessage]:
-        opened = (open_append(partition, raw) for raw in messages)
-        appends = [append for append in opened if append is not None]
-        await self._learn(appends)
-        return appends
+    async def decode(self, partition: Partition, raw: RawMessage) -> list[StoredEvent]:
+        """The events of one message."""
+        return [event async for group in self._decoded(partition, [raw]) for event in group]
+
+    async def _messages(
+        self, id: str, start: int
+    ) -> AsyncIterator[tuple[Partition, list[RawMessage]]]:
+        partition = self.partition(id)
+        subject = self._subject(partition, id)
+        if await self._is_single(partition.stream, start):
+            found = await read_subject(self._jetstream, partition.stream, subject, start)
+            if found is not None:
+                yield partition, found
+                return
+        plan = ReadPlan(
+            start=Start.at_offset(start), subjects=(subject,), partitions=(partition.number,)
+        )
+        messages = read_messages(self._jetstream, self._topic.partitions, plan)
+        try:
+            async for group in messages:
+                yield group
+        finally:
+            await messages.aclose()
+
+    async def _decoded(
+        self,
+        partition: Partition,
+        messages: list[RawMessage],
+        version: int = 1,
+        key_ids: set[str] | None = None,
+    ) -> AsyncIterator[list[StoredEvent]]:
+        """The events of messages; those before an undecodable one come before the error."""
+        for first in range(0, len(messages), DECODE_MESSAGES):
+            some = messages[first : first + DECODE_MESSAGES]
+            events: list[StoredEvent] = []
+            try:
+                await self._decode_into(events, partition, some, version, key_ids)
+            except MillstreamError:
+                if events:
+                    yield events
+                raise
+            yield events
+
+    async def _decode_into(
+        self,
+        events: list[StoredEvent],
+        partition: Partition,
+        messages: list[RawMessage],
+        version: int,
+        key_ids: set[str] | None,
+    ) -> None:
+        types = self._types
+        unusual: list[AppendMessage] = []
+        found: list[list[StoredEvent] | AppendMessage] = []
+        problem: Undecodable | None = None
+        for raw in messages:
+            one = usual_events(partition, raw, types)
+            if one is not None:
+                found.append(one)
+                continue
+            try:
+                append = open_append(partition, raw)
+            except Undecodable as error:
+                problem = error
+                break
+            if append is not None and append.last >= version:
+                found.append(append)
+                unusual.append(append)
+        if unusual:
+            await self._learn(unusual)
+            if key_ids is not None:
+                key_ids.update(id_ for append in unusual for id_ in append.key_ids)
+        for part in found:
+            # One by one: those before a failure count.
+            events.extend(part if isinstance(part, list) else stored_events(part, types))
+        if problem is not None:
+            raise problem
 
     def subjects(self, pattern: str) -> tuple[str, ...]:
         """The subjects of a pattern of ids, in every partition."""

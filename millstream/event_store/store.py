@@ -12,7 +12,7 @@ from millstream.errors import AggregateDeleted, AggregateNotFound, ConfigError, 
 from millstream.event_store.appending import AggregateHead, Appender
 from millstream.event_store.change import AggregateChange
 from millstream.event_store.changing import Changes, decided
-from millstream.event_store.ending import ARCHIVE_SUFFIX, Archive, Ending
+from millstream.event_store.ending import ARCHIVE_SUFFIX, AggregateEnding, Archive
 from millstream.event_store.event_types import EventTypes
 from millstream.event_store.events import (
     ANY,
@@ -28,7 +28,7 @@ from millstream.event_store.events import (
 from millstream.event_store.folding import Folding
 from millstream.event_store.ids import check_id
 from millstream.event_store.loading import Loader, Moment
-from millstream.event_store.messages import AppendMessage, open_append, stored_events
+from millstream.event_store.messages import AppendMessage
 from millstream.event_store.personal import PersonalData
 from millstream.event_store.reading import AggregateReader
 from millstream.event_store.snapshots import Snapshots
@@ -76,13 +76,13 @@ class EventStore:
         self.folding = folding
         self._schemas = schemas
         self._personal = personal
-        self._reader = AggregateReader(topic.handle, self._learn)
+        self._reader = AggregateReader(topic.handle, types, self._learn)
         self._appender = Appender(self.name, topic.handle, topic.acks, types, self._reader)
         self._every = None if snapshots is None else snapshots[1]
         kept = None if snapshots is None else snapshots[0]
-        archive = Archive(self.name + ARCHIVE_SUFFIX, open_archive, self._learn)
-        self._loader = Loader(self.name, self._reader, types, folding, kept, archive)
-        self._ending = Ending(topic, self._reader, self._appender, kept, archive)
+        archive = Archive(self.name + ARCHIVE_SUFFIX, open_archive, types, self._learn)
+        self._loader = Loader(self.name, self._reader, folding, kept, archive)
+        self._ending = AggregateEnding(topic, self._reader, self._appender, kept, archive)
 
     def __repr__(self) -> str:
         return f"<EventStore {self.name}, {len(self.types.events)} type(s) of events>"
@@ -112,7 +112,8 @@ class EventStore:
         `expected` is a version, NEW, ANY or Unchanged(...); VersionConflict carries the actual one.
         `details` are those of Append: headers, timestamp, append_id, correlation_id, causation_id.
         An append whose answer was lost is recognised by its id: it is not stored twice, and not
-        called a conflict. With an `append_id` of your own that also holds when you repeat it.
+        called a conflict. With an `append_id` of your own that also holds when you repeat it, with
+        the same expectation.
         """
         return await self._appender.append(Append(id, events, expected, **details))
 
@@ -193,8 +194,10 @@ class EventStore:
         """Internal: append to an aggregate as it was loaded; the aggregate after it."""
         if not events:
             return loaded
-        expected = loaded.version or NEW
-        receipt = await self.append(loaded.id, events, expected, **details)
+        append = Append(loaded.id, events, loaded.version or NEW, **details)
+        receipt = await self._appender.append(append, just_read=True)
+        if receipt.version != loaded.version + len(events):  # stored before it was loaded
+            return await self.load(loaded.id, receipt.version)
         return await self._loader.after(loaded, events, receipt, self._every)
 
     def changes_on(self, loaded: Loaded[Any]) -> Changes:
@@ -213,9 +216,10 @@ class EventStore:
     ) -> Loaded[Any]:
         """The state of an aggregate, now, after a version, or as of a time.
 
-        A time means when events were stored; with `clock="event"` the time that they were given:
-        then those that were given a later time are left out. AggregateNotFound if it has no events,
-        or had none then; AggregateDeleted if it was deleted.
+        A time means when events were stored; those of the same microsecond are included. With
+        `clock="event"` it means the time that they were given: then those that were given a later
+        time are left out. AggregateNotFound if it has no events, or had none then; AggregateDeleted
+        if it was deleted.
         """
         loaded, tail = await self._loader.load(check_id(id), Moment.of(at, clock))
         if at is None:
@@ -262,12 +266,13 @@ class EventStore:
         self, id: str, start: int, limit: int | None
     ) -> AsyncIterator[StoredEvent]:
         left = limit
-        async for event in self._read(self._reader.following(id)):
-            if event.version >= start:
-                yield event
-                left = None if left is None else left - 1
-            if left == 0 or event.deleted:
-                return
+        async for events in self._reader.events(self._reader.following(id)):
+            for event in events:
+                if event.version >= start:
+                    yield event
+                    left = None if left is None else left - 1
+                if left == 0 or event.deleted:
+                    return
 
     async def query(self, pattern: str) -> Query:
         """The events of all aggregates whose ids match a pattern, and an expectation about them.
@@ -282,7 +287,7 @@ class EventStore:
                 f"broker checks expectations in one. Create the store with one partition"
             )
         plan = ReadPlan(subjects=self._reader.subjects(pattern))
-        events = [event async for event in self._read(plan)]
+        events = [event async for group in self._reader.events(plan) for event in group]
         last = max((event.offset for event in events), default=0)
         return Query(events, Unchanged(pattern, last))
 
@@ -301,14 +306,9 @@ class EventStore:
         """
         subjects = () if category is None else self._reader.subjects(f"{category}.>")
         plan = ReadPlan(start=start, follow=follow, partitions=partitions, subjects=subjects)
-        async for event in self._read(plan):
-            yield event
-
-    async def _read(self, plan: ReadPlan) -> AsyncIterator[StoredEvent]:
-        async for _, appends in self._reader.groups(plan):
-            for append in appends:
-                for event in stored_events(append, self.types):
-                    yield event
+        async for events in self._reader.events(plan):
+            for event in events:
+                yield event
 
     def subscribe(self, name: str, **settings: Any) -> Opening[Subscription]:
         """A durable subscription: `async with store.subscribe("mail") as subscription`.
@@ -321,12 +321,7 @@ class EventStore:
         """The events of an append that a subscription, group or process has delivered."""
         if not isinstance(event, PlainEvent):
             raise ConfigError(f"{event!r} is not an append of store '{self.name}'")
-        partition = self.topic.handle.partitions[event.partition]
-        append = open_append(partition, event.raw)
-        if append is None:
-            return []
-        await self._learn([append])
-        return list(stored_events(append, self.types))
+        return await self._reader.decode(self.topic.handle.partitions[event.partition], event.raw)
 
     async def snapshot(self, id: str) -> int:
         """Store a snapshot of an aggregate as it is now; returns its version."""

@@ -22,7 +22,14 @@ from millstream.events.schedule import SCHEDULE_TOKEN, TARGET_HEADER, TTL_HEADER
 from millstream.events.subject import key_token, not_a_key, partition_of
 from millstream.wire.protocol import encode_headers
 
-__all__ = ["SCHEDULE_TOKEN", "Encoded", "TopicShape", "check_headers", "value_bytes"]
+__all__ = [
+    "HEADER_BYTES_MAX",
+    "SCHEDULE_TOKEN",
+    "Encoded",
+    "TopicShape",
+    "check_headers",
+    "value_bytes",
+]
 
 # The server's limit for the header block of one message.
 HEADER_BYTES_MAX: Final = 64 * 1024

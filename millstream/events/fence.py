@@ -18,11 +18,14 @@ moment ask for the same epoch and number, and only the token shows whose was sto
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from millstream.errors import ConfigError, DataLoss, FencedOut, PublishError
 from millstream.events.subject import PACK_TOKEN, check_name
 from millstream.wire.protocol import HEADERS_END, parse_headers
+
+if TYPE_CHECKING:  # it loads pyarrow, which reading a fence does not need
+    from millstream.events.positions import Position
 
 __all__ = [
     "EPOCH_HEADER",
@@ -53,6 +56,7 @@ NUMBER_HEADER: Final = "Mill-Number"
 PREVIOUS_HEADER: Final = "Mill-Previous"
 POSITION_HEADER: Final = "Mill-Position"
 NOTE_HEADER: Final = "Mill-Note"
+NOTED_HEADER: Final = "Mill-Noted"
 INPUT_HEADER: Final = "Mill-Input"
 PART_HEADER: Final = "Mill-Part"
 PARTS_HEADER: Final = "Mill-Parts"
@@ -70,17 +74,33 @@ class FenceState:
     note: str = ""  # the writer's own text about it
     owner: str = ""  # who claimed the epoch
     input_stream: str = ""  # what a process reads, and `position` counts in; "": another writer
+    minor: int | None = None  # the second part of a position that is a pair
+    noted: Position | None = None  # the position that the note belongs to; None: not known
 
-    def next(self, position: int | None = None, note: str | None = None) -> FenceState:
+    @property
+    def place(self) -> Position:
+        """The position as the writer gave it: a number or a pair."""
+        return self.position if self.minor is None else (self.position, self.minor)
+
+    def next(
+        self,
+        position: Position | None = None,
+        note: str | None = None,
+        noted: Position | None = None,
+    ) -> FenceState:
         """The state after one more unit; its sequence is known when it is stored."""
+        place = self.place if position is None else position
+        major, minor = place if isinstance(place, tuple) else (place, None)
         return FenceState(
             self.sequence,
             self.epoch,
             self.number + 1,
-            self.position if position is None else position,
+            major,
             self.note if note is None else note,
             self.owner,
             self.input_stream,
+            minor,
+            self.noted if note is None else noted,
         )
 
     def claimed(self, owner: str, input_stream: str = "") -> FenceState:
@@ -127,17 +147,29 @@ def state_headers(writer: str, state: FenceState, parts: int = 1) -> list[tuple[
         (EPOCH_HEADER, str(state.epoch)),
         (NUMBER_HEADER, str(state.number)),
         (PREVIOUS_HEADER, str(state.sequence)),
-        (POSITION_HEADER, str(state.position)),
+        (POSITION_HEADER, _position_text(state.place)),
     ]
     if state.owner:
         pairs.append((OWNER_HEADER, state.owner))
     if state.note:
         pairs.append((NOTE_HEADER, check_note(state.note)))
+    if state.noted is not None:
+        pairs.append((NOTED_HEADER, _position_text(state.noted)))
     if state.input_stream:
         pairs.append((INPUT_HEADER, state.input_stream))
     if parts > 1:
         pairs.append((PARTS_HEADER, str(parts)))
     return pairs
+
+
+def _position_text(position: Position) -> str:
+    """A position in a header: `7`, or `7/3` for a pair, which a reader of numbers alone refuses."""
+    return f"{position[0]}/{position[1]}" if isinstance(position, tuple) else str(position)
+
+
+def _position(text: str) -> Position:
+    major, pair, minor = text.partition("/")
+    return (int(major), int(minor)) if pair else int(major)
 
 
 def part_headers(writer: str, state: FenceState, part: int) -> list[tuple[str, str]]:
@@ -156,14 +188,18 @@ def read_state(sequence: int, block: bytes) -> FenceState:
     try:
         if not block.endswith(HEADERS_END):
             raise ValueError("its headers have no end")
+        place, noted = _position(headers[POSITION_HEADER]), headers.get(NOTED_HEADER)
+        major, minor = place if isinstance(place, tuple) else (place, None)
         return FenceState(
             sequence,
             int(headers[EPOCH_HEADER]),
             int(headers[NUMBER_HEADER]),
-            int(headers[POSITION_HEADER]),
+            major,
             headers.get(NOTE_HEADER, ""),
             headers.get(OWNER_HEADER, ""),
             headers.get(INPUT_HEADER, ""),
+            minor,
+            None if noted is None else _position(noted),
         )
     except (KeyError, ValueError) as error:
         raise DataLoss(
@@ -181,7 +217,7 @@ def judge_refusal(writer: str, wanted: FenceState, found: FenceState) -> FenceSt
         raise PublishError(
             f"writer '{writer}' stored another unit {wanted.number} in a call that was "
             f"interrupted; this one is not stored. Open the writer again to continue from position "
-            f"{found.position}"
+            f"{found.place}"
         )
     if found.epoch >= wanted.epoch and not ours:
         raise FencedOut(writer, wanted.epoch, found.epoch)
@@ -212,5 +248,5 @@ def _lost(writer: str, wanted: FenceState, found: FenceState) -> DataLoss:
         f"writer '{writer}' had stored unit {wanted.number - 1} (epoch {wanted.epoch}, offset "
         f"{wanted.sequence}), but the topic's last is unit {found.number} (epoch {found.epoch}, "
         f"offset {found.sequence}): the log lost what was acknowledged. Check the disk, then open "
-        f"the writer again to continue from position {found.position}"
+        f"the writer again to continue from position {found.place}"
     )

@@ -28,6 +28,7 @@ from millstream.events.fence import (
     state_headers,
 )
 from millstream.events.packs.pack import EncodedPack, empty
+from millstream.events.positions import Position
 from millstream.wire.api import PubAck
 from millstream.wire.batch import BATCH_BYTES_MAX, BATCH_MESSAGES_MAX
 from millstream.wire.message import OutgoingMessage, StoredMessage
@@ -166,15 +167,17 @@ class FenceWriter:
     def store(
         self,
         packs: Sequence[EncodedPack],
-        position: int,
+        position: Position,
         note: str | None = None,
+        noted: Position | None = None,
         beside: Sequence[OutgoingMessage] = (),
     ) -> Steps[FenceState]:
         """Store the next unit of the writer that claimed the fence, and its position.
 
-        FencedOut when another writer claimed it since, DataLoss when the log lost what was stored.
+        Without a note the one before it stays. FencedOut when another writer claimed the fence
+        since, DataLoss when the log lost what was stored.
         """
-        wanted = self.state.next(position, note)
+        wanted = self.state.next(position, note, noted)
         offer = yield from self.offer(wanted, packs, beside)
         if not offer.is_stored:
             self.state = judge_refusal(self.writer, wanted, offer.state)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Final
@@ -147,9 +147,13 @@ class Rows:
 
 
 class Columns:
-    """Which columns of a frame hold the event's key, time and id; the others form its value."""
+    """Which columns of a frame hold the event's key, time and id; the others form its value.
 
-    __slots__ = ("id", "key", "timestamp", "value")
+    `tombstone` names a boolean column: where it is true, the event has no value (a deletion),
+    whatever the other columns hold; null counts as false. It is not part of the value.
+    """
+
+    __slots__ = ("id", "key", "timestamp", "tombstone", "value")
 
     def __init__(
         self,
@@ -157,11 +161,13 @@ class Columns:
         timestamp: str | None = None,
         id: str | None = None,
         value: str | None = None,
+        tombstone: str | None = None,
     ) -> None:
         self.key = key  # stays in the value too
         self.timestamp = timestamp  # stays in the value too
         self.id = id  # stays in the value too
         self.value = value  # a binary column that is the value; None: all columns together are
+        self.tombstone = tombstone  # a boolean column: true means an event without a value
 
 
 def batches_of(data: Any) -> Iterator[pa.RecordBatch]:
@@ -185,24 +191,56 @@ def batches_of(data: Any) -> Iterator[pa.RecordBatch]:
 
 
 def enveloped(
-    batch: pa.RecordBatch, columns: Columns, value_type: ValueType | None
+    batch: pa.RecordBatch,
+    columns: Columns,
+    value_type: ValueType | None,
+    left_out: Sequence[str] = (),
 ) -> pa.RecordBatch:
-    """A frame's batch as one with envelope columns, its values in the topic's type."""
+    """A frame's batch as one with envelope columns, its values in the topic's type.
+
+    Columns that are `left_out` are not part of the value.
+    """
+    deleted = _deleted(batch, columns.tombstone)
     if columns.value is not None:
         value = _column(batch, columns.value)
+        if deleted is not None:
+            value = pc.if_else(deleted, pa.scalar(None, value.type), value)
     elif value_type is None:
         raise ConfigError(
             "a topic without a schema takes bytes: name the column of the value "
             "(Columns(value=...)), or declare the topic with a schema"
         )
     else:
-        value = value_type.conform(batch.to_struct_array())
+        others = {*left_out, columns.tombstone}
+        names = [name for name in batch.schema.names if name in others]
+        parts = batch.drop_columns(names) if names else batch
+        if deleted is None:
+            value = value_type.conform(parts.to_struct_array())
+        else:
+            # What a deleted row holds is not checked: it may lack what the schema demands.
+            alive = pc.invert(deleted)
+            found = value_type.conform(parts.filter(alive).to_struct_array())
+            number = pc.subtract(pc.cumulative_sum(alive.cast(pa.int64())), 1)
+            value = found.take(pc.if_else(alive, number, pa.scalar(None, pa.int64())))
     return envelope(
         value,
         key=_text_or_bytes(batch, columns.key),
         timestamp=None if columns.timestamp is None else _column(batch, columns.timestamp),
         id=None if columns.id is None else _column(batch, columns.id).cast(pa.string()),
     )
+
+
+def _deleted(batch: pa.RecordBatch, name: str | None) -> pa.Array | None:
+    """Which rows are events without a value; None: none of them."""
+    if name is None:
+        return None
+    column = _column(batch, name)
+    if pa.types.is_null(column.type):
+        return None
+    if not pa.types.is_boolean(column.type):
+        raise Unfit(name, "a boolean column that is true for deletions", str(column.type))
+    column = column.fill_null(False)
+    return column if pc.any(column).as_py() else None
 
 
 def _column(batch: pa.RecordBatch, name: str) -> pa.Array:

@@ -15,6 +15,7 @@ __all__ = [
     "COPIES_TOKEN",
     "KEYLESS_TOKEN",
     "KEY_BYTES_MAX",
+    "NAME_CHARS_MAX",
     "PACK_TOKEN",
     "check_name",
     "check_subject",

@@ -151,10 +151,10 @@ def _of_record(
     record: CommitRecord, stored: datetime, streams: dict[str, StreamInfo]
 ) -> ProcessInfo:
     partitions = []
-    for name, place in sorted(record.places.items()):
+    for name, position in sorted(record.positions.items()):
         known = streams.get(name)
         number = 0 if known is None else identity_of(known.config).partition
-        partitions.append(_partition(name, number, place.next - 1, streams))
+        partitions.append(_partition(name, number, position.next - 1, streams))
     writes = ", ".join(record.writes)
     return ProcessInfo(record.process, _sources(partitions), writes, tuple(partitions), stored)
 

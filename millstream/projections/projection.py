@@ -26,8 +26,8 @@ from millstream.errors import (
     RequestTimeout,
     TopicNotFound,
 )
-from millstream.event_store.messages import open_append, stored_events
 from millstream.event_store.store import EventStore
+from millstream.event_store.usual import usual_events
 from millstream.events.event import Event, PlainEvent
 from millstream.events.subject import check_name
 from millstream.messaging import Topic
@@ -42,7 +42,7 @@ from millstream.projections.records import (
 )
 from millstream.tables import Table
 
-__all__ = ["Projection", "View", "open_projection", "open_view"]
+__all__ = ["Projection", "ProjectionView", "diff_versions", "open_projection", "open_view"]
 
 # How often a running version looks whether another one was made the active one.
 LOOK_SECONDS: Final = 1.0
@@ -53,7 +53,7 @@ VERSIONS_MAX: Final = 9999
 Function = Callable[..., Any | Awaitable[Any]]
 
 
-class Home(Protocol):
+class ProjectionHome(Protocol):
     """What a projection needs of the connection that opens it."""
 
     async def table(self, name: str, type: type | None = None) -> Table: ...
@@ -88,7 +88,7 @@ class Projection:
 
     def __init__(
         self,
-        home: Home,
+        home: ProjectionHome,
         records: ProjectionRecords,
         record: ProjectionRecord,
         version: int,
@@ -212,11 +212,11 @@ class Projection:
         return await self._home.table(tables[_chosen(self.name, name, tables)])
 
 
-class View:
+class ProjectionView:
     """The tables of a projection's active version, for readers; a swap takes effect at once."""
 
     def __init__(
-        self, home: Home, records: ProjectionRecords, name: str, cls: type | None = None
+        self, home: ProjectionHome, records: ProjectionRecords, name: str, cls: type | None = None
     ) -> None:
         self.name = name
         self._cls = cls  # of the rows; None: they are dicts, or bytes without a schema
@@ -245,7 +245,7 @@ class View:
 
 
 async def open_projection(
-    home: Home,
+    home: ProjectionHome,
     records: ProjectionRecords,
     name: str,
     source: EventStore | Topic,
@@ -297,15 +297,15 @@ def _version(found: object) -> int:
 
 
 async def open_view(
-    home: Home, records: ProjectionRecords, name: str, cls: type | None = None
-) -> View:
+    home: ProjectionHome, records: ProjectionRecords, name: str, cls: type | None = None
+) -> ProjectionView:
     """The active version of a projection, for readers; ProjectionNotFound when there is none."""
     await records.get(name)
-    return View(home, records, name, cls)
+    return ProjectionView(home, records, name, cls)
 
 
 async def diff_versions(
-    home: Home,
+    home: ProjectionHome,
     records: ProjectionRecords,
     name: str,
     version: int,
@@ -342,17 +342,16 @@ def _adapted(source: EventStore | Topic, function: Function, alone: str | None) 
             return function
         return lambda event, tables: function(event, tables[alone])
     store = source
+    partitions = store.topic.handle.partitions
 
     def handle(event: Event, tables: Mapping[str, Any]) -> Any:
         if not isinstance(event, PlainEvent):
             raise ConfigError(f"{event!r} is not an append of store '{store.name}'")
-        append = open_append(store.topic.handle.partitions[event.partition], event.raw)
-        if append is None:
-            return None
-        if not all(store.types.knows(tag) for tag, _ in append.lines):
-            return learn(event, tables)
+        events = usual_events(partitions[event.partition], event.raw, store.types)
+        if events is None:
+            return learn(event, tables)  # it may be of a new type, or need the keys of persons
         target = tables if alone is None else tables[alone]
-        for stored in stored_events(append, store.types):
+        for stored in events:
             result = function(stored, target)
             if inspect.iscoroutine(result):
                 result.close()

@@ -6,10 +6,11 @@ import asyncio
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
 import millstream
-from millstream import NewEvent, Start, SubscriptionSettings, TopicSettings, blocking
+from millstream import Columns, NewEvent, Start, SubscriptionSettings, TopicSettings, blocking
 from millstream.deadline import Deadline
 from millstream.errors import (
     ConfigError,
@@ -204,6 +205,54 @@ async def test_a_writer_continues_where_it_stopped_and_writes_nothing_twice(mill
         await writer.flush()
         assert writer.skipped == 2
     assert [event.value async for event in topic.read()] == [b"%d" % n for n in range(1, 9)]
+
+
+async def test_a_writer_takes_pairs_notes_and_positions_without_events(mill: Any) -> None:
+    topic = await mill.create_topic("orders")
+    frame = pa.table({"value": [b"c", b"d"], "lsn": [20, 30], "n": [0, 0]})
+    async with topic.writer("importer") as writer:
+        await writer.write(b"a", position=(10, 0))
+        await writer.write(b"b", position=(10, 1), note="two")
+        await writer.flush()
+        assert (writer.position, writer.note) == ((10, 1), "two")
+        await writer.write_batch(
+            frame, positions=("lsn", "n"), columns=Columns(value="value"), note="four"
+        )
+        await writer.advance((40, 0))
+        assert (writer.position, writer.note) == ((40, 0), "four")
+        with pytest.raises(ConfigError, match="positions must grow"):
+            await writer.advance((39, 0))
+    async with topic.writer("importer") as writer:
+        assert writer.position == (40, 0)
+        await writer.write_batch(frame, positions=("lsn", "n"), columns=Columns(value="value"))
+        await writer.advance((41, 0), "heartbeat")
+        assert (writer.note, writer.skipped) == ("heartbeat", 2)
+    assert [event.value async for event in topic.read()] == [b"a", b"b", b"c", b"d"]
+
+
+async def test_a_frame_marks_its_deletions(mill: Any) -> None:
+    topic = await mill.create_topic("orders")
+    frame = pa.table({"key": ["a", "b"], "value": [b"1", b"2"], "gone": [None, True]})
+    async with topic.producer() as producer:
+        await producer.send_batch(frame, Columns(key="key", value="value", tombstone="gone"))
+    assert [(event.key, event.value) async for event in topic.read()] == [("a", b"1"), ("b", None)]
+
+
+async def test_the_events_of_some_keys_are_read_with_packs_and_without(mill: Any) -> None:
+    plain = await mill.create_topic("plain", packs=False)
+    mixed = await mill.create_topic("mixed")
+    for topic in (plain, mixed):
+        await topic.publish_many([NewEvent(b"%d" % n, f"k{n % 3}") for n in range(9)])
+    async with mixed.producer() as producer:
+        await producer.send(b"9", "k0")
+        await producer.send(b"10", "k1")
+    await mixed.publish(b"12", "k0")
+    assert [e.value async for e in plain.read(keys=["k0"])] == [b"0", b"3", b"6"]
+    assert [e.value async for e in mixed.read(keys=["k0"])] == [b"0", b"3", b"6", b"9", b"12"]
+    some = [e.value async for e in plain.read(keys=["k2", "k1"], end=7)]
+    assert some == [b"1", b"2", b"4", b"5"]
+    rows = [v async for batch in mixed.batches(keys=["k1"]) for v in batch["value"].to_pylist()]
+    assert rows == [b"1", b"4", b"7", b"10"]
 
 
 # -- subscriptions ------------------------------------------------------------------------

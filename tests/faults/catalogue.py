@@ -14,14 +14,17 @@ from tests.faults.network import can_partition
 from tests.faults.scenarios import EVERYTHING, LEASED, PAUSED, SINGLE, Scenario
 from tests.faults.side_doors import SIDE_DOORS
 from tests.faults.sparked import SPARKED, can_spark
+from tests.faults.storing import CLUSTER_STORE_KINDS, CLUSTER_STORES, STORE_KINDS, STORES
 
 __all__ = ["KINDS", "SCENARIOS", "why_not"]
 
 SCENARIOS: Final[dict[str, Scenario]] = {
     **SINGLE,
+    **STORES,
     **SIDE_DOORS,
     **FLIPPED,
     **CLUSTERED,
+    **CLUSTER_STORES,
     **PARTITIONED,
     **MOUNTED,
     **SPARKED,
@@ -34,12 +37,14 @@ KINDS: Final[dict[str, tuple[str, ...]]] = {
     "groups": LEASED,
     "process": EVERYTHING,
     "tables": (*BROKER, *NETWORK, *CLIENTS[:2]),
+    "event-store": STORE_KINDS,
     "import": (*side_doors.KINDS, "kill import"),
     "clocks": (*side_doors.CLOCK_KINDS, "clock jump"),
     "overload": ("flood",),
     "flipped-byte": ("flipped byte",),
     "cluster": (*BROKER, *LEADERS, *CLIENTS),
     "cluster-tables": (*BROKER, *LEADERS),
+    "cluster-event-store": CLUSTER_STORE_KINDS,
     "partitions": (*PARTITIONS, "kill leader"),
     "partition-tables": PARTITIONS,
     "power": ("power loss",),

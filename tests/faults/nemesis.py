@@ -29,7 +29,7 @@ __all__ = [
     "schedule",
 ]
 
-PRODUCING: Final = ("produce", "write", "table")
+PRODUCING: Final = ("produce", "write", "table", "append")
 CONSUMING: Final = ("consume", "join", "transform")
 LEASED: Final = ("consume", "join")
 SHORT_LENGTHS: Final = (0.05, 0.2, 0.5)  # seconds of a fault in a short run

@@ -11,7 +11,7 @@ import asyncio
 import contextlib
 from typing import Final, Self
 
-__all__ = ["Proxy"]
+__all__ = ["DeafProxy", "Proxy"]
 
 CHUNK: Final = 64 * 1024
 
@@ -131,3 +131,19 @@ class Proxy:
             await writer.drain()
         if writer.can_write_eof() and not writer.is_closing():
             writer.write_eof()
+
+
+class DeafProxy(Proxy):
+    """Forwards everything except some messages, by default acks of stored events, while deaf."""
+
+    def __init__(self, host: str, port: int) -> None:
+        super().__init__(host, port)
+        self.holds = b'"seq":'
+        self.held = asyncio.Event()  # set when something was held back
+        self.hears = asyncio.Event()
+        self.hears.set()
+
+    async def admit(self, chunk: bytes, towards: asyncio.StreamWriter) -> None:
+        if self.holds in chunk and not self.hears.is_set():
+            self.held.set()
+            await self.hears.wait()

@@ -31,7 +31,7 @@ from millstream.wire.aio import publisher
 from millstream.wire.aio.pull_consumer import Prefetch, PullConsumer, Signal
 from millstream.wire.api import ErrorCode, Refusal, error_from
 from millstream.wire.protocol import encode_headers
-from tests.faults.proxy import Proxy
+from tests.faults.proxy import DeafProxy, Proxy
 from tests.faults.supervisor import until
 from tests.integration.messaging.topic_kit import eventually
 
@@ -197,22 +197,6 @@ async def test_a_foreign_clients_header_does_not_stop_readers_of_a_topic(
             assert len(await subscription.pull(10, timeout=30)) >= 1
 
 
-class _Deaf(Proxy):
-    """Forwards everything except some messages, by default acks of stored events, while deaf."""
-
-    def __init__(self, host: str, port: int) -> None:
-        super().__init__(host, port)
-        self.holds = b'"seq":'
-        self.held = asyncio.Event()  # set when something was held back
-        self.hears = asyncio.Event()
-        self.hears.set()
-
-    async def admit(self, chunk: bytes, towards: asyncio.StreamWriter) -> None:
-        if self.holds in chunk and not self.hears.is_set():
-            self.held.set()
-            await self.hears.wait()
-
-
 @pytest.mark.parametrize("replaced", [0, 1, 2])
 async def test_a_write_that_was_stored_and_replaced_is_not_reported_as_refused(
     tmp_path: Path, replaced: int
@@ -221,7 +205,7 @@ async def test_a_write_that_was_stored_and_replaced_is_not_reported_as_refused(
     with running_broker(data=tmp_path) as broker:
         port = int(broker.url.rpartition(":")[2])
         reconnect = Reconnect(wait=0.02, wait_max=0.1)
-        async with _Deaf("127.0.0.1", port) as proxy, millstream.connect(broker.url) as other:
+        async with DeafProxy("127.0.0.1", port) as proxy, millstream.connect(broker.url) as other:
             table = await other.create_table("t", duplicate_window="100ms")
             first = await table.put("k", b"first")
             url = f"nats://127.0.0.1:{proxy.port}"
@@ -249,7 +233,7 @@ async def test_a_write_that_never_arrived_is_reported_as_refused(millstream_url:
     """The retry finds that another write was stored instead: the outcome is known."""
     host, port = millstream_url.rpartition("@")[2].split(":")
     reconnect = Reconnect(wait=0.02, wait_max=0.1)
-    async with _Deaf(host, int(port)) as proxy, millstream.connect(millstream_url) as other:
+    async with DeafProxy(host, int(port)) as proxy, millstream.connect(millstream_url) as other:
         table = await other.create_table("t")
         first = await table.put("k", b"first")
         url = millstream_url.replace(f":{port}", f":{proxy.port}")
@@ -336,7 +320,7 @@ async def test_a_publish_that_may_be_stored_does_not_raise_no_responders(
     """Its first ack was lost; then the topic had no leader, or was deleted."""
     monkeypatch.setattr(publisher, "RESEND_SECONDS", 0.2)
     host, port = millstream_url.rpartition("@")[2].split(":")
-    async with _Deaf(host, int(port)) as proxy, millstream.connect(millstream_url) as other:
+    async with DeafProxy(host, int(port)) as proxy, millstream.connect(millstream_url) as other:
         await other.create_topic("t")
         url = millstream_url.replace(f":{port}", f":{proxy.port}")
         async with millstream.connect(url) as mill:

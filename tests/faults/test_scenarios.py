@@ -18,9 +18,16 @@ from tests.faults.clustered import CLUSTERED, PARTITIONED
 from tests.faults.hardware import CLUSTER_POWER
 from tests.faults.short import hold
 from tests.faults.sparked import SPARKED
+from tests.faults.storing import CLUSTER_STORES
 from tests.faults.supervisor import REPOSITORY
 
-ELSEWHERE = {*CLUSTERED, *PARTITIONED, *CLUSTER_POWER, *SPARKED}  # in the files next to this one
+ELSEWHERE = {
+    *CLUSTERED,
+    *CLUSTER_STORES,
+    *PARTITIONED,
+    *CLUSTER_POWER,
+    *SPARKED,
+}  # in the files next to this one
 
 
 @pytest.mark.parametrize("name", [name for name in SCENARIOS if name not in ELSEWHERE])

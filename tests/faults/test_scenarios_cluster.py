@@ -13,12 +13,13 @@ import pytest
 from tests.faults.clustered import CLUSTERED, PARTITIONED
 from tests.faults.hardware import CLUSTER_POWER
 from tests.faults.short import hold
+from tests.faults.storing import CLUSTER_STORES
 
 # `cluster-tables` does the same with tables, and nothing is promised about `periodic`.
-LONG = ("partition-tables", "cluster-power-periodic")
+LONG = ("partition-tables", "cluster-event-store", "cluster-power-periodic")
 NAMES = [
     pytest.param(name, marks=pytest.mark.long if name in LONG else ())
-    for name in (*CLUSTERED, *PARTITIONED, *CLUSTER_POWER)
+    for name in (*CLUSTERED, *CLUSTER_STORES, *PARTITIONED, *CLUSTER_POWER)
 ]
 
 

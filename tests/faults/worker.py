@@ -32,6 +32,7 @@ from millstream.messaging import (
 )
 from millstream.settings import Reconnect
 from tests.faults.history import History, body_of, id_of
+from tests.faults.store_worker import append_to_store
 
 __all__ = ["ROLES", "Worker", "outputs_of", "reader_settings"]
 
@@ -254,6 +255,7 @@ ROLES: Final[dict[str, Callable[[Worker], Awaitable[None]]]] = {
     "join": join,
     "transform": transform,
     "table": compare_and_set,
+    "append": append_to_store,
 }
 
 

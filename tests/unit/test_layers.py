@@ -53,6 +53,7 @@ LIBRARIES: dict[str, set[str]] = {
     "pandas": {"spark", "pipelines"},
     "numpy": {"spark"},
     "yaml": {"pipelines"},
+    "eventsourcing": {"eventsourcing"},
 }
 
 

@@ -236,6 +236,8 @@ DOORS = ["", ".blocking", ".broker", ".errors", ".pipelines", ".spark", ".testin
 USED_ALL_THE_SAME = {
     # Keeps the task alive: the event loop has only a weak reference to it.
     "millstream.blocking.grouping.GroupLeaving._leaving",
+    # Found in its module by the library, which `PERSISTENCE_MODULE` names it to.
+    "millstream.eventsourcing.factory.MillstreamFactory",
     # Run by its path, as a process of its own; see broker/server_process.py.
     "millstream.broker.keeper",
     # Called by the script that a project is submitted with; see pipelines/shipping.py.

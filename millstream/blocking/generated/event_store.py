@@ -77,7 +77,8 @@ class EventStore(Twin):
         `expected` is a version, NEW, ANY or Unchanged(...); VersionConflict carries the actual one.
         `details` are those of Append: headers, timestamp, append_id, correlation_id, causation_id.
         An append whose answer was lost is recognised by its id: it is not stored twice, and not
-        called a conflict. With an `append_id` of your own that also holds when you repeat it.
+        called a conflict. With an `append_id` of your own that also holds when you repeat it, with
+        the same expectation.
         """
         return self._loop.call(self._inner.append(id, events, expected, **details))
 
@@ -147,9 +148,10 @@ class EventStore(Twin):
     ) -> Loaded[Any]:
         """The state of an aggregate, now, after a version, or as of a time.
 
-        A time means when events were stored; with `clock="event"` the time that they were given:
-        then those that were given a later time are left out. AggregateNotFound if it has no events,
-        or had none then; AggregateDeleted if it was deleted.
+        A time means when events were stored; those of the same microsecond are included. With
+        `clock="event"` it means the time that they were given: then those that were given a later
+        time are left out. AggregateNotFound if it has no events, or had none then; AggregateDeleted
+        if it was deleted.
         """
         return self._loop.call(self._inner.load(id, at, clock=clock))
 

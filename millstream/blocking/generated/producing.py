@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
     from millstream.blocking.sending import Pending
     from millstream.events.event import PublishOptions, Receipt
+    from millstream.events.positions import Position
     from millstream.events.row_buffer import Columns
     from millstream.messaging.process import Process as AsyncProcess
     from millstream.messaging.processing.settings import ProcessSettings
@@ -133,10 +134,11 @@ class PackProducer(Sending):
 class Writer(Sending):
     """Writes each event exactly once, no matter how often it is killed and restarted.
 
-    Every event has a position, a number that grows along the input (a line number, an offset).
-    After a restart everything up to `position` is stored; events that are passed again are
-    recognised by their position and skipped. Opening a second writer of the same name fences
-    the first one out. Events of one key are stored in the order of writing.
+    Every event has a position, a number that grows along the input (a line number, an offset), or
+    a pair (major, minor) that grows like a word: the number of a commit, and that of the change
+    in it. After a restart everything up to `position` is stored; events that are passed
+    again are recognised by their position and skipped. Opening a second writer of the same name
+    fences the first one out. Events of one key are stored in the order of writing.
     """
 
     __slots__ = ()
@@ -158,17 +160,23 @@ class Writer(Sending):
         return self
 
     @property
-    def position(self) -> int:
-        """Everything up to here, inclusive, is stored; 0: nothing yet."""
+    def position(self) -> Any:
+        """Everything up to here, inclusive, is stored: a number or a pair, as it was given.
+
+        0 while nothing is stored, whichever of the two is written then.
+        """
         return self._look(lambda: self._inner.position)
 
     @property
     def note(self) -> str:
-        """The note that was stored with `position`."""
+        """The note of the last position up to `position` that was given one; "" without any."""
         return self._look(lambda: self._inner.note)
 
     def set_note(self, note: str) -> None:
-        """Text of your own, stored with the position from now on: at most 1 KiB, one line."""
+        """Text of your own for the next event's position: at most 1 KiB, one line.
+
+        Like `note=` of that event. It is stored with the event, never before it.
+        """
         self._look(lambda: self._inner.set_note(note))
 
     def write(
@@ -176,12 +184,16 @@ class Writer(Sending):
         value: Any,
         key: str | bytes | None = None,
         *,
-        position: int,
+        position: Position,
         headers: Mapping[str, str] | None = None,
         timestamp: datetime | int | None = None,
         id: str | None = None,
+        note: str | None = None,
     ) -> None:
-        """Add an event; it is stored when its pack is full, after `linger`, or by `flush`."""
+        """Add an event; it is stored when its pack is full, after `linger`, or by `flush`.
+
+        `note` is text of your own about this position (see `note`), at most 1 KiB and one line.
+        """
         self._send(
             self._inner.write,
             value,
@@ -190,14 +202,45 @@ class Writer(Sending):
             headers=headers,
             timestamp=timestamp,
             id=id,
+            note=note,
         )
 
-    def write_batch(self, frame: Any, *, position: int, columns: Columns | None = None) -> None:
-        """Add the rows of a frame; the last row has `position`, and each row before it one less.
+    def write_batch(
+        self,
+        frame: Any,
+        *,
+        position: Position | None = None,
+        positions: Any = None,
+        columns: Columns | None = None,
+        note: str | None = None,
+    ) -> None:
+        """Add the rows of a frame, each with a position of its own.
+
+        With `position` the last row has it, and each row before it one less (of a pair: one less
+        in its minor part). `positions` gives one for each row: the name of a column of whole
+        numbers, or an Arrow array of them; for pairs two of these, `positions=("lsn", "number")`.
+        Columns that are named are not part of the value. `note` belongs to the last row.
 
         Like single events they are stored when packs are full, after `linger`, or by `flush`.
         """
-        self._after(self._inner.write_batch, frame, position=position, columns=columns)
+        self._after(
+            self._inner.write_batch,
+            frame,
+            position=position,
+            positions=positions,
+            columns=columns,
+            note=note,
+        )
+
+    def advance(self, position: Position, note: str | None = None) -> None:
+        """Store a position without an event, and its note; returns when they are stored.
+
+        Everything that was written before is stored too. For an input that has nothing to write
+        up to a position (a heartbeat), or that ends a part of its work there (a snapshot). After a
+        restart a position that is stored already changes nothing; one before the last event of
+        this writer is refused, and that event's own position may get a note.
+        """
+        self._after(self._inner.advance, position, note)
 
     def flush(self) -> None:
         """Return when everything written so far is stored and `position` includes it."""

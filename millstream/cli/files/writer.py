@@ -58,11 +58,18 @@ class FencedRows(RowWriter):
 
     def __init__(self, topic: Topic, name: str) -> None:
         self._writer: Writer = topic.writer(name)
+        self._topic = topic.name
         self.first = 1
 
     async def _enter(self) -> None:
         await self._writer.open()
-        self.first = self._writer.position + 1
+        stored = self._writer.position
+        if not isinstance(stored, int):
+            raise ConfigError(
+                f"writer '{self._writer.name}' of topic '{self._topic}' has stored {stored}, a "
+                f"pair of another program, and an import counts rows. Choose another writer name"
+            )
+        self.first = stored + 1
 
     async def _leave(self, error: BaseException | None) -> None:
         await self._writer.abandon()  # every group was flushed

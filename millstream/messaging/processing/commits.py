@@ -31,13 +31,14 @@ from millstream.events.packs.pack import EncodedPack
 from millstream.events.subject import PACK_TOKEN
 from millstream.messaging.processing.record import (
     CommitRecord,
-    Place,
+    InputPosition,
     other_kind,
     read_record,
     record_subject,
     state_subject,
 )
 from millstream.messaging.processing.redo import (
+    HEADER_BYTES,
     ROWS_MAX,
     StreamUnits,
     Unit,
@@ -121,7 +122,7 @@ class _Stream:
         first = _units_done(state) if state.position == unit else 0
         for number, one in enumerate(units[first:], first + 1):
             note = f"{number}@{home}"
-            await self.fence.store(one.encoded(), unit, note, one.messages())
+            await self.fence.store(one.encoded(), unit, note, beside=one.messages())
 
 
 def _units_done(state: FenceState) -> int:
@@ -151,7 +152,7 @@ class Commits:
 
     # -- starting -------------------------------------------------------------------------
 
-    async def open(self, input_stream: str) -> dict[str, Place]:
+    async def open(self, input_stream: str) -> dict[str, InputPosition]:
         """Steps 1 to 3; returns how far each input stream is handled."""
         await self._check_targets()
         streams = self._streams.values()
@@ -163,7 +164,7 @@ class Commits:
             return {}
         self._unit = record.unit
         await self._complete(record)
-        return dict(record.places)
+        return dict(record.positions)
 
     async def _check_targets(self) -> None:
         """Refuse to write to a table that another process reads and changes."""
@@ -234,7 +235,9 @@ class Commits:
 
     # -- committing -----------------------------------------------------------------------
 
-    async def store(self, parts: Mapping[StreamKey, Part], places: Mapping[str, Place]) -> None:
+    async def store(
+        self, parts: Mapping[StreamKey, Part], positions: Mapping[str, InputPosition]
+    ) -> None:
         """Steps 4 and 5: store everything that a commit has."""
         unit, home = self._unit + 1, self._home
         others = {self._streams[key]: _units(part) for key, part in parts.items()}
@@ -245,15 +248,27 @@ class Commits:
             others[home], own = own_units, []
             redo, chunks = self._redo(others)
         record = CommitRecord(
-            *(unit, self._name, self._writes, dict(places)),
+            *(unit, self._name, self._writes, dict(positions)),
             *(len(chunks), len(redo), zlib.crc32(redo)),
         )
-        subject = record_subject(home.prefix, self._name).encode()
-        written = OutgoingMessage(subject, b"", msgspec.json.encode(record))
-        await home.fence.store([], unit, f"0@{home.name}", [*own, *chunks, written])
+        written = self._written(record)
+        await home.fence.store([], unit, f"0@{home.name}", beside=[*own, *chunks, written])
         self._unit = unit
         stores = (stream.complete(unit, units, home.name) for stream, units in others.items())
         await asyncio.gather(*stores)
+
+    def _written(self, record: CommitRecord) -> OutgoingMessage:
+        """The message of a record; ConfigError when its table takes only smaller ones."""
+        output = self._home.output
+        data = msgspec.json.encode(record)
+        if len(data) + HEADER_BYTES > output.message_max:
+            raise ConfigError(
+                f"the record of process '{self._name}', with the positions of "
+                f"{len(record.positions):,} input partitions, has {len(data):,} bytes, and table "
+                f"'{output.name}' takes messages of at most {output.message_max:,}: allow larger "
+                f"ones, or let several processes share the partitions"
+            )
+        return OutgoingMessage(record_subject(self._home.prefix, self._name).encode(), b"", data)
 
     def _redo(
         self, others: Mapping[_Stream, list[Unit]]

@@ -12,7 +12,7 @@ from millstream.wire.message import StoredMessage
 
 __all__ = [
     "CommitRecord",
-    "Place",
+    "InputPosition",
     "other_kind",
     "read_record",
     "record_subject",
@@ -23,7 +23,7 @@ RECORD_TOKEN: Final = "_process"
 STATE_TOKEN: Final = "_state"
 
 
-class Place(msgspec.Struct, frozen=True, array_like=True):
+class InputPosition(msgspec.Struct, frozen=True, array_like=True):
     """How far an input partition is handled."""
 
     offset: int = 0  # of the last message with an event that was handled
@@ -42,7 +42,7 @@ class CommitRecord(msgspec.Struct, frozen=True):
     unit: int  # grows by one with each commit
     process: str
     writes: list[str]  # topics and tables
-    places: dict[str, Place]  # by input stream
+    positions: dict[str, InputPosition]  # by input stream
     chunks: int = 0  # messages of the redo
     size: int = 0  # bytes of the redo
     checksum: int = 0

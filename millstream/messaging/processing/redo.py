@@ -20,6 +20,7 @@ from millstream.wire.batch import BATCH_BYTES_MAX, BATCH_MESSAGES_MAX
 from millstream.wire.message import OutgoingMessage
 
 __all__ = [
+    "HEADER_BYTES",
     "REDO_BYTES_MAX",
     "ROWS_MAX",
     "StreamUnits",

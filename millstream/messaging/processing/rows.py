@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from millstream.errors import ConfigError
 from millstream.events.classify import NULL_HEADER
-from millstream.events.encoding import check_headers, value_bytes
+from millstream.events.encoding import HEADER_BYTES_MAX, check_headers, value_bytes
 from millstream.events.event import (
     OWN_ID_HEADER,
     SCHEMA_HEADER,
@@ -56,7 +56,14 @@ class NewRows:
         if headers is not None:
             check_headers(headers)
             pairs.extend(headers.items())
-        return partition, OutgoingMessage(subject, encode_headers(pairs, foreign=True), data)
+        block = encode_headers(pairs, foreign=True)
+        if len(block) > HEADER_BYTES_MAX:
+            raise ConfigError(
+                f"headers of {len(block):,} bytes: the server accepts {HEADER_BYTES_MAX:,}. "
+                f"Put large data into the value"
+            )
+        self._output.check_row(len(block) + len(data))
+        return partition, OutgoingMessage(subject, block, data)
 
     def put(self, partition: int, row: OutgoingMessage) -> None:
         """Store a row with the next commit, instead of an earlier one of its key."""

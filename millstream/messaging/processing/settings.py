@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Literal
 
-from millstream.errors import ConfigError
+from millstream.errors import ConfigError, PayloadTooLarge
 from millstream.events.event import Partition
 from millstream.events.packs.packing import Packing
 from millstream.events.subject import check_name
@@ -21,6 +21,8 @@ Transform = Callable[..., Any | Awaitable[Any]]
 # Large enough for one commit to be one pack: several are stored as an atomic batch, which costs an
 # unreplicated file stream 15 ms.
 COMMIT_PACKING: Final = Packing(max_events=20_000, max_bytes=4 * 1024 * 1024)
+
+ROW_HEADER_BYTES: Final = 512  # of the batch and of the schema
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +57,11 @@ class ProcessTarget:
     target: PackTarget
     is_table: bool  # it takes single rows by key, no packs
     message_max: int  # bytes of one message that it takes
+
+    def check_row(self, size: int) -> None:
+        """PayloadTooLarge for a row that its table would not take, with the headers of a batch."""
+        if size + ROW_HEADER_BYTES > self.message_max:
+            raise PayloadTooLarge(size + ROW_HEADER_BYTES, self.message_max)
 
 
 @dataclass(frozen=True, slots=True)

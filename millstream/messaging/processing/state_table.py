@@ -29,6 +29,8 @@ __all__ = ["Meter", "StateTable", "too_many_rows"]
 # Of one event: a table, a key and what it was before.
 Journal = list[tuple["StateTable", str, bytes | None]]
 
+# Every table takes rows of this size, or it takes none.
+SMALL_BYTES: Final = 256
 _MISSING: Final = object()
 
 
@@ -90,6 +92,8 @@ class StateTable(MutableMapping[str, Any]):
         if old is None:
             _check_key(key)
         data = self._encode(value)
+        if len(data) > SMALL_BYTES:
+            self._output.check_row(len(data))
         meter = self._meter
         meter.journal.append((self, key, old))
         meter.bytes += len(data)

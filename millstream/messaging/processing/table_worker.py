@@ -39,7 +39,7 @@ from millstream.messaging.processing.outputs import (
     outputs_of,
     packs_of,
 )
-from millstream.messaging.processing.record import Place
+from millstream.messaging.processing.record import InputPosition
 from millstream.messaging.processing.redo import REDO_BYTES_MAX
 from millstream.messaging.processing.rows import NewRows
 from millstream.messaging.processing.state_table import Meter, StateTable, too_many_rows
@@ -55,6 +55,11 @@ __all__ = ["TableWorker"]
 # process that has a lot to read makes large commits.
 COMMIT_ROWS: Final = 20_000
 COMMIT_BYTES: Final = 8 * 1024 * 1024
+# While the commit before is being stored more is collected, up to this much; then it is waited for.
+LATE_ROWS: Final = 200_000
+LATE_BYTES: Final = 3 * COMMIT_BYTES
+# What one event may change: with all that was collected before, it fits a redo.
+EVENT_BYTES_MAX: Final = REDO_BYTES_MAX - LATE_BYTES
 # With this many events before it a process is far behind, and commits this much less often.
 FAR_EVENTS: Final = 20_000
 FAR_FACTOR: Final = 20
@@ -89,8 +94,8 @@ class TableWorker:
         self._waiting: dict[StreamKey, list[Made]] = {}
         self._made = 0  # outputs since the last commit
         self._made_bytes = 0
-        self._places: dict[str, Place] = {}
-        self._committed: dict[str, Place] = {}
+        self._positions: dict[str, InputPosition] = {}
+        self._committed: dict[str, InputPosition] = {}
         self._storing: asyncio.Task[None] | None = None
         self._skipped: set[tuple[str, int, int]] = set()  # events that are dead letters already
         self._turn = 0
@@ -122,15 +127,17 @@ class TableWorker:
             await table.load(left, self._settings.rows_max)
             left -= len(table)
         # Positions of inputs that are not read this time are kept.
-        self._places = {part.stream: Place() for part in self._inputs} | found
-        self._committed = dict(self._places)
+        self._positions = {part.stream: InputPosition() for part in self._inputs} | found
+        self._committed = dict(self._positions)
         for partition in self._inputs:
-            stream, place = partition.stream, self._places[partition.stream]
-            known = place.offset > 0
+            stream, position = partition.stream, self._positions[partition.stream]
+            known = position.offset > 0
             hold = await hold_on(jetstream, stream, "process", name, known=known)
             if hold is not None:
                 self._holds[stream] = hold
-            await check_input(jetstream, stream, name, (place.offset, place.stored), place.next)
+            await check_input(
+                jetstream, stream, name, (position.offset, position.stored), position.next
+            )
         await self._let_go()
 
     # -- reading --------------------------------------------------------------------------
@@ -140,14 +147,15 @@ class TableWorker:
         every = self._settings.commit_every
         due, far = Deadline(every), Deadline(every * FAR_FACTOR)
         plan = ReadPlan(follow=not once, fail_on_data_loss=self._settings.fail_on_data_loss)
-        starts = {part.stream: self._places[part.stream].next for part in self._inputs}
+        starts = {part.stream: self._positions[part.stream].next for part in self._inputs}
         messages = read_messages(self._jetstream, self._inputs, plan, starts=starts)
         found = groups(messages, self._work.stopping, every)
         try:
             async for group in found:
                 if group is not None:
                     await self._handle(*group)
-                if group is None or far.passed or (due.passed and self._behind < FAR_EVENTS):
+                late = far.passed and not self._busy
+                if group is None or late or (due.passed and self._behind < FAR_EVENTS):
                     await self._commit()
                     due, far = Deadline(every), Deadline(every * FAR_FACTOR)
                 if self._work.stopping.is_set():
@@ -170,12 +178,12 @@ class TableWorker:
         for raw in messages:
             address = parse_ack_address(raw.reply)
             offset, stored = address.sequence, str(address.timestamp_ns)
-            before = self._places[stream]
+            before = self._positions[stream]
             first = before.events or 0 if before.offset == offset else 0
             events = await self._events(partition, raw)
             self._behind = address.pending * max(1, len(events))
             await self._apply(stream, events, first, offset, stored)
-            self._places[stream] = Place(offset, stored)
+            self._positions[stream] = InputPosition(offset, stored)
             if self._work.stopping.is_set():
                 return
 
@@ -211,7 +219,7 @@ class TableWorker:
             except Exception as error:
                 self._undo()
                 if index:
-                    self._places[stream] = Place(offset, stored, index)
+                    self._positions[stream] = InputPosition(offset, stored, index)
                 await self._failures.failed(event, error)
             journal.clear()
             self._turn += 1
@@ -221,7 +229,7 @@ class TableWorker:
             if (
                 self._made >= most or meter.rows >= COMMIT_ROWS or meter.bytes >= COMMIT_BYTES
             ) and self._full():
-                self._places[stream] = Place(offset, stored, index + 1)
+                self._positions[stream] = InputPosition(offset, stored, index + 1)
                 await self._commit()
 
     def _undo(self) -> None:
@@ -231,14 +239,14 @@ class TableWorker:
 
     def _check_journal(self) -> None:
         """Refuse an event that changes more than a commit can hold."""
-        if self._meter.bytes <= REDO_BYTES_MAX:
+        if self._meter.bytes <= EVENT_BYTES_MAX:
             return
         changed = {(id(table), key): table for table, key, _ in self._meter.journal}
         size = sum(table.size_of(key) for (_, key), table in changed.items())
-        if size > REDO_BYTES_MAX:
+        if size > EVENT_BYTES_MAX:
             raise ConfigError(
-                f"one event changed {len(changed):,} rows of {size:,} bytes: a commit holds at "
-                f"most {REDO_BYTES_MAX:,}. Change fewer rows for one event"
+                f"one event changed {len(changed):,} rows of {size:,} bytes: at most "
+                f"{EVENT_BYTES_MAX:,} fit a commit. Change fewer rows for one event"
             )
 
     # -- collecting -----------------------------------------------------------------------
@@ -272,24 +280,33 @@ class TableWorker:
     def _full(self) -> bool:
         """Whether there is enough for a commit; a row that changed often counts once."""
         meter = self._meter
-        if self._made >= self._settings.commit_events or meter.rows >= COMMIT_ROWS:
+        if self._made >= self._settings.commit_events:
+            return True
+        if self._busy:
+            return meter.rows >= LATE_ROWS or meter.bytes >= LATE_BYTES
+        if meter.rows >= COMMIT_ROWS:
             return True
         meter.bytes = self._made_bytes + sum(t.changed_bytes() for t in self._tables.values())
         return meter.bytes >= COMMIT_BYTES // 2
+
+    @property
+    def _busy(self) -> bool:
+        """Whether a commit is being stored."""
+        return self._storing is not None and not self._storing.done()
 
     # -- committing -----------------------------------------------------------------------
 
     async def _commit(self) -> None:
         """Begin to store everything that is collected, when the commit before is stored."""
         await self._stored()
-        if self._places == self._committed:
+        if self._positions == self._committed:
             return
         rows = sum(len(table) for table in self._tables.values())
         if rows > self._settings.rows_max:
             raise too_many_rows(self._settings.rows_max)
         parts, count = await self._take()
-        places = dict(self._places)
-        self._storing = asyncio.create_task(self._store(parts, places, count))
+        positions = dict(self._positions)
+        self._storing = asyncio.create_task(self._store(parts, positions, count))
         await asyncio.sleep(0)  # so that it is under way
 
     async def _take(self) -> tuple[dict[StreamKey, Part], int]:
@@ -328,7 +345,7 @@ class TableWorker:
         for rows in self._rows.values():
             rows.clear()
         self._forget()
-        self._places = dict(self._committed)
+        self._positions = dict(self._committed)
         await self._failures.failed(event, unfit.error)
         self._skipped.add((self._stream_of(event), event.offset, event.index))
         raise _Rewind
@@ -341,10 +358,10 @@ class TableWorker:
         )
 
     async def _store(
-        self, parts: dict[StreamKey, Part], places: dict[str, Place], count: int
+        self, parts: dict[StreamKey, Part], positions: dict[str, InputPosition], count: int
     ) -> None:
-        await self._commits.store(parts, places)
-        self._committed = places
+        await self._commits.store(parts, positions)
+        self._committed = positions
         self._work.produced += count
         await self._let_go()
 

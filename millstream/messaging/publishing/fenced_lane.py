@@ -13,6 +13,7 @@ from millstream.errors import MillstreamError
 from millstream.events.fence import FenceState
 from millstream.events.fence_writer import Answer, FenceWriter, ReadLast, Request, Steps
 from millstream.events.packs.pack import EncodedPack
+from millstream.events.positions import Position
 from millstream.messaging.publishing.acks import Acks
 from millstream.wire.aio.atomic import publish_batch
 from millstream.wire.aio.jetstream import JetStream
@@ -59,15 +60,17 @@ class FencedLane:
     async def store(
         self,
         packs: Sequence[EncodedPack],
-        position: int,
+        position: Position,
         note: str | None = None,
+        noted: Position | None = None,
         beside: Sequence[OutgoingMessage] = (),
     ) -> FenceState:
         """Store packs and plain messages `beside` them, all or none, and with them the position."""
+        steps = self._fence.store(packs, position, note, noted, beside)
         if self._acks is None:
-            return await self._run(self._fence.store(packs, position, note, beside))
+            return await self._run(steps)
         await self._acks.check()
-        state = await self._run(self._fence.store(packs, position, note, beside))
+        state = await self._run(steps)
         await self._acks.check()  # the server may be another one by now
         return state
 

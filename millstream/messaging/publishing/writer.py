@@ -3,77 +3,38 @@
 from __future__ import annotations
 
 import asyncio
-import zlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from typing import Any, Final, Self
 
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from millstream.closing import AsyncClosing
 from millstream.errors import ConfigError, ConnectionClosed, MillstreamError, Unconfirmed
 from millstream.events.fence import check_note, fence_subject
 from millstream.events.packs.pack import EncodedPack
 from millstream.events.packs.packing import Packing
-from millstream.events.row_buffer import Columns, RowBuffer, batches_of, enveloped
-from millstream.events.subject import check_name, key_bytes
-from millstream.events.value_type import ValueType
+from millstream.events.positions import Position, Positions, as_position, order_of
+from millstream.events.row_buffer import Columns, batches_of, enveloped
+from millstream.events.subject import check_name
 from millstream.messaging.publishing.fenced_lane import FencedLane
 from millstream.messaging.publishing.target import PackTarget
+from millstream.messaging.publishing.writer_lane import Lane, LaneRows, Notes, Spread
 
 __all__ = ["Writer"]
 
 LANES_MAX: Final = 64
-
-
-@dataclass(frozen=True, slots=True)
-class _Rows:
-    """Rows of a frame that wait for more, with the input position of each."""
-
-    batch: pa.RecordBatch
-    positions: pa.Array
-
-    def slice(self, start: int, count: int | None = None) -> _Rows:
-        return _Rows(self.batch.slice(start, count), self.positions.slice(start, count))
-
-    def upto(self, position: int) -> int:
-        """How many are at or before a position."""
-        return int(pc.sum(pc.less_equal(self.positions, position)).as_py() or 0)
-
-    def joined(self, more: _Rows) -> _Rows:
-        return _Rows(
-            pa.concat_batches([self.batch, more.batch]),
-            pa.concat_arrays([self.positions, more.positions]),
-        )
-
-
-class _Lane:
-    """One fence with what waits for it. At most one unit is in flight and one is being encoded."""
-
-    def __init__(self, fence: FencedLane, value_type: ValueType | None) -> None:
-        self.fence = fence
-        self.buffer = RowBuffer(value_type)
-        self.positions: list[int] = []  # input position of each event in the buffer
-        self.tail: _Rows | None = None  # rows before those: too few for a pack
-        self.stored_before = 0  # the position stored before this writer was opened
-        self.store: asyncio.Task[None] | None = None
-        self.turn = asyncio.Lock()  # keeps packs in order when lingering and writing meet
-
-    async def idle(self) -> None:
-        if self.store is not None:
-            await asyncio.shield(self.store)
-            self.store = None
+_NO_PAIR: Final = (-1, -1)  # before every pair
 
 
 class Writer(AsyncClosing):
     """Writes each event exactly once, no matter how often it is killed and restarted.
 
-    Every event has a position, a number that grows along the input (a line number, an offset).
-    After a restart everything up to `position` is stored; events that are passed again are
-    recognised by their position and skipped. Opening a second writer of the same name fences
-    the first one out. Events of one key are stored in the order of writing.
+    Every event has a position, a number that grows along the input (a line number, an offset), or
+    a pair (major, minor) that grows like a word: the number of a commit, and that of the change
+    in it. After a restart everything up to `position` is stored; events that are passed
+    again are recognised by their position and skipped. Opening a second writer of the same name
+    fences the first one out. Events of one key are stored in the order of writing.
     """
 
     def __init__(self, target: PackTarget, name: str, packing: Packing, lanes: int = 1) -> None:
@@ -85,12 +46,14 @@ class Writer(AsyncClosing):
         self._target = target
         self._packing = packing
         self._max_events = packing.max_events
-        self._lanes: list[_Lane] = []
-        self._lanes_each = lanes
-        self._lane_count = lanes * target.shape.partitions
-        self._given = 0  # position of the last event that was given
-        self._buffered = 0  # position up to which every event is in its lane's buffer, or stored
-        self._note: str | None = None
+        self._lanes: list[Lane] = []
+        self._spread = Spread(target.shape.partitions, lanes)
+        self._kind: type = type(None)  # of positions: int or tuple, when there is one
+        self._given: Any = 0  # position of the last event that was given
+        # Position up to which every event is in its lane's buffer, or stored.
+        self._buffered: Position = 0
+        self._notes = Notes()
+        self._next_note: str | None = None  # of the next event
         self._timer: asyncio.TimerHandle | None = None
         self._lingering: asyncio.Task[None] | None = None
         self._error: MillstreamError | None = None
@@ -101,7 +64,7 @@ class Writer(AsyncClosing):
         target = self._target
         target.jetstream.connection.outlets.add(self)
         for partition, prefix in zip(target.partitions, target.shape.prefixes, strict=True):
-            for number in range(self._lanes_each):
+            for number in range(self._spread.lanes):
                 subject = fence_subject(prefix, self.name, number)
                 fence = FencedLane(
                     target.jetstream,
@@ -111,10 +74,12 @@ class Writer(AsyncClosing):
                     self.name,
                     target.acks,
                 )
-                self._lanes.append(_Lane(fence, target.value_type))
+                self._lanes.append(Lane(fence, target.value_type))
         await asyncio.gather(*(lane.fence.claim() for lane in self._lanes))
         for lane in self._lanes:
-            lane.stored_before = lane.fence.state.position
+            lane.stored_before = lane.fence.state.place
+            if lane.stored_before:
+                self._set_kind(lane.stored_before)
         return self
 
     async def _enter(self) -> None:
@@ -127,18 +92,31 @@ class Writer(AsyncClosing):
             await self.abandon()
 
     @property
-    def position(self) -> int:
-        """Everything up to here, inclusive, is stored; 0: nothing yet."""
-        return min(lane.fence.state.position for lane in self._lanes)
+    def position(self) -> Any:  # an int or a pair: the caller knows which of them it writes
+        """Everything up to here, inclusive, is stored: a number or a pair, as it was given.
+
+        0 while nothing is stored, whichever of the two is written then.
+        """
+        return min((lane.fence.state.place for lane in self._lanes), key=order_of)
 
     @property
     def note(self) -> str:
-        """The note that was stored with `position`."""
-        return min((lane.fence.state for lane in self._lanes), key=lambda s: s.position).note
+        """The note of the last position up to `position` that was given one; "" without any."""
+        edge, found, note = order_of(self.position), (-1, -1), ""
+        for state in [lane.fence.state for lane in self._lanes]:
+            # A note that was stored by an earlier version belongs to the position beside it.
+            place = order_of(state.place if state.noted is None else state.noted)
+            known = bool(state.note) or state.noted is not None
+            if known and found < place <= edge:
+                found, note = place, state.note
+        return note
 
     def set_note(self, note: str) -> None:
-        """Text of your own, stored with the position from now on: at most 1 KiB, one line."""
-        self._note = check_note(note)
+        """Text of your own for the next event's position: at most 1 KiB, one line.
+
+        Like `note=` of that event. It is stored with the event, never before it.
+        """
+        self._next_note = check_note(note)
 
     # -- writing --------------------------------------------------------------------------
 
@@ -147,20 +125,31 @@ class Writer(AsyncClosing):
         value: Any,
         key: str | bytes | None = None,
         *,
-        position: int,
+        position: Position,
         headers: Mapping[str, str] | None = None,
         timestamp: datetime | int | None = None,
         id: str | None = None,
+        note: str | None = None,
     ) -> None:
-        """Add an event; it is stored when its pack is full, after `linger`, or by `flush`."""
-        if self._closed or self._error is not None or position <= self._given or not self._lanes:
-            self._advance(position, position)  # raises the error for the reason
+        """Add an event; it is stored when its pack is full, after `linger`, or by `flush`.
+
+        `note` is text of your own about this position (see `note`), at most 1 KiB and one line.
+        """
+        if (
+            self._closed
+            or self._error is not None
+            or type(position) is not self._kind
+            or position <= self._given
+        ):
+            position = self._checked(position)  # raises the error for the reason
         self._given = position
-        number = 0 if self._lane_count == 1 else self._lane_number(key, position)
+        number = 0 if self._spread.count == 1 else self._spread.lane(key, position)
         lane = self._lanes[number]
-        if position <= lane.stored_before:
+        if position <= lane.stored_before:  # type: ignore[operator]  # of one kind
             self.skipped += 1
             self._buffered = position
+            if note is not None or self._next_note is not None:
+                self._note_at(position, note)
             return
         if headers is None and timestamp is None and id is None:
             lane.buffer.add(value, key)
@@ -169,43 +158,90 @@ class Writer(AsyncClosing):
         positions = lane.positions
         positions.append(position)
         self._buffered = position
+        if note is not None or self._next_note is not None:
+            self._note_at(position, note)
         if len(positions) >= self._max_events or lane.buffer.bytes >= self._packing.max_bytes:
             await self._seal(lane)
         elif self._timer is None:
             self._start_timer()
 
     async def write_batch(
-        self, frame: Any, *, position: int, columns: Columns | None = None
+        self,
+        frame: Any,
+        *,
+        position: Position | None = None,
+        positions: Any = None,
+        columns: Columns | None = None,
+        note: str | None = None,
     ) -> None:
-        """Add the rows of a frame; the last row has `position`, and each row before it one less.
+        """Add the rows of a frame, each with a position of its own.
+
+        With `position` the last row has it, and each row before it one less (of a pair: one less
+        in its minor part). `positions` gives one for each row: the name of a column of whole
+        numbers, or an Arrow array of them; for pairs two of these, `positions=("lsn", "number")`.
+        Columns that are named are not part of the value. `note` belongs to the last row.
 
         Like single events they are stored when packs are full, after `linger`, or by `flush`.
         """
-        batches = list(batches_of(frame))
-        total = sum(batch.num_rows for batch in batches)
-        if not total:
+        if (position is None) == (positions is None):
+            raise ConfigError("give the position of the last row, or positions: one for each row")
+        table = pa.Table.from_batches(batches) if (batches := list(batches_of(frame))) else None
+        if table is None or not table.num_rows:
             return
-        self._advance(position - total + 1, position)
-        first = position - total + 1
-        for batch in batches:
-            rows = enveloped(batch, columns or Columns(), self._target.value_type)
-            # Several lanes: few enough rows to sort a lot while the packs before it are in flight.
-            lot = rows.num_rows if self._lane_count == 1 else self._lane_count * self._max_events
-            for start in range(0, rows.num_rows, lot):
-                parts = self._by_lane(rows.slice(start, lot), first + start)
-                # Lanes side by side, each in its own order.
-                try:
-                    await asyncio.gather(*(self._write_part(lane, part) for lane, part in parts))
-                except asyncio.CancelledError:
-                    self._interrupted()
-                    raise
-            first += rows.num_rows
-        self._buffered = position
+        if positions is None:
+            places = Positions.up_to(as_position(position), table.num_rows)
+        else:
+            places = Positions.given(positions, table)
+        first, last = self._checked(places.at(0)), places.at(len(places) - 1)
+        if self._next_note is not None:
+            self._note_at(first, None)
+        if note is not None:
+            self._note_at(last, note)
+        self._given = last
+        names, done = _names(positions), 0
+        try:
+            for batch in batches:
+                rows = enveloped(batch, columns or Columns(), self._target.value_type, names)
+                await self._write_rows(rows, places.slice(done, rows.num_rows))
+                done += rows.num_rows
+        except BaseException:
+            self._notes.withdraw(first)
+            raise
+        self._buffered = last
         if any(lane.tail is not None for lane in self._lanes):
             self._start_timer()
 
-    async def _write_part(self, lane: _Lane, part: _Rows) -> None:
-        old = part.upto(lane.stored_before)
+    async def _write_rows(self, rows: pa.RecordBatch, places: Positions) -> None:
+        # Several lanes: few enough rows to sort a lot while the packs before it are in flight.
+        count = self._spread.count
+        lot = rows.num_rows if count == 1 else count * self._max_events
+        for start in range(0, rows.num_rows, max(1, lot)):
+            parts = self._spread.parts(rows.slice(start, lot), places.slice(start, lot))
+            # Lanes side by side, each in its own order.
+            try:
+                await asyncio.gather(
+                    *(self._write_part(self._lanes[number], part) for number, part in parts)
+                )
+            except asyncio.CancelledError:
+                self._interrupted()
+                raise
+
+    async def advance(self, position: Position, note: str | None = None) -> None:
+        """Store a position without an event, and its note; returns when they are stored.
+
+        Everything that was written before is stored too. For an input that has nothing to write
+        up to a position (a heartbeat), or that ends a part of its work there (a snapshot). After a
+        restart a position that is stored already changes nothing; one before the last event of
+        this writer is refused, and that event's own position may get a note.
+        """
+        position = self._checked(position, again=True)
+        if note is not None or self._next_note is not None:
+            self._note_at(position, note)
+        self._given = self._buffered = position
+        await self.flush()
+
+    async def _write_part(self, lane: Lane, part: LaneRows) -> None:
+        old = part.positions.upto(lane.stored_before)
         self.skipped += old
         if old == part.batch.num_rows:
             return
@@ -214,7 +250,7 @@ class Writer(AsyncClosing):
         async with lane.turn:
             await self._send_full(lane, part.slice(old))
 
-    async def _send_full(self, lane: _Lane, rows: _Rows) -> None:
+    async def _send_full(self, lane: Lane, rows: LaneRows) -> None:
         """Send what fills packs; the rest waits for more."""
         size, tail = self._max_events, lane.tail
         lots = [rows]
@@ -229,20 +265,50 @@ class Writer(AsyncClosing):
             if lot.batch.num_rows
             for piece in self._target.split(lot.batch, self._packing)
         ]
-        positions = pa.concat_arrays([lot.positions for lot in lots])
+        positions = Positions.joined([lot.positions for lot in lots])
         lane.tail = None
         if pieces[-1].num_rows < size:
             last = pieces.pop()
-            lane.tail = _Rows(last, positions.slice(len(positions) - last.num_rows))
-        await self._send(lane, pieces, lambda done: positions[done - 1].as_py())
+            lane.tail = LaneRows(last, positions.slice(len(positions) - last.num_rows))
+        await self._send(lane, pieces, lambda done: positions.at(done - 1))
 
-    def _advance(self, first: int, last: int) -> None:
+    def _checked(self, given: Any, again: bool = False) -> Position:
+        """The position if it may come next; `again`: it may be the last one once more."""
         self._check()
-        if first <= self._given:
+        position = as_position(given)
+        self._set_kind(position)
+        if order_of(position) < order_of(self._given) or (position == self._given and not again):
             raise ConfigError(
-                f"position {first} after {self._given}: positions must grow from event to event"
+                f"position {position} after {self._given}: positions must grow from event to event"
             )
-        self._given = last
+        return position
+
+    def _set_kind(self, position: Position) -> None:
+        """Refuse a number among pairs and a pair among numbers: they have no order."""
+        kind = type(position)
+        if self._kind is kind:
+            return
+        if self._kind is not type(None):
+            words = {int: "numbers", tuple: "pairs (major, minor)"}
+            raise ConfigError(
+                f"position {position}: the positions of writer '{self.name}' are "
+                f"{words[self._kind]}, and the two kinds have no order. Go on with them, or use "
+                f"a writer of another name"
+            )
+        self._kind = kind
+        if kind is tuple:  # "nothing so far", comparable to pairs
+            self._given = self._given or _NO_PAIR
+            for lane in self._lanes:
+                lane.stored_before = lane.stored_before or _NO_PAIR
+
+    def _note_at(self, position: Position, note: str | None) -> None:
+        """Bind a note, or the one that was set for the next event, to a position."""
+        chosen = self._next_note if note is None else check_note(note)
+        self._next_note = None
+        self._notes.add(position, chosen or "")
+        if self._notes.many:
+            busy = [lane.fence.state.place for lane in self._lanes if lane.busy]
+            self._notes.forget(min([*busy, self._buffered], key=order_of))
 
     # -- storing --------------------------------------------------------------------------
 
@@ -256,10 +322,18 @@ class Writer(AsyncClosing):
                 await lane.idle()
                 self._check_error()
                 waiting = lane.positions or lane.tail is not None  # written since
-                if not waiting and lane.fence.state.position < self._buffered:
+                if not waiting and self._is_behind(lane):
                     self._start_store(lane, [], self._buffered)
                     await lane.idle()
                     self._check_error()
+
+    def _is_behind(self, lane: Lane) -> bool:
+        """Whether a lane does not say yet what is stored: its position, or the note of it."""
+        stored = order_of(lane.fence.state.place)
+        if stored != order_of(self._buffered):
+            return stored < order_of(self._buffered)
+        note = self._note_for(lane, self._buffered)
+        return note is not None and note != (lane.fence.state.noted, lane.fence.state.note)
 
     async def close(self) -> None:
         """Flush, then take no more."""
@@ -277,12 +351,12 @@ class Writer(AsyncClosing):
             tasks.append(self._lingering)
         await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def _seal(self, lane: _Lane) -> None:
+    async def _seal(self, lane: Lane) -> None:
         """Encode what is buffered as packs and send them."""
         async with lane.turn:
             if lane.tail is not None:
                 tail, lane.tail = lane.tail, None
-                await self._send(lane, [tail.batch], lambda done: tail.positions[done - 1].as_py())
+                await self._send(lane, [tail.batch], lambda done: tail.positions.at(done - 1))
             if not lane.positions:
                 return
             positions, lane.positions = lane.positions, []
@@ -296,7 +370,7 @@ class Writer(AsyncClosing):
             await self._send(lane, pieces, lambda done: positions[done - 1])
 
     async def _send(
-        self, lane: _Lane, pieces: Sequence[pa.RecordBatch], position_of: Callable[[int], int]
+        self, lane: Lane, pieces: Sequence[pa.RecordBatch], position_of: Callable[[int], Position]
     ) -> None:
         """Send a pack for each piece; `position_of` gives the lane's position after some rows."""
         done, left = 0, len(pieces)
@@ -327,16 +401,32 @@ class Writer(AsyncClosing):
             f"the writer again and continue from its position"
         )
 
-    def _start_store(self, lane: _Lane, packs: Sequence[EncodedPack], position: int) -> None:
+    def _start_store(self, lane: Lane, packs: Sequence[EncodedPack], position: Position) -> None:
         """Store in a task of its own: a cancelled caller must not leave it unknown."""
-        store = self._store(lane, packs, position)
+        store = self._store(lane, packs, position, self._note_for(lane, position))
         lane.store = asyncio.get_running_loop().create_task(store)
 
-    async def _store(self, lane: _Lane, packs: Sequence[EncodedPack], position: int) -> None:
+    async def _store(
+        self,
+        lane: Lane,
+        packs: Sequence[EncodedPack],
+        position: Position,
+        found: tuple[Position, str] | None,
+    ) -> None:
+        noted, note = found or (None, None)
         try:
-            await lane.fence.store(packs, position, self._note)
+            await lane.fence.store(packs, position, note, noted)
         except MillstreamError as error:
             self._error = error
+
+    def _note_for(self, lane: Lane, position: Position) -> tuple[Position, str] | None:
+        """The note that a lane stores with a position; None: the one it has stays."""
+        found, state = self._notes.at(position), lane.fence.state
+        if found is None or (
+            state.noted is not None and order_of(found[0]) < order_of(state.noted)
+        ):
+            return None  # after a restart the lane may be ahead of what is given again
+        return found
 
     def _start_timer(self) -> None:
         if self._timer is None:
@@ -368,43 +458,8 @@ class Writer(AsyncClosing):
         if self._error is not None:
             raise self._error
 
-    # -- lanes ----------------------------------------------------------------------------
 
-    def _lane_number(self, key: str | bytes | None, position: int) -> int:
-        """The lane of an event: by key, or by position, so that it is the same after a restart."""
-        value = position if key is None else zlib.crc32(key_bytes(key))
-        partitions = self._target.shape.partitions
-        partition, lane = value % partitions, value // partitions % self._lanes_each
-        return partition * self._lanes_each + lane
-
-    def _by_lane(self, rows: pa.RecordBatch, first: int) -> Iterator[tuple[_Lane, _Rows]]:
-        """The rows of each lane, in their order, with their positions."""
-        if self._lane_count == 1:
-            yield self._lanes[0], _Rows(rows, _counted(first, rows.num_rows))
-            return
-        numbers = self._lane_numbers(rows, first)
-        for number in sorted(numbers.unique().to_pylist()):
-            chosen = pc.indices_nonzero(pc.equal(numbers, number))
-            positions = pc.add(chosen.cast(pa.int64()), first)
-            yield self._lanes[number], _Rows(rows.take(chosen), positions)
-
-    def _lane_numbers(self, rows: pa.RecordBatch, first: int) -> pa.Array:
-        """The lane of each row; found once for each key, however many rows it has."""
-        if "key" not in rows.schema.names:
-            positions = range(first, first + rows.num_rows)
-            return pa.array([self._lane_number(None, at) for at in positions], pa.int32())
-        keys = rows.column("key").dictionary_encode()
-        known = [self._lane_number(key, 0) for key in keys.dictionary.to_pylist()]
-        numbers = pa.array(known, pa.int32()).take(keys.indices)
-        if not numbers.null_count:
-            return numbers
-        chosen = [
-            self._lane_number(None, first + at) if number is None else number
-            for at, number in enumerate(numbers.to_pylist())
-        ]
-        return pa.array(chosen, pa.int32())
-
-
-def _counted(first: int, count: int) -> pa.Array:
-    """`first` and the numbers after it, without a Python number for each."""
-    return pc.cumulative_sum(pa.repeat(pa.scalar(1, pa.int64()), count), start=first - 1)
+def _names(positions: Any) -> list[str]:
+    """The columns among what a caller gave as positions."""
+    parts = positions if isinstance(positions, tuple | list) else [positions]
+    return [part for part in parts if isinstance(part, str)]

@@ -28,8 +28,8 @@ from millstream.events.subject import key_bytes
 from millstream.events.undecodable import DECODE_FAILURES, Report, reason_of
 from millstream.events.unpack import open_pack, undecodable
 from millstream.events.value_type import ValueType
-from millstream.messaging.reading.last_per_key import check_follow, holds_packs, last_messages
-from millstream.messaging.reading.replay import ReadPlan, end_of, read_messages
+from millstream.messaging.reading.last_per_key import check_follow, last_messages
+from millstream.messaging.reading.replay import ReadPlan, end_of, holds_packs, read_messages
 from millstream.wire.aio.jetstream import JetStream
 from millstream.wire.message import RawMessage
 

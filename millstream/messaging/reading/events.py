@@ -8,8 +8,8 @@ from dataclasses import replace
 from millstream.events.event import Event, Partition
 from millstream.events.start import Start
 from millstream.events.unpack import PackEvent, events_of
-from millstream.messaging.reading.last_per_key import check_follow, holds_packs, last_messages
-from millstream.messaging.reading.replay import ReadPlan, end_of, read_messages
+from millstream.messaging.reading.last_per_key import check_follow, last_messages
+from millstream.messaging.reading.replay import ReadPlan, end_of, holds_packs, read_messages
 from millstream.wire.aio.jetstream import JetStream
 
 __all__ = ["read_events"]

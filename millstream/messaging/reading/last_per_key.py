@@ -20,18 +20,20 @@ from typing import Any, Final
 from millstream.errors import ConfigError
 from millstream.events.classify import is_own_subject
 from millstream.events.event import Partition
-from millstream.events.subject import PACK_TOKEN
 from millstream.events.unpack import raw_of
-from millstream.messaging.reading.replay import ReadPlan, read_messages, subjects_of
+from millstream.messaging.reading.replay import (
+    ReadPlan,
+    holds_packs,
+    read_messages,
+    subjects_of,
+)
 from millstream.messaging.topics.lookup import side_by_side, stream_subjects
-from millstream.messaging.topics.stream_config import from_stream_config
 from millstream.wire.aio.direct_reader import direct_batch
 from millstream.wire.aio.jetstream import JetStream
 from millstream.wire.message import RawMessage
 
 __all__ = [
     "check_follow",
-    "holds_packs",
     "last_messages",
     "last_messages_before",
     "last_messages_now",
@@ -43,22 +45,6 @@ ASK_SUBJECTS: Final = 1000
 ASK_BYTES: Final = 256 * 1024
 ANSWER_BYTES: Final = 8 * 1024 * 1024
 FILTER_SUBJECTS: Final = 100  # of one reader
-
-
-async def holds_packs(jetstream: JetStream, partition: Partition) -> bool:
-    """Whether there may be events in packs in a partition.
-
-    A table takes none: what it has on those subjects are the fences of those who write to it.
-    """
-    if partition.prefix is None:
-        return False
-    config = (await jetstream.stream_info(partition.stream)).config
-    if not from_stream_config(config).is_copy and not from_stream_config(config).takes_packs:
-        return False
-    pattern = f"{partition.prefix}.{PACK_TOKEN}.>"
-    async for _ in stored_subjects(jetstream, partition, [pattern], own=True):
-        return True
-    return False
 
 
 async def check_follow(jetstream: JetStream, partitions: Sequence[Partition]) -> None:

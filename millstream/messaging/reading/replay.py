@@ -13,17 +13,26 @@ from millstream.events.event import Partition
 from millstream.events.start import Start
 from millstream.events.subject import PACK_TOKEN, key_token, text_keys
 from millstream.events.undecodable import OnUndecodable, Report, check_policy
+from millstream.messaging.reading.by_key import KEYS_MAX, Source, open_sources, take_merged
+from millstream.messaging.topics.lookup import stream_subjects
 from millstream.messaging.topics.setting_forms import several
+from millstream.messaging.topics.stream_config import may_hold_packs
 from millstream.nearest import settings_from
 from millstream.wire.aio.direct_reader import DirectReader, open_range
 from millstream.wire.aio.jetstream import JetStream
-from millstream.wire.aio.ordered_consumer import OrderedConsumer
 from millstream.wire.aio.pull_consumer import Signal
 from millstream.wire.direct import matches
 from millstream.wire.message import RawMessage
 from millstream.wire.range_cursor import Range
 
-__all__ = ["ReadPlan", "end_of", "plan_of", "read_messages", "subjects_of"]
+__all__ = [
+    "ReadPlan",
+    "end_of",
+    "holds_packs",
+    "plan_of",
+    "read_messages",
+    "subjects_of",
+]
 
 _log = logging.getLogger("millstream.messaging")
 
@@ -118,13 +127,9 @@ async def read_messages(
             own = plan
             if starts is not None:
                 own = replace(plan, start=Start.at_offset(starts[partition.stream]))
-            what = replace(
-                await _range(jetstream, partition, own),
-                over_loss=over_damage or not plan.fail_on_data_loss,
-                headers_only=headers_only,
-            )
-            opened = await open_range(jetstream, partition.stream, what, signal)
-            readers.append(_PartitionReader(partition, opened))
+            over_loss = over_damage or not plan.fail_on_data_loss
+            bounds = Range(over_loss=over_loss, headers_only=headers_only)
+            readers.append(await _open(jetstream, partition, own, bounds, signal))
         while readers:
             idle = True
             for reader in readers:
@@ -146,23 +151,25 @@ async def read_messages(
 class _PartitionReader:
     """Reads one partition's part of a plan."""
 
-    def __init__(self, partition: Partition, reader: OrderedConsumer | DirectReader) -> None:
+    def __init__(self, partition: Partition, sources: Sequence[Source]) -> None:
         self.partition = partition
-        self._reader = reader
-        subjects = reader.what.subjects
+        self._sources = sources
         # The server gives a direct reader the messages of one subject, or all.
-        self._filters = subjects if isinstance(reader, DirectReader) and len(subjects) > 1 else ()
+        one = sources[0].reader if len(sources) == 1 else None
+        several = isinstance(one, DirectReader) and len(one.what.subjects) > 1
+        self._filters = one.what.subjects if several and one is not None else ()
 
     @property
     def done(self) -> bool:
-        return self._reader.done
+        return all(source.done for source in self._sources)
 
     def close(self) -> None:
-        self._reader.close()
+        for source in self._sources:
+            source.close()
 
     async def take(self) -> list[RawMessage]:
         """The messages that have arrived, ready to be decoded; empty: none are waiting."""
-        while messages := self._reader.take_now(TAKE_MESSAGES):
+        while messages := take_merged(self._sources, TAKE_MESSAGES):
             if self._filters:
                 messages = [message for message in messages if self._is_chosen(message)]
             if messages:
@@ -177,38 +184,70 @@ class _PartitionReader:
 
     async def check_damage(self, over_damage: bool) -> None:
         """End the range if the broker cannot read the rest of it."""
-        reader, partition = self._reader, self.partition
-        if isinstance(reader, DirectReader) or not await reader.ends_unreadable():
-            return
-        if not over_damage:
-            raise DataLoss(
-                f"'{partition.topic}', partition {partition.number}: the broker counts messages "
-                f"from offset {reader.next_sequence} up to {(reader.what.end or 0) - 1} and cannot "
-                f"read one of them: its file is damaged. 'millstream verify {partition.topic}' "
-                f"reports what is missing"
-            )
-        reader.end()
+        partition = self.partition
+        for reader in [source.reader for source in self._sources]:
+            if reader is None or isinstance(reader, DirectReader):
+                continue
+            if not await reader.ends_unreadable():
+                continue
+            if not over_damage:
+                raise DataLoss(
+                    f"'{partition.topic}', partition {partition.number}: the broker counts "
+                    f"messages from offset {reader.next_sequence} up to "
+                    f"{(reader.what.end or 0) - 1} and cannot read one of them: its file is "
+                    f"damaged. 'millstream verify {partition.topic}' reports what is missing"
+                )
+            reader.end()
 
 
-async def _range(jetstream: JetStream, partition: Partition, plan: ReadPlan) -> Range:
+async def _open(
+    jetstream: JetStream, partition: Partition, plan: ReadPlan, bounds: Range, signal: Signal
+) -> _PartitionReader:
+    """Start reading a partition's part of a plan."""
     stream = partition.stream
-    subjects = subjects_of(partition, plan)
+    what, config = await _range(jetstream, partition, plan, bounds)
+    if plan.keys:
+        # Packs hold events of any key. The end of the range is fixed before this question: a pack
+        # that is stored after it is outside of the range, and one before it is in the index. A
+        # reader that follows has no end, so there it counts whether packs can come.
+        packs = may_hold_packs(config)
+        if packs and not plan.follow:
+            packs = await holds_packs(jetstream, partition)
+        if packs:
+            what = replace(what, subjects=(*what.subjects, _packs(partition)))
+        each = what.end is not None and what.deliver is None
+        if each and len(what.subjects) <= KEYS_MAX:
+            sources = await open_sources(jetstream, stream, what, config, signal)
+            return _PartitionReader(partition, sources)
+    return _PartitionReader(
+        partition, [Source((), await open_range(jetstream, stream, what, signal))]
+    )
+
+
+async def _range(
+    jetstream: JetStream, partition: Partition, plan: ReadPlan, bounds: Range
+) -> tuple[Range, Mapping[str, Any]]:
+    """What a plan means in a partition, and the stream's configuration where it matters."""
+    stream = partition.stream
     end = await end_of(jetstream, partition, plan.end)
     start = plan.start
-    if not plan.follow or start == Start.NEW:
-        last = (await jetstream.stream_info(stream)).state.last_seq + 1
+    config: Mapping[str, Any] = {}
+    if not plan.follow or start == Start.NEW or plan.keys:
+        info = await jetstream.stream_info(stream)
+        config, last = info.config, info.state.last_seq + 1
         if not plan.follow:
             end = last if end is None else min(end, last)
         if start == Start.NEW:
             # A position, so that nothing is missed when the connection is lost before the first.
             start = Start.at_offset(last)
+    what = replace(bounds, end=end, subjects=subjects_of(partition, plan))
     if start.policy == "by_start_sequence":
-        return Range(start.offset, end, subjects=subjects)
+        return replace(what, start=start.offset), config
     if start.policy == "by_start_time":
-        return Range(1, end, start_time=start.rfc3339, subjects=subjects)
-    if start.policy == "all":
-        return Range(1, end, subjects=subjects)
-    return Range(1, end, deliver=start.policy, subjects=subjects)
+        return replace(what, start_time=start.rfc3339), config
+    if start.policy != "all":
+        return replace(what, deliver=start.policy), config
+    return what, config
 
 
 async def end_of(
@@ -221,11 +260,28 @@ async def end_of(
 
 
 def subjects_of(partition: Partition, plan: ReadPlan) -> tuple[str, ...]:
-    """What the server has to deliver; empty: everything. For keys: their subjects, and packs."""
+    """The subjects that a plan chooses; empty: all. Packs may hold events of its keys too."""
     keys = plan.keys
     if not keys:
         return tuple(plan.subjects)
     if partition.prefix is None:
         raise ConfigError("a foreign stream has no keys; choose by subjects instead")
-    tokens = sorted({key_token(key) for key in keys})
-    return (*(f"{partition.prefix}.{t}" for t in tokens), f"{partition.prefix}.{PACK_TOKEN}.>")
+    return tuple(f"{partition.prefix}.{token}" for token in sorted({key_token(k) for k in keys}))
+
+
+def _packs(partition: Partition) -> str:
+    return f"{partition.prefix}.{PACK_TOKEN}.>"
+
+
+async def holds_packs(jetstream: JetStream, partition: Partition) -> bool:
+    """Whether there are packs in a partition now, by the broker's index of subjects.
+
+    A table takes none: what it has on those subjects are the fences of those who write to it.
+    """
+    if partition.prefix is None:
+        return False
+    if not may_hold_packs((await jetstream.stream_info(partition.stream)).config):
+        return False
+    async for _ in stream_subjects(jetstream, partition.stream, _packs(partition)):
+        return True
+    return False

@@ -37,6 +37,7 @@ __all__ = [
     "check_stream_name",
     "from_stream_config",
     "identity_of",
+    "may_hold_packs",
     "resolved",
     "to_stream_configs",
     "topic_streams",
@@ -377,6 +378,17 @@ def _origins_of(metadata: Mapping[str, str]) -> tuple[Origin, ...]:
         return msgspec.json.decode(metadata.get(_ORIGINS_KEY, "[]"), type=tuple[Origin, ...])
     except (msgspec.DecodeError, ConfigError):
         return ()  # not written by Millstream; the stream's own configuration is what counts
+
+
+def may_hold_packs(config: Mapping[str, Any]) -> bool:
+    """Whether there can be packs in a stream: copies have those of their origin.
+
+    It says the same as the settings, a hundred times as fast: every read of a key asks.
+    """
+    if config.get("mirror") or config.get("sources"):
+        return True
+    without = _PACKS_KEY in (config.get("metadata") or {})
+    return not without and int(config.get("max_msgs_per_subject", _UNLIMITED)) <= 0
 
 
 def resolved(origin: Origin, config: Mapping[str, Any]) -> Origin:

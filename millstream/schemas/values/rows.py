@@ -24,7 +24,7 @@ from millstream import errors
 from millstream.schemas import types as t
 from millstream.schemas.values.fit import field_names
 
-__all__ = ["RowReader", "object_maker", "reader_for"]
+__all__ = ["RowReader", "object_maker", "reader_for", "takes_by_position"]
 
 _Read: TypeAlias = Callable[[Any], list[Any]]
 
@@ -90,6 +90,17 @@ def object_maker(cls: type, record: t.Record) -> Callable[[dict[str, Any]], Any]
         row_of = itemgetter(*names)
         return lambda plain: make((row_of(plain),))[0]
     return lambda plain: make([tuple(plain[name] for name in names)])[0]
+
+
+def takes_by_position(cls: type, record: t.Record) -> bool:
+    """Whether `object_maker` calls the class with the plain values of a record, in their order."""
+    if hasattr(cls, "model_validate"):
+        return False
+    # `__match_args__` are the names that a class takes by position.
+    if getattr(cls, "__match_args__", None) != tuple(field.name for field in record.fields):
+        return False
+    hints = typing.get_type_hints(cls)
+    return not any(_converter(hints[field.name], field.type) for field in record.fields)
 
 
 # -- columns ------------------------------------------------------------------------------
@@ -266,8 +277,7 @@ def _maker(cls: type, record: t.Record) -> Callable[[Iterable[tuple[Any, ...]]],
         return lambda rows: [
             cls(**{n: c(v) for n, c, v in zip(names, keep, row, strict=True)}) for row in rows
         ]
-    # `__match_args__` are the names that a class takes by position.
-    if getattr(cls, "__match_args__", None) == names:
+    if takes_by_position(cls, record):
         return lambda rows: list(starmap(cls, rows))
     return lambda rows: [cls(**dict(zip(names, row, strict=True))) for row in rows]
 

@@ -9,12 +9,14 @@ from typing import Any
 import pyarrow as pa
 from pyspark.sql.datasource import DataSourceReader, Filter, InputPartition
 
+from millstream.events.subject import PACK_TOKEN
 from millstream.settings import ConnectionSettings
 from millstream.spark.broker_access import jetstream_to
 from millstream.spark.options import SourceOptions
 from millstream.spark.short_errors import short_errors
 from millstream.spark.source.offsets import (
     PartitionOffset,
+    PartitionState,
     SourceOffset,
     TaskSplit,
     message_counts,
@@ -22,8 +24,10 @@ from millstream.spark.source.offsets import (
     task_counts,
 )
 from millstream.spark.source.partitions import check_partition, find_partitions, offsets_at
-from millstream.spark.source.pushdown import Narrowed, narrow
+from millstream.spark.source.pushdown import Narrowed, RowFilter, narrow
 from millstream.spark.source.range_reader import RangeReader, RangeTask
+from millstream.wire.sync.connection import BlockingJetStream
+from millstream.wire.sync.streams import has_subjects
 
 __all__ = ["BatchReader", "FilteringBatchReader"]
 
@@ -59,8 +63,10 @@ class BatchReader(DataSourceReader):
         split = TaskSplit(options.min_tasks, options.messages_per_task, by_size=True)
         tasks = task_counts(message_counts(first, last), states, split)
         last = {key: replace(reached, tasks=tasks[key]) for key, reached in last.items()}
+        # The ends are fixed by now: a pack that is stored later is in none of the ranges.
+        filters = {key: _row_filter(jetstream, state, narrowed) for key, state in states.items()}
         found: list[InputPartition] = [
-            RangeTask(states[r.topic, r.partition], r.start, r.end, narrowed.row_filter)
+            RangeTask(states[r.topic, r.partition], r.start, r.end, filters[r.topic, r.partition])
             for r in offset_ranges(first, last)
         ]
         return found or [InputPartition(None)]
@@ -70,6 +76,17 @@ class BatchReader(DataSourceReader):
         if not isinstance(partition, RangeTask):
             return iter(())
         return self._reader.read(partition)
+
+
+def _row_filter(
+    jetstream: BlockingJetStream, state: PartitionState, narrowed: Narrowed
+) -> RowFilter | None:
+    """The filter of a partition's rows, without packs where it holds none."""
+    rows = narrowed.row_filter
+    if rows is None or not rows.subjects(state.prefix):
+        return rows
+    packs = has_subjects(jetstream, state.stream, f"{state.prefix}.{PACK_TOKEN}.>")
+    return replace(rows, packs=packs)
 
 
 class FilteringBatchReader(BatchReader):

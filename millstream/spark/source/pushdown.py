@@ -28,15 +28,20 @@ class RowFilter:
     keys: frozenset[bytes] | None = None  # None: every key
     since: datetime | None = None  # inclusive
     until: datetime | None = None  # inclusive
+    packs: bool = True  # whether there may be packs, which can hold any key
 
     def subjects(self, prefix: str | None) -> tuple[str, ...]:
-        """The subjects that can hold these keys; empty: all. Packs can hold any key."""
+        """The subjects that can hold these keys; empty: all.
+
+        One key without packs is one filter, which the broker answers from its index of subjects;
+        with several it walks through the range.
+        """
         if prefix is None or self.keys is None or not 0 < len(self.keys) <= KEYS_MAX:
             return ()
         if any(len(key) > KEY_BYTES_MAX for key in self.keys):
             return ()
         plain = sorted(f"{prefix}.{key_token(key)}" for key in self.keys)
-        return (*plain, f"{prefix}.*.>")
+        return (*plain, f"{prefix}.*.>") if self.packs else tuple(plain)
 
     def rows(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         """The rows that pass."""

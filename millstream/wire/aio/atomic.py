@@ -18,6 +18,7 @@ from millstream.errors import (
     NoResponders,
     RequestTimeout,
     Unconfirmed,
+    WrongSequence,
 )
 from millstream.guarded import GUARD_SECONDS, guard_of_batch, guarded_topic, through
 from millstream.wire.aio.connection import Connection
@@ -45,7 +46,9 @@ async def publish_batch(
     """Store all messages, one after the other without anything in between, or none.
 
     The ack has the sequence of the last one and their count. A batch without an answer is looked
-    for in the log before it is sent again, so it is stored once.
+    for in the log before it is sent again, so it is stored once. If the broker cannot be asked in
+    between, messages with an expected sequence are still stored once: WrongSequence then has
+    `sent_again`, and the first attempt may have been stored.
     """
     _check(jetstream, messages)
     deadline = Deadline(timeout)
@@ -54,6 +57,7 @@ async def publish_batch(
     while True:
         batch_id = unique_token()
         sent.append(batch_id)
+        final = False  # the answer stands, unless the log shows that an earlier attempt was stored
         try:
             ack = await _attempt(jetstream, messages, batch_id, deadline)
         except (RequestTimeout, NoResponders, ConnectError) as error:
@@ -64,18 +68,30 @@ async def publish_batch(
             if ack.error is None:
                 return ack
             problem = publish_error(ack.error)
-            repeated = len(sent) > 1 and ack.error.err_code == ErrorCode.BATCH_DUPLICATE
-            if ack.error.err_code not in _AGAIN and not repeated:
+            final = ack.error.err_code not in _AGAIN
+            if final and len(sent) == 1:
                 raise problem
-        found = await _find(jetstream, stream, sent, began, len(messages))
+            # Its ids may be remembered before its messages can be read: look once more then.
+            final = final and ack.error.err_code != ErrorCode.BATCH_DUPLICATE
+        try:
+            found = await _find(jetstream, stream, sent, began, len(messages))
+            missing = f"it is not in '{stream}'"
+        except (RequestTimeout, NoResponders, ConnectError):
+            found, missing = None, f"'{stream}' could not be searched for it"
+            final = False
         if found is not None:
             return found
+        if final:
+            if isinstance(problem, WrongSequence):
+                problem.sent_again = True
+            raise problem
         if deadline.passed:
-            if isinstance(problem, ApiError | NoResponders):
+            refused = isinstance(problem, ApiError) and len(sent) == 1
+            if refused or isinstance(problem, NoResponders):
                 raise problem
             raise Unconfirmed(
                 f"no answer for a batch of {len(messages)} messages within {timeout:g} s, "
-                f"and it is not in '{stream}'"
+                f"and {missing}"
             ) from problem
         await asyncio.sleep(deadline.left(at_most=PAUSE_SECONDS))
 
@@ -140,13 +156,10 @@ async def _find(
 ) -> PubAck | None:
     """The ack of a batch that was stored although its answer was lost; None when it was not."""
     since = datetime.fromtimestamp(began_ns / 1e9, UTC) - timedelta(seconds=CLOCK_SECONDS)
-    try:
-        last = (await jetstream.stream_info(stream)).state.last_seq
-        start = await jetstream.sequence_at(stream, since.isoformat().replace("+00:00", "Z"))
-        what = Range(start, last + 1, headers_only=True, over_loss=True)
-        reader = await open_range(jetstream, stream, what, Signal())
-    except (RequestTimeout, NoResponders, ConnectError):
-        return None
+    last = (await jetstream.stream_info(stream)).state.last_seq
+    start = await jetstream.sequence_at(stream, since.isoformat().replace("+00:00", "Z"))
+    what = Range(start, last + 1, headers_only=True, over_loss=True)
+    reader = await open_range(jetstream, stream, what, Signal())
     try:
         while not reader.done:
             for message in reader.take_now(1000):

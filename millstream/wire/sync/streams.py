@@ -22,6 +22,7 @@ __all__ = [
     "find_streams",
     "get_message",
     "get_messages",
+    "has_subjects",
     "list_streams",
     "sequence_at",
     "stream_info",
@@ -32,6 +33,14 @@ PAUSE_SECONDS: Final = 0.1
 
 class _Got(msgspec.Struct):
     message: dict[str, Any]
+
+
+class _State(msgspec.Struct):
+    subjects: dict[str, int] | None = None
+
+
+class _Subjects(msgspec.Struct):
+    state: _State
 
 
 def stream_info(
@@ -75,6 +84,12 @@ def _answers(
         else:
             raise answer
     return found
+
+
+def has_subjects(jetstream: BlockingJetStream, stream: str, pattern: str) -> bool:
+    """Whether a stream holds messages on subjects that match."""
+    ask = {"subjects_filter": pattern}
+    return bool(jetstream.call(f"STREAM.INFO.{stream}", ask, _Subjects).state.subjects)
 
 
 def list_streams(jetstream: BlockingJetStream, timeout: float | None = None) -> list[StreamInfo]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from dataclasses import dataclass
 from typing import Annotated, Any
 
@@ -72,12 +71,9 @@ async def test_an_erased_person_is_unreadable_everywhere(mill: Mill) -> None:
     for some in (store, other):
         assert (await some.load("c1")).state == Customer("Ann Smith", "Bath", "<><None>")
         assert (await some.load("c2")).state == Customer("(erased)", "York", "")
-    copied = b""
-    async with asyncio.timeout(60):  # a mirror lags behind
-        async for event in (await mill.topic("copy", bytes)).read(follow=True):
-            copied = event.value
-            break
-    assert b"mill:enc:1:" in copied
+    async for event in (await mill.topic("copy", bytes)).read(follow=True):
+        assert b"mill:enc:1:" in event.value
+        break
     await store.append("c2", [Registered("Ben Again", "York")])  # with a new key
     assert (await store.load("c2")).state.name == "Ben Again"
 

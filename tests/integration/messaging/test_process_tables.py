@@ -317,6 +317,10 @@ async def test_what_cannot_work_is_refused(mill: Mill) -> None:
         mill.process(source, [], count)
     with pytest.raises(ConfigError, match="not a table"):
         mill.process(source, out, count, tables={"s": source})  # type: ignore[dict-item]
+    tiny = await mill.create_table("tiny", max_message_size=600)
+    await source.publish(b"1", "k1")
+    with pytest.raises(ConfigError, match="positions of 3 input partitions"):
+        await mill.process(source, tiny, lambda e: NewEvent(b"", "k"), name="t").run(once=True)
     expiring = await mill.create_table("expiring", max_age="1h")
     with pytest.raises(ConfigError, match="drops rows by itself"):
         mill.process(source, out, count, tables=[expiring])
@@ -339,7 +343,7 @@ async def test_what_cannot_work_is_refused(mill: Mill) -> None:
 async def test_an_event_that_changes_too_much_is_refused(
     mill: Mill, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(table_worker, "REDO_BYTES_MAX", 10_000)
+    monkeypatch.setattr(table_worker, "EVENT_BYTES_MAX", 10_000)
     source, rows = await mill.create_topic("in"), await mill.create_table("rows")
     await source.publish(b"1")
 
@@ -350,6 +354,29 @@ async def test_an_event_that_changes_too_much_is_refused(
     with pytest.raises(ProcessFailed, match="one event changed 200 rows"):
         await mill.process(source, [], note, tables=[rows]).run(once=True)
     assert await rows.as_dict() == {}
+
+
+async def test_a_row_that_its_table_would_not_take_fails_its_event(mill: Mill) -> None:
+    source = await mill.create_topic("in")
+    rows = await mill.create_table("rows", max_message_size=2000)
+    small = await mill.create_table("small", max_message_size=2000)
+    for size in (10, 1000, 5000, 100):
+        await source.publish(b"x" * size)
+
+    def note(event: Event, tables: Tables) -> list[NewEvent]:
+        tables["rows"][f"k{len(event.value)}"] = event.value[:1400]
+        if len(event.value) == 1000:
+            return [NewEvent(b"x", "k", headers={"h": "x" * 2000})]
+        if len(event.value) == 100:
+            tables["rows"]["large"] = b"x" * 1600
+        return [NewEvent(event.value, f"k{len(event.value)}")]
+
+    process = mill.process(source, small, note, tables=[rows], name="p", on_error="dead_letter")
+    await process.run(once=True)
+    assert await small.as_dict() == {"k10": b"x" * 10}
+    assert await rows.as_dict() == {"k10": b"x" * 10}
+    dead = [len(event.value) async for event in (await mill.topic("in-p-dead")).read()]
+    assert sorted(dead) == [100, 1000, 5000]
 
 
 async def test_tables_that_were_recreated_or_left_out_are_noticed(mill: Mill) -> None:

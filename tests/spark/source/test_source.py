@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import time
+from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
 from millstream.messaging import NewEvent
@@ -220,6 +222,31 @@ def test_filters_narrow_a_batch_read(lake: Lake, account: Account) -> None:
     same("topic = 'other'", lambda r: False)
 
 
+def test_the_tasks_of_a_key_have_one_filter_while_there_are_no_packs(account: Account) -> None:
+    from pyspark.sql.datasource import EqualTo
+
+    from millstream.spark.options import connection_settings, source_options
+    from millstream.spark.source.batch_reader import FilteringBatchReader
+    from millstream.spark.source.range_reader import RangeReader, RangeTask
+
+    given = {"url": account.url, "subscribe": "orders"}
+    settings = connection_settings(given)
+
+    def filters() -> list[int]:
+        reader = RangeReader(settings, pa.schema([]))
+        batch = FilteringBatchReader(settings, source_options(given, batch=True), reader)
+        batch.pushFilters([EqualTo(("key",), b"k2")])
+        tasks = [task for task in batch.partitions() if isinstance(task, RangeTask)]
+        chosen = [task.row_filter for task in tasks]
+        return [len(rows.subjects("orders")) for rows in chosen if rows is not None]
+
+    account.topic("orders")
+    account.publish("orders", [NewEvent(b"%d" % n, f"k{n % 4}") for n in range(40)])
+    assert filters() == [1]
+    account.pack("orders", [(b"p", "k2")])
+    assert filters() == [2]
+
+
 def test_filters_narrow_the_offsets_that_are_read() -> None:
     from pyspark.sql.datasource import EqualTo, GreaterThan, LessThanOrEqual
 
@@ -229,4 +256,5 @@ def test_filters_narrow_the_offsets_that_are_read() -> None:
     assert (done.first, done.end) == (11, 21)
     keyed = narrow([EqualTo(("key",), b"a.b")])
     assert keyed.rows.subjects("orders.1") == ("orders.1.a=2Eb", "orders.1.*.>")
+    assert replace(keyed.rows, packs=False).subjects("orders.1") == ("orders.1.a=2Eb",)
     assert narrow([EqualTo(("partition",), 3)]).partitions == frozenset({3})

@@ -5,8 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
+from millstream import Columns
 from tests.spark.conftest import Account, Lake, forget_commit, last_batch
 
 
@@ -61,6 +63,30 @@ def test_values_are_typed_columns_from_packs_and_plain_events(
     assert [row.asDict() for row in rows] == [order(n) for n in range(20)]
     total = frame.groupBy("value.customer").sum("value.price").collect()
     assert {row[0]: row[1] for row in total}["c0"] == sum(n / 2 for n in range(0, 20, 3))
+
+
+def test_deletions_of_a_frame_are_null_values(lake: Lake, account: Account) -> None:
+    typed(account, "orders")
+    frame = pa.table(
+        {
+            "id": [1, None, 3],
+            "customer": ["a", "b", "c"],
+            "price": [0.5, None, 1.5],
+            "gone": [False, True, None],
+        }
+    )
+
+    async def work(mill: Any) -> None:
+        async with (await mill.topic("orders")).writer("w") as writer:
+            columns = Columns(key="customer", tombstone="gone")
+            await writer.write_batch(frame, position=3, columns=columns)
+
+    account.run(work)
+    rows = lake.read(subscribe="orders").orderBy("offset", "index").collect()
+    assert [bytes(row.key) for row in rows] == [b"a", b"b", b"c"]
+    assert [None if row.value is None else row.value.id for row in rows] == [1, None, 3]
+    kept = lake.read(subscribe="orders").where("value IS NOT NULL").count()
+    assert kept == 2
 
 
 def test_columns_choose_fields_of_the_value(lake: Lake, account: Account) -> None:

@@ -21,7 +21,7 @@ from millstream import errors
 from millstream.schemas import Schema
 from millstream.schemas import types as t
 from millstream.schemas.formats.json_wire import JsonWire
-from millstream.schemas.values.fast_json import fast_dump, fast_load
+from millstream.schemas.values.fast_json import REFUSALS, fast_dump, fast_load, fast_load_into
 from millstream.schemas.values.fit import jsonable
 from tests.unit.schemas.schema_strategies import LEAVES, quick, records_and_values, values
 from tests.unit.schemas.test_schema_shortcut import COLUMNS, ODD
@@ -96,6 +96,30 @@ def test_odd_values_are_accepted_or_refused_as_by_the_checker(
         same_reading(wire, f'{{"x":{literal}}}'.encode())
         same_reading(wire, f'{{"y":1,"x":{literal},"x":{literal}}}'.encode())
         same_reading(wire, literal.encode())
+
+
+@pytest.mark.parametrize("type_", COLUMNS, ids=t.kind)
+def test_a_constructor_gets_the_values_that_a_dict_would_have(type_: t.Type) -> None:
+    def make(x: Any, y: Any) -> dict[str, Any]:
+        return {"x": x, "y": y}
+
+    def load_into(data: bytes) -> Any:
+        return made(decode(data))
+
+    record = t.Record("R", (t.Field("x", type_), t.Field("y", t.Int(64), 3)))
+    steps = fast_load_into(make, record)
+    assert steps is not None
+    decode, made = steps
+    load = fast_load(record)
+    for literal in LITERALS:
+        data = f'{{"x":{literal}}}'.encode()
+        try:
+            wanted = repr(load(data))
+        except REFUSALS:
+            with pytest.raises(REFUSALS):
+                load_into(data)
+        else:
+            assert repr(load_into(data)) == wanted
 
 
 @quick

@@ -10,7 +10,7 @@ import pytest
 from millstream.errors import ConfigError, DataLoss
 from millstream.events.packs.pack import EncodedPack
 from millstream.messaging.processing import redo
-from millstream.messaging.processing.record import CommitRecord, Place
+from millstream.messaging.processing.record import CommitRecord, InputPosition
 from millstream.messaging.processing.redo import (
     StreamUnits,
     Unit,
@@ -71,5 +71,6 @@ def test_a_commit_that_fits_no_batch_is_refused(monkeypatch: pytest.MonkeyPatch)
         list(chunks_of(b"x" * 101, 10_000))
 
 
-def test_a_place_says_where_to_read_on() -> None:
-    assert (Place().next, Place(5, "1").next, Place(5, "1", 3).next) == (1, 6, 5)
+def test_a_position_says_where_to_read_on() -> None:
+    found = [InputPosition(), InputPosition(5, "1"), InputPosition(5, "1", 3)]
+    assert [position.next for position in found] == [1, 6, 5]

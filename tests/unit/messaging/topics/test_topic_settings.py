@@ -24,6 +24,7 @@ from millstream.messaging.topics.stream_config import (
     changed_config,
     from_stream_config,
     identity_of,
+    may_hold_packs,
     resolved,
     to_stream_configs,
 )
@@ -207,6 +208,11 @@ def test_a_stream_says_that_it_never_takes_packs() -> None:
     for given in with_packs:
         (config,) = to_stream_configs("t", TopicSettings(**given))
         assert "millstream.packs" not in config["metadata"]
+    for given in [*without, *with_packs, {"sources": ["a", "b"]}, {"history": 5}]:
+        (config,) = to_stream_configs("t", TopicSettings(**given))
+        settings = from_stream_config(config)
+        assert may_hold_packs(config) == (settings.takes_packs or settings.is_copy)
+        assert may_hold_packs(config) == (given not in without and "history" not in given)
 
 
 def test_conditional_writes_need_a_topic_without_packs() -> None:
