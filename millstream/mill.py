@@ -27,7 +27,7 @@ if TYPE_CHECKING:
         Transform,
     )
     from millstream.projections.diff import RowDiff
-    from millstream.projections.projection import Projection, ProjectionView
+    from millstream.projections.projection import Projection, ProjectionView, Projector
     from millstream.projections.records import ProjectionRecord, ProjectionRecords
     from millstream.schemas.registry.guard import Guard, GuardSettings
     from millstream.schemas.registry.records import TopicSchemas
@@ -277,7 +277,7 @@ class Mill(Client):
     # -- projections ----------------------------------------------------------------------
 
     async def projection(
-        self, name: str, source: EventStore | Topic, function: Transform, **values: Any
+        self, name: str, source: EventStore | Topic, function: Projector, **values: Any
     ) -> Projection:
         """A view of a log in a table, kept up to date by a function, exactly once.
 

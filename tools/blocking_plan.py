@@ -227,6 +227,18 @@ PLANS = [
         skip=frozenset({"types", "folding", "append_to", "changes_on"}),
     ),
     ClassPlan(
+        "millstream.projections.projection",
+        "Projection",
+        "event_store",
+        fixed={"name": "str", "version": "int", "process_name": "str"},
+    ),
+    ClassPlan(
+        "millstream.projections.projection",
+        "ProjectionView",
+        "event_store",
+        fixed={"name": "str"},
+    ),
+    ClassPlan(
         "millstream.mill",
         "Mill",
         "mill",
@@ -234,7 +246,7 @@ PLANS = [
         base_home="connected",
         live={"identity": "Identity | None"},
         last=frozenset({"close", "drain", "flush"}),
-        skip=frozenset({"connection", "jetstream", "open_as", "projection", "view"}),
+        skip=frozenset({"connection", "jetstream", "open_as"}),
     ),
 ]
 
@@ -247,7 +259,7 @@ FILES = {
     "producing": "Producers, exactly-once writers and processes.",
     "topic": "Topics: durable, replayable, partitioned logs of events; their subscriptions.",
     "tables": "Tables and schemas.",
-    "event_store": "Event stores: aggregates, their events and states.",
+    "event_store": "Event stores: aggregates, their events and states; projections.",
     "mill": "The connection that scripts and notebooks hold.",
 }
 
@@ -261,6 +273,7 @@ HANDLERS = {
     "GroupHandler": ("Callable[[GroupEvent], object]", "in_group({0}, self._inner)"),
     "Transform": ("Callable[..., Any]", "in_thread(collected({0}))"),
     "Decision": ("Callable[[Any], Any]", "in_thread({0})"),
+    "Projector": ("Callable[..., Any]", "{0}"),  # it only changes rows: a thread would cost more
 }
 
 # Alias of what may be one twin or several -> its plain type; the objects inside are passed on.

@@ -302,6 +302,8 @@ class ClassWriter:
             value = f"unwrapped({name})"
         elif kind in EXISTING:
             value = f"{name}._inner"
+        elif all(part in EXISTING for part in kind.split(" | ")):
+            value = f"unwrapped({name})"
         elif kind == "Event":
             value = f"unwrapped({name})"  # a delivery, or an event without a twin
         elif re.fullmatch(r"Iterable\[[^\]]*\]", kind):

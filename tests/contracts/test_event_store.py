@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import pytest
 
-from millstream import ANY, NEW, Append, NamedEvent, Personal, blocking
+from millstream import ANY, NEW, Append, NamedEvent, Personal, StoredEvent, blocking
 from millstream.errors import AggregateDeleted, AggregateNotFound, ConfigError, VersionConflict
 from tests.contracts.test_messaging import mill as mill
 from tests.contracts.test_messaging import take
@@ -206,6 +206,40 @@ async def test_a_person_is_erased(mill: Any) -> None:
     assert await store.erase("p1")
     assert not await store.erase("p1")
     assert [event.data async for event in store.events("p1")] == [Registered("?")]
+
+
+@dataclass
+class Balance:
+    amount: int
+
+
+def balances(event: StoredEvent, rows: Any) -> None:
+    if isinstance(event.data, Deposited):
+        rows[event.id] = Balance(rows.get(event.id, Balance(0)).amount + event.data.amount)
+
+
+def doubled(event: StoredEvent, rows: Any) -> None:
+    balances(event, rows)
+    balances(event, rows)
+
+
+async def test_a_projection_is_built_compared_and_swapped(store: Any, mill: Any) -> None:
+    await store.append("a1", [Opened("ann"), Deposited(5)])
+    old = await mill.projection("balances", store, balances, schema=Balance)
+    assert (old.name, old.version) == ("balances", 1)
+    assert await old.run(once=True)
+    view = await mill.view("balances", Balance)
+    assert await view.as_dict() == {"a1": Balance(5)}
+    new = await mill.projection("balances", store, doubled, schema=Balance, version=2)
+    assert await new.rebuild() == 0
+    (row,) = [row async for row in new.diff()]
+    assert (row.key, row.active, row.other) == ("a1", {"amount": 5}, {"amount": 10})
+    assert await new.swap() == 1
+    assert await new.is_active()
+    assert await view.get("a1") == Balance(10)
+    assert (await (await new.table()).get("a1")).value == {"amount": 10}
+    await new.drop(1)
+    assert [list(record.versions) for record in await mill.projections()] == [[2]]
 
 
 # -- plain code only ----------------------------------------------------------------------

@@ -9,7 +9,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from millstream.blocking.connected import Connected
-from millstream.blocking.generated.event_store import EventStore
+from millstream.blocking.generated.event_store import EventStore, Projection, ProjectionView
 from millstream.blocking.generated.message import Message
 from millstream.blocking.generated.producing import Process
 from millstream.blocking.generated.subjects import Identity, PacedPublisher, Service, Subscriber
@@ -354,6 +354,27 @@ class Mill(Connected):
     def event_stores(self) -> list[StoreInfo]:
         """All event stores: their types of events, aggregates and appends."""
         return self._loop.call(self._inner.event_stores())
+
+    def projection(
+        self, name: str, source: EventStore | Topic, function: Callable[..., Any], **values: Any
+    ) -> Projection:
+        """A view of a log in a table, kept up to date by a function, exactly once.
+
+        `projection("balances", store, function, schema=Balance)`: the function is called with each
+        event of the store (StoredEvent) or topic (Event) and the table, whose rows it reads and
+        changes like those of a dict. With `tables={"a": A, "b": B}` it gets a dict of tables, with
+        their schemas. `version=2` is another build, with tables of its own: see Projection for how
+        it is compared and swapped in. Other keywords are those of ProcessSettings.
+        `projection.run()`.
+        """
+        return Projection(
+            self._loop,
+            self._loop.call(self._inner.projection(name, unwrapped(source), function, **values)),
+        )
+
+    def view(self, name: str, type: type | None = None) -> ProjectionView:
+        """The tables of a projection's active version, for readers; see `topic` for `type`."""
+        return ProjectionView(self._loop, self._loop.call(self._inner.view(name, type)))
 
     def projections(self) -> list[ProjectionRecord]:
         """All projections: what they read, their versions, and which one is active."""
