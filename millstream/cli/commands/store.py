@@ -355,9 +355,10 @@ def remove(
     server: ServerOption = None,
     json_: JsonOption = False,
 ) -> None:
-    """Delete an aggregate with all its events; 'topic rm STORE' removes a whole store.
+    """Delete an aggregate with all its events.
 
-    Its end stays as its last version, and it takes no more events, unless --reusable is given.
+    Its end stays as its last version, and it takes no more events, unless --reusable is given. A
+    whole store is removed with 'topic rm', as are STORE-snapshots, STORE-keys and STORE-archive.
     """
     from millstream.cli.views.store import print_change
 

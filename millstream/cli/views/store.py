@@ -96,7 +96,8 @@ def _field_record(field: Field) -> dict[str, Any]:
 
 def show_store(info: StoreInfo, events: Iterable[RegisteredEvent]) -> None:
     """One store: settings, then the types of its events."""
-    say(f"Event store {info.name}, {info.aggregates:,} aggregates in {info.appends:,} appends")
+    say(f"Event store {info.name}")
+    say(f"  aggregates: {info.aggregates:,}, appends: {info.appends:,}")
     say(f"  states: {info.state or 'class not known'}")
     for name, value in settings_record(info.topic.settings).items():
         say(f"  {name.replace('_', ' ')}: {value}")
