@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterable, Mapping
+from contextlib import suppress
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -119,7 +120,8 @@ class Mill(Client):
     async def delete_topic(self, name: str) -> None:
         """Delete a topic, all its events and the versions of its schema.
 
-        The versions stay while a mirror of the topic exists, because it is read with them.
+        The versions stay while a mirror of the topic exists, because it is read with them. With an
+        event store its snapshots, its archive and its keys are deleted as well.
         """
         from millstream.schemas.registry.stores import StoreSchemas
 
@@ -135,6 +137,11 @@ class Mill(Client):
         if unused:
             await self.schemas.forget(name)
         if is_store:
+            from millstream.event_store.opening import COMPANIONS
+
+            for suffix in COMPANIONS:
+                with suppress(TopicNotFound):
+                    await super().delete_topic(name + suffix)
             await store.forget()
         if missing is not None:
             raise missing

@@ -139,14 +139,11 @@ class Appender:
 
     # -- one append -----------------------------------------------------------------------
 
-    async def append(self, append: Append, *, just_read: bool = False) -> AppendReceipt:
-        """Store one append; VersionConflict when the aggregate has another version.
-
-        `just_read`: the expected version may be newer than an earlier try with the same id.
-        """
+    async def append(self, append: Append) -> AppendReceipt:
+        """Store one append; VersionConflict when the aggregate has another version."""
         await self._acks.check()
         prepared = await self._prepare(append)
-        unsure = append.append_id is not None and (just_read or append.expected is ANY)
+        unsure = append.append_id is not None and append.expected is not NEW
         for _ in range(TRIES_MAX):
             head = await self._expected_head(prepared)
             if isinstance(head, AppendReceipt):
@@ -180,6 +177,11 @@ class Appender:
                 f"an append has 1 to {EVENTS_MAX:,} events, found {len(events):,}. Append more in "
                 f"several calls"
             )
+        if isinstance(append.expected, Unchanged) and len(self._topic.partitions) > 1:
+            raise ConfigError(
+                f"expected: store '{self._store}' has {len(self._topic.partitions)} partitions, and "
+                f"the broker checks Unchanged(...) in one. Create the store with one partition"
+            )
         payload = join_lines(await self.types.encode_all(events, append.id))
         pairs: list[tuple[str, str]] = []
         if append.timestamp is not None:
@@ -208,7 +210,7 @@ class Appender:
             head = await self.head(append.id)
             if head.sequence > expected.offset:
                 raise VersionConflict(self._store, append.id, expected, head.version)
-        elif known is not None and expected in (ANY, known.version):
+        elif known is not None and not known.deleted and expected in (ANY, known.version):
             head = known
         else:
             head = await self.head(append.id)
@@ -358,7 +360,7 @@ class Appender:
         if append.expected is NEW:
             return AggregateHead()
         known = self._heads.get(append.id)
-        if known is None or append.expected not in (ANY, known.version):
+        if known is None or known.deleted or append.expected not in (ANY, known.version):
             known = await self.head(append.id)
         return known
 

@@ -15,10 +15,17 @@ from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from typing import Final
 
-from millstream.errors import AggregateDeleted, AggregateNotFound, VersionConflict, WrongSequence
+from millstream.errors import (
+    AggregateDeleted,
+    AggregateNotFound,
+    ConfigError,
+    TopicNotFound,
+    VersionConflict,
+    WrongSequence,
+)
 from millstream.event_store.appending import AggregateHead, Appender
 from millstream.event_store.event_types import EventTypes
-from millstream.event_store.events import Expected, check_expected
+from millstream.event_store.events import NEW, Expected, Unchanged, check_expected
 from millstream.event_store.format import (
     ARCHIVED_HEADER,
     STORED_HEADER,
@@ -101,10 +108,13 @@ class AggregateEnding:
     async def delete(self, id: str, expected: Expected, reusable: bool) -> None:
         """Remove an aggregate's events; a second call completes the first."""
         last = await self._last(id)
+        end = last.offset
         if not last.ends:
-            await self._end(id, expected, None)
-            last = await self._last(id)
-        await self._remove(id, last.offset + 1 if reusable else last.offset)
+            # Not what is last by now: with another deletion the id may have begun again.
+            end = await self._end(id, expected, None)
+        elif last.archive is not None:
+            await self._remove_archived(id)
+        await self._remove(id, end + 1 if reusable else end)
 
     async def archive(self, id: str) -> None:
         """Move an aggregate's events to the archive; a second call completes the first."""
@@ -114,8 +124,9 @@ class AggregateEnding:
         for _ in range(TRIES_MAX):
             if last.ends:
                 break
-            await self._copy(id)
-            with suppress(VersionConflict):  # it got another event, which has to be copied as well
+            # It got another event, which has to be copied as well, or another call copies it too.
+            with suppress(VersionConflict, WrongSequence):
+                await self._copy(id)
                 await self._end(id, last.last, self._archive.name)
             last = await self._last(id)
         else:
@@ -128,13 +139,17 @@ class AggregateEnding:
             raise AggregateNotFound(self._topic.name, id)
         return last
 
-    async def _end(self, id: str, expected: Expected, archive: str | None) -> None:
-        """Step 2: the message after which there are no others."""
+    async def _end(self, id: str, expected: Expected, archive: str | None) -> int:
+        """Step 2: the message after which there are no others; its offset."""
         check_expected(expected, id)
+        if expected is NEW or isinstance(expected, Unchanged):
+            raise ConfigError(f"delete: expected {expected}; give a version, or ANY")
         for _ in range(TRIES_MAX):
             head = await self._appender.head(id)
             if head.deleted:
-                return
+                return head.sequence
+            if head.version == 0:
+                raise AggregateNotFound(self._topic.name, id)
             if isinstance(expected, int) and head.version != expected:
                 raise VersionConflict(self._topic.name, id, expected, head.version)
             version = versions_text(head.version + 1, head.version + 1)
@@ -149,11 +164,11 @@ class AggregateEnding:
             subject = self._subject(self._topic.handle, id)
             message = OutgoingMessage(subject.encode(), encode_headers(pairs), b"")
             try:
-                await _publish(self._topic.handle, message)
+                ack = await _publish(self._topic.handle, message)
             except WrongSequence:
                 continue  # another append, or a copy of this message, came first
-            self._appender.remember(id, AggregateHead(head.version + 1, head.sequence, True))
-            return
+            self._appender.remember(id, AggregateHead(head.version + 1, ack.seq, True))
+            return ack.seq
         raise VersionConflict(
             self._topic.name, id, expected, (await self._appender.head(id)).version
         )
@@ -164,12 +179,17 @@ class AggregateEnding:
         there = await (await self._archive.reader(create=True)).last(id)
         done = 0 if there is None else there.last
         sequence = 0 if there is None else there.offset
+        same = there is None
         async for append in self._reader.appends(id):
             if append.last <= done or append.ends:
+                same = same or (append.last, append.stored_ns) == (done, there and there.stored_ns)
                 continue
+            if not same:
+                break
             pairs = [(n, v) for n, v in append.headers.items() if not n.startswith(_NOT_COPIED)]
             pairs += [
-                (ID_HEADER, f"{append.append_id}-archived"),
+                # Not by the append's id, which another append may have, or none.
+                (ID_HEADER, f"{append.offset}-{append.stored_ns}-archived"),
                 (STORED_HEADER, str(append.stored_ns)),
                 (EXPECTED_HEADER, str(sequence)),
             ]
@@ -179,6 +199,19 @@ class AggregateEnding:
                 archive.handle, OutgoingMessage(subject.encode(), block, join_lines(append.lines))
             )
             sequence = ack.seq
+        if not same:
+            raise ConfigError(
+                f"'{self._archive.name}' holds events of an earlier '{id}', which are not those of "
+                f"store '{self._topic.name}'. Delete that topic, or copy it and then delete it"
+            )
+
+    async def _remove_archived(self, id: str) -> None:
+        """The copies of an archived aggregate."""
+        with suppress(TopicNotFound):
+            archive = await self._archive.topic()
+            number = self._reader.partition(id).number
+            what = Purge(subject=self._subject(archive.handle, id), partition=number)
+            await archive.admin.purge(what)
 
     async def _remove(self, id: str, before: int) -> None:
         """Steps 3 and 4."""

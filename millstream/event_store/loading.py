@@ -178,10 +178,12 @@ class Loader:
                     raise AggregateDeleted(self._store, id)
                 yield events[:-1]
                 done = events[-2].version if len(events) > 1 else done
-                async for archived in (await self._archive.reader()).events_of(
-                    id, 1, max(version, done + 1), key_ids
-                ):
+                found = False
+                async for archived in (await self._archive.reader()).events_of(id, key_ids=key_ids):
+                    found = found or bool(archived)
                     yield [event for event in archived if event.version > done]
+                if not found:
+                    raise AggregateDeleted(self._store, id)
                 return
             yield events
             done = events[-1].version if events else done

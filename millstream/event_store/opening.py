@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from functools import partial
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
 from millstream.errors import ConfigError, TopicNotFound
 from millstream.event_store.ending import ARCHIVE_SUFFIX
@@ -27,7 +27,10 @@ from millstream.schemas.registry.stores import StoreSchemas
 from millstream.tables import Table
 from millstream.wire.aio.jetstream import JetStream
 
-__all__ = ["list_stores", "open_for_states", "open_store"]
+__all__ = ["COMPANIONS", "list_stores", "open_for_states", "open_store"]
+
+# What the names of the topics that belong to a store end with.
+COMPANIONS: Final = (SNAPSHOTS_SUFFIX, ARCHIVE_SUFFIX, KEYS_SUFFIX)
 
 
 class StoreHome(Protocol):
@@ -120,13 +123,15 @@ async def _topic(
                 f"deleted by another tool. Create it again: event_store({name!r}, events=[...])"
             ) from missing
         return await mill.create_topic(name, topic_settings(values))
-    if await schemas.record() is None and (info.settings.takes_packs or info.messages):
+    same = info.settings
+    forgets = same.history or same.max_age or same.max_messages
+    if await schemas.record() is None and (same.takes_packs or info.messages or forgets):
         raise ConfigError(
             f"'{name}' is a topic and not an event store. Use another name for the store"
         )
     if values:  # says which of them differ
-        same = {"partitions": len(info.partitions)}
-        return await mill.create_topic(name, topic_settings({**same, **values}))
+        wanted = {"partitions": len(info.partitions), **values}
+        return await mill.create_topic(name, topic_settings(wanted))
     return await mill.open_as(info)
 
 
@@ -146,12 +151,14 @@ def _snapshots(
     return Snapshots(open_table, codec, personal), settings.snapshot_every
 
 
-async def _snapshot_table(mill: StoreHome, topic: Topic) -> Table:
+async def _snapshot_table(mill: StoreHome, topic: Topic, create: bool) -> Table:
     """The table of a store's snapshots, as durable as the store."""
     name = topic.name + SNAPSHOTS_SUFFIX
     try:
         return await mill.table(name)
     except TopicNotFound:
+        if not create:
+            raise
         settings = _like(topic, f"Snapshots of event store {topic.name}", history=1)
         return await mill.create_table(name, settings)
 

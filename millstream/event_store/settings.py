@@ -10,6 +10,7 @@ from millstream.errors import ConfigError
 from millstream.event_store.event_types import Upcasters
 from millstream.event_store.folding import Fold
 from millstream.messaging import TopicSettings
+from millstream.messaging.topics.choices import Discard
 from millstream.messaging.topics.settings import TOPIC_SETTINGS
 from millstream.nearest import check_known
 
@@ -40,20 +41,33 @@ class StoreSettings:
     compatibility: str = "BACKWARD"  # between versions of an event without an upcaster
 
     def __post_init__(self) -> None:
-        if self.snapshot_every is not None and self.snapshot_every < 1:
-            raise ConfigError(f"snapshot_every {self.snapshot_every!r}: give 1 or more")
-        if self.snapshot_version < 1:
-            raise ConfigError(f"snapshot_version {self.snapshot_version!r}: give 1 or more")
+        if self.snapshot_every is not None:
+            _check_count("snapshot_every", self.snapshot_every)
+        _check_count("snapshot_version", self.snapshot_version)
+
+
+def _check_count(name: str, value: object) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise ConfigError(f"{name} {value!r:.40}: give a number from 1 on")
 
 
 def split_settings(values: Mapping[str, Any]) -> tuple[StoreSettings, dict[str, Any]]:
     """The settings of a store, and those of its topic, from one set of keywords."""
     own = {one.name for one in fields(StoreSettings)}
+    for name, reason in _REFUSED.items():
+        if name in values:
+            raise ConfigError(f"{name} is no setting of an event store: {reason}")
     check_known(values, [*own, *(name for name in TOPIC_SETTINGS if name not in _REFUSED)])
     store = StoreSettings(**{name: value for name, value in values.items() if name in own})
     return store, {name: value for name, value in values.items() if name not in own}
 
 
 def topic_settings(values: Mapping[str, Any]) -> TopicSettings:
-    """The settings of a store's topic."""
-    return TopicSettings(**values, packs=False)
+    """The settings of a store's topic, which never removes an event by itself."""
+    found = TopicSettings(**values, packs=False)
+    if found.max_bytes is not None and found.discard is not Discard.NEW:
+        raise ConfigError(
+            "max_bytes of an event store needs discard='new': a full store then refuses appends, "
+            "and does not remove its oldest events"
+        )
+    return found

@@ -12,7 +12,7 @@ from typing import Any, Final
 
 import msgspec
 
-from millstream.errors import MillstreamError
+from millstream.errors import MillstreamError, TopicNotFound
 from millstream.event_store.events import Loaded
 from millstream.event_store.folding import StateCodec
 from millstream.event_store.ids import tokens_of
@@ -45,16 +45,20 @@ class Snapshots:
     """The snapshots of a store's aggregates, in a table of their own."""
 
     def __init__(
-        self, open_table: Callable[[], Awaitable[Table]], codec: StateCodec, personal: PersonalData
+        self,
+        open_table: Callable[[bool], Awaitable[Table]],
+        codec: StateCodec,
+        personal: PersonalData,
     ) -> None:
-        self._open = open_table
+        self._open = open_table  # with True: create it if there is none
         self._codec = codec
         self._personal = personal
         self._table: Table | None = None
 
     async def get(self, id: str) -> Loaded[Any] | None:
         """The aggregate as its snapshot has it; None when there is none that can be used."""
-        entry = await (await self._opened()).get(tokens_of(id))
+        table = await self._found()
+        entry = None if table is None else await table.get(tokens_of(id))
         if entry is None:
             return None
         try:
@@ -94,11 +98,22 @@ class Snapshots:
 
     async def delete(self, id: str) -> None:
         """Remove the snapshot of an aggregate that ends."""
-        await (await self._opened()).delete(tokens_of(id))
+        table = await self._found()
+        if table is not None:
+            await table.delete(tokens_of(id))
 
     async def _opened(self) -> Table:
         if self._table is None:
-            self._table = await self._open()
+            self._table = await self._open(True)
+        return self._table
+
+    async def _found(self) -> Table | None:
+        """The table; None when there is none yet: who only reads must not create it."""
+        if self._table is None:
+            try:
+                self._table = await self._open(False)
+            except TopicNotFound:
+                return None
         return self._table
 
     @property

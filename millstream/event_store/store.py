@@ -194,10 +194,10 @@ class EventStore:
         """Internal: append to an aggregate as it was loaded; the aggregate after it."""
         if not events:
             return loaded
-        append = Append(loaded.id, events, loaded.version or NEW, **details)
-        receipt = await self._appender.append(append, just_read=True)
-        if receipt.version != loaded.version + len(events):  # stored before it was loaded
-            return await self.load(loaded.id, receipt.version)
+        receipt = await self.append(loaded.id, events, loaded.version or NEW, **details)
+        if receipt.first_version != loaded.version + 1:
+            # It was stored before, after events that are not in this state or are in it already.
+            return await self.load(loaded.id)
         return await self._loader.after(loaded, events, receipt, self._every)
 
     def changes_on(self, loaded: Loaded[Any]) -> Changes:

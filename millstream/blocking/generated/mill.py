@@ -276,7 +276,8 @@ class Mill(Connected):
     def delete_topic(self, name: str) -> None:
         """Delete a topic, all its events and the versions of its schema.
 
-        The versions stay while a mirror of the topic exists, because it is read with them.
+        The versions stay while a mirror of the topic exists, because it is read with them. With an
+        event store its snapshots, its archive and its keys are deleted as well.
         """
         self._loop.call(self._inner.delete_topic(name))
 

@@ -357,8 +357,8 @@ def remove(
 ) -> None:
     """Delete an aggregate with all its events.
 
-    Its end stays as its last version, and it takes no more events, unless --reusable is given. A
-    whole store is removed with 'topic rm', as are STORE-snapshots, STORE-keys and STORE-archive.
+    Its end stays as its last version, and it takes no more events, unless --reusable is given.
+    'topic rm STORE' removes a whole store.
     """
     from millstream.cli.views.store import print_change
 
