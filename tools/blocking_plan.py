@@ -217,7 +217,7 @@ PLANS = [
         base="Changing",
         base_home="changing",
         live={"result": "Loaded[Any] | None"},
-        skip=frozenset({"try_append", "repeat"}),
+        skip=frozenset({"try_append", "repeat", "abandon"}),
     ),
     ClassPlan(
         "millstream.event_store.store",

@@ -77,10 +77,12 @@ MAY_IMPORT: dict[str, set[str]] = {
     "schemas": {"schemas.values", "schemas.formats"},
     "schemas.registry": {"wire", "wire.aio", *EVENTS, *MESSAGING, "tables", *SCHEMAS},
     "spark": {
-        *("wire", "wire.sync", "events", "messaging.topics", "schemas", "schemas.registry"),
+        *("wire", "wire.sync", "events", "messaging.topics", *SCHEMAS, "event_store"),
         *("spark.source", "spark.sink"),
     },
-    "spark.source": {"wire", "wire.sync", *EVENTS, "messaging.topics", *SCHEMAS, "spark"},
+    "spark.source": {
+        *("wire", "wire.sync", *EVENTS, "messaging.topics", *SCHEMAS, "event_store", "spark"),
+    },
     "spark.sink": {
         *("wire", "wire.sync", *EVENTS, "messaging.topics", *SCHEMAS),
         *("spark", "spark.source"),

@@ -32,3 +32,5 @@ class Changing(Twin):
         if error is None:
             while not self._loop.call(self._inner.try_append()):
                 self._inner.repeat()
+        else:
+            self._inner.abandon()

@@ -70,6 +70,7 @@ MillstreamError
 │   ├── Unmappable                           a type cannot be represented in a format
 │   ├── Incompatible                         a version is not compatible with earlier ones
 │   ├── SchemaNotFound (LookupError)         the registry has no such schema
+│   ├── NoUpcaster                           a stored version of an event cannot be read here
 │   └── Unfit                                a value does not fit its schema
 └── PackError (ValueError)                   bytes that are not a valid pack
 
@@ -136,6 +137,7 @@ from millstream.errors.stores import (
     AggregateDeleted,
     AggregateNotFound,
     NotCaughtUp,
+    NoUpcaster,
     ProjectionNotFound,
     UnknownEvent,
     VersionConflict,
@@ -195,6 +197,7 @@ __all__ = [
     "NoMessage",
     "NoResponders",
     "NoSpace",
+    "NoUpcaster",
     "NotCaughtUp",
     "NotDurable",
     "NotJson",

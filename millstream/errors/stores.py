@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from millstream.errors.base import MillstreamError
+from millstream.errors.data import SchemaError
 
 __all__ = [
     "AggregateDeleted",
     "AggregateNotFound",
+    "NoUpcaster",
     "NotCaughtUp",
     "ProjectionNotFound",
     "UnknownEvent",
@@ -80,3 +82,15 @@ class NotCaughtUp(MillstreamError):
         self.name, self.version, self.lag = name, version, lag
         found = "was never run" if lag is None else f"lacks {lag:,} messages of the log"
         super().__init__(f"version {version} of projection '{name}' {found}. Run rebuild() first")
+
+
+class NoUpcaster(SchemaError):
+    """A stored version of an event cannot be read as the one that is used here."""
+
+    def __init__(self, store: str, event: str, version: int, wanted: int, reason: str) -> None:
+        self.store, self.event, self.version, self.wanted = store, event, version, wanted
+        super().__init__(
+            f"store '{store}': version {version} of event '{event}' cannot be read as version "
+            f"{wanted}, which is used here: {reason}. Give a function that converts it to the next "
+            f"version: upcasters={{({event!r}, {version}): function}}"
+        )

@@ -13,8 +13,9 @@ message as expectation, so the broker stores it only if no other append came fir
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
+
+import msgspec
 
 from millstream.errors import (
     AggregateDeleted,
@@ -52,7 +53,7 @@ from millstream.messaging.topics.handle import TopicHandle
 from millstream.wire.aio.atomic import publish_batch
 from millstream.wire.api import ErrorCode, PubAck
 from millstream.wire.message import OutgoingMessage
-from millstream.wire.protocol import encode_headers, unique_token
+from millstream.wire.protocol import encode_headers
 
 __all__ = ["AggregateHead", "Appender"]
 
@@ -60,20 +61,24 @@ __all__ = ["AggregateHead", "Appender"]
 HEADS_MAX: Final = 20_000
 # Refusals in a row of an append that takes any version: each means that another one was stored.
 TRIES_MAX: Final = 100
-_PATTERN_HEADER: Final = "Nats-Expected-Last-Subject-Sequence-Subject"
+_PATTERN_HEADER: Final = b"Nats-Expected-Last-Subject-Sequence-Subject"
+_STATUS_LINE: Final = b"NATS/1.0\r\n"
+# The headers of every append: its id, its versions, and the sequence that it expects.
+_HEADERS: Final = (
+    f"NATS/1.0\r\n{ID_HEADER}: %b\r\n{VERSIONS_HEADER}: %b\r\n{EXPECTED_HEADER}: %d\r\n".encode()
+)
 
 
-@dataclass(frozen=True, slots=True)
-class AggregateHead:
+class AggregateHead(NamedTuple):
     """The end of an aggregate: its version, and the sequence of its last message."""
 
     version: int = 0
     sequence: int = 0
     deleted: bool = False
+    boundary: int = 0  # the last message of a pattern that it is checked against
 
 
-@dataclass(frozen=True, slots=True)
-class _Prepared:
+class _Prepared(msgspec.Struct, frozen=True):
     """An append with everything that does not depend on the head of its aggregate."""
 
     append: Append
@@ -81,22 +86,21 @@ class _Prepared:
     partition: int
     subject: str
     count: int
-    pairs: tuple[tuple[str, str], ...]
+    details: bytes  # the rest of its headers
     payload: bytes
 
     def message(self, head: AggregateHead) -> OutgoingMessage:
         """The message that follows a head."""
         versions = versions_text(head.version + 1, head.version + self.count)
-        pairs = [(ID_HEADER, self.append_id), (VERSIONS_HEADER, versions)]
-        expected = self.append.expected
+        expected, details = self.append.expected, self.details
+        sequence = head.sequence
         if isinstance(expected, Unchanged):
             prefix = self.subject[: -len(subject_of("", self.append.id))]
-            pairs.append((EXPECTED_HEADER, str(expected.offset)))
-            pairs.append((_PATTERN_HEADER, f"{prefix}.{pattern_of(expected.pattern)}"))
-        else:
-            pairs.append((EXPECTED_HEADER, str(head.sequence)))
-        block = encode_headers([*pairs, *self.pairs], foreign=True)
-        return OutgoingMessage(self.subject.encode(), block, self.payload)
+            pattern = f"{prefix}.{pattern_of(expected.pattern)}"
+            sequence = head.boundary
+            details = b"%b: %b\r\n%b" % (_PATTERN_HEADER, pattern.encode(), details)
+        block = _HEADERS % (self.append_id.encode(), versions.encode(), sequence)
+        return OutgoingMessage(self.subject.encode(), block + details, self.payload)
 
 
 class Appender:
@@ -128,12 +132,10 @@ class Appender:
 
     async def head(self, id: str) -> AggregateHead:
         """The head of an aggregate, as the broker has it now."""
-        found = await self._reader.last(id)
-        head = (
-            AggregateHead()
-            if found is None
-            else AggregateHead(found.last, found.offset, found.ends)
-        )
+        found, sequence = await self._reader.head(id)
+        head = AggregateHead(0, sequence)
+        if found is not None:
+            head = AggregateHead(found.last, sequence, found.ends)
         self.remember(id, head)
         return head
 
@@ -141,7 +143,8 @@ class Appender:
 
     async def append(self, append: Append) -> AppendReceipt:
         """Store one append; VersionConflict when the aggregate has another version."""
-        await self._acks.check()
+        if self._acks.demanded:
+            await self._acks.check()
         prepared = await self._prepare(append)
         unsure = append.append_id is not None and append.expected is not NEW
         for _ in range(TRIES_MAX):
@@ -179,8 +182,8 @@ class Appender:
             )
         if isinstance(append.expected, Unchanged) and len(self._topic.partitions) > 1:
             raise ConfigError(
-                f"expected: store '{self._store}' has {len(self._topic.partitions)} partitions, and "
-                f"the broker checks Unchanged(...) in one. Create the store with one partition"
+                f"expected: store '{self._store}' has {len(self._topic.partitions)} partitions, "
+                f"and the broker checks Unchanged(...) in one. Create the store with one partition"
             )
         payload = join_lines(await self.types.encode_all(events, append.id))
         pairs: list[tuple[str, str]] = []
@@ -195,21 +198,30 @@ class Appender:
             pairs.extend(append.headers.items())
         number = partition_of(append.id, len(self._topic.partitions))
         prefix = self._topic.partitions[number].prefix or self._store
-        known = (number, subject_of(prefix, append.id), len(events), tuple(pairs), payload)
-        return _Prepared(append, append.append_id or unique_token(20), *known)
+        append_id, details = append.append_id, b"\r\n"
+        if not append_id:
+            append_id = self._topic.publisher.new_id()
+        else:
+            encode_headers([(ID_HEADER, append_id)], foreign=True)  # refuses what is not text
+        if pairs:
+            details = encode_headers(pairs, foreign=True).removeprefix(_STATUS_LINE)
+        known = (number, subject_of(prefix, append.id), len(events), details, payload)
+        return _Prepared(append, append_id, *known)
 
     async def _expected_head(self, prepared: _Prepared) -> AggregateHead | AppendReceipt:
         """The head that an append follows, or its receipt if it was stored before."""
         append = prepared.append
         expected = append.expected
-        if expected is NEW:
-            return AggregateHead()
         known = self._heads.get(append.id)
+        if expected is NEW:  # remembered with a sequence: another program has published there
+            return known if known is not None and not known.version else AggregateHead()
         if isinstance(expected, Unchanged):
-            # Its own: what the pattern found may be newer than what is remembered.
+            # The pattern first: what is appended after this question makes the broker refuse.
+            last = await self._reader.last_offset(expected.pattern)
             head = await self.head(append.id)
-            if head.sequence > expected.offset:
+            if max(last, head.sequence) > min(last, expected.offset):
                 raise VersionConflict(self._store, append.id, expected, head.version)
+            head = head._replace(boundary=last)
         elif known is not None and not known.deleted and expected in (ANY, known.version):
             head = known
         else:
@@ -357,9 +369,9 @@ class Appender:
 
     async def _head_for_batch(self, prepared: _Prepared) -> AggregateHead:
         append = prepared.append
-        if append.expected is NEW:
-            return AggregateHead()
         known = self._heads.get(append.id)
+        if append.expected is NEW:
+            return known if known is not None and not known.version else AggregateHead()
         if known is None or known.deleted or append.expected not in (ANY, known.version):
             known = await self.head(append.id)
         return known
@@ -379,6 +391,9 @@ class Appender:
         ids = [one.append.id for one in prepared]
         if len(set(ids)) < len(ids):
             raise ConfigError("append_all: an aggregate is named twice; join its events in one")
+        given = [one.append.append_id is not None for one in prepared]
+        if any(given) and not all(given):
+            raise ConfigError("append_all: give all appends an append_id, or none")
         if any(isinstance(one.append.expected, Unchanged) for one in prepared):
             raise ConfigError("append_all: Unchanged(...) is for a single append")
         if len({one.partition for one in prepared}) > 1:

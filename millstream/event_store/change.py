@@ -43,9 +43,13 @@ class AggregateChange:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
+        if self._changes is None:
+            return
         if error is None:
             while not await self.try_append():
                 self.repeat()
+        else:
+            self.abandon()
 
     async def try_append(self) -> bool:
         """Internal: append what the block decided on; False: another append was faster."""
@@ -53,8 +57,9 @@ class AggregateChange:
         if loaded is None or changes is None:
             raise ConfigError("use `async with store.change(id) as ...`")
         self._left -= 1
+        events = changes.end()
         try:
-            self.result = await self._store.append_to(loaded, changes.events, **self._details)
+            self.result = await self._store.append_to(loaded, events, **self._details)
         except VersionConflict as conflict:
             if not self._left:
                 raise
@@ -70,7 +75,11 @@ class AggregateChange:
         what blocks a loop.
         """
         if self._loaded is not None and self._changes is not None:
-            state = self._store.changes_on(self._loaded).state
-            self._changes = self._changes.repeated_on(state)
+            self._changes = self._changes.repeated_on(self._loaded.state)
         if self._changes is None and self._conflict is not None:
             raise self._conflict
+
+    def abandon(self) -> None:
+        """Internal: the block has failed; its stand-in takes no more commands."""
+        if self._changes is not None:
+            self._changes.ended = True

@@ -107,6 +107,11 @@ class AggregateEnding:
 
     async def delete(self, id: str, expected: Expected, reusable: bool) -> None:
         """Remove an aggregate's events; a second call completes the first."""
+        await self._check_permission(id)
+        last, sequence = await self._reader.head(id)
+        if last is None and sequence:  # only what other programs have published
+            await self._remove(id, sequence + 1)
+            return
         last = await self._last(id)
         end = last.offset
         if not last.ends:
@@ -118,6 +123,7 @@ class AggregateEnding:
 
     async def archive(self, id: str) -> None:
         """Move an aggregate's events to the archive; a second call completes the first."""
+        await self._check_permission(id)
         last = await self._last(id)
         if last.ends and last.archive is None:
             raise AggregateDeleted(self._topic.name, id)
@@ -132,6 +138,10 @@ class AggregateEnding:
         else:
             raise VersionConflict(self._topic.name, id, "no more events", last.last)
         await self._remove(id, last.offset)
+
+    async def _check_permission(self, id: str) -> None:
+        """PermissionDenied before anything is changed, for a user that may not remove events."""
+        await self._purge(id, 1)  # nothing is stored before offset 1
 
     async def _last(self, id: str) -> AppendMessage:
         last = await self._reader.last(id)
@@ -215,16 +225,15 @@ class AggregateEnding:
 
     async def _remove(self, id: str, before: int) -> None:
         """Steps 3 and 4."""
-        partition = self._reader.partition(id)
-        what = Purge(
-            subject=self._subject(self._topic.handle, id),
-            before=before,
-            partition=partition.number,
-        )
-        await self._topic.admin.purge(what)
+        await self._purge(id, before)
         self._appender.forget(id)
         if self._snapshots is not None:
             await self._snapshots.delete(id)
+
+    async def _purge(self, id: str, before: int) -> None:
+        number = self._reader.partition(id).number
+        subject = self._subject(self._topic.handle, id)
+        await self._topic.admin.purge(Purge(subject=subject, before=before, partition=number))
 
     def _subject(self, topic: TopicHandle, id: str) -> str:
         number = self._reader.partition(id).number

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final, NamedTuple, TypeAlias
 
-from millstream.errors import ConfigError, SchemaError, UnknownEvent
+from millstream.errors import ConfigError, NoUpcaster, SchemaError, UnknownEvent
 from millstream.event_store.events import NamedEvent
 from millstream.event_store.format import check_event_name, read_tag, tag_of
 from millstream.event_store.personal import PersonalData
@@ -182,13 +182,39 @@ class EventTypes:
         if cls is not None:
             self._written[cls] = written
 
+    def check(self) -> None:
+        """Raise NoUpcaster if a class cannot read an older version of its event."""
+        for name, event in self.events.items():
+            if name in self.classes:
+                for version in range(1, event.current.version):
+                    self._steps(event, version, event.current.version)
+
     def _reader(self, event: RegisteredEvent, version: int, cls: type | None) -> _Read:
-        """A function from the bytes of a version to the class, or to a dict of the latest one."""
+        """A function from the bytes of a version to the class, or to a dict of the latest one.
+
+        Compiled on first use: a version that cannot be read here may never be met.
+        """
+        compiled: _Read | None = None
+
+        def read(body: bytes) -> Any:
+            nonlocal compiled
+            if compiled is None:
+                compiled = self._compiled(event, version, cls)
+            return compiled(body)
+
+        return read
+
+    def _compiled(self, event: RegisteredEvent, version: int, cls: type | None) -> _Read:
         schemas = event.schemas
         last = len(schemas) if cls is None else event.current.version
+        try:
+            steps = self._steps(event, version, last)
+        except NoUpcaster:
+            if cls is not None:
+                raise
+            last, steps = version, []  # for tools: as it was written
         target = schemas[last - 1]
         load = make_codec(schemas[version - 1], "json").decode
-        steps = self._steps(event, version, last)
         make = _maker(cls, target.record)
         personal, marks, name = self._personal, self._marks.get(event.name, {}), event.name
 
@@ -212,30 +238,38 @@ class EventTypes:
 
     def _steps(self, event: RegisteredEvent, version: int, last: int) -> list[Upcaster]:
         """The conversions from a version to the last: by functions where they are given."""
-        schemas, now, steps = event.schemas, version, list[Upcaster]()
+        now, steps = version, list[Upcaster]()
         while now < last:
             function = self.upcasters.get((event.name, now))
             if function is not None:
-                steps += [function, schemas[now].fit]
+                steps += [function, event.schemas[now].fit]
                 now += 1
                 continue
             following = [v for v in range(now + 1, last) if (event.name, v) in self.upcasters]
             until = following[0] if following else last
-            steps.append(self._resolution(event.name, now, schemas[now - 1], schemas[until - 1]))
+            steps += self._by_rules(event, now, until)
             now = until
         if now > last:  # written by a newer program
-            steps.append(self._resolution(event.name, now, schemas[now - 1], schemas[last - 1]))
+            steps += self._by_rules(event, now, last)
         return steps
 
-    def _resolution(self, name: str, version: int, writer: Schema, reader: Schema) -> Upcaster:
+    def _by_rules(self, event: RegisteredEvent, start: int, end: int) -> list[Upcaster]:
+        """The conversion by schema rules: in one step if possible, else version by version."""
+        schemas = event.schemas
         try:
-            return Resolution(writer.record, reader.record).value
-        except SchemaError as error:
-            raise SchemaError(
-                f"store '{self.store}': version {version} of event '{name}' cannot be read as the "
-                f"version that is used here: {error}. Give a function that converts it: "
-                f"upcasters={{({name!r}, {version}): function}}"
-            ) from error
+            return [Resolution(schemas[start - 1].record, schemas[end - 1].record).value]
+        except SchemaError:
+            pass
+        ahead = 1 if start < end else -1
+        steps = list[Upcaster]()
+        for version in range(start, end, ahead):
+            pair = schemas[version - 1].record, schemas[version + ahead - 1].record
+            try:
+                steps.append(Resolution(*pair).value)
+            except SchemaError as error:
+                known = (self.store, event.name, version, version + ahead)
+                raise NoUpcaster(*known, str(error)) from error
+        return steps
 
     # -- for readers and writers ------------------------------------------------------------
 

@@ -82,7 +82,7 @@ def join_lines(events: Iterable[tuple[str, bytes]]) -> bytes:
     >>> join_lines([("Opened", b"{}"), ("Deposited.2", b'{"amount":5}')])
     b'{"Opened":{}}\\n{"Deposited.2":{"amount":5}}'
     """
-    return b"\n".join(b'{"%b":%b}' % (tag.encode(), body) for tag, body in events)
+    return b"\n".join([b'{"%b":%b}' % (tag.encode(), body) for tag, body in events])
 
 
 def split_lines(payload: bytes) -> list[tuple[str, bytes]]:

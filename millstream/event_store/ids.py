@@ -32,9 +32,8 @@ def tokens_of(id: str) -> str:
     >>> tokens_of("a.b"), tokens_of("a b"), tokens_of("a..b"), tokens_of("_x")
     ('a.b', 'a=20b', 'a.=.b', '=5Fx')
     """
-    check_id(id)
-    key_token(id)  # refuses what is too long
-    return ".".join(map(key_token, id.split("."))) if "." in id else key_token(id)
+    token = key_token(check_id(id))  # refuses what is too long
+    return ".".join(map(key_token, id.split("."))) if "." in id else token
 
 
 def id_of(tokens: str) -> str:

@@ -15,7 +15,7 @@ from millstream.event_store.events import AppendReceipt, Clock, Loaded, StoredEv
 from millstream.event_store.folding import Folding
 from millstream.event_store.reading import AggregateReader
 from millstream.event_store.snapshots import Snapshots
-from millstream.events.event import datetime_of, nanoseconds_of
+from millstream.events.event import datetime_of, nanoseconds_of, whole_microsecond
 
 __all__ = ["Loader", "Moment"]
 
@@ -36,9 +36,7 @@ class Moment:
         if clock not in ("stored", "event"):
             raise ConfigError(f"clock {clock!r}: choose stored or event")
         if isinstance(at, datetime):
-            # All of that microsecond: times of storing are finer than a datetime, and the one of
-            # an event has to include that event.
-            return cls(None, nanoseconds_of(at) + 999, clock)
+            return cls(None, whole_microsecond(nanoseconds_of(at)), clock)
         if at is not None and (isinstance(at, bool) or not isinstance(at, int) or at < 1):
             raise ConfigError(f"at {at!r:.60}: give a version from 1 on, or a datetime with a zone")
         return cls(at)

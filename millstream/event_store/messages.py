@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from functools import partial
 from typing import NamedTuple
 
-from millstream.errors import MillstreamError, Undecodable
+from millstream.errors import NoUpcaster, Undecodable, UnknownEvent
 from millstream.event_store.event_types import EventTypes
 from millstream.event_store.events import Deleted, StoredEvent
 from millstream.event_store.format import (
@@ -76,14 +76,20 @@ class AppendMessage(NamedTuple):
 
 
 def open_append(partition: Partition, raw: RawMessage) -> AppendMessage | None:
-    """The append in a message; None when it is something else. Undecodable when it is damaged."""
+    """The append in a message; None when it is something else. Undecodable when it is damaged.
+
+    Whoever may publish can store anything on the subjects of a store: what has no versions is not
+    of the store, and is left out.
+    """
     address = parse_ack_address(raw.reply)
     kind = kind_of(raw.subject, raw.headers, partition.prefix_size)
     if kind.redriven or not (kind.is_plain or kind.is_pack):
         return None
+    if kind.is_plain and raw.headers.find(_MARK) < 0:
+        return None
     try:
-        if kind.is_pack or raw.headers.find(_MARK) < 0:
-            raise ValueError("it was not written by an event store")
+        if kind.is_pack:
+            raise ValueError("it is damaged, or not an append of an event store")
         headers = parse_headers(raw.headers)
         first, last = read_versions(headers)
         lines = [] if is_deletion(raw.headers) else split_lines(raw.payload)
@@ -123,7 +129,7 @@ def stored_events(append: AppendMessage, types: EventTypes) -> Iterator[StoredEv
             name, version = types.name_of(tag)
             data = types.decode(tag, body)
         except DECODE_FAILURES as error:
-            if isinstance(error, MillstreamError) and not isinstance(error, ValueError):
+            if isinstance(error, UnknownEvent | NoUpcaster):
                 raise
             where = (topic, number, append.offset, index)
             raise Undecodable(*where, reason_of(error)) from error

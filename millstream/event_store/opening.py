@@ -71,6 +71,9 @@ async def open_store(
     schemas = StoreSchemas(mill.schemas, name)
     topic = await _topic(mill, name, bool(classes) and register, about_topic, schemas)
     if classes and register:
+        # Before anything is registered: a version that cannot read older ones would stay.
+        expected = [await schemas.prospect(event, new[event]) for event in new]
+        EventTypes(name, expected, classes, settings.upcasters).check()
         registered = await schemas.register(new, mode, class_path(state))
         known = {event.name for event in registered}
         registered += [event for event in await schemas.events() if event.name not in known]
@@ -94,7 +97,9 @@ async def open_for_states(
     record = await StoreSchemas(mill.schemas, name).record()
     classes = {} if record is None else classes_beside(name, state, record.events)
     values = {"snapshot_version": snapshot_version}
-    return await open_store(mill, name, state, classes, values, register=False)
+    store = await open_store(mill, name, state, classes, values, register=False)
+    store.types.check()
+    return store
 
 
 async def list_stores(mill: StoreHome) -> list[StoreInfo]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from typing import Any, Final
 
@@ -22,6 +23,8 @@ from millstream.wire.lost import check
 from millstream.wire.message import RawMessage, StoredMessage
 
 __all__ = ["AggregateReader", "Learn"]
+
+_log = logging.getLogger("millstream.event_store")
 
 # Decoded at a time: so few objects that most are gone again before the collector looks for garbage.
 DECODE_MESSAGES: Final = 50
@@ -52,9 +55,34 @@ class AggregateReader:
 
     async def last(self, id: str) -> AppendMessage | None:
         """The last append of an aggregate, as the leader has it; None: it has none."""
+        return (await self.head(id))[0]
+
+    async def head(self, id: str) -> tuple[AppendMessage | None, int]:
+        """The last append of an aggregate, and the offset of the last message on its subject.
+
+        That is another one if something else has published there.
+        """
         partition = self.partition(id)
         ask = {"last_by_subj": self._subject(partition, id)}
-        return await self._one(partition, ask)
+        found = await self._jetstream.get_message(partition.stream, ask)
+        if found is None:
+            return None, 0
+        append = open_append(partition, raw_of(partition.stream, found))
+        if append is None:
+            _log.warning(
+                "store %s: the message at offset %d of partition %d is not an append",
+                *(partition.topic, found.sequence, partition.number),
+            )
+            async for one in self.appends(id):
+                append = one
+        return append, found.sequence
+
+    async def last_offset(self, pattern: str) -> int:
+        """The offset of the last message that matches a pattern of ids; 0: there is none."""
+        (subject,) = self.subjects(pattern)
+        stream = self._topic.partitions[0].stream
+        found = await self._jetstream.get_message(stream, {"last_by_subj": subject})
+        return 0 if found is None else found.sequence
 
     async def at(self, number: int, sequence: int) -> AppendMessage | None:
         """The append at an offset of a partition."""
@@ -179,6 +207,10 @@ class AggregateReader:
             events.extend(part if isinstance(part, list) else stored_events(part, types))
         if problem is not None:
             raise problem
+
+    def category(self, name: str) -> tuple[str, ...]:
+        """The subjects of a category: of ids that are its name, or begin with it and a dot."""
+        return (*self.subjects(name), *self.subjects(f"{name}.>"))
 
     def subjects(self, pattern: str) -> tuple[str, ...]:
         """The subjects of a pattern of ids, in every partition."""

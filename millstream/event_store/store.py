@@ -175,7 +175,7 @@ class EventStore:
             result = function(copy.deepcopy(loaded.state))
             if hasattr(result, "__await__"):
                 result = await result
-            events = [] if result is None or result == [] else decided(result, self.is_event)
+            events = [] if result is None or result == [] else decided(result, self.types)
             if events is None:
                 raise ConfigError(
                     f"update: the function returned {result!r:.60}, which is no event of store "
@@ -202,8 +202,7 @@ class EventStore:
 
     def changes_on(self, loaded: Loaded[Any]) -> Changes:
         """Internal: what collects the events of a block, on a copy of a loaded state."""
-        folding = self._loader.need_folding()
-        return Changes(copy.deepcopy(loaded.state), folding, self.is_event)
+        return Changes(loaded.state, self._loader.need_folding(), self.types)
 
     def is_event(self, value: Any) -> bool:
         """Whether a value is an event of this store."""
@@ -301,10 +300,10 @@ class EventStore:
     ) -> AsyncIterator[StoredEvent]:
         """The events of all aggregates in the order of storing; of one partition each.
 
-        `category` is the first part of an id: only `account.1`, `account.2` and so on. With
+        `category` is the first part of an id: only `account`, `account.1` and so on. With
         `follow` it continues with events that are stored later, forever.
         """
-        subjects = () if category is None else self._reader.subjects(f"{category}.>")
+        subjects = () if category is None else self._reader.category(category)
         plan = ReadPlan(start=start, follow=follow, partitions=partitions, subjects=subjects)
         async for events in self._reader.events(plan):
             for event in events:

@@ -16,6 +16,7 @@ __all__ = [
     "FOR_HEADER",
     "FOR_MARK",
     "KIND_MARKS",
+    "MARKER_HEADER",
     "NULL_HEADER",
     "OWN_MARK",
     "PACK_HEADER",

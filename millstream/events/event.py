@@ -41,6 +41,7 @@ __all__ = [
     "event_ns",
     "nanoseconds_of",
     "place_of",
+    "whole_microsecond",
 ]
 
 KEY_HEADER: Final = "Mill-Key"
@@ -121,6 +122,18 @@ def nanoseconds_of(timestamp: datetime | int) -> int:
         )
     past = timestamp - _EPOCH
     return (past.days * 86_400 + past.seconds) * 1_000_000_000 + past.microseconds * 1_000
+
+
+def whole_microsecond(nanoseconds: int) -> int:
+    """The last nanosecond of a microsecond.
+
+    A time of the past counts to the microsecond, as a datetime does, and is included: so the state
+    as of the time of an event has that event.
+
+    >>> whole_microsecond(1_000_000_500)
+    1000000999
+    """
+    return nanoseconds // 1_000 * 1_000 + 999
 
 
 def event_ns(header: str | None, stored: int) -> int:

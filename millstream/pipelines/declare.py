@@ -39,6 +39,7 @@ __all__ = [
     "loading",
     "read",
     "read_changes",
+    "read_events",
     "read_table",
     "reading",
     "sink",
@@ -468,4 +469,16 @@ def read_changes(name: str, **options: Any) -> DataFrame:
     A deleted key comes with `_deleted` true and null in the columns of the value.
     """
     frame: DataFrame = _ask("changes", name, options)
+    return frame
+
+
+def read_events(store: str, *, upcasters: Any = None, **options: Any) -> DataFrame:
+    """The events of an event store as a stream, by default from the first one.
+
+    One row an event, with a struct column for each type of event in its latest version: the columns
+    of `format("millstream")` with the option `eventStore`, whose other options these are.
+    `upcasters={("Deposited", 1): function}` convert old versions, as in `Mill.event_store`.
+    """
+    given = options if upcasters is None else {**options, "upcasters": upcasters}
+    frame: DataFrame = _ask("events", store, given)
     return frame

@@ -17,6 +17,7 @@ _SHAPES: Final = {
     "view": ("(", ")"),
     "files": ("{", "}"),
     "sink": ("<", ">"),
+    "store": ("[", "]"),
 }
 _COLORS: Final = {
     "topic": "#dbeafe",
@@ -24,12 +25,13 @@ _COLORS: Final = {
     "view": "#f4f4f5",
     "files": "#fef3c7",
     "sink": "#fae8ff",
+    "store": "#dbeafe",
 }
 
 
 @dataclass(frozen=True, slots=True)
 class GraphNode:
-    """A topic, table, view, folder of files or sink."""
+    """A topic, table, view, folder of files, sink or event store."""
 
     name: str
     kind: str

@@ -46,7 +46,8 @@ def start_query(rows: DataFrame, flow: Flow, output: Output, plan: QueryPlan) ->
     if not rows.isStreaming:
         raise PipelineInvalid(
             f"the flow '{flow.name}' ({flow.where}) reads no stream, so nothing would ever change: "
-            f"read a topic with read(...), or a table's changes with read_changes(...)"
+            f"read a topic with read(...), a table's changes with read_changes(...), or an event "
+            f"store with read_events(...)"
         )
     counted = rows.observe(OUTPUT_METRIC, sf.count(sf.lit(1)).alias("rows"))
     writer = counted.writeStream.queryName(plan.name)

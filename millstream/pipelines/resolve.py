@@ -166,6 +166,8 @@ class Resolver:
 
     def _read(self, how: str, name: str, options: Mapping[str, Any]) -> DataFrame:
         self._done.graph.edges.add((name, self._readers[-1]))
+        if how == "events":
+            return self._events(name, options)
         if name in self._pipeline.views:
             if options:
                 raise PipelineInvalid(f"'{name}' is a view, which is read without options")
@@ -197,6 +199,26 @@ class Resolver:
         frame: DataFrame = reader.schema(columns).format(output.format).load(path)
         return frame
 
+    def _events(self, name: str, options: Mapping[str, Any]) -> DataFrame:
+        from pyspark.sql import functions as sf
+
+        from millstream.spark import event_upcasters
+
+        if name in self._pipeline.views or name in self._pipeline.outputs:
+            raise PipelineInvalid(f"'{name}' is no event store: read it with read({name!r})")
+        self._done.graph.add(GraphNode(name, "store", outside=True))
+        self._topics.check_exists(name, self._suggest)
+        functions = options.get("upcasters")
+        own = {} if functions is None else {"upcasters": event_upcasters(functions)}
+        given = _from_the_first({key: str(value) for key, value in {**options, **own}.items()})
+        origin = given.pop("origin", "false").lower() == "true"
+        reader = self._spark.readStream.format(FORMAT).option("eventStore", name)
+        frame: DataFrame = reader.options(**self._options, **given).load()
+        if origin:
+            place = (sf.lit(name).alias("topic"), "partition", "offset", "index")
+            frame = frame.withColumn(ORIGIN, sf.struct(*place))
+        return frame
+
     def _source(self, how: str, name: str, options: Mapping[str, Any]) -> DataFrame:
         from pyspark.sql import functions as sf
 
@@ -205,8 +227,8 @@ class Resolver:
         origin = given.pop("origin", "false").lower() == "true"
         what = "table" if how in ("table", "changes") else "subscribe"
         reader = self._spark.read if how == "table" else self._spark.readStream
-        if how == "stream" and not any(key.startswith("starting") for key in given):
-            given["startingOffsets"] = "earliest"
+        if how == "stream":
+            given = _from_the_first(given)
         reader = reader.format(FORMAT).option(what, name).options(**self._options, **given)
         if self._topics.dry and name in self._rows:
             frame = _stand_in(self._spark, self._rows[name], batch=how == "table")
@@ -233,6 +255,12 @@ class Resolver:
     def _suggest(self, name: str, known: list[str]) -> str:
         mine = [*self._pipeline.views, *self._pipeline.outputs]
         return did_you_mean(name, [*mine, *known]) or f"the pipeline has {', '.join(mine)}"
+
+
+def _from_the_first(options: dict[str, str]) -> dict[str, str]:
+    """Options of a stream that starts with the first event unless they say otherwise."""
+    starts = any(key.startswith("starting") for key in options)
+    return options if starts else {**options, "startingOffsets": "earliest"}
 
 
 def _stand_in(spark: SparkSession, schema: Any, batch: bool) -> DataFrame:

@@ -90,8 +90,9 @@ class Projection:
     """One version of a projection. Opened by `mill.projection(...)`.
 
     Rows and the position in the log are one commit: a crash at any point loses no event and counts
-    none twice. Order: events are handled in the order of the log, of each partition if it has
-    several.
+    none twice. A process ends when a newer version becomes the active one; if an older one does, it
+    goes on, ready to be swapped in again. Order: events are handled in the order of the log, of
+    each partition if it has several.
     """
 
     def __init__(
@@ -238,7 +239,10 @@ class ProjectionView:
         topic = tables[_chosen(self.name, name, tables)]
         found = self._open.get(topic)
         if found is None:
-            self._open.clear()  # those of the version before
+            # Without those of the version before.
+            self._open = {
+                name: known for name, known in self._open.items() if name in tables.values()
+            }
             found = self._open[topic] = await self._home.table(topic, self._cls)
         return found
 
@@ -270,16 +274,13 @@ async def open_projection(
     check_name("projection", name)
     if inspect.iscoroutinefunction(function):
         raise _asynchronous()
+    about = (name, source.name, version, tuple(schemas))
+    declared(await records.find(name), *about)  # refused before anything is created
     tables = {
         table: await home.create_table(table_name(table, version), schema=schema)
         for table, schema in schemas.items()
     }
-    about = (name, source.name, version, tuple(tables))
     record = await records.change(name, lambda found: declared(found, *about))
-    if record.source != source.name:
-        raise ConfigError(
-            f"projection '{name}' reads '{record.source}', not '{source.name}'. Use another name"
-        )
     topic = source.topic if isinstance(source, EventStore) else source
     alone = name if list(tables) == [name] else None
     process = home.process(
@@ -346,9 +347,9 @@ def _chosen(projection: str, name: str | None, tables: Mapping[str, str]) -> str
 def _adapted(source: EventStore | Topic, function: Projector, alone: str | None) -> Projector:
     """The function as a process calls it: with one table alone, that table instead of a dict."""
     if not isinstance(source, EventStore):
-        if alone is None:
-            return function
-        return lambda event, tables: function(event, tables[alone])
+        return lambda event, tables: _check_result(
+            function(event, tables if alone is None else tables[alone])
+        )
     store = source
     partitions = store.topic.handle.partitions
 
@@ -360,15 +361,25 @@ def _adapted(source: EventStore | Topic, function: Projector, alone: str | None)
             return learn(event, tables)  # it may be of a new type, or need the keys of persons
         target = tables if alone is None else tables[alone]
         for stored in events:
-            result = function(stored, target)
-            if inspect.iscoroutine(result):
-                result.close()
-                raise _asynchronous()
+            _check_result(function(stored, target))
         return None
 
     async def learn(event: Event, tables: Mapping[str, Any]) -> None:
         target = tables if alone is None else tables[alone]
         for stored in await store.events_in(event):
-            function(stored, target)
+            _check_result(function(stored, target))
 
     return handle
+
+
+def _check_result(result: object) -> None:
+    """A projection changes its tables; what its function returns would be lost."""
+    if result is None:
+        return
+    if inspect.iscoroutine(result):
+        result.close()
+        raise _asynchronous()
+    raise ConfigError(
+        f"the function of a projection returned {result!r:.60}: it changes its tables and returns "
+        f"nothing. Use mill.process for outputs"
+    )

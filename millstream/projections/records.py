@@ -12,7 +12,13 @@ from typing import Final
 
 import msgspec
 
-from millstream.errors import DataLoss, ProjectionNotFound, TopicNotFound, WrongSequence
+from millstream.errors import (
+    ConfigError,
+    DataLoss,
+    ProjectionNotFound,
+    TopicNotFound,
+    WrongSequence,
+)
 from millstream.messaging import TopicSettings
 from millstream.nearest import propose
 from millstream.tables import Table
@@ -121,6 +127,16 @@ def declared(
     """The record with a version in it; the first one is active at once."""
     if record is None:
         return ProjectionRecord(name, source, version, {version: tuple(tables)})
+    if record.source != source:
+        raise ConfigError(
+            f"projection '{name}' reads '{record.source}', not '{source}'. Use another name"
+        )
+    known = record.versions.get(version, tuple(tables))
+    if set(known) != set(tables):
+        raise ConfigError(
+            f"version {version} of projection '{name}' has the tables {', '.join(known)}, not "
+            f"{', '.join(tables)}. Give it another version"
+        )
     return replace(record, versions={**record.versions, version: tuple(tables)})
 
 

@@ -8,15 +8,19 @@ writes with the same guarantee:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from datetime import datetime
 from typing import TYPE_CHECKING
 
 from millstream.errors import ConfigError
 
 if TYPE_CHECKING:
-    from pyspark.sql import Column, DataFrame, Observation
+    from pyspark.sql import Column, DataFrame, Observation, SparkSession
 
-__all__ = ["as_events", "drop_undecodable", "table_writer", "topic_writer"]
+    from millstream.event_store.event_types import Upcasters
+    from millstream.event_store.folding import Fold
+
+__all__ = ["as_events", "drop_undecodable", "states_as_of", "table_writer", "topic_writer"]
 
 BatchFunction = Callable[["DataFrame", int], None]
 FORMAT = "millstream"
@@ -110,3 +114,33 @@ def drop_undecodable(rows: DataFrame, name: str | Observation = "undecodable") -
     dropped = f.count("reason").alias("dropped")
     counted = rows.observe(name, dropped, f.min("reason").alias("example"))
     return counted.where("reason IS NULL").drop("reason")
+
+
+def states_as_of(
+    spark: SparkSession,
+    store: str,
+    state: type,
+    at: datetime,
+    *,
+    events: Iterable[type] | Mapping[str, type],
+    fold: Fold | None = None,
+    upcasters: Upcasters | None = None,
+    **options: str,
+) -> DataFrame:
+    """The states of all aggregates of an event store as of a time, by classes given as they are.
+
+    For classes that Spark's workers cannot import, such as those of a notebook, and for a `fold`
+    function of a state and an event instead of the method `apply`. Other options are those of
+    `format("millstream")`: `asOfClock`, `minPartitions`, `url`, ...
+    """
+    from millstream.spark.state_classes import pickled_classes
+    from millstream.spark.stores import event_upcasters
+
+    chosen = {
+        "eventStore": store,
+        "asOf": at.isoformat(),
+        "state": pickled_classes(state, fold, events),
+        **({} if upcasters is None else {"upcasters": event_upcasters(upcasters)}),
+        **options,
+    }
+    return spark.read.format(FORMAT).options(**chosen).load()

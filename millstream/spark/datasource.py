@@ -22,6 +22,7 @@ from millstream.errors import ConfigError, MillstreamError
 from millstream.spark.broker_access import SchemaSnapshot, find_schema, jetstream_to
 from millstream.spark.options import (
     SourceOptions,
+    StoreOptions,
     check_names,
     connection_settings,
     sink_options,
@@ -46,6 +47,7 @@ from millstream.spark.source.row_schema import (
 )
 from millstream.spark.source.stream_reader import RefusedReader, StreamReader
 from millstream.spark.source.table_reader import TableReader
+from millstream.spark.stores import StoreSnapshot, find_store
 
 __all__ = ["MillstreamDataSource"]
 
@@ -64,6 +66,7 @@ class MillstreamDataSource(DataSource):
         # Found here, on the driver: workers may run where neither file nor variable names a broker.
         self._settings = connection_settings(options)
         self._schemas: dict[str, SchemaSnapshot] | None = None  # by topic, once looked up
+        self._store: StoreSnapshot | None = None  # the event store, once looked up
 
     @classmethod
     def name(cls) -> str:
@@ -77,6 +80,8 @@ class MillstreamDataSource(DataSource):
         """The columns that the options choose; values have the type of the topic's schema."""
         # Whether it is a batch or a stream is not known yet: take the options of both.
         options = source_options(self.options, batch=True)
+        if options.store is not None:
+            return self._store_ddl(options, options.store)
         # Spark pickles this object after this call, so the readers find the schemas on it. A
         # pattern may match more topics by then.
         schemas = self._find_schemas(options)
@@ -98,11 +103,17 @@ class MillstreamDataSource(DataSource):
         reader = self._range_reader(schema, options)
         if options.is_table:
             return TableReader(self._settings, options, reader)
+        if options.store is not None and options.store.as_of is not None:
+            from millstream.spark.source.state_reader import StateReader
+
+            return StateReader(self._settings, options, reader)
         kind = FilteringBatchReader if _asked_for_filters() else BatchReader
         return kind(self._settings, options, reader)
 
     def _range_reader(self, schema: StructType, options: SourceOptions) -> RangeReader:
         arrow: pa.Schema = to_arrow_schema(schema, timezone="UTC")
+        if options.store is not None:
+            return self._event_reader(arrow, options, options.store)
         schemas = self._schemas
         if schemas is None:
             schemas = self._find_schemas(options)
@@ -115,6 +126,42 @@ class MillstreamDataSource(DataSource):
             fail_on_data_loss=options.fail_on_data_loss,
             schemas=schemas,
         )
+
+    def _store_ddl(self, options: SourceOptions, how: StoreOptions) -> str:
+        # Loaded only for event stores: every Python process of Spark pays for it.
+        from millstream.spark.source.event_columns import check_versions
+        from millstream.spark.source.event_schema import chosen_columns, events_ddl, states_ddl
+
+        store = self._store = self._find_store(options)
+        if how.as_of is not None:
+            return states_ddl(options, store)
+        check_versions(store, how.upcasters, chosen_columns(options, store))
+        return events_ddl(options, store)
+
+    def _event_reader(
+        self, schema: pa.Schema, options: SourceOptions, how: StoreOptions
+    ) -> RangeReader:
+        from millstream.spark.source.event_columns import check_versions
+        from millstream.spark.source.event_schema import check_event_schema
+
+        store = self._store or self._find_store(options)
+        if how.as_of is None:
+            check_event_schema(schema, store, options)
+            check_versions(store, how.upcasters, schema.names)
+        return RangeReader(
+            settings=self._settings,
+            schema=schema,
+            subjects=options.subjects,
+            undecodable=options.undecodable,
+            fail_on_data_loss=options.fail_on_data_loss,
+            store=store,
+            upcasters=how.upcasters,
+        )
+
+    def _find_store(self, options: SourceOptions) -> StoreSnapshot:
+        jetstream = jetstream_to(self._settings)
+        find_partitions(jetstream, options)  # its topic must exist
+        return find_store(jetstream, options.topics[0])
 
     def _find_schemas(self, options: SourceOptions) -> dict[str, SchemaSnapshot]:
         """The schemas of the topics that have one; every topic must exist."""

@@ -14,6 +14,7 @@ from datetime import datetime
 from typing import Any, Final, Literal, TypeVar
 
 from millstream.errors import ConfigError
+from millstream.events.event import nanoseconds_of
 from millstream.events.subject import check_name, check_subject
 from millstream.nearest import one_of
 from millstream.settings import ConnectionSettings, Secret, Tls, parse_size
@@ -32,6 +33,7 @@ __all__ = [
     "OPTIONS",
     "SinkOptions",
     "SourceOptions",
+    "StoreOptions",
     "Undecodable",
     "check_names",
     "connection_settings",
@@ -41,6 +43,7 @@ __all__ = [
 
 T = TypeVar("T")
 Undecodable = Literal["fail", "null", "drop"]
+Clock = Literal["stored", "event"]  # when an event was stored, or the time it was given
 
 # The columns of a source, in their order; `headers` and `reason` are there only on request.
 COLUMNS: Final = (
@@ -77,6 +80,11 @@ OPTIONS: Final[Mapping[str, str]] = {
     "subscribePattern": "source",
     "assign": "source",
     "stream": "source",
+    "eventStore": "source",
+    "upcasters": "source",
+    "asOfClock": "batch",
+    "state": "batch",
+    "events": "batch",
     "subjects": "source",
     "startingOffsets": "source",
     "startingTimestamp": "source",
@@ -230,6 +238,7 @@ def _assigned(text: str) -> tuple[tuple[str, tuple[int, ...]], ...]:
 
 
 def _columns(text: str) -> tuple[str, ...]:
+    """Columns of a topic; those of an event store depend on its events."""
     for name in (names := _names(text)):
         column, _, inner = name.partition(".")
         if column not in COLUMNS or (inner and column != "value"):
@@ -270,6 +279,18 @@ def connection_settings(options: Mapping[str, str]) -> ConnectionSettings:
 
 
 @dataclass(frozen=True, slots=True)
+class StoreOptions:
+    """How an event store is read: its events or, as of a time, the states of its aggregates."""
+
+    name: str
+    upcasters: str | None = None  # functions from an old version of an event to the next
+    as_of: int | None = None  # nanoseconds since 1970; None: rows are events
+    clock: Clock = "stored"  # by which `as_of` is meant
+    state: str | None = None  # "module:Class" of the states; None: the class of the store's record
+    events: tuple[str, ...] = ()  # "module:Class" of events; empty: found beside the state's class
+
+
+@dataclass(frozen=True, slots=True)
 class SourceOptions:
     """What a source reads, and how."""
 
@@ -278,7 +299,8 @@ class SourceOptions:
     assigned: tuple[tuple[str, tuple[int, ...]], ...] = ()  # assign: topic and partitions
     stream: str | None = None  # any JetStream stream, as it is
     is_table: bool = False  # the latest value of each key
-    as_of: datetime | None = None  # the values at this time of storing; None: now
+    store: StoreOptions | None = None  # the topic is that of an event store
+    as_of: datetime | None = None  # of a table: the values at this time of storing; None: now
     subjects: tuple[str, ...] = ()  # only messages on these subjects
     start: OffsetLimit = field(default_factory=OffsetLimit)
     end: OffsetLimit = field(default_factory=OffsetLimit)
@@ -297,23 +319,29 @@ def source_options(options: Mapping[str, str], batch: bool) -> SourceOptions:
     """The options of a source, checked; `batch` for `spark.read`."""
     roles = {"connection", "source", "batch"} if batch else {"connection", "source"}
     given = _Given(options, roles, "batch read" if batch else "streaming source")
-    what = given.one_of(("subscribe", "subscribePattern", "assign", "stream", "table"), needed=True)
+    what = given.one_of(_WHAT, needed=True)
     if what == "table":
         _check_options_of_table(given, batch)
-    elif given.get("asOf") is not None:
-        raise ConfigError("option 'asOf' is for tables: name one with 'table'")
+    elif what != "eventStore" and given.get("asOf") is not None:
+        raise ConfigError(
+            "option 'asOf' is for tables and event stores: name one with 'table' or 'eventStore'"
+        )
+    store = _store(given, what == "eventStore")
     topics: tuple[str, ...] = ()
     if what in ("subscribe", "table"):
         topics = given.parsed(what, _names, ())
         if what == "table" and len(topics) > 1:
             raise ConfigError(f"option 'table' names {len(topics)} tables; read them separately")
+    if store is not None:
+        topics = (store.name,)
     return SourceOptions(
         topics=topics,
         pattern=given.parsed("subscribePattern", _pattern, None),
         assigned=given.parsed("assign", _assigned, ()),
         stream=given.get("stream"),
         is_table=what == "table",
-        as_of=given.parsed("asOf", parse_moment, None),
+        store=store,
+        as_of=given.parsed("asOf", parse_moment, None) if what == "table" else None,
         subjects=given.parsed("subjects", _subjects, ()),
         start=_start(given, "earliest" if batch or what == "table" else "latest"),
         end=_end(given),
@@ -322,15 +350,50 @@ def source_options(options: Mapping[str, str], batch: bool) -> SourceOptions:
         messages_per_task=given.parsed("maxRecordsPerPartition", _count(), None),
         fail_on_data_loss=given.parsed("failOnDataLoss", _boolean, default=True),
         headers=given.parsed("includeHeaders", _boolean, default=False),
-        columns=given.parsed("columns", _columns, ()),
+        columns=given.parsed("columns", _columns if store is None else _names, ()),
         undecodable=given.parsed("undecodable", _choice("fail", "null", "drop"), "fail"),
         stop_file=given.get("stopFile"),
         group_id=given.parsed("groupId", lambda text: check_name("group", text), None),
     )
 
 
+_WHAT: Final = ("subscribe", "subscribePattern", "assign", "stream", "table", "eventStore")
+_OF_STORES: Final = ("upcasters", "asOfClock", "state", "events")
 _STARTS: Final = ("startingOffsets", "startingTimestamp", "startingOffsetsByTimestamp")
 _ENDS: Final = ("endingOffsets", "endingTimestamp", "endingOffsetsByTimestamp")
+
+
+def _store(given: _Given, chosen: bool) -> StoreOptions | None:
+    if not chosen:
+        for name in _OF_STORES:
+            if given.get(name) is not None:
+                raise ConfigError(f"option '{name}' needs the option 'eventStore'")
+        return None
+    as_of = given.parsed("asOf", parse_moment, None)
+    for name in ("asOfClock", "state", "events") if as_of is None else (*_STARTS, *_ENDS):
+        if given.get(name) is not None:
+            how = "needs" if as_of is None else "cannot be combined with"
+            raise ConfigError(f"option '{name}' {how} the option 'asOf'")
+    if as_of is not None:
+        for name in ("columns", "includeHeaders", "undecodable"):
+            if given.get(name) is not None:
+                raise ConfigError(f"option '{name}' cannot be combined with the option 'asOf'")
+    return StoreOptions(
+        as_of=None if as_of is None else nanoseconds_of(as_of),
+        name=given.parsed("eventStore", lambda text: check_name("event store", text), ""),
+        upcasters=given.get("upcasters"),
+        clock=given.parsed("asOfClock", _choice("stored", "event"), "stored"),
+        state=given.parsed("state", _class_path, None),
+        events=given.parsed("events", lambda text: tuple(map(_class_path, _names(text))), ()),
+    )
+
+
+def _class_path(text: str) -> str:
+    if text.startswith("pickled:"):  # as millstream.spark.states_as_of gives it
+        return text
+    if not re.fullmatch(r"[\w.]+:[\w.]+", text.strip()):
+        raise ConfigError("write it like module:Class")
+    return text.strip()
 
 
 def _check_options_of_table(given: _Given, batch: bool) -> None:

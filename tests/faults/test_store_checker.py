@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from tests.faults.history import Record
-from tests.faults.ledger import Deposited, amount_of, events_of, fold, read_mark
+from tests.faults.ledger import Deposited, amount_of, events_of, fold
 from tests.faults.linearizable import Operation, linearizable
 from tests.faults.store_checker import NEVER, Look, Placed, StoredMark, check_order, check_store
 
@@ -42,7 +43,7 @@ def told() -> list[Record]:
         begun = {"t": now, "what": "append", "op": name, "kind": "", "parts": parts}
         places = []
         for part, _ in enumerate(parts):
-            marks = [one for one in log() if read_mark(one.event.mark)[:2] == (name, part)]  # type: ignore[index]
+            marks = [one for one in log() if one.event.mark.startswith(f"{name}/{part}.")]
             places.append([marks[0].version, marks[-1].version, marks[0].offset])
         done = {"t": now + 5, "what": "ok", "op": name, "receipts": places}
         records += [begun, done]
@@ -185,9 +186,9 @@ def as_operations(appends: list[Placed], looks: list[Look]) -> list[Operation]:
     names: dict[int, str | None] = {0: None, **{one.last: str(one.last) for one in appends}}
     found, last = [], 0
     for one in appends:
-        outcome = "ok" if one.end < NEVER else "unknown"
         name, before = names[one.last], names[last]
-        found.append(Operation("write", one.start, one.end, name, before, outcome))  # type: ignore[arg-type]
+        write = Operation("write", one.start, one.end, name, before)
+        found.append(write if one.end < NEVER else replace(write, outcome="unknown"))
         last = one.last
     return [*found, *(Operation("read", at.start, at.end, names[at.version]) for at in looks)]
 

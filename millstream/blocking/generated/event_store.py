@@ -200,7 +200,7 @@ class EventStore(Twin):
     ) -> Iterator[StoredEvent]:
         """The events of all aggregates in the order of storing; of one partition each.
 
-        `category` is the first part of an id: only `account.1`, `account.2` and so on. With
+        `category` is the first part of an id: only `account`, `account.1` and so on. With
         `follow` it continues with events that are stored later, forever.
         """
         return self._loop.iterate(
@@ -229,8 +229,9 @@ class Projection(Twin):
     """One version of a projection. Opened by `mill.projection(...)`.
 
     Rows and the position in the log are one commit: a crash at any point loses no event and counts
-    none twice. Order: events are handled in the order of the log, of each partition if it has
-    several.
+    none twice. A process ends when a newer version becomes the active one; if an older one does, it
+    goes on, ready to be swapped in again. Order: events are handled in the order of the log, of
+    each partition if it has several.
     """
 
     __slots__ = ()

@@ -75,6 +75,20 @@ class StoreSchemas:
         found = [await self._event(name, record) for name in names]
         return [event for event in found if event is not None]
 
+    async def prospect(self, name: str, event: NewEventType) -> RegisteredEvent:
+        """A type of event as `register` would leave it; nothing is written."""
+        before = await self._event(name, None)
+        known = () if before is None else before.schemas
+        prints = [schema.fingerprint for schema in known]
+        fingerprint = event.schema.fingerprint
+        if fingerprint in prints:
+            return RegisteredEvent(
+                name, known, Version(prints.index(fingerprint) + 1, 0, fingerprint)
+            )
+        return RegisteredEvent(
+            name, (*known, event.schema), Version(len(known) + 1, 0, fingerprint)
+        )
+
     async def register(
         self, events: Mapping[str, NewEventType], mode: Mode, state: str | None
     ) -> list[RegisteredEvent]:

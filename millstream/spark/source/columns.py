@@ -36,7 +36,7 @@ from millstream.wire.api import AckAddress, parse_ack_address
 from millstream.wire.message import RawMessage
 from millstream.wire.protocol import HEADERS_END, parse_header_items, parse_headers
 
-__all__ = ["RowBatches", "kinds_of"]
+__all__ = ["RowBatches", "kinds_of", "user_headers"]
 
 _UNDERSCORE: Final = 95
 # As regular expressions, because one of several marks is found in one pass.
@@ -323,7 +323,7 @@ class _PlainRows:
         return self._frames.cut(self._frames.subject, self._frames.subject_end)
 
     def headers(self) -> list[list[tuple[str, bytes]] | None]:
-        return [_user_headers(self._frames.headers_of(n)) for n in range(self.count)]
+        return [user_headers(self._frames.headers_of(n)) for n in range(self.count)]
 
 
 def _key(token: bytes) -> bytes | None:
@@ -333,7 +333,8 @@ def _key(token: bytes) -> bytes | None:
     return token
 
 
-def _user_headers(block: bytes) -> list[tuple[str, bytes]] | None:
+def user_headers(block: bytes) -> list[tuple[str, bytes]] | None:
+    """The user's own headers of a block; None if there are none."""
     if not block:
         return None
     pairs = [

@@ -224,9 +224,10 @@ def scan(data: bytes, sid: bytes, others: Callable[[bytes], None]) -> tuple[Fram
     if not len(lines):
         return joined([]), 0
     starts = np.concatenate([np.zeros(1, np.int64), lines[:-1] + 1])
-    first = block[starts]
-    kind_h = first == 72
-    likely = ((first == 77) | kind_h) & (lines - starts > _LINE_MIN)
+    # Two letters of MSG and HMSG, because a header line may start with the first: Mill-Time.
+    first, second = block[starts], block[np.minimum(starts + 1, len(block) - 1)]
+    kind_h = (first == 72) & (second == 77)
+    likely = (((first == 77) & (second == 83)) | kind_h) & (lines - starts > _LINE_MIN)
     starts, eol, kind_h = starts[likely], lines[likely] - 1, kind_h[likely]
     size, at = _digits(block, eol)
     headers = np.zeros(len(size), np.int64)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import re
 from collections.abc import Iterable
+from dataclasses import replace
 
 from millstream.errors import ConfigError, DataLoss
 from millstream.messaging.topics.stream_config import (
@@ -61,6 +62,8 @@ def find_partitions(jetstream: BlockingJetStream, options: SourceOptions) -> Par
                 f"'{topic}' keeps every event, so it is not a table: read it with 'subscribe'"
             )
         found += [_state(info, topic) for info in infos]
+    if options.store is not None:  # the events of a deleted aggregate are removed
+        found = [replace(state, gaps=True) for state in found]
     return _sorted(found)
 
 

@@ -11,6 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql import datasource as spark
 
+from millstream.event_store.ids import subject_of
 from millstream.events.subject import KEY_BYTES_MAX, key_token
 from millstream.spark.source.offsets import PartitionState
 
@@ -29,6 +30,7 @@ class RowFilter:
     since: datetime | None = None  # inclusive
     until: datetime | None = None  # inclusive
     packs: bool = True  # whether there may be packs, which can hold any key
+    aggregates: frozenset[str] | None = None  # of an event store; None: every one
 
     def subjects(self, prefix: str | None) -> tuple[str, ...]:
         """The subjects that can hold these keys; empty: all.
@@ -36,12 +38,21 @@ class RowFilter:
         One key without packs is one filter, which the broker answers from its index of subjects;
         with several it walks through the range.
         """
+        if prefix is not None and self.aggregates is not None:
+            return self._of_aggregates(prefix, self.aggregates)
         if prefix is None or self.keys is None or not 0 < len(self.keys) <= KEYS_MAX:
             return ()
         if any(len(key) > KEY_BYTES_MAX for key in self.keys):
             return ()
         plain = sorted(f"{prefix}.{key_token(key)}" for key in self.keys)
         return (*plain, f"{prefix}.*.>") if self.packs else tuple(plain)
+
+    @staticmethod
+    def _of_aggregates(prefix: str, ids: frozenset[str]) -> tuple[str, ...]:
+        usable = [id for id in ids if id and len(id.encode()) <= KEY_BYTES_MAX]
+        if not 0 < len(usable) == len(ids) <= KEYS_MAX:
+            return ()
+        return tuple(sorted(subject_of(prefix, id) for id in usable))
 
     def rows(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         """The rows that pass."""
@@ -50,6 +61,9 @@ class RowFilter:
             keys = pa.array(sorted(self.keys), pa.binary())
             found = pc.is_in(batch.column("key").cast(pa.binary()), value_set=keys)
             batch = batch.filter(found)
+        if self.aggregates is not None and "aggregate" in names:
+            ids = pa.array(sorted(self.aggregates), pa.string())
+            batch = batch.filter(pc.is_in(batch.column("aggregate"), value_set=ids))
         if self.since is not None and "timestamp" in names:
             batch = batch.filter(pc.greater_equal(batch.column("timestamp"), self.since))
         if self.until is not None and "timestamp" in names:
@@ -132,6 +146,14 @@ def _by_key(done: Narrowed, one: Any) -> Narrowed:
     return replace(done, rows=replace(done.rows, keys=_both(done.rows.keys, values)))
 
 
+def _by_aggregate(done: Narrowed, one: Any) -> Narrowed:
+    values = _values(one)
+    if values is not None:
+        values = frozenset(value for value in values if isinstance(value, str))
+    ids = _both(done.rows.aggregates, values)
+    return replace(done, rows=replace(done.rows, aggregates=ids))
+
+
 def _by_offset(done: Narrowed, one: Any) -> Narrowed:
     values = _values(one)
     first, end = done.first, done.end
@@ -163,6 +185,7 @@ _STEPS: Final[Mapping[str, Callable[[Narrowed, Any], Narrowed]]] = {
     "topic": _by_topic,
     "partition": _by_partition,
     "key": _by_key,
+    "aggregate": _by_aggregate,
     "offset": _by_offset,
     "timestamp": _by_time,
 }

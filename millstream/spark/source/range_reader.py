@@ -5,28 +5,45 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Final
+from functools import partial
+from typing import Final, Protocol
 
 import pyarrow as pa
 from pyspark.sql.datasource import InputPartition
 
 from millstream.settings import ConnectionSettings
-from millstream.spark.broker_access import PATIENCE_SECONDS, SchemaSnapshot, connection_to
+from millstream.spark.broker_access import (
+    PATIENCE_SECONDS,
+    SchemaSnapshot,
+    connection_to,
+    jetstream_to,
+)
 from millstream.spark.source.columns import RowBatches
-from millstream.spark.source.frames import read_frames
+from millstream.spark.source.frames import Frames, read_frames
 from millstream.spark.source.offsets import PartitionState
 from millstream.spark.source.partitions import report_loss
 from millstream.spark.source.pushdown import RowFilter
 from millstream.spark.source.values import BytesDecoder, TypedDecoder, ValueDecoder
+from millstream.spark.stores import StoreSnapshot, load_event
 from millstream.wire.sync.window import Window
 
-__all__ = ["RangeReader", "RangeTask", "joined"]
+__all__ = ["Batches", "RangeReader", "RangeTask", "joined"]
 
 _log = logging.getLogger("millstream.spark")
 
 # Small packs and windows are joined up to this size, because every batch has a cost in the JVM.
 BATCH_ROWS: Final = 10_000
 WINDOW: Final = Window(give_up_after=PATIENCE_SECONDS)
+
+
+class Batches(Protocol):
+    """Turns the messages of one partition into record batches."""
+
+    dropped: int  # events that could not be decoded
+    first_dropped: str
+
+    def of(self, frames: Frames) -> Iterator[pa.RecordBatch]:
+        """The rows of some messages, in order."""
 
 
 class RangeTask(InputPartition):
@@ -52,6 +69,8 @@ class RangeReader:
     undecodable: str = "fail"
     fail_on_data_loss: bool = True
     schemas: Mapping[str, SchemaSnapshot] = field(default_factory=dict)  # by topic, if it has one
+    store: StoreSnapshot | None = None  # the topic is that of an event store
+    upcasters: str | None = None  # of its events
 
     def read(self, task: RangeTask) -> Iterator[pa.RecordBatch]:
         """The rows of a task, in the order of the partition."""
@@ -89,8 +108,17 @@ class RangeReader:
                 batches.first_dropped,
             )
 
-    def batches_of(self, state: PartitionState) -> RowBatches:
+    def batches_of(self, state: PartitionState) -> Batches:
         """Builds the rows of a partition's messages."""
+        if self.store is not None:
+            # Loaded only for event stores: every Python process of Spark pays for it.
+            from millstream.spark.source.event_columns import KnownEvents
+            from millstream.spark.source.event_rows import EventRows
+
+            jetstream, store = jetstream_to(self.settings), self.store.store
+            find = partial(load_event, jetstream, store)
+            known = KnownEvents(self.store, self.upcasters, find)
+            return EventRows(self.schema, state, known, self.undecodable)
         return RowBatches(self.schema, state, self._decoder(state.topic), self.undecodable)
 
     def _decoder(self, topic: str) -> ValueDecoder:

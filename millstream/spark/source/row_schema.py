@@ -11,7 +11,15 @@ from millstream.errors import ConfigError
 from millstream.spark.broker_access import SchemaSnapshot
 from millstream.spark.options import COLUMNS, SourceOptions
 
-__all__ = ["BYTES", "ValueShape", "check_schema", "column_names", "shape_of", "source_ddl"]
+__all__ = [
+    "BYTES",
+    "ValueShape",
+    "check_schema",
+    "check_types",
+    "column_names",
+    "shape_of",
+    "source_ddl",
+]
 
 _HEADERS: Final = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
 _DDL: Final[Mapping[str, str]] = {
@@ -28,6 +36,7 @@ _DDL: Final[Mapping[str, str]] = {
 # The types that a user's schema may ask for; the first is the default.
 _TYPES: Final[Mapping[str, tuple[pa.DataType, ...]]] = {
     "key": (pa.binary(), pa.string()),
+    "value": (),
     "topic": (pa.string(),),
     "partition": (pa.int32(),),
     "offset": (pa.int64(),),
@@ -121,18 +130,24 @@ def _value_ddl(options: SourceOptions, value: ValueShape) -> str:
 
 def check_schema(schema: pa.Schema, value: ValueShape, options: SourceOptions) -> None:
     """Reject a user's schema that asks for something the source does not have."""
+    check_types(schema, {**_TYPES, "value": value.types}, options)
+
+
+def check_types(
+    schema: pa.Schema, known: Mapping[str, tuple[pa.DataType, ...]], options: SourceOptions
+) -> None:
+    """The same, with the types that each column can have."""
     names: list[str] = schema.names
     if len(set(names)) != len(names):
         raise ConfigError(f"the schema names a column twice: {', '.join(names)}")
     for field in schema:
-        if field.name not in COLUMNS:
+        if field.name not in known:
             raise ConfigError(
-                f"the schema asks for the column '{field.name}'; "
-                f"the source has {', '.join(COLUMNS)}"
+                f"the schema asks for the column '{field.name}'; the source has {', '.join(known)}"
             )
         if field.name == "reason" and options.undecodable != "null":
             raise ConfigError("the column 'reason' needs the option undecodable = null")
-        allowed = value.types if field.name == "value" else _TYPES[field.name]
+        allowed = known[field.name]
         if not any(_fits(field.type, other) for other in allowed):
             raise ConfigError(
                 f"the schema asks for {field.name} as {field.type}; it can be {_shown(allowed)}"

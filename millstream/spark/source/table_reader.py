@@ -29,11 +29,10 @@ from millstream.settings import ConnectionSettings
 from millstream.spark.broker_access import PATIENCE_SECONDS, connection_to, jetstream_to
 from millstream.spark.options import SourceOptions
 from millstream.spark.short_errors import short_errors
-from millstream.spark.source.columns import RowBatches
 from millstream.spark.source.frames import read_frames
 from millstream.spark.source.offsets import PartitionOffset, PartitionState
 from millstream.spark.source.partitions import check_partition, find_partitions
-from millstream.spark.source.range_reader import WINDOW, RangeReader, joined
+from millstream.spark.source.range_reader import WINDOW, Batches, RangeReader, joined
 from millstream.spark.source.row_schema import shape_of
 from millstream.wire.message import StoredMessage
 from millstream.wire.sync.connection import BlockingJetStream
@@ -130,7 +129,7 @@ class TableReader(DataSourceReader):
             yield from joined(_latest(found, self._reader.schema).to_batches())
 
     def _until_now(
-        self, batches: RowBatches, state: PartitionState, start: int
+        self, batches: Batches, state: PartitionState, start: int
     ) -> tuple[list[pa.RecordBatch], bool]:
         """The rows from an offset on, and whether nothing comes after them."""
         connection = connection_to(self._settings)

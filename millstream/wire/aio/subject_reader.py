@@ -13,41 +13,59 @@ import asyncio
 from typing import Final
 
 from millstream.errors import ApiError, ConnectError, NoResponders, PermissionDenied, RequestTimeout
+from millstream.wire.aio.connection import Connection
 from millstream.wire.aio.jetstream import JetStream
 from millstream.wire.api import NANOSECONDS, ConsumerConfig, parse_ack_address
 from millstream.wire.message import RawMessage
-from millstream.wire.protocol import unique_token
+from millstream.wire.protocol import status_of, unique_token
 
 __all__ = ["read_subject"]
 
 # More than this is read by a pull consumer, which the reader slows down when it is slow.
 MESSAGES_MAX: Final = 2000
+BYTES_MAX: Final = 16 * 1024 * 1024
 # Between two messages; the usual way has more patience.
 SILENCE_SECONDS: Final = 2.0
 INACTIVE_SECONDS: Final = 5  # the server removes the consumer if the request to do so is lost
+_FLOW_CONTROL: Final = 100  # the status of a heartbeat, or of a question whether to go on
 
 
 class _Arrived:
     """Messages of the consumer, as they come."""
 
-    def __init__(self) -> None:
+    def __init__(self, connection: Connection) -> None:
         self.messages: list[RawMessage] = []
-        self.wanted: int | None = None  # None: not known yet
-        self.changed = asyncio.Event()
+        self._connection = connection
+        self._bytes = 0
+        self._changed = asyncio.Event()
+
+    @property
+    def too_many(self) -> bool:
+        return len(self.messages) > MESSAGES_MAX or self._bytes > BYTES_MAX
 
     def take(self, subject: bytes, reply: bytes, headers: bytes, payload: bytes) -> None:
-        if len(self.messages) <= MESSAGES_MAX:
+        if status_of(headers)[0] == _FLOW_CONTROL and not payload:
+            # The server waits for the answer after a few megabytes, so a slow reader is not cut
+            # off. Without one it sends no more.
+            if reply and not self.too_many:
+                self._connection.publish(reply, b"")
+        elif not self.too_many:
             self.messages.append(RawMessage(subject, reply, headers, payload))
-        self.changed.set()
+            self._bytes += len(headers) + len(payload)
+        self._changed.set()
 
     async def complete(self, wanted: int) -> bool:
-        """Wait until all have come; False when they stop coming."""
+        """Wait until all have come; False when they stop coming, or are too many."""
         while len(self.messages) < wanted:
-            self.changed.clear()
+            before = len(self.messages)
+            self._changed.clear()
             try:
                 async with asyncio.timeout(SILENCE_SECONDS):
-                    await self.changed.wait()
+                    await self._changed.wait()
             except TimeoutError:
+                if len(self.messages) == before:
+                    return False
+            if self.too_many:
                 return False
         return True
 
@@ -69,10 +87,12 @@ async def read_subject(
         deliver_subject=inbox,
         filter_subject=subject,
         inactive_threshold=INACTIVE_SECONDS * NANOSECONDS,
+        flow_control=True,
+        idle_heartbeat=INACTIVE_SECONDS * NANOSECONDS,
     )
     if start > 1:
         config.deliver_policy, config.opt_start_seq = "by_start_sequence", start
-    arrived = _Arrived()
+    arrived = _Arrived(connection)
     interest = connection.subscribe(inbox, arrived.take)
     try:
         info = await jetstream.create_consumer(stream, config, timeout=SILENCE_SECONDS)
@@ -91,8 +111,11 @@ async def read_subject(
 
 
 def _in_order(messages: list[RawMessage]) -> list[RawMessage] | None:
-    """The messages, if none of them was lost on the way."""
-    for number, message in enumerate(messages, 1):
-        if parse_ack_address(message.reply).consumer_sequence != number:
+    """The messages, if none of them was lost on the way.
+
+    They come in their order, so the numbers of the first and the last tell about all between them.
+    """
+    for number in {1, len(messages)} if messages else ():
+        if parse_ack_address(messages[number - 1].reply).consumer_sequence != number:
             return None
     return messages

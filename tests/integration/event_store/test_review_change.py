@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
@@ -17,6 +18,8 @@ from tests.integration.event_store.bank import (
     Deposited,
     Overdrawn,
 )
+
+OPEN = pytest.mark.xfail(strict=True, reason="open: review S11")
 
 
 @dataclass(frozen=True)
@@ -75,7 +78,14 @@ async def odd(mill: Mill) -> EventStore:
     return await mill.event_store("accounts", Odd, events=EVENTS)
 
 
-@pytest.mark.parametrize("command", ["close", "big", "mixed"])
+@pytest.mark.parametrize(
+    "command",
+    [
+        pytest.param("close", marks=OPEN),
+        pytest.param("big", marks=OPEN),
+        "mixed",
+    ],
+)
 async def test_a_decision_is_never_dropped_silently(odd: EventStore, command: str) -> None:
     with pytest.raises(MillstreamError):
         async with odd.change("a1") as account:
@@ -104,6 +114,7 @@ async def test_a_list_that_is_changed_without_an_event(odd: EventStore) -> None:
             account.history.append(5)
 
 
+@pytest.mark.xfail(strict=True, reason="open: review M9")
 async def test_dunder_methods(odd: EventStore) -> None:
     await odd.append("a1", [Deposited(1), Deposited(2)])
     async with odd.change("a1") as account:
@@ -115,6 +126,7 @@ async def test_dunder_methods(odd: EventStore) -> None:
         assert str(account).startswith("Odd(")
 
 
+@pytest.mark.xfail(strict=True, reason="open: review M9")
 async def test_truth(odd: EventStore) -> None:
     async with odd.change("a1") as account:
         assert not account  # it has a length of 0
@@ -197,10 +209,8 @@ async def test_a_refused_version_leaves_the_store_usable(mill: Mill) -> None:
     store = await mill.event_store("moves", events=[one])
     await store.append("m", [one(a=5)])
     await mill.event_store("moves", events=[two])
-    try:
+    with suppress(MillstreamError):
         await mill.event_store("moves", events=[three])
-    except MillstreamError:
-        pass
     plain = await mill.event_store("moves")
     assert len([e async for e in plain.events("m")]) == 1
     old = await mill.event_store("moves", events=[two])

@@ -10,7 +10,7 @@ import pydantic
 import pytest
 
 from millstream import NEW, Mill
-from millstream.errors import ConfigError, Incompatible, SchemaError, TopicNotFound, UnknownEvent
+from millstream.errors import ConfigError, NoUpcaster, SchemaError, TopicNotFound, UnknownEvent
 
 
 def paid_v1() -> type:
@@ -63,8 +63,9 @@ async def test_a_function_leads_from_one_version_to_the_next(mill: Mill) -> None
     for cls, args in ((one, (1,)), (two, (2, "USD"))):
         store = await mill.event_store("pay", events=[cls])
         await store.append("a1", [cls(*args)])
-    with pytest.raises(Incompatible):
+    with pytest.raises(NoUpcaster) as refused:
         await mill.event_store("pay", events=[three])
+    assert (refused.value.event, refused.value.version) == ("Paid", 2)
 
     def to_cents(old: dict[str, Any]) -> dict[str, Any]:
         return {"cents": old["amount"] * 100, "currency": old["currency"]}
@@ -77,7 +78,7 @@ async def test_a_function_leads_from_one_version_to_the_next(mill: Mill) -> None
     found = [(e.schema_version, e.data) async for e in store.events("a1")]
     assert found == [(1, three(100, "EUR")), (2, three(200, "USD")), (3, three(7, "CHF"))]
     assert (await store.load("a1")).state == 307
-    with pytest.raises(SchemaError, match=r"version 1 of event 'Paid'.*upcasters"):
+    with pytest.raises(SchemaError, match=r"version 2 of event 'Paid'.*upcasters"):
         await mill.event_store("pay", events=[three])
 
 

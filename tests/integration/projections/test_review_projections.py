@@ -78,7 +78,7 @@ async def test_a_failure_in_an_append_takes_back_its_first_events(
     assert (await (await mill.view("counts", Count)).get("a1")).n == 3
 
 
-async def test_a_dropped_version_is_built_anew(mill: Mill, store: EventStore) -> None:
+async def test_a_dropped_version_is_built_again(mill: Mill, store: EventStore) -> None:
     await store.append("a1", [Opened("ann"), Deposited(1)])
     one = await mill.projection("counts", store, counts, schema=Count)
     await one.run(once=True)
@@ -133,6 +133,7 @@ async def test_two_of_the_same_version(mill: Mill, millstream_url: str, store: E
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
+@pytest.mark.xfail(strict=True, reason="open: review M16")
 async def test_swap_back(mill: Mill, store: EventStore) -> None:
     await store.append("a1", [Opened("ann"), Deposited(1)])
     one = await mill.projection("counts", store, counts, schema=Count)
@@ -205,6 +206,7 @@ async def test_an_async_lambda_and_a_type_that_is_new(mill: Mill, store: EventSt
         await found.run(once=True)
 
 
+@pytest.mark.xfail(strict=True, reason="open: review M14")
 async def test_a_function_that_returns_a_value(mill: Mill, store: EventStore) -> None:
     topic = await mill.create_topic("plain")
     await topic.publish(b"1", key="a")
@@ -230,9 +232,7 @@ async def test_tables_of_a_version_are_not_swapped_for_others(
     mill: Mill, store: EventStore
 ) -> None:
     await mill.projection("p", store, counts, tables={"one": Count})
-    try:
+    with pytest.raises(ConfigError, match="one"):
         await mill.projection("p", store, counts, tables={"two": Count})
-    except MillstreamError:
-        pass
     (record,) = await mill.projections()
     assert record.versions[1] == ("one",)

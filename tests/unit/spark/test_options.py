@@ -72,7 +72,7 @@ def test_a_wrong_option_of_a_stream_is_rejected(given: dict[str, str], text: str
 @pytest.mark.parametrize(
     ("given", "text"),
     [
-        ({"subscribe": "a", "asOf": "2026-01-01T00:00Z"}, "is for tables"),
+        ({"subscribe": "a", "asOf": "2026-01-01T00:00Z"}, "is for tables and event stores"),
         ({"table": "a", "asOf": "2026-01-01 00:00"}, "no time zone"),
         ({"table": "a", "asOf": "soon"}, "write it like"),
     ],
