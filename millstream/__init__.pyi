@@ -11,8 +11,10 @@ from millstream.event_store.events import Append as Append
 from millstream.event_store.events import AppendReceipt as AppendReceipt
 from millstream.event_store.events import Deleted as Deleted
 from millstream.event_store.events import Loaded as Loaded
+from millstream.event_store.events import NamedEvent as NamedEvent
 from millstream.event_store.events import StoredEvent as StoredEvent
 from millstream.event_store.events import Unchanged as Unchanged
+from millstream.event_store.info import StoreInfo as StoreInfo
 from millstream.event_store.privacy import Personal as Personal
 from millstream.event_store.settings import StoreSettings as StoreSettings
 from millstream.event_store.store import EventStore as EventStore

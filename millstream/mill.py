@@ -17,6 +17,7 @@ from millstream.nearest import check_known, settings_from
 from millstream.settings import ConnectionSettings
 
 if TYPE_CHECKING:
+    from millstream.event_store.info import StoreInfo
     from millstream.event_store.store import EventStore
     from millstream.messaging.process import (
         Process,
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
         Transform,
     )
     from millstream.projections.diff import RowDiff
-    from millstream.projections.projection import Projection, ProjectionView
+    from millstream.projections.projection import Projection, ProjectionView, Projector
     from millstream.projections.records import ProjectionRecord, ProjectionRecords
     from millstream.schemas.registry.guard import Guard, GuardSettings
     from millstream.schemas.registry.records import TopicSchemas
@@ -274,10 +275,16 @@ class Mill(Client):
 
         return await open_store(self, name, state, events, values)
 
+    async def event_stores(self) -> list[StoreInfo]:
+        """All event stores: their types of events, aggregates and appends."""
+        from millstream.event_store.opening import list_stores
+
+        return await list_stores(self)
+
     # -- projections ----------------------------------------------------------------------
 
     async def projection(
-        self, name: str, source: EventStore | Topic, function: Transform, **values: Any
+        self, name: str, source: EventStore | Topic, function: Projector, **values: Any
     ) -> Projection:
         """A view of a log in a table, kept up to date by a function, exactly once.
 

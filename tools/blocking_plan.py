@@ -28,7 +28,9 @@ class ClassPlan:
 
 MESSAGING = "millstream.messaging"
 # Hand-written bases that enter and leave a context themselves.
-CONTEXT_BASES = {"Connected", "DeliveryReading", "GroupLeaving", "MessageReading", "Sending"}
+CONTEXT_BASES = {
+    *("Changing", "Connected", "DeliveryReading", "GroupLeaving", "MessageReading", "Sending"),
+}
 
 # In order: a file imports the classes of the files before it at the top, those of later files
 # inside the calls that need them.
@@ -209,6 +211,34 @@ PLANS = [
         live={"stored": "int", "refused": "int"},
     ),
     ClassPlan(
+        "millstream.event_store.change",
+        "AggregateChange",
+        "event_store",
+        base="Changing",
+        base_home="changing",
+        live={"result": "Loaded[Any] | None"},
+        skip=frozenset({"try_append", "repeat", "abandon"}),
+    ),
+    ClassPlan(
+        "millstream.event_store.store",
+        "EventStore",
+        "event_store",
+        fixed={"name": "str", "topic": "Topic"},
+        skip=frozenset({"types", "folding", "append_to", "changes_on"}),
+    ),
+    ClassPlan(
+        "millstream.projections.projection",
+        "Projection",
+        "event_store",
+        fixed={"name": "str", "version": "int", "process_name": "str"},
+    ),
+    ClassPlan(
+        "millstream.projections.projection",
+        "ProjectionView",
+        "event_store",
+        fixed={"name": "str"},
+    ),
+    ClassPlan(
         "millstream.mill",
         "Mill",
         "mill",
@@ -216,7 +246,7 @@ PLANS = [
         base_home="connected",
         live={"identity": "Identity | None"},
         last=frozenset({"close", "drain", "flush"}),
-        skip=frozenset({"connection", "jetstream", "open_as", "event_store", "projection", "view"}),
+        skip=frozenset({"connection", "jetstream", "open_as"}),
     ),
 ]
 
@@ -229,6 +259,7 @@ FILES = {
     "producing": "Producers, exactly-once writers and processes.",
     "topic": "Topics: durable, replayable, partitioned logs of events; their subscriptions.",
     "tables": "Tables and schemas.",
+    "event_store": "Event stores: aggregates, their events and states; projections.",
     "mill": "The connection that scripts and notebooks hold.",
 }
 
@@ -241,6 +272,8 @@ HANDLERS = {
     "Handler": ("Callable[[Delivery], object]", "in_thread({0}, partial(Delivery, self._loop))"),
     "GroupHandler": ("Callable[[GroupEvent], object]", "in_group({0}, self._inner)"),
     "Transform": ("Callable[..., Any]", "in_thread(collected({0}))"),
+    "Decision": ("Callable[[Any], Any]", "in_thread({0})"),
+    "Projector": ("Callable[..., Any]", "{0}"),  # it only changes rows: a thread would cost more
 }
 
 # Alias of what may be one twin or several -> its plain type; the objects inside are passed on.

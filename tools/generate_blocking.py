@@ -18,6 +18,7 @@ import sys
 import textwrap
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, is_dataclass
+from enum import Enum
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -281,6 +282,8 @@ class ClassWriter:
             self.types(member.module).name(owner)
             return text
         kind = type(value)
+        if isinstance(value, Enum) and text.isidentifier():
+            return self.types(member.module).name(text)
         if is_dataclass(kind) and text.isidentifier() and value == kind():
             self.types(member.module).name(kind.__name__)
             self.constants[text] = f"{kind.__name__}()"
@@ -299,7 +302,11 @@ class ClassWriter:
             value = f"unwrapped({name})"
         elif kind in EXISTING:
             value = f"{name}._inner"
-        elif kind.startswith("Iterable["):
+        elif all(part in EXISTING for part in kind.split(" | ")):
+            value = f"unwrapped({name})"
+        elif kind == "Event":
+            value = f"unwrapped({name})"  # a delivery, or an event without a twin
+        elif re.fullmatch(r"Iterable\[[^\]]*\]", kind):
             value = f"list({name})"  # it may block or call the twin: not on the loop
         elif "Callable" in kind or "Awaitable" in kind:
             raise Undecided(f"{self.plan.name}: how is {name}: {annotation} called?")

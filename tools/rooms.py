@@ -96,7 +96,9 @@ MAY_IMPORT: dict[str, set[str]] = {
     },
     "backups": {"wire", "wire.aio", *MESSAGING, "schemas.registry", "mill"},
     # The blocking twins are written from the classes they mirror.
-    "blocking": {"wire", "wire.aio", *EVENTS, *MESSAGING, "mill", "blocking.generated"},
+    "blocking": {
+        *("wire", "wire.aio", *EVENTS, *MESSAGING, "event_store", "mill", "blocking.generated"),
+    },
     "blocking.generated": {
         *("wire", *EVENTS, *MESSAGING, *SCHEMAS, "tables", "event_store", "projections"),
         *("mill", "blocking"),
@@ -105,10 +107,10 @@ MAY_IMPORT: dict[str, set[str]] = {
         *("broker", *EVENTS, *MESSAGING, "tables", "schemas.registry", "event_store", "mill"),
         *("blocking", "projections"),
     },
-    "cli.options": {"broker", "wire", *EVENTS, *MESSAGING, "schemas"},
+    "cli.options": {"broker", "wire", *EVENTS, *MESSAGING, "schemas", "event_store"},
     "cli.views": {
-        *("broker", "wire", *EVENTS, *MESSAGING, "tables", "event_store", "mill"),
-        *("cli", "cli.options"),
+        *("broker", "wire", *EVENTS, *MESSAGING, *SCHEMAS, "tables", "event_store", "mill"),
+        *("projections", "cli", "cli.options"),
     },
     "cli.files": {"wire", *EVENTS, *MESSAGING, *SCHEMAS, "cli", "cli.options", "cli.views"},
     "cli.commands": {

@@ -7,6 +7,12 @@ it; the work is done by an event loop on a separate thread.
 from millstream.blocking.connecting import connect
 from millstream.blocking.endpoints import EndpointGroup
 from millstream.blocking.generated.delivery import Delivery
+from millstream.blocking.generated.event_store import (
+    AggregateChange,
+    EventStore,
+    Projection,
+    ProjectionView,
+)
 from millstream.blocking.generated.message import Message
 from millstream.blocking.generated.mill import Mill
 from millstream.blocking.generated.producing import EventProducer, PackProducer, Process, Writer
@@ -22,10 +28,12 @@ from millstream.blocking.generated.topic import Subscriptions, Topic, TopicAdmin
 from millstream.blocking.sending import Pending
 
 __all__ = [
+    "AggregateChange",
     "DeadLetterQueue",
     "Delivery",
     "EndpointGroup",
     "EventProducer",
+    "EventStore",
     "Group",
     "Guard",
     "HttpPush",
@@ -36,6 +44,8 @@ __all__ = [
     "PackProducer",
     "Pending",
     "Process",
+    "Projection",
+    "ProjectionView",
     "Registry",
     "Service",
     "Subscriber",

@@ -33,6 +33,7 @@ COMMANDS = {
     "service": "service",
     "topic": "topic",
     "table": "table",
+    "store": "store",
     "subscription": "subscription",
     "group": "group",
     "dlq": "dlq",

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Final, NamedTuple, TypeAlias
 
 from millstream.errors import ConfigError, NoUpcaster, SchemaError, UnknownEvent
+from millstream.event_store.events import NamedEvent
 from millstream.event_store.format import check_event_name, read_tag, tag_of
 from millstream.event_store.personal import PersonalData
 from millstream.event_store.privacy import SEALED_MARK, Personal, personal_fields
@@ -27,6 +28,7 @@ __all__ = [
     "Upcasters",
     "classes_by_name",
     "new_types",
+    "schema_of",
     "upcast_versions",
 ]
 
@@ -74,11 +76,17 @@ def new_types(classes: Mapping[str, type], upcasters: Upcasters) -> dict[str, Ne
     """What to register for classes of events."""
     upcast = upcast_versions(upcasters, classes)
     return {
-        name: NewEventType(_schema_of(name, cls), upcast[name]) for name, cls in classes.items()
+        name: NewEventType(schema_of(name, cls), upcast[name], _marks_of(cls))
+        for name, cls in classes.items()
     }
 
 
-def _schema_of(name: str, cls: type) -> Schema:
+def _marks_of(cls: type) -> dict[str, tuple[str | None, str]]:
+    """The personal fields of a class, as they are registered."""
+    return {name: (mark.of, mark.erased) for name, mark in personal_fields(cls).items()}
+
+
+def schema_of(name: str, cls: type) -> Schema:
     """The schema of a class of events; one without fields gets one that is never written."""
     if is_schema_class(cls) and not field_names(cls):
         return Schema(t.Record(name, (_NO_FIELDS,)))
@@ -88,6 +96,12 @@ def _schema_of(name: str, cls: type) -> Schema:
 def _nothing(event: object) -> bytes:
     """The JSON of an event without fields."""
     return b"{}"
+
+
+def _encoder(schema: Schema) -> Callable[[object], bytes]:
+    """From an event to its JSON."""
+    is_empty = schema.record.fields == (_NO_FIELDS,)
+    return _nothing if is_empty else make_codec(schema, "json").encode
 
 
 def _maker(cls: type | None, record: t.Record) -> Callable[[dict[str, Any]], Any] | None:
@@ -123,7 +137,7 @@ class LineReader(NamedTuple):
 class EventTypes:
     """The types of events of a store: what its classes write, and every version as they read it.
 
-    A type without a class is read as a dict of its latest version and cannot be written.
+    A type without a class is read as a dict of its latest version, and written as a NamedEvent.
     """
 
     def __init__(
@@ -142,6 +156,7 @@ class EventTypes:
         self.upcasters = dict(upcasters)
         self.events = {event.name: event for event in events}
         self._written: dict[type, _Written] = {}
+        self._named: dict[str, _Written] = {}
         self._reads: dict[str, _Read] = {}
         self._names: dict[str, tuple[str, int]] = {}
         self.openings: dict[bytes, LineReader] = {}  # by how a line begins: {"Deposited
@@ -150,18 +165,22 @@ class EventTypes:
 
     def _add(self, event: RegisteredEvent) -> None:
         cls = self.classes.get(event.name)
+        number = event.current.version
+        schema = event.schemas[number - 1]
+        if cls is None and event.personal:
+            names = {field.name for field in schema.record.fields}
+            marks = {f: Personal(*mark) for f, mark in event.personal.items() if f in names}
+            self._marks[event.name] = marks
         for version in range(1, len(event.schemas) + 1):
             tag = tag_of(event.name, version)
             self._reads[tag] = self._reader(event, version, cls)
             self._names[tag] = event.name, version
             self.openings[b'{"' + tag.encode()] = self._line_reader(event, version, cls)
+        about = (event.name, tag_of(event.name, number), _encoder(schema), schema.fit)
+        written = _Written(*about, self._marks.get(event.name, {}))
+        self._named[event.name] = written
         if cls is not None:
-            number = event.current.version
-            schema = event.schemas[number - 1]
-            empty = schema.record.fields == (_NO_FIELDS,)
-            encode = _nothing if empty else make_codec(schema, "json").encode
-            about = (event.name, tag_of(event.name, number), encode, schema.fit)
-            self._written[cls] = _Written(*about, self._marks.get(event.name, {}))
+            self._written[cls] = written
 
     def check(self) -> None:
         """Raise NoUpcaster if an older version of an event cannot be read as the one used here."""
@@ -254,25 +273,42 @@ class EventTypes:
 
     # -- for readers and writers ------------------------------------------------------------
 
-    def encode(self, event: object) -> tuple[str, bytes]:
-        """Tag and JSON of an event; UnknownEvent or Unfit when it cannot be stored."""
-        written = self._written.get(type(event))
-        if written is None:
-            raise UnknownEvent(self.store, type(event).__name__, self.classes)
-        return written.tag, written.encode(event)
-
     async def encode_all(self, events: Sequence[object], aggregate: str) -> list[tuple[str, bytes]]:
-        """Tag and JSON of the events of an append, their personal fields sealed."""
+        """Tag and JSON of the events of an append, their personal fields sealed.
+
+        UnknownEvent or Unfit when one of them cannot be stored.
+        """
         found = []
         for event in events:
-            written = self._written.get(type(event))
-            if written is None or not written.marks or self._personal is None:
-                found.append(self.encode(event))
-                continue
-            plain = written.fit(event)
-            sealed = await self._personal.sealed(plain, written.marks, written.name, aggregate)
-            found.append((written.tag, written.encode(sealed)))
+            written, value = self._how(event)
+            if written.marks and self._personal is not None:
+                plain = written.fit(value)
+                value = await self._personal.sealed(plain, written.marks, written.name, aggregate)
+            found.append((written.tag, written.encode(value)))
         return found
+
+    def _how(self, event: object) -> tuple[_Written, object]:
+        """How an event is written, and its value."""
+        written = self._written.get(type(event))
+        if written is not None:
+            return written, event
+        if isinstance(event, NamedEvent):
+            written = self._type_named(event.name)
+            return written, written.fit(event.data)
+        raise UnknownEvent(self.store, type(event).__name__, self.classes)
+
+    def _type_named(self, name: str) -> _Written:
+        written = self._named.get(name)
+        if written is None:
+            raise UnknownEvent(self.store, name, self.events)
+        return written
+
+    def parse(self, name: str, text: bytes) -> NamedEvent:
+        """An event of a registered type from its JSON; UnknownEvent or Unfit when it is none."""
+        self._type_named(name)
+        event = self.events[name]
+        codec = make_codec(event.schemas[event.current.version - 1], "json")
+        return NamedEvent(name, codec.decode(text))
 
     def is_event(self, value: object) -> bool:
         """Whether a value is an object of one of the classes of events."""

@@ -23,6 +23,7 @@ __all__ = [
     "Deleted",
     "Expected",
     "Loaded",
+    "NamedEvent",
     "StoredEvent",
     "Unchanged",
     "check_expected",
@@ -118,6 +119,16 @@ class Append(msgspec.Struct, frozen=True):
         check_expected(self.expected, self.id)
         for name in ("append_id", "correlation_id", "causation_id"):
             _check_text(name, getattr(self, name))
+
+
+class NamedEvent(msgspec.Struct, frozen=True):
+    """An event to append, by a program without its class: the name of its type, and its fields.
+
+    It is checked against the registered schema.
+    """
+
+    name: str
+    data: Mapping[str, Any]
 
 
 class AppendReceipt(msgspec.Struct, frozen=True):

@@ -10,10 +10,12 @@ from millstream.errors import ConfigError, TopicNotFound
 from millstream.event_store.ending import ARCHIVE_SUFFIX
 from millstream.event_store.event_types import EventTypes, classes_by_name, new_types
 from millstream.event_store.folding import Folding, class_path, make_folding
+from millstream.event_store.info import StoreInfo
 from millstream.event_store.keys import KEYS_SUFFIX
 from millstream.event_store.personal import PersonalData
 from millstream.event_store.settings import StoreSettings, split_settings, topic_settings
 from millstream.event_store.snapshots import SNAPSHOTS_SUFFIX, Snapshots
+from millstream.event_store.state_classes import classes_beside, version_of
 from millstream.event_store.store import EventStore
 from millstream.events.value_type import ValueType
 from millstream.messaging import Topic, TopicInfo, TopicSettings
@@ -25,7 +27,7 @@ from millstream.schemas.registry.stores import StoreSchemas
 from millstream.tables import Table
 from millstream.wire.aio.jetstream import JetStream
 
-__all__ = ["COMPANIONS", "open_store"]
+__all__ = ["COMPANIONS", "list_stores", "open_for_states", "open_store"]
 
 # What the names of the topics that belong to a store end with.
 COMPANIONS: Final = (SNAPSHOTS_SUFFIX, ARCHIVE_SUFFIX, KEYS_SUFFIX)
@@ -39,6 +41,8 @@ class StoreHome(Protocol):
 
     @property
     def schemas(self) -> Registry: ...
+
+    async def topics(self) -> list[TopicInfo]: ...
 
     async def create_topic(self, name: str, settings: TopicSettings | None = None) -> Topic: ...
 
@@ -55,16 +59,18 @@ async def open_store(
     state: type | None,
     events: Iterable[type] | Mapping[str, type],
     values: Mapping[str, Any],
+    *,
+    register: bool = True,
 ) -> EventStore:
-    """Open a store; see `Mill.event_store`."""
+    """Open a store; see `Mill.event_store`. Without `register` it is left as it is."""
     settings, about_topic = split_settings(values)
     classes = classes_by_name(events)
     folding = make_folding(state, settings.fold, settings.initial)
     new = new_types(classes, settings.upcasters)  # every class is checked before anything is made
     mode = parse_mode(settings.compatibility)
     schemas = StoreSchemas(mill.schemas, name)
-    topic = await _topic(mill, name, bool(classes), about_topic, schemas)
-    if classes:
+    topic = await _topic(mill, name, bool(classes) and register, about_topic, schemas)
+    if classes and register:
         # Before anything is registered: a version that cannot read older ones would stay.
         expected = [await schemas.prospect(event, new[event]) for event in new]
         EventTypes(name, expected, classes, settings.upcasters).check()
@@ -72,12 +78,39 @@ async def open_store(
         known = {event.name for event in registered}
         registered += [event for event in await schemas.events() if event.name not in known]
     else:
-        registered = await schemas.events()
+        found = await schemas.events()
+        registered = [version_of(name, event, classes.get(event.name)) for event in found]
     personal = PersonalData(name, partial(_key_table, mill, topic))
     types = EventTypes(name, registered, classes, settings.upcasters, personal)
     snapshots = _snapshots(mill, topic, folding, settings, personal)
     open_archive = partial(_archive_topic, mill, topic)
     return EventStore(topic, schemas, types, folding, snapshots, open_archive, personal)
+
+
+async def open_for_states(
+    mill: StoreHome, name: str, state: type, snapshot_version: int = 1
+) -> EventStore:
+    """Open a store that exists, to make states of its events; nothing is registered.
+
+    The classes of the events are those beside the class of the states.
+    """
+    record = await StoreSchemas(mill.schemas, name).record()
+    classes = {} if record is None else classes_beside(name, state, record.events)
+    values = {"snapshot_version": snapshot_version}
+    store = await open_store(mill, name, state, classes, values, register=False)
+    store.types.check()
+    return store
+
+
+async def list_stores(mill: StoreHome) -> list[StoreInfo]:
+    """The event stores of a broker, sorted by name."""
+    records = {record.store: record for record in await mill.schemas.stores()}
+    infos = await mill.topics() if records else []
+    return [
+        StoreInfo(info, records[info.name].events, records[info.name].state)
+        for info in infos
+        if info.name in records
+    ]
 
 
 async def _topic(

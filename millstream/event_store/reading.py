@@ -102,6 +102,12 @@ class AggregateReader:
                 if append is not None:
                     yield append
 
+    def following(self, id: str) -> ReadPlan:
+        """The plan that reads the appends of an aggregate, and those that are stored later."""
+        partition = self.partition(id)
+        subjects = (self._subject(partition, id),)
+        return ReadPlan(subjects=subjects, partitions=(partition.number,), follow=True)
+
     async def events_of(
         self, id: str, start: int = 1, version: int = 1, key_ids: set[str] | None = None
     ) -> AsyncIterator[list[StoredEvent]]:

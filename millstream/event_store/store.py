@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from datetime import datetime
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 from millstream.closing import Opening
 from millstream.errors import AggregateDeleted, AggregateNotFound, ConfigError, VersionConflict
@@ -40,6 +40,8 @@ from millstream.schemas.registry.stores import StoreSchemas
 __all__ = ["EventStore", "Query"]
 
 UPDATE_TRIES: Final = 10
+# From a state to the event or events that follow; may also be asynchronous.
+Decision: TypeAlias = Callable[[Any], Any]
 
 
 class Query:
@@ -161,7 +163,7 @@ class EventStore:
         return AggregateChange(self, check_id(id), tries, details)
 
     async def update(
-        self, id: str, function: Callable[[Any], Any], *, tries: int = UPDATE_TRIES, **details: Any
+        self, id: str, function: Decision, *, tries: int = UPDATE_TRIES, **details: Any
     ) -> Loaded[Any]:
         """Append what a function of the state returns: an event, several, or none.
 
@@ -233,17 +235,42 @@ class EventStore:
             return Loaded(id, self._loader.need_folding().make(), 0, 0)
 
     async def events(
-        self, id: str, *, start: int = 1, backward: bool = False, limit: int | None = None
+        self,
+        id: str,
+        *,
+        start: int = 1,
+        backward: bool = False,
+        limit: int | None = None,
+        follow: bool = False,
     ) -> AsyncIterator[StoredEvent]:
         """The events of an aggregate from a version on; `backward`: the newest first.
 
-        `limit` is the greatest number of events. Nothing if the aggregate does not exist.
+        `limit` is the greatest number of events. Nothing if the aggregate does not exist. With
+        `follow` it continues with events that are stored later, up to the end of the aggregate.
         """
         if limit is not None and limit < 1:
             raise ConfigError(f"limit {limit!r}: give 1 or more")
-        events = self._loader.events(check_id(id), start, limit, backward)
+        if follow and backward:
+            raise ConfigError("choose one of backward and follow")
+        check_id(id)
+        if follow:
+            events = self._following(id, start, limit)
+        else:
+            events = self._loader.events(id, start, limit, backward)
         async for event in events:
             yield event
+
+    async def _following(
+        self, id: str, start: int, limit: int | None
+    ) -> AsyncIterator[StoredEvent]:
+        left = limit
+        async for events in self._reader.events(self._reader.following(id)):
+            for event in events:
+                if event.version >= start:
+                    yield event
+                    left = None if left is None else left - 1
+                if left == 0 or event.deleted:
+                    return
 
     async def query(self, pattern: str) -> Query:
         """The events of all aggregates whose ids match a pattern, and an expectation about them.

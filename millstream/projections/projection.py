@@ -42,7 +42,14 @@ from millstream.projections.records import (
 )
 from millstream.tables import Table
 
-__all__ = ["Projection", "ProjectionView", "diff_versions", "open_projection", "open_view"]
+__all__ = [
+    "Projection",
+    "ProjectionView",
+    "Projector",
+    "diff_versions",
+    "open_projection",
+    "open_view",
+]
 
 # How often a running version looks whether another one was made the active one.
 LOOK_SECONDS: Final = 1.0
@@ -50,7 +57,8 @@ LOOK_SECONDS: Final = 1.0
 SWAP_LAG: Final = 1000
 VERSIONS_MAX: Final = 9999
 
-Function = Callable[..., Any | Awaitable[Any]]
+# Called with an event and the table, or the tables by name.
+Projector = Callable[..., Any | Awaitable[Any]]
 
 
 class ProjectionHome(Protocol):
@@ -70,7 +78,7 @@ class ProjectionHome(Protocol):
         self,
         source: Topic,
         target: Any,
-        function: Function,
+        function: Projector,
         settings: Any = None,
         *,
         tables: Any = None,
@@ -253,7 +261,7 @@ async def open_projection(
     records: ProjectionRecords,
     name: str,
     source: EventStore | Topic,
-    function: Function,
+    function: Projector,
     values: Mapping[str, Any],
 ) -> Projection:
     """A version of a projection, its tables created if they are missing; see `Mill.projection`."""
@@ -336,7 +344,7 @@ def _chosen(projection: str, name: str | None, tables: Mapping[str, str]) -> str
     return name
 
 
-def _adapted(source: EventStore | Topic, function: Function, alone: str | None) -> Function:
+def _adapted(source: EventStore | Topic, function: Projector, alone: str | None) -> Projector:
     """The function as a process calls it: with one table alone, that table instead of a dict."""
     if not isinstance(source, EventStore):
         return lambda event, tables: _check_result(

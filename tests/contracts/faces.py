@@ -54,9 +54,8 @@ class Face:
             return lambda *args, **kwargs: Opening(lambda: _in_thread(found, *args, **kwargs))
         return lambda *args, **kwargs: face(found(*map(bare, args), **_bare(kwargs)))
 
-    async def __aenter__(self) -> Face:
-        await _in_thread(self._twin.__enter__)  # type: ignore[attr-defined]
-        return self
+    async def __aenter__(self) -> Any:
+        return await _in_thread(self._twin.__enter__)  # type: ignore[attr-defined]
 
     async def __aexit__(self, *error: Any) -> None:
         await _in_thread(self._twin.__exit__, *error)  # type: ignore[attr-defined]

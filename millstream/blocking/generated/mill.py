@@ -9,6 +9,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from millstream.blocking.connected import Connected
+from millstream.blocking.generated.event_store import EventStore, Projection, ProjectionView
 from millstream.blocking.generated.message import Message
 from millstream.blocking.generated.producing import Process
 from millstream.blocking.generated.subjects import Identity, PacedPublisher, Service, Subscriber
@@ -17,9 +18,10 @@ from millstream.blocking.generated.topic import Topic
 from millstream.blocking.twin import collected, in_thread, unwrapped
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
     from typing import Any
 
+    from millstream.event_store.info import StoreInfo
     from millstream.events.event import Receipt
     from millstream.messaging.core.discovery import ServiceInfo, ServiceStats
     from millstream.messaging.core.identity import IdentitySettings
@@ -327,6 +329,53 @@ class Mill(Connected):
     def tables(self) -> list[TopicInfo]:
         """All tables: the topics that keep the latest values of each key."""
         return self._loop.call(self._inner.tables())
+
+    def event_store(
+        self,
+        name: str,
+        state: type | None = None,
+        *,
+        events: Iterable[type] | Mapping[str, type] = (),
+        **values: Any,
+    ) -> EventStore:
+        """An event store, created if `events` are given and there is none of that name.
+
+        `event_store("accounts", Account, events=[Opened, Deposited])`: the classes of the events
+        (dataclasses, msgspec Structs or Pydantic models), and the class of the states, which has a
+        method `apply(event)`. A changed class becomes the next version of its event if that can
+        read what is stored, or with a function in `upcasters`. Other keywords are those of
+        StoreSettings, and of TopicSettings for a new store. Without `events` an existing one is
+        opened for reading: events are dicts.
+        """
+        return EventStore(
+            self._loop,
+            self._loop.call(self._inner.event_store(name, state, events=events, **values)),
+        )
+
+    def event_stores(self) -> list[StoreInfo]:
+        """All event stores: their types of events, aggregates and appends."""
+        return self._loop.call(self._inner.event_stores())
+
+    def projection(
+        self, name: str, source: EventStore | Topic, function: Callable[..., Any], **values: Any
+    ) -> Projection:
+        """A view of a log in a table, kept up to date by a function, exactly once.
+
+        `projection("balances", store, function, schema=Balance)`: the function is called with each
+        event of the store (StoredEvent) or topic (Event) and the table, whose rows it reads and
+        changes like those of a dict. With `tables={"a": A, "b": B}` it gets a dict of tables, with
+        their schemas. `version=2` is another build, with tables of its own: see Projection for how
+        it is compared and swapped in. Other keywords are those of ProcessSettings.
+        `projection.run()`.
+        """
+        return Projection(
+            self._loop,
+            self._loop.call(self._inner.projection(name, unwrapped(source), function, **values)),
+        )
+
+    def view(self, name: str, type: type | None = None) -> ProjectionView:
+        """The tables of a projection's active version, for readers; see `topic` for `type`."""
+        return ProjectionView(self._loop, self._loop.call(self._inner.view(name, type)))
 
     def projections(self) -> list[ProjectionRecord]:
         """All projections: what they read, their versions, and which one is active."""

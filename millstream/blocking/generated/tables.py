@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from millstream.schemas.compatibility import Mode, Problem
     from millstream.schemas.registry.guard import Guard as AsyncGuard
     from millstream.schemas.registry.guard import GuardSettings
-    from millstream.schemas.registry.records import TopicSchemas, Version
+    from millstream.schemas.registry.records import StoreRecord, TopicSchemas, Version
     from millstream.schemas.registry.registry import Registry as AsyncRegistry
     from millstream.schemas.schema import Schema
     from millstream.tables import Change, Entry
@@ -170,6 +170,10 @@ class Registry(Twin):
     def topics(self) -> list[TopicSchemas]:
         """The records of all topics that have a schema, sorted by name."""
         return self._loop.call(self._inner.topics())
+
+    def stores(self) -> list[StoreRecord]:
+        """The records of all event stores, sorted by name."""
+        return self._loop.call(self._inner.stores())
 
     def schema(self, id_: int) -> Schema:
         """The schema with that id; SchemaNotFound when there is none."""

@@ -13,7 +13,7 @@ from millstream.errors import ConfigError
 if TYPE_CHECKING:
     from millstream.schemas import Schema
 
-__all__ = ["SCHEMA_HELP", "SchemaFormat", "load_schema"]
+__all__ = ["SCHEMA_HELP", "SchemaFormat", "load_class", "load_schema"]
 
 SCHEMA_HELP: Final = (
     "A file (.avsc, .json, .proto, or a descriptor set .pb), or a class as module:Class."
@@ -43,9 +43,9 @@ def load_schema(given: str, form: SchemaFormat, drop_constraints: bool = False) 
     from millstream.schemas import declare
 
     path = Path(given)
-    module, colon, name = given.partition(":")
+    module, colon, _ = given.partition(":")
     if colon and not path.exists() and all(part.isidentifier() for part in module.split(".")):
-        return declare(_class(module, name), drop_constraints=drop_constraints)
+        return declare(load_class(given), drop_constraints=drop_constraints)
     if path.suffix in (".pb", ".desc", ".bin"):
         return declare(path.read_bytes(), message=form.message)
     try:
@@ -60,7 +60,11 @@ def load_schema(given: str, form: SchemaFormat, drop_constraints: bool = False) 
     )
 
 
-def _class(module: str, name: str) -> object:
+def load_class(given: str) -> object:
+    """What `module:Class` names, which can be imported from this folder."""
+    module, colon, name = given.partition(":")
+    if not (colon and module and name):
+        raise ConfigError(f"{given!r:.80} is not a class: write it like module:Class")
     folder = str(Path.cwd())
     if folder not in sys.path:
         sys.path.insert(0, folder)
@@ -68,7 +72,7 @@ def _class(module: str, name: str) -> object:
         found: object = importlib.import_module(module)
         for part in name.split("."):
             found = getattr(found, part)
-    except (ImportError, AttributeError) as error:
+    except Exception as error:  # also whatever the module itself raises
         raise ConfigError(
             f"there is no {module}:{name} to import from {folder}: {error}"
         ) from error

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from typing import Final
+from typing import Final, TypeAlias
 
 import msgspec
 
@@ -26,6 +26,7 @@ from millstream.wire.message import StoredMessage
 
 __all__ = [
     "TABLE",
+    "Marks",
     "StoreRecord",
     "TopicSchemas",
     "Version",
@@ -110,6 +111,11 @@ class TopicSchemas:
         return msgspec.json.encode(self).decode()
 
 
+# Personal field -> the field that names its person (None: the aggregate), and what is read when it
+# was erased.
+Marks: TypeAlias = dict[str, tuple[str | None, str]]
+
+
 @dataclasses.dataclass(frozen=True, slots=True)
 class StoreRecord:
     """An event store: its types of events, and the class of its states."""
@@ -117,6 +123,9 @@ class StoreRecord:
     store: str
     events: tuple[str, ...] = ()
     state: str | None = None  # "module:Class"; None: it was declared with a function, or without
+    # For each event its personal fields, for programs without its class. A mark is never removed:
+    # another program may still write the field.
+    personal: dict[str, Marks] = dataclasses.field(default_factory=dict)
 
     def to_json(self) -> str:
         """The text that is stored."""

@@ -26,17 +26,20 @@ from millstream.schemas.compatibility import Mode, Problem, parse_mode
 from millstream.schemas.declaration import declare
 from millstream.schemas.registry.records import (
     TABLE,
+    StoreRecord,
     TopicSchemas,
     Version,
     new_record,
     next_version,
     problems_of,
     read_record,
+    read_store,
     record_key,
     record_of,
     record_query,
     schema_key,
     schema_of,
+    store_key,
 )
 from millstream.schemas.schema import Schema
 from millstream.tables import Table
@@ -104,16 +107,21 @@ class Registry:
 
     async def topics(self) -> list[TopicSchemas]:
         """The records of all topics that have a schema, sorted by name."""
+        found = map(read_record, await self._stored(record_key("")))
+        return sorted(found, key=lambda record: record.topic)
+
+    async def stores(self) -> list[StoreRecord]:
+        """The records of all event stores, sorted by name."""
+        found = map(read_store, await self._stored(store_key("")))
+        return sorted(found, key=lambda record: record.store)
+
+    async def _stored(self, prefix: str) -> list[bytes]:
+        """The texts of all records whose keys start with this."""
         try:
             table = Table(await self._client.topic(TABLE))
         except TopicNotFound:
             return []
-        found = [
-            read_record(entry.value)
-            async for entry in table.entries()
-            if entry.key.startswith(record_key(""))
-        ]
-        return sorted(found, key=lambda record: record.topic)
+        return [entry.value async for entry in table.entries() if entry.key.startswith(prefix)]
 
     async def schema(self, id_: int) -> Schema:
         """The schema with that id; SchemaNotFound when there is none."""

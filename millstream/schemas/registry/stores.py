@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from millstream.errors import WrongSequence
 from millstream.events.classify import is_deletion
 from millstream.schemas.compatibility import Mode
 from millstream.schemas.registry.records import (
+    Marks,
     StoreRecord,
     TopicSchemas,
     Version,
@@ -32,6 +33,7 @@ class NewEventType:
     schema: Schema
     # Versions from which a function leads to the next one: that step may break every rule.
     upcast_from: frozenset[int] = frozenset()
+    personal: Marks = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +43,7 @@ class RegisteredEvent:
     name: str
     schemas: tuple[Schema, ...]
     current: Version
+    personal: Marks = field(default_factory=dict)  # its personal fields
 
 
 class StoreSchemas:
@@ -56,19 +59,25 @@ class StoreSchemas:
 
     async def event(self, name: str) -> RegisteredEvent | None:
         """A type of event with its latest version; None when the store has none of that name."""
+        return await self._event(name, await self.record())
+
+    async def _event(self, name: str, store: StoreRecord | None) -> RegisteredEvent | None:
         record = record_of(await self._registry.message_at(event_key(self._store, name)))
-        return None if record is None else await self._registered(name, record, record.latest)
+        if record is None:
+            return None
+        found = await self._registered(name, record, record.latest)
+        return found if store is None else replace(found, personal=store.personal.get(name, {}))
 
     async def events(self) -> list[RegisteredEvent]:
         """All types of events of the store, as they are now."""
         record = await self.record()
         names = () if record is None else record.events
-        found = [await self.event(name) for name in names]
+        found = [await self._event(name, record) for name in names]
         return [event for event in found if event is not None]
 
     async def prospect(self, name: str, event: NewEventType) -> RegisteredEvent:
         """A type of event as `register` would leave it; nothing is written."""
-        before = await self.event(name)
+        before = await self._event(name, None)
         known = () if before is None else before.schemas
         prints = [schema.fingerprint for schema in known]
         fingerprint = event.schema.fingerprint
@@ -102,7 +111,7 @@ class StoreSchemas:
 
     async def _add(self, name: str, event: NewEventType, mode: Mode) -> RegisteredEvent:
         key = event_key(self._store, name)
-        before = await self.event(name)
+        before = await self._event(name, None)
         free = before is not None and len(before.schemas) in event.upcast_from
         first = new_record(event_name(self._store, name), "json", mode)
         added = await self._registry.add_version(key, first, event.schema, None, free=free)
@@ -119,7 +128,11 @@ class StoreSchemas:
             found, revision = await self._record()
             record = found or StoreRecord(self._store)
             names = dict.fromkeys((*record.events, *events))
-            wanted = replace(record, events=tuple(names), state=state or record.state)
+            marks = {n: {**record.personal.get(n, {}), **e.personal} for n, e in events.items()}
+            personal = {n: one for n, one in {**record.personal, **marks}.items() if one}
+            wanted = replace(
+                record, events=tuple(names), state=state or record.state, personal=personal
+            )
             if wanted == found:
                 return
             try:

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import pytest
 
-from millstream import NEW, Mill, Personal
+from millstream import NEW, Mill, NamedEvent, Personal
 from millstream.errors import ConfigError
 
 
@@ -21,6 +21,12 @@ class Registered:
 class Invited:
     guest: str
     email: Annotated[str | None, Personal(of="guest")]
+
+
+@dataclass(frozen=True)
+class Plain:
+    name: str
+    city: str
 
 
 @dataclass
@@ -90,8 +96,26 @@ async def test_without_its_class_a_personal_field_is_revealed_too(mill: Mill) ->
     reader = await mill.event_store("customers")
     assert [e.data async for e in reader.events("c1")] == [{"name": "Ann", "city": "Bath"}]
     await reader.erase("c1")
-    assert [e.data async for e in reader.events("c1")] == [{"name": "", "city": "Bath"}]
-    assert [e.data async for e in reader.all()] == [{"name": "", "city": "Bath"}]
+    erased = {"name": "(erased)", "city": "Bath"}
+    assert [e.data async for e in reader.events("c1")] == [erased]
+    assert [e.data async for e in reader.all()] == [erased]
+
+
+async def test_without_its_class_a_personal_field_is_sealed_too(mill: Mill) -> None:
+    await mill.event_store("customers", Customer, events=EVENTS)
+    writer = await mill.event_store("customers")
+    await writer.append("c1", [NamedEvent("Registered", {"name": "Ann Smith", "city": "Bath"})])
+    await writer.append("c1", [NamedEvent("Invited", {"guest": "c2", "email": "b@example.org"})])
+    found = await stored_bytes(mill, "customers")
+    assert b"Ann Smith" not in found
+    assert b"b@example.org" not in found
+    store = await mill.event_store("customers", Customer, events=EVENTS)
+    assert (await store.load("c1")).state == Customer("Ann Smith", "Bath", "<b@example.org>")
+    # A program with a class without the mark does not remove it for others.
+    await mill.event_store("customers", events={"Registered": Plain})
+    again = await mill.event_store("customers")
+    await again.append("c2", [NamedEvent("Registered", {"name": "Ben Jones", "city": "York"})])
+    assert b"Ben Jones" not in await stored_bytes(mill, "customers")
 
 
 async def test_archived_events_are_erased_too(mill: Mill) -> None:

@@ -30,7 +30,7 @@ def test_every_call_has_the_parameters_of_the_asynchronous_one(plan: ClassPlan) 
         found = list(inspect.signature(getattr(twin, name)).parameters.values())
         assert [(p.name, p.kind) for p in found] == [(p.name, p.kind) for p in parameters], name
         compared += 1
-    assert compared
+    assert compared or plan.name == "AggregateChange"  # it has only its block
 
 
 @pytest.mark.parametrize("plan", EXISTING.values(), ids=lambda plan: plan.name)

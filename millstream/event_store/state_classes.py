@@ -1,0 +1,46 @@
+"""Opening a store by the class of its states alone, for tools: the classes of events beside it."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable
+from dataclasses import replace
+
+from millstream.errors import ConfigError
+from millstream.event_store.event_types import schema_of
+from millstream.schemas.compatibility import Mode
+from millstream.schemas.registry.records import TopicSchemas, Version, event_name, matching
+from millstream.schemas.registry.stores import RegisteredEvent
+
+__all__ = ["classes_beside", "version_of"]
+
+
+def classes_beside(store: str, state: type, names: Iterable[str]) -> dict[str, type]:
+    """The classes of events by name, from the module of the states' class."""
+    module = sys.modules[state.__module__]
+    found: dict[str, type] = {}
+    for name in names:
+        cls = getattr(module, name, None)
+        if not isinstance(cls, type):
+            raise ConfigError(
+                f"'{state.__module__}' has no class '{name}', which is an event of store "
+                f"'{store}': its states can only be made with the classes of its events beside "
+                f"{state.__name__}"
+            )
+        found[name] = cls
+    return found
+
+
+def version_of(store: str, event: RegisteredEvent, cls: type | None) -> RegisteredEvent:
+    """A registered event with the version that a class has the fields of."""
+    if cls is None:
+        return event
+    versions = tuple(Version(n, 0, one.fingerprint) for n, one in enumerate(event.schemas, 1))
+    record = TopicSchemas(event_name(store, event.name), "json", Mode.NONE, versions)
+    same = matching(record, event.schemas, schema_of(event.name, cls))
+    if same is None:
+        raise ConfigError(
+            f"{cls.__module__}.{cls.__name__} has other fields than every version of event "
+            f"'{event.name}' in store '{store}'. Open the store with it first, which registers it"
+        )
+    return replace(event, current=same[0])
