@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, MutableMapping
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,7 +19,7 @@ from bench.eventsourcing_peer import (
 )
 from bench.harness import OURS, Contestant, Result, Skipped, against
 from bench.store_fill import EVENTS, Account, Deposited, fill, one_each
-from millstream import NEW, EventStore, Mill, connect
+from millstream import NEW, EventStore, Mill, StoredEvent, connect
 from millstream.broker import Broker
 from millstream.messaging import Topic
 from millstream.testing import running_broker
@@ -27,6 +27,7 @@ from millstream.wire.protocol import unique_token
 
 EVENT = Deposited(5, "salary of November, as agreed")
 AT_ONCE = 64
+PARTITIONS = 4
 TURNS_OF_A_LOAD = 30  # of one round
 LONG = "long"  # the aggregate with many events and a snapshot
 LONG_EVENTS = 10_000
@@ -94,14 +95,15 @@ class _Peers:
 class _Stage:
     """A store and a plain topic on one server."""
 
-    def __init__(self, mill: Mill, store: EventStore, topic: Topic) -> None:
-        self.mill, self.store, self.topic = mill, store, topic
+    def __init__(self, mill: Mill, store: EventStore, spread: EventStore, topic: Topic) -> None:
+        self.mill, self.store, self.spread, self.topic = mill, store, spread, topic
 
     @classmethod
     async def open(cls, url: str) -> _Stage:
         mill = await connect(url)
         store = await mill.event_store("accounts", Account, events=EVENTS)
-        return cls(mill, store, await mill.create_topic("plain", packs=False))
+        spread = await mill.event_store("spread", Account, events=EVENTS, partitions=PARTITIONS)
+        return cls(mill, store, spread, await mill.create_topic("plain", packs=False))
 
 
 class _Cpu:
@@ -162,7 +164,7 @@ def _append(
         for version in range(1, count):
             await append(id, [EVENT], version)
 
-    tag, body = stage.store.types.encode(EVENT)
+    ((tag, body),) = runner.run(stage.store.types.encode_all([EVENT], "any"))
     payload = b'{"%b":%b}' % (tag.encode(), body)  # as the store writes it
 
     async def plain() -> None:
@@ -192,14 +194,17 @@ def _append_to_many(
 ) -> Iterator[Result | Skipped]:
     each, count, cpu = sizes.each, sizes.each * AT_ONCE, _Cpu("us/append")
 
-    async def one(id: str) -> None:
-        await stage.store.append(id, [EVENT], NEW)
+    async def one(store: EventStore, id: str) -> None:
+        await store.append(id, [EVENT], NEW)
         for version in range(1, each):
-            await stage.store.append(id, [EVENT], version)
+            await store.append(id, [EVENT], version)
 
-    async def ours() -> None:
-        word = unique_token(12)
-        await asyncio.gather(*(one(f"{word}-{number}") for number in range(AT_ONCE)))
+    def ours(store: EventStore) -> Callable[[], Awaitable[None]]:
+        async def run() -> None:
+            word = unique_token(12)
+            await asyncio.gather(*(one(store, f"{word}-{number}") for number in range(AT_ONCE)))
+
+        return run
 
     def theirs(threads: int) -> Contestant:
         return _peer(lambda: peers.postgres(threads), AT_ONCE, each, threads)
@@ -210,8 +215,11 @@ def _append_to_many(
         f"eventsourcing on PostgreSQL, {threads} threads": theirs(threads)
         for threads in (1, 4, 16, AT_ONCE)
     }
+    # The server syncs the messages of a partition one by one, and partitions side by side.
+    choices["millstream, 1 partition"] = cpu.timed("1 partition", count, ours(stage.store))
     yield from against(
-        name, "appends/s", cpu.timed(OURS, count, ours), choices,
+        f"{name}, {PARTITIONS} partitions", "appends/s",
+        cpu.timed(OURS, count, ours(stage.spread)), choices,
         quick=False, runner=runner, rounds=sizes.rounds,
     )  # fmt: skip
     yield from cpu.results(name)
@@ -230,10 +238,14 @@ def _load(broker: Broker, sizes: _Sizes, runner: asyncio.Runner) -> Iterator[Res
     for size in sizes.aggregates:
         probe, every = f"probe-{size}", (size - before) // PROBE_EVENTS
         fill(broker.url, prefix, one_each(before, size, probe, every))
+        row = f"row-{size}"
+        fill(broker.url, prefix, ((row, version) for version in range(1, PROBE_EVENTS + 1)))
         before = size
         runner.run(_snapshot_and_more(stage.store))
         for name, id in (
-            (f"load of {PROBE_EVENTS} events", probe),
+            (f"load of {PROBE_EVENTS} events in a row", row),
+            (f"load of {PROBE_EVENTS} events all over the log", probe),
+            ("load of one event", f"account-{size // 2}"),
             (f"load of {LONG_EVENTS:,} events with a snapshot", LONG),
         ):
             yield from against(
@@ -315,18 +327,34 @@ def _rebuild(broker: Broker, sizes: _Sizes, runner: asyncio.Runner) -> Iterator[
             for turn in range(10)
         )
         fill(broker.url, _prefix(store), appends, events)
-        yield from _rebuild_in_sdk(store, events, total, sizes, runner)
+        yield from _rebuild_in_sdk(mill, store, events, sizes, runner)
         runner.run(mill.close())
     yield from _rebuild_in_spark(broker.url, "view-1", sizes.single)
     yield from _rebuild_in_spark(broker.url, "view-5", sizes.several)
 
 
+@dataclass
+class Total:
+    """A row of the view: what the accounts of one branch have."""
+
+    amount: int = 0
+
+
+def _add(event: StoredEvent, rows: MutableMapping[str, Any]) -> None:
+    branch = event.id[-3:]
+    row = rows.get(branch) or Total()
+    if isinstance(event.data, Deposited):
+        row.amount += event.data.amount
+    rows[branch] = row
+
+
 def _rebuild_in_sdk(
-    store: EventStore, events: int, total: int, sizes: _Sizes, runner: asyncio.Runner
+    mill: Mill, store: EventStore, events: int, sizes: _Sizes, runner: asyncio.Runner
 ) -> Iterator[Result | Skipped]:
+    total = sizes.single if events == 1 else sizes.several
     cpu = _Cpu("us/event")
 
-    async def ours() -> None:
+    async def summed() -> None:
         sums: dict[str, int] = {}
         count = 0
         async for event in store.all():
@@ -337,6 +365,15 @@ def _rebuild_in_sdk(
         if count != total or sum(sums.values()) != 5 * total:
             raise RuntimeError(f"read {count} of {total} events")
 
+    async def built() -> None:
+        """As a projection: rows in a table, exactly once."""
+        name = f"view-{unique_token(8).lower()}"
+        projection = await mill.projection(name, store, _add, schema=Total)
+        await projection.rebuild()
+        rows = await (await mill.view(name, Total)).as_dict()
+        if sum(row.amount for row in rows.values()) != 5 * total:
+            raise RuntimeError("the view is wrong")
+
     async def bare() -> None:
         count = 0
         async for event in store.topic.read():
@@ -344,10 +381,13 @@ def _rebuild_in_sdk(
         if count != total // events:
             raise RuntimeError(f"read {count} of {total // events} messages")
 
-    name = f"view of {total:,} events, {events} an append, in the SDK"
-    peers = {"reading the messages": cpu.timed("reading the messages", total, bare)}
+    name = f"projection over {total:,} events, {events} an append, in the SDK"
+    peers = {
+        "a sum in memory": cpu.timed("a sum in memory", total, summed),
+        "reading the messages": cpu.timed("reading the messages", total, bare),
+    }
     rounds = 1 if total > 1_000_000 else min(3, sizes.rounds)
-    work = cpu.timed(OURS, total, ours)
+    work = cpu.timed(OURS, total, built)
     yield from against(name, "events/s", work, peers, quick=False, runner=runner, rounds=rounds)
     yield from cpu.results(name)
 
@@ -366,6 +406,7 @@ def _rebuild_in_spark(url: str, name: str, total: int) -> Iterator[Result | Skip
         frame = (
             spark.read.format("millstream")
             .options(url=url, eventStore=name, minPartitions=2)
+            .options(columns="aggregate,Deposited.amount")
             .load()
         )
         view = frame.groupBy("aggregate").agg({"Deposited.amount": "sum"})

@@ -114,7 +114,10 @@ class Loader:
 
         A deleted one raises AggregateDeleted, also as of a time when it had events: they are gone.
         """
-        if moment.is_now and self._snapshots is not None:
+        snapshot: Loaded[Any] | None = None
+        if self._snapshots is None or not await self._snapshots.exist():
+            pass
+        elif moment.is_now:
             # Side by side: often the last append is all that is missing.
             snapshot, (head, _) = await asyncio.gather(
                 self._snapshots.get(id), self._reader.head(id)

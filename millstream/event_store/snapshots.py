@@ -12,6 +12,7 @@ from typing import Any, Final
 
 import msgspec
 
+from millstream.deadline import Deadline
 from millstream.errors import MillstreamError, TopicNotFound
 from millstream.event_store.events import Loaded
 from millstream.event_store.folding import StateCodec
@@ -23,6 +24,9 @@ from millstream.tables import Table
 __all__ = ["SNAPSHOTS_SUFFIX", "Snapshots"]
 
 SNAPSHOTS_SUFFIX: Final = "-snapshots"
+
+# Another process may create the table at any time; until it is found, loading takes a bit longer.
+ABSENT_SECONDS: Final = 5.0
 
 _log = logging.getLogger("millstream.event_store")
 
@@ -54,6 +58,9 @@ class Snapshots:
         self._codec = codec
         self._personal = personal
         self._table: Table | None = None
+        self._absent: Deadline | None = (
+            None  # there was no table, and for so long none is looked for
+        )
 
     async def get(self, id: str) -> Loaded[Any] | None:
         """The aggregate as its snapshot has it; None when there is none that can be used."""
@@ -107,13 +114,16 @@ class Snapshots:
             self._table = await self._open(True)
         return self._table
 
+    async def exist(self) -> bool:
+        """Whether there is a table of snapshots; that there is none is remembered for a while."""
+        return await self._found() is not None
+
     async def _found(self) -> Table | None:
-        """The table; None when there is none yet: who only reads must not create it."""
-        if self._table is None:
+        if self._table is None and (self._absent is None or self._absent.passed):
             try:
                 self._table = await self._open(False)
             except TopicNotFound:
-                return None
+                self._absent = Deadline(ABSENT_SECONDS)
         return self._table
 
     @property

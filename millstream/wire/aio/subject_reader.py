@@ -16,6 +16,7 @@ import msgspec
 
 from millstream.errors import ConnectionClosed
 from millstream.wire.aio.jetstream import JetStream
+from millstream.wire.api import NANOSECONDS
 from millstream.wire.message import RawMessage, stored_ns_of
 from millstream.wire.protocol import parse_headers, status_of, unique_token
 
@@ -48,7 +49,8 @@ class _Answer:
         self.complete = False
         self.doubtful = False
         self._address = f"$JS.ACK.{stream}.direct.1.".encode()
-        self._changed = asyncio.Event()
+        self._ended = asyncio.Event()
+        self._minutes: dict[bytes, int] = {}
 
     def take(self, _subject: bytes, _reply: bytes, headers: bytes, payload: bytes) -> None:
         at = headers.rfind(_STREAM) + 2
@@ -62,21 +64,32 @@ class _Answer:
             self.doubtful = self.doubtful or own.find(b"\r\n\r\n") >= 0
             block = b"" if own == _NO_HEADERS else own + b"\r\n"
             subject, sequence, time = found.groups()
-            stored = stored_ns_of(time.decode())
             number = len(self.messages) + 1
-            reply = b"%b%b.%d.%d.0" % (self._address, sequence, number, stored)
+            reply = b"%b%b.%d.%d.0" % (self._address, sequence, number, self._stored_ns(time))
             self.messages.append(RawMessage(subject, reply, block, payload))
-        self._changed.set()
+        if self.complete:
+            self._ended.set()
+
+    def _stored_ns(self, time: bytes) -> int:
+        """Nanoseconds of a time; most messages of an answer are of the same few minutes."""
+        minute, second, rest = time[:16], time[17:19], time[19:]
+        known = self._minutes.get(minute)
+        if known is None:
+            known = self._minutes[minute] = stored_ns_of(minute.decode() + ":00Z")
+        if rest[:1] != b"." or rest[-1:] != b"Z":
+            return stored_ns_of(time.decode())
+        return known + int(second) * NANOSECONDS + int(rest[1:-1].ljust(9, b"0"))
 
     async def end(self) -> bool:
         """Wait for the end; False when nothing comes any more, or it is not certain."""
         while not self.complete:
-            self._changed.clear()
+            before = len(self.messages)
             try:
                 async with asyncio.timeout(SILENCE_SECONDS):
-                    await self._changed.wait()
+                    await self._ended.wait()
             except TimeoutError:
-                return False
+                if len(self.messages) == before:
+                    return False
         return not self.doubtful
 
 
