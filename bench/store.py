@@ -409,11 +409,12 @@ def _rebuild_in_spark(url: str, name: str, total: int) -> Iterator[Result | Skip
             .options(columns="aggregate,Deposited.amount")
             .load()
         )
-        view = frame.groupBy("aggregate").agg({"Deposited.amount": "sum"})
+        amounts = frame.selectExpr("aggregate", "Deposited.amount AS amount")
+        view = amounts.groupBy("aggregate").sum("amount")
 
         def ours() -> float:
             began = time.perf_counter()
-            found = view.selectExpr("sum(`sum(Deposited.amount)`)").collect()[0][0]
+            found = view.selectExpr("sum(`sum(amount)`)").collect()[0][0]
             if found != 5 * total:
                 raise RuntimeError(f"the sum is {found}, not {5 * total}")
             return total / (time.perf_counter() - began)
