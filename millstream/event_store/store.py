@@ -195,7 +195,7 @@ class EventStore:
         receipt = await self.append(loaded.id, events, loaded.version or NEW, **details)
         if receipt.first_version != loaded.version + 1:
             # It was stored before, after events that are not in this state or are in it already.
-            return await self.load(loaded.id)
+            return await self.load(loaded.id, receipt.version)
         return await self._loader.after(loaded, events, receipt, self._every)
 
     def changes_on(self, loaded: Loaded[Any]) -> Changes:
