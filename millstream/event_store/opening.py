@@ -14,7 +14,7 @@ from millstream.event_store.keys import KEYS_SUFFIX
 from millstream.event_store.personal import PersonalData
 from millstream.event_store.settings import StoreSettings, split_settings, topic_settings
 from millstream.event_store.snapshots import SNAPSHOTS_SUFFIX, Snapshots
-from millstream.event_store.store import EventStore
+from millstream.event_store.store import EventStore, StoreParts
 from millstream.events.value_type import ValueType
 from millstream.messaging import Topic, TopicInfo, TopicSettings
 from millstream.messaging.topics.lookup import open_topic
@@ -75,9 +75,18 @@ async def open_store(
         registered = await schemas.events()
     personal = PersonalData(name, partial(_key_table, mill, topic))
     types = EventTypes(name, registered, classes, settings.upcasters, personal)
-    snapshots = _snapshots(mill, topic, folding, settings, personal)
-    open_archive = partial(_archive_topic, mill, topic)
-    return EventStore(topic, schemas, types, folding, snapshots, open_archive, personal)
+    return EventStore(
+        StoreParts(
+            topic,
+            schemas,
+            types,
+            folding,
+            snapshots=_snapshots(mill, topic, folding, settings, personal),
+            snapshot_every=settings.snapshot_every,
+            open_archive=partial(_archive_topic, mill, topic),
+            personal=personal,
+        )
+    )
 
 
 async def _topic(
@@ -113,14 +122,14 @@ def _snapshots(
     folding: Folding | None,
     settings: StoreSettings,
     personal: PersonalData,
-) -> tuple[Snapshots, int | None] | None:
+) -> Snapshots | None:
     """The snapshots of a store whose states can be stored; None: it has none."""
     storable = folding is not None and folding.cls is not None and is_schema_class(folding.cls)
     if folding is None or not (storable or settings.snapshot_every):
         return None
     codec = folding.state_codec(settings.snapshot_version)  # says why, if it cannot be
     open_table = partial(_snapshot_table, mill, topic)
-    return Snapshots(open_table, codec, personal), settings.snapshot_every
+    return Snapshots(open_table, codec, personal)
 
 
 async def _snapshot_table(mill: StoreHome, topic: Topic, create: bool) -> Table:
