@@ -19,6 +19,7 @@ from millstream.errors import (
     ProcessFailed,
     ProjectionNotFound,
 )
+from millstream.projections import projection as projection_module
 from tests.integration.event_store.bank import EVENTS, Account, Deposited, Opened, Withdrawn
 
 
@@ -89,7 +90,10 @@ async def test_a_projection_keeps_a_table_up_to_date(mill: Mill, store: EventSto
     assert [record.active for record in await mill.projections()] == [1]
 
 
-async def test_a_new_version_is_built_compared_and_swapped(mill: Mill, store: EventStore) -> None:
+async def test_a_new_version_is_built_compared_and_swapped(
+    mill: Mill, store: EventStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(projection_module, "LOOK_SECONDS", 0.05)  # the test waits for it
     old = await mill.projection("balances", store, balances, schema=Balance)
     await old.run(once=True)
     running = asyncio.create_task(old.run())
@@ -297,9 +301,10 @@ async def test_two_processes_of_one_version_count_each_event_once(
         for number in range(60):
             await store.append(f"b{number % 7}", [Deposited(1)])
         await store.append("end", [Deposited(1)])
-        async for change in (await (await mill.view("balances")).table()).changes(["end"]):
-            if change.value is not None:
-                break
+        async with asyncio.timeout(60):
+            async for change in (await (await mill.view("balances")).table()).changes(["end"]):
+                if change.value is not None:
+                    break
         for one in both:
             one.stop()
         await asyncio.gather(*running, return_exceptions=True)  # one of them was fenced off
@@ -354,9 +359,10 @@ async def test_an_older_version_is_swapped_in_again_while_the_newer_one_goes_on(
     assert (await view.get("a2")).amount == 6
     # The newer one is kept up to date, ready to be swapped in again.
     await store.append("a2", [Deposited(10)])
-    async for change in (await new.table()).changes(["a2"]):
-        if change.value["amount"] == 17:
-            break
+    async with asyncio.timeout(60):
+        async for change in (await new.table()).changes(["a2"]):
+            if change.value["amount"] == 17:
+                break
     new.stop()
     assert await running
     assert (await view.get("a2")).amount == 6  # nobody runs the older one
