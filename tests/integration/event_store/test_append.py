@@ -208,6 +208,18 @@ async def test_a_boundary_may_be_later_than_its_last_event(store: EventStore) ->
         await store.append("course-1.cem", [Opened("cem")], unchanged)
 
 
+async def test_of_many_decisions_over_the_same_aggregates_one_succeeds(mill: Mill) -> None:
+    stores = [await mill.event_store("accounts", Account, events=EVENTS) for _ in range(6)]
+    await stores[0].append("course-1.ann", [Opened("ann")])
+    query = await stores[0].query("course-1.*")
+    results = await asyncio.gather(
+        *(s.append(f"course-1.{n}", [Opened("x")], query.unchanged) for n, s in enumerate(stores)),
+        return_exceptions=True,
+    )
+    assert len([r for r in results if isinstance(r, VersionConflict)]) == len(stores) - 1
+    assert len((await stores[0].query("course-1.*")).events) == 2
+
+
 async def test_a_boundary_is_refused_in_a_store_with_partitions(mill: Mill) -> None:
     store = await mill.event_store("accounts", Account, events=EVENTS, partitions=2)
     with pytest.raises(ConfigError, match=r"has 2 partitions.*Unchanged.*in one"):

@@ -96,14 +96,17 @@ async def test_any_id_can_be_used(store: EventStore) -> None:
 
 
 async def test_a_load_that_is_cancelled_leaves_nothing_at_the_broker(
-    store: EventStore, mill: Mill
+    store: EventStore, mill: Mill, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(subject_reader, "INACTIVE_SECONDS", 600)  # the broker helps no sooner
     for _ in range(100):
         await store.append("a1", [Deposited(1)])
-    for turns in range(30):  # further into the load each time
+    began = time.monotonic()
+    await store.load("a1")
+    whole = time.monotonic() - began
+    for part in range(40):  # further into the load each time
         task = asyncio.create_task(store.load("a1"))
-        for _ in range(turns % 10):
-            await asyncio.sleep(0)
+        await asyncio.wait({task}, timeout=whole * part / 40)
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
 

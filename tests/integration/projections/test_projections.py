@@ -344,8 +344,9 @@ async def test_a_version_that_is_dropped_while_it_runs_ends_with_an_error(
 
 
 async def test_an_older_version_is_swapped_in_again_while_the_newer_one_goes_on(
-    mill: Mill, store: EventStore
+    mill: Mill, store: EventStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(projection_module, "LOOK_SECONDS", 0.01)
     old = await mill.projection("balances", store, balances, schema=Balance)
     await old.run(once=True)
     new = await mill.projection("balances", store, without_fees, schema=Balance, version=2)
@@ -358,6 +359,8 @@ async def test_an_older_version_is_swapped_in_again_while_the_newer_one_goes_on(
     assert await old.swap() == 2
     assert (await view.get("a2")).amount == 6
     # The newer one is kept up to date, ready to be swapped in again.
+    done, _ = await asyncio.wait({running}, timeout=0.5)  # it has looked many times
+    assert not done
     await store.append("a2", [Deposited(10)])
     async with asyncio.timeout(60):
         async for change in (await new.table()).changes(["a2"]):
