@@ -57,7 +57,7 @@ async def test_an_aggregate_with_them_can_be_ended(mixed: EventStore) -> None:
     assert (await mixed.topic.info()).messages == 3  # and no junk
 
 
-async def test_a_damaged_append_is_reported_with_its_place(store: EventStore, mill: Mill) -> None:
+async def test_a_damaged_append_is_reported_with_its_offset(store: EventStore, mill: Mill) -> None:
     await store.append("a1", [Deposited(1)])
     await publish_raw(mill, "accounts.a1", b'{"Deposited":{"amount":2}}', {"Mill-Versions": "2-3"})
     with pytest.raises(Undecodable, match="1 events and says versions 2 to 3") as damaged:
