@@ -21,7 +21,7 @@ from __future__ import annotations
 import base64
 import binascii
 from collections import OrderedDict
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import Iterable
 from typing import Final, Generic, TypeVar
 
 import msgspec
@@ -112,12 +112,6 @@ class KeyTable:
                 self._by_id.put(id_, key)
             found |= read
         return found
-
-    async def persons(self) -> AsyncIterator[str]:
-        """The persons that have a key."""
-        async for entry in self._table.entries():
-            if entry.key.startswith(_PERSON):
-                yield entry.key.removeprefix(_PERSON)
 
     async def erase(self, person: str) -> bool:
         """Remove the key of a person for good; False if there is none. Admins only.

@@ -78,8 +78,8 @@ class AppendMessage(NamedTuple):
 def open_append(partition: Partition, raw: RawMessage) -> AppendMessage | None:
     """The append in a message; None when it is something else. Undecodable when it is damaged.
 
-    Whoever may publish can store anything on the subjects of a store: what has no versions is not
-    of the store, and is left out.
+    Any program with the right to publish can store anything on the subjects of a store: what has no
+    versions is not of the store, and is left out.
     """
     address = parse_ack_address(raw.reply)
     kind = kind_of(raw.subject, raw.headers, partition.prefix_size)

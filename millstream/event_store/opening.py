@@ -16,7 +16,7 @@ from millstream.event_store.personal import PersonalData
 from millstream.event_store.settings import StoreSettings, split_settings, topic_settings
 from millstream.event_store.snapshots import SNAPSHOTS_SUFFIX, Snapshots
 from millstream.event_store.state_classes import classes_beside, version_of
-from millstream.event_store.store import EventStore
+from millstream.event_store.store import EventStore, StoreParts
 from millstream.events.value_type import ValueType
 from millstream.messaging import Topic, TopicInfo, TopicSettings
 from millstream.messaging.topics.lookup import open_topic
@@ -82,9 +82,18 @@ async def open_store(
         registered = [version_of(name, event, classes.get(event.name)) for event in found]
     personal = PersonalData(name, partial(_key_table, mill, topic))
     types = EventTypes(name, registered, classes, settings.upcasters, personal)
-    snapshots = _snapshots(mill, topic, folding, settings, personal)
-    open_archive = partial(_archive_topic, mill, topic)
-    return EventStore(topic, schemas, types, folding, snapshots, open_archive, personal)
+    return EventStore(
+        StoreParts(
+            topic,
+            schemas,
+            types,
+            folding,
+            snapshots=_snapshots(mill, topic, folding, settings, personal),
+            snapshot_every=settings.snapshot_every,
+            open_archive=partial(_archive_topic, mill, topic),
+            personal=personal,
+        )
+    )
 
 
 async def open_for_states(
@@ -146,14 +155,14 @@ def _snapshots(
     folding: Folding | None,
     settings: StoreSettings,
     personal: PersonalData,
-) -> tuple[Snapshots, int | None] | None:
+) -> Snapshots | None:
     """The snapshots of a store whose states can be stored; None: it has none."""
     storable = folding is not None and folding.cls is not None and is_schema_class(folding.cls)
     if folding is None or not (storable or settings.snapshot_every):
         return None
     codec = folding.state_codec(settings.snapshot_version)  # says why, if it cannot be
     open_table = partial(_snapshot_table, mill, topic)
-    return Snapshots(open_table, codec, personal), settings.snapshot_every
+    return Snapshots(open_table, codec, personal)
 
 
 async def _snapshot_table(mill: StoreHome, topic: Topic, create: bool) -> Table:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Final, TypeAlias
 
@@ -37,11 +38,25 @@ from millstream.events.start import Start
 from millstream.messaging import ReadPlan, Subscription, Topic
 from millstream.schemas.registry.stores import StoreSchemas
 
-__all__ = ["EventStore", "Query"]
+__all__ = ["EventStore", "Query", "StoreParts"]
 
 UPDATE_TRIES: Final = 10
 # From a state to the event or events that follow; may also be asynchronous.
 Decision: TypeAlias = Callable[[Any], Any]
+
+
+@dataclass(frozen=True, slots=True)
+class StoreParts:
+    """What a store is made of; `open_store` puts them together."""
+
+    topic: Topic
+    schemas: StoreSchemas
+    types: EventTypes
+    folding: Folding | None  # None: it was opened without a class of states
+    snapshots: Snapshots | None  # None: its states cannot be stored
+    snapshot_every: int | None
+    open_archive: Callable[[bool], Awaitable[Topic]]  # with True: create it if there is none
+    personal: PersonalData
 
 
 class Query:
@@ -60,29 +75,20 @@ class EventStore:
     receipt. Opened by `mill.event_store(...)`.
     """
 
-    def __init__(
-        self,
-        topic: Topic,
-        schemas: StoreSchemas,
-        types: EventTypes,
-        folding: Folding | None,
-        snapshots: tuple[Snapshots, int | None] | None,
-        open_archive: Callable[[bool], Awaitable[Topic]],
-        personal: PersonalData,
-    ) -> None:
+    def __init__(self, parts: StoreParts) -> None:
+        topic, types, snapshots = parts.topic, parts.types, parts.snapshots
         self.name = topic.name
         self.topic = topic  # the topic that holds the events
         self.types = types  # the types of events, and how each version is read
-        self.folding = folding
-        self._schemas = schemas
-        self._personal = personal
+        self.folding = parts.folding
+        self._schemas = parts.schemas
+        self._personal = parts.personal
+        self._every = parts.snapshot_every
         self._reader = AggregateReader(topic.handle, types, self._learn)
         self._appender = Appender(self.name, topic.handle, topic.acks, types, self._reader)
-        self._every = None if snapshots is None else snapshots[1]
-        kept = None if snapshots is None else snapshots[0]
-        archive = Archive(self.name + ARCHIVE_SUFFIX, open_archive, types, self._learn)
-        self._loader = Loader(self.name, self._reader, folding, kept, archive)
-        self._ending = AggregateEnding(topic, self._reader, self._appender, kept, archive)
+        archive = Archive(self.name + ARCHIVE_SUFFIX, parts.open_archive, types, self._learn)
+        self._loader = Loader(self.name, self._reader, self.folding, snapshots, archive)
+        self._ending = AggregateEnding(topic, self._reader, self._appender, snapshots, archive)
 
     def __repr__(self) -> str:
         return f"<EventStore {self.name}, {len(self.types.events)} type(s) of events>"
@@ -197,7 +203,7 @@ class EventStore:
         receipt = await self.append(loaded.id, events, loaded.version or NEW, **details)
         if receipt.first_version != loaded.version + 1:
             # It was stored before, after events that are not in this state or are in it already.
-            return await self.load(loaded.id)
+            return await self.load(loaded.id, receipt.version)
         return await self._loader.after(loaded, events, receipt, self._every)
 
     def changes_on(self, loaded: Loaded[Any]) -> Changes:

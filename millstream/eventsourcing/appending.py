@@ -25,7 +25,7 @@ from millstream.events.subject import key_token
 from millstream.eventsourcing.datastore import Heads
 from millstream.eventsourcing.stored import (
     NOTHING,
-    AggregateHead,
+    OriginatorHead,
     head_of,
     headers_of,
     is_event,
@@ -54,13 +54,13 @@ class _Message:
 
     event: NewEvent
     key: str
-    head: AggregateHead
+    head: OriginatorHead
 
 
 class _Line:
     """The events of one originator in one call."""
 
-    def __init__(self, base: AggregateHead) -> None:
+    def __init__(self, base: OriginatorHead) -> None:
         self.base = base  # what is stored
         self.head = base  # with the events of this call
         self.added: set[int] = set()
@@ -108,14 +108,14 @@ class Appending:
             f"first each time. Try again"
         )
 
-    def tracked(self, application_name: str) -> AggregateHead:
+    def tracked(self, application_name: str) -> OriginatorHead:
         """The last tracking record of an application; its version is the position."""
         key = tracking_key(application_name)
         last = self._topic.last(key)
         if last is None:
             return NOTHING
         position = position_of(last)
-        head = AggregateHead(last.offset, position, position, position)
+        head = OriginatorHead(last.offset, position, position, position)
         self._heads.put(key, head)
         return head
 
@@ -161,7 +161,7 @@ class Appending:
         new = NewEvent(b"", key, tracking_headers(position), options=options)
         return [_Message(new, key, before.then(position, UNKNOWN_OFFSET))]
 
-    def _head(self, key: str, version: int, fresh: bool) -> AggregateHead:
+    def _head(self, key: str, version: int, fresh: bool) -> OriginatorHead:
         if not fresh:
             known = self._heads.get(key)
             if known is not None:

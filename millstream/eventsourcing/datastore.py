@@ -11,7 +11,7 @@ from eventsourcing.persistence import ProgrammingError
 from millstream import blocking
 from millstream.blocking.connected import close_anywhere
 from millstream.errors import TopicConflict, TopicNotFound
-from millstream.eventsourcing.stored import AggregateHead
+from millstream.eventsourcing.stored import OriginatorHead
 from millstream.eventsourcing.translated import translated
 from millstream.messaging.topics.choices import Retention
 from millstream.settings import ConnectionSettings
@@ -29,9 +29,9 @@ class Heads:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._known: OrderedDict[str, AggregateHead] = OrderedDict()
+        self._known: OrderedDict[str, OriginatorHead] = OrderedDict()
 
-    def get(self, key: str) -> AggregateHead | None:
+    def get(self, key: str) -> OriginatorHead | None:
         """The last known event of a key."""
         with self._lock:
             head = self._known.get(key)
@@ -39,7 +39,7 @@ class Heads:
                 self._known.move_to_end(key)
             return head
 
-    def put(self, key: str, head: AggregateHead) -> None:
+    def put(self, key: str, head: OriginatorHead) -> None:
         """Remember an event that was just read or stored."""
         with self._lock:
             self._known[key] = head

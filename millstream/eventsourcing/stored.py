@@ -18,7 +18,7 @@ from millstream.events.event import Event
 __all__ = [
     "NOTHING",
     "TOPIC_HEADER",
-    "AggregateHead",
+    "OriginatorHead",
     "event_behind",
     "head_of",
     "headers_of",
@@ -44,7 +44,7 @@ TRACKING_PREFIX: Final = "tracking:"
 
 
 @dataclass(frozen=True, slots=True)
-class AggregateHead:
+class OriginatorHead:
     """The last event of an originator, and what it says about the versions before it."""
 
     offset: int  # 0: there is none
@@ -62,15 +62,15 @@ class AggregateHead:
         """Whether all later versions are stored after this event."""
         return self.offset > 0 and self.version == self.highest == version
 
-    def then(self, version: int, offset: int) -> AggregateHead:
+    def then(self, version: int, offset: int) -> OriginatorHead:
         """The head after one more event."""
         if self.offset == 0:
-            return AggregateHead(offset, version, version, version)
+            return OriginatorHead(offset, version, version, version)
         run = self.run if version == self.version + 1 else version
-        return AggregateHead(offset, version, run, max(version, self.highest))
+        return OriginatorHead(offset, version, run, max(version, self.highest))
 
 
-NOTHING: Final = AggregateHead(0, 0, 0, 0)
+NOTHING: Final = OriginatorHead(0, 0, 0, 0)
 
 
 def key_of(originator_id: UUID | str) -> str:
@@ -90,7 +90,7 @@ def tracking_key(application_name: str) -> str:
 
 
 def headers_of(
-    stored: StoredEvent, head: AggregateHead, taken_of: AggregateHead | None = None
+    stored: StoredEvent, head: OriginatorHead, taken_of: OriginatorHead | None = None
 ) -> dict[str, str]:
     """The headers of an event; `head` is the state after it.
 
@@ -120,7 +120,7 @@ def is_event(event: Event) -> bool:
     return TOPIC_HEADER in event.headers
 
 
-def head_of(event: Event | None) -> AggregateHead:
+def head_of(event: Event | None) -> OriginatorHead:
     """What the last event of an originator says."""
     if event is None:
         return NOTHING
@@ -128,17 +128,17 @@ def head_of(event: Event | None) -> AggregateHead:
     version = _number(event, headers, VERSION_HEADER)
     run = _number(event, headers, RUN_HEADER)
     highest = _number(event, headers, HIGHEST_HEADER) if HIGHEST_HEADER in headers else version
-    return AggregateHead(event.offset, version, run, highest)
+    return OriginatorHead(event.offset, version, run, highest)
 
 
-def event_behind(snapshot: Event) -> AggregateHead | None:
+def event_behind(snapshot: Event) -> OriginatorHead | None:
     """The event that a snapshot was taken of, if its message says where that is."""
     headers = snapshot.headers
     if OFFSET_HEADER not in headers:
         return None
     version = version_of(snapshot)
     offset = _number(snapshot, headers, OFFSET_HEADER)
-    return AggregateHead(offset, version, version, version)
+    return OriginatorHead(offset, version, version, version)
 
 
 def version_of(event: Event) -> int:

@@ -4,12 +4,20 @@ from __future__ import annotations
 
 import asyncio
 from datetime import UTC, datetime
+from typing import Any
 
 import pytest
 
 from millstream import ANY, NEW, Append, EventStore, Mill, Unchanged
-from millstream.errors import ConfigError, UnknownEvent, VersionConflict
+from millstream.errors import (
+    AggregateDeleted,
+    ConfigError,
+    PayloadTooLarge,
+    UnknownEvent,
+    VersionConflict,
+)
 from tests.integration.event_store.bank import EVENTS, Account, Deposited, Opened, Withdrawn
+from tests.integration.event_store.kit import forget_ids
 
 
 async def names_of(store: EventStore, id: str) -> list[tuple[int, str]]:
@@ -69,7 +77,7 @@ async def test_an_append_with_an_id_is_stored_once_however_often_it_is_repeated(
     await store.append("a1", [Deposited(1)], 1)
     # As a client does that never got the answer, in another process and after the time for which
     # the broker remembers ids.
-    await mill.edit_topic("accounts", duplicate_window="100ms")
+    await forget_ids(mill, "accounts")
     for expected in (NEW, ANY):
         other = await mill.event_store("accounts", Account, events=EVENTS)
         again = await other.append("a1", [Opened("ann")], expected, append_id="open-1")
@@ -172,4 +180,81 @@ async def test_what_is_no_event_of_the_store_is_refused(store: EventStore) -> No
         await store.append("a1", [Deposited(1)], -1)
     with pytest.raises(ConfigError, match="offset -1"):
         Unchanged("a.*", -1)
+    assert (await store.topic.info()).messages == 0
+
+
+async def test_an_id_that_began_again_takes_appends_of_those_who_knew_its_end(
+    store: EventStore, mill: Mill
+) -> None:
+    other = await mill.event_store("accounts", Account, events=EVENTS)
+    for id in ("a1", "a2"):
+        await store.append(id, [Opened("ann")], NEW)
+        await other.delete(id)
+        with pytest.raises(AggregateDeleted):  # remembered here from now on
+            await store.append(id, [Deposited(1)])
+        await other.delete(id, reusable=True)
+        await other.append(id, [Opened("ben")], NEW)
+    assert (await store.append("a1", [Deposited(1)])).version == 2
+    (receipt,) = await store.append_all([Append("a2", [Deposited(1)])])
+    assert receipt.version == 2
+
+
+async def test_a_boundary_may_be_later_than_its_last_event(store: EventStore) -> None:
+    await store.append("course-1.ann", [Opened("ann")])
+    seen = (await store.append("course-2.ann", [Opened("ann")])).offset  # of another pattern
+    unchanged = Unchanged("course-1.*", seen)
+    assert (await store.append("course-1.ben", [Opened("ben")], unchanged)).version == 1
+    with pytest.raises(VersionConflict):
+        await store.append("course-1.cem", [Opened("cem")], unchanged)
+
+
+async def test_of_many_decisions_over_the_same_aggregates_one_succeeds(mill: Mill) -> None:
+    stores = [await mill.event_store("accounts", Account, events=EVENTS) for _ in range(6)]
+    await stores[0].append("course-1.ann", [Opened("ann")])
+    query = await stores[0].query("course-1.*")
+    results = await asyncio.gather(
+        *(s.append(f"course-1.{n}", [Opened("x")], query.unchanged) for n, s in enumerate(stores)),
+        return_exceptions=True,
+    )
+    assert len([r for r in results if isinstance(r, VersionConflict)]) == len(stores) - 1
+    assert len((await stores[0].query("course-1.*")).events) == 2
+
+
+async def test_a_boundary_is_refused_in_a_store_with_partitions(mill: Mill) -> None:
+    store = await mill.event_store("accounts", Account, events=EVENTS, partitions=2)
+    with pytest.raises(ConfigError, match=r"has 2 partitions.*Unchanged.*in one"):
+        await store.append("c1.0", [Deposited(9)], Unchanged("c1.*", 0))
+    assert (await store.topic.info()).messages == 0
+
+
+async def test_appends_together_have_ids_all_of_them_or_none(store: EventStore) -> None:
+    mixed = [Append("a1", [Deposited(1)], append_id="x"), Append("a2", [Deposited(1)])]
+    with pytest.raises(ConfigError, match="give all appends an append_id, or none"):
+        await store.append_all(mixed)
+    assert (await store.topic.info()).messages == 0
+
+
+@pytest.mark.parametrize("value", ["a\r\nNats-Rollup: all", " x ", "", 5])
+@pytest.mark.parametrize("what", ["append_id", "correlation_id", "causation_id"])
+async def test_an_id_that_would_not_be_read_back_is_refused(
+    store: EventStore, what: str, value: Any
+) -> None:
+    with pytest.raises(ConfigError, match=rf"{what}.*text in one line, without spaces at its ends"):
+        await store.append("a1", [Deposited(1)], **{what: value})
+    assert (await store.topic.info()).messages == 0
+
+
+async def test_an_append_is_recognised_by_an_id_of_any_text(store: EventStore, mill: Mill) -> None:
+    ids = ["ä ö", "x" * 200, "a/b: c"]
+    for id in ids:
+        await store.append("a1", [Deposited(1)], append_id=id)
+    await forget_ids(mill, "accounts")
+    for id in ids:
+        assert (await store.append("a1", [Deposited(1)], append_id=id)).duplicate
+    assert [event.append_id async for event in store.events("a1")] == ids
+
+
+async def test_an_append_that_is_too_large_is_refused(store: EventStore) -> None:
+    with pytest.raises(PayloadTooLarge, match="bytes"):
+        await store.append("a1", [Opened("x" * 9_000_000)])
     assert (await store.topic.info()).messages == 0

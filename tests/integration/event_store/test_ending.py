@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 from datetime import timedelta
+from typing import Any
 
 import pytest
 
-from millstream import NEW, EventStore, Mill
-from millstream.errors import AggregateDeleted, AggregateNotFound, VersionConflict
+from millstream import NEW, EventStore, Mill, Unchanged
+from millstream.errors import AggregateDeleted, AggregateNotFound, ConfigError, VersionConflict
 from tests.integration.event_store.bank import EVENTS, Account, Deposited, Opened
+from tests.integration.event_store.kit import publish_raw
 
 
 async def test_a_deleted_aggregate_is_gone_and_takes_no_more_events(
@@ -72,12 +75,77 @@ async def test_an_archived_aggregate_can_be_read_and_not_changed(
     assert ends[0].data.archived_to == "accounts-archive"
 
 
-async def test_an_interrupted_archiving_is_completed(store: EventStore, mill: Mill) -> None:
-    """As if the process had died after the copies, before the end was stored."""
-    for amount in range(1, 4):
-        await store.append("a1", [Deposited(amount)])
-    await store._ending._copy("a1")
-    await store.append("a1", [Deposited(4)])
+@pytest.mark.parametrize("expected", [NEW, Unchanged("a1", 0)])
+async def test_a_deletion_can_expect_a_version_and_nothing_else(
+    store: EventStore, expected: Any
+) -> None:
+    await store.append("a1", [Opened("ann")], NEW)
+    with pytest.raises(ConfigError, match="give a version, or ANY"):
+        await store.delete("a1", expected)
+    assert (await store.load("a1")).version == 1
+
+
+async def test_an_archived_aggregate_can_be_deleted(store: EventStore, mill: Mill) -> None:
+    await store.append("a1", [Opened("ann")], NEW)
     await store.archive("a1")
-    assert (await store.load("a1")).state.history == [1, 2, 3, 4]
-    assert (await (await mill.topic("accounts-archive")).info()).messages == 4
+    await store.delete("a1")
+    with pytest.raises(AggregateDeleted):
+        await store.load("a1")
+    assert (await (await mill.topic("accounts-archive")).info()).messages == 0
+
+
+async def test_an_archived_id_that_began_again_is_archived_again(store: EventStore) -> None:
+    await store.append("a1", [Opened("ann"), Deposited(5), Deposited(6)], NEW)
+    await store.archive("a1")
+    await store.delete("a1", reusable=True)
+    await store.append("a1", [Opened("ben"), Deposited(100)], NEW)
+    await store.archive("a1")
+    assert (await store.load("a1")).state == Account("ben", 100, [100])
+
+
+async def test_a_deleted_store_takes_what_belongs_to_it_along(
+    store: EventStore, mill: Mill
+) -> None:
+    await store.append("a1", [Opened("ann"), Deposited(5), Deposited(6)], NEW)
+    await store.append("a2", [Opened("ann")], NEW)
+    await store.snapshot("a2")
+    await store.archive("a1")
+    await mill.delete_topic("accounts")
+    assert [info.name for info in await mill.topics() if info.name.startswith("accounts")] == []
+    again = await mill.event_store("accounts", Account, events=EVENTS)
+    await again.append("a1", [Opened("ben"), Deposited(100)], NEW)
+    await again.archive("a1")
+    assert (await again.load("a1")).state == Account("ben", 100, [100])
+
+
+async def test_appends_without_an_id_are_archived_each(store: EventStore, mill: Mill) -> None:
+    for n in (1, 2):  # by another program, which writes the format of a store
+        event = b'{"Deposited":{"amount":%d}}' % n
+        await publish_raw(mill, "accounts.a1", event, {"Mill-Versions": f"{n}-{n}"})
+    assert (await store.load("a1")).state.history == [1, 2]
+    await store.archive("a1")
+    assert (await store.load("a1")).state.history == [1, 2]
+
+
+async def test_two_may_archive_an_aggregate_at_the_same_time(store: EventStore, mill: Mill) -> None:
+    for n in range(20):
+        await store.append("a1", [Deposited(n)])
+    other = await mill.event_store("accounts", Account, events=EVENTS)
+    await asyncio.gather(store.archive("a1"), other.archive("a1"))
+    assert (await store.load("a1")).state.history == list(range(20))
+    assert (await (await mill.topic("accounts-archive")).info()).messages == 20
+
+
+async def test_a_load_during_a_deletion_gives_the_whole_state_or_none(store: EventStore) -> None:
+    for round in range(8):
+        for _ in range(20):
+            await store.append("a1", [Deposited(1)])
+        loads = [asyncio.create_task(store.load("a1")) for _ in range(4)]
+        for _ in range(4 * round):  # further into the loads each time
+            await asyncio.sleep(0)
+        await store.delete("a1", reusable=True)
+        for found in await asyncio.gather(*loads, return_exceptions=True):
+            if isinstance(found, BaseException):
+                assert isinstance(found, AggregateNotFound), found
+            else:
+                assert (found.version, len(found.state.history)) == (20, 20)

@@ -37,6 +37,7 @@ from tests.integration.messaging.topic_kit import eventually
 
 WINDOW_SECONDS = 0.1
 QUICK = Reconnect(wait=0.02, wait_max=0.1, give_up_after=120)
+ACK = b'{"stream":'  # how the ack of a stored message begins
 ANSWER_SECONDS = 1.0  # for a request of the client whose answers are lost
 
 
@@ -63,7 +64,7 @@ class Scene:
         down: float,
     ) -> Any:
         """The result of a call whose answer never arrived, because the broker was killed."""
-        self.proxy.holds = b'{"stream":'  # how the ack of a stored message begins
+        self.proxy.holds = ACK
         self.proxy.hears.clear()
         calling = asyncio.ensure_future(call)
         await eventually(self._messages, stored)
@@ -218,6 +219,39 @@ async def test_whoever_repeats_an_append_with_its_id_stores_nothing_twice(broker
             assert [r.state.balance for r in again[2:4]] == [130, 142]
             assert [r.version for r in again[4]] == [r.version for r in first[4]] == [7, 2]
             assert [r.offset for r in again[4]] == [r.offset for r in first[4]]
+
+
+async def test_a_deletion_does_not_remove_what_was_stored_after_it(broker: Broker) -> None:
+    """Its answer is late: meanwhile the id was deleted by another process, and began again."""
+    async with scene(broker, "reused") as it:
+        it.proxy.holds = ACK
+        it.proxy.hears.clear()
+        deleting = asyncio.ensure_future(it.mine.delete("a1", reusable=True))
+        await asyncio.wait_for(it.proxy.held.wait(), 60)
+        await it.other.delete("a1", reusable=True)
+        await it.other.append("a1", [Opened("ben")], NEW)
+        it.proxy.hears.set()
+        await deleting
+        assert (await it.other.load("a1")).state == Account("ben")
+
+
+async def test_an_interrupted_archiving_is_completed_by_the_next(broker: Broker) -> None:
+    async with scene(broker, "moved") as it:
+        for amount in (1, 2, 3):
+            await it.other.append("a1", [Deposited(amount)])
+        it.proxy.holds = ACK
+        it.proxy.hears.clear()
+        archiving = asyncio.ensure_future(it.mine.archive("a1"))
+        await asyncio.wait_for(it.proxy.held.wait(), 60)  # the first copy is stored
+        archiving.cancel()
+        await asyncio.gather(archiving, return_exceptions=True)
+        assert await amounts(it.other, "a1") == [100, 1, 2, 3]
+        await it.other.append("a1", [Deposited(4)])
+        await it.other.archive("a1")
+        assert await amounts(it.other, "a1") == [100, 1, 2, 3, 4]
+        (end,) = [event async for event in it.other.all() if event.id == "a1"]
+        assert end.deleted
+        it.proxy.hears.set()
 
 
 async def test_sixteen_writers_and_a_broker_that_is_killed(broker: Broker, tmp_path: Path) -> None:

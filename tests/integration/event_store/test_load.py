@@ -1,8 +1,9 @@
-"""Loading: states now, after a version, as of a time; changes; snapshots."""
+"""Loading: states now, after a version, as of a time; snapshots; what goes on meanwhile."""
 
 from __future__ import annotations
 
 import asyncio
+import time
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -10,15 +11,16 @@ from typing import Any
 import pytest
 
 from millstream import NEW, EventStore, Mill
-from millstream.errors import AggregateNotFound, ConfigError, VersionConflict
+from millstream.errors import AggregateNotFound
+from millstream.wire.aio import subject_reader
 from tests.integration.event_store.bank import (
     EVENTS,
     Account,
     Deposited,
     Opened,
-    Overdrawn,
     Withdrawn,
 )
+from tests.integration.messaging.topic_kit import eventually
 
 
 async def test_a_state_is_the_fold_of_its_events(store: EventStore) -> None:
@@ -69,6 +71,9 @@ async def test_all_events_by_category(store: EventStore) -> None:
     assert [e.id async for e in store.all(category="giro")] == ["giro.1"]
     versions = [e.version async for e in store.all(category="savings")]
     assert versions == [1, 1, 2]
+    await store.append("savings", [Deposited(1)])  # an id of one part
+    await store.append("savings2.1", [Deposited(1)])
+    assert [e.id async for e in store.all(category="savings")][3:] == ["savings"]
 
 
 async def test_a_subscription_delivers_appends(store: EventStore) -> None:
@@ -90,97 +95,52 @@ async def test_any_id_can_be_used(store: EventStore) -> None:
     assert [e.id async for e in store.all()] == ids
 
 
-# -- changes --------------------------------------------------------------------------------
+async def test_a_load_that_is_cancelled_leaves_nothing_at_the_broker(
+    store: EventStore, mill: Mill, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(subject_reader, "INACTIVE_SECONDS", 600)  # the broker helps no sooner
+    for _ in range(100):
+        await store.append("a1", [Deposited(1)])
+    began = time.monotonic()
+    await store.load("a1")
+    whole = time.monotonic() - began
+    for part in range(40):  # further into the load each time
+        task = asyncio.create_task(store.load("a1"))
+        await asyncio.wait({task}, timeout=whole * part / 40)
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+    async def consumers() -> int:
+        return (await mill.jetstream.stream_info("accounts")).state.consumer_count
+
+    await eventually(consumers, 0)
+    assert (await store.load("a1")).version == 100
 
 
-async def test_a_change_appends_what_its_commands_decide(store: EventStore) -> None:
-    async with store.change("a1") as account:
-        account.open("ann")
-        account.deposit(5)
-        assert account.balance == 5
-    assert (await store.load("a1")).state == Account("ann", 5, [5])
+async def test_an_aggregate_of_more_messages_than_one_reading_takes_is_loaded(
+    store: EventStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for n in range(60):
+        await store.append("a1", [Deposited(n)])
+        await store.append("a2", [Deposited(1)])
+    monkeypatch.setattr(subject_reader, "MESSAGES_MAX", 50)
+    assert (await store.load("a1")).state.history == list(range(60))
 
 
-async def test_nothing_of_a_failed_change_is_stored(store: EventStore) -> None:
-    async with store.change("a1") as account:
-        account.deposit(5)
-
-    async def overdraw() -> None:
-        async with store.change("a1") as account:
-            account.deposit(1)
-            account.withdraw(7)
-
-    with pytest.raises(Overdrawn):
-        await overdraw()
-    assert (await store.load("a1")).version == 1
-    with pytest.raises(ConfigError, match="only events change a state"):
-        async with store.change("a1") as account:
-            account.balance = 100
-    async with store.change("a1"):
-        pass  # no command: nothing to append
-    assert (await store.load("a1")).version == 1
-
-
-async def test_changes_that_meet_are_repeated_on_the_newer_state(mill: Mill) -> None:
-    stores = [await mill.event_store("accounts", Account, events=EVENTS) for _ in range(6)]
-
-    async def pay(store: EventStore) -> None:
-        for _ in range(5):
-            async with store.change("a1", tries=100) as account:
-                account.deposit(1)
-
-    await asyncio.gather(*map(pay, stores))
-    loaded = await stores[0].load("a1")
-    assert (loaded.version, loaded.state.balance) == (30, 30)
-
-
-async def test_a_repeated_change_is_checked_by_its_commands(store: EventStore, mill: Mill) -> None:
-    await store.append("a1", [Deposited(5)], NEW)
-    other = await mill.event_store("accounts", Account, events=EVENTS)
-
-    async def withdraw_too_late() -> None:
-        async with store.change("a1") as account:
-            account.withdraw(4)
-            await other.append("a1", [Withdrawn(4)], 1)
-
-    with pytest.raises(Overdrawn):
-        await withdraw_too_late()
-    assert (await store.load("a1")).state.balance == 1
-
-
-async def test_a_change_that_has_read_what_is_no_longer_true_is_a_conflict(
+@pytest.mark.long
+async def test_a_program_that_is_busy_while_it_loads_a_large_aggregate_stays_connected(
     store: EventStore, mill: Mill
 ) -> None:
-    await store.append("a1", [Deposited(5)], NEW)
-    other = await mill.event_store("accounts", Account, events=EVENTS)
-
-    async def decide_by_the_balance() -> None:
-        async with store.change("a1") as account:
-            if account.balance == 5:
-                account.deposit(100)
-            await other.append("a1", [Withdrawn(4)], 1)
-
-    with pytest.raises(VersionConflict):
-        await decide_by_the_balance()
-    assert (await store.load("a1")).state.balance == 1
-    async with store.change("a1") as account:
-        if account.owner == "":
-            account.open("ann")
-        await other.append("a1", [Deposited(1)])  # changes something that was not read
-    assert (await store.load("a1")).state == Account("ann", 2, [5, -4, 1])
-
-
-async def test_update_runs_its_function_again_on_conflict(mill: Mill) -> None:
-    stores = [await mill.event_store("accounts", Account, events=EVENTS) for _ in range(5)]
-
-    def double(account: Account) -> Any:
-        return Deposited(account.balance or 1)
-
-    await asyncio.gather(*(store.update("a1", double, tries=100) for store in stores))
-    assert (await stores[0].load("a1")).state.balance == 16
-    with pytest.raises(ConfigError, match="returned 7"):
-        await stores[0].update("a1", lambda account: 7)
-    assert (await stores[0].update("a1", lambda account: None)).version == 5
+    """It is more than the 64 MB that the broker holds for a client that does not read."""
+    for n in range(15):
+        await store.append("a1", [Opened(str(n) + "x" * 7_000_000)])
+    before = mill.connection.reconnects
+    task = asyncio.create_task(store.load("a1"))
+    while not (await mill.jetstream.stream_info("accounts")).state.consumer_count:
+        assert not task.done()
+    time.sleep(3)  # noqa: ASYNC251  the program is busy
+    assert (await task).state.owner.startswith("14x")
+    assert mill.connection.reconnects == before
 
 
 # -- snapshots ------------------------------------------------------------------------------

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field, make_dataclass
 from typing import Any
 
 import msgspec
@@ -10,7 +10,14 @@ import pydantic
 import pytest
 
 from millstream import NEW, Mill
-from millstream.errors import ConfigError, NoUpcaster, SchemaError, TopicNotFound, UnknownEvent
+from millstream.errors import (
+    ConfigError,
+    NoUpcaster,
+    SchemaError,
+    TopicNotFound,
+    Undecodable,
+    UnknownEvent,
+)
 
 
 def paid_v1() -> type:
@@ -165,8 +172,6 @@ async def test_what_is_no_store_is_refused(mill: Mill) -> None:
         await mill.event_store("orders", events=[Renamed])
     with pytest.raises(TopicNotFound):
         await mill.event_store("nothing")
-    with pytest.raises(ConfigError, match="max_age is no setting of an event store"):
-        await mill.event_store("people", events=[Renamed], max_age="1d")
     with pytest.raises(ConfigError, match="no method apply"):
         await mill.event_store("people", Renamed, events=[Moved])
 
@@ -189,3 +194,121 @@ async def test_a_store_with_partitions_keeps_the_order_of_each_aggregate(mill: M
         assert names == list(range(person, 30, 7))
     with pytest.raises(ConfigError, match="one partition"):
         await reopened.query("p.*")
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"max_bytes": 5000},
+        {"max_bytes": 5000, "discard": "old"},
+        {"max_age": "7d"},
+        {"max_messages": 3},
+        {"history": 1},
+        {"retention": "workqueue"},
+    ],
+)
+async def test_a_store_that_would_forget_events_is_refused(
+    mill: Mill, values: dict[str, Any]
+) -> None:
+    with pytest.raises(ConfigError, match=r"keeps every event|needs discard='new'"):
+        await mill.event_store("people", events=[Renamed], **values)
+    assert await mill.topics() == []
+
+
+@pytest.mark.parametrize("values", [{"history": 1}, {"max_age": "1h", "packs": False}])
+async def test_a_topic_that_forgets_is_not_taken_for_a_store(
+    mill: Mill, values: dict[str, Any]
+) -> None:
+    await mill.create_topic("people", **values)
+    with pytest.raises(ConfigError, match="is a topic and not an event store"):
+        await mill.event_store("people", events=[Renamed])
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("snapshot_every", "x"), ("snapshot_version", None), ("upcasters", [1])]
+)
+async def test_a_setting_of_another_type_is_refused(mill: Mill, name: str, value: Any) -> None:
+    with pytest.raises(ConfigError, match=name):
+        await mill.event_store("people", events=[Renamed], **{name: value})
+
+
+# -- versions of one event, side by side --------------------------------------------------------
+
+
+def moved(**fields: Any) -> type:
+    """A class of events with fields: types, or defaults whose types they have."""
+    shape = [
+        (name, one) if isinstance(one, type) else (name, type(one), field(default=one))
+        for name, one in fields.items()
+    ]
+    return make_dataclass("Moved", shape)
+
+
+async def test_versions_are_read_step_by_step(mill: Mill) -> None:
+    """Version 3 cannot read version 1, but version 2, which can."""
+    one, two, three = moved(a=int, b=0), moved(b=0), moved(b=0, a="")
+    for event in (one(5, 6), two(1)):
+        store = await mill.event_store("moves", events=[type(event)])
+        await store.append("m", [event])
+    store = await mill.event_store("moves", events=[three])
+    assert [e.data async for e in store.events("m")] == [three(6, ""), three(1, "")]
+
+
+@pytest.mark.parametrize("mode", ["BACKWARD", "NONE"])
+async def test_a_refused_version_leaves_the_store_as_it_was(mill: Mill, mode: str) -> None:
+    one, other = moved(a=int), moved(x=str)
+    store = await mill.event_store("moves", events=[one], compatibility=mode)
+    await store.append("m", [one(5)])
+    with pytest.raises(SchemaError):  # no function leads from the old one to it
+        await mill.event_store("moves", events=[other])
+    plain = await mill.event_store("moves")
+    assert len(plain.types.events["Moved"].schemas) == 1
+    assert [e.data async for e in plain.events("m")] == [{"a": 5}]
+    again = await mill.event_store("moves", events=[one])
+    await again.append("m", [one(6)])
+    assert [(e.schema_version, e.data) async for e in again.events("m")] == [
+        (1, one(5)),
+        (1, one(6)),
+    ]
+
+
+async def test_programs_with_an_older_and_a_newer_class_write_side_by_side(mill: Mill) -> None:
+    one, two = moved(a=int), moved(a=int, b=7)
+    first = await mill.event_store("moves", events=[one])
+    await first.append("m", [one(1)])
+    second = await mill.event_store("moves", events=[two])
+    await second.append("m", [two(2, 3)])
+    third = await mill.event_store("moves", events=[one])  # the older program is restarted
+    await third.append("m", [one(4)])
+    for older in (first, third):
+        assert [e.data async for e in older.events("m")] == [one(1), one(2), one(4)]
+    assert [e.data async for e in second.events("m")] == [two(1, 7), two(2, 3), two(4, 7)]
+
+
+async def test_a_store_with_an_upcaster_is_read_without_it_by_tools_and_older_programs(
+    mill: Mill,
+) -> None:
+    one, two = moved(a=int), moved(x=str)
+    old = await mill.event_store("moves", events=[one])
+    await old.append("m", [one(1)])
+    upcasters = {("Moved", 1): lambda data: {"x": str(data["a"])}}
+    await mill.event_store("moves", events=[two], upcasters=upcasters)
+    await old.append("m", [one(3)])
+    again = await mill.event_store("moves", events=[one])  # the older program is restarted
+    for older in (old, again):
+        assert [e.data async for e in older.events("m")] == [one(1), one(3)]
+    new = await mill.event_store("moves", events=[two], upcasters=upcasters)
+    await new.append("m", [two("2")])
+    plain = await mill.event_store("moves")  # as the commands and Spark do
+    found = [(e.schema_version, e.data) async for e in plain.events("m")]
+    assert found == [(1, {"a": 1}), (1, {"a": 3}), (2, {"x": "2"})]
+
+
+async def test_an_upcaster_that_returns_no_dict_is_named(mill: Mill) -> None:
+    one, two = moved(a=int), moved(x=str)
+    store = await mill.event_store("moves", events=[one])
+    await store.append("m", [one(1)])
+    upcasters: dict[tuple[str, int], Any] = {("Moved", 1): lambda data: None}
+    store = await mill.event_store("moves", events=[two], upcasters=upcasters)
+    with pytest.raises(Undecodable, match="Moved"):
+        _ = [event async for event in store.events("m")]

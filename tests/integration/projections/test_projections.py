@@ -14,10 +14,12 @@ from millstream import EventStore, Mill, RowDiff, StoredEvent
 from millstream.errors import (
     AggregateNotFound,
     ConfigError,
+    MillstreamError,
     NotCaughtUp,
     ProcessFailed,
     ProjectionNotFound,
 )
+from millstream.projections import projection as projection_module
 from tests.integration.event_store.bank import EVENTS, Account, Deposited, Opened, Withdrawn
 
 
@@ -88,7 +90,10 @@ async def test_a_projection_keeps_a_table_up_to_date(mill: Mill, store: EventSto
     assert [record.active for record in await mill.projections()] == [1]
 
 
-async def test_a_new_version_is_built_compared_and_swapped(mill: Mill, store: EventStore) -> None:
+async def test_a_new_version_is_built_compared_and_swapped(
+    mill: Mill, store: EventStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(projection_module, "LOOK_SECONDS", 0.05)  # the test waits for it
     old = await mill.projection("balances", store, balances, schema=Balance)
     await old.run(once=True)
     running = asyncio.create_task(old.run())
@@ -147,6 +152,9 @@ async def test_several_tables_change_together(mill: Mill, store: EventStore) -> 
     assert await view.get("all", "total") == b"11"
     with pytest.raises(ConfigError, match="has the tables by-account, total"):
         await view.get("all")
+    first = await view.table("by-account")
+    await view.table("total")
+    assert await view.table("by-account") is first  # both stay open
 
 
 async def test_a_topic_can_be_projected_too(mill: Mill) -> None:
@@ -194,10 +202,170 @@ async def test_what_cannot_be_a_projection_is_refused(mill: Mill, store: EventSt
         await mill.view("slo")
     topic = await mill.create_topic("other")
     with pytest.raises(ConfigError, match="reads 'accounts', not 'other'"):
-        await mill.projection("slow", topic, slow)
+        await mill.projection("slow", topic, slow, version=5)
+    with pytest.raises(ConfigError, match="has the tables slow, not other"):
+        await mill.projection("slow", store, slow, tables={"other": None})
+    (record,) = await mill.projections()
+    assert record.versions == {1: ("slow",)}  # nothing was written
     with pytest.raises(ConfigError, match="version 0"):
         await mill.projection("slow", store, slow, version=0)
     with pytest.raises(ConfigError, match="unknown setting 'comit_every'"):
         await mill.projection("slow", store, slow, comit_every=1)
     with pytest.raises(AggregateNotFound):
         await store.load("slow")
+
+
+async def test_a_function_that_returns_something_is_refused_for_every_source(
+    mill: Mill, store: EventStore
+) -> None:
+    topic = await mill.create_topic("plain")
+    await topic.publish(b"1", key="a")
+    sources: list[EventStore | millstream.Topic] = [topic, store]
+    for number, source in enumerate(sources):
+        projection = await mill.projection(f"p{number}", source, lambda event, rows: 5)
+        with pytest.raises(ProcessFailed, match="returned 5: it changes its tables"):
+            await projection.run(once=True)
+
+
+async def test_an_asynchronous_function_is_noticed_at_an_event_of_a_new_type(mill: Mill) -> None:
+    """Such an event is read in another way than those of known types."""
+
+    @dataclass(frozen=True)
+    class Later:
+        x: int = 0
+
+    async def slow(event: StoredEvent, rows: Rows) -> None: ...
+
+    await mill.event_store("accounts", events=EVENTS)
+    plain = await mill.event_store("accounts")
+    later = await mill.event_store("accounts", events=[Later])
+    await later.append("a1", [Later(1)])
+    projection = await mill.projection("p", plain, lambda event, rows: slow(event, rows))
+    with pytest.raises(ProcessFailed, match="write a plain function"):
+        await projection.run(once=True)
+
+
+async def test_the_events_of_an_append_are_counted_all_or_none(
+    mill: Mill, store: EventStore
+) -> None:
+    def fails(event: StoredEvent, rows: Rows) -> None:
+        balances(event, rows)
+        if event.data == Deposited(13):
+            raise ValueError("unlucky")
+
+    await store.append("a1", [Deposited(20), Deposited(13), Deposited(30)])
+    await store.append("a1", [Deposited(40)])
+    projection = await mill.projection(
+        "balances", store, fails, schema=Balance, on_error="dead_letter"
+    )
+    await projection.run(once=True)
+    assert (await (await mill.view("balances", Balance)).get("a1")).amount == 45
+
+
+async def test_a_store_with_partitions_is_projected_as_a_whole(mill: Mill) -> None:
+    def total(event: StoredEvent, rows: Rows) -> None:
+        balances(event, rows)
+        rows["total"] = Balance("", (rows.get("total") or Balance()).amount + 1)
+
+    store = await mill.event_store("accounts", Account, events=EVENTS, partitions=3)
+    for number in range(12):
+        await store.append(f"a{number}", [Deposited(number)])
+    projection = await mill.projection("balances", store, total, schema=Balance)
+    await projection.run(once=True)
+    rows = await (await mill.view("balances", Balance)).as_dict()
+    assert rows.pop("total").amount == 12
+    assert {id: row.amount for id, row in rows.items()} == {f"a{n}": n for n in range(12)}
+
+
+async def test_two_projections_do_not_share_a_table(mill: Mill, store: EventStore) -> None:
+    first = await mill.projection("balances", store, balances, schema=Balance)
+    await first.run(once=True)
+    second = await mill.projection(
+        "other", store, lambda event, tables: None, tables={"balances": Balance}
+    )
+    with pytest.raises(MillstreamError, match="balances-v1"):
+        await second.run(once=True)
+    assert (await (await mill.view("balances", Balance)).get("a1")).amount == 5
+
+
+async def test_two_processes_of_one_version_count_each_event_once(
+    mill: Mill, millstream_url: str, store: EventStore
+) -> None:
+    async with millstream.connect(millstream_url) as second:
+        other = await second.event_store("accounts", Account, events=EVENTS)
+        both = [
+            await mill.projection("balances", store, balances, schema=Balance),
+            await second.projection("balances", other, balances, schema=Balance),
+        ]
+        running = [asyncio.create_task(one.run()) for one in both]
+        for number in range(60):
+            await store.append(f"b{number % 7}", [Deposited(1)])
+        await store.append("end", [Deposited(1)])
+        async with asyncio.timeout(60):
+            async for change in (await (await mill.view("balances")).table()).changes(["end"]):
+                if change.value is not None:
+                    break
+        for one in both:
+            one.stop()
+        await asyncio.gather(*running, return_exceptions=True)  # one of them was fenced off
+    last = await mill.projection("balances", store, balances, schema=Balance)
+    await last.run(once=True)  # nothing is left, and nothing comes after this
+    rows = await (await mill.view("balances", Balance)).as_dict()
+    assert sum(row.amount for id, row in rows.items() if id.startswith("b")) == 60
+
+
+async def test_a_dropped_version_is_built_again_from_the_beginning(
+    mill: Mill, store: EventStore
+) -> None:
+    old = await mill.projection("balances", store, balances, schema=Balance)
+    await old.run(once=True)
+    new = await mill.projection("balances", store, balances, schema=Balance, version=2)
+    await new.rebuild()
+    await old.drop(2)
+    new = await mill.projection("balances", store, without_fees, schema=Balance, version=2)
+    await new.rebuild()
+    rows = await (await new.table()).as_dict()
+    assert {id: row["amount"] for id, row in rows.items()} == {"a1": 5, "a2": 7}
+
+
+async def test_a_version_that_is_dropped_while_it_runs_ends_with_an_error(
+    mill: Mill, store: EventStore
+) -> None:
+    old = await mill.projection("balances", store, balances, schema=Balance)
+    await old.run(once=True)
+    new = await mill.projection("balances", store, balances, schema=Balance, version=2)
+    await new.rebuild()
+    running = asyncio.create_task(new.run())
+    await old.drop(2)
+    await store.append("a1", [Deposited(1)])
+    with pytest.raises(MillstreamError):
+        await asyncio.wait_for(running, 60)
+    assert [info.name for info in await mill.topics() if info.name == "balances-v2"] == []
+
+
+async def test_an_older_version_is_swapped_in_again_while_the_newer_one_goes_on(
+    mill: Mill, store: EventStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(projection_module, "LOOK_SECONDS", 0.01)
+    old = await mill.projection("balances", store, balances, schema=Balance)
+    await old.run(once=True)
+    new = await mill.projection("balances", store, without_fees, schema=Balance, version=2)
+    await new.rebuild()
+    assert await new.swap() == 1
+    view = await mill.view("balances", Balance)
+    assert (await view.get("a2")).amount == 7
+    running = asyncio.create_task(new.run())
+    await old.rebuild()
+    assert await old.swap() == 2
+    assert (await view.get("a2")).amount == 6
+    # The newer one is kept up to date, ready to be swapped in again.
+    done, _ = await asyncio.wait({running}, timeout=0.5)  # it has looked many times
+    assert not done
+    await store.append("a2", [Deposited(10)])
+    async with asyncio.timeout(60):
+        async for change in (await new.table()).changes(["a2"]):
+            if change.value["amount"] == 17:
+                break
+    new.stop()
+    assert await running
+    assert (await view.get("a2")).amount == 6  # nobody runs the older one
