@@ -11,7 +11,6 @@ import pytest
 
 from millstream import ANY, NEW, Append, NamedEvent, Personal, StoredEvent, blocking
 from millstream.errors import AggregateDeleted, AggregateNotFound, ConfigError, VersionConflict
-from tests.contracts.test_messaging import mill as mill
 from tests.contracts.test_messaging import take
 from tests.integration.event_store.bank import (
     EVENTS,
