@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
+from pathlib import Path
+from typing import Annotated, Any
 
 import pytest
 
+from millstream import Mill, Personal
 from tests.spark.conftest import Account, Lake, forget_commit, last_batch
 from tests.spark.event_store.accounts import EVENTS, Deposited, Opened, Withdrawn
 from tests.spark.event_store.store_kit import Store, collected, rows
@@ -33,6 +35,35 @@ def test_rows_are_the_events_of_the_sdk(lake: Lake, store: Store) -> None:
     assert found.where("event = 'Deleted'").select("aggregate", "version").collect() == [
         ("gone", 2)
     ]
+
+
+@dataclass(frozen=True)
+class Registered:
+    name: Annotated[str, Personal()]
+    city: str
+
+
+@dataclass(frozen=True)
+class Left:
+    pass
+
+
+def test_files_hold_personal_fields_sealed_and_events_may_have_no_fields(
+    lake: Lake, account: Account, tmp_path: Path
+) -> None:
+    async def work(mill: Mill) -> None:
+        store = await mill.event_store("people", events=[Registered, Left])
+        await store.append("p1", [Registered("Ann Smith", "Bath"), Left()])
+
+    account.run(work)
+    found = lake.read(eventStore="people").select("event", "Registered", "Left")
+    found.write.parquet(str(tmp_path / "lake"))
+    first, second = found.sparkSession.read.parquet(str(tmp_path / "lake")).collect()
+    assert (first.event, first.Registered.city, first.Left) == ("Registered", "Bath", None)
+    # So the file can be read no more than the log when the person is erased.
+    assert first.Registered.name.startswith("mill:enc:1:")
+    assert (second.event, second.Registered) == ("Left", None)
+    assert second.Left is not None
 
 
 def test_a_stream_gives_every_event_once_in_batches(lake: Lake, store: Store) -> None:
