@@ -96,9 +96,8 @@ async def test_any_id_can_be_used(store: EventStore) -> None:
 
 
 async def test_a_load_that_is_cancelled_leaves_nothing_at_the_broker(
-    store: EventStore, mill: Mill, monkeypatch: pytest.MonkeyPatch
+    store: EventStore, mill: Mill
 ) -> None:
-    monkeypatch.setattr(subject_reader, "INACTIVE_SECONDS", 600)  # the broker helps no sooner
     for _ in range(100):
         await store.append("a1", [Deposited(1)])
     began = time.monotonic()
