@@ -67,7 +67,7 @@ async def open_store(
     classes = classes_by_name(events)
     folding = make_folding(state, settings.fold, settings.initial)
     new = new_types(classes, settings.upcasters)  # every class is checked before anything is made
-    mode = parse_mode(settings.compatibility)
+    mode = None if settings.compatibility is None else parse_mode(settings.compatibility)
     schemas = StoreSchemas(mill.schemas, name)
     topic = await _topic(mill, name, bool(classes) and register, about_topic, schemas)
     if classes and register:

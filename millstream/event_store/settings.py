@@ -38,7 +38,8 @@ class StoreSettings:
     snapshot_every: int | None = None  # events between snapshots; None: only when asked for
     snapshot_version: int = 1  # raise it when `apply` changes: older snapshots are then ignored
     upcasters: Upcasters = field(default_factory=dict)  # (event, version): function to the next
-    compatibility: str = "BACKWARD"  # between versions of an event without an upcaster
+    # Of the next versions of its events, such as FULL; None: as it is, BACKWARD in a new store.
+    compatibility: str | None = None
 
     def __post_init__(self) -> None:
         if self.snapshot_every is not None:

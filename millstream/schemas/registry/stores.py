@@ -90,11 +90,12 @@ class StoreSchemas:
         )
 
     async def register(
-        self, events: Mapping[str, NewEventType], mode: Mode, state: str | None
+        self, events: Mapping[str, NewEventType], mode: Mode | None, state: str | None
     ) -> list[RegisteredEvent]:
         """Register types of events and the store; what is known already stays as it is.
 
-        The types first: who finds the store's record also finds all that it names.
+        `mode` is the compatibility of their versions from now on; None: as it is, BACKWARD at
+        first. The types first: who finds the store's record also finds all that it names.
         """
         found = [await self._add(name, event, mode) for name, event in events.items()]
         await self._put(events, state)
@@ -109,8 +110,24 @@ class StoreSchemas:
         for name in record.events:
             await self._registry.delete(event_key(self._store, name))
 
-    async def _add(self, name: str, event: NewEventType, mode: Mode) -> RegisteredEvent:
+    async def _set_mode(self, key: str, mode: Mode) -> None:
+        for _ in range(TRIES_MAX):
+            found = await self._registry.message_at(key)
+            record = record_of(found)
+            if found is None or record is None or record.mode is mode:
+                return
+            try:
+                changed = replace(record, mode=mode)
+                await self._registry.put(key, changed.to_json(), found.sequence)
+                return
+            except WrongSequence:
+                await pause()
+        raise too_busy(self._store)
+
+    async def _add(self, name: str, event: NewEventType, mode: Mode | None) -> RegisteredEvent:
         key = event_key(self._store, name)
+        if mode is not None:
+            await self._set_mode(key, mode)
         before = await self._event(name, None)
         free = before is not None and len(before.schemas) in event.upcast_from
         first = new_record(event_name(self._store, name), "json", mode)

@@ -12,6 +12,7 @@ import pytest
 from millstream import NEW, Mill
 from millstream.errors import (
     ConfigError,
+    Incompatible,
     NoUpcaster,
     SchemaError,
     TopicNotFound,
@@ -42,6 +43,14 @@ def paid_v3() -> type:
     class Paid:
         cents: int
         currency: str
+
+    return Paid
+
+
+def paid_v4() -> type:
+    @dataclass(frozen=True)
+    class Paid:
+        currency: str = "EUR"
 
     return Paid
 
@@ -98,6 +107,16 @@ async def test_a_function_with_a_wrong_result_is_named(mill: Mill) -> None:
         _ = [event async for event in store.events("a1")]
     with pytest.raises(ConfigError, match="no event is"):
         await mill.event_store("pay", events=[three], upcasters={("Payed", 1): dict})
+
+
+async def test_the_compatibility_of_a_store_can_be_changed(mill: Mill) -> None:
+    await mill.event_store("pay", events=[paid_v2()])
+    with pytest.raises(Incompatible, match="FULL"):  # an old program could not read it
+        await mill.event_store("pay", events=[paid_v4()], compatibility="FULL")
+    with pytest.raises(Incompatible):  # it stays
+        await mill.event_store("pay", events=[paid_v4()])
+    store = await mill.event_store("pay", events=[paid_v4()], compatibility="BACKWARD")
+    assert store.types.events["Paid"].current.version == 2
 
 
 class Renamed(msgspec.Struct, frozen=True):
