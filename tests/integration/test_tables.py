@@ -81,8 +81,6 @@ async def test_only_a_topic_with_a_history_is_a_table(mill: Mill) -> None:
     table = await mill.create_table("stock")
     with pytest.raises(ConfigError, match="cannot tell keys apart"):
         table.topic.producer()
-    with pytest.raises(ConfigError, match="cannot tell keys apart"):
-        mill.process(await mill.topic("log"), table.topic, lambda event: event.value)
 
 
 # -- conditional writes -------------------------------------------------------------------

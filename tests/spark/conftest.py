@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import os
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from pyspark.sql.streaming.query import StreamingQuery
 
 _numbers = itertools.count()
+ROOT = Path(__file__).parents[2]
 PATIENCE_SECONDS = 60.0  # for a broker beside JVMs that start
 
 
@@ -25,7 +27,10 @@ PATIENCE_SECONDS = 60.0  # for a broker beside JVMs that start
 def spark() -> Iterator[SparkSession]:
     from millstream.spark import session
 
-    made = session("millstream-tests", master="local[2]", quick=True)
+    with pytest.MonkeyPatch.context() as patch:
+        # Spark's Python processes import classes of the tests.
+        patch.setenv("PYTHONPATH", str(ROOT), prepend=os.pathsep)
+        made = session("millstream-tests", master="local[2]", quick=True)
     yield made
     made.stop()
 

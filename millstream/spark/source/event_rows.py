@@ -112,6 +112,15 @@ class EventRows:
         return batch.filter(pa.array(keep))
 
 
+def _damaged(frames: Frames, prefix_size: int) -> Any:
+    """Which messages have a subject without a key, or headers without an end."""
+    short = frames.subject_end <= frames.subject + prefix_size
+    has_headers = frames.body > frames.head
+    whole = frames.ends_with(frames.body, HEADERS_END)
+    whole &= frames.body - frames.head >= len(HEADERS_END)
+    return short | (has_headers & ~whole)
+
+
 class Appends:
     """The appends and ends of aggregates among some messages, without copies for others."""
 
@@ -121,7 +130,10 @@ class Appends:
         letter = frames.byte(np.minimum(key, frames.subject_end))
         own = (letter == _UNDERSCORE) & (frames.subject_end > key + 1) & (prefix_size > 0)
         headers = HeaderLines(frames)
-        skipped = own | headers.has(FOR_HEADER)
+        # As `open_append` does: a whole message without versions is not of the store.
+        known = headers.has(VERSIONS_HEADER) | headers.has(PACK_HEADER)
+        foreign = ~known & ~_damaged(frames, prefix_size)
+        skipped = own | headers.has(FOR_HEADER) | foreign
         if skipped.any():
             frames = frames.some(~skipped)
             headers = HeaderLines(frames)
@@ -142,11 +154,7 @@ class Appends:
 
     def _check_whole(self) -> None:
         frames = self.frames
-        short = frames.subject_end <= frames.subject + self._prefix_size
-        has_headers = frames.body > frames.head
-        whole = frames.ends_with(frames.body, HEADERS_END)
-        whole &= frames.body - frames.head >= len(HEADERS_END)
-        for number in np.flatnonzero(short | (has_headers & ~whole)).tolist():
+        for number in np.flatnonzero(_damaged(frames, self._prefix_size)).tolist():
             subject, _, headers, _ = frames.message(number)
             try:
                 check_whole(subject, headers, self._prefix_size)

@@ -34,12 +34,12 @@ def cut(monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
     left = {"units": 1 << 60, "after": 0}
     store = FencedLane.store
 
-    async def counted(self: FencedLane, *arguments: Any) -> Any:
+    async def counted(self: FencedLane, *arguments: Any, **named: Any) -> Any:
         left["units"] -= 1
         last = left["units"] == 0
         if last and not left["after"]:
             raise _CutOff
-        result = await store(self, *arguments)
+        result = await store(self, *arguments, **named)
         if last:
             raise _CutOff
         return result

@@ -37,6 +37,7 @@ def balances(kit: Kit) -> dict[str, int]:
     return {key: row["balance"] for key, row in kit.table("balances").items()}
 
 
+@pytest.mark.long
 def test_views_of_a_store_have_every_event_once_also_if_a_batch_runs_again(
     spark: SparkSession, account: Account, tmp_path: Path
 ) -> None:

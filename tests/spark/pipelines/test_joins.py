@@ -154,6 +154,7 @@ for how in ("left", "full"):
 )
 
 
+@pytest.mark.long
 def test_joined_tables_follow_random_changes_and_deletes_of_both(
     spark: SparkSession, account: Account, tmp_path: Path
 ) -> None:

@@ -143,6 +143,7 @@ def test_the_project_and_the_package_reach_executors_that_have_neither(
     check_words(account, bare, r"millstream-[0-9a-f]{16}\.zip")
 
 
+@pytest.mark.long
 def test_a_packed_project_runs_with_spark_submit_on_that_cluster(
     account: Account, project: Path, master: str, bare: Path, tmp_path: Path
 ) -> None:

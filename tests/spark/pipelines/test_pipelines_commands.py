@@ -197,6 +197,7 @@ def test_compact_merges_files_of_batches_and_the_pipeline_continues(kit: Kit) ->
         call(kit, "compact", "lake/wrods")
 
 
+@pytest.mark.long
 def test_files_that_a_flow_reads_as_a_stream_are_not_merged(kit: Kit) -> None:
     kit.write(FILES + FOLLOWED)
     for text in ("one", "two"):

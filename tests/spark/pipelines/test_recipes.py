@@ -224,6 +224,7 @@ async def _undo(mill: Any) -> None:
 CHANGES = (_begin, _change, _undo)
 
 
+@pytest.mark.long
 def test_a_join_of_two_tables_follows_both_with_deletes(
     spark: SparkSession, account: Account, tmp_path: Path
 ) -> None:

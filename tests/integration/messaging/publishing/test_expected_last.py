@@ -45,9 +45,9 @@ async def test_no_way_to_write_packs_leads_into_a_topic_without_them(
     for write in (single.producer, lambda: single.writer("w")):
         with pytest.raises(ConfigError, match="takes no packs"):
             write()
-    with pytest.raises(ConfigError, match="takes no packs"):
-        mill.process(topic, single, lambda event: event.value)
-    if "packs" in given:
+    if "packs" in given:  # with a history it is a table, which a process writes row by row
+        with pytest.raises(ConfigError, match="takes no packs"):
+            mill.process(topic, single, lambda event: event.value)
         with pytest.raises(ConfigError, match="an import writes packs"):
             open_writer(single, "file")
     receipt = await single.publish(b"1", "k", options=after(0))
