@@ -134,6 +134,7 @@ def check_words(account: Account, bare: Path, archive: str) -> None:
         )
 
 
+@pytest.mark.long
 def test_the_project_and_the_package_reach_executors_that_have_neither(
     account: Account, project: Path, master: str, bare: Path, tmp_path: Path
 ) -> None:

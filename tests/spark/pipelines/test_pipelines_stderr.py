@@ -58,6 +58,7 @@ def call(
     return done.returncode, done.stdout.splitlines(), done.stderr
 
 
+@pytest.mark.long
 def test_a_run_prints_its_states_or_one_sentence_and_spark_logs_to_a_file(
     account: Account, project: Path
 ) -> None:
