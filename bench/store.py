@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Iterator, MutableMapping
+from collections.abc import Awaitable, Callable, Iterator, MutableMapping, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,11 +18,12 @@ from bench.eventsourcing_peer import (
     sqlite_recorder,
 )
 from bench.harness import OURS, Contestant, Result, Skipped, against
-from bench.store_fill import EVENTS, Account, Deposited, fill, one_each
+from bench.store_fill import EVENTS, Account, Deposited, Filler, one_each
 from millstream import NEW, EventStore, Mill, StoredEvent, connect
 from millstream.broker import Broker
 from millstream.messaging import Topic
 from millstream.testing import running_broker
+from millstream.wire.aio.subject_reader import read_sequences
 from millstream.wire.protocol import unique_token
 
 EVENT = Deposited(5, "salary of November, as agreed")
@@ -32,6 +33,7 @@ TURNS_OF_A_LOAD = 30  # of one round
 LONG = "long"  # the aggregate with many events and a snapshot
 LONG_EVENTS = 10_000
 PROBE_EVENTS = 100
+TAIL = 10  # appends after a snapshot
 # Before every round of every contestant: a server still writes for a while after its own.
 SETTLE_SECONDS = 0.3
 
@@ -229,31 +231,32 @@ def _append_to_many(
 
 
 def _load(broker: Broker, sizes: _Sizes, runner: asyncio.Runner) -> Iterator[Result | Skipped]:
-    """Loads of two aggregates while the number of the others grows, then memory."""
+    """Loads of some aggregates while the number of the others grows, then memory."""
     empty = _resident(broker.pid)
     stage = runner.run(_Stage.open(broker.url))
-    prefix = _prefix(stage.store)
-    fill(broker.url, prefix, ((LONG, version) for version in range(1, LONG_EVENTS + 1)))
+    filler = Filler(broker.url, _prefix(stage.store))
+    after = filler.fill(((LONG, version) for version in range(1, LONG_EVENTS + 1)), 1)
     before = 0
     for size in sizes.aggregates:
-        probe, every = f"probe-{size}", (size - before) // PROBE_EVENTS
-        fill(broker.url, prefix, one_each(before, size, probe, every))
-        row = f"row-{size}"
-        fill(broker.url, prefix, ((row, version) for version in range(1, PROBE_EVENTS + 1)))
+        runner.run(_fill_up_to(stage.store, filler, before, size, after))
         before = size
-        runner.run(_snapshot_and_more(stage.store))
         for name, id in (
-            (f"load of {PROBE_EVENTS} events in a row", row),
-            (f"load of {PROBE_EVENTS} events all over the log", probe),
+            (f"load of {PROBE_EVENTS} events in a row", f"row-{size}"),
+            (f"load of {PROBE_EVENTS} events in a row, ten an append", f"tens-{size}"),
+            (f"load of {PROBE_EVENTS} events all over the log", f"probe-{size}"),
+            (f"load of {PROBE_EVENTS} events all over the log with a snapshot", f"kept-{size}"),
             ("load of one event", f"account-{size // 2}"),
             (f"load of {LONG_EVENTS:,} events with a snapshot", LONG),
         ):
+            peers = {"one request's round trip": _latency(_requests(stage, id))}
+            if "snapshot" not in name:
+                offsets = runner.run(_offsets(stage.store, id))
+                peers["its messages, not decoded"] = _latency(_messages(stage, offsets))
             yield from against(
-                f"{name} among {size:,} aggregates", "us",
-                _latency(_loads(stage.store, id)),
-                {"one request's round trip": _latency(_requests(stage, id))},
+                f"{name} among {size:,} aggregates", "us", _latency(_loads(stage.store, id)), peers,
                 quick=False, better="lower", runner=runner, rounds=sizes.rounds,
             )  # fmt: skip
+        after = runner.run(_next_offset(stage.store))
     name = f"memory of the server at {before:,} aggregates"
     yield Result(f"{name}, written just now", _resident(broker.pid) - empty, "MiB")
     runner.run(stage.mill.close())
@@ -265,14 +268,44 @@ def _load(broker: Broker, sizes: _Sizes, runner: asyncio.Runner) -> Iterator[Res
     runner.run(stage.mill.close())
 
 
+async def _fill_up_to(
+    store: EventStore, filler: Filler, before: int, size: int, offset: int
+) -> None:
+    """More aggregates, and those that are loaded among them; two of these have a snapshot.
+
+    After a snapshot follow ten appends.
+    """
+    every = (size - before) // PROBE_EVENTS
+    probes = (f"probe-{size}", f"kept-{size}")
+    cut = before + every * (PROBE_EVENTS - TAIL)
+    fill = filler.fill
+    offset = await asyncio.to_thread(
+        fill, one_each(range(before, cut), probes, every), offset
+    )  # fmt: skip
+    await store.snapshot(f"kept-{size}")
+    rest = one_each(range(cut, size), probes, every, PROBE_EVENTS - TAIL + 1)
+    offset = await asyncio.to_thread(fill, rest, offset)
+    row = ((f"row-{size}", version) for version in range(1, PROBE_EVENTS + 1))
+    offset = await asyncio.to_thread(fill, row, offset)
+    tens = ((f"tens-{size}", version) for version in range(1, PROBE_EVENTS, 10))
+    await asyncio.to_thread(fill, tens, offset, 10)
+    version = await store.snapshot(LONG)
+    for following in range(version, version + TAIL):
+        await store.append(LONG, [EVENT], following)
+
+
+async def _next_offset(store: EventStore) -> int:
+    stream = store.topic.handle.partitions[0].stream
+    return (await store.topic.handle.jetstream.stream_info(stream)).state.last_seq + 1
+
+
+async def _offsets(store: EventStore, id: str) -> list[int]:
+    """Where the appends of an aggregate are."""
+    return sorted({event.offset async for event in store.events(id)})
+
+
 def _prefix(store: EventStore) -> str:
     return store.topic.handle.partitions[0].prefix or store.name
-
-
-async def _snapshot_and_more(store: EventStore) -> None:
-    version = await store.snapshot(LONG)
-    for following in range(version, version + 10):
-        await store.append(LONG, [EVENT], following)
 
 
 def _loads(store: EventStore, id: str) -> Callable[[], Awaitable[object]]:
@@ -283,6 +316,12 @@ def _requests(stage: _Stage, id: str) -> Callable[[], Awaitable[object]]:
     ask = {"last_by_subj": f"{_prefix(stage.store)}.{id}"}
     stream = stage.store.topic.handle.partitions[0].stream
     return lambda: stage.mill.jetstream.get_message(stream, ask)
+
+
+def _messages(stage: _Stage, offsets: Sequence[int]) -> Callable[[], Awaitable[object]]:
+    """The messages at some offsets, all asked for at once: less cannot be done to read them."""
+    stream = stage.store.topic.handle.partitions[0].stream
+    return lambda: read_sequences(stage.mill.jetstream, stream, offsets)
 
 
 def _latency(work: Callable[[], Awaitable[object]]) -> Contestant:
@@ -326,7 +365,7 @@ def _rebuild(broker: Broker, sizes: _Sizes, runner: asyncio.Runner) -> Iterator[
             for number in range(total // events // 10)
             for turn in range(10)
         )
-        fill(broker.url, _prefix(store), appends, events)
+        Filler(broker.url, _prefix(store)).fill(appends, 1, events)
         yield from _rebuild_in_sdk(mill, store, events, sizes, runner)
         runner.run(mill.close())
     yield from _rebuild_in_spark(broker.url, "view-1", sizes.single)

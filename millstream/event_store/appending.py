@@ -37,8 +37,10 @@ from millstream.event_store.format import (
     CAUSATION_HEADER,
     CORRELATION_HEADER,
     EVENTS_MAX,
+    PREVIOUS_HEADER,
     VERSIONS_HEADER,
     join_lines,
+    next_previous,
     versions_text,
 )
 from millstream.event_store.ids import pattern_of, subject_of
@@ -63,9 +65,10 @@ HEADS_MAX: Final = 20_000
 TRIES_MAX: Final = 100
 _PATTERN_HEADER: Final = b"Nats-Expected-Last-Subject-Sequence-Subject"
 _STATUS_LINE: Final = b"NATS/1.0\r\n"
-# The headers of every append: its id, its versions, and the sequence that it expects.
+# The headers of every append: its id, its versions, where those before it are, and the sequence
+# that it expects.
 _HEADERS: Final = (
-    f"NATS/1.0\r\n{ID_HEADER}: %b\r\n{VERSIONS_HEADER}: %b\r\n{EXPECTED_HEADER}: %d\r\n".encode()
+    f"NATS/1.0\r\n{ID_HEADER}: %b\r\n{VERSIONS_HEADER}: %b\r\n%b{EXPECTED_HEADER}: %d\r\n".encode()
 )
 
 
@@ -75,6 +78,7 @@ class AggregateHead(NamedTuple):
     version: int = 0
     sequence: int = 0
     deleted: bool = False
+    previous: str = ""  # what the next append says of those before it
     boundary: int = 0  # the last message of a pattern that it is checked against
 
 
@@ -99,7 +103,9 @@ class _Prepared(msgspec.Struct, frozen=True):
             pattern = f"{prefix}.{pattern_of(expected.pattern)}"
             sequence = head.boundary
             details = b"%b: %b\r\n%b" % (_PATTERN_HEADER, pattern.encode(), details)
-        block = _HEADERS % (self.append_id.encode(), versions.encode(), sequence)
+        previous = f"{PREVIOUS_HEADER}: {head.previous}\r\n" if head.previous else ""
+        known = (self.append_id.encode(), versions.encode(), previous.encode())
+        block = _HEADERS % (*known, sequence)
         return OutgoingMessage(self.subject.encode(), block + details, self.payload)
 
 
@@ -135,7 +141,7 @@ class Appender:
         found, sequence = await self._reader.head(id)
         head = AggregateHead(0, sequence)
         if found is not None:
-            head = AggregateHead(found.last, sequence, found.ends)
+            head = AggregateHead(found.last, sequence, found.ends, found.next_previous)
         self.remember(id, head)
         return head
 
@@ -252,7 +258,8 @@ class Appender:
                 )
             return await self._receipt(prepared, found.first, found.last, ack.seq, True)
         last = head.version + prepared.count
-        self.remember(prepared.append.id, AggregateHead(last, ack.seq))
+        previous = next_previous(head.previous, ack.seq, len(prepared.payload))
+        self.remember(prepared.append.id, AggregateHead(last, ack.seq, previous=previous))
         return await self._receipt(prepared, head.version + 1, last, ack.seq, False)
 
     async def _receipt(
@@ -410,6 +417,7 @@ class Appender:
         first = last - len(prepared) + 1
         for sequence, (one, head) in enumerate(zip(prepared, heads, strict=True), first):
             version = head.version + one.count
-            self.remember(one.append.id, AggregateHead(version, sequence))
+            previous = next_previous(head.previous, sequence, len(one.payload))
+            self.remember(one.append.id, AggregateHead(version, sequence, previous=previous))
             found.append(await self._receipt(one, head.version + 1, version, sequence, False))
         return found

@@ -28,6 +28,7 @@ from millstream.event_store.event_types import EventTypes
 from millstream.event_store.events import NEW, Expected, Unchanged, check_expected
 from millstream.event_store.format import (
     ARCHIVED_HEADER,
+    PREVIOUS_HEADER,
     STORED_HEADER,
     VERSIONS_HEADER,
     join_lines,
@@ -54,7 +55,7 @@ ARCHIVE_SUFFIX: Final = "-archive"
 # Appends that may be stored while an aggregate is being ended, before it counts as busy.
 TRIES_MAX: Final = 20
 # The server's, and headers that say how a message is stored, which is not so for its copy.
-_NOT_COPIED: Final = ("Nats-",)
+_NOT_COPIED: Final = ("Nats-", PREVIOUS_HEADER)
 
 
 class Archive:

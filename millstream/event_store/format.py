@@ -4,11 +4,16 @@ The payload has one line of JSON for each event, `{"Deposited":{"amount":5}}`: t
 event's name and, from the second version of its schema on, that version: `Deposited.2`. The header
 `Mill-Versions: 15-17` has the aggregate's versions of the first and the last of them. A message
 without a value that has this header is the end of an aggregate: it was deleted or archived.
+
+The header `Mill-Previous: 9120,2f,a1c` says where the aggregate's last appends before this one are:
+the offset of the newest, then how far back it is from each to the one before, in hex. It saves the
+broker the search; what is read that way is checked by its versions, so it need not be right.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from itertools import pairwise
 from typing import Final
 
 import msgspec
@@ -21,10 +26,14 @@ __all__ = [
     "CAUSATION_HEADER",
     "CORRELATION_HEADER",
     "EVENTS_MAX",
+    "PREVIOUS_HEADER",
+    "PREVIOUS_MAX",
     "STORED_HEADER",
     "VERSIONS_HEADER",
     "check_event_name",
     "join_lines",
+    "next_previous",
+    "read_previous",
     "read_tag",
     "read_versions",
     "split_lines",
@@ -33,11 +42,18 @@ __all__ = [
 ]
 
 VERSIONS_HEADER: Final = "Mill-Versions"
+PREVIOUS_HEADER: Final = "Mill-Previous"
 CORRELATION_HEADER: Final = "Mill-Correlation"
 CAUSATION_HEADER: Final = "Mill-Causation"
 ARCHIVED_HEADER: Final = "Mill-Archived"  # the topic that holds the events of the aggregate now
 STORED_HEADER: Final = "Mill-Stored"  # when an archived event was stored first
 EVENTS_MAX: Final = 10_000  # of one append; it must also fit into one message
+
+# Appends that one of them leads back to: read together, so that is also how many messages a round
+# trip brings. More would make every message longer.
+PREVIOUS_MAX: Final = 10
+# No append leads back to a larger one: the server cuts off a client that it holds 64 MiB for.
+LARGE_BYTES: Final = 1024 * 1024
 
 _VERSION_DIGITS: Final = 18
 _LINE: Final = msgspec.json.Decoder(dict[str, msgspec.Raw])
@@ -130,3 +146,41 @@ def read_versions(headers: Mapping[str, str]) -> tuple[int, int]:
     if not dash or not 1 <= int(first) <= int(last):
         raise ValueError(f"header {VERSIONS_HEADER} is {text!r:.40}, not as a store writes it")
     return int(first), int(last)
+
+
+def next_previous(previous: str, offset: int, size: int = 0) -> str:
+    """What an append says of those before it: of the one at an offset, and of what that one says.
+
+    `size` is the length of that one's payload.
+
+    >>> next_previous("", 9000), next_previous("9000", 9120)
+    ('9000', '9120,78')
+    """
+    if size > LARGE_BYTES:
+        return ""
+    newest, _, rest = previous.partition(",")
+    try:
+        back = offset - int(newest)
+    except ValueError:
+        return str(offset)
+    if back < 1:
+        return str(offset)
+    kept = rest.split(",")[: PREVIOUS_MAX - 2] if rest else []
+    return ",".join((str(offset), f"{back:x}", *kept))
+
+
+def read_previous(text: str) -> list[int]:
+    """The offsets that such a header leads to, the newest first; none when it is not one.
+
+    >>> read_previous("9120,78,1"), read_previous("9120,9121"), read_previous("")
+    ([9120, 9000, 8999], [], [])
+    """
+    newest, *distances = text.split(",")
+    try:
+        offsets = [int(newest)]
+        for distance in distances[: PREVIOUS_MAX - 1]:
+            offsets.append(offsets[-1] - int(distance, 16))
+    except ValueError:
+        return []
+    fine = all(later > earlier for later, earlier in pairwise(offsets))
+    return offsets if fine and offsets[-1] > 0 else []

@@ -8,18 +8,25 @@ from collections import deque
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
-from typing import Any
+from typing import Any, Final, NamedTuple
 
-from millstream.errors import AggregateDeleted, AggregateNotFound, ConfigError
+from millstream.errors import AggregateDeleted, AggregateNotFound, ConfigError, MillstreamError
 from millstream.event_store.ending import Archive
 from millstream.event_store.events import AppendReceipt, Clock, Loaded, StoredEvent
 from millstream.event_store.folding import Folding
+from millstream.event_store.format import PREVIOUS_MAX, next_previous
 from millstream.event_store.messages import AppendMessage
 from millstream.event_store.reading import AggregateReader
 from millstream.event_store.snapshots import Snapshots
 from millstream.events.event import datetime_of, nanoseconds_of, whole_microsecond
 
-__all__ = ["Loader", "Moment"]
+__all__ = ["LoadResult", "Loader", "Moment"]
+
+# Offsets from one append to the next, on average, from which on the broker takes longer to search
+# for the next one than to answer another request: it looks at each message between them.
+FAR_OFFSETS: Final = 500
+# Events of a history that is read from its end: they are held until the first is found.
+BACK_EVENTS_MAX: Final = 10_000
 
 _log = logging.getLogger("millstream.event_store")
 
@@ -78,9 +85,67 @@ class _NotOfThisLog(Exception):
     """A snapshot does not fit the events that are stored."""
 
 
-def _end_of(snapshot: Loaded[Any]) -> tuple[int, int | None]:
-    """The event that a snapshot ends with: its version and time of storing."""
-    return snapshot.version, snapshot.stored_ns
+def _ends_with(snapshot: Loaded[Any], known: list[StoredEvent]) -> bool:
+    """Whether these are the events that a snapshot ends with, and not others at the same offset."""
+    if not known:
+        return False
+    return (known[-1].version, known[-1].stored_ns) == (snapshot.version, snapshot.stored_ns)
+
+
+def _is_quick(head: AppendMessage, snapshot: Loaded[Any] | None) -> bool:
+    """Whether what follows after a snapshot is found sooner from the last append back."""
+    done = 0 if snapshot is None else snapshot.version
+    previous = head.previous
+    if head.first - done > BACK_EVENTS_MAX:
+        return False
+    if len(previous) < PREVIOUS_MAX:
+        return True  # there are no others
+    if snapshot is not None and snapshot.offset >= previous[-1]:
+        return True  # one round trip
+    return head.offset - previous[-1] > FAR_OFFSETS * len(previous)
+
+
+class LoadResult(NamedTuple):
+    """What a load has found."""
+
+    loaded: Loaded[Any]
+    events: int  # how many were read for it
+    previous: str  # what the next append says of those before it
+
+
+class _Work:
+    """An aggregate while its events are folded into a state."""
+
+    def __init__(
+        self, id: str, moment: Moment, snapshot: Loaded[Any] | None, folding: Folding
+    ) -> None:
+        self.id, self.moment, self.snapshot = id, moment, snapshot
+        self.count = 0
+        # Of the persons whose data are in it.
+        self.key_ids: set[str] = set() if snapshot is None else set(snapshot.key_ids)
+        self._fold = folding.fold
+        self._state = folding.make() if snapshot is None else snapshot.state
+        self._last: StoredEvent | None = None
+
+    def take(self, events: list[StoredEvent]) -> None:
+        """Fold the next events, as far as they are in the state at the moment."""
+        fold, state, moment = self._fold, self._state, self.moment
+        if not moment.is_now:
+            events = [event for event in events if moment.includes(event)]
+        for event in events:
+            state = fold(state, event.data)
+        if events:
+            self._state, self._last = state, events[-1]
+            self.count += len(events)
+
+    @property
+    def loaded(self) -> Loaded[Any] | None:
+        """The aggregate; None: it has no events up to the moment."""
+        last = self._last
+        if last is None:
+            return self.snapshot
+        known = (last.version, last.offset, last.timestamp_ns, last.stored_ns)
+        return Loaded(self.id, self._state, *known, frozenset(self.key_ids))
 
 
 class Loader:
@@ -109,85 +174,76 @@ class Loader:
             )
         return self._folding
 
-    async def load(self, id: str, moment: Moment) -> tuple[Loaded[Any], int]:
-        """An aggregate at a moment, and how many events were read for it.
+    async def load(self, id: str, moment: Moment) -> LoadResult:
+        """An aggregate at a moment.
 
         A deleted one raises AggregateDeleted, also as of a time when it had events: they are gone.
         """
-        snapshot: Loaded[Any] | None = None
-        if self._snapshots is None or not await self._snapshots.exist():
-            pass
-        elif moment.is_now:
-            # Side by side: often the last append is all that is missing.
-            snapshot, (head, _) = await asyncio.gather(
-                self._snapshots.get(id), self._reader.head(id)
-            )
-            if head is not None and not head.ends:
-                loaded = await self._after_head(id, snapshot, head)
-                if loaded is not None:
-                    return loaded
-        else:
-            snapshot = await self._snapshot(id, moment)
+        snapshot, head = await self._snapshot_and_head(id)
+        if head is None:
+            await self._reader.look_at(id)
+            raise AggregateNotFound(self._store, id, str(moment))
+        if snapshot is not None and not moment.holds(snapshot):
+            snapshot = None
+        work = self._work(id, moment, snapshot)
+        events = await self._back_from(head, snapshot, work.key_ids)
+        if events is not None:
+            work.take(events)
+            return self._result(work, head)
         if snapshot is not None:
             try:
-                return await self._read(id, moment, snapshot)
+                return await self._read(work, head)
             except _NotOfThisLog:
                 _log.warning(
                     "store %s: a snapshot is newer than the log, and not used", self._store
                 )
-        return await self._read(id, moment, None)
+        return await self._read(self._work(id, moment, None), head)
 
-    async def _after_head(
-        self, id: str, snapshot: Loaded[Any] | None, head: AppendMessage
-    ) -> tuple[Loaded[Any], int] | None:
-        """The aggregate, if its last append is all that follows after the snapshot; else None."""
-        done = 0 if snapshot is None else snapshot.version
-        if snapshot is not None:
-            last = head
-            if head.offset != snapshot.offset:
-                before = await self._reader.at(head.partition.number, snapshot.offset)
-                if before is None or before.id != id:
-                    return None
-                last = before
-            if _end_of(snapshot) != (last.last, last.stored_ns):
-                return None
-            if last is head:
-                return snapshot, 0
-        if head.first != done + 1:
+    async def _snapshot_and_head(self, id: str) -> tuple[Loaded[Any] | None, AppendMessage | None]:
+        if self._snapshots is None or not await self._snapshots.exist():
+            return None, await self._reader.last(id)
+        snapshot, head = await asyncio.gather(self._snapshots.get(id), self._reader.last(id))
+        return snapshot, head
+
+    async def _back_from(
+        self, head: AppendMessage, snapshot: Loaded[Any] | None, key_ids: set[str]
+    ) -> list[StoredEvent] | None:
+        """The events after a snapshot, found from the last append back; None: read them forward."""
+        if head.ends or not _is_quick(head, snapshot):
             return None
-        folding = self.need_folding()
-        state = folding.make() if snapshot is None else snapshot.state
-        for event in await self._reader.events_in(head):
-            state = folding.fold(state, event.data)
-        key_ids = head.key_ids if snapshot is None else head.key_ids | snapshot.key_ids
-        times = (head.timestamp_ns, head.stored_ns)
-        loaded = Loaded(id, state, head.last, head.offset, *times, frozenset(key_ids))
-        return loaded, head.last - done
+        offset = 1 if snapshot is None else snapshot.offset
+        try:
+            groups = [await self._reader.events_in(head)]
+        except MillstreamError:
+            return None  # those before it come first
+        key_ids |= head.key_ids
+        if head.offset > offset:
+            async for events in self._reader.events_before(head, offset, key_ids):
+                groups.append(events)
+        found = [event for events in reversed(groups) for event in events]
+        if snapshot is None:
+            return found if found[0].version == 1 else None
+        known = [event for event in found if event.offset == offset]
+        return found[len(known) :] if _ends_with(snapshot, known) else None
 
-    async def _read(
-        self, id: str, moment: Moment, snapshot: Loaded[Any] | None
-    ) -> tuple[Loaded[Any], int]:
-        folding = self.need_folding()
-        state = folding.make() if snapshot is None else snapshot.state
-        last: StoredEvent | None = None
-        count = 0
-        key_ids = set() if snapshot is None else set(snapshot.key_ids)
-        fold, now = folding.fold, moment.is_now
-        async for events in self._history(id, snapshot, key_ids=key_ids):
-            for event in events:
-                if now or moment.includes(event):
-                    state, last = fold(state, event.data), event
-                    count += 1
-        loaded = snapshot
-        if last is not None:
-            times = (last.timestamp_ns, last.stored_ns)
-            loaded = Loaded(id, state, last.version, last.offset, *times, frozenset(key_ids))
+    def _work(self, id: str, moment: Moment, snapshot: Loaded[Any] | None) -> _Work:
+        return _Work(id, moment, snapshot, self.need_folding())
+
+    async def _read(self, work: _Work, head: AppendMessage) -> LoadResult:
+        async for events in self._history(work.id, work.snapshot, key_ids=work.key_ids):
+            work.take(events)
+        return self._result(work, head)
+
+    def _result(self, work: _Work, head: AppendMessage) -> LoadResult:
+        moment, loaded = work.moment, work.loaded
         if loaded is None:
-            raise AggregateNotFound(self._store, id, str(moment))
+            raise AggregateNotFound(self._store, work.id, str(moment))
         if moment.version is not None and loaded.version < moment.version:
             when = f"{moment}: its last version is {loaded.version}"
-            raise AggregateNotFound(self._store, id, when)
-        return loaded, count
+            raise AggregateNotFound(self._store, work.id, when)
+        same = head.offset == loaded.offset
+        previous = head.next_previous if same else next_previous("", loaded.offset)
+        return LoadResult(loaded, work.count, previous)
 
     async def _history(
         self,
@@ -209,7 +265,7 @@ class Loader:
         async for events in self._reader.events_of(id, start, version, key_ids):
             if not seen and snapshot is not None and events:
                 known = [event for event in events if event.offset == snapshot.offset]
-                if not known or _end_of(snapshot) != (known[-1].version, known[-1].stored_ns):
+                if not _ends_with(snapshot, known):
                     break
                 seen = True
                 events = events[len(known) :]
@@ -229,12 +285,6 @@ class Loader:
             done = events[-1].version if events else done
         if not seen:
             raise _NotOfThisLog
-
-    async def _snapshot(self, id: str, moment: Moment) -> Loaded[Any] | None:
-        if self._snapshots is None:
-            return None
-        found = await self._snapshots.get(id)
-        return found if found is not None and moment.holds(found) else None
 
     # -- snapshots --------------------------------------------------------------------------
 
@@ -276,20 +326,39 @@ class Loader:
         self, id: str, start: int, limit: int | None, backward: bool
     ) -> AsyncIterator[StoredEvent]:
         """The events of an aggregate, in one of two directions."""
-        if backward:
-            # The broker finds messages forward only: the newest are kept while it is read.
-            newest: deque[StoredEvent] = deque(maxlen=limit)
-            async for event in self._forward(id, start):
-                newest.append(event)
-            for event in reversed(newest):
-                yield event
-            return
+        found = self._backward(id, start, limit) if backward else self._forward(id, start)
         count = 0
-        async for event in self._forward(id, start):
+        async for event in found:
             yield event
             count += 1
             if count == limit:
                 return
+
+    async def _backward(self, id: str, start: int, limit: int | None) -> AsyncIterator[StoredEvent]:
+        """The newest events first; at least as many as the limit, if there are so many."""
+        before: int | None = None  # the version of the last one
+        head = None if limit is None else await self._reader.last(id)
+        if head is not None and not head.ends:
+            async for events in self._groups_back(head):
+                for event in reversed(events):
+                    if event.version < start:
+                        return
+                    yield event
+                before = events[0].version
+        if before is not None and before <= start:
+            return
+        # The broker finds the others forward only: the newest are kept while they are read.
+        newest: deque[StoredEvent] = deque(maxlen=limit)
+        async for event in self._forward(id, start):
+            if before is None or event.version < before:
+                newest.append(event)
+        for event in reversed(newest):
+            yield event
+
+    async def _groups_back(self, head: AppendMessage) -> AsyncIterator[list[StoredEvent]]:
+        yield await self._reader.events_in(head)
+        async for events in self._reader.events_before(head):
+            yield events
 
     async def _forward(self, id: str, start: int) -> AsyncIterator[StoredEvent]:
         async for events in self._history(id, version=start):

@@ -13,8 +13,11 @@ from millstream.event_store.format import (
     ARCHIVED_HEADER,
     CAUSATION_HEADER,
     CORRELATION_HEADER,
+    PREVIOUS_HEADER,
     STORED_HEADER,
     VERSIONS_HEADER,
+    next_previous,
+    read_previous,
     read_versions,
     split_lines,
 )
@@ -33,7 +36,7 @@ from millstream.wire.api import parse_ack_address
 from millstream.wire.message import RawMessage
 from millstream.wire.protocol import parse_headers
 
-__all__ = ["AppendMessage", "open_append", "stored_events"]
+__all__ = ["AppendMessage", "open_append", "previous_in", "stored_events"]
 
 _MARK = f"\r\n{VERSIONS_HEADER}: ".encode()
 
@@ -70,6 +73,17 @@ class AppendMessage(NamedTuple):
         return self.headers.get(ARCHIVED_HEADER)
 
     @property
+    def previous(self) -> list[int]:
+        """The offsets of the appends before it, as far as it says them; the newest first."""
+        return read_previous(self.headers.get(PREVIOUS_HEADER, ""))
+
+    @property
+    def next_previous(self) -> str:
+        """What the next append says of those before it."""
+        size = sum(len(body) for _, body in self.lines)
+        return next_previous(self.headers.get(PREVIOUS_HEADER, ""), self.offset, size)
+
+    @property
     def ends(self) -> bool:
         """Whether it is the end of its aggregate."""
         return not self.lines
@@ -102,6 +116,11 @@ def open_append(partition: Partition, raw: RawMessage) -> AppendMessage | None:
     stored = event_ns(headers.get(STORED_HEADER), address.timestamp_ns)
     known = (address.sequence, stored, headers, lines)
     return AppendMessage(id_of(tokens), first, last, *known, partition)
+
+
+def previous_in(headers: bytes) -> list[int]:
+    """The offsets of the appends before one that has these headers; the newest first."""
+    return read_previous(parse_headers(headers).get(PREVIOUS_HEADER, ""))
 
 
 def stored_events(append: AppendMessage, types: EventTypes) -> Iterator[StoredEvent]:

@@ -10,7 +10,12 @@ from millstream.errors import MillstreamError, Undecodable
 from millstream.event_store.event_types import EventTypes
 from millstream.event_store.events import StoredEvent
 from millstream.event_store.ids import pattern_of, subject_of
-from millstream.event_store.messages import AppendMessage, open_append, stored_events
+from millstream.event_store.messages import (
+    AppendMessage,
+    open_append,
+    previous_in,
+    stored_events,
+)
 from millstream.event_store.usual import usual_events
 from millstream.events.event import Partition
 from millstream.events.start import Start
@@ -18,7 +23,7 @@ from millstream.events.subject import partition_of
 from millstream.events.unpack import raw_of
 from millstream.messaging.reading.replay import ReadPlan, read_messages
 from millstream.messaging.topics.handle import TopicHandle
-from millstream.wire.aio.subject_reader import read_subject
+from millstream.wire.aio.subject_reader import read_sequences, read_subject
 from millstream.wire.lost import check
 from millstream.wire.message import RawMessage, StoredMessage
 
@@ -28,6 +33,8 @@ _log = logging.getLogger("millstream.event_store")
 
 # Decoded at a time: so few objects that most are gone again before the collector looks for garbage.
 DECODE_MESSAGES: Final = 50
+# Payloads of a history that is read from its end: a load holds its events until it has the first.
+BACK_BYTES_MAX: Final = 32 * 1024 * 1024
 
 # Loads what the types of events in some appends need before they are decoded.
 Learn = Callable[[list[AppendMessage]], Awaitable[None]]
@@ -120,6 +127,34 @@ class AggregateReader:
             async for events in self._decoded(partition, group, version, key_ids):
                 yield events
 
+    async def events_before(
+        self, append: AppendMessage, offset: int = 1, key_ids: set[str] | None = None
+    ) -> AsyncIterator[list[StoredEvent]]:
+        """The events before an append down to an offset: the newest group first, each in order.
+
+        Each append says where some before it are, so the broker need not search for them. It ends
+        early where one does not, where something else is found than it says, and after many bytes:
+        that shows in the versions, and everything can be read by `events_of`.
+        """
+        partition, first, previous = append.partition, append.first, append.previous
+        await self.look_at(append.id, offset)
+        size = 0
+        while first > 1 and size < BACK_BYTES_MAX:
+            wanted = [one for one in reversed(previous) if one >= offset]
+            messages = await read_sequences(self._jetstream, partition.stream, wanted)
+            if not messages:
+                return
+            events: list[StoredEvent] = []
+            try:
+                await self._decode_into(events, partition, messages, 1, key_ids)
+            except MillstreamError:
+                return
+            if not _are_before(events, append.id, first, wanted[0]):
+                return
+            yield events
+            first, previous = events[0].version, previous_in(messages[0].headers)
+            size += sum(len(message.payload) for message in messages)
+
     async def events(self, plan: ReadPlan) -> AsyncIterator[list[StoredEvent]]:
         """The events of a plan in groups, each group of one partition."""
         messages = read_messages(self._jetstream, self._topic.partitions, plan)
@@ -144,7 +179,8 @@ class AggregateReader:
     ) -> AsyncIterator[tuple[Partition, list[RawMessage]]]:
         partition = self.partition(id)
         subject = self._subject(partition, id)
-        if await self._is_single(partition.stream, start):
+        config = await self.look_at(id, start)
+        if int(config.get("num_replicas", 1)) == 1:  # one copy, which cannot lag
             found = await read_subject(self._jetstream, partition.stream, subject, start)
             if found is not None:
                 yield partition, found
@@ -222,12 +258,23 @@ class AggregateReader:
         tokens = pattern_of(pattern)
         return tuple(f"{p.prefix or p.topic}.{tokens}" for p in self._topic.partitions)
 
-    async def _is_single(self, stream: str, start: int) -> bool:
-        """Whether a stream has one copy, which cannot lag; DataLoss when it has lost events."""
-        reconnects = self._jetstream.connection.reconnects
+    async def look_at(self, id: str, start: int = 1) -> Mapping[str, Any]:
+        """The configuration of an aggregate's stream; DataLoss if events after `start` are lost."""
+        stream, reconnects = self.partition(id).stream, self._jetstream.connection.reconnects
         known = self._looked.get(stream)
         if known is None or known[0] != reconnects:
             config = (await self._jetstream.stream_info(stream)).config
             known = self._looked[stream] = reconnects, config
         check(known[1], start)
-        return int(known[1].get("num_replicas", 1)) == 1
+        return known[1]
+
+
+def _are_before(events: list[StoredEvent], id: str, version: int, offset: int) -> bool:
+    """Whether these are the events of an aggregate before a version, from an offset on."""
+    if not events or events[0].offset != offset:
+        return False
+    first = version - len(events)
+    return all(
+        event.version == number and event.id == id and not event.deleted
+        for number, event in enumerate(events, first)
+    )

@@ -225,10 +225,11 @@ class EventStore:
         the time that they were given: those that were given a later time are left out.
         AggregateNotFound if it has no events, or had none then; AggregateDeleted if it was deleted.
         """
-        loaded, tail = await self._loader.load(check_id(id), Moment.of(at, clock))
+        loaded, count, previous = await self._loader.load(check_id(id), Moment.of(at, clock))
         if at is None:
-            self._appender.remember(id, AggregateHead(loaded.version, loaded.offset))
-            await self._loader.keep(loaded, tail, self._every)
+            head = AggregateHead(loaded.version, loaded.offset, previous=previous)
+            self._appender.remember(id, head)
+            await self._loader.keep(loaded, count, self._every)
         return loaded
 
     async def load_or_new(self, id: str) -> Loaded[Any]:
@@ -329,6 +330,6 @@ class EventStore:
 
     async def snapshot(self, id: str) -> int:
         """Store a snapshot of an aggregate as it is now; returns its version."""
-        loaded, _ = await self._loader.load(check_id(id), Moment())
+        loaded = (await self._loader.load(check_id(id), Moment())).loaded
         await self._loader.put_snapshot(loaded)
         return loaded.version

@@ -12,7 +12,12 @@ from typing import Final
 
 from millstream.event_store.event_types import EventTypes
 from millstream.event_store.events import StoredEvent
-from millstream.event_store.format import CAUSATION_HEADER, CORRELATION_HEADER, VERSIONS_HEADER
+from millstream.event_store.format import (
+    CAUSATION_HEADER,
+    CORRELATION_HEADER,
+    PREVIOUS_HEADER,
+    VERSIONS_HEADER,
+)
 from millstream.event_store.privacy import SEALED_MARK
 from millstream.events.event import ID_HEADER, TIME_HEADER, Partition, event_ns
 from millstream.events.undecodable import DECODE_FAILURES
@@ -27,6 +32,7 @@ _HEADERS: Final = re.compile(
     rb"NATS/1\.0\r\n"
     rb"%b: ([!-~]+)\r\n"
     rb"%b: ([1-9][0-9]{0,17})-([1-9][0-9]{0,17})\r\n"
+    rb"(?:%b: [!-~]+\r\n)?"
     rb"(?:Nats-Expected-[A-Za-z-]+: [!-~]+\r\n)*"
     rb"(?:%b: (-?[0-9]{1,21})\r\n)?"
     rb"(?:%b: ([!-~]+)\r\n)?"
@@ -36,7 +42,7 @@ _HEADERS: Final = re.compile(
     % tuple(
         name.encode()
         for name in (
-            *(ID_HEADER, VERSIONS_HEADER, TIME_HEADER),
+            *(ID_HEADER, VERSIONS_HEADER, PREVIOUS_HEADER, TIME_HEADER),
             *(CORRELATION_HEADER, CAUSATION_HEADER),
         )
     )

@@ -1,26 +1,28 @@
-"""All messages of one subject with one round trip, where that is possible.
+"""All messages of one subject, or those at some sequences, with one round trip where possible.
 
 A consumer needs a request for itself, one for its messages and one for the state of the stream. One
-direct request brings up to a thousand messages of a subject, and says whether there are more. In
-every case of doubt (a lost connection, a silence, too many messages, damaged headers, a stream or a
-user without direct requests) `read_subject` gives None, and the caller reads in the usual way.
+direct request brings up to a thousand messages of a subject, and says whether there are more;
+several that are sent together bring the messages at their sequences. In every case of doubt (a lost
+connection, a silence, too many messages, damaged headers, a stream or a user without direct
+requests) the answer is None, and the caller reads in the usual way.
 """
 
 from __future__ import annotations
 
 import asyncio
 import re
+from collections.abc import Sequence
 from typing import Final
 
 import msgspec
 
 from millstream.errors import ConnectionClosed
 from millstream.wire.aio.jetstream import JetStream
-from millstream.wire.api import NANOSECONDS
+from millstream.wire.api import NANOSECONDS, parse_ack_address
 from millstream.wire.message import RawMessage, stored_ns_of
 from millstream.wire.protocol import parse_headers, status_of, unique_token
 
-__all__ = ["read_subject"]
+__all__ = ["read_sequences", "read_subject"]
 
 MESSAGES_MAX: Final = 1000
 BYTES_MAX: Final = 8 * 1024 * 1024
@@ -42,10 +44,14 @@ _NO_HEADERS: Final = b"NATS/1.0\r\n"
 
 
 class _Answer:
-    """The messages of an answer, as they come, and how it ended."""
+    """The messages of an answer, as they come, and how it ended.
 
-    def __init__(self, stream: str) -> None:
+    It ends with a word of the server, or with the number of messages that were asked for.
+    """
+
+    def __init__(self, stream: str, expected: int | None = None) -> None:
         self.messages: list[RawMessage] = []
+        self._expected = expected
         self.complete = False
         self.doubtful = False
         self._address = f"$JS.ACK.{stream}.direct.1.".encode()
@@ -57,7 +63,7 @@ class _Answer:
         found = _ADDED.fullmatch(headers, at) if at > 1 else None
         if found is None:
             self.complete = True
-            self.doubtful = _pending(headers) != 0
+            self.doubtful = self._expected is not None or _pending(headers) != 0
         else:
             own = headers[:at]
             # A message's own headers end with a line; if not, they were damaged.
@@ -67,6 +73,7 @@ class _Answer:
             number = len(self.messages) + 1
             reply = b"%b%b.%d.%d.0" % (self._address, sequence, number, self._stored_ns(time))
             self.messages.append(RawMessage(subject, reply, block, payload))
+            self.complete = number == self._expected
         if self.complete:
             self._ended.set()
 
@@ -104,6 +111,28 @@ def _pending(headers: bytes) -> int | None:
     return int(text) if text.isascii() and text.isdigit() else None
 
 
+async def _ask(
+    jetstream: JetStream, stream: str, asks: Sequence[object], expected: int | None = None
+) -> list[RawMessage] | None:
+    """Send direct requests together; all messages that answer them."""
+    connection = jetstream.connection
+    if not connection.connected:
+        return None
+    inbox = f"{connection.settings.inbox_prefix}.{unique_token()}"
+    answer = _Answer(stream, expected)
+    verb, reply = f"{jetstream.prefix}.DIRECT.GET.{stream}".encode(), inbox.encode()
+    try:
+        interest = connection.subscribe(inbox, answer.take)
+    except ConnectionClosed:
+        return None
+    try:
+        for ask in asks:
+            connection.publish(verb, msgspec.json.encode(ask), reply)
+        return answer.messages if await answer.end() else None
+    finally:
+        connection.unsubscribe(interest)
+
+
 async def read_subject(
     jetstream: JetStream, stream: str, subject: str, start: int = 1
 ) -> list[RawMessage] | None:
@@ -111,24 +140,26 @@ async def read_subject(
 
     Only for a stream with one copy: any copy answers, also one that lags.
     """
-    connection = jetstream.connection
-    if not connection.connected:
-        return None
-    inbox = f"{connection.settings.inbox_prefix}.{unique_token()}"
-    answer = _Answer(stream)
     ask = {
         "seq": start,
         "next_by_subj": subject,
         "batch": MESSAGES_MAX,
-        "max_bytes": max(BYTES_MAX, connection.info.max_payload * 2),
+        "max_bytes": max(BYTES_MAX, jetstream.connection.info.max_payload * 2),
     }
-    verb = f"{jetstream.prefix}.DIRECT.GET.{stream}"
-    try:
-        interest = connection.subscribe(inbox, answer.take)
-    except ConnectionClosed:
+    return await _ask(jetstream, stream, [ask])
+
+
+async def read_sequences(
+    jetstream: JetStream, stream: str, sequences: Sequence[int]
+) -> list[RawMessage] | None:
+    """The messages at some sequences, in their order; None: one is not there, or use another way.
+
+    Copies of a stream may answer one each; one that lags makes it None. Only for messages that are
+    not large together: the server cuts off a client that it holds 64 MiB for.
+    """
+    asks = [{"seq": sequence} for sequence in sequences]
+    messages = await _ask(jetstream, stream, asks, len(asks)) if asks else []
+    if messages is None:
         return None
-    try:
-        connection.publish(verb.encode(), msgspec.json.encode(ask), inbox.encode())
-        return answer.messages if await answer.end() else None
-    finally:
-        connection.unsubscribe(interest)
+    found = {parse_ack_address(message.reply).sequence: message for message in messages}
+    return [found[sequence] for sequence in sequences] if found.keys() >= set(sequences) else None
