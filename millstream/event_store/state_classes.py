@@ -1,9 +1,9 @@
-"""Opening a store by the class of its states alone, for tools: the classes of events beside it."""
+"""The classes of a store's events, for tools and Spark, which know the class of its states."""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
 from millstream.errors import ConfigError
@@ -15,17 +15,19 @@ from millstream.schemas.registry.stores import RegisteredEvent
 __all__ = ["classes_beside", "version_of"]
 
 
-def classes_beside(store: str, state: type, names: Iterable[str]) -> dict[str, type]:
-    """The classes of events by name, from the module of the states' class."""
-    module = sys.modules[state.__module__]
+def classes_beside(
+    store: str, state: type, names: Iterable[str], given: Mapping[str, type] | None = None
+) -> dict[str, type]:
+    """The classes of events by name: those given, else from the module of the states' class."""
+    module, given = sys.modules[state.__module__], given or {}
     found: dict[str, type] = {}
     for name in names:
-        cls = getattr(module, name, None)
+        cls = given.get(name) or getattr(module, name, None)
         if not isinstance(cls, type):
             raise ConfigError(
                 f"'{state.__module__}' has no class '{name}', which is an event of store "
-                f"'{store}': its states can only be made with the classes of its events beside "
-                f"{state.__name__}"
+                f"'{store}': define it beside {state.__name__}, or in Spark name the classes of "
+                f"events with the option 'events', such as accounts:Opened,accounts:Deposited"
             )
         found[name] = cls
     return found

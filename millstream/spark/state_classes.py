@@ -3,23 +3,18 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from millstream.errors import ConfigError
-from millstream.event_store.event_types import (
-    EventTypes,
-    Upcasters,
-    classes_by_name,
-    new_types,
-)
+from millstream.event_store.event_types import EventTypes, Upcasters, classes_by_name
 from millstream.event_store.folding import Folding, make_folding
 from millstream.event_store.messages import AppendMessage, stored_events
+from millstream.event_store.state_classes import classes_beside, version_of
 from millstream.schemas import Schema, declare
 from millstream.schemas import types as t
-from millstream.schemas.compatibility import Mode
 from millstream.schemas.formats.python import is_schema_class
-from millstream.schemas.registry.records import TopicSchemas, Version, matching
+from millstream.schemas.registry.records import Version
 from millstream.schemas.registry.stores import RegisteredEvent
 from millstream.settings import ConnectionSettings
 from millstream.spark.broker_access import jetstream_to
@@ -59,9 +54,14 @@ class StateClasses:
         """Versions of an event that were registered after the query was built."""
         texts = load_event(jetstream_to(settings), self._store, name)
         if texts is not None:
-            schemas = tuple(map(Schema.from_json, texts))
-            latest = Version(len(schemas), 0, schemas[-1].fingerprint)
-            self._types.learn(RegisteredEvent(name, schemas, latest))
+            self._types.learn(_registered(name, map(Schema.from_json, texts)))
+
+
+def _registered(name: str, schemas: Iterable[Schema]) -> RegisteredEvent:
+    """An event in its newest version."""
+    versions = tuple(schemas)
+    newest = Version(len(versions), 0, versions[-1].fingerprint)
+    return RegisteredEvent(name, versions, newest)
 
 
 def find_classes(store: StoreSnapshot, how: StoreOptions) -> StateClasses:
@@ -77,7 +77,8 @@ def find_classes(store: StoreSnapshot, how: StoreOptions) -> StateClasses:
         state, fold, classes = unpickled(path, "state", "states_as_of")
     else:
         state = _imported(path, "state")
-        classes = _classes_of_events(store, state, how.events)
+        named = classes_by_name([_imported(path, "events") for path in how.events])
+        classes = classes_beside(store.store, state, store.events, named)
     if not isinstance(state, type) or not is_schema_class(state):
         raise ConfigError(
             f"the states' class {state!r:.80} has no schema, so there is no column for it: make it "
@@ -86,7 +87,10 @@ def find_classes(store: StoreSnapshot, how: StoreOptions) -> StateClasses:
     folding = make_folding(state, fold)
     if folding is None:
         raise ConfigError(f"{state.__name__} has no method apply(event)")
-    registered = [_registered(store, name, classes.get(name)) for name in store.events]
+    registered = [
+        version_of(store.store, _registered(name, store.schemas(name)), classes.get(name))
+        for name in store.events
+    ]
     upcasters: Upcasters = read_upcasters(how.upcasters)
     types = EventTypes(store.store, registered, classes, upcasters)
     types.check()
@@ -106,42 +110,6 @@ def _imported(path: str, option: str) -> Any:
             f"classes of a notebook use millstream.spark.states_as_of"
         ) from error
     return found
-
-
-def _classes_of_events(
-    store: StoreSnapshot, state: type, paths: Iterable[str]
-) -> Mapping[str, type]:
-    """The classes of events: those that are named, else those beside the class of the states."""
-    named = classes_by_name([_imported(path, "events") for path in paths])
-    beside = importlib.import_module(state.__module__)
-    found: dict[str, type] = {}
-    for name in store.events:
-        cls = named.get(name) or getattr(beside, name, None)
-        if not isinstance(cls, type):
-            raise ConfigError(
-                f"'{state.__module__}' has no class '{name}', which the events of store "
-                f"'{store.store}' are made of: name their classes with the option 'events', such "
-                f"as accounts:Opened,accounts:Deposited"
-            )
-        found[name] = cls
-    return found
-
-
-def _registered(store: StoreSnapshot, name: str, cls: type | None) -> RegisteredEvent:
-    """An event's versions, and the one that its class has the fields of."""
-    schemas = store.schemas(name)
-    versions = tuple(Version(n, 0, one.fingerprint) for n, one in enumerate(schemas, 1))
-    if cls is None:
-        return RegisteredEvent(name, tuple(schemas), versions[-1])
-    record = TopicSchemas(f"{store.store}/{name}", "json", Mode.NONE, versions)
-    same = matching(record, schemas, new_types({name: cls}, {})[name].schema)
-    if same is None:
-        raise ConfigError(
-            f"{cls.__module__}.{cls.__name__} has other fields than every version of event "
-            f"'{name}' in store '{store.store}': open the store with it first, which registers "
-            f"them"
-        )
-    return RegisteredEvent(name, tuple(schemas), same[0])
 
 
 def pickled_classes(state: type, fold: Fold | None, events: Any) -> str:

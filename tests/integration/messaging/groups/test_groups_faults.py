@@ -70,7 +70,8 @@ class Processes:
         """Every call of a handler, with the process it ran in."""
         started: dict[tuple[str, ...], tuple[float, int]] = {}
         found = []
-        for line in self._file.read_text().splitlines():
+        # What follows the last end of a line is being written just now.
+        for line in self._file.read_text().split("\n")[:-1]:
             word, key, number, epoch, moment, process = line.split()
             name = (key, number, epoch, process)
             if word == "start":
