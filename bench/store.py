@@ -23,7 +23,6 @@ from millstream import NEW, EventStore, Mill, StoredEvent, connect
 from millstream.broker import Broker
 from millstream.messaging import Topic
 from millstream.testing import running_broker
-from millstream.wire.aio.subject_reader import read_sequences
 from millstream.wire.protocol import unique_token
 
 EVENT = Deposited(5, "salary of November, as agreed")
@@ -319,9 +318,29 @@ def _requests(stage: _Stage, id: str) -> Callable[[], Awaitable[object]]:
 
 
 def _messages(stage: _Stage, offsets: Sequence[int]) -> Callable[[], Awaitable[object]]:
-    """The messages at some offsets, all asked for at once: less cannot be done to read them."""
-    stream = stage.store.topic.handle.partitions[0].stream
-    return lambda: read_sequences(stage.mill.jetstream, stream, offsets)
+    """The messages at some offsets, asked for at once and only counted: nothing can be less."""
+    jetstream = stage.mill.jetstream
+    verb = f"{jetstream.prefix}.DIRECT.GET.{stage.store.topic.handle.partitions[0].stream}".encode()
+    asks = [b'{"seq":%d}' % offset for offset in offsets]
+
+    async def read() -> None:
+        connection, inbox = jetstream.connection, f"_INBOX.{unique_token()}"
+        arrived, left = asyncio.Event(), len(asks)
+
+        def take(*_: bytes) -> None:
+            nonlocal left
+            left -= 1
+            if left == 0:
+                arrived.set()
+
+        interest, reply = connection.subscribe(inbox, take), inbox.encode()
+        for ask in asks:
+            connection.publish(verb, ask, reply)
+        async with asyncio.timeout(10):
+            await arrived.wait()
+        connection.unsubscribe(interest)
+
+    return read
 
 
 def _latency(work: Callable[[], Awaitable[object]]) -> Contestant:

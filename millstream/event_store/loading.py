@@ -181,7 +181,7 @@ class Loader:
         """
         snapshot, head = await self._snapshot_and_head(id)
         if head is None:
-            await self._reader.look_at(id)
+            await self._reader.check_loss(id)
             raise AggregateNotFound(self._store, id, str(moment))
         if snapshot is not None and not moment.holds(snapshot):
             snapshot = None
@@ -200,10 +200,18 @@ class Loader:
         return await self._read(self._work(id, moment, None), head)
 
     async def _snapshot_and_head(self, id: str) -> tuple[Loaded[Any] | None, AppendMessage | None]:
-        if self._snapshots is None or not await self._snapshots.exist():
-            return None, await self._reader.last(id)
-        snapshot, head = await asyncio.gather(self._snapshots.get(id), self._reader.last(id))
-        return snapshot, head
+        snapshots, reader = self._snapshots, self._reader
+        place = None if snapshots is None else await snapshots.place(id)
+        if snapshots is None or place is None:
+            found = await reader.last_with(id)
+            return None, await reader.last(id) if found is None else found[0]
+        partition, subject = place
+        found = await reader.last_with(id, (partition.stream, subject))
+        if found is None:
+            snapshot, head = await asyncio.gather(snapshots.get(id), reader.last(id))
+            return snapshot, head
+        head, message = found
+        return await snapshots.read(id, partition, message), head
 
     async def _back_from(
         self, head: AppendMessage, snapshot: Loaded[Any] | None, key_ids: set[str]

@@ -80,7 +80,7 @@ async def open_store(
     else:
         found = await schemas.events()
         registered = [version_of(name, event, classes.get(event.name)) for event in found]
-    personal = PersonalData(name, partial(_key_table, mill, topic))
+    personal = PersonalData(name, partial(_table, mill, topic, KEYS_SUFFIX, "Keys of persons"))
     types = EventTypes(name, registered, classes, settings.upcasters, personal)
     return EventStore(
         StoreParts(
@@ -161,31 +161,19 @@ def _snapshots(
     if folding is None or not (storable or settings.snapshot_every):
         return None
     codec = folding.state_codec(settings.snapshot_version)  # says why, if it cannot be
-    open_table = partial(_snapshot_table, mill, topic)
+    open_table = partial(_table, mill, topic, SNAPSHOTS_SUFFIX, "Snapshots")
     return Snapshots(open_table, codec, personal)
 
 
-async def _snapshot_table(mill: StoreHome, topic: Topic, create: bool) -> Table:
-    """The table of a store's snapshots, as durable as the store."""
-    name = topic.name + SNAPSHOTS_SUFFIX
+async def _table(mill: StoreHome, topic: Topic, suffix: str, what: str, create: bool) -> Table:
+    """A table that belongs to a store, as durable as the store; created if that is asked for."""
+    name = topic.name + suffix
     try:
         return await mill.table(name)
     except TopicNotFound:
         if not create:
             raise
-        settings = _like(topic, f"Snapshots of event store {topic.name}", history=1)
-        return await mill.create_table(name, settings)
-
-
-async def _key_table(mill: StoreHome, topic: Topic, create: bool) -> Table:
-    """The table of the keys of a store's persons."""
-    name = topic.name + KEYS_SUFFIX
-    try:
-        return await mill.table(name)
-    except TopicNotFound:
-        if not create:
-            raise
-        settings = _like(topic, f"Keys of persons of event store {topic.name}", history=1)
+        settings = _like(topic, f"{what} of event store {topic.name}", history=1)
         return await mill.create_table(name, settings)
 
 

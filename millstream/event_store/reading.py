@@ -23,7 +23,7 @@ from millstream.events.subject import partition_of
 from millstream.events.unpack import raw_of
 from millstream.messaging.reading.replay import ReadPlan, read_messages
 from millstream.messaging.topics.handle import TopicHandle
-from millstream.wire.aio.subject_reader import read_sequences, read_subject
+from millstream.wire.aio.subject_reader import read_last, read_sequences, read_subject
 from millstream.wire.lost import check
 from millstream.wire.message import RawMessage, StoredMessage
 
@@ -84,6 +84,26 @@ class AggregateReader:
                 append = one
         return append, found.sequence
 
+    async def last_with(
+        self, id: str, other: tuple[str, str] | None = None
+    ) -> tuple[AppendMessage | None, RawMessage | None] | None:
+        """The last append of an aggregate, and the message on a subject of another stream.
+
+        That one need not be the last there. One round trip; None: ask for each by itself.
+        """
+        partition = self.partition(id)
+        if not _has_one_copy(await self._config(partition.stream)):
+            return None
+        own = (partition.stream, self._subject(partition, id))
+        found = await read_last(self._jetstream, [own] if other is None else [own, other])
+        if found is None:
+            return None
+        last, beside = found[0], None if other is None else found[1]
+        append = None if last is None else open_append(partition, last)
+        if append is None and last is not None:
+            return None  # something else was published there
+        return append, beside
+
     async def last_offset(self, pattern: str) -> int:
         """The offset of the last message that matches a pattern of ids; 0: there is none."""
         (subject,) = self.subjects(pattern)
@@ -137,7 +157,7 @@ class AggregateReader:
         that shows in the versions, and everything can be read by `events_of`.
         """
         partition, first, previous = append.partition, append.first, append.previous
-        await self.look_at(append.id, offset)
+        await self.check_loss(append.id, offset)
         size = 0
         while first > 1 and size < BACK_BYTES_MAX:
             wanted = [one for one in reversed(previous) if one >= offset]
@@ -179,8 +199,8 @@ class AggregateReader:
     ) -> AsyncIterator[tuple[Partition, list[RawMessage]]]:
         partition = self.partition(id)
         subject = self._subject(partition, id)
-        config = await self.look_at(id, start)
-        if int(config.get("num_replicas", 1)) == 1:  # one copy, which cannot lag
+        await self.check_loss(id, start)
+        if _has_one_copy(await self._config(partition.stream)):
             found = await read_subject(self._jetstream, partition.stream, subject, start)
             if found is not None:
                 yield partition, found
@@ -258,15 +278,22 @@ class AggregateReader:
         tokens = pattern_of(pattern)
         return tuple(f"{p.prefix or p.topic}.{tokens}" for p in self._topic.partitions)
 
-    async def look_at(self, id: str, start: int = 1) -> Mapping[str, Any]:
-        """The configuration of an aggregate's stream; DataLoss if events after `start` are lost."""
-        stream, reconnects = self.partition(id).stream, self._jetstream.connection.reconnects
+    async def check_loss(self, id: str, start: int = 1) -> None:
+        """DataLoss if the stream of an aggregate has lost events from an offset on."""
+        check(await self._config(self.partition(id).stream), start)
+
+    async def _config(self, stream: str) -> Mapping[str, Any]:
+        reconnects = self._jetstream.connection.reconnects
         known = self._looked.get(stream)
         if known is None or known[0] != reconnects:
             config = (await self._jetstream.stream_info(stream)).config
             known = self._looked[stream] = reconnects, config
-        check(known[1], start)
         return known[1]
+
+
+def _has_one_copy(config: Mapping[str, Any]) -> bool:
+    """Whether a stream has no copies that could lag."""
+    return int(config.get("num_replicas", 1)) == 1
 
 
 def _are_before(events: list[StoredEvent], id: str, version: int, offset: int) -> bool:

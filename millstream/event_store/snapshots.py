@@ -13,13 +13,17 @@ from typing import Any, Final
 import msgspec
 
 from millstream.deadline import Deadline
-from millstream.errors import MillstreamError, TopicNotFound
+from millstream.errors import MillstreamError, TopicNotFound, Undecodable
 from millstream.event_store.events import Loaded
 from millstream.event_store.folding import StateCodec
 from millstream.event_store.ids import tokens_of
 from millstream.event_store.personal import PersonalData
 from millstream.event_store.privacy import key_ids_in
+from millstream.events.event import Partition, PlainEvent
+from millstream.events.subject import partition_of
+from millstream.messaging.reading.latest import subject_of_key
 from millstream.tables import Table
+from millstream.wire.message import RawMessage
 
 __all__ = ["SNAPSHOTS_SUFFIX", "Snapshots"]
 
@@ -65,11 +69,36 @@ class Snapshots:
     async def get(self, id: str) -> Loaded[Any] | None:
         """The aggregate as its snapshot has it; None when there is none that can be used."""
         table = await self._found()
-        entry = None if table is None else await table.get(tokens_of(id))
-        if entry is None:
+        if table is None:
             return None
         try:
-            data = await self._personal.opened_state(entry.value)
+            entry = await table.get(tokens_of(id))
+        except Undecodable as error:
+            _log.warning("a snapshot of store %s is not used: %s", self._name, error)
+            return None
+        return None if entry is None else await self._opened(id, entry.value)
+
+    async def place(self, id: str) -> tuple[Partition, str] | None:
+        """The partition and subject of an aggregate's snapshot; None: there are no snapshots."""
+        table = await self._found()
+        if table is None:
+            return None
+        partitions, key = table.topic.handle.partitions, tokens_of(id)
+        partition = partitions[partition_of(key, len(partitions))]
+        return partition, subject_of_key(partition, key)
+
+    async def read(
+        self, id: str, partition: Partition, message: RawMessage | None
+    ) -> Loaded[Any] | None:
+        """Like `get`, with the message that was found at its place."""
+        event = None if message is None else PlainEvent(partition, message)
+        if event is None or event.is_damaged or event.is_deletion:
+            return None
+        return await self._opened(id, event.value)
+
+    async def _opened(self, id: str, value: bytes) -> Loaded[Any] | None:
+        try:
+            data = await self._personal.opened_state(value)
             if data is None:
                 return None  # it holds what was erased
             record = _RECORD.decode(data)
@@ -80,7 +109,7 @@ class Snapshots:
             _log.warning("a snapshot of store %s is not used: %s", self._name, error)
             return None
         times = (record.timestamp_ns, record.stored_ns)
-        key_ids = frozenset(key_ids_in(entry.value))
+        key_ids = frozenset(key_ids_in(value))
         return Loaded(id, state, record.version, record.offset, *times, key_ids)
 
     async def put(self, loaded: Loaded[Any]) -> None:
@@ -94,7 +123,7 @@ class Snapshots:
             msgspec.Raw(self._codec.encode(loaded.state)),
         )
         data = await self._personal.sealed_state(msgspec.json.encode(record), loaded.key_ids)
-        await (await self._opened()).put(tokens_of(loaded.id), data)
+        await (await self._created()).put(tokens_of(loaded.id), data)
 
     async def try_put(self, loaded: Loaded[Any]) -> None:
         """The same for a snapshot that nobody asked for: a failure is only logged."""
@@ -109,16 +138,13 @@ class Snapshots:
         if table is not None:
             await table.delete(tokens_of(id))
 
-    async def _opened(self) -> Table:
+    async def _created(self) -> Table:
         if self._table is None:
             self._table = await self._open(True)
         return self._table
 
-    async def exist(self) -> bool:
-        """Whether there is a table of snapshots; that there is none is remembered for a while."""
-        return await self._found() is not None
-
     async def _found(self) -> Table | None:
+        """The table; that there is none is remembered for a while."""
         if self._table is None and (self._absent is None or self._absent.passed):
             try:
                 self._table = await self._open(False)

@@ -324,15 +324,17 @@ class Connection:
             timer.cancel()
 
     def ask(
-        self, subject: str, payload: bytes, headers: bytes = EMPTY_HEADERS, *, asks_again: bool
-    ) -> asyncio.Future[tuple[bytes, bytes]]:
-        """Send a request and give the future of its answer; cancel it to wait no longer."""
+        self, subject: str, payload: bytes, headers: bytes = EMPTY_HEADERS,
+        *, asks_again: bool, together: bool = False,
+    ) -> asyncio.Future[tuple[bytes, bytes]]:  # fmt: skip
+        """Send a request, alone or together with others in one write; the future of its answer."""
         self.check_size(len(headers) + len(payload))
         to = encode_subject(subject)
         self._token += 1
         token = b"%d" % self._token
         reply = self._reply_prefix + token
-        self.send_now(hpub(to, reply, headers, payload) if headers else pub(to, reply, payload))
+        send = self.send if together else self.send_now
+        send(hpub(to, reply, headers, payload) if headers else pub(to, reply, payload))
         future: asyncio.Future[tuple[bytes, bytes]] = self._loop.create_future()
         future.add_done_callback(partial(self._asked, token))
         self._replies[token] = (future, subject)

@@ -1,8 +1,8 @@
-"""All messages of one subject, or those at some sequences, with one round trip where possible.
+"""Some messages with one round trip: all of one subject, the last of some, those at sequences.
 
 A consumer needs a request for itself, one for its messages and one for the state of the stream. One
 direct request brings up to a thousand messages of a subject, and says whether there are more;
-several that are sent together bring the messages at their sequences. In every case of doubt (a lost
+several requests that are sent together bring a message each. In every case of doubt (a lost
 connection, a silence, too many messages, damaged headers, a stream or a user without direct
 requests) the answer is None, and the caller reads in the usual way.
 """
@@ -11,18 +11,18 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Sequence
-from typing import Final
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
 
 import msgspec
 
-from millstream.errors import ConnectionClosed
+from millstream.errors import ConnectError, ConnectionClosed, NoResponders, PermissionDenied
 from millstream.wire.aio.jetstream import JetStream
-from millstream.wire.api import NANOSECONDS, parse_ack_address
+from millstream.wire.api import NANOSECONDS
 from millstream.wire.message import RawMessage, stored_ns_of
 from millstream.wire.protocol import parse_headers, status_of, unique_token
 
-__all__ = ["read_sequences", "read_subject"]
+__all__ = ["read_last", "read_sequences", "read_subject"]
 
 MESSAGES_MAX: Final = 1000
 BYTES_MAX: Final = 8 * 1024 * 1024
@@ -43,39 +43,25 @@ _STREAM: Final = b"\r\nNats-Stream: "
 _NO_HEADERS: Final = b"NATS/1.0\r\n"
 
 
-class _Answer:
-    """The messages of an answer, as they come, and how it ended.
+class _Messages:
+    """Messages of a stream in the form of delivered ones."""
 
-    It ends with a word of the server, or with the number of messages that were asked for.
-    """
-
-    def __init__(self, stream: str, expected: int | None = None) -> None:
-        self.messages: list[RawMessage] = []
-        self._expected = expected
-        self.complete = False
-        self.doubtful = False
+    def __init__(self, stream: str) -> None:
         self._address = f"$JS.ACK.{stream}.direct.1.".encode()
-        self._ended = asyncio.Event()
         self._minutes: dict[bytes, int] = {}
 
-    def take(self, _subject: bytes, _reply: bytes, headers: bytes, payload: bytes) -> None:
+    def read(self, headers: bytes, payload: bytes, number: int) -> RawMessage | None:
+        """The message in an answer; None: it is a word of the server, or a damaged message."""
         at = headers.rfind(_STREAM) + 2
         found = _ADDED.fullmatch(headers, at) if at > 1 else None
-        if found is None:
-            self.complete = True
-            self.doubtful = self._expected is not None or _pending(headers) != 0
-        else:
-            own = headers[:at]
-            # A message's own headers end with a line; if not, they were damaged.
-            self.doubtful = self.doubtful or own.find(b"\r\n\r\n") >= 0
-            block = b"" if own == _NO_HEADERS else own + b"\r\n"
-            subject, sequence, time = found.groups()
-            number = len(self.messages) + 1
-            reply = b"%b%b.%d.%d.0" % (self._address, sequence, number, self._stored_ns(time))
-            self.messages.append(RawMessage(subject, reply, block, payload))
-            self.complete = number == self._expected
-        if self.complete:
-            self._ended.set()
+        # A message's own headers end with a line; if not, they were damaged.
+        if found is None or headers.find(b"\r\n\r\n", 0, at) >= 0:
+            return None
+        own = headers[:at]
+        block = b"" if own == _NO_HEADERS else own + b"\r\n"
+        subject, sequence, time = found.groups()
+        reply = b"%b%b.%d.%d.0" % (self._address, sequence, number, self._stored_ns(time))
+        return RawMessage(subject, reply, block, payload)
 
     def _stored_ns(self, time: bytes) -> int:
         """Nanoseconds of a time; most messages of an answer are of the same few minutes."""
@@ -87,6 +73,26 @@ class _Answer:
             return stored_ns_of(time.decode())
         return known + int(second) * NANOSECONDS + int(rest[1:-1].ljust(9, b"0"))
 
+
+class _Answer:
+    """The messages of an answer, as they come, and how it ended."""
+
+    def __init__(self, stream: str) -> None:
+        self.messages: list[RawMessage] = []
+        self.complete = False
+        self._sure = True
+        self._form = _Messages(stream)
+        self._ended = asyncio.Event()
+
+    def take(self, _subject: bytes, _reply: bytes, headers: bytes, payload: bytes) -> None:
+        message = self._form.read(headers, payload, len(self.messages) + 1)
+        if message is not None:
+            self.messages.append(message)
+            return
+        self.complete = True
+        self._sure = _pending(headers) == 0
+        self._ended.set()
+
     async def end(self) -> bool:
         """Wait for the end; False when nothing comes any more, or it is not certain."""
         while not self.complete:
@@ -97,7 +103,7 @@ class _Answer:
             except TimeoutError:
                 if len(self.messages) == before:
                     return False
-        return not self.doubtful
+        return self._sure
 
 
 def _pending(headers: bytes) -> int | None:
@@ -111,28 +117,6 @@ def _pending(headers: bytes) -> int | None:
     return int(text) if text.isascii() and text.isdigit() else None
 
 
-async def _ask(
-    jetstream: JetStream, stream: str, asks: Sequence[object], expected: int | None = None
-) -> list[RawMessage] | None:
-    """Send direct requests together; all messages that answer them."""
-    connection = jetstream.connection
-    if not connection.connected:
-        return None
-    inbox = f"{connection.settings.inbox_prefix}.{unique_token()}"
-    answer = _Answer(stream, expected)
-    verb, reply = f"{jetstream.prefix}.DIRECT.GET.{stream}".encode(), inbox.encode()
-    try:
-        interest = connection.subscribe(inbox, answer.take)
-    except ConnectionClosed:
-        return None
-    try:
-        for ask in asks:
-            connection.publish(verb, msgspec.json.encode(ask), reply)
-        return answer.messages if await answer.end() else None
-    finally:
-        connection.unsubscribe(interest)
-
-
 async def read_subject(
     jetstream: JetStream, stream: str, subject: str, start: int = 1
 ) -> list[RawMessage] | None:
@@ -140,13 +124,27 @@ async def read_subject(
 
     Only for a stream with one copy: any copy answers, also one that lags.
     """
+    connection = jetstream.connection
+    if not connection.connected:
+        return None
+    inbox = f"{connection.settings.inbox_prefix}.{unique_token()}"
+    answer = _Answer(stream)
     ask = {
         "seq": start,
         "next_by_subj": subject,
         "batch": MESSAGES_MAX,
-        "max_bytes": max(BYTES_MAX, jetstream.connection.info.max_payload * 2),
+        "max_bytes": max(BYTES_MAX, connection.info.max_payload * 2),
     }
-    return await _ask(jetstream, stream, [ask])
+    verb = f"{jetstream.prefix}.DIRECT.GET.{stream}"
+    try:
+        interest = connection.subscribe(inbox, answer.take)
+    except ConnectionClosed:
+        return None
+    try:
+        connection.publish(verb.encode(), msgspec.json.encode(ask), inbox.encode())
+        return answer.messages if await answer.end() else None
+    finally:
+        connection.unsubscribe(interest)
 
 
 async def read_sequences(
@@ -157,9 +155,58 @@ async def read_sequences(
     Copies of a stream may answer one each; one that lags makes it None. Only for messages that are
     not large together: the server cuts off a client that it holds 64 MiB for.
     """
-    asks = [{"seq": sequence} for sequence in sequences]
-    messages = await _ask(jetstream, stream, asks, len(asks)) if asks else []
-    if messages is None:
+    asks = [(stream, {"seq": sequence}) for sequence in sequences]
+    found = await _read_each(jetstream, asks)
+    if found is None:
         return None
-    found = {parse_ack_address(message.reply).sequence: message for message in messages}
-    return [found[sequence] for sequence in sequences] if found.keys() >= set(sequences) else None
+    messages = [message for message in found if message is not None]
+    return messages if len(messages) == len(found) else None
+
+
+async def read_last(
+    jetstream: JetStream, subjects: Sequence[tuple[str, str]]
+) -> list[RawMessage | None] | None:
+    """The last messages on some subjects, each given with its stream; None: use another way.
+
+    For streams with one copy, or where a message that is not the last does no harm.
+    """
+    asks = [(stream, {"last_by_subj": subject}) for stream, subject in subjects]
+    return await _read_each(jetstream, asks)
+
+
+async def _read_each(
+    jetstream: JetStream, asks: Sequence[tuple[str, Mapping[str, Any]]]
+) -> list[RawMessage | None] | None:
+    """The messages that direct requests name, all sent together; None for those that are not there.
+
+    Instead of the list None: an answer did not come, or is not certain.
+    """
+    connection = jetstream.connection
+    if not connection.connected:
+        return None
+    forms = {stream: _Messages(stream) for stream, _ in asks}
+    waiting = [
+        connection.ask(
+            f"{jetstream.prefix}.DIRECT.GET.{stream}",
+            msgspec.json.encode(ask),
+            asks_again=True,
+            together=True,
+        )
+        for stream, ask in asks
+    ]
+    found: list[RawMessage | None] = []
+    try:
+        async with asyncio.timeout(SILENCE_SECONDS):
+            for number, ((stream, _), answer) in enumerate(zip(asks, waiting, strict=True), 1):
+                headers, payload = await answer
+                message = forms[stream].read(headers, payload, number)
+                if message is None and status_of(headers)[0] != 404:
+                    return None
+                found.append(message)
+    except (TimeoutError, NoResponders, ConnectError, PermissionDenied):
+        return None
+    finally:
+        for answer in waiting:
+            if not answer.cancel() and not answer.cancelled():
+                answer.exception()  # or it would be logged that nobody has seen it
+    return found
