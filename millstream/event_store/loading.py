@@ -201,11 +201,11 @@ class Loader:
 
     async def _snapshot_and_head(self, id: str) -> tuple[Loaded[Any] | None, AppendMessage | None]:
         snapshots, reader = self._snapshots, self._reader
-        place = None if snapshots is None else await snapshots.place(id)
-        if snapshots is None or place is None:
+        address = None if snapshots is None else await snapshots.address(id)
+        if snapshots is None or address is None:
             found = await reader.last_with(id)
             return None, await reader.last(id) if found is None else found[0]
-        partition, subject = place
+        partition, subject = address
         found = await reader.last_with(id, (partition.stream, subject))
         if found is None:
             snapshot, head = await asyncio.gather(snapshots.get(id), reader.last(id))

@@ -78,7 +78,7 @@ class Snapshots:
             return None
         return None if entry is None else await self._opened(id, entry.value)
 
-    async def place(self, id: str) -> tuple[Partition, str] | None:
+    async def address(self, id: str) -> tuple[Partition, str] | None:
         """The partition and subject of an aggregate's snapshot; None: there are no snapshots."""
         table = await self._found()
         if table is None:
@@ -90,7 +90,7 @@ class Snapshots:
     async def read(
         self, id: str, partition: Partition, message: RawMessage | None
     ) -> Loaded[Any] | None:
-        """Like `get`, with the message that was found at its place."""
+        """Like `get`, with the message that was found on its subject."""
         event = None if message is None else PlainEvent(partition, message)
         if event is None or event.is_damaged or event.is_deletion:
             return None
