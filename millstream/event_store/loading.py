@@ -10,7 +10,13 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any, Final, NamedTuple
 
-from millstream.errors import AggregateDeleted, AggregateNotFound, ConfigError, MillstreamError
+from millstream.errors import (
+    AggregateDeleted,
+    AggregateNotFound,
+    ConfigError,
+    MillstreamError,
+    Undecodable,
+)
 from millstream.event_store.ending import Archive
 from millstream.event_store.events import AppendReceipt, Clock, Loaded, StoredEvent
 from millstream.event_store.folding import Folding
@@ -19,6 +25,7 @@ from millstream.event_store.messages import AppendMessage
 from millstream.event_store.reading import AggregateReader
 from millstream.event_store.snapshots import Snapshots
 from millstream.events.event import datetime_of, nanoseconds_of, whole_microsecond
+from millstream.events.undecodable import Report
 
 __all__ = ["LoadResult", "Loader", "Moment"]
 
@@ -260,6 +267,7 @@ class Loader:
         *,
         version: int = 1,
         key_ids: set[str] | None = None,
+        report: Report | None = None,
     ) -> AsyncIterator[list[StoredEvent]]:
         """The events of an aggregate, after a snapshot; AggregateDeleted when they are gone.
 
@@ -270,7 +278,7 @@ class Loader:
         done = 0 if snapshot is None else snapshot.version
         start = 1 if snapshot is None else snapshot.offset
         seen = snapshot is None
-        async for events in self._reader.events_of(id, start, version, key_ids):
+        async for events in self._reader.events_of(id, start, version, key_ids, report):
             if not seen and snapshot is not None and events:
                 known = [event for event in events if event.offset == snapshot.offset]
                 if not _ends_with(snapshot, known):
@@ -283,7 +291,8 @@ class Loader:
                 yield events[:-1]
                 done = events[-2].version if len(events) > 1 else done
                 found = False
-                async for archived in (await self._archive.reader()).events_of(id, key_ids=key_ids):
+                reader = await self._archive.reader()
+                async for archived in reader.events_of(id, key_ids=key_ids, report=report):
                     found = found or bool(archived)
                     yield [event for event in archived if event.version > done]
                 if not found:
@@ -331,10 +340,13 @@ class Loader:
     # -- events -----------------------------------------------------------------------------
 
     async def events(
-        self, id: str, start: int, limit: int | None, backward: bool
+        self, id: str, start: int, limit: int | None, backward: bool, report: Report | None
     ) -> AsyncIterator[StoredEvent]:
         """The events of an aggregate, in one of two directions."""
-        found = self._backward(id, start, limit) if backward else self._forward(id, start)
+        if backward:
+            found = self._backward(id, start, limit, report)
+        else:
+            found = self._forward(id, start, report)
         count = 0
         async for event in found:
             yield event
@@ -342,12 +354,13 @@ class Loader:
             if count == limit:
                 return
 
-    async def _backward(self, id: str, start: int, limit: int | None) -> AsyncIterator[StoredEvent]:
+    async def _backward(
+        self, id: str, start: int, limit: int | None, report: Report | None
+    ) -> AsyncIterator[StoredEvent]:
         """The newest events first; at least as many as the limit, if there are so many."""
         before: int | None = None  # the version of the last one
-        head = None if limit is None else await self._reader.last(id)
-        if head is not None and not head.ends:
-            async for events in self._groups_back(head):
+        if limit is not None:
+            async for events in self._groups_back(id, report):
                 for event in reversed(events):
                     if event.version < start:
                         return
@@ -357,19 +370,32 @@ class Loader:
             return
         # The broker finds the others forward only: the newest are kept while they are read.
         newest: deque[StoredEvent] = deque(maxlen=limit)
-        async for event in self._forward(id, start):
+        async for event in self._forward(id, start, report):
             if before is None or event.version < before:
                 newest.append(event)
         for event in reversed(newest):
             yield event
 
-    async def _groups_back(self, head: AppendMessage) -> AsyncIterator[list[StoredEvent]]:
-        yield await self._reader.events_in(head)
-        async for events in self._reader.events_before(head):
+    async def _groups_back(
+        self, id: str, report: Report | None
+    ) -> AsyncIterator[list[StoredEvent]]:
+        """The newest events, as far as they are found from the last append back."""
+        try:
+            head = await self._reader.last(id)
+            events = [] if head is None or head.ends else await self._reader.events_in(head)
+        except Undecodable:
+            if report is None:
+                raise
+            return
+        if head is not None and events:
             yield events
+            async for events in self._reader.events_before(head):
+                yield events
 
-    async def _forward(self, id: str, start: int) -> AsyncIterator[StoredEvent]:
-        async for events in self._history(id, version=start):
+    async def _forward(
+        self, id: str, start: int, report: Report | None
+    ) -> AsyncIterator[StoredEvent]:
+        async for events in self._history(id, version=start, report=report):
             for event in events:
                 if event.version >= start:
                     yield event

@@ -20,10 +20,12 @@ from millstream.event_store.usual import usual_events
 from millstream.events.event import Partition
 from millstream.events.start import Start
 from millstream.events.subject import partition_of
+from millstream.events.undecodable import OnUndecodable, Report
 from millstream.events.unpack import raw_of
 from millstream.messaging.reading.replay import ReadPlan, read_messages
 from millstream.messaging.topics.handle import TopicHandle
 from millstream.wire.aio.subject_reader import read_last, read_sequences, read_subject
+from millstream.wire.api import parse_ack_address
 from millstream.wire.lost import check
 from millstream.wire.message import RawMessage, StoredMessage
 
@@ -129,22 +131,32 @@ class AggregateReader:
                 if append is not None:
                     yield append
 
-    def following(self, id: str) -> ReadPlan:
+    def following(self, id: str, undecodable: OnUndecodable) -> ReadPlan:
         """The plan that reads the appends of an aggregate, and those that are stored later."""
         partition = self.partition(id)
-        subjects = (self._subject(partition, id),)
-        return ReadPlan(subjects=subjects, partitions=(partition.number,), follow=True)
+        return ReadPlan(
+            subjects=(self._subject(partition, id),),
+            partitions=(partition.number,),
+            follow=True,
+            undecodable=undecodable,
+        )
 
     async def events_of(
-        self, id: str, start: int = 1, version: int = 1, key_ids: set[str] | None = None
+        self,
+        id: str,
+        start: int = 1,
+        version: int = 1,
+        key_ids: set[str] | None = None,
+        report: Report | None = None,
     ) -> AsyncIterator[list[StoredEvent]]:
         """The events of an aggregate from an offset on, up to now, in groups.
 
         Appends that end before a version may be left out; they need not be decodable. `key_ids`
-        collects those of the persons whose data are in the events.
+        collects those of the persons whose data are in the events. With a report, appends that
+        cannot be decoded are reported and left out.
         """
         async for partition, group in self._messages(id, start):
-            async for events in self._decoded(partition, group, version, key_ids):
+            async for events in self._decoded(partition, group, version, key_ids, report):
                 yield events
 
     async def events_before(
@@ -177,10 +189,11 @@ class AggregateReader:
 
     async def events(self, plan: ReadPlan) -> AsyncIterator[list[StoredEvent]]:
         """The events of a plan in groups, each group of one partition."""
+        report = plan.report()
         messages = read_messages(self._jetstream, self._topic.partitions, plan)
         try:
             async for partition, group in messages:
-                async for events in self._decoded(partition, group):
+                async for events in self._decoded(partition, group, report=report):
                     yield events
         finally:
             await messages.aclose()
@@ -221,18 +234,27 @@ class AggregateReader:
         messages: list[RawMessage],
         version: int = 1,
         key_ids: set[str] | None = None,
+        report: Report | None = None,
     ) -> AsyncIterator[list[StoredEvent]]:
         """The events of messages; those before an undecodable one come before the error."""
         for first in range(0, len(messages), DECODE_MESSAGES):
             some = messages[first : first + DECODE_MESSAGES]
-            events: list[StoredEvent] = []
-            try:
-                await self._decode_into(events, partition, some, version, key_ids)
-            except MillstreamError:
-                if events:
+            while some:
+                events: list[StoredEvent] = []
+                try:
+                    await self._decode_into(events, partition, some, version, key_ids)
+                except MillstreamError as error:
+                    if report is None or not isinstance(error, Undecodable):
+                        if events:
+                            yield events
+                        raise
+                    report(error)  # the append is left out, also the events before this one
+                    some = [
+                        raw for raw in some if parse_ack_address(raw.reply).sequence != error.offset
+                    ]
+                else:
                     yield events
-                raise
-            yield events
+                    break
 
     async def _decode_into(
         self,

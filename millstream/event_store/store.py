@@ -35,6 +35,7 @@ from millstream.event_store.reading import AggregateReader
 from millstream.event_store.snapshots import Snapshots
 from millstream.events.event import Event, PlainEvent
 from millstream.events.start import Start
+from millstream.events.undecodable import OnUndecodable
 from millstream.messaging import ReadPlan, Subscription, Topic
 from millstream.schemas.registry.stores import StoreSchemas
 
@@ -249,11 +250,13 @@ class EventStore:
         backward: bool = False,
         limit: int | None = None,
         follow: bool = False,
+        undecodable: OnUndecodable = "fail",
     ) -> AsyncIterator[StoredEvent]:
         """The events of an aggregate from a version on; `backward`: the newest first.
 
         `limit` is the greatest number of events. Nothing if the aggregate does not exist. With
         `follow` it continues with events that are stored later, up to the end of the aggregate.
+        `undecodable` is as in ReadPlan: an append that cannot be decoded is left out as a whole.
         """
         if limit is not None and limit < 1:
             raise ConfigError(f"limit {limit!r}: give 1 or more")
@@ -261,17 +264,18 @@ class EventStore:
             raise ConfigError("choose one of backward and follow")
         check_id(id)
         if follow:
-            events = self._following(id, start, limit)
+            events = self._following(id, start, limit, undecodable)
         else:
-            events = self._loader.events(id, start, limit, backward)
+            report = ReadPlan(undecodable=undecodable).report()
+            events = self._loader.events(id, start, limit, backward, report)
         async for event in events:
             yield event
 
     async def _following(
-        self, id: str, start: int, limit: int | None
+        self, id: str, start: int, limit: int | None, undecodable: OnUndecodable
     ) -> AsyncIterator[StoredEvent]:
         left = limit
-        async for events in self._reader.events(self._reader.following(id)):
+        async for events in self._reader.events(self._reader.following(id, undecodable)):
             for event in events:
                 if event.version >= start:
                     yield event
@@ -303,14 +307,22 @@ class EventStore:
         category: str | None = None,
         follow: bool = False,
         partitions: Sequence[int] | None = None,
+        undecodable: OnUndecodable = "fail",
     ) -> AsyncIterator[StoredEvent]:
         """The events of all aggregates in the order of storing; of one partition each.
 
         `category` is the first part of an id: only `account`, `account.1` and so on. With
-        `follow` it continues with events that are stored later, forever.
+        `follow` it continues with events that are stored later, forever. `undecodable` is as in
+        ReadPlan: an append that cannot be decoded is left out as a whole.
         """
         subjects = () if category is None else self._reader.category(category)
-        plan = ReadPlan(start=start, follow=follow, partitions=partitions, subjects=subjects)
+        plan = ReadPlan(
+            start=start,
+            follow=follow,
+            partitions=partitions,
+            subjects=subjects,
+            undecodable=undecodable,
+        )
         async for events in self._reader.events(plan):
             for event in events:
                 yield event

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from millstream.event_store.store import EventStore as AsyncEventStore
     from millstream.event_store.store import Query
     from millstream.events.event import Event
+    from millstream.events.undecodable import OnUndecodable
     from millstream.projections.diff import RowDiff
     from millstream.projections.projection import Projection as AsyncProjection
     from millstream.projections.projection import ProjectionView as AsyncProjectionView
@@ -170,14 +171,23 @@ class EventStore(Twin):
         backward: bool = False,
         limit: int | None = None,
         follow: bool = False,
+        undecodable: OnUndecodable = "fail",
     ) -> Iterator[StoredEvent]:
         """The events of an aggregate from a version on; `backward`: the newest first.
 
         `limit` is the greatest number of events. Nothing if the aggregate does not exist. With
         `follow` it continues with events that are stored later, up to the end of the aggregate.
+        `undecodable` is as in ReadPlan: an append that cannot be decoded is left out as a whole.
         """
         return self._loop.iterate(
-            self._inner.events(id, start=start, backward=backward, limit=limit, follow=follow)
+            self._inner.events(
+                id,
+                start=start,
+                backward=backward,
+                limit=limit,
+                follow=follow,
+                undecodable=undecodable,
+            )
         )
 
     def query(self, pattern: str) -> Query:
@@ -196,14 +206,22 @@ class EventStore(Twin):
         category: str | None = None,
         follow: bool = False,
         partitions: Sequence[int] | None = None,
+        undecodable: OnUndecodable = "fail",
     ) -> Iterator[StoredEvent]:
         """The events of all aggregates in the order of storing; of one partition each.
 
         `category` is the first part of an id: only `account`, `account.1` and so on. With
-        `follow` it continues with events that are stored later, forever.
+        `follow` it continues with events that are stored later, forever. `undecodable` is as in
+        ReadPlan: an append that cannot be decoded is left out as a whole.
         """
         return self._loop.iterate(
-            self._inner.all(start=start, category=category, follow=follow, partitions=partitions)
+            self._inner.all(
+                start=start,
+                category=category,
+                follow=follow,
+                partitions=partitions,
+                undecodable=undecodable,
+            )
         )
 
     def subscribe(self, name: str, **settings: Any) -> Subscription:

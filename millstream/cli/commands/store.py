@@ -8,6 +8,7 @@ import typer
 
 from millstream.cli.exits import Exit
 from millstream.cli.options.groups import grouped
+from millstream.cli.options.reading import UndecodableOption
 from millstream.cli.options.schema_file import load_class
 from millstream.cli.options.store import (
     AppendOptions,
@@ -21,7 +22,8 @@ from millstream.cli.options.store import (
 )
 from millstream.cli.output import JsonOption, print_json, say
 from millstream.cli.session import ServerOption, YesOption, confirm, run
-from millstream.errors import ConfigError, MillstreamError
+from millstream.cli.views.left_out import LeftOut
+from millstream.errors import ConfigError, MillstreamError, Undecodable
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -234,6 +236,7 @@ def history(
         str | None,
         typer.Option("--category", help="Only aggregates whose ids begin with this part."),
     ] = None,
+    undecodable: UndecodableOption = "fail",
     *,
     server: ServerOption = None,
     json_: JsonOption = False,
@@ -251,35 +254,46 @@ def history(
         raise ConfigError("give an ID, or --category")
     if id is None and backward and limit is None:
         raise ConfigError("--backward over all aggregates: say how many events, with --limit")
-    write = event_writer(json_)
+    write, left_out = event_writer(json_), LeftOut(undecodable)
 
     async def work(mill: "Mill") -> None:
         found = await mill.event_store(store)
         if id is not None:
-            events = found.events(id, backward=backward, limit=limit, follow=follow)
+            events = found.events(
+                id, backward=backward, limit=limit, follow=follow, undecodable=left_out
+            )
         elif backward and limit is not None:
-            events = _newest(found, category, limit)
+            events = _newest(found, category, limit, left_out)
         else:
-            events = found.all(category=category, follow=follow)
+            events = found.all(category=category, follow=follow, undecodable=left_out)
         await _print(events, write, limit)
 
     run(work, server)
+    left_out.finish()
 
 
 async def _newest(
-    store: "EventStore", category: str | None, limit: int
+    store: "EventStore", category: str | None, limit: int, left_out: LeftOut
 ) -> "AsyncIterator[StoredEvent]":
     """The newest events of all aggregates, the newest first."""
     newest: list[StoredEvent] = []
+    problems: dict[tuple[int, int], Undecodable] = {}  # one may be found several times
+
+    def note(error: Undecodable) -> None:
+        problems[error.partition, error.offset] = error
+
     for part in (await store.topic.info()).partitions:
-        newest += await _last_of(store, category, limit, part.number, part.last_offset)
+        plan = {"category": category, "partitions": [part.number], "undecodable": note}
+        newest += await _last_of(store, limit, part.last_offset, plan)
+    for error in problems.values():
+        left_out(error)
     newest.sort(key=lambda event: (event.stored_ns, event.offset, event.index), reverse=True)
     for event in newest[:limit]:
         yield event
 
 
 async def _last_of(
-    store: "EventStore", category: str | None, limit: int, number: int, last: int
+    store: "EventStore", limit: int, last: int, plan: dict[str, Any]
 ) -> "deque[StoredEvent]":
     """The newest events of a partition; the broker finds them only forward from an offset."""
     from millstream.messaging import Start
@@ -289,7 +303,7 @@ async def _last_of(
     while True:
         found.clear()
         start = Start.at_offset(max(1, last - window + 1))
-        async for event in store.all(start=start, category=category, partitions=[number]):
+        async for event in store.all(start=start, **plan):
             found.append(event)
         if len(found) == limit or window >= last:
             return found

@@ -159,6 +159,17 @@ def test_history_of_one_aggregate_a_category_and_all(run: Commands) -> None:
     assert "or --category" in run.error("store", "history", "accounts", "a", "--category", "x")
 
 
+def test_history_names_what_it_cannot_decode(run: Commands) -> None:
+    with millstream.blocking.connect(run.url) as mill:
+        mill.request("accounts.x.ann", b"{", headers={"Mill-Versions": "4-4"})
+        mill.event_store("accounts", Account, events=EVENTS).append("y.ben", [Deposited(1)])
+    for arguments in ((), ("x.ann",), ("--backward", "--limit", "9")):
+        printed, errors = run.partly("store", "history", "accounts", *arguments, "--json")
+        assert errors.count("left out: accounts/0, offset 4, index 0: ") == 1
+        assert len(printed.splitlines()) == (5 if "x.ann" not in arguments else 3)
+    run("store", "history", "accounts", "--undecodable", "drop")
+
+
 def test_history_follows_new_events(run: Commands) -> None:
     done = threading.Event()
     with millstream.blocking.connect(run.url) as mill, ThreadPoolExecutor(1) as pool:

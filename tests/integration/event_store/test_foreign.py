@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from millstream import NEW, EventStore, Mill
-from millstream.errors import AggregateNotFound, Undecodable
+from millstream.errors import AggregateNotFound, ConfigError, Undecodable
 from tests.integration.event_store.bank import Account, Deposited, Opened
 from tests.integration.event_store.kit import publish_raw
 
@@ -63,3 +63,28 @@ async def test_a_damaged_append_is_reported_with_its_offset(store: EventStore, m
     with pytest.raises(Undecodable, match="1 events and says versions 2 to 3") as damaged:
         await store.load("a1")
     assert (damaged.value.topic, damaged.value.offset) == ("accounts", 2)
+
+
+async def test_appends_that_cannot_be_decoded_can_be_left_out(
+    store: EventStore, mill: Mill
+) -> None:
+    await store.append("a1", [Deposited(1)])
+    two = b'{"Deposited":{"amount":2}}\n{"Deposited":{"amount":"?"}}'
+    await publish_raw(mill, "accounts.a1", two, {"Mill-Versions": "2-3"})
+    await publish_raw(mill, "accounts.a1", b"{", {"Mill-Versions": "4-4"})
+    five = b'{"Deposited":{"amount":5}}'
+    await publish_raw(mill, "accounts.a1", five, {"Mill-Versions": "5-5", "Mill-Previous": "3,1,1"})
+    left_out: list[Undecodable] = []
+    whole = [event.version async for event in store.all(undecodable=left_out.append)]
+    assert whole == [1, 5]  # the append of two as a whole
+    assert [(error.offset, error.index) for error in left_out] == [(2, 1), (3, 0)]
+    assert [e.version async for e in store.events("a1", undecodable="drop")] == [1, 5]
+    newest = store.events("a1", backward=True, limit=2, undecodable="drop")
+    assert [event.version async for event in newest] == [5, 1]
+    await publish_raw(mill, "accounts.a1", b"{", {"Mill-Versions": "6-6"})
+    newest = store.events("a1", backward=True, limit=2, undecodable="drop")
+    assert [event.version async for event in newest] == [5, 1]
+    with pytest.raises(Undecodable):
+        await store.load("a1")  # a state without them would be another one
+    with pytest.raises(ConfigError, match="choose fail, drop"):
+        [event async for event in store.all(undecodable="skip")]  # type: ignore[arg-type]
