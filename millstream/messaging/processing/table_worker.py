@@ -16,15 +16,15 @@ One worker handles the events of all input partitions in turn, so a row is never
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
-from typing import Any, Final
+from collections.abc import Iterable, Sequence
+from typing import Any, Final, cast
 
 from millstream.deadline import Deadline
 from millstream.errors import ConfigError, ProcessFailed
 from millstream.events.classify import is_for_another
 from millstream.events.event import Event, NewEvent, Partition, PlainEvent
 from millstream.events.undecodable import DECODE_FAILURES
-from millstream.events.unpack import events_in
+from millstream.events.unpack import PackEvent, events_in, take_plain
 from millstream.messaging.processing.commits import Commits, Part, StreamKey
 from millstream.messaging.processing.inputs import (
     Failures,
@@ -46,7 +46,7 @@ from millstream.messaging.processing.state_table import Meter, StateTable, too_m
 from millstream.messaging.processing.work import Work
 from millstream.messaging.reading.replay import ReadPlan, read_messages
 from millstream.wire.aio.interest_hold import InterestHold, hold_on
-from millstream.wire.api import parse_ack_address
+from millstream.wire.api import AckAddress, parse_ack_address
 from millstream.wire.message import OutgoingMessage, RawMessage
 
 __all__ = ["TableWorker"]
@@ -65,6 +65,19 @@ FAR_EVENTS: Final = 20_000
 FAR_FACTOR: Final = 20
 # Events after which others on the event loop have their turn, commits under way for example.
 TURN_EVENTS: Final = 2000
+
+
+def _all_of(address: AckAddress) -> InputPosition:
+    """The position after a message."""
+    return InputPosition(address.sequence, str(address.timestamp_ns))
+
+
+def _up_to(event: Event) -> InputPosition:
+    """The position after an event."""
+    if isinstance(event, PlainEvent):
+        return _all_of(event.address)
+    address = cast(PackEvent, event).message.address
+    return InputPosition(address.sequence, str(address.timestamp_ns), event.index + 1)
 
 
 class _Rewind(Exception):
@@ -98,7 +111,6 @@ class TableWorker:
         self._committed: dict[str, InputPosition] = {}
         self._storing: asyncio.Task[None] | None = None
         self._skipped: set[tuple[str, int, int]] = set()  # events that are dead letters already
-        self._turn = 0
         self._behind = 0  # events that are waiting to be read, roughly
 
     async def run(self, once: bool) -> None:
@@ -174,18 +186,29 @@ class TableWorker:
         return True
 
     async def _handle(self, partition: Partition, messages: list[RawMessage]) -> None:
-        stream = partition.stream
-        for raw in messages:
-            address = parse_ack_address(raw.reply)
-            offset, stored = address.sequence, str(address.timestamp_ns)
-            before = self._positions[stream]
-            first = before.events or 0 if before.offset == offset else 0
-            events = await self._events(partition, raw)
-            self._behind = address.pending * max(1, len(events))
-            await self._apply(stream, events, first, offset, stored)
-            self._positions[stream] = InputPosition(offset, stored)
-            if self._work.stopping.is_set():
-                return
+        """Handle a group of messages: runs of plain ones at once, any other one by one."""
+        stream, stopping = partition.stream, self._work.stopping
+        left = iter(messages)
+        if self._positions[stream].events is not None:
+            await self._handle_one(partition, next(left))  # it may be handled in part
+        while not stopping.is_set():
+            plain: list[Event] = []
+            other = take_plain(partition, left, plain)
+            if plain:
+                await self._apply(stream, plain)
+                self._behind = parse_ack_address(messages[-1].reply).pending
+            if other is None or stopping.is_set():
+                break
+            await self._handle_one(partition, other)
+
+    async def _handle_one(self, partition: Partition, raw: RawMessage) -> None:
+        """Handle one message, from its first event that is not handled."""
+        address, before = parse_ack_address(raw.reply), self._positions[partition.stream]
+        first = before.events or 0 if before.offset == address.sequence else 0
+        events = await self._events(partition, raw)
+        await self._apply(partition.stream, events, first)
+        self._positions[partition.stream] = _all_of(address)
+        self._behind = address.pending * max(1, len(events))
 
     async def _events(self, partition: Partition, raw: RawMessage) -> list[Event]:
         if is_for_another(raw.headers, self._settings.name):
@@ -196,16 +219,18 @@ class TableWorker:
             await self._failures.failed(PlainEvent(partition, raw), error)
             return []
 
-    async def _apply(
-        self, stream: str, events: list[Event], first: int, offset: int, stored: str
-    ) -> None:
-        """Call the function for the events of one message, from the first that is not handled."""
+    async def _apply(self, stream: str, events: Sequence[Event], first: int = 0) -> None:
+        """Call the function for the events of one message, or of messages with one each.
+
+        Nothing is done here for an event that only a few need: this runs for all of them.
+        """
         work, function, arguments = self._work, self._work.function, self._arguments
         meter, journal = self._meter, self._meter.journal
-        most = self._settings.commit_events
-        for index in range(first, len(events)):
-            event = events[index]
-            if self._skipped and (stream, offset, index) in self._skipped:
+        most, stopping = self._settings.commit_events, work.stopping
+        done = first
+        for event in events[first:] if first else events:
+            if self._skipped and (stream, event.offset, event.index) in self._skipped:
+                done += 1
                 continue
             work.handled += 1
             try:
@@ -218,19 +243,22 @@ class TableWorker:
                     self._check_journal()
             except Exception as error:
                 self._undo()
-                if index:
-                    self._positions[stream] = InputPosition(offset, stored, index)
+                if done:
+                    self._positions[stream] = _up_to(events[done - 1])
                 await self._failures.failed(event, error)
             journal.clear()
-            self._turn += 1
-            if self._turn >= TURN_EVENTS:
-                self._turn = 0
+            done += 1
+            if not work.handled % TURN_EVENTS:
                 await asyncio.sleep(0)
             if (
                 self._made >= most or meter.rows >= COMMIT_ROWS or meter.bytes >= COMMIT_BYTES
             ) and self._full():
-                self._positions[stream] = InputPosition(offset, stored, index + 1)
+                self._positions[stream] = _up_to(event)
                 await self._commit()
+            if stopping.is_set() and isinstance(event, PlainEvent):
+                break
+        if done > first:
+            self._positions[stream] = _up_to(events[done - 1])
 
     def _undo(self) -> None:
         """Take back what the present event has changed."""
