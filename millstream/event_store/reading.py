@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from typing import Any, Final
+from typing import Any
 
 from millstream.errors import MillstreamError, Undecodable
 from millstream.event_store.event_types import EventTypes
 from millstream.event_store.events import StoredEvent
 from millstream.event_store.ids import pattern_of, subject_of
 from millstream.event_store.messages import AppendMessage, open_append, stored_events
-from millstream.event_store.usual import usual_events
+from millstream.event_store.usual import AT_ONCE, usual_events
 from millstream.events.event import Partition
 from millstream.events.start import Start
 from millstream.events.subject import partition_of
@@ -25,9 +25,6 @@ from millstream.wire.message import RawMessage, StoredMessage
 __all__ = ["AggregateReader", "Learn"]
 
 _log = logging.getLogger("millstream.event_store")
-
-# Decoded at a time: so few objects that most are gone again before the collector looks for garbage.
-DECODE_MESSAGES: Final = 50
 
 # Loads what the types of events in some appends need before they are decoded.
 Learn = Callable[[list[AppendMessage]], Awaitable[None]]
@@ -167,8 +164,8 @@ class AggregateReader:
         key_ids: set[str] | None = None,
     ) -> AsyncIterator[list[StoredEvent]]:
         """The events of messages; those before an undecodable one come before the error."""
-        for first in range(0, len(messages), DECODE_MESSAGES):
-            some = messages[first : first + DECODE_MESSAGES]
+        for first in range(0, len(messages), AT_ONCE):
+            some = messages[first : first + AT_ONCE]
             events: list[StoredEvent] = []
             try:
                 await self._decode_into(events, partition, some, version, key_ids)
@@ -190,8 +187,7 @@ class AggregateReader:
         unusual: list[AppendMessage] = []
         found: list[list[StoredEvent] | AppendMessage] = []
         problem: Undecodable | None = None
-        for raw in messages:
-            one = usual_events(partition, raw, types)
+        for raw, one in zip(messages, usual_events(partition, messages, types), strict=True):
             if one is not None:
                 found.append(one)
                 continue

@@ -3,11 +3,14 @@
 Rows are kept in the table's wire format. What is read is decoded each time, so a value that the
 function changes without assigning it cannot differ from what is stored, a value that does not fit
 the schema fails in the event that assigns it, and the old rows are there when an event fails.
+
+Of rows that have only plain fields, those that were used last are kept as these fields too, and
+what is read is made of them: the same, without decoding.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, MutableMapping
+from collections.abc import Callable, Iterator, MutableMapping
 from typing import Any, Final
 
 from millstream.errors import ConfigError, Undecodable
@@ -31,6 +34,8 @@ Journal = list[tuple["StateTable", str, bytes | None]]
 
 # Every table takes rows of this size, or it takes none.
 SMALL_BYTES: Final = 256
+# Rows whose fields are kept, of one table; small ones only.
+KEPT_ROWS: Final = 20_000
 _MISSING: Final = object()
 
 
@@ -58,8 +63,8 @@ class StateTable(MutableMapping[str, Any]):
     """
 
     __slots__ = (
-        *("_changed", "_decode", "_encode", "_meter", "_output", "_rows"),
-        "_schema_id",
+        *("_changed", "_decode", "_encode", "_fields", "_make", "_meter", "_output", "_rows"),
+        *("_schema_id", "_take"),
     )
 
     def __init__(self, output: ProcessTarget, meter: Meter) -> None:
@@ -71,19 +76,42 @@ class StateTable(MutableMapping[str, Any]):
         self._encode = _plain_bytes if values is None else values.encode
         self._decode = None if values is None else values.decode
         self._schema_id = None if values is None else values.schema_id
+        copies = None if values is None else values.copies
+        self._take = None if copies is None else copies.take
+        self._make: Callable[..., Any] = dict if copies is None else copies.make
+        self._fields: dict[str, tuple[Any, ...]] = {}  # of rows: what is in them
 
     # -- what the function uses -----------------------------------------------------------
 
     def __getitem__(self, key: str) -> Any:
-        data = self._rows[key]
-        return data if self._decode is None else self._decode(data, self._schema_id)
+        found = self.get(key)
+        if found is None:
+            raise KeyError(key)
+        return found
 
     def get(self, key: str, default: Any = None) -> Any:
         """The value of a key, or the default."""
+        fields = self._fields.get(key)
+        if fields is not None:
+            return self._make(*fields)
         data = self._rows.get(key)
         if data is None:
             return default
-        return data if self._decode is None else self._decode(data, self._schema_id)
+        if self._decode is None:
+            return data
+        value = self._decode(data, self._schema_id)
+        self._keep(key, value, len(data))
+        return value
+
+    def _keep(self, key: str, value: Any, size: int) -> None:
+        """Keep the fields of a row, if it is made of them alone."""
+        fields = None if self._take is None or size > SMALL_BYTES else self._take(value)
+        if fields is None:
+            self._fields.pop(key, None)
+            return
+        if len(self._fields) >= KEPT_ROWS:
+            self._fields.clear()
+        self._fields[key] = fields
 
     def __setitem__(self, key: str, value: Any) -> None:
         if value is None:
@@ -92,18 +120,22 @@ class StateTable(MutableMapping[str, Any]):
         if old is None:
             _check_key(key)
         data = self._encode(value)
-        if len(data) > SMALL_BYTES:
-            self._output.check_row(len(data))
+        size = len(data)
+        if size > SMALL_BYTES:
+            self._output.check_row(size)
         meter = self._meter
         meter.journal.append((self, key, old))
-        meter.bytes += len(data)
+        meter.bytes += size
         if key not in self._changed:
             self._changed[key] = old
             meter.rows += 1
         self._rows[key] = data
+        if self._take is not None:
+            self._keep(key, value, size)
 
     def __delitem__(self, key: str) -> None:
         old = self._rows.pop(key)
+        self._fields.pop(key, None)
         self._meter.journal.append((self, key, old))
         if key not in self._changed:
             self._changed[key] = old
@@ -133,6 +165,7 @@ class StateTable(MutableMapping[str, Any]):
 
     def put_back(self, key: str, old: bytes | None) -> None:
         """Undo one change of an event that failed."""
+        self._fields.pop(key, None)
         if old is None:
             self._rows.pop(key, None)
         else:
@@ -148,6 +181,7 @@ class StateTable(MutableMapping[str, Any]):
             else:
                 self._rows[key] = old
         self._changed.clear()
+        self._fields.clear()
 
     def take(self) -> Iterator[tuple[int, OutgoingMessage]]:
         """The changed rows as messages, each with its partition; then they count as committed."""

@@ -16,7 +16,7 @@ One worker handles the events of all input partitions in turn, so a row is never
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import Any, Final, cast
 
 from millstream.deadline import Deadline
@@ -24,7 +24,7 @@ from millstream.errors import ConfigError, ProcessFailed
 from millstream.events.classify import is_for_another
 from millstream.events.event import Event, NewEvent, Partition, PlainEvent
 from millstream.events.undecodable import DECODE_FAILURES
-from millstream.events.unpack import PackEvent, events_in, take_plain
+from millstream.events.unpack import PackEvent, events_in
 from millstream.messaging.processing.commits import Commits, Part, StreamKey
 from millstream.messaging.processing.inputs import (
     Failures,
@@ -42,6 +42,7 @@ from millstream.messaging.processing.outputs import (
 from millstream.messaging.processing.record import InputPosition
 from millstream.messaging.processing.redo import REDO_BYTES_MAX
 from millstream.messaging.processing.rows import NewRows
+from millstream.messaging.processing.runs import Run, runs_of
 from millstream.messaging.processing.state_table import Meter, StateTable, too_many_rows
 from millstream.messaging.processing.work import Work
 from millstream.messaging.reading.replay import ReadPlan, read_messages
@@ -186,27 +187,27 @@ class TableWorker:
         return True
 
     async def _handle(self, partition: Partition, messages: list[RawMessage]) -> None:
-        """Handle a group of messages: runs of plain ones at once, any other one by one."""
+        """Handle a group of messages: runs of plain ones together, any other one by one."""
         stream, stopping = partition.stream, self._work.stopping
-        left = iter(messages)
         if self._positions[stream].events is not None:
-            await self._handle_one(partition, next(left))  # it may be handled in part
-        while not stopping.is_set():
-            plain: list[Event] = []
-            other = take_plain(partition, left, plain)
-            if plain:
-                await self._apply(stream, plain)
+            await self._handle_one(partition, messages[0])  # it may be handled in part
+            messages = messages[1:]
+        for part in runs_of(self._work.function, partition, messages):
+            if stopping.is_set():
+                return
+            if isinstance(part, Run):
+                await self._apply(stream, part)
                 self._behind = parse_ack_address(messages[-1].reply).pending
-            if other is None or stopping.is_set():
-                break
-            await self._handle_one(partition, other)
+            else:
+                await self._handle_one(partition, part)
 
     async def _handle_one(self, partition: Partition, raw: RawMessage) -> None:
         """Handle one message, from its first event that is not handled."""
         address, before = parse_ack_address(raw.reply), self._positions[partition.stream]
         first = before.events or 0 if before.offset == address.sequence else 0
         events = await self._events(partition, raw)
-        await self._apply(partition.stream, events, first)
+        run = Run(self._work.function, events, events.__getitem__, packed=True)
+        await self._apply(partition.stream, run, first)
         self._positions[partition.stream] = _all_of(address)
         self._behind = address.pending * max(1, len(events))
 
@@ -219,33 +220,30 @@ class TableWorker:
             await self._failures.failed(PlainEvent(partition, raw), error)
             return []
 
-    async def _apply(self, stream: str, events: Sequence[Event], first: int = 0) -> None:
-        """Call the function for the events of one message, or of messages with one each.
-
-        Nothing is done here for an event that only a few need: this runs for all of them.
-        """
-        work, function, arguments = self._work, self._work.function, self._arguments
+    async def _apply(self, stream: str, run: Run, first: int = 0) -> None:
+        """Call the function for the events of a run, from the first that is not handled."""
+        work, arguments, most = self._work, self._arguments, self._settings.commit_events
         meter, journal = self._meter, self._meter.journal
-        most, stopping = self._settings.commit_events, work.stopping
+        function, items, event_of, packed = run
         done = first
-        for event in events[first:] if first else events:
-            if self._skipped and (stream, event.offset, event.index) in self._skipped:
+        for item in items[first:] if first else items:
+            if self._skipped and self._is_skipped(stream, event_of(done)):
                 done += 1
                 continue
             work.handled += 1
             try:
-                result = function(event, *arguments)
+                result = function(item, *arguments)
                 if result is not None:
                     if hasattr(result, "__await__"):
                         result = await result
-                    self._collect(event, outputs_of(result))
+                    self._collect(event_of(done), outputs_of(result))
                 if len(journal) > 1:
                     self._check_journal()
             except Exception as error:
                 self._undo()
                 if done:
-                    self._positions[stream] = _up_to(events[done - 1])
-                await self._failures.failed(event, error)
+                    self._positions[stream] = _up_to(event_of(done - 1))
+                await self._failures.failed(event_of(done), error)
             journal.clear()
             done += 1
             if not work.handled % TURN_EVENTS:
@@ -253,12 +251,15 @@ class TableWorker:
             if (
                 self._made >= most or meter.rows >= COMMIT_ROWS or meter.bytes >= COMMIT_BYTES
             ) and self._full():
-                self._positions[stream] = _up_to(event)
+                self._positions[stream] = _up_to(event_of(done - 1))
                 await self._commit()
-            if stopping.is_set() and isinstance(event, PlainEvent):
+            if work.stopping.is_set() and not packed:
                 break
         if done > first:
-            self._positions[stream] = _up_to(events[done - 1])
+            self._positions[stream] = _up_to(event_of(done - 1))
+
+    def _is_skipped(self, stream: str, event: Event) -> bool:
+        return (stream, event.offset, event.index) in self._skipped
 
     def _undo(self) -> None:
         """Take back what the present event has changed."""

@@ -12,6 +12,7 @@ import pyarrow.compute as pc
 from millstream.deadline import Deadline
 from millstream.errors import MillstreamError, SchemaError, SchemaNotFound, Unfit
 from millstream.events.event import SCHEMA_HEADER, Unreadable
+from millstream.events.value_type import Copies
 from millstream.schemas import types as t
 from millstream.schemas.codecs import Codec, WireFormat, make_codec
 from millstream.schemas.column_resolution import ColumnResolution
@@ -21,6 +22,7 @@ from millstream.schemas.resolution import Resolution, refuse_mismatches
 from millstream.schemas.schema import Schema
 from millstream.schemas.values.columns import ColumnBuilder
 from millstream.schemas.values.conform import Conformer
+from millstream.schemas.values.copies import copies_of
 from millstream.schemas.values.rows import RowReader, object_maker
 from millstream.wire.message import RawMessage
 
@@ -145,6 +147,14 @@ class TypedValues:
     @cached_property
     def _parser(self) -> Codec:
         return make_codec(self.schema, "json")
+
+    @cached_property
+    def copies(self) -> Copies | None:
+        """How values are copied without their bytes; None: they have to be encoded and decoded."""
+        own = self.reader_schema.record
+        if self.cls is None or own.fields != self.schema.record.fields:
+            return None  # what is read is not what was written
+        return copies_of(self.cls, own)
 
     # -- writing --------------------------------------------------------------------------
 
@@ -278,6 +288,11 @@ class RawValues:
     def schema_id(self) -> str:
         """Refused: there is no schema to write with."""
         raise self._refusal()
+
+    @property
+    def copies(self) -> Copies | None:
+        """None: bytes are bytes."""
+        return None
 
     def _refusal(self) -> SchemaError:
         return SchemaError(
