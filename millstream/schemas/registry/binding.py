@@ -151,10 +151,9 @@ class TypedValues:
     @cached_property
     def copies(self) -> Copies | None:
         """How values are copied without their bytes; None: they have to be encoded and decoded."""
-        own = self.reader_schema.record
-        if self.cls is None or own.fields != self.schema.record.fields:
-            return None  # what is read is not what was written
-        return copies_of(self.cls, own)
+        read, written = self.reader_schema.record, self.schema.record
+        same = [(f.name, f.type) for f in read.fields] == [(f.name, f.type) for f in written.fields]
+        return copies_of(self.cls, read) if self.cls is not None and same else None
 
     # -- writing --------------------------------------------------------------------------
 
