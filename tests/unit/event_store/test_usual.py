@@ -241,3 +241,39 @@ BORDERS = st.sampled_from([
 @given(st.lists(st.one_of(NUMBERED, NUMBERED, NUMBERED, BORDERS, MESSAGES), max_size=12))
 def test_messages_are_read_together_as_each_on_its_own(raws: list[RawMessage]) -> None:
     assert repr(usual_events(PARTITION, raws, TYPES)) == repr([usual(raw) for raw in raws])
+
+
+LINE = b'{"Rated":{"rate":1}}'
+
+
+@pytest.mark.parametrize(
+    "subject",
+    [
+        b"accounts._",
+        b"accounts._x.y",
+        b"accounts.",
+        b"accounts",
+        b"elsewhere.a1",
+        b"accounts.a=20b",
+    ],
+)
+def test_a_subject_that_is_no_plain_id_is_left_alone(subject: bytes) -> None:
+    good, other = message(LINE, USUAL), message(LINE, USUAL, subject)
+    assert usual(other) is None
+    found = usual_events(PARTITION, [good, other, good], TYPES)
+    assert found == [usual(good), None, usual(good)]
+    assert found[0] is not None
+
+
+def test_headers_that_look_like_those_of_another_message_are_left_alone() -> None:
+    """Blocks are searched together: none may be taken for a part of its neighbour."""
+    good, none = message(LINE, USUAL), message(LINE, b"own: x\r\n")
+    for headers in (
+        USUAL + b"\r\n\0NATS/1.0\r\n" + USUAL,
+        b"own: NATS/1.0\r\n" + USUAL,
+        b"own: \0NATS/1.0\r\n" + USUAL,
+    ):
+        double = message(LINE, headers)
+        for raws in ([double], [double, none], [none, double], [double, none, good]):
+            found = usual_events(PARTITION, raws, TYPES)
+            assert found == [usual(good) if raw is good else None for raw in raws]
