@@ -17,11 +17,14 @@ __all__ = ["Copies", "ValueType"]
 class Copies(NamedTuple):
     """How to copy values of a type that have nothing in them that can be changed in place.
 
-    `make(*take(value))` is what `decode` makes of `encode(value)`.
+    `make(*take(value))` is what `decode` makes of `encode(value)`, and `encode(plain(take(value)))`
+    is `encode(value)`, which is certain to succeed.
     """
 
     take: Callable[[Any], tuple[Any, ...] | None]  # what is in a value; None: not known
     make: Callable[..., Any]
+    plain: Callable[[tuple[Any, ...]], dict[str, Any]]
+    size_max: int  # bytes of a value, at most
 
 
 class ValueType(Protocol):

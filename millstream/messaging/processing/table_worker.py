@@ -263,14 +263,14 @@ class TableWorker:
 
     def _undo(self) -> None:
         """Take back what the present event has changed."""
-        for table, key, old in reversed(self._meter.journal):
-            table.put_back(key, old)
+        for table, key, old, first in reversed(self._meter.journal):
+            table.put_back(key, old, first)
 
     def _check_journal(self) -> None:
         """Refuse an event that changes more than a commit can hold."""
         if self._meter.bytes <= EVENT_BYTES_MAX:
             return
-        changed = {(id(table), key): table for table, key, _ in self._meter.journal}
+        changed = {(id(table), key): table for table, key, *_ in self._meter.journal}
         size = sum(table.size_of(key) for (_, key), table in changed.items())
         if size > EVENT_BYTES_MAX:
             raise ConfigError(

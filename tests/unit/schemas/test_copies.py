@@ -87,7 +87,12 @@ EAST = dt.timezone(dt.timedelta(hours=2))
     [
         ({}, True),
         ({"at": AT, "note": "x"}, True),
-        ({"number": -(2**63), "rate": -0.0, "text": ' "\\\0ä\U0001f600 '}, True),
+        ({"number": -(2**63), "rate": -0.0, "text": ' "\\~ '}, True),
+        ({"number": 2**63 - 1, "text": '"' * 200, "note": "\\" * 200, "at": AT}, True),
+        ({"rate": -2.2250738585072014e-308}, True),
+        ({"text": "ä\U0001f600"}, False),
+        ({"text": "\0"}, False),
+        ({"text": "x" * 201}, False),
         ({"rate": 1e300, "sure": True}, True),
         ({"rate": 5e-324}, True),
         ({"rate": 2}, False),
@@ -104,11 +109,35 @@ def test_a_copy_is_what_a_reader_gets(format_: str, changes: dict[str, Any], kno
     assert values.copies is not None
     fields = values.copies.take(value)
     assert (fields is not None) == known
-    read = values.decode(values.encode(value), values.schema_id)
+    data = values.encode(value)
+    read = values.decode(data, values.schema_id)
     if fields is not None:
+        assert values.encode(values.copies.plain(fields)) == data
+        assert len(data) <= values.copies.size_max
         copy = values.copies.make(*fields)
         assert repr(copy) == repr(read)
         assert copy is not value
+
+
+@pytest.mark.parametrize("format_", ["json", "avro", "protobuf"])
+@pytest.mark.parametrize(
+    "changes",
+    [
+        *({"number": number} for number in (2**63, -(2**63) - 1, True, None, "1")),
+        *({"rate": rate} for rate in (float("nan"), float("inf"), None, "1")),
+        *({"text": text} for text in ("\ud800", None, 1)),
+        *({"day": day} for day in (AT, None, "2026-11-17")),
+        *({"at": at} for at in (AT.replace(tzinfo=None), "x", DAY)),
+        *({"sure": sure} for sure in (0, None)),
+    ],
+)
+def test_a_value_that_might_not_fit_is_not_copied(format_: str, changes: dict[str, Any]) -> None:
+    values = values_of(Plain, format_)
+    value = Plain(5, "x", 0.5, False, DAY)
+    for name, changed in changes.items():
+        setattr(value, name, changed)
+    assert values.copies is not None
+    assert values.copies.take(value) is None
 
 
 def test_only_objects_of_the_class_itself_are_copied() -> None:

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from millstream.errors import Unfit
+from millstream.errors import PayloadTooLarge, Unfit
 from millstream.messaging.processing import state_table
 from millstream.messaging.processing.settings import ProcessTarget
 from millstream.messaging.processing.state_table import Meter, StateTable
@@ -37,19 +37,19 @@ async def _nothing(_: int) -> Schema:
     raise AssertionError("no other version is needed")
 
 
-def make_table(cls: type) -> StateTable:
+def make_table(cls: type, message_max: int = 1_000_000) -> StateTable:
     schema = declare(cls)
     record = new_record("t", "json", None).followed_by(10, schema.fingerprint)
     values = TypedValues(record, [schema], _nothing, cls)
     shape = SimpleNamespace(route=lambda key: (0, key.encode()))
     target: Any = SimpleNamespace(value_type=values, shape=shape)
-    return StateTable(ProcessTarget("t", target, True, 1_000_000), Meter())
+    return StateTable(ProcessTarget("t", target, True, message_max), Meter())
 
 
 def undo(table: StateTable) -> None:
     """What a worker does when the function raises."""
-    for _, key, old in reversed(table._meter.journal):
-        table.put_back(key, old)
+    for _, key, old, first in reversed(table._meter.journal):
+        table.put_back(key, old, first)
     table._meter.journal.clear()
 
 
@@ -92,6 +92,16 @@ def do(rows: Any, make: Any, step: tuple[str, str, int], is_model: bool) -> None
             rows[key] = row
 
 
+def test_a_row_that_a_failed_event_deletes_and_makes_again_is_committed() -> None:
+    table = make_table(Nested)
+    table["a"] = Nested(1, [])
+    table._meter.journal.clear()
+    del table["a"]
+    table["a"] = Nested(2, [])
+    undo(table)
+    assert [row.payload for _, row in table.take()] == [b'{"amount":1,"notes":[]}']
+
+
 @pytest.mark.parametrize("kept", [2, 20_000])
 @pytest.mark.parametrize("cls", [Flat, Nested])
 @settings(max_examples=150, deadline=None)
@@ -123,12 +133,41 @@ def test_a_table_is_a_dict_of_copies_wherever_commits_are(
             assert dict(table) == committed
     decode = cast(Any, table._decode)
     assert {key: decode(data, "10") for key, data in stored.items() if data} == committed
-    assert len(table._fields) <= kept
+    assert len(table._kept) <= kept
 
 
 def test_rows_of_plain_fields_are_not_decoded_again(monkeypatch: pytest.MonkeyPatch) -> None:
     table = make_table(Flat)
     table["a"] = Flat(1)
     monkeypatch.setattr(StateTable, "_decode", property(), raising=False)
-    assert table["a"] == table.get("a") == Flat(1)
-    assert table["a"] is not table["a"]
+    for _ in range(2):
+        assert table["a"] == table.get("a") == Flat(1)
+        assert table["a"] is not table["a"]
+        assert len(list(table.take())) == 1
+        table["a"] = Flat(1)
+
+
+def test_rows_of_plain_fields_are_encoded_once_for_a_commit() -> None:
+    table = make_table(Flat)
+    encoded: list[Any] = []
+    encode = table._encode
+
+    def counted(value: Any) -> bytes:
+        encoded.append(value)
+        return encode(value)
+
+    table._encode = counted
+    for number in range(10):
+        table["a"] = Flat(number)
+    assert encoded == []
+    assert table.changed_bytes() == len("a") + len(b'{"amount":9,"note":""}')
+    assert [row.payload for _, row in table.take()] == [b'{"amount":9,"note":""}']
+    assert encoded == [{"amount": 9, "note": ""}]
+
+
+def test_a_row_that_may_be_too_large_for_its_table_is_encoded_at_once() -> None:
+    table = make_table(Flat, message_max=900)
+    table["a"] = Flat(1, "x" * 200)
+    with pytest.raises(PayloadTooLarge):
+        table["b"] = Flat(1, "x" * 400)
+    assert list(table) == ["a"]
