@@ -11,10 +11,10 @@ if TYPE_CHECKING:
     from millstream.events.packs.pack import Pack
     from millstream.wire.message import RawMessage
 
-__all__ = ["Copies", "ValueType"]
+__all__ = ["Copying", "ValueType"]
 
 
-class Copies(NamedTuple):
+class Copying(NamedTuple):
     """How to copy values of a type that have nothing in them that can be changed in place.
 
     `make(*take(value))` is what `decode` makes of `encode(value)`, and `encode(plain(take(value)))`
@@ -35,7 +35,7 @@ class ValueType(Protocol):
         """The registry's id of the version that is written."""
 
     @property
-    def copies(self) -> Copies | None:
+    def copies(self) -> Copying | None:
         """How values are copied without their bytes; None: they have to be encoded and decoded."""
 
     def encode(self, value: object) -> bytes:

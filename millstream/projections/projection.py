@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any, Final, Protocol
@@ -34,7 +34,7 @@ from millstream.events.subject import check_name
 from millstream.messaging import Topic
 from millstream.messaging.process import Process
 from millstream.messaging.process_list import ProcessInfo
-from millstream.messaging.processing.runs import GroupTransform
+from millstream.messaging.processing.runs import GroupTransform, RawMessages
 from millstream.projections.diff import RowDiff, diff_tables, same_tables
 from millstream.projections.records import (
     ProjectionRecord,
@@ -43,7 +43,6 @@ from millstream.projections.records import (
     table_name,
 )
 from millstream.tables import Table
-from millstream.wire.message import RawMessage
 
 __all__ = [
     "Projection",
@@ -366,9 +365,7 @@ class _StoreProjector(GroupTransform):
         self._function = function
         self._alone = alone  # the only table, which is handed over instead of a dict
 
-    def read(
-        self, partition: Partition, messages: Sequence[RawMessage]
-    ) -> list[list[StoredEvent] | None]:
+    def read(self, partition: Partition, messages: RawMessages) -> list[list[StoredEvent] | None]:
         """The events of appends; None: it may be of a new type, or need the keys of persons."""
         return usual_events(partition, messages, self._store.types)
 

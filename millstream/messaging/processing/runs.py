@@ -5,14 +5,16 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 from millstream.events.event import Event, Partition, PlainEvent
 from millstream.events.unpack import take_plain
 from millstream.messaging.processing.settings import Transform
 from millstream.wire.message import RawMessage
 
-__all__ = ["GroupTransform", "Run", "runs_of"]
+__all__ = ["GroupTransform", "RawMessages", "Run", "runs_of"]
+
+RawMessages: TypeAlias = Sequence[RawMessage]
 
 
 class GroupTransform(ABC):
@@ -29,7 +31,7 @@ class GroupTransform(ABC):
         """Handle an event."""
 
     @abstractmethod
-    def read(self, partition: Partition, messages: Sequence[RawMessage]) -> Sequence[Any | None]:
+    def read(self, partition: Partition, messages: RawMessages) -> Sequence[Any | None]:
         """What `apply` needs of each message; None: it may be no plain event, or needs the call."""
 
     @abstractmethod
@@ -47,7 +49,7 @@ class Run(NamedTuple):
 
 
 def runs_of(
-    function: Transform, partition: Partition, messages: Sequence[RawMessage]
+    function: Transform, partition: Partition, messages: RawMessages
 ) -> Iterator[Run | RawMessage]:
     """Runs of plain events in some messages, and between them every other message."""
     if isinstance(function, GroupTransform):
@@ -66,7 +68,7 @@ def runs_of(
 
 
 def _read_runs(
-    function: GroupTransform, partition: Partition, messages: Sequence[RawMessage]
+    function: GroupTransform, partition: Partition, messages: RawMessages
 ) -> Iterator[Run | RawMessage]:
     read = function.read(partition, messages)
     start = 0
@@ -80,5 +82,5 @@ def _read_runs(
         start = gap + 1
 
 
-def _event_at(partition: Partition, messages: Sequence[RawMessage], place: int) -> Event:
+def _event_at(partition: Partition, messages: RawMessages, place: int) -> Event:
     return PlainEvent(partition, messages[place])

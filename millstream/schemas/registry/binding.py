@@ -12,17 +12,17 @@ import pyarrow.compute as pc
 from millstream.deadline import Deadline
 from millstream.errors import MillstreamError, SchemaError, SchemaNotFound, Unfit
 from millstream.events.event import SCHEMA_HEADER, Unreadable
-from millstream.events.value_type import Copies
+from millstream.events.value_type import Copying
 from millstream.schemas import types as t
 from millstream.schemas.codecs import Codec, WireFormat, make_codec
 from millstream.schemas.column_resolution import ColumnResolution
 from millstream.schemas.declaration import declare
+from millstream.schemas.registry.copies import copies_of
 from millstream.schemas.registry.records import TopicSchemas, Version, matching, parse_id
 from millstream.schemas.resolution import Resolution, refuse_mismatches
 from millstream.schemas.schema import Schema
 from millstream.schemas.values.columns import ColumnBuilder
 from millstream.schemas.values.conform import Conformer
-from millstream.schemas.values.copies import copies_of
 from millstream.schemas.values.rows import RowReader, object_maker
 from millstream.wire.message import RawMessage
 
@@ -149,7 +149,7 @@ class TypedValues:
         return make_codec(self.schema, "json")
 
     @cached_property
-    def copies(self) -> Copies | None:
+    def copies(self) -> Copying | None:
         """How values are copied without their bytes; None: they have to be encoded and decoded."""
         read, written = self.reader_schema.record, self.schema.record
         same = [(f.name, f.type) for f in read.fields] == [(f.name, f.type) for f in written.fields]
@@ -289,7 +289,7 @@ class RawValues:
         raise self._refusal()
 
     @property
-    def copies(self) -> Copies | None:
+    def copies(self) -> Copying | None:
         """None: bytes are bytes."""
         return None
 

@@ -6,7 +6,7 @@ import datetime as dt
 from keyword import iskeyword
 from typing import Any, Final
 
-from millstream.events.value_type import Copies
+from millstream.events.value_type import Copying
 from millstream.schemas import types as t
 from millstream.schemas.values.rows import takes_by_position
 
@@ -16,7 +16,7 @@ __all__ = ["copies_of"]
 TEXT_MAX: Final = 200
 
 
-def copies_of(cls: type, record: t.Record) -> Copies | None:
+def copies_of(cls: type, record: t.Record) -> Copying | None:
     """How objects of a class are copied; None if only their bytes say what a reader gets.
 
     `take` gives the fields of an object if it fits, and if a reader would get exactly these: not
@@ -44,7 +44,7 @@ def copies_of(cls: type, record: t.Record) -> Copies | None:
         "__builtins__": {}, "type": type, "len": len, "cls": cls, "int": int, "bool": bool,
         "str": str, "float": float, "date": dt.date, "datetime": dt.datetime, "utc": dt.UTC,
     }  # fmt: skip
-    return Copies(eval(code, used), cls, lambda v: dict(zip(names, v, strict=True)), size)
+    return Copying(eval(code, used), cls, lambda v: dict(zip(names, v, strict=True)), size)
 
 
 def _check(type_: t.Type) -> tuple[str, int] | None:
