@@ -62,7 +62,22 @@ def usual_events(
         return [*found]
     if len(messages) == 1:
         return [None]
-    return [one for raw in messages for one in usual_events(partition, (raw,), types)]
+    # Without those with other headers or sealed texts, else in halves: the others stay together.
+    chosen = [_looks_usual(raw) for raw in messages]
+    if not all(chosen):
+        some = [raw for raw, is_chosen in zip(messages, chosen, strict=True) if is_chosen]
+        read = iter(usual_events(partition, some, types))
+        return [next(read) if is_chosen else None for is_chosen in chosen]
+    half = len(messages) // 2
+    return [
+        *usual_events(partition, messages[:half], types),
+        *usual_events(partition, messages[half:], types),
+    ]
+
+
+def _looks_usual(raw: RawMessage) -> bool:
+    is_sealed = raw.payload.find(SEALED_MARK) >= 0
+    return not is_sealed and _HEADERS.fullmatch(raw.headers + b"\0") is not None
 
 
 def _read(
@@ -78,7 +93,7 @@ def _read(
     ids = _ids(partition, subjects)
     places = _places(replies)
     openings, number = types.openings, partition.number
-    if ids is None or ends.count(b"\n") != ends.count(b"}\n"):
+    if ids is None or len(heads) != len(messages) or ends.count(b"\n") != ends.count(b"}\n"):
         return None
     found: list[list[StoredEvent]] = []
     for head, id, place, payload in zip(heads, ids, places, payloads, strict=True):
