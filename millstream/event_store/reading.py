@@ -16,7 +16,7 @@ from millstream.event_store.messages import (
     previous_in,
     stored_events,
 )
-from millstream.event_store.usual import usual_events
+from millstream.event_store.usual import AT_ONCE, usual_events
 from millstream.events.event import Partition
 from millstream.events.start import Start
 from millstream.events.subject import partition_of
@@ -33,8 +33,6 @@ __all__ = ["AggregateReader", "Learn"]
 
 _log = logging.getLogger("millstream.event_store")
 
-# Decoded at a time: so few objects that most are gone again before the collector looks for garbage.
-DECODE_MESSAGES: Final = 50
 # Payloads of a history that is read from its end: a load holds its events until it has the first.
 BACK_BYTES_MAX: Final = 32 * 1024 * 1024
 
@@ -237,8 +235,8 @@ class AggregateReader:
         report: Report | None = None,
     ) -> AsyncIterator[list[StoredEvent]]:
         """The events of messages; those before an undecodable one come before the error."""
-        for first in range(0, len(messages), DECODE_MESSAGES):
-            some = messages[first : first + DECODE_MESSAGES]
+        for first in range(0, len(messages), AT_ONCE):
+            some = messages[first : first + AT_ONCE]
             while some:
                 events: list[StoredEvent] = []
                 try:
@@ -268,8 +266,7 @@ class AggregateReader:
         unusual: list[AppendMessage] = []
         found: list[list[StoredEvent] | AppendMessage] = []
         problem: Undecodable | None = None
-        for raw in messages:
-            one = usual_events(partition, raw, types)
+        for raw, one in zip(messages, usual_events(partition, messages, types), strict=True):
             if one is not None:
                 found.append(one)
                 continue

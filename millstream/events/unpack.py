@@ -37,6 +37,7 @@ __all__ = [
     "events_of",
     "open_pack",
     "raw_of",
+    "take_plain",
     "undecodable",
 ]
 
@@ -188,6 +189,31 @@ def _decoded(
     """The events, and the errors of messages that cannot be decoded: all, or up to the first."""
     found: list[Event | Undecodable] = []
     at = partition.prefix_size
+    left = iter(messages)
+    while (raw := take_plain(partition, left, found)) is not None:
+        kind = kind_of(raw.subject, raw.headers, at)
+        if kind.redriven:
+            continue
+        if kind.is_pack:
+            try:
+                found.extend(_packed(partition, raw))
+            except DECODE_FAILURES as cause:
+                found.append(undecodable(partition, raw, cause))
+                if not all_of_them:
+                    break
+        elif kind.is_plain:
+            found.append(PlainEvent(partition, raw))
+    return found
+
+
+def take_plain(
+    partition: Partition, messages: Iterator[RawMessage], found: list[Any]
+) -> RawMessage | None:
+    """Put the events of plain messages into a list; returns the first that may be anything else.
+
+    Nearly all are plain, and `kind_of` for each would cost too much.
+    """
+    at = partition.prefix_size
     for raw in messages:
         subject, _, headers, _ = raw
         first = subject[at : at + 1]
@@ -205,21 +231,10 @@ def _decoded(
                 )
             )
         ):
-            found.append(PlainEvent(partition, raw))  # nearly all are: `kind_of` costs too much
-            continue
-        kind = kind_of(subject, headers, at)
-        if kind.redriven:
-            continue
-        if kind.is_pack:
-            try:
-                found.extend(_packed(partition, raw))
-            except DECODE_FAILURES as cause:
-                found.append(undecodable(partition, raw, cause))
-                if not all_of_them:
-                    break
-        elif kind.is_plain:
             found.append(PlainEvent(partition, raw))
-    return found
+        else:
+            return raw
+    return None
 
 
 def _handed_out(found: Iterable[Event | Undecodable], report: Report) -> Iterator[Event]:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -11,7 +11,20 @@ if TYPE_CHECKING:
     from millstream.events.packs.pack import Pack
     from millstream.wire.message import RawMessage
 
-__all__ = ["ValueType"]
+__all__ = ["Copying", "ValueType"]
+
+
+class Copying(NamedTuple):
+    """How to copy values of a type that have nothing in them that can be changed in place.
+
+    `make(*take(value))` is what `decode` makes of `encode(value)`, and `encode(plain(take(value)))`
+    is `encode(value)`, which is certain to succeed.
+    """
+
+    take: Callable[[Any], tuple[Any, ...] | None]  # what is in a value; None: not known
+    make: Callable[..., Any]
+    plain: Callable[[tuple[Any, ...]], dict[str, Any]]
+    size_max: int  # bytes of a value, at most
 
 
 class ValueType(Protocol):
@@ -20,6 +33,10 @@ class ValueType(Protocol):
     @property
     def schema_id(self) -> str:
         """The registry's id of the version that is written."""
+
+    @property
+    def copies(self) -> Copying | None:
+        """How values are copied without their bytes; None: they have to be encoded and decoded."""
 
     def encode(self, value: object) -> bytes:
         """One value in the topic's wire format; Unfit when it does not fit."""

@@ -26,13 +26,15 @@ from millstream.errors import (
     RequestTimeout,
     TopicNotFound,
 )
+from millstream.event_store.events import StoredEvent
 from millstream.event_store.store import EventStore
-from millstream.event_store.usual import usual_events
-from millstream.events.event import Event, PlainEvent
+from millstream.event_store.usual import AT_ONCE, usual_events
+from millstream.events.event import Event, Partition, PlainEvent
 from millstream.events.subject import check_name
 from millstream.messaging import Topic
 from millstream.messaging.process import Process
 from millstream.messaging.process_list import ProcessInfo
+from millstream.messaging.processing.runs import GroupTransform, RawMessages
 from millstream.projections.diff import RowDiff, diff_tables, same_tables
 from millstream.projections.records import (
     ProjectionRecord,
@@ -350,26 +352,37 @@ def _adapted(source: EventStore | Topic, function: Projector, alone: str | None)
         return lambda event, tables: _check_result(
             function(event, tables if alone is None else tables[alone])
         )
-    store = source
-    partitions = store.topic.handle.partitions
+    return _StoreProjector(source, function, alone)
 
-    def handle(event: Event, tables: Mapping[str, Any]) -> Any:
+
+class _StoreProjector(GroupTransform):
+    """A function of the events of a store: the events of one append are one step."""
+
+    at_once = AT_ONCE
+
+    def __init__(self, store: EventStore, function: Projector, alone: str | None) -> None:
+        self._store = store
+        self._function = function
+        self._alone = alone  # the only table, which is handed over instead of a dict
+
+    def read(self, partition: Partition, messages: RawMessages) -> list[list[StoredEvent] | None]:
+        """The events of appends; None: it may be of a new type, or need the keys of persons."""
+        return usual_events(partition, messages, self._store.types)
+
+    def apply(self, read: list[StoredEvent], tables: Mapping[str, Any]) -> None:
+        """Call the function for the events of one append."""
+        function = self._function
+        target = tables if self._alone is None else tables[self._alone]
+        for stored in read:
+            result = function(stored, target)
+            if result is not None:
+                _check_result(result)
+
+    async def __call__(self, event: Event, tables: Mapping[str, Any]) -> None:
+        """Look up what is not known yet, then the same."""
         if not isinstance(event, PlainEvent):
-            raise ConfigError(f"{event!r} is not an append of store '{store.name}'")
-        events = usual_events(partitions[event.partition], event.raw, store.types)
-        if events is None:
-            return learn(event, tables)  # it may be of a new type, or need the keys of persons
-        target = tables if alone is None else tables[alone]
-        for stored in events:
-            _check_result(function(stored, target))
-        return None
-
-    async def learn(event: Event, tables: Mapping[str, Any]) -> None:
-        target = tables if alone is None else tables[alone]
-        for stored in await store.events_in(event):
-            _check_result(function(stored, target))
-
-    return handle
+            raise ConfigError(f"{event!r} is not an append of store '{self._store.name}'")
+        self.apply(await self._store.events_in(event), tables)
 
 
 def _check_result(result: object) -> None:

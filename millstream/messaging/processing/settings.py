@@ -58,9 +58,13 @@ class ProcessTarget:
     is_table: bool  # it takes single rows by key, no packs
     message_max: int  # bytes of one message that it takes
 
+    def takes(self, size: int) -> bool:
+        """Whether a row of this many bytes fits its table, with the headers of a batch."""
+        return size + ROW_HEADER_BYTES <= self.message_max
+
     def check_row(self, size: int) -> None:
-        """PayloadTooLarge for a row that its table would not take, with the headers of a batch."""
-        if size + ROW_HEADER_BYTES > self.message_max:
+        """PayloadTooLarge for a row that its table would not take."""
+        if not self.takes(size):
             raise PayloadTooLarge(size + ROW_HEADER_BYTES, self.message_max)
 
 

@@ -3,12 +3,15 @@
 Rows are kept in the table's wire format. What is read is decoded each time, so a value that the
 function changes without assigning it cannot differ from what is stored, a value that does not fit
 the schema fails in the event that assigns it, and the old rows are there when an event fails.
+
+A row that has only plain fields is kept as a tuple of these from when it is assigned until it is
+committed, and what is read is made of them: the same, without encoding and decoding for each event.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, MutableMapping
-from typing import Any, Final
+from typing import Any, Final, TypeAlias, cast
 
 from millstream.errors import ConfigError, Undecodable
 from millstream.events.classify import NULL_HEADER, is_deletion, is_own_subject
@@ -26,12 +29,15 @@ from millstream.wire.protocol import encode_headers
 
 __all__ = ["Meter", "StateTable", "too_many_rows"]
 
-# Of one event: a table, a key and what it was before.
-Journal = list[tuple["StateTable", str, bytes | None]]
+# The bytes of a row, or its fields: bytes are made of them when it is committed.
+Row: TypeAlias = "bytes | tuple[Any, ...]"
+# Of one event: a table, a key, its row before, and whether that is the row of the last commit.
+Journal: TypeAlias = "list[tuple[StateTable, str, Row | None, bool]]"
 
 # Every table takes rows of this size, or it takes none.
 SMALL_BYTES: Final = 256
-_MISSING: Final = object()
+# Committed rows of one table whose fields are kept, besides their bytes.
+KEPT_ROWS: Final = 20_000
 
 
 class Meter:
@@ -58,7 +64,7 @@ class StateTable(MutableMapping[str, Any]):
     """
 
     __slots__ = (
-        *("_changed", "_decode", "_encode", "_meter", "_output", "_rows"),
+        *("_changed", "_copies", "_decode", "_encode", "_kept", "_meter", "_output", "_rows"),
         "_schema_id",
     )
 
@@ -66,24 +72,49 @@ class StateTable(MutableMapping[str, Any]):
         values = output.target.value_type
         self._output = output
         self._meter = meter
-        self._rows: dict[str, bytes] = {}
-        self._changed: dict[str, bytes | None] = {}  # since the last commit: what was before
+        self._rows: dict[str, Row] = {}
+        self._changed: dict[str, Row | None] = {}  # since the last commit: what was before
         self._encode = _plain_bytes if values is None else values.encode
         self._decode = None if values is None else values.decode
         self._schema_id = None if values is None else values.schema_id
+        # None: its rows do not consist of plain fields, or might be too large for it.
+        copies = None if values is None else values.copies
+        self._copies = copies if copies is not None and output.takes(copies.size_max) else None
+        self._kept: dict[str, tuple[Any, ...]] = {}  # fields of some rows that are bytes
 
     # -- what the function uses -----------------------------------------------------------
 
     def __getitem__(self, key: str) -> Any:
-        data = self._rows[key]
-        return data if self._decode is None else self._decode(data, self._schema_id)
+        found = self.get(key)
+        if found is None:
+            raise KeyError(key)
+        return found
 
     def get(self, key: str, default: Any = None) -> Any:
         """The value of a key, or the default."""
-        data = self._rows.get(key)
-        if data is None:
+        row = self._rows.get(key)
+        if row is None:
             return default
-        return data if self._decode is None else self._decode(data, self._schema_id)
+        copies = self._copies
+        if copies is not None:
+            fields = row if type(row) is tuple else self._kept.get(key)
+            if fields is not None:
+                return copies.make(*fields)
+        if self._decode is None:
+            return row
+        value = self._decode(cast("bytes", row), self._schema_id)
+        if copies is not None:
+            self._keep(key, copies.take(value))
+        return value
+
+    def _keep(self, key: str, fields: tuple[Any, ...] | None) -> None:
+        """Keep the fields of a row that is bytes, if there are any."""
+        if fields is None:
+            self._kept.pop(key, None)
+            return
+        if len(self._kept) >= KEPT_ROWS:
+            self._kept.clear()
+        self._kept[key] = fields
 
     def __setitem__(self, key: str, value: Any) -> None:
         if value is None:
@@ -91,23 +122,30 @@ class StateTable(MutableMapping[str, Any]):
         old = self._rows.get(key)
         if old is None:
             _check_key(key)
-        data = self._encode(value)
-        if len(data) > SMALL_BYTES:
-            self._output.check_row(len(data))
-        meter = self._meter
-        meter.journal.append((self, key, old))
-        meter.bytes += len(data)
-        if key not in self._changed:
+        copies, meter = self._copies, self._meter
+        row: Row | None = None if copies is None else copies.take(value)
+        if row is None or copies is None:
+            row = self._encode(value)
+            if len(row) > SMALL_BYTES:
+                self._output.check_row(len(row))
+            meter.bytes += len(row)
+            self._kept.pop(key, None)
+        else:
+            meter.bytes += copies.size_max
+        self._note(key, old)
+        self._rows[key] = row
+
+    def _note(self, key: str, old: Row | None) -> None:
+        """A row is changed: keep what is needed to undo it."""
+        first = key not in self._changed
+        if first:
             self._changed[key] = old
-            meter.rows += 1
-        self._rows[key] = data
+            self._meter.rows += 1
+        self._meter.journal.append((self, key, old, first))
 
     def __delitem__(self, key: str) -> None:
         old = self._rows.pop(key)
-        self._meter.journal.append((self, key, old))
-        if key not in self._changed:
-            self._changed[key] = old
-            self._meter.rows += 1
+        self._note(key, old)
 
     def __contains__(self, key: object) -> bool:
         return key in self._rows
@@ -129,20 +167,30 @@ class StateTable(MutableMapping[str, Any]):
 
     def size_of(self, key: str) -> int:
         """Bytes of a row, its key included."""
-        return len(key) + len(self._rows.get(key, b""))
+        return len(key) + len(self._bytes(key) or b"")
 
-    def put_back(self, key: str, old: bytes | None) -> None:
-        """Undo one change of an event that failed."""
+    def _bytes(self, key: str) -> bytes | None:
+        """A row as it is stored, from now on; None: there is none."""
+        row = self._rows.get(key)
+        if type(row) is tuple and self._copies is not None:
+            self._keep(key, row)
+            row = self._rows[key] = self._encode(self._copies.plain(row))
+        return cast("bytes | None", row)
+
+    def put_back(self, key: str, old: Row | None, first: bool) -> None:
+        """Undo one change of an event that failed; `first` since the last commit."""
+        self._kept.pop(key, None)
         if old is None:
             self._rows.pop(key, None)
         else:
             self._rows[key] = old
-        if self._changed.get(key, _MISSING) == old:
+        if first:
             del self._changed[key]
 
     def roll_back(self) -> None:
         """Undo everything since the last commit."""
         for key, old in self._changed.items():
+            self._kept.pop(key, None)
             if old is None:
                 self._rows.pop(key, None)
             else:
@@ -152,11 +200,11 @@ class StateTable(MutableMapping[str, Any]):
     def take(self) -> Iterator[tuple[int, OutgoingMessage]]:
         """The changed rows as messages, each with its partition; then they count as committed."""
         changed, self._changed = self._changed, {}
-        shape, rows = self._output.target.shape, self._rows
+        shape = self._output.target.shape
         pairs = [] if self._schema_id is None else [(SCHEMA_HEADER, self._schema_id)]
         block, gone = encode_headers(pairs), encode_headers([*pairs, (NULL_HEADER, "1")])
         for key in changed:
-            data = rows.get(key)
+            data = self._bytes(key)
             partition, subject = shape.route(key)
             headers = gone if data is None else block
             yield partition, OutgoingMessage(subject, headers, data or b"")

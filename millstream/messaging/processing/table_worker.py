@@ -17,14 +17,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable
-from typing import Any, Final
+from typing import Any, Final, cast
 
 from millstream.deadline import Deadline
 from millstream.errors import ConfigError, ProcessFailed
 from millstream.events.classify import is_for_another
 from millstream.events.event import Event, NewEvent, Partition, PlainEvent
 from millstream.events.undecodable import DECODE_FAILURES
-from millstream.events.unpack import events_in
+from millstream.events.unpack import PackEvent, events_in
 from millstream.messaging.processing.commits import Commits, Part, StreamKey
 from millstream.messaging.processing.inputs import (
     Failures,
@@ -42,11 +42,12 @@ from millstream.messaging.processing.outputs import (
 from millstream.messaging.processing.record import InputPosition
 from millstream.messaging.processing.redo import REDO_BYTES_MAX
 from millstream.messaging.processing.rows import NewRows
+from millstream.messaging.processing.runs import Run, runs_of
 from millstream.messaging.processing.state_table import Meter, StateTable, too_many_rows
 from millstream.messaging.processing.work import Work
 from millstream.messaging.reading.replay import ReadPlan, read_messages
 from millstream.wire.aio.interest_hold import InterestHold, hold_on
-from millstream.wire.api import parse_ack_address
+from millstream.wire.api import AckAddress, parse_ack_address
 from millstream.wire.message import OutgoingMessage, RawMessage
 
 __all__ = ["TableWorker"]
@@ -65,6 +66,19 @@ FAR_EVENTS: Final = 20_000
 FAR_FACTOR: Final = 20
 # Events after which others on the event loop have their turn, commits under way for example.
 TURN_EVENTS: Final = 2000
+
+
+def _all_of(address: AckAddress) -> InputPosition:
+    """The position after a message."""
+    return InputPosition(address.sequence, str(address.timestamp_ns))
+
+
+def _up_to(event: Event) -> InputPosition:
+    """The position after an event."""
+    if isinstance(event, PlainEvent):
+        return _all_of(event.address)
+    address = cast(PackEvent, event).message.address
+    return InputPosition(address.sequence, str(address.timestamp_ns), event.index + 1)
 
 
 class _Rewind(Exception):
@@ -98,7 +112,6 @@ class TableWorker:
         self._committed: dict[str, InputPosition] = {}
         self._storing: asyncio.Task[None] | None = None
         self._skipped: set[tuple[str, int, int]] = set()  # events that are dead letters already
-        self._turn = 0
         self._behind = 0  # events that are waiting to be read, roughly
 
     async def run(self, once: bool) -> None:
@@ -174,18 +187,29 @@ class TableWorker:
         return True
 
     async def _handle(self, partition: Partition, messages: list[RawMessage]) -> None:
-        stream = partition.stream
-        for raw in messages:
-            address = parse_ack_address(raw.reply)
-            offset, stored = address.sequence, str(address.timestamp_ns)
-            before = self._positions[stream]
-            first = before.events or 0 if before.offset == offset else 0
-            events = await self._events(partition, raw)
-            self._behind = address.pending * max(1, len(events))
-            await self._apply(stream, events, first, offset, stored)
-            self._positions[stream] = InputPosition(offset, stored)
-            if self._work.stopping.is_set():
+        """Handle a group of messages: runs of plain ones together, any other one by one."""
+        stream, stopping = partition.stream, self._work.stopping
+        if self._positions[stream].events is not None:
+            await self._handle_one(partition, messages[0])  # it may be handled in part
+            messages = messages[1:]
+        for part in runs_of(self._work.function, partition, messages):
+            if stopping.is_set():
                 return
+            if isinstance(part, Run):
+                await self._apply(stream, part)
+                self._behind = parse_ack_address(messages[-1].reply).pending
+            else:
+                await self._handle_one(partition, part)
+
+    async def _handle_one(self, partition: Partition, raw: RawMessage) -> None:
+        """Handle one message, from its first event that is not handled."""
+        address, before = parse_ack_address(raw.reply), self._positions[partition.stream]
+        first = before.events or 0 if before.offset == address.sequence else 0
+        events = await self._events(partition, raw)
+        run = Run(self._work.function, events, events.__getitem__, packed=True)
+        await self._apply(partition.stream, run, first)
+        self._positions[partition.stream] = _all_of(address)
+        self._behind = address.pending * max(1, len(events))
 
     async def _events(self, partition: Partition, raw: RawMessage) -> list[Event]:
         if is_for_another(raw.headers, self._settings.name):
@@ -196,52 +220,57 @@ class TableWorker:
             await self._failures.failed(PlainEvent(partition, raw), error)
             return []
 
-    async def _apply(
-        self, stream: str, events: list[Event], first: int, offset: int, stored: str
-    ) -> None:
-        """Call the function for the events of one message, from the first that is not handled."""
-        work, function, arguments = self._work, self._work.function, self._arguments
+    async def _apply(self, stream: str, run: Run, first: int = 0) -> None:
+        """Call the function for the events of a run, from the first that is not handled."""
+        work, arguments, most = self._work, self._arguments, self._settings.commit_events
         meter, journal = self._meter, self._meter.journal
-        most = self._settings.commit_events
-        for index in range(first, len(events)):
-            event = events[index]
-            if self._skipped and (stream, offset, index) in self._skipped:
+        function, items, event_of, packed = run
+        done = first
+        for item in items[first:] if first else items:
+            if self._skipped and self._is_skipped(stream, event_of(done)):
+                done += 1
                 continue
             work.handled += 1
             try:
-                result = function(event, *arguments)
+                result = function(item, *arguments)
                 if result is not None:
                     if hasattr(result, "__await__"):
                         result = await result
-                    self._collect(event, outputs_of(result))
+                    self._collect(event_of(done), outputs_of(result))
                 if len(journal) > 1:
                     self._check_journal()
             except Exception as error:
                 self._undo()
-                if index:
-                    self._positions[stream] = InputPosition(offset, stored, index)
-                await self._failures.failed(event, error)
+                if done:
+                    self._positions[stream] = _up_to(event_of(done - 1))
+                await self._failures.failed(event_of(done), error)
             journal.clear()
-            self._turn += 1
-            if self._turn >= TURN_EVENTS:
-                self._turn = 0
+            done += 1
+            if not work.handled % TURN_EVENTS:
                 await asyncio.sleep(0)
             if (
                 self._made >= most or meter.rows >= COMMIT_ROWS or meter.bytes >= COMMIT_BYTES
             ) and self._full():
-                self._positions[stream] = InputPosition(offset, stored, index + 1)
+                self._positions[stream] = _up_to(event_of(done - 1))
                 await self._commit()
+            if work.stopping.is_set() and not packed:
+                break
+        if done > first:
+            self._positions[stream] = _up_to(event_of(done - 1))
+
+    def _is_skipped(self, stream: str, event: Event) -> bool:
+        return (stream, event.offset, event.index) in self._skipped
 
     def _undo(self) -> None:
         """Take back what the present event has changed."""
-        for table, key, old in reversed(self._meter.journal):
-            table.put_back(key, old)
+        for table, key, old, first in reversed(self._meter.journal):
+            table.put_back(key, old, first)
 
     def _check_journal(self) -> None:
         """Refuse an event that changes more than a commit can hold."""
         if self._meter.bytes <= EVENT_BYTES_MAX:
             return
-        changed = {(id(table), key): table for table, key, _ in self._meter.journal}
+        changed = {(id(table), key): table for table, key, *_ in self._meter.journal}
         size = sum(table.size_of(key) for (_, key), table in changed.items())
         if size > EVENT_BYTES_MAX:
             raise ConfigError(

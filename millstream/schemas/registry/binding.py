@@ -12,10 +12,12 @@ import pyarrow.compute as pc
 from millstream.deadline import Deadline
 from millstream.errors import MillstreamError, SchemaError, SchemaNotFound, Unfit
 from millstream.events.event import SCHEMA_HEADER, Unreadable
+from millstream.events.value_type import Copying
 from millstream.schemas import types as t
 from millstream.schemas.codecs import Codec, WireFormat, make_codec
 from millstream.schemas.column_resolution import ColumnResolution
 from millstream.schemas.declaration import declare
+from millstream.schemas.registry.copies import copies_of
 from millstream.schemas.registry.records import TopicSchemas, Version, matching, parse_id
 from millstream.schemas.resolution import Resolution, refuse_mismatches
 from millstream.schemas.schema import Schema
@@ -145,6 +147,13 @@ class TypedValues:
     @cached_property
     def _parser(self) -> Codec:
         return make_codec(self.schema, "json")
+
+    @cached_property
+    def copies(self) -> Copying | None:
+        """How values are copied without their bytes; None: they have to be encoded and decoded."""
+        read, written = self.reader_schema.record, self.schema.record
+        same = [(f.name, f.type) for f in read.fields] == [(f.name, f.type) for f in written.fields]
+        return copies_of(self.cls, read) if self.cls is not None and same else None
 
     # -- writing --------------------------------------------------------------------------
 
@@ -278,6 +287,11 @@ class RawValues:
     def schema_id(self) -> str:
         """Refused: there is no schema to write with."""
         raise self._refusal()
+
+    @property
+    def copies(self) -> Copying | None:
+        """None: bytes are bytes."""
+        return None
 
     def _refusal(self) -> SchemaError:
         return SchemaError(

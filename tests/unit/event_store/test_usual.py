@@ -78,13 +78,22 @@ def exactly(raw: RawMessage) -> list[StoredEvent] | str | None:
         return str(error)
 
 
+def usual(raw: RawMessage) -> list[StoredEvent] | None:
+    """The events of a message on its own, if it is a usual one."""
+    (found,) = usual_events(PARTITION, [raw], TYPES)
+    return found
+
+
 def message(
     payload: bytes, headers: bytes, subject: bytes = b"accounts.a1", reply: bytes = REPLY
 ) -> RawMessage:
     return RawMessage(subject, reply, b"NATS/1.0\r\n" + headers + b"\r\n", payload)
 
 
-USUAL = b"Nats-Msg-Id: x7\r\nMill-Versions: 3-3\r\nNats-Expected-Last-Subject-Sequence: 9\r\n"
+USUAL = (
+    b"Nats-Msg-Id: x7\r\nMill-Versions: 3-3\r\nMill-Previous: 9,4\r\n"
+    b"Nats-Expected-Last-Subject-Sequence: 9\r\n"
+)
 
 
 @pytest.mark.parametrize(
@@ -100,7 +109,7 @@ USUAL = b"Nats-Msg-Id: x7\r\nMill-Versions: 3-3\r\nNats-Expected-Last-Subject-Se
 )
 def test_events_of_every_kind_of_class_are_usual(line: bytes, data: Any) -> None:
     raw = message(line, USUAL)
-    found = usual_events(PARTITION, raw, TYPES)
+    found = usual(raw)
     assert found == exactly(raw)
     assert found is not None
     (event,) = found
@@ -117,7 +126,7 @@ def test_an_append_with_everything_a_writer_may_give_but_headers_is_usual() -> N
         b"Nats-Batch-Id: b\r\nNats-Batch-Sequence: 1\r\nNats-Batch-Commit: 1\r\n"
     )
     raw = message(b'{"Rated":{"rate":1}}\n{"Deposited":{"amount":5}}', headers)
-    found = usual_events(PARTITION, raw, TYPES)
+    found = usual(raw)
     assert found == exactly(raw)
     assert found is not None
     assert [(e.version, e.index, e.timestamp_ns) for e in found] == [(3, 0, -5), (4, 1, -5)]
@@ -138,7 +147,7 @@ def test_what_is_refused_is_left_to_the_code_that_words_it() -> None:
         b"",
     ):
         raw = message(line, USUAL)
-        assert usual_events(PARTITION, raw, TYPES) is None
+        assert usual(raw) is None
         assert isinstance(exactly(raw), str)
 
 
@@ -189,18 +198,85 @@ REPLIES = st.sampled_from([
 ])  # fmt: skip
 
 
-@settings(max_examples=500, deadline=None)
-@given(
+MESSAGES = st.builds(
+    lambda lines, items, subject, reply: message(
+        b"\n".join(lines), b"".join(item + b"\r\n" for item in items), subject, reply
+    ),
     st.lists(LINES, min_size=1, max_size=3),
     st.one_of(ORDERED, st.lists(ITEMS, max_size=5)),
     SUBJECTS,
     REPLIES,
 )
-def test_any_message_is_read_the_same_or_left_alone(
-    lines: list[bytes], items: list[bytes], subject: bytes, reply: bytes
-) -> None:
-    headers = b"".join(item + b"\r\n" for item in items)
-    raw = message(b"\n".join(lines), headers, subject, reply)
-    found = usual_events(PARTITION, raw, TYPES)
+
+
+@settings(max_examples=500, deadline=None)
+@given(MESSAGES)
+def test_any_message_is_read_the_same_or_left_alone(raw: RawMessage) -> None:
+    found = usual(raw)
     if found is not None:
         assert repr(found) == repr(exactly(raw))
+
+
+NUMBERED = st.builds(
+    lambda number, subject, line: message(
+        line,
+        b"Nats-Msg-Id: x%d\r\nMill-Versions: %d-%d\r\n" % (number, number, number),
+        b"accounts." + subject,
+        b"$JS.ACK.MILL_accounts.read.1.%d.4.1763396038123456789.0" % number,
+    ),
+    st.integers(1, 99),
+    st.sampled_from([b"a1", b"a.b", b"ab"]),
+    st.sampled_from([b'{"Deposited":{"amount":5}}', b'{"Rated":{"rate":0.5}}']),
+)
+# What could be taken for the border between two messages.
+BORDERS = st.sampled_from([
+    message(b'{"Rated":{"rate":1}}\n', USUAL), message(b'\n{"Rated":{"rate":1}}', USUAL),
+    message(b'{"Rated":{"rate":1}}', USUAL + b"\r\n\0NATS/1.0\r\n" + USUAL),
+    message(b'{"Rated":{"rate":1}}', USUAL + b"\r\nNATS/1.0\r\n" + USUAL),
+    message(b'{"Rated":{"rate":1}}', USUAL, b"others.a1"), message(b"", b""),
+    message(b'{"Rated":{"rate":1}}', USUAL, reply=REPLY.replace(b".1.17", b".2.17")),
+    message(b'{"Rated":{"rate":1}}', USUAL, reply=b"$JS.ACK.MILL_accounts.read.1.17.4"),
+    RawMessage(b"accounts.a1", REPLY, b"", b'{"Rated":{"rate":1}}'),
+])  # fmt: skip
+
+
+@settings(max_examples=500, deadline=None)
+@given(st.lists(st.one_of(NUMBERED, NUMBERED, NUMBERED, BORDERS, MESSAGES), max_size=12))
+def test_messages_are_read_together_as_each_on_its_own(raws: list[RawMessage]) -> None:
+    assert repr(usual_events(PARTITION, raws, TYPES)) == repr([usual(raw) for raw in raws])
+
+
+LINE = b'{"Rated":{"rate":1}}'
+
+
+@pytest.mark.parametrize(
+    "subject",
+    [
+        b"accounts._",
+        b"accounts._x.y",
+        b"accounts.",
+        b"accounts",
+        b"elsewhere.a1",
+        b"accounts.a=20b",
+    ],
+)
+def test_a_subject_that_is_no_plain_id_is_left_alone(subject: bytes) -> None:
+    good, other = message(LINE, USUAL), message(LINE, USUAL, subject)
+    assert usual(other) is None
+    found = usual_events(PARTITION, [good, other, good], TYPES)
+    assert found == [usual(good), None, usual(good)]
+    assert found[0] is not None
+
+
+def test_headers_that_look_like_those_of_another_message_are_left_alone() -> None:
+    """Blocks are searched together: none may be taken for a part of its neighbour."""
+    good, none = message(LINE, USUAL), message(LINE, b"own: x\r\n")
+    for headers in (
+        USUAL + b"\r\n\0NATS/1.0\r\n" + USUAL,
+        b"own: NATS/1.0\r\n" + USUAL,
+        b"own: \0NATS/1.0\r\n" + USUAL,
+    ):
+        double = message(LINE, headers)
+        for raws in ([double], [double, none], [none, double], [double, none, good]):
+            found = usual_events(PARTITION, raws, TYPES)
+            assert found == [usual(good) if raw is good else None for raw in raws]
