@@ -8,11 +8,11 @@ import typer
 
 from millstream.cli.exits import Exit
 from millstream.cli.options.groups import grouped
-from millstream.cli.options.reading import UndecodableOption
 from millstream.cli.options.schema_file import load_class
 from millstream.cli.options.store import (
     AppendOptions,
     ExpectedOption,
+    HistoryOptions,
     IdArgument,
     MomentOptions,
     StateOption,
@@ -44,8 +44,6 @@ app = typer.Typer(
 
 # The newest events are looked for in windows of appends, each this many times the one before.
 WINDOW_GROWTH: Final = 8
-
-LimitOption = Annotated[int | None, typer.Option("--limit", "-n", min=1, help="At most N events.")]
 
 
 @app.command("ls")
@@ -221,22 +219,11 @@ def append(
 
 
 @app.command()
+@grouped
 def history(
     store: StoreArgument,
+    options: HistoryOptions,
     id: Annotated[str | None, typer.Argument(metavar="[ID]", help="Only this aggregate.")] = None,
-    backward: Annotated[
-        bool,
-        typer.Option("--backward", "-b", help="The newest first; without an ID, with --limit."),
-    ] = False,
-    limit: LimitOption = None,
-    follow: Annotated[
-        bool, typer.Option("--follow", "-f", help="Continue with new events, until Ctrl-C.")
-    ] = False,
-    category: Annotated[
-        str | None,
-        typer.Option("--category", help="Only aggregates whose ids begin with this part."),
-    ] = None,
-    undecodable: UndecodableOption = "fail",
     *,
     server: ServerOption = None,
     json_: JsonOption = False,
@@ -248,13 +235,10 @@ def history(
     """
     from millstream.cli.views.store import event_writer
 
-    if follow and backward:
-        raise ConfigError("choose one of --backward and --follow")
-    if id is not None and category is not None:
-        raise ConfigError("give an ID, or --category")
-    if id is None and backward and limit is None:
-        raise ConfigError("--backward over all aggregates: say how many events, with --limit")
-    write, left_out = event_writer(json_), LeftOut(undecodable)
+    options.check(id)
+    backward, limit, follow = options.backward, options.limit, options.follow
+    category = options.category
+    write, left_out = event_writer(json_), LeftOut(options.undecodable)
 
     async def work(mill: "Mill") -> None:
         found = await mill.event_store(store)

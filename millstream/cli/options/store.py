@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from millstream.cli.options.bodies import HeaderOption, body_bytes, header_pairs
+from millstream.cli.options.reading import UndecodableOption
 from millstream.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
 __all__ = [
     "AppendOptions",
     "ExpectedOption",
+    "HistoryOptions",
     "IdArgument",
     "MomentOptions",
     "StateOption",
@@ -97,6 +99,36 @@ class AppendOptions:
             "timestamp": None if self.time is None else nanoseconds(self.time),
             "headers": dict(header_pairs(self.header)) or None,
         }
+
+
+@dataclass(frozen=True, slots=True)
+class HistoryOptions:
+    """Which events are printed, and in which direction."""
+
+    backward: Annotated[
+        bool,
+        typer.Option("--backward", "-b", help="The newest first; without an ID, with --limit."),
+    ] = False
+    limit: Annotated[int | None, typer.Option("--limit", "-n", min=1, help="At most N events.")] = (
+        None
+    )
+    follow: Annotated[
+        bool, typer.Option("--follow", "-f", help="Continue with new events, until Ctrl-C.")
+    ] = False
+    category: Annotated[
+        str | None,
+        typer.Option("--category", help="Only aggregates whose ids begin with this part."),
+    ] = None
+    undecodable: UndecodableOption = "fail"
+
+    def check(self, id: str | None) -> None:
+        """Refuse options that exclude each other."""
+        if self.follow and self.backward:
+            raise ConfigError("choose one of --backward and --follow")
+        if id is not None and self.category is not None:
+            raise ConfigError("give an ID, or --category")
+        if id is None and self.backward and self.limit is None:
+            raise ConfigError("--backward over all aggregates: say how many events, with --limit")
 
 
 @dataclass(frozen=True, slots=True)
