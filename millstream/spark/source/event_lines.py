@@ -6,10 +6,9 @@ from collections.abc import Collection, Sequence
 from typing import Any, Final
 
 import numpy as np
-import pyarrow as pa
 
+from millstream.spark.source.blocks import Words, cut
 from millstream.spark.source.frames import Frames
-from millstream.spark.source.header_lines import Words
 
 __all__ = ["EventLines", "joined_payloads", "joined_texts"]
 
@@ -97,11 +96,7 @@ class EventLines:
         """The JSON of some lines, which have known tags and are in order, each with a line end."""
         if not len(lines):
             return b""
-        spans = np.empty(2 * len(lines), np.int32)
-        spans[0::2], spans[1::2] = self._body[lines], self._end[lines]
-        buffers = [None, pa.py_buffer(spans), pa.py_buffer(self._words.block)]
-        elements = pa.Array.from_buffers(pa.binary(), len(spans) - 1, buffers)
-        chosen = elements.take(pa.array(np.arange(0, len(spans), 2)))
+        chosen = cut(self._words.block, self._body[lines], self._end[lines])
         offsets, data = chosen.buffers()[1:]
         size = int(np.frombuffer(offsets, np.int32)[len(lines)])
         found: bytes = data.slice(0, size).to_pybytes()

@@ -10,32 +10,12 @@ from typing import Any, Final
 
 import numpy as np
 
+from millstream.spark.source.blocks import Words
 from millstream.spark.source.frames import Frames
 
-__all__ = ["HeaderLines", "Words", "numbers_at"]
+__all__ = ["HeaderLines", "numbers_at"]
 
 _DIGITS_MAX: Final = 18  # of a number that surely fits 64 bits
-_WORD: Final = 8
-
-
-class Words:
-    """Compares the bytes at many positions of a block with a text."""
-
-    def __init__(self, block: Any) -> None:
-        """`block`: bytes as an array of uint8."""
-        self.block = np.concatenate([block, np.zeros(_WORD, np.uint8)])
-        self._words = np.ndarray(len(block) + 1, "<u8", self.block, strides=(1,))
-
-    def match(self, positions: Any, text: bytes) -> Any:
-        """Whether the text is at each of the positions."""
-        found = np.ones(len(positions), bool)
-        last = len(self._words) - 1
-        for start in range(0, len(text), _WORD):
-            part = text[start : start + _WORD]
-            words = self._words[np.minimum(positions + start, last)]
-            mask = np.uint64((1 << 8 * len(part)) - 1)
-            found &= (words & mask) == np.uint64(int.from_bytes(part, "little"))
-        return found
 
 
 class HeaderLines:
