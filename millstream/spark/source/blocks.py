@@ -7,9 +7,10 @@ from typing import Any, Final
 import numpy as np
 import pyarrow as pa
 
-__all__ = ["Words", "cut"]
+__all__ = ["Words", "cut", "starts_with"]
 
 _WORD: Final = 8
+_BEHIND: Final = 64  # bytes after a block that may be looked at
 
 
 class Words:
@@ -17,19 +18,34 @@ class Words:
 
     def __init__(self, block: Any) -> None:
         """`block`: bytes as an array of uint8."""
-        self.block = np.concatenate([block, np.zeros(_WORD, np.uint8)])
-        self._words = np.ndarray(len(block) + 1, "<u8", self.block, strides=(1,))
+        self.block = np.concatenate([block, np.zeros(_BEHIND + _WORD, np.uint8)])
+        self._words = np.ndarray(len(block) + _BEHIND + 1, "<u8", self.block, strides=(1,))
 
     def match(self, positions: Any, text: bytes) -> Any:
-        """Whether the text is at each of the positions."""
-        found = np.ones(len(positions), bool)
-        last = len(self._words) - 1
-        for start in range(0, len(text), _WORD):
-            part = text[start : start + _WORD]
-            words = self._words[np.minimum(positions + start, last)]
-            mask = np.uint64((1 << 8 * len(part)) - 1)
-            found &= (words & mask) == np.uint64(int.from_bytes(part, "little"))
+        """Whether the text is at each of the positions, which are not after the block's end."""
+        found = starts_with(self.at(positions), text)
+        for start in range(_WORD, len(text), _WORD):
+            if not found.any():
+                break
+            # The last word may overlap the one before it: a complete one needs no mask.
+            first = min(start, len(text) - _WORD)
+            at = positions + first
+            if first > _BEHIND:
+                at = np.minimum(at, len(self._words) - 1)
+            found &= starts_with(self.at(at), text[first:])
         return found
+
+    def at(self, positions: Any) -> Any:
+        """The eight bytes at each of the positions."""
+        return self._words[positions]
+
+
+def starts_with(words: Any, text: bytes) -> Any:
+    """Whether words start with a text, of which the first eight bytes count."""
+    part = text[:_WORD]
+    if len(part) < _WORD:
+        words = words & np.uint64((1 << 8 * len(part)) - 1)
+    return words == np.uint64(int.from_bytes(part, "little"))
 
 
 def cut(block: Any, start: Any, end: Any) -> pa.Array:

@@ -14,7 +14,7 @@ __all__ = ["EventLines", "joined_payloads", "joined_texts"]
 
 _LF: Final = 10
 _CR: Final = 13
-_CLOSING: Final = 125  # }
+_CLOSING: Final = b"}}"
 _OPENING: Final = b'{"'
 _UNKNOWN: Final = -1
 
@@ -53,19 +53,19 @@ class EventLines:
         text = words.block
         start = np.concatenate([np.zeros(1, np.int64), breaks[:-1] + 1]) if len(breaks) else breaks
         end = breaks - (text[np.maximum(breaks - 1, 0)] == _CR)
-        regular = words.match(start, _OPENING) & (end - start > len(_OPENING))
-        regular &= (text[np.maximum(end - 1, 0)] == _CLOSING) & (text[end - 2] == _CLOSING)
+        regular = words.match(np.maximum(end - len(_CLOSING), 0), _CLOSING)
+        regular &= end - start > len(_OPENING)
         self.tag = np.full(len(start), _UNKNOWN)
         self._body = start.copy()
         left = np.flatnonzero(regular)
         for number, tag in enumerate(tags):
             if not len(left):
                 break
-            mark = b'%b":{' % tag.encode()
-            found = words.match(start[left] + len(_OPENING), mark)
+            mark = b'%b%b":{' % (_OPENING, tag.encode())
+            found = words.match(start[left], mark)
             chosen = left[found]
             self.tag[chosen] = number
-            self._body[chosen] += len(_OPENING) + len(mark) - 1
+            self._body[chosen] += len(mark) - 1
             left = left[~found]
         self._end = end
         # The bracket that closes a line becomes the line end of its body.

@@ -22,7 +22,7 @@ __all__ = ["Frames", "read_frames"]
 
 Bounds = Any  # numpy.ndarray of int64: where something starts or ends in the block
 _ACK: Final = b"$JS.ACK."
-_MARK: Final = b" $JS.ACK."
+_MARK: Final = _ACK[:2]
 _TAIL: Final = 512  # bytes: a status or a ping that ends what the server sent is shorter
 _DIGITS_MAX: Final = 20  # of the largest number in an ack address: nanoseconds since 1970
 # An ack address ends with its numbers; with this many dots another token follows them.
@@ -158,8 +158,7 @@ class FrameCollector:
     def feed(self, data: bytes, others: Callable[[bytes], None]) -> None:
         """Take bytes that arrived; what is not a message of the window goes to `others`."""
         self._chunks.append(data)
-        short = len(_MARK) - 1
-        self._marks += data.count(_MARK) + (self._tail[-short:] + data[:short]).count(_MARK)
+        self._marks += _marks(data) + (self._tail[-1:] + data[:1] == _MARK)
         self._tail = (self._tail + data[-_TAIL:])[-_TAIL:]
         # A status ends a window, a ping must be answered; a payload that looks like one of them
         # only means that we scan too early.
@@ -181,13 +180,19 @@ class FrameCollector:
             self._found.append(frames)
             self.count += len(frames)
         self._chunks = [block[used:]] if used < len(block) else []
-        self._marks = self.count + sum(chunk.count(_MARK) for chunk in self._chunks)
+        self._marks = self.count + sum(map(_marks, self._chunks))
 
     def end(self) -> tuple[Frames, bytes]:
         """The window, and the bytes of an incomplete frame."""
         rest = b"".join(self._chunks)
         self._chunks = []
         return joined(self._found), rest
+
+
+def _marks(data: bytes) -> int:
+    """How many addresses of acks there are, at most; two letters of one are found quickest."""
+    block = np.frombuffer(data, np.uint8)
+    return int(np.count_nonzero((block[:-1] == _MARK[0]) & (block[1:] == _MARK[1])))
 
 
 def joined(parts: list[Frames]) -> Frames:
@@ -230,13 +235,29 @@ def scan(data: bytes, sid: bytes, others: Callable[[bytes], None]) -> tuple[Fram
     chosen, used = _chain(data, starts, after, others)
     starts, eol, at = starts[chosen], eol[chosen], at[chosen]
     head, body, end = eol + 2, eol + 2 + headers[chosen], after[chosen] - 2
-    spaces = np.flatnonzero(block == 32)
     subject = starts + 4 + kind_h[chosen]
-    number = np.searchsorted(spaces, subject)
-    last = len(spaces) - 1
-    subject_end, sid_end = spaces[np.minimum(number, last)], spaces[np.minimum(number + 1, last)]
+    subject_end, sid_end = _two_spaces(data, subject, eol)
     frames = Frames(data, (subject, subject_end, sid_end + 1, at, head, body, end))
     return _own(frames, block, sid, sid_end, others), used
+
+
+def _two_spaces(data: bytes, subject: Bounds, eol: Bounds) -> tuple[Bounds, Bounds]:
+    """Where the first two spaces after the start of each subject are."""
+    count = len(subject)
+    if count:
+        # Only the control lines are searched, and most often each has the same number of spaces.
+        offsets, lines = cut(data, subject, eol).buffers()[1:]
+        start = np.frombuffer(offsets, np.int32)[: count + 1]
+        spaces = np.flatnonzero(np.frombuffer(lines, np.uint8)[: start[-1]] == 32)
+        each, rest = divmod(len(spaces), count)
+        if each > 1 and not rest:
+            table = spaces.reshape(count, each)
+            if (table[:, 0] >= start[:-1]).all() and (table[:, -1] < start[1:]).all():
+                shift = subject - start[:-1]
+                return table[:, 0] + shift, table[:, 1] + shift
+    spaces = np.flatnonzero(np.frombuffer(data, np.uint8) == 32)
+    number, last = np.searchsorted(spaces, subject), len(spaces) - 1
+    return spaces[np.minimum(number, last)], spaces[np.minimum(number + 1, last)]
 
 
 def _chain(

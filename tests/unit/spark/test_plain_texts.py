@@ -26,9 +26,11 @@ FIELDS = (
 )
 NUMBERS = ["0", "5", "-7", "255", "256", "-1", "9223372036854775807", "9223372036854775808"]
 TEXTS = ['""', '"salary"', '"é }{,:["', '"RED"', '"BLUE"', '"2026-01-01T10:00:00Z"', '"a b"']
-ODD = ["-0", "05", "+5", "0x1F", "1.0", "1e2", " 5", "5 ", "-", "", "null", "[]", "{}", "tru",
-       "TRUE", '"a\\"b"', '"\\u0041"', '"\t"', '"a","note":"b"', '5,"note":"x"', '"x"}\n{"amount":1',
-       "1_0", '"', '"a"b"', '"2026-13-01T10:00:00Z"', "truefalse", "--5", "٣"]  # fmt: skip
+ODD = [
+    *("-0", "05", "+5", "0x1F", "1.0", "1e2", " 5", "5 ", "-", "", "null", "[]", "{}", "tru"),
+    *("TRUE", "truer", "truefalse", "--5", "1_0", "٣", '"', '"a"b"', '"a\\"b"', '"\\u0041"'),
+    *('"\t"', '"a","note":"b"', '5,"note":"x"', '"x"}\n{"amount":1', '"2026-13-01T10:00:00Z"'),
+]
 
 
 @st.composite
@@ -70,13 +72,46 @@ def test_what_is_read_is_what_the_codec_reads(data: st.DataObject) -> None:
     if data.draw(st.integers(0, 20)) == 0:
         texts[0] = texts[0].replace(b"a", b"\xff")
     block = b"".join(text + b"\n" for text in texts)
-    found = read(PlainTexts(record, {field.name for field in fields}).column, block, len(texts))
+    same_or_refused(record, block, len(texts))
+
+
+def same_or_refused(record: t.Record, texts: bytes, count: int) -> bool:
+    """Whether the texts were read; then as the codec reads them."""
+    found = read(PlainTexts(record, {f.name for f in record.fields}).column, texts, count)
     if found is None:
-        return
+        return False
     found.validate(full=True)
-    exact = JsonColumns(Schema(record)).column_by_codec(block, len(texts))
+    exact = JsonColumns(Schema(record)).column_by_codec(texts, count)
     assert found.type == exact.type
-    assert found.equals(exact), (found, exact)
+    assert found.equals(exact), texts
+    return True
+
+
+def test_every_odd_value_of_every_field_is_refused_or_read_as_by_the_codec() -> None:
+    for field in FIELDS:
+        for record in (
+            t.Record("First", (field, t.Field("z", t.Int(8)))),
+            t.Record("Last", (t.Field("z", t.String()), field)),
+        ):
+            other = '"z":1' if record.name == "First" else '"z":"a"'
+            for value in NUMBERS + TEXTS + ODD:
+                parts = [f'"{field.name}":{value}', other]
+                text = ",".join(parts if record.name == "First" else parts[::-1])
+                same_or_refused(record, f"{{{text}}}\n".encode(), 1)
+
+
+def test_texts_with_one_wrong_byte_are_refused_or_read_as_by_the_codec() -> None:
+    fields = (t.Field("n", t.Int(16)), t.Field("s", t.String()), t.Field("b", t.Bool()))
+    texts = b'{"n":10,"s":"a","b":true}\n{"n":-2,"s":"","b":false}\n'
+    turned = b'{"b":true,"s":"a","n":10}\n{"b":false,"s":"","n":5}\n'
+    for order in (fields, fields[::-1]):
+        record = t.Record("Event", order)
+        block = texts if order == fields else turned
+        assert same_or_refused(record, block, 2)
+        for at in range(len(block)):
+            for byte in (b"", *(bytes([code]) for code in b'"\\{}:,-0 x\n\r\xc3')):
+                same_or_refused(record, block[:at] + byte + block[at + 1 :], 2)  # replaced
+                same_or_refused(record, block[:at] + byte + block[at:], 2)  # in between
 
 
 def test_texts_as_the_codec_writes_them_are_read() -> None:
