@@ -12,7 +12,7 @@ from typing import Any, Final
 import numpy as np
 import pyarrow as pa
 
-from millstream.spark.source.blocks import cut
+from millstream.spark.source.blocks import cut, match, words_of
 from millstream.wire.message import RawMessage
 from millstream.wire.sync.connection import BlockingConnection
 from millstream.wire.sync.range import read_windows
@@ -27,6 +27,7 @@ _TAIL: Final = 512  # bytes: a status or a ping that ends what the server sent i
 _DIGITS_MAX: Final = 20  # of the largest number in an ack address: nanoseconds since 1970
 # An ack address ends with its numbers; with this many dots another token follows them.
 _DOTS_WITH_TOKEN: Final = 11
+_ADDRESS_SIZES_MAX: Final = 16  # of the messages of a window, in bytes; there are fewer of them
 _LINE_MIN: Final = 8  # bytes of the control line of a message, at least
 
 
@@ -222,42 +223,56 @@ def scan(data: bytes, sid: bytes, others: Callable[[bytes], None]) -> tuple[Fram
     if not len(lines):
         return joined([]), 0
     starts = np.concatenate([np.zeros(1, np.int64), lines[:-1] + 1])
+    first = block[starts]
+    likely = np.flatnonzero((first == 72) | (first == 77))
     # Two letters of MSG and HMSG, because a header line may start with the first: Mill-Time.
-    first, second = block[starts], block[np.minimum(starts + 1, len(block) - 1)]
-    kind_h = (first == 72) & (second == 77)
-    likely = (((first == 77) & (second == 83)) | kind_h) & (lines - starts > _LINE_MIN)
-    starts, eol, kind_h = starts[likely], lines[likely] - 1, kind_h[likely]
+    second = block[np.minimum(starts[likely] + 1, len(block) - 1)]
+    kind_h = first[likely] == 72
+    sure = (second == np.where(kind_h, 77, 83)) & (lines[likely] - starts[likely] > _LINE_MIN)
+    likely, kind_h = likely[sure], kind_h[sure]
+    starts, eol = starts[likely], lines[likely] - 1
     size, at = _digits(block, eol)
-    headers = np.zeros(len(size), np.int64)
-    if kind_h.any():
+    if kind_h.all():
+        headers, at = _digits(block, at)
+    else:
+        headers = np.zeros(len(size), np.int64)
         headers[kind_h], at[kind_h] = _digits(block, at[kind_h])
     after = eol + 2 + size + 2
     chosen, used = _chain(data, starts, after, others)
     starts, eol, at = starts[chosen], eol[chosen], at[chosen]
-    head, body, end = eol + 2, eol + 2 + headers[chosen], after[chosen] - 2
-    subject = starts + 4 + kind_h[chosen]
-    subject_end, sid_end = _two_spaces(data, subject, eol)
-    frames = Frames(data, (subject, subject_end, sid_end + 1, at, head, body, end))
+    subject, content = (
+        starts + 4 + kind_h[chosen],
+        (eol + 2, eol + 2 + headers[chosen], after[chosen] - 2),
+    )
+    subject_end = _own_subject_ends(data, sid, subject, at)
+    if subject_end is not None:
+        reply = subject_end + len(b"  ") + len(sid)
+        return Frames(data, (subject, subject_end, reply, at, *content)), used
+    spaces = np.flatnonzero(block == 32)
+    number, last = np.searchsorted(spaces, subject), len(spaces) - 1
+    subject_end, sid_end = spaces[np.minimum(number, last)], spaces[np.minimum(number + 1, last)]
+    frames = Frames(data, (subject, subject_end, sid_end + 1, at, *content))
     return _own(frames, block, sid, sid_end, others), used
 
 
-def _two_spaces(data: bytes, subject: Bounds, eol: Bounds) -> tuple[Bounds, Bounds]:
-    """Where the first two spaces after the start of each subject are."""
-    count = len(subject)
-    if count:
-        # Only the control lines are searched, and most often each has the same number of spaces.
-        offsets, lines = cut(data, subject, eol).buffers()[1:]
-        start = np.frombuffer(offsets, np.int32)[: count + 1]
-        spaces = np.flatnonzero(np.frombuffer(lines, np.uint8)[: start[-1]] == 32)
-        each, rest = divmod(len(spaces), count)
-        if each > 1 and not rest:
-            table = spaces.reshape(count, each)
-            if (table[:, 0] >= start[:-1]).all() and (table[:, -1] < start[1:]).all():
-                shift = subject - start[:-1]
-                return table[:, 0] + shift, table[:, 1] + shift
-    spaces = np.flatnonzero(np.frombuffer(data, np.uint8) == 32)
-    number, last = np.searchsorted(spaces, subject), len(spaces) - 1
-    return spaces[np.minimum(number, last)], spaces[np.minimum(number + 1, last)]
+def _own_subject_ends(data: bytes, sid: bytes, subject: Bounds, reply_end: Bounds) -> Bounds | None:
+    """Where the subjects end if all messages were delivered to the subscription; None: unknown."""
+    words, mark = words_of(data), b" %b %b" % (sid, _ACK)
+    ends = np.empty(len(subject), np.int64)
+    left = np.arange(len(subject))
+    for _ in range(_ADDRESS_SIZES_MAX):
+        if not len(left):
+            return ends
+        # Addresses of acks differ in the number of digits only: most are as long as this one.
+        known = int(reply_end[left[0]])
+        found = data.find(mark, int(subject[left[0]]), known)
+        if found < 0:
+            break
+        place = reply_end[left] - (known - found)
+        right = (place > subject[left]) & match(words, np.maximum(place, 0), mark)
+        ends[left[right]] = place[right]
+        left = left[~right]
+    return None
 
 
 def _chain(
