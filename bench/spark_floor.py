@@ -14,6 +14,9 @@ from millstream.wire.protocol import unique_token
 __all__ = ["drain_rate"]
 
 WINDOW = 20_000
+SILENCE_SECONDS = 30.0
+_STATUS = b"\r\nNATS/1.0 "
+_TAIL = 512  # bytes: a status that ends a window is shorter
 _CONNECT = b'CONNECT {"verbose":false,"headers":true,"no_responders":true}\r\n'
 
 
@@ -35,7 +38,8 @@ def drain_rate(url: str, stream: str, count: int, readers: int = 1) -> float:
 def _drain(url: str, stream: str, start: int, count: int) -> None:
     """Read `count` messages from a sequence on, by an ephemeral consumer."""
     at = urlsplit(url)
-    with socket.create_connection((at.hostname or "", at.port or 4222)) as link:
+    link = socket.create_connection((at.hostname or "", at.port or 4222), SILENCE_SECONDS)
+    with link:
         link.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         link.recv(65536)
         inbox = f"_INBOX.{unique_token()}"
@@ -51,10 +55,14 @@ def _drain(url: str, stream: str, start: int, count: int) -> None:
             verb = f"$JS.API.CONSUMER.MSG.NEXT.{stream}.{consumer}"
             link.sendall(f"PUB {verb} {inbox}.m {len(body)}\r\n".encode() + body + b"\r\n")
             tail = b""
-            while found < wanted:
-                data = tail + link.recv(1024 * 1024)
+            # A status ends a window before all that was asked for: the next one asks for the rest.
+            while found < wanted and _STATUS not in tail:
+                new = link.recv(1024 * 1024)
+                if not new:
+                    raise ConnectionError(f"{url} closed the connection")
+                data = tail[-len(mark) + 1 :] + new
                 found += data.count(mark)
-                tail = data[-len(mark) + 1 :]
+                tail = data[-_TAIL:]
 
 
 def _create(link: socket.socket, inbox: str, stream: str, start: int) -> str:
