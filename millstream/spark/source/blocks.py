@@ -7,7 +7,7 @@ from typing import Any, Final
 import numpy as np
 import pyarrow as pa
 
-__all__ = ["Words", "cut", "match", "starts_with", "words_of"]
+__all__ = ["Words", "cut", "starts_with"]
 
 _WORD: Final = 8
 _BEHIND: Final = 64  # bytes after a block that may be looked at
@@ -23,31 +23,21 @@ class Words:
 
     def match(self, positions: Any, text: bytes) -> Any:
         """Whether the text is at each of the positions, which are not after the block's end."""
-        return match(self._words, positions, text)
+        found = starts_with(self.at(positions), text)
+        for start in range(_WORD, len(text), _WORD):
+            if not found.any():
+                break
+            # The last word may overlap the one before it: a complete one needs no mask.
+            first = min(start, len(text) - _WORD)
+            at = positions + first
+            if first > _BEHIND:
+                at = np.minimum(at, len(self._words) - 1)
+            found &= starts_with(self.at(at), text[first:])
+        return found
 
     def at(self, positions: Any) -> Any:
         """The eight bytes at each of the positions."""
         return self._words[positions]
-
-
-def words_of(data: bytes) -> Any:
-    """The eight bytes from each position of a block on, without a copy."""
-    return np.ndarray(max(len(data) - _WORD + 1, 0), "<u8", data, strides=(1,))
-
-
-def match(words: Any, positions: Any, text: bytes) -> Any:
-    """Whether the text is at each of the positions of a block."""
-    found = starts_with(words[positions], text)
-    for start in range(_WORD, len(text), _WORD):
-        if not found.any():
-            break
-        # The last word may overlap the one before it: a complete one needs no mask.
-        first = min(start, len(text) - _WORD)
-        at = positions + first
-        if first > _BEHIND:
-            at = np.minimum(at, len(words) - 1)
-        found &= starts_with(words[at], text[first:])
-    return found
 
 
 def starts_with(words: Any, text: bytes) -> Any:

@@ -12,7 +12,7 @@ from typing import Any, Final
 import numpy as np
 import pyarrow as pa
 
-from millstream.spark.source.blocks import cut, match, words_of
+from millstream.spark.source.blocks import cut
 from millstream.wire.message import RawMessage
 from millstream.wire.sync.connection import BlockingConnection
 from millstream.wire.sync.range import read_windows
@@ -22,12 +22,11 @@ __all__ = ["Frames", "read_frames"]
 
 Bounds = Any  # numpy.ndarray of int64: where something starts or ends in the block
 _ACK: Final = b"$JS.ACK."
-_MARK: Final = _ACK[:2]
+_MARK: Final = b" $JS.ACK."
 _TAIL: Final = 512  # bytes: a status or a ping that ends what the server sent is shorter
 _DIGITS_MAX: Final = 20  # of the largest number in an ack address: nanoseconds since 1970
 # An ack address ends with its numbers; with this many dots another token follows them.
 _DOTS_WITH_TOKEN: Final = 11
-_ADDRESS_SIZES_MAX: Final = 16  # of the messages of a window, in bytes; there are fewer of them
 _LINE_MIN: Final = 8  # bytes of the control line of a message, at least
 
 
@@ -159,7 +158,8 @@ class FrameCollector:
     def feed(self, data: bytes, others: Callable[[bytes], None]) -> None:
         """Take bytes that arrived; what is not a message of the window goes to `others`."""
         self._chunks.append(data)
-        self._marks += _marks(data) + (self._tail[-1:] + data[:1] == _MARK)
+        short = len(_MARK) - 1
+        self._marks += data.count(_MARK) + (self._tail[-short:] + data[:short]).count(_MARK)
         self._tail = (self._tail + data[-_TAIL:])[-_TAIL:]
         # A status ends a window, a ping must be answered; a payload that looks like one of them
         # only means that we scan too early.
@@ -181,19 +181,13 @@ class FrameCollector:
             self._found.append(frames)
             self.count += len(frames)
         self._chunks = [block[used:]] if used < len(block) else []
-        self._marks = self.count + sum(map(_marks, self._chunks))
+        self._marks = self.count + sum(chunk.count(_MARK) for chunk in self._chunks)
 
     def end(self) -> tuple[Frames, bytes]:
         """The window, and the bytes of an incomplete frame."""
         rest = b"".join(self._chunks)
         self._chunks = []
         return joined(self._found), rest
-
-
-def _marks(data: bytes) -> int:
-    """How many addresses of acks there are, at most; two letters of one are found quickest."""
-    block = np.frombuffer(data, np.uint8)
-    return int(np.count_nonzero((block[:-1] == _MARK[0]) & (block[1:] == _MARK[1])))
 
 
 def joined(parts: list[Frames]) -> Frames:
@@ -223,56 +217,26 @@ def scan(data: bytes, sid: bytes, others: Callable[[bytes], None]) -> tuple[Fram
     if not len(lines):
         return joined([]), 0
     starts = np.concatenate([np.zeros(1, np.int64), lines[:-1] + 1])
-    first = block[starts]
-    likely = np.flatnonzero((first == 72) | (first == 77))
     # Two letters of MSG and HMSG, because a header line may start with the first: Mill-Time.
-    second = block[np.minimum(starts[likely] + 1, len(block) - 1)]
-    kind_h = first[likely] == 72
-    sure = (second == np.where(kind_h, 77, 83)) & (lines[likely] - starts[likely] > _LINE_MIN)
-    likely, kind_h = likely[sure], kind_h[sure]
-    starts, eol = starts[likely], lines[likely] - 1
+    first, second = block[starts], block[np.minimum(starts + 1, len(block) - 1)]
+    kind_h = (first == 72) & (second == 77)
+    likely = (((first == 77) & (second == 83)) | kind_h) & (lines - starts > _LINE_MIN)
+    starts, eol, kind_h = starts[likely], lines[likely] - 1, kind_h[likely]
     size, at = _digits(block, eol)
-    if kind_h.all():
-        headers, at = _digits(block, at)
-    else:
-        headers = np.zeros(len(size), np.int64)
+    headers = np.zeros(len(size), np.int64)
+    if kind_h.any():
         headers[kind_h], at[kind_h] = _digits(block, at[kind_h])
     after = eol + 2 + size + 2
     chosen, used = _chain(data, starts, after, others)
     starts, eol, at = starts[chosen], eol[chosen], at[chosen]
-    subject, content = (
-        starts + 4 + kind_h[chosen],
-        (eol + 2, eol + 2 + headers[chosen], after[chosen] - 2),
-    )
-    subject_end = _own_subject_ends(data, sid, subject, at)
-    if subject_end is not None:
-        reply = subject_end + len(b"  ") + len(sid)
-        return Frames(data, (subject, subject_end, reply, at, *content)), used
+    head, body, end = eol + 2, eol + 2 + headers[chosen], after[chosen] - 2
     spaces = np.flatnonzero(block == 32)
-    number, last = np.searchsorted(spaces, subject), len(spaces) - 1
+    subject = starts + 4 + kind_h[chosen]
+    number = np.searchsorted(spaces, subject)
+    last = len(spaces) - 1
     subject_end, sid_end = spaces[np.minimum(number, last)], spaces[np.minimum(number + 1, last)]
-    frames = Frames(data, (subject, subject_end, sid_end + 1, at, *content))
+    frames = Frames(data, (subject, subject_end, sid_end + 1, at, head, body, end))
     return _own(frames, block, sid, sid_end, others), used
-
-
-def _own_subject_ends(data: bytes, sid: bytes, subject: Bounds, reply_end: Bounds) -> Bounds | None:
-    """Where the subjects end if all messages were delivered to the subscription; None: unknown."""
-    words, mark = words_of(data), b" %b %b" % (sid, _ACK)
-    ends = np.empty(len(subject), np.int64)
-    left = np.arange(len(subject))
-    for _ in range(_ADDRESS_SIZES_MAX):
-        if not len(left):
-            return ends
-        # Addresses of acks differ in the number of digits only: most are as long as this one.
-        known = int(reply_end[left[0]])
-        found = data.find(mark, int(subject[left[0]]), known)
-        if found < 0:
-            break
-        place = reply_end[left] - (known - found)
-        right = (place > subject[left]) & match(words, np.maximum(place, 0), mark)
-        ends[left[right]] = place[right]
-        left = left[~right]
-    return None
 
 
 def _chain(
