@@ -18,6 +18,7 @@ from bench.eventsourcing_peer import (
     sqlite_recorder,
 )
 from bench.harness import OURS, Contestant, Result, Skipped, against
+from bench.spark_floor import drain_rate
 from bench.store_fill import EVENTS, Account, Deposited, Filler, one_each
 from millstream import NEW, EventStore, Mill, StoredEvent, connect
 from millstream.broker import Broker
@@ -33,6 +34,7 @@ LONG = "long"  # the aggregate with many events and a snapshot
 LONG_EVENTS = 10_000
 PROBE_EVENTS = 100
 TAIL = 10  # appends after a snapshot
+SPARK_TASKS = 2  # that read at once
 # Before every round of every contestant: a server still writes for a while after its own.
 SETTLE_SECONDS = 0.3
 
@@ -387,8 +389,8 @@ def _rebuild(broker: Broker, sizes: _Sizes, runner: asyncio.Runner) -> Iterator[
         Filler(broker.url, _prefix(store)).fill(appends, 1, events)
         yield from _rebuild_in_sdk(mill, store, events, sizes, runner)
         runner.run(mill.close())
-    yield from _rebuild_in_spark(broker.url, "view-1", sizes.single)
-    yield from _rebuild_in_spark(broker.url, "view-5", sizes.several)
+    yield from _rebuild_in_spark(broker.url, 1, sizes.single)
+    yield from _rebuild_in_spark(broker.url, 5, sizes.several)
 
 
 @dataclass
@@ -450,8 +452,10 @@ def _rebuild_in_sdk(
     yield from cpu.results(name)
 
 
-def _rebuild_in_spark(url: str, name: str, total: int) -> Iterator[Result | Skipped]:
-    what = f"view of {total:,} events of store {name}, in Spark"
+def _rebuild_in_spark(url: str, events: int, total: int) -> Iterator[Result | Skipped]:
+    """Against what the server delivers at most to as many readers, who only count messages."""
+    name = f"view-{events}"  # of the store, and of the stream of its only partition
+    what = f"view of {total:,} events, {events} an append, in Spark"
     try:
         from pyspark.errors import PySparkException
 
@@ -459,11 +463,11 @@ def _rebuild_in_spark(url: str, name: str, total: int) -> Iterator[Result | Skip
     except ImportError as error:
         yield Skipped(what, str(error))
         return
-    spark = session("bench", master="local[2]", conf={"spark.driver.memory": "2g"})
+    spark = session("bench", master=f"local[{SPARK_TASKS}]", conf={"spark.driver.memory": "2g"})
     try:
         frame = (
             spark.read.format("millstream")
-            .options(url=url, eventStore=name, minPartitions=2)
+            .options(url=url, eventStore=name, minPartitions=SPARK_TASKS)
             .options(columns="aggregate,Deposited.amount")
             .load()
         )
@@ -477,7 +481,11 @@ def _rebuild_in_spark(url: str, name: str, total: int) -> Iterator[Result | Skip
                 raise RuntimeError(f"the sum is {found}, not {5 * total}")
             return total / (time.perf_counter() - began)
 
-        yield from against(what, "events/s", ours, {}, quick=False, rounds=3)
+        def delivered() -> float:
+            return events * drain_rate(url, name, total // events, SPARK_TASKS)
+
+        peers: dict[str, Contestant] = {"raw delivery by the server": delivered}
+        yield from against(what, "events/s", ours, peers, quick=False, rounds=3)
     except PySparkException as error:
         yield Skipped(what, " ".join(str(error).split())[:200])
     finally:

@@ -21,7 +21,7 @@ from millstream.schemas.formats.json_wire import JsonWire
 from millstream.schemas.schema import Schema
 from millstream.schemas.values.columns import ColumnBuilder
 
-__all__ = ["JsonColumns"]
+__all__ = ["JsonColumns", "NotFast", "checked"]
 
 _Convert: TypeAlias = Callable[[Any], Any]  # what the reader made -> the column of the type
 _UUID: Final = "^[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}$"
@@ -31,7 +31,7 @@ _ISO_MICROS: Final = 26
 _EXACT: Final = float(2**53)  # whole numbers from here on may have been rounded
 
 
-class _NotFast(Exception):
+class NotFast(Exception):
     """Only the codec can decide about a text, or about the schema."""
 
 
@@ -47,7 +47,7 @@ class JsonColumns:
         try:
             fields = [pa.field(field.name, _read_type(field.type)) for field in record.fields]
             self._convert = _record_converter(record, top=True)
-        except _NotFast:
+        except NotFast:
             return
         self._options = pj.ParseOptions(
             explicit_schema=pa.schema(fields), unexpected_field_behavior="error"
@@ -64,7 +64,7 @@ class JsonColumns:
         if self._convert is not None:
             try:
                 return self._fast(texts, count, self._convert)
-            except (_NotFast, pa.ArrowException, UnicodeDecodeError):
+            except (NotFast, pa.ArrowException, UnicodeDecodeError):
                 pass  # the codec decides, and words the refusal
         return self.column_by_codec(texts, count)
 
@@ -81,13 +81,13 @@ class JsonColumns:
         how = pj.ReadOptions(use_threads=False, block_size=len(texts) + 1)
         table = pj.read_json(pa.BufferReader(texts), read_options=how, parse_options=self._options)
         if table.num_rows != count:
-            raise _NotFast
+            raise NotFast
         read = table.combine_chunks().to_struct_array()
         read = read.combine_chunks() if isinstance(read, pa.ChunkedArray) else read
         for number, mark in self._counted.items():
             nulls = read.field(number).null_count
             if nulls and texts.count(mark) != nulls:
-                raise _NotFast
+                raise NotFast
         return convert(read)
 
 
@@ -125,16 +125,17 @@ def _read_type(type_: t.Type) -> pa.DataType:
         case t.Record():
             return pa.struct([(field.name, _read_type(field.type)) for field in type_.fields])
         case _:
-            raise _NotFast
+            raise NotFast
 
 
 # -- checked conversion -----------------------------------------------------------------------
 
 
-def _converter(type_: t.Type) -> _Convert:
+def checked(type_: t.Type) -> _Convert:
+    """Makes the column of a type from what was read; NotFast where only the codec can decide."""
     match type_:
         case t.Nullable():
-            return _converter(type_.of)
+            return checked(type_.of)
         case t.Record():
             return _record_converter(type_)
         case t.List():
@@ -162,7 +163,7 @@ def _converter(type_: t.Type) -> _Convert:
 def _sure(array: Any, holds: Any) -> Any:
     """The array if a condition holds for every value of it that is not null."""
     if not pc.all(pc.or_(holds, pc.is_null(array))).as_py():
-        raise _NotFast
+        raise NotFast
     return array
 
 
@@ -199,7 +200,7 @@ def _time_converter(type_: t.Timestamp) -> _Convert:
         if type_.unit == "ms":
             micros = pc.fill_null(times.cast(pa.int64()), 0).to_numpy()
             if (micros % 1000).any():
-                raise _NotFast
+                raise NotFast
         return times
 
     return convert
@@ -215,7 +216,7 @@ def _record_converter(record: t.Record, top: bool = False) -> _Convert:
     for field in record.fields:
         # Deeper down nothing shows whether a field was null or missing, unless that is the same.
         nullable = isinstance(field.type, t.Nullable) and (top or field.default is None)
-        plan.append((nullable, _converter(field.type)))
+        plan.append((nullable, checked(field.type)))
 
     def convert(array: Any) -> Any:
         absent = array.null_count
@@ -223,7 +224,7 @@ def _record_converter(record: t.Record, top: bool = False) -> _Convert:
         for number, (nullable, inner) in enumerate(plan):
             child = array.field(number)
             if child.null_count != absent and not nullable:
-                raise _NotFast
+                raise NotFast
             columns.append(inner(child))
         return pa.StructArray.from_arrays(columns, fields=fields, mask=_mask(array))
 
@@ -231,13 +232,13 @@ def _record_converter(record: t.Record, top: bool = False) -> _Convert:
 
 
 def _list_converter(type_: t.List) -> _Convert:
-    target, inner = arrow_type(type_), _converter(type_.item)
+    target, inner = arrow_type(type_), checked(type_.item)
     nullable = isinstance(type_.item, t.Nullable)
 
     def convert(array: Any) -> Any:
         values = array.values
         if values.null_count and not nullable:
-            raise _NotFast
+            raise NotFast
         return pa.ListArray.from_arrays(
             array.offsets, inner(values), type=target, mask=_mask(array)
         )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from typing import TypeAlias
 
 import pyarrow as pa
@@ -12,11 +12,14 @@ from millstream.event_store.event_types import EventTypes, Upcasters
 from millstream.event_store.format import read_tag, tag_of
 from millstream.events.undecodable import DECODE_FAILURES, reason_of
 from millstream.schemas import ColumnBuilder, Schema
+from millstream.schemas import types as t
 from millstream.schemas.column_resolution import ColumnResolution
-from millstream.schemas.formats.json_columns import JsonColumns
+from millstream.schemas.formats.json_columns import JsonColumns, NotFast
 from millstream.schemas.registry.records import Version
 from millstream.schemas.registry.stores import RegisteredEvent
+from millstream.schemas.resolution import matching_field
 from millstream.spark.source.event_schema import event_columns
+from millstream.spark.source.plain_texts import PlainTexts
 from millstream.spark.stores import StoreSnapshot, read_upcasters
 
 __all__ = ["EventColumns", "Find", "KnownEvents", "check_versions"]
@@ -27,8 +30,17 @@ Find: TypeAlias = Callable[[str], tuple[str, ...] | None]
 class EventColumns:
     """Reads one type of event as its latest version when the query was built."""
 
-    def __init__(self, store: str, name: str, schemas: list[Schema], upcasters: Upcasters) -> None:
+    def __init__(
+        self,
+        store: str,
+        name: str,
+        schemas: list[Schema],
+        upcasters: Upcasters,
+        asked: Collection[str] | None = None,
+    ) -> None:
+        """`asked`: the fields that are asked for, others may be null; None: all of them."""
         self.name = name
+        self._asked = asked
         self._store = store
         self._schemas = schemas
         self._record = schemas[-1].record
@@ -95,8 +107,16 @@ class EventColumns:
                 f"after the query was started, cannot be read as version {self._latest}: {error}. "
                 f"Start the query again"
             ) from error
-        read = JsonColumns(written).column
+        read = _text_reader(written, self._needed(written.record))
         return lambda texts, count: convert(read(texts, count))
+
+    def _needed(self, written: t.Record) -> set[str]:
+        """The fields of a version that lead to a field that is asked for."""
+        if self._asked is None:
+            return {field.name for field in written.fields}
+        asked = (field for field in self._record.fields if field.name in self._asked)
+        found = (matching_field(field, written) for field in asked)
+        return {field.name for field in found if field is not None}
 
     def _by_functions(self, tag: str) -> Callable[[bytes, int], pa.StructArray]:
         decode, build = self._types.decode, self._builder.build
@@ -105,6 +125,23 @@ class EventColumns:
             return build([decode(tag, text) for text in texts.split(b"\n", count)[:count]])
 
         return read
+
+
+def _text_reader(schema: Schema, needed: Collection[str]) -> Callable[[bytes, int], pa.StructArray]:
+    """Reads events of one version: quickly if all have the form in which most are written."""
+    every = JsonColumns(schema).column
+    try:
+        plain = PlainTexts(schema.record, needed).column
+    except NotFast:
+        return every
+
+    def read(texts: bytes, count: int) -> pa.StructArray:
+        try:
+            return plain(texts, count)
+        except (NotFast, pa.ArrowException, UnicodeDecodeError):
+            return every(texts, count)
+
+    return read
 
 
 def check_versions(store: StoreSnapshot, upcasters: str | None, chosen: Collection[str]) -> None:
@@ -118,8 +155,18 @@ def check_versions(store: StoreSnapshot, upcasters: str | None, chosen: Collecti
 class KnownEvents:
     """The types of events of a store, and the tags under which they are written."""
 
-    def __init__(self, snapshot: StoreSnapshot, upcasters: str | None, find: Find) -> None:
-        """`find`: the versions of a type of event as they are registered now, or None."""
+    def __init__(
+        self,
+        snapshot: StoreSnapshot,
+        upcasters: str | None,
+        find: Find,
+        asked: Mapping[str, Collection[str]] | None = None,
+    ) -> None:
+        """`find`: the versions of a type of event as they are registered now, or None.
+
+        `asked`: the fields of each event that are asked for; all of an event that is not in it.
+        """
+        self._asked = asked or {}
         self.snapshot = snapshot
         self._find = find
         self._upcasters = read_upcasters(upcasters)
@@ -142,7 +189,7 @@ class KnownEvents:
         found = self._columns.get(name)
         if found is None:
             schemas = self.snapshot.schemas(name)
-            made = (self.snapshot.store, name, schemas, self._upcasters)
+            made = (self.snapshot.store, name, schemas, self._upcasters, self._asked.get(name))
             found = self._columns[name] = EventColumns(*made)
         return found
 

@@ -6,16 +6,15 @@ from collections.abc import Collection, Sequence
 from typing import Any, Final
 
 import numpy as np
-import pyarrow as pa
 
+from millstream.spark.source.blocks import Words, cut
 from millstream.spark.source.frames import Frames
-from millstream.spark.source.header_lines import Words
 
 __all__ = ["EventLines", "joined_payloads", "joined_texts"]
 
 _LF: Final = 10
 _CR: Final = 13
-_CLOSING: Final = 125  # }
+_CLOSING: Final = b"}}"
 _OPENING: Final = b'{"'
 _UNKNOWN: Final = -1
 
@@ -54,19 +53,19 @@ class EventLines:
         text = words.block
         start = np.concatenate([np.zeros(1, np.int64), breaks[:-1] + 1]) if len(breaks) else breaks
         end = breaks - (text[np.maximum(breaks - 1, 0)] == _CR)
-        regular = words.match(start, _OPENING) & (end - start > len(_OPENING))
-        regular &= (text[np.maximum(end - 1, 0)] == _CLOSING) & (text[end - 2] == _CLOSING)
+        regular = words.match(np.maximum(end - len(_CLOSING), 0), _CLOSING)
+        regular &= end - start > len(_OPENING)
         self.tag = np.full(len(start), _UNKNOWN)
         self._body = start.copy()
         left = np.flatnonzero(regular)
         for number, tag in enumerate(tags):
             if not len(left):
                 break
-            mark = b'%b":{' % tag.encode()
-            found = words.match(start[left] + len(_OPENING), mark)
+            mark = b'%b%b":{' % (_OPENING, tag.encode())
+            found = words.match(start[left], mark)
             chosen = left[found]
             self.tag[chosen] = number
-            self._body[chosen] += len(_OPENING) + len(mark) - 1
+            self._body[chosen] += len(mark) - 1
             left = left[~found]
         self._end = end
         # The bracket that closes a line becomes the line end of its body.
@@ -97,11 +96,7 @@ class EventLines:
         """The JSON of some lines, which have known tags and are in order, each with a line end."""
         if not len(lines):
             return b""
-        spans = np.empty(2 * len(lines), np.int32)
-        spans[0::2], spans[1::2] = self._body[lines], self._end[lines]
-        buffers = [None, pa.py_buffer(spans), pa.py_buffer(self._words.block)]
-        elements = pa.Array.from_buffers(pa.binary(), len(spans) - 1, buffers)
-        chosen = elements.take(pa.array(np.arange(0, len(spans), 2)))
+        chosen = cut(self._words.block, self._body[lines], self._end[lines])
         offsets, data = chosen.buffers()[1:]
         size = int(np.frombuffer(offsets, np.int32)[len(lines)])
         found: bytes = data.slice(0, size).to_pybytes()

@@ -12,7 +12,6 @@ from typing import Any, Final
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from millstream.errors import Undecodable
 from millstream.event_store.format import (
@@ -47,6 +46,7 @@ from millstream.wire.protocol import HEADERS_END, parse_headers
 __all__ = ["EventRows"]
 
 _UNDERSCORE: Final = 95
+_ESCAPE: Final = 61  # before a character that a subject cannot have
 _TIME: Final = pa.timestamp("us", "UTC")
 _HEADERS: Final = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
 _FOREIGN: Final = "it was not written by an event store"
@@ -132,10 +132,11 @@ class Appends:
         headers = HeaderLines(frames)
         # As `open_append` does: a whole message without versions is not of the store.
         known = headers.has(VERSIONS_HEADER) | headers.has(PACK_HEADER)
-        foreign = ~known & ~_damaged(frames, prefix_size)
-        skipped = own | headers.has(FOR_HEADER) | foreign
+        damaged = _damaged(frames, prefix_size)
+        skipped = own | headers.has(FOR_HEADER) | (~known & ~damaged)
         if skipped.any():
             frames = frames.some(~skipped)
+            damaged = damaged[~skipped]
             headers = HeaderLines(frames)
         self.frames = frames
         self.headers = headers
@@ -148,14 +149,13 @@ class Appends:
         self.ends = headers.has(NULL_HEADER) | headers.has(MARKER_HEADER)
         for number in np.flatnonzero(headers.has(PACK_HEADER)).tolist():
             self.reasons[number] = _FOREIGN
-        self._check_whole()
+        self._check_whole(damaged)
         for number in np.flatnonzero(self.ends & (self.first != self.last)).tolist():
             self._miscounted(number, 0)
 
-    def _check_whole(self) -> None:
-        frames = self.frames
-        for number in np.flatnonzero(_damaged(frames, self._prefix_size)).tolist():
-            subject, _, headers, _ = frames.message(number)
+    def _check_whole(self, damaged: Any) -> None:
+        for number in np.flatnonzero(damaged).tolist():
+            subject, _, headers, _ = self.frames.message(number)
             try:
                 check_whole(subject, headers, self._prefix_size)
             except ValueError as error:
@@ -221,7 +221,7 @@ class Appends:
     def aggregates(self) -> pa.Array:
         frames = self.frames
         tokens = frames.cut(frames.subject + self._prefix_size, frames.subject_end)
-        if pc.any(pc.match_substring(tokens, b"=")).as_py():
+        if (np.frombuffer(tokens.buffers()[2], np.uint8) == _ESCAPE).any():
             texts = (token.decode("utf-8", "surrogateescape") for token in tokens.to_pylist())
             ids = (id_of(text).encode("utf-8", "surrogateescape") for text in texts)
             return pa.array(ids, pa.binary())
@@ -329,9 +329,8 @@ class _Rows:
     def events_column(self, name: str, wanted: pa.DataType) -> pa.Array:
         """The events of one type, null in the rows of others."""
         columns = self._known.columns(name)
-        place = np.full(self.count, -1)  # of each row's event among those that were read
         parts: list[pa.Array] = []
-        size = 0
+        places: list[Any] = []  # the rows of each part
         for number, other in enumerate(self._known.names):
             if other != name:
                 continue
@@ -344,14 +343,15 @@ class _Rows:
             rows = self._row_of_line[chosen]
             self.reasons.update({int(rows[n]): reason for n, reason in reasons.items()})
             parts.append(fitted(read, wanted))
-            place[rows] = np.arange(size, size + len(chosen))
-            size += len(chosen)
-        if not size:
+            places.append(rows)
+        if not parts:
             return pa.nulls(self.count, wanted)
-        events = parts[0] if len(parts) == 1 else pa.concat_arrays(parts)
-        if size == self.count and len(parts) == 1:
-            return events
-        return events.take(pa.array(place, mask=place < 0))
+        if len(parts) == 1 and len(parts[0]) == self.count:
+            return parts[0]
+        place = np.full(self.count, -1)  # of each row's event among those that were read
+        rows = np.concatenate(places)
+        place[rows] = np.arange(len(rows))
+        return pa.concat_arrays(parts).take(pa.array(place, mask=place < 0))
 
 
 _MAKE: Final[dict[str, Callable[[_Rows], pa.Array]]] = {

@@ -17,6 +17,7 @@ from millstream.spark.stores import StoreSnapshot
 
 __all__ = [
     "EVENT_COLUMNS",
+    "asked_fields",
     "check_event_schema",
     "chosen_columns",
     "event_columns",
@@ -61,6 +62,15 @@ def event_columns(store: StoreSnapshot) -> dict[str, str]:
         taken.add(name.casefold())
         found[name] = event
     return found
+
+
+def asked_fields(schema: pa.Schema, store: StoreSnapshot) -> dict[str, list[str]]:
+    """The fields of each type of event that a query's columns have."""
+    return {
+        event: [field.name for field in schema.field(name).type]
+        for name, event in event_columns(store).items()
+        if name in schema.names
+    }
 
 
 def chosen_columns(options: SourceOptions, store: StoreSnapshot) -> dict[str, list[str]]:

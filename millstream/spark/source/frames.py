@@ -12,6 +12,7 @@ from typing import Any, Final
 import numpy as np
 import pyarrow as pa
 
+from millstream.spark.source.blocks import cut
 from millstream.wire.message import RawMessage
 from millstream.wire.sync.connection import BlockingConnection
 from millstream.wire.sync.range import read_windows
@@ -74,15 +75,7 @@ class Frames:
 
     def cut(self, start: Bounds, end: Bounds) -> pa.Array:
         """The bytes from `start` to `end` of each message as a binary column."""
-        count = len(start)
-        if not count:
-            return pa.array([], pa.binary())
-        # What is between two messages is an element too, so that the complete block is one array.
-        offsets = np.empty(2 * count, np.int32)
-        offsets[0::2], offsets[1::2] = start, end
-        buffers = [None, pa.py_buffer(offsets), pa.py_buffer(self.data)]
-        elements = pa.Array.from_buffers(pa.binary(), 2 * count - 1, buffers)
-        return elements.take(pa.array(np.arange(0, 2 * count, 2)))
+        return cut(self.data, start, end)
 
     def byte(self, at: Bounds) -> Any:
         """One byte of each message."""

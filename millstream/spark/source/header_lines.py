@@ -6,36 +6,17 @@ way, the caller parses the block of that message.
 
 from __future__ import annotations
 
+from functools import cached_property
 from typing import Any, Final
 
 import numpy as np
 
+from millstream.spark.source.blocks import Words, starts_with
 from millstream.spark.source.frames import Frames
 
-__all__ = ["HeaderLines", "Words", "numbers_at"]
+__all__ = ["HeaderLines", "numbers_at"]
 
 _DIGITS_MAX: Final = 18  # of a number that surely fits 64 bits
-_WORD: Final = 8
-
-
-class Words:
-    """Compares the bytes at many positions of a block with a text."""
-
-    def __init__(self, block: Any) -> None:
-        """`block`: bytes as an array of uint8."""
-        self.block = np.concatenate([block, np.zeros(_WORD, np.uint8)])
-        self._words = np.ndarray(len(block) + 1, "<u8", self.block, strides=(1,))
-
-    def match(self, positions: Any, text: bytes) -> Any:
-        """Whether the text is at each of the positions."""
-        found = np.ones(len(positions), bool)
-        last = len(self._words) - 1
-        for start in range(0, len(text), _WORD):
-            part = text[start : start + _WORD]
-            words = self._words[np.minimum(positions + start, last)]
-            mask = np.uint64((1 << 8 * len(part)) - 1)
-            found &= (words & mask) == np.uint64(int.from_bytes(part, "little"))
-        return found
 
 
 class HeaderLines:
@@ -51,23 +32,37 @@ class HeaderLines:
         # Every line but the first of a block, the status, follows a line end.
         self._starts = np.flatnonzero(text == 10) + 1
         self._ends = np.asarray(ends, np.int64)
-        self._first = self.words.block[self._starts]
+        self._first = self.words.at(self._starts)
+        self._found: dict[str, tuple[Any, Any, Any]] = {}
         self.text = text
+
+    @cached_property
+    def _message(self) -> Any:
+        """The number of the message of each line."""
+        before = np.searchsorted(self._starts, self._ends)
+        counts = np.diff(before, prepend=0, append=len(self._starts))
+        return np.repeat(np.arange(self._count + 1), counts)
 
     def find(self, name: str) -> tuple[Any, Any, Any]:
         """The messages that have a header, and where the value of each starts and ends.
 
         Of a repeated header the first counts.
         """
-        mark = f"{name}: ".encode()
-        likely = self._starts[self._first == mark[0]]
-        starts = likely[self.words.match(likely, mark)]
-        messages = np.searchsorted(self._ends, starts, side="right")
-        messages, firsts = np.unique(messages, return_index=True)
-        starts = starts[firsts]
-        number = np.searchsorted(self._starts, starts, side="right")
-        ends = self._starts[np.minimum(number, len(self._starts) - 1)] - 2
-        return messages, starts + len(mark), ends
+        if name not in self._found:
+            self._found[name] = self._find(f"{name}: ".encode())
+        return self._found[name]
+
+    def _find(self, mark: bytes) -> tuple[Any, Any, Any]:
+        lines = np.flatnonzero(starts_with(self._first, mark))
+        if not len(lines):
+            return lines, lines, lines
+        lines = lines[self.words.match(self._starts[lines], mark)]
+        messages = self._message[lines]
+        repeated = np.flatnonzero(messages[1:] == messages[:-1]) + 1
+        if len(repeated):
+            lines, messages = np.delete(lines, repeated), np.delete(messages, repeated)
+        ends = self._starts[np.minimum(lines + 1, len(self._starts) - 1)] - 2
+        return messages, self._starts[lines] + len(mark), ends
 
     def has(self, name: str) -> Any:
         """Whether each message has a header."""

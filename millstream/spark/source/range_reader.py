@@ -114,10 +114,12 @@ class RangeReader:
             # Loaded only for event stores: every Python process of Spark pays for it.
             from millstream.spark.source.event_columns import KnownEvents
             from millstream.spark.source.event_rows import EventRows
+            from millstream.spark.source.event_schema import asked_fields
 
             jetstream, store = jetstream_to(self.settings), self.store.store
             find = partial(load_event, jetstream, store)
-            known = KnownEvents(self.store, self.upcasters, find)
+            asked = asked_fields(self.schema, self.store)
+            known = KnownEvents(self.store, self.upcasters, find, asked)
             return EventRows(self.schema, state, known, self.undecodable)
         return RowBatches(self.schema, state, self._decoder(state.topic), self.undecodable)
 

@@ -21,7 +21,7 @@ from millstream.schemas.registry.records import Version
 from millstream.schemas.registry.stores import RegisteredEvent
 from millstream.spark.source.event_columns import EventColumns, KnownEvents
 from millstream.spark.source.event_rows import EventRows
-from millstream.spark.source.event_schema import EVENT_COLUMNS, event_columns
+from millstream.spark.source.event_schema import EVENT_COLUMNS, asked_fields, event_columns
 from millstream.spark.source.frames import Frames, scan
 from millstream.spark.source.offsets import PartitionState
 from millstream.spark.stores import StoreSnapshot
@@ -80,10 +80,13 @@ def columns(undecodable: str = "fail") -> pa.Schema:
     return pa.schema([*fields, *([("reason", pa.string())] if undecodable == "null" else [])])
 
 
-def rows_of(messages: list[RawMessage], undecodable: str = "fail") -> list[dict[str, Any]]:
+def rows_of(
+    messages: list[RawMessage], undecodable: str = "fail", schema: pa.Schema | None = None
+) -> list[dict[str, Any]]:
+    schema = schema or columns(undecodable)
     # Nothing is registered after the query was built.
-    known = KnownEvents(STORE, None, STORE.events.get)
-    rows = EventRows(columns(undecodable), STATE, known, undecodable)
+    known = KnownEvents(STORE, None, STORE.events.get, asked_fields(schema, STORE))
+    rows = EventRows(schema, STATE, known, undecodable)
     found = [row for batch in rows.of(frames_of(messages)) for row in batch.to_pylist()]
     if undecodable == "drop":
         assert rows.dropped > 0
@@ -199,6 +202,23 @@ def appends(draw: st.DrawFn, damaged: bool = False) -> list[RawMessage]:
 @given(appends())
 def test_rows_are_the_events_that_the_sdk_reads(messages: list[RawMessage]) -> None:
     assert rows_of(messages) == expected(messages)
+
+
+@settings(max_examples=60, deadline=None)
+@given(appends(), st.sampled_from(["amount", "note"]))
+def test_some_fields_of_an_event_are_those_of_the_whole(
+    messages: list[RawMessage], name: str
+) -> None:
+    whole = columns()
+    one = whole.field("Deposited").type.field(name)
+    schema = pa.schema([("aggregate", pa.string()), ("Deposited", pa.struct([one]))])
+    assert rows_of(messages, schema=schema) == [
+        {
+            "aggregate": row["aggregate"],
+            "Deposited": row["Deposited"] and {name: row["Deposited"][name]},
+        }
+        for row in rows_of(messages)
+    ]
 
 
 @settings(max_examples=60, deadline=None)
