@@ -52,6 +52,7 @@ class AppendMessage(NamedTuple):
     headers: dict[str, str]
     lines: list[tuple[str, bytes]]  # tag and JSON of each event; none: the aggregate ends here
     partition: Partition
+    raw: RawMessage
 
     @property
     def append_id(self) -> str | None:
@@ -115,7 +116,7 @@ def open_append(partition: Partition, raw: RawMessage) -> AppendMessage | None:
         raise Undecodable(*where, str(error)) from error
     stored = event_ns(headers.get(STORED_HEADER), address.timestamp_ns)
     known = (address.sequence, stored, headers, lines)
-    return AppendMessage(id_of(tokens), first, last, *known, partition)
+    return AppendMessage(id_of(tokens), first, last, *known, partition, raw)
 
 
 def previous_in(headers: bytes) -> list[int]:

@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from millstream.errors import MillstreamError, Undecodable
 from millstream.event_store.event_types import EventTypes
-from millstream.event_store.events import StoredEvent
+from millstream.event_store.events import Deleted, StoredEvent
 from millstream.event_store.ids import pattern_of, subject_of
 from millstream.event_store.messages import (
     AppendMessage,
@@ -198,6 +198,9 @@ class AggregateReader:
 
     async def events_in(self, append: AppendMessage) -> list[StoredEvent]:
         """The events of one append."""
+        (usual,) = usual_events(append.partition, [append.raw], self._types)
+        if usual is not None:
+            return usual
         await self._learn([append])
         return list(stored_events(append, self._types))
 
@@ -319,8 +322,8 @@ def _are_before(events: list[StoredEvent], id: str, version: int, offset: int) -
     """Whether these are the events of an aggregate before a version, from an offset on."""
     if not events or events[0].offset != offset:
         return False
-    first = version - len(events)
-    return all(
-        event.version == number and event.id == id and not event.deleted
-        for number, event in enumerate(events, first)
+    return (
+        [event.version for event in events] == list(range(version - len(events), version))
+        and {event.id for event in events} == {id}
+        and Deleted not in {type(event.data) for event in events}
     )
