@@ -155,6 +155,8 @@ def page(empty_page: Page, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> I
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
     monkeypatch.setenv("MILLSTREAM_PORT", "0")  # the default port may be in use
     monkeypatch.setenv("NATS_TIMEOUT", "30s")  # a busy broker is no fault of the page
+    # A JVM that a page starts also serves later tests, with classes of their own.
+    monkeypatch.setenv("PYTHONPATH", str(ROOT), prepend=os.pathsep)
     for name in ("NATS_URL", "NATS_USER", "NATS_PASSWORD", "MILLSTREAM_DATA"):
         monkeypatch.delenv(name, raising=False)
     yield empty_page

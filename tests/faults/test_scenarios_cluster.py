@@ -15,8 +15,11 @@ from tests.faults.hardware import CLUSTER_POWER
 from tests.faults.short import hold
 from tests.faults.storing import CLUSTER_STORES
 
-# `cluster-tables` does the same with tables, and nothing is promised about `periodic`.
-LONG = ("partition-tables", "cluster-event-store", "cluster-power-periodic")
+# `cluster` goes through the same faults, and nothing is promised about `periodic`.
+LONG = (
+    *("cluster-tables", "partition-tables", "cluster-event-store", "cluster-power-periodic"),
+    "partitions",
+)
 NAMES = [
     pytest.param(name, marks=pytest.mark.long if name in LONG else ())
     for name in (*CLUSTERED, *CLUSTER_STORES, *PARTITIONED, *CLUSTER_POWER)

@@ -22,6 +22,7 @@ ROOT = Path(__file__).parents[3]
 COMMAND = [sys.executable, "-m", "examples.flights", "--days", "2", "--seconds", "4"]
 
 
+@pytest.mark.long
 def test_the_demo_loses_duplicates_and_changes_no_row(tmp_path: Path) -> None:
     folder = tmp_path / "demo"
     done = subprocess.run(

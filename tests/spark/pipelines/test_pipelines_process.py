@@ -103,6 +103,7 @@ def words(account: Account) -> list[str]:
     return [value["word"] for value in account.values("slow")]
 
 
+@pytest.mark.long
 def test_ctrl_c_and_sigterm_end_the_batch_and_the_process_and_lose_nothing(
     account: Account, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

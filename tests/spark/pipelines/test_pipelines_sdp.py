@@ -179,6 +179,7 @@ def to_out():
 """
 
 
+@pytest.mark.long
 def test_a_topic_is_source_and_sink_inside_stock_spark_pipelines(
     account: Account, tmp_path: Path
 ) -> None:

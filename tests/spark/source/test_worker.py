@@ -123,6 +123,7 @@ def peaks(url: str, topic: str, *numbers: int) -> list[dict[str, int]]:
     return found
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("kind", "few", "many"), [("packs", 20, 200), ("plain", 12_000, 72_000)], ids=str
 )
