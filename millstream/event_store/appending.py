@@ -177,7 +177,10 @@ class Appender:
 
     async def _prepare(self, append: Append) -> _Prepared:
         events = append.events
-        if isinstance(events, str | bytes | dict) or not isinstance(events, Sequence):
+        is_list = type(events) is list  # nearly always, and the other question takes long
+        if not is_list and (
+            isinstance(events, str | bytes | dict) or not isinstance(events, Sequence)
+        ):
             raise ConfigError(
                 f"events: give a list of events, found {type(events).__name__}: [{events!r:.60}]"
             )
