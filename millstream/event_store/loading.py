@@ -227,6 +227,7 @@ class Loader:
         if head.ends or not _is_quick(head, snapshot):
             return None
         offset = 1 if snapshot is None else snapshot.offset
+        await self._reader.check_loss(head.id, offset)
         try:
             groups = [await self._reader.events_in(head)]
         except MillstreamError:

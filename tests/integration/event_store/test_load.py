@@ -8,10 +8,12 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
+import msgspec
 import pytest
 
 from millstream import NEW, EventStore, Mill
-from millstream.errors import AggregateNotFound
+from millstream.errors import AggregateNotFound, DataLoss
+from millstream.settings import LOST_METADATA
 from millstream.wire.aio import subject_reader
 from tests.integration.event_store.bank import (
     EVENTS,
@@ -124,6 +126,24 @@ async def test_an_aggregate_of_more_messages_than_one_reading_takes_is_loaded(
         await store.append("a2", [Deposited(1)])
     monkeypatch.setattr(subject_reader, "MESSAGES_MAX", 50)
     assert (await store.load("a1")).state.history == list(range(60))
+
+
+async def test_a_state_is_not_made_of_a_log_that_has_lost_events(
+    store: EventStore, mill: Mill
+) -> None:
+    """The lost ones may have been of any aggregate, also of one that has an append only."""
+    await store.append("a1", [Deposited(1)])
+    for number in range(3):
+        await store.append("a2", [Deposited(number)])
+    await store.snapshot("a2")
+    config = dict((await mill.jetstream.stream_info("accounts")).config)
+    lost = [{"first": 4, "last": 9, "found": "2026-11-17T00:00:00Z"}]
+    config["metadata"] = {**config["metadata"], LOST_METADATA: msgspec.json.encode(lost).decode()}
+    await mill.jetstream.update_stream(config)
+    again = await mill.event_store("accounts", Account, events=EVENTS)
+    for id in ("a1", "a2", "a3"):
+        with pytest.raises(DataLoss):
+            await again.load(id)
 
 
 @pytest.mark.long
