@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import AsyncIterator, MutableMapping
+from collections.abc import MutableMapping
 from dataclasses import dataclass
 from typing import Any
 
 import pytest
 
-import millstream
 from millstream import Event, EventStore, Mill, StoredEvent
 from millstream.errors import ProcessFailed
 from millstream.messaging.processing import table_worker
@@ -54,12 +53,6 @@ def note(event: StoredEvent, tables: dict[str, Rows]) -> None:
         seen[event.id] = Seen()
     if amount % 20 == 10:
         raise Broken
-
-
-@pytest.fixture
-async def mill(millstream_url: str) -> AsyncIterator[Mill]:
-    async with millstream.connect(millstream_url) as connected:
-        yield connected
 
 
 @pytest.fixture

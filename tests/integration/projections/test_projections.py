@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping, MutableMapping
+from collections.abc import Mapping, MutableMapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -51,12 +51,6 @@ def without_fees(event: StoredEvent, rows: Rows) -> None:
     """The same with another rule: withdrawals of 1 are fees, which are not counted."""
     if not isinstance(event.data, Withdrawn) or event.data.amount != 1:
         balances(event, rows)
-
-
-@pytest.fixture
-async def mill(millstream_url: str) -> AsyncIterator[Mill]:
-    async with millstream.connect(millstream_url) as connected:
-        yield connected
 
 
 @pytest.fixture
