@@ -12,7 +12,7 @@ FOUNDATION = {
 EDGES = {"cli"}
 INNER = {
     *("broker", "wire", "events", "messaging", "schemas", "tables", "spark", "pipelines"),
-    *("backups", "event_store", "projections"),
+    *("backups", "event_store", "projections", "cdc"),
 }
 MESSAGING = {
     "messaging",
@@ -26,6 +26,7 @@ MESSAGING = {
     "messaging.processing",
 }
 EVENTS = {"events", "events.packs"}
+CDC = {"cdc", "cdc.postgres", "cdc.mysql", "cdc.sqlite", "cdc.sink"}
 SCHEMAS = {"schemas", "schemas.values", "schemas.formats", "schemas.registry"}
 
 # Room or sub-room -> the rooms it may import besides the foundation and itself. A room's own name
@@ -87,7 +88,18 @@ MAY_IMPORT: dict[str, set[str]] = {
         *("wire", "wire.sync", *EVENTS, "messaging.topics", *SCHEMAS),
         *("spark", "spark.source"),
     },
-    "pipelines": {"wire.sync", "schemas", "spark", "spark.source", "blocking", "__init__"},
+    "pipelines": {
+        *(
+            "wire.sync",
+            "events",
+            "schemas",
+            "spark",
+            "spark.source",
+            "blocking",
+            "cdc.sink",
+            "__init__",
+        ),
+    },
     "event_store": {"wire", "wire.aio", *EVENTS, *MESSAGING, *SCHEMAS, "tables"},
     "projections": {*EVENTS, *MESSAGING, "tables", "event_store"},
     "mill": {
@@ -95,6 +107,12 @@ MAY_IMPORT: dict[str, set[str]] = {
         "projections",
     },
     "backups": {"wire", "wire.aio", *MESSAGING, "schemas.registry", "mill"},
+    # The files directly in cdc are the model and the capture; a sub-room is one kind of database.
+    "cdc.postgres": {*EVENTS, *SCHEMAS, "cdc"},
+    "cdc.mysql": {*EVENTS, *SCHEMAS, "cdc"},
+    "cdc.sqlite": {*EVENTS, *SCHEMAS, "cdc"},
+    "cdc.sink": {*EVENTS, *MESSAGING, *SCHEMAS, "mill", "cdc"},
+    "cdc": {"wire", *EVENTS, *MESSAGING, *SCHEMAS, "tables", "mill", *CDC},
     # The blocking twins are written from the classes they mirror.
     "blocking": {
         *("wire", "wire.aio", *EVENTS, *MESSAGING, "event_store", "mill", "blocking.generated"),
@@ -116,6 +134,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "cli.commands": {
         *("broker", "wire", *EVENTS, *MESSAGING, *SCHEMAS, "tables", "pipelines", "mill"),
         *("backups", "event_store", "projections", "cli", "cli.options", "cli.views", "cli.files"),
+        *CDC,
     },
     "cli": {"broker", "mill", "cli.commands", "cli.options", "__init__"},
     # Nothing imports it: the library of that name does, when an application asks for it.

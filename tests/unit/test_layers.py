@@ -51,9 +51,14 @@ LIBRARIES: dict[str, set[str]] = {
     "pyspark": {"spark", "pipelines"},
     "py4j": {"spark", "pipelines"},
     "pandas": {"spark", "pipelines"},
-    "numpy": {"spark"},
+    "numpy": {"spark", "cdc"},
     "yaml": {"pipelines"},
     "eventsourcing": {"eventsourcing"},
+    "psycopg": {"cdc"},
+    "adbc_driver_postgresql": {"cdc"},
+    "adbc_driver_manager": {"cdc"},
+    "pymysqlreplication": {"cdc"},
+    "pymysql": {"cdc"},
 }
 
 

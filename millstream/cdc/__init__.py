@@ -1,0 +1,1 @@
+"""Change data capture: databases to topics, and topics to databases, exactly once."""

@@ -1,0 +1,80 @@
+"""What a source of changes does; `postgres`, `mysql` and `sqlite` are the implementations."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AbstractAsyncContextManager
+from typing import Protocol
+
+import pyarrow as pa
+
+from millstream.cdc.model import Finding, Lag, Received, TableShape
+
+__all__ = ["Snapshot", "Source"]
+
+
+class Snapshot(Protocol):
+    """A consistent view of the source at one position, open for reading."""
+
+    point: int  # commits before it are in the snapshot; those at or after it are not
+
+    def rows(
+        self, table: TableShape, after: Sequence[str] | None
+    ) -> AsyncIterator[tuple[pa.RecordBatch, list[str]]]:
+        """Rows in the order of the key, in batches of a bounded size; each with its last key.
+
+        A batch has the columns of the shape in their Arrow types. `after` is the last key of an
+        earlier, interrupted snapshot: the rows that follow it are wanted.
+        """
+        ...
+
+
+class Source(Protocol):
+    """A database whose changes are captured. Not for use by several tasks at once."""
+
+    async def open(self) -> None:
+        """Connect; raises if the database cannot be reached."""
+        ...
+
+    async def close(self) -> None:
+        """Disconnect, whatever state it is in."""
+        ...
+
+    async def check(self) -> list[Finding]:
+        """What is missing for a capture, found without changing anything."""
+        ...
+
+    async def tables(self) -> list[TableShape]:
+        """The captured tables as they are now."""
+        ...
+
+    async def prepare(self, tables: Sequence[TableShape]) -> bool:
+        """Create what a capture needs at the source, if it is missing.
+
+        True if its place in the log was created now: earlier changes cannot be received.
+        """
+        ...
+
+    def snapshot(self) -> AbstractAsyncContextManager[Snapshot]:
+        """A view of the source as it is now."""
+        ...
+
+    def is_after(self, table: TableShape, keys: pa.RecordBatch, edge: Sequence[str]) -> pa.Array:
+        """Which keys (rows of key columns) are after `edge` in the order of snapshots."""
+        ...
+
+    def changes(self) -> AsyncIterator[Received]:
+        """All changes since what was confirmed, for ever, with `Received` at least every second."""
+        ...
+
+    async def confirm(self, upto: int) -> None:
+        """Everything up to a position is stored: the source need not keep it."""
+        ...
+
+    async def lag(self) -> Lag:
+        """How far the capture is behind; also while none is running."""
+        ...
+
+    async def reset(self) -> None:
+        """Remove what `prepare` created."""
+        ...
