@@ -27,7 +27,7 @@ class Column:
 
 @dataclass(frozen=True, slots=True)
 class TableShape:
-    """A table as it is captured: its columns in order (those left out are not here), and its key."""
+    """A table as it is captured: its columns in order, without those left out, and its key."""
 
     namespace: str  # schema or database; "" where there is none
     name: str
@@ -50,8 +50,8 @@ class Changes:
     """Changes of one table, in one shape, in the order of their positions, by column.
 
     Arrays have one item for each change. The position of a change is (commit, place): it is unique
-    in the source and grows. `place` grows within a commit; a key change is two changes (the deletion
-    of the old key, and the new row) that share `number`.
+    in the source and grows. `place` grows within a commit; a key change is two changes (the
+    deletion of the old key, and the new row) that share `number`.
     """
 
     table: TableShape

@@ -1,7 +1,7 @@
 """What an event of a topic of changes holds: one change of one row of a database. Pure.
 
-A topic of changes has one typed record an event: `op`, the row `before` and `after`, the columns that
-are `unchanged`, and the `source`. Readers (sinks, Spark, the SDK) know it by these names.
+A topic of changes has one typed record an event: `op`, the row `before` and `after`, the columns
+that are `unchanged`, and the `source`. Readers (sinks, Spark, the SDK) know it by these names.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ __all__ = [
     "DELETE",
     "NUMBER",
     "OP",
-    "OP_HEADER",
     "OPS",
+    "OP_HEADER",
     "POSITION_HEADER",
     "READ",
     "SOURCE",
