@@ -10,25 +10,20 @@ missing.
 
 from __future__ import annotations
 
-import os
-import shutil
-import signal
-import socket
 import statistics
-import subprocess
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from uuid import uuid4
 
 from eventsourcing.persistence import ApplicationRecorder, InfrastructureFactory, StoredEvent
 from eventsourcing.sqlite import SQLiteConnection, SQLiteFactory
 
 from bench.harness import PeerAbsent
+from tools.postgres_server import USER, PostgresAbsent, running_postgres
 
 __all__ = [
     "Appends",
@@ -41,10 +36,6 @@ __all__ = [
 
 STATE = b'{"amount":{"_type_":"decimal_str","_data_":"12.50"},"timestamp":"2026-11-17T15:43:43"}'
 TOPIC = "bank:Account.Deposited"
-START_SECONDS = 60.0
-# PostgreSQL refuses to run as root; its Debian package creates this user.
-UNPRIVILEGED = "postgres"
-POSTGRES_PROGRAMS = "/usr/lib/postgresql"
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,7 +125,7 @@ def postgres_recorder(port: int, connections: int = 1) -> Iterator[ApplicationRe
         "POSTGRES_DBNAME": "postgres",
         "POSTGRES_HOST": "127.0.0.1",
         "POSTGRES_PORT": str(port),
-        "POSTGRES_USER": "bench",
+        "POSTGRES_USER": USER,
         "POSTGRES_PASSWORD": "-",
         "POSTGRES_POOL_SIZE": str(connections),
         "POSTGRES_MAX_OVERFLOW": "0",
@@ -166,79 +157,11 @@ def millstream_recorder(url: str) -> Iterator[ApplicationRecorder]:
 # -- a PostgreSQL of its own --------------------------------------------------------------
 
 
-def _program(name: str) -> str:
-    """The path of one of PostgreSQL's programs, of the newest version."""
-    versions = sorted(Path(POSTGRES_PROGRAMS).glob(f"*/bin/{name}"), key=_version_of)
-    found = str(versions[-1]) if versions else shutil.which(name)
-    if found is None:
-        raise PeerAbsent(f"PostgreSQL is not installed ({name}): make system-deps")
-    return found
-
-
-def _version_of(path: Path) -> float:
-    number = path.parents[1].name
-    return float(number) if number.replace(".", "", 1).isdigit() else 0.0
-
-
-def _free_port() -> int:
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        port: int = one.getsockname()[1]
-        return port
-
-
 @contextmanager
 def postgres_server(max_connections: int = 100) -> Iterator[int]:
     """A new PostgreSQL in a folder of its own that syncs every transaction; gives its port."""
-    initdb, postgres = _program("initdb"), _program("postgres")
-    user = UNPRIVILEGED if os.geteuid() == 0 else None
-    with tempfile.TemporaryDirectory(prefix="millstream-bench-") as folder:
-        data, log = Path(folder, "data"), Path(folder, "log")
-        if user is not None:
-            try:
-                shutil.chown(folder, user)
-            except LookupError:
-                raise PeerAbsent(
-                    f"no user '{user}' to run PostgreSQL as: make system-deps"
-                ) from None
-        make = [initdb, "-D", str(data), "-U", "bench", "-A", "trust", "--no-sync"]
-        made = subprocess.run(make, user=user, cwd=folder, capture_output=True, text=True)
-        if made.returncode:
-            raise PeerAbsent(f"PostgreSQL could not create its folder: {made.stderr.strip()}")
-        port = _free_port()
-        settings = {
-            "port": port,
-            "listen_addresses": "127.0.0.1",
-            "unix_socket_directories": "",
-            "fsync": "on",
-            "synchronous_commit": "on",
-            "max_connections": max_connections,
-        }
-        options = [text for item in settings.items() for text in ("-c", "{}={}".format(*item))]
-        with log.open("w") as output:
-            server = subprocess.Popen(
-                [postgres, "-D", str(data), *options],
-                user=user,
-                cwd=folder,
-                stdout=output,
-                stderr=subprocess.STDOUT,
-            )
-        try:
-            _wait_ready(server, port, log)
-            yield port
-        finally:
-            server.send_signal(signal.SIGINT)  # ends sessions, then itself
-            try:
-                server.wait(START_SECONDS)
-            except subprocess.TimeoutExpired:
-                server.kill()
-                server.wait()
-
-
-def _wait_ready(server: subprocess.Popen[bytes], port: int, log: Path) -> None:
-    ready = [_program("pg_isready"), "-q", "-h", "127.0.0.1", "-p", str(port)]
-    until = time.monotonic() + START_SECONDS
-    while subprocess.run(ready).returncode:
-        if server.poll() is not None or time.monotonic() > until:
-            raise PeerAbsent(f"PostgreSQL did not start: {log.read_text()[-500:].strip()}")
-        time.sleep(0.05)
+    try:
+        with running_postgres(fsync="on", max_connections=max_connections) as server:
+            yield server.port
+    except PostgresAbsent as error:
+        raise PeerAbsent(str(error)) from None

@@ -10,6 +10,7 @@ from eventsourcing.persistence import ApplicationRecorder
 
 from bench import eventsourcing_peer as peer
 from bench.harness import PeerAbsent
+from tools import postgres_server as tool
 
 
 @pytest.fixture(params=["sqlite", "postgres", "millstream"])
@@ -41,6 +42,6 @@ def test_without_postgresql_the_peer_says_what_to_do(
     monkeypatch: pytest.MonkeyPatch, tmp_path: object
 ) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
-    monkeypatch.setattr(peer, "POSTGRES_PROGRAMS", str(tmp_path))
+    monkeypatch.setattr(tool, "PROGRAMS", str(tmp_path))
     with pytest.raises(PeerAbsent, match="make system-deps"), peer.postgres_server():
         pytest.fail("started")
