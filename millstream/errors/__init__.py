@@ -55,6 +55,8 @@ MillstreamError
 │   ├── PipelineBusy                         it is running and cannot be started, reset or packed
 │   ├── PipelineNotRunning                   it is not running, so it cannot be stopped
 │   └── FlowsFailed                          some flows failed permanently, after their restarts
+├── CaptureError (RuntimeError)              a capture of changes cannot start or continue
+│   └── LogUnreadable (ValueError)           what the database sent cannot be decoded
 ├── DataLoss                                 events that should exist are missing
 ├── VersionConflict                          an append expected another version of the aggregate
 ├── AggregateNotFound (LookupError)          the event store has no events of that aggregate
@@ -64,6 +66,11 @@ MillstreamError
 ├── UnknownEvent (LookupError)               a type of event that the event store does not know
 ├── HistoryGone (LookupError)                a table does not know a value of the past any more
 ├── BackupError                              a backup cannot be made, read or restored
+├── CaptureError (RuntimeError)              a capture of database changes cannot go on
+│   ├── SourceUnreachable                    the database cannot be reached
+│   ├── SourceLost                           it no longer has the changes that come next
+│   └── BreakingChange                       a table was changed incompatibly; names the column
+├── SinkError (RuntimeError)                 a topic cannot be applied to a database
 ├── Undecodable (ValueError)                 a stored event cannot be decoded
 ├── NotJson (ValueError)                     json() was asked for, and the value is none
 ├── SchemaError (ValueError)                 a schema cannot be used or changed in this way
@@ -95,6 +102,14 @@ from millstream.errors.broker import (
     StartFailed,
     Unhealthy,
     WrongKey,
+)
+from millstream.errors.cdc import (
+    BreakingChange,
+    CaptureError,
+    LogUnreadable,
+    SinkError,
+    SourceLost,
+    SourceUnreachable,
 )
 from millstream.errors.connection import (
     AuthenticationFailed,
@@ -173,7 +188,9 @@ __all__ = [
     "ApiError",
     "AuthenticationFailed",
     "BackupError",
+    "BreakingChange",
     "BrokerError",
+    "CaptureError",
     "ConfigError",
     "ConnectError",
     "ConnectFailed",
@@ -191,6 +208,7 @@ __all__ = [
     "Incompatible",
     "IncompleteList",
     "LimitReached",
+    "LogUnreadable",
     "MillstreamError",
     "MissingExtra",
     "NoGuard",
@@ -225,6 +243,9 @@ __all__ = [
     "ServerMissing",
     "ServerTooOld",
     "ServiceError",
+    "SinkError",
+    "SourceLost",
+    "SourceUnreachable",
     "StartFailed",
     "SubscriberClosed",
     "SubscriptionConflict",
