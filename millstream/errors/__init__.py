@@ -55,8 +55,6 @@ MillstreamError
 │   ├── PipelineBusy                         it is running and cannot be started, reset or packed
 │   ├── PipelineNotRunning                   it is not running, so it cannot be stopped
 │   └── FlowsFailed                          some flows failed permanently, after their restarts
-├── CaptureError (RuntimeError)              a capture of changes cannot start or continue
-│   └── LogUnreadable (ValueError)           what the database sent cannot be decoded
 ├── DataLoss                                 events that should exist are missing
 ├── VersionConflict                          an append expected another version of the aggregate
 ├── AggregateNotFound (LookupError)          the event store has no events of that aggregate
@@ -68,7 +66,9 @@ MillstreamError
 ├── BackupError                              a backup cannot be made, read or restored
 ├── CaptureError (RuntimeError)              a capture of database changes cannot go on
 │   ├── SourceUnreachable                    the database cannot be reached
+│   ├── LogUnreadable (ValueError)           what the database sent cannot be decoded
 │   ├── SourceLost                           it no longer has the changes that come next
+│   ├── LogUnreadable (ValueError)           what it sent about its changes cannot be decoded
 │   └── BreakingChange                       a table was changed incompatibly; names the column
 ├── SinkError (RuntimeError)                 a topic cannot be applied to a database
 ├── Undecodable (ValueError)                 a stored event cannot be decoded

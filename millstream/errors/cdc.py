@@ -4,7 +4,14 @@ from __future__ import annotations
 
 from millstream.errors.base import MillstreamError
 
-__all__ = ["BreakingChange", "CaptureError", "SinkError", "SourceLost", "SourceUnreachable"]
+__all__ = [
+    "BreakingChange",
+    "CaptureError",
+    "LogUnreadable",
+    "SinkError",
+    "SourceLost",
+    "SourceUnreachable",
+]
 
 
 class CaptureError(MillstreamError, RuntimeError):
@@ -13,6 +20,10 @@ class CaptureError(MillstreamError, RuntimeError):
 
 class SourceUnreachable(CaptureError):
     """The database could not be reached, or the connection to it was lost."""
+
+
+class LogUnreadable(CaptureError, ValueError):
+    """What the database sent cannot be decoded."""
 
 
 class SourceLost(CaptureError):
@@ -25,6 +36,10 @@ class SourceLost(CaptureError):
             f"what the source still has. Begin again with a new snapshot: "
             f"'millstream cdc reset --yes', then 'millstream cdc run'"
         )
+
+
+class LogUnreadable(CaptureError, ValueError):
+    """What a database sent about its changes cannot be decoded; nothing of it was stored."""
 
 
 class BreakingChange(CaptureError):
