@@ -23,7 +23,7 @@ class SourceUnreachable(CaptureError):
 
 
 class LogUnreadable(CaptureError, ValueError):
-    """What the database sent cannot be decoded."""
+    """What the database sent cannot be decoded; nothing of it was stored."""
 
 
 class SourceLost(CaptureError):
@@ -36,10 +36,6 @@ class SourceLost(CaptureError):
             f"what the source still has. Begin again with a new snapshot: "
             f"'millstream cdc reset --yes', then 'millstream cdc run'"
         )
-
-
-class LogUnreadable(CaptureError, ValueError):
-    """What a database sent about its changes cannot be decoded; nothing of it was stored."""
 
 
 class BreakingChange(CaptureError):

@@ -75,7 +75,9 @@ _EPOCH: Final = 946_684_800_000_000  # 2000-01-01, from which PostgreSQL counts,
 # Arrow's offsets have 31 bits. One payload is below 1 GiB: PostgreSQL builds it in one buffer.
 _BYTES_MAX: Final = 2**31 - 64
 _PADDING: Final = bytes(8)  # so that no offset of a field is behind the buffer, even of a cut row
-_OLD_AND_NEW: Final = 6  # kind, relation, and the first byte of a tuple
+_HEADER: Final = 6  # kind, relation, and the first byte of a tuple
+# Below so many rows a plain loop is quicker than some hundred calls of numpy and Arrow.
+_FEW: Final = 64
 _COLUMNS_MAX: Final = 1_664  # of a table; PostgreSQL's own limit for any list of columns
 
 Ints = np.ndarray[Any, np.dtype[np.int64]]
@@ -220,7 +222,7 @@ def parse_relation(payload: bytes) -> Relation:
 
 def relation_of(payload: bytes) -> int:
     """The oid of the relation that an Insert, Update or Delete changes."""
-    if len(payload) < _OLD_AND_NEW:
+    if len(payload) < _HEADER:
         raise _cut("change", payload)
     return int.from_bytes(payload[1:5], "big")
 
@@ -282,6 +284,9 @@ def decode_rows(
 
     `wanted` are the columns to decode, by their index in the relation; None: all of them.
     """
+    only = frozenset(wanted) if wanted is not None else None
+    if len(payloads) < _FEW:
+        return _decode_few(relation, payloads, only)
     data = b"".join((*payloads, _PADDING))
     if len(data) > _BYTES_MAX:
         raise errors.LogUnreadable(
@@ -290,10 +295,9 @@ def decode_rows(
     count = len(payloads)
     ends: Ints = np.cumsum(np.fromiter(map(len, payloads), np.int64, count))
     starts: Ints = np.concatenate((np.zeros(1, np.int64), ends[:-1]))[:count]
-    walk = _Walk(relation, data, ends, frozenset(wanted) if wanted is not None else None)
-    if count and int((ends - starts).min()) <= _OLD_AND_NEW:
-        row = int((ends - starts).argmin())
-        raise _cut("change", payloads[row])
+    walk = _Walk(relation, data, ends, only)
+    row = int((ends - starts).argmin())
+    relation_of(payloads[row])  # refuses the shortest if it has no header
     kind = walk.bytes[starts]
     first = walk.bytes[starts + 5]
     has_old = (first == KEY_TUPLE) | (first == FULL_TUPLE)
@@ -302,7 +306,7 @@ def decode_rows(
     good |= (kind == UPDATE) & (has_old | (first == _NEW_TUPLE))
     good &= walk.relations(starts) == relation.oid
     walk.require(good, starts, "not a change of this relation")
-    at = starts + _OLD_AND_NEW
+    at = starts + _HEADER
     old = None
     if has_old.any():
         old, at = walk.tuples(at, has_old)
@@ -381,8 +385,6 @@ class _Walk:
     def _texts(self, index: int, starts: Ints, ends: Ints, valid: Bools) -> pa.StringArray:
         """The bytes between the offsets as one array."""
         count = len(starts)
-        if not count:
-            return pa.array([], pa.string())
         # Texts and the gaps between them, taken as one array without a copy; then Arrow copies
         # every other item, the texts, into an array of their own.
         offsets = np.empty(2 * count, np.int32)
@@ -399,12 +401,7 @@ class _Walk:
         try:
             return taken.cast(pa.string())
         except pa.ArrowInvalid:
-            name = self.relation.columns[index].name
-            raise errors.LogUnreadable(
-                f"table {self.relation.namespace}.{self.relation.name}: the column {name!r} has a "
-                f"text that is not UTF-8. A database with the encoding SQL_ASCII can hold such; "
-                f"correct the row or leave the column out"
-            ) from None
+            raise _not_utf8(self.relation, index) from None
 
     def require(self, good: Bools, at: Ints, otherwise: str) -> None:
         """Refuse everything unless this holds for every row."""
@@ -412,11 +409,105 @@ class _Walk:
             return
         row = int(np.argmin(good))
         start = int(self.ends[row - 1]) if row else 0
-        table = f"{self.relation.namespace}.{self.relation.name}"
-        raise _bad(
-            f"change {row} of table {table} ({int(self.ends[row]) - start} bytes) has {otherwise} "
-            f"at byte {int(at[row]) - start}"
-        )
+        size = int(self.ends[row]) - start
+        raise _bad_row(self.relation, row, size, otherwise, int(at[row]) - start)
+
+
+# -- rows, one by one ---------------------------------------------------------------------
+
+
+def _decode_few(
+    relation: Relation, payloads: Sequence[bytes], wanted: frozenset[int] | None
+) -> DecodedRows:
+    count = len(relation.columns)
+    new, old = _Columns(relation, len(payloads)), _Columns(relation, len(payloads))
+    kinds, old_kinds = bytearray(), bytearray()
+    for row, payload in enumerate(payloads):
+        kind, at = payload[0] if payload else 0, _HEADER
+        if relation_of(payload) != relation.oid:
+            raise _bad_row(relation, row, len(payload), "not a change of this relation", 1)
+        marker = payload[5]
+        if marker in (KEY_TUPLE, FULL_TUPLE) and kind in (UPDATE, DELETE):
+            at = old.read(row, payload, at)
+            old_kinds.append(marker)
+            if kind == UPDATE:
+                marker, at = payload[at] if at < len(payload) else 0, at + 1
+        else:
+            old_kinds.append(NO_TUPLE)
+        if kind in (INSERT, UPDATE) and marker == _NEW_TUPLE:
+            at = new.read(row, payload, at)
+        elif kind != DELETE or not old_kinds[-1]:
+            raise _bad_row(relation, row, len(payload), "no such tuple", at)
+        if at != len(payload):
+            raise _bad_row(relation, row, len(payload), "more bytes than its columns need", at)
+        kinds.append(kind)
+    indexes = [i if wanted is None or i in wanted else None for i in range(count)]
+    return DecodedRows(
+        np.frombuffer(bytes(kinds), np.uint8),
+        np.frombuffer(bytes(old_kinds), np.uint8),
+        tuple(None if i is None else new.texts(i) for i in indexes),
+        tuple(None if i is None else old.texts(i) for i in indexes) if any(old_kinds) else None,
+    )
+
+
+class _Columns:
+    """The values of tuples of a few rows, by column."""
+
+    def __init__(self, relation: Relation, rows: int) -> None:
+        self.relation, self.rows = relation, rows
+        self.values: list[list[bytes | None]] = [[None] * rows for _ in relation.columns]
+        self.unchanged: dict[int, list[int]] = {}  # column -> rows
+
+    def read(self, row: int, payload: bytes, at: int) -> int:
+        """Take a tuple that starts at this byte; the byte behind it."""
+        size = len(payload)
+        if at + 2 > size or payload[at] << 8 | payload[at + 1] != len(self.values):
+            text = f"not {len(self.values)} columns"
+            raise _bad_row(self.relation, row, size, text, at)
+        at += 2
+        for index, values in enumerate(self.values):
+            kind = payload[at] if at < size else 0
+            if kind == _TEXT:
+                start = at + 5
+                at = start + int.from_bytes(payload[at + 1 : start], "big")
+                if start > size or at > size:
+                    text = "a value that goes beyond its end"
+                    raise _bad_row(self.relation, row, size, text, start)
+                values[row] = payload[start:at]
+            elif kind == _NULL or kind == _UNCHANGED:
+                at += 1
+                if kind == _UNCHANGED:
+                    self.unchanged.setdefault(index, []).append(row)
+            else:
+                text = f"no value of the column {self.relation.columns[index].name!r}"
+                raise _bad_row(self.relation, row, size, text, at)
+        return at
+
+    def texts(self, index: int) -> Texts:
+        try:
+            texts = [None if v is None else str(v, "utf-8") for v in self.values[index]]
+        except UnicodeDecodeError:
+            raise _not_utf8(self.relation, index) from None
+        mask = None
+        if (rows := self.unchanged.get(index)) is not None:
+            flags = [False] * self.rows
+            for row in rows:
+                flags[row] = True
+            mask = pa.array(flags, pa.bool_())
+        return Texts(pa.array(texts, pa.string()), mask)
+
+
+def _bad_row(relation: Relation, row: int, size: int, found: str, at: int) -> errors.LogUnreadable:
+    table = f"{relation.namespace}.{relation.name}"
+    return _bad(f"change {row} of table {table} ({size} bytes) has {found} at byte {at}")
+
+
+def _not_utf8(relation: Relation, index: int) -> errors.LogUnreadable:
+    return errors.LogUnreadable(
+        f"table {relation.namespace}.{relation.name}: the column {relation.columns[index].name!r} "
+        f"has a text that is not UTF-8. A database with the encoding SQL_ASCII can hold such; "
+        f"correct the row or leave the column out"
+    )
 
 
 def _bitmap(bools: Bools) -> pa.Buffer:
