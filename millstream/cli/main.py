@@ -5,7 +5,13 @@ from __future__ import annotations
 import sys
 
 from millstream.cli.exits import Exit
-from millstream.errors import ConnectFailed, MillstreamError, NotRunning, TlsFailed
+from millstream.errors import (
+    CaptureNotRunning,
+    ConnectFailed,
+    MillstreamError,
+    NotRunning,
+    TlsFailed,
+)
 
 __all__ = ["main"]
 
@@ -21,7 +27,7 @@ def main() -> None:
         sys.exit(Exit.INTERRUPTED)
     except TlsFailed as error:  # it runs, and trying again would not help
         _fail(str(error), Exit.ERROR)
-    except (NotRunning, ConnectFailed) as error:
+    except (NotRunning, CaptureNotRunning, ConnectFailed) as error:
         _fail(str(error), Exit.NOT_RUNNING)
     except MillstreamError as error:
         _fail(str(error), Exit.ERROR)

@@ -65,10 +65,11 @@ MillstreamError
 ├── HistoryGone (LookupError)                a table does not know a value of the past any more
 ├── BackupError                              a backup cannot be made, read or restored
 ├── CaptureError (RuntimeError)              a capture of database changes cannot go on
+│   ├── CaptureBusy                          it is running and cannot be started or reset
+│   ├── CaptureNotRunning                    it is not running, so it cannot be stopped
 │   ├── SourceUnreachable                    the database cannot be reached
 │   ├── LogUnreadable (ValueError)           what the database sent cannot be decoded
 │   ├── SourceLost                           it no longer has the changes that come next
-│   ├── LogUnreadable (ValueError)           what it sent about its changes cannot be decoded
 │   └── BreakingChange                       a table was changed incompatibly; names the column
 ├── SinkError (RuntimeError)                 a topic cannot be applied to a database
 ├── Undecodable (ValueError)                 a stored event cannot be decoded
@@ -105,7 +106,9 @@ from millstream.errors.broker import (
 )
 from millstream.errors.cdc import (
     BreakingChange,
+    CaptureBusy,
     CaptureError,
+    CaptureNotRunning,
     LogUnreadable,
     SinkError,
     SourceLost,
@@ -190,7 +193,9 @@ __all__ = [
     "BackupError",
     "BreakingChange",
     "BrokerError",
+    "CaptureBusy",
     "CaptureError",
+    "CaptureNotRunning",
     "ConfigError",
     "ConnectError",
     "ConnectFailed",

@@ -6,7 +6,9 @@ from millstream.errors.base import MillstreamError
 
 __all__ = [
     "BreakingChange",
+    "CaptureBusy",
     "CaptureError",
+    "CaptureNotRunning",
     "LogUnreadable",
     "SinkError",
     "SourceLost",
@@ -16,6 +18,26 @@ __all__ = [
 
 class CaptureError(MillstreamError, RuntimeError):
     """A capture cannot go on; what is stored so far stays right."""
+
+
+class CaptureBusy(CaptureError):
+    """The capture is running somewhere; nothing was changed."""
+
+    def __init__(self, capture: str) -> None:
+        self.capture = capture
+        super().__init__(
+            f"the capture '{capture}' is running. Stop it first: 'millstream cdc stop'"
+        )
+
+
+class CaptureNotRunning(CaptureError):
+    """No process runs the capture."""
+
+    def __init__(self, capture: str) -> None:
+        self.capture = capture
+        super().__init__(
+            f"the capture '{capture}' is not running. Start it with 'millstream cdc run'"
+        )
 
 
 class SourceUnreachable(CaptureError):
