@@ -474,7 +474,7 @@ class _Columns:
                     text = "a value that goes beyond its end"
                     raise _bad_row(self.relation, row, size, text, start)
                 values[row] = payload[start:at]
-            elif kind == _NULL or kind == _UNCHANGED:
+            elif kind in (_NULL, _UNCHANGED):
                 at += 1
                 if kind == _UNCHANGED:
                     self.unchanged.setdefault(index, []).append(row)
