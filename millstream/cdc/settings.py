@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
-from millstream.settings import hide_password
+from millstream.settings import Secret, hide_password
 
 __all__ = ["CaptureSettings", "Mask", "OutboxSettings", "TableSettings"]
 
@@ -48,12 +48,11 @@ class CaptureSettings:
     table: Mapping[str, TableSettings] = field(default_factory=dict)  # by full name
     outbox: tuple[OutboxSettings, ...] = ()
     topic: str = "{table}"  # may have {namespace}, {table}, {name}
-    partitions: int = 1  # of topics that it creates
     format: Format = "changes"
     snapshot: bool = True  # rows that are there when the capture begins
     whole_transactions: bool = False  # rows of a transaction in one topic are stored in one step
     truncate: Literal["stop", "event", "ignore"] = "stop"
-    mask_key: str | None = None  # secret of the mask "hash"
+    mask_key: Secret | None = None  # of the mask "hash"
     heartbeat: float = 10.0  # seconds between positions that are stored for idle tables
     log_budget: int = 10 * 1024**3  # bytes of log that the source may keep for this capture
 

@@ -40,6 +40,10 @@ class Source(Protocol):
         """Disconnect, whatever state it is in."""
         ...
 
+    async def identity(self) -> str:
+        """What tells this database from another: positions of another one mean something else."""
+        ...
+
     async def check(self) -> list[Finding]:
         """What is missing for a capture, found without changing anything."""
         ...
@@ -61,6 +65,10 @@ class Source(Protocol):
 
     def is_after(self, table: TableShape, keys: pa.RecordBatch, edge: Sequence[str]) -> pa.Array:
         """Which keys (rows of key columns) are after `edge` in the order of snapshots."""
+        ...
+
+    def start_at(self, commit: int) -> None:
+        """Changes of commits up to this one are stored; a source that keeps a place ignores it."""
         ...
 
     def changes(self) -> AsyncIterator[Received]:

@@ -150,10 +150,11 @@ class Columns:
     """Which columns of a frame hold the event's key, time and id; the others form its value.
 
     `tombstone` names a boolean column: where it is true, the event has no value (a deletion),
-    whatever the other columns hold; null counts as false. It is not part of the value.
+    whatever the other columns hold; null counts as false. It is not part of the value, and neither
+    are `headers` (a map of texts, or a list of pairs of text and bytes) and what is `left_out`.
     """
 
-    __slots__ = ("id", "key", "timestamp", "tombstone", "value")
+    __slots__ = ("headers", "id", "key", "left_out", "timestamp", "tombstone", "value")
 
     def __init__(
         self,
@@ -162,12 +163,16 @@ class Columns:
         id: str | None = None,
         value: str | None = None,
         tombstone: str | None = None,
+        headers: str | None = None,
+        left_out: Sequence[str] = (),
     ) -> None:
         self.key = key  # stays in the value too
         self.timestamp = timestamp  # stays in the value too
         self.id = id  # stays in the value too
         self.value = value  # a binary column that is the value; None: all columns together are
         self.tombstone = tombstone  # a boolean column: true means an event without a value
+        self.headers = headers  # a column of maps or of lists of pairs
+        self.left_out = left_out  # columns that are not part of the value, such as the key's
 
 
 def batches_of(data: Any) -> Iterator[pa.RecordBatch]:
@@ -211,7 +216,7 @@ def enveloped(
             "(Columns(value=...)), or declare the topic with a schema"
         )
     else:
-        others = {*left_out, columns.tombstone}
+        others = {*left_out, *columns.left_out, columns.tombstone, columns.headers}
         names = [name for name in batch.schema.names if name in others]
         parts = batch.drop_columns(names) if names else batch
         if deleted is None:
@@ -226,8 +231,24 @@ def enveloped(
         value,
         key=_text_or_bytes(batch, columns.key),
         timestamp=None if columns.timestamp is None else _column(batch, columns.timestamp),
+        headers=None if columns.headers is None else _header_pairs(batch, columns.headers),
         id=None if columns.id is None else _column(batch, columns.id).cast(pa.string()),
     )
+
+
+def _header_pairs(batch: pa.RecordBatch, name: str) -> pa.Array:
+    """A column of headers in the form of packs."""
+    column = _column(batch, name)
+    if column.type.equals(_HEADERS):
+        return column
+    try:
+        if pa.types.is_map(column.type):
+            column = column.cast(pa.map_(pa.string(), pa.binary()))
+            pairs = pa.StructArray.from_arrays([column.keys, column.items], names=["key", "value"])
+            return pa.ListArray.from_arrays(column.offsets, pairs, mask=column.is_null())
+        return column.cast(_HEADERS)
+    except pa.ArrowException as error:
+        raise Unfit(name, "a map of texts, or a list of pairs", str(column.type)) from error
 
 
 def _deleted(batch: pa.RecordBatch, name: str | None) -> pa.Array | None:

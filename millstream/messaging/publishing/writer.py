@@ -173,6 +173,7 @@ class Writer(AsyncClosing):
         positions: Any = None,
         columns: Columns | None = None,
         note: str | None = None,
+        whole: bool = False,
     ) -> None:
         """Add the rows of a frame, each with a position of its own.
 
@@ -181,7 +182,9 @@ class Writer(AsyncClosing):
         numbers, or an Arrow array of them; for pairs two of these, `positions=("lsn", "number")`.
         Columns that are named are not part of the value. `note` belongs to the last row.
 
-        Like single events they are stored when packs are full, after `linger`, or by `flush`.
+        Like single events they are stored when packs are full, after `linger`, or by `flush`. With
+        `whole` the rows of one batch are one unit in each lane: all of them are stored in one step,
+        with their position and note, or none is.
         """
         if (position is None) == (positions is None):
             raise ConfigError("give the position of the last row, or positions: one for each row")
@@ -202,7 +205,7 @@ class Writer(AsyncClosing):
         try:
             for batch in batches:
                 rows = enveloped(batch, columns or Columns(), self._target.value_type, names)
-                await self._write_rows(rows, places.slice(done, rows.num_rows))
+                await self._write_rows(rows, places.slice(done, rows.num_rows), whole)
                 done += rows.num_rows
         except BaseException:
             self._notes.withdraw(first)
@@ -211,16 +214,16 @@ class Writer(AsyncClosing):
         if any(lane.tail is not None for lane in self._lanes):
             self._start_timer()
 
-    async def _write_rows(self, rows: pa.RecordBatch, places: Positions) -> None:
+    async def _write_rows(self, rows: pa.RecordBatch, places: Positions, whole: bool) -> None:
         # Several lanes: few enough rows to sort a lot while the packs before it are in flight.
         count = self._spread.count
-        lot = rows.num_rows if count == 1 else count * self._max_events
+        lot = rows.num_rows if count == 1 or whole else count * self._max_events
         for start in range(0, rows.num_rows, max(1, lot)):
             parts = self._spread.parts(rows.slice(start, lot), places.slice(start, lot))
             # Lanes side by side, each in its own order.
             try:
                 await asyncio.gather(
-                    *(self._write_part(self._lanes[number], part) for number, part in parts)
+                    *(self._write_part(self._lanes[number], part, whole) for number, part in parts)
                 )
             except asyncio.CancelledError:
                 self._interrupted()
@@ -240,15 +243,31 @@ class Writer(AsyncClosing):
         self._given = self._buffered = position
         await self.flush()
 
-    async def _write_part(self, lane: Lane, part: LaneRows) -> None:
+    async def _write_part(self, lane: Lane, part: LaneRows, whole: bool) -> None:
         old = part.positions.upto(lane.stored_before)
         self.skipped += old
         if old == part.batch.num_rows:
             return
-        if lane.positions:
+        if lane.positions or (whole and lane.tail is not None):
             await self._seal(lane)
         async with lane.turn:
-            await self._send_full(lane, part.slice(old))
+            if whole:
+                await self._send_unit(lane, part.slice(old))
+            else:
+                await self._send_full(lane, part.slice(old))
+
+    async def _send_unit(self, lane: Lane, rows: LaneRows) -> None:
+        """Send rows as packs that are stored in one step."""
+        try:
+            pieces = self._target.split(rows.batch, self._packing)
+            packs = [self._target.encode(piece, self._packing) for piece in pieces]
+        except MillstreamError as error:
+            self._error = self._error or error
+            raise
+        await lane.idle()
+        self._check_error()
+        self._start_store(lane, packs, rows.positions.at(rows.batch.num_rows - 1))
+        await asyncio.sleep(0)  # it is sent now, and stored while the next one is encoded
 
     async def _send_full(self, lane: Lane, rows: LaneRows) -> None:
         """Send what fills packs; the rest waits for more."""

@@ -1,0 +1,327 @@
+"""A capture: rows and changes of a database to topics, exactly once.
+
+1. Check the source, and create what a capture needs there (its place in the log first).
+2. Open the topic of each table and claim its writer: a capture of the same name that still runs is
+   fenced out.
+3. Snapshot tables that have none yet, or an unfinished one.
+4. Write changes; after they are stored, and only then, confirm them to the source.
+
+Every event has the position that the source gives it, so what is sent again after a crash, of
+whichever process, is skipped by the writer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from typing import Final
+
+from millstream.cdc.model import Changes, Lag, Received, TableShape
+from millstream.cdc.outbox import Outbox
+from millstream.cdc.settings import CaptureSettings
+from millstream.cdc.source import Source
+from millstream.cdc.state import CaptureRecord, States
+from millstream.cdc.status import CaptureState, CaptureStatus, TableStatus
+from millstream.cdc.table_topic import TableTopic
+from millstream.deadline import now_ns
+from millstream.errors import (
+    CaptureError,
+    ConfigError,
+    ConnectError,
+    RequestTimeout,
+    SourceLost,
+    SourceUnreachable,
+    TopicNotFound,
+    Unconfirmed,
+)
+from millstream.mill import Mill
+from millstream.settings import hide_password
+
+__all__ = ["Capture"]
+
+log = logging.getLogger(__name__)
+
+FLUSH_SECONDS: Final = 0.2  # between two stores while changes keep coming
+FLUSH_ROWS: Final = 100_000  # that are written and not known to be stored
+FIRST_PAUSE: Final = 0.5  # seconds before another attempt; doubles each time
+LONGEST_PAUSE: Final = 15.0
+GIVE_UP_SECONDS: Final = 900.0  # of attempts in a row that all failed
+LAG_SECONDS: Final = 5.0  # between two looks at the lag
+ALARM_SHARE: Final = 0.8  # of the log budget
+# What another attempt may get past. The broker connection has tried for long enough by itself.
+_PASSING: Final = (SourceUnreachable, RequestTimeout, Unconfirmed, ConnectError)
+
+
+class Capture:
+    """Captures the changes of one source, until it is stopped."""
+
+    def __init__(self, mill: Mill, source: Source, settings: CaptureSettings) -> None:
+        self.settings = settings
+        self._mill, self._source = mill, source
+        self._states = States(mill, settings.name)
+        self._state: CaptureState = "checking"
+        self._since = datetime.fromtimestamp(now_ns() // 10**9, UTC).isoformat()
+        self._error: str | None = None
+        self._tables: dict[str, TableTopic] = {}
+        self._outboxes: dict[str, Outbox] = {}
+        self._statuses: dict[str, TableStatus] = {}
+        self._lag = Lag()
+        self._alarms: list[str] = []
+        self._stop = asyncio.Event()
+
+    # -- running --------------------------------------------------------------------------
+
+    async def run(self, until: asyncio.Event | None = None) -> None:
+        """Snapshot what is new, then capture changes, until the event is set.
+
+        A source or broker that cannot be reached is tried again for a quarter of an hour. What no
+        attempt can repair (a breaking change, a lost place in the log, another capture of this
+        name) is raised.
+        """
+        self._stop = until or self._stop
+        clock = asyncio.get_running_loop().time
+        pause, failing_since = FIRST_PAUSE, None
+        while True:
+            began = clock()
+            try:
+                await self._attempt()
+                self._state = "stopped"
+                return
+            except _PASSING as error:
+                self._error = str(error)
+                if clock() - began > 2 * LONGEST_PAUSE or failing_since is None:
+                    pause, failing_since = FIRST_PAUSE, clock()
+                if clock() - failing_since > GIVE_UP_SECONDS or not self._mill.connected:
+                    self._state = "failed"
+                    raise
+                log.warning("capture '%s': %s; trying again", self.settings.name, error)
+            except BaseException as error:
+                self._state, self._error = "failed", str(error)
+                raise
+            if await self._stopped_within(pause):
+                self._state = "stopped"
+                return
+            pause = min(2 * pause, LONGEST_PAUSE)
+
+    async def _stopped_within(self, seconds: float) -> bool:
+        try:
+            await asyncio.wait_for(self._stop.wait(), seconds)
+        except TimeoutError:
+            return False
+        return True
+
+    async def _attempt(self) -> None:
+        try:
+            await self._open()
+            await self._snapshot()
+            await self._stream()
+        finally:
+            for topic in self._tables.values():
+                await topic.close()
+            for outbox in self._outboxes.values():
+                await outbox.close()
+            self._tables, self._outboxes = {}, {}
+            await self._source.close()
+
+    # -- opening --------------------------------------------------------------------------
+
+    async def _open(self) -> None:
+        self._state = "checking"
+        source, name = self._source, self.settings.name
+        await source.open()
+        problems = [found for found in await source.check() if not found.ok and found.fatal]
+        if problems:
+            listed = "; ".join(
+                f"{one.subject}: {one.text}" + (f" ({one.fix})" if one.fix else "")
+                for one in problems
+            )
+            raise ConfigError(f"capture '{name}' cannot start: {listed}")
+        shapes = await source.tables()
+        await self._states.open()
+        known, identity = await self._states.capture(), await source.identity()
+        if known is not None and known.identity != identity:
+            raise SourceLost(
+                name, f"its source is another database now ({identity}, it was {known.identity})"
+            )
+        if known is not None and known.format != self.settings.format:
+            raise ConfigError(
+                f"capture '{name}' has topics of {known.format}, and the settings say "
+                f"{self.settings.format}: change that back, or 'millstream cdc reset --yes'"
+            )
+        created = await source.prepare(shapes)
+        if created and known is not None:
+            await source.reset()  # else the next attempt would find it and go on after a gap
+            raise SourceLost(name, "its place in the log of the source is gone")
+        await self._states.put_capture(CaptureRecord(identity, self.settings.format))
+        await self._open_tables(shapes)
+
+    async def _open_tables(self, shapes: Sequence[TableShape]) -> None:
+        outboxes = {one.table: one for one in self.settings.outbox}
+        for shape in shapes:
+            outbox = outboxes.get(shape.full_name)
+            if outbox is not None:
+                self._outboxes[shape.full_name] = Outbox(self._mill, self.settings, outbox, shape)
+                continue
+            topic = TableTopic(self._mill, self.settings, shape)
+            self._tables[topic.table] = topic
+            self._statuses.setdefault(topic.table, TableStatus(topic.table, topic.name))
+            await topic.open(self._states)
+        self._source.start_at(
+            min((topic.position[0] for topic in self._tables.values()), default=0)
+        )
+
+    # -- the snapshot ---------------------------------------------------------------------
+
+    async def _snapshot(self) -> None:
+        tables = [topic for topic in self._tables.values() if not topic.snapshot_done]
+        if not tables or not self.settings.snapshot or self._stop.is_set():
+            return
+        self._state = "snapshot"
+        shapes = {shape.full_name: shape for shape in await self._source.tables()}
+        async with self._source.snapshot() as view:
+            for topic in tables:
+                if self._stop.is_set():
+                    return
+                status = self._statuses[topic.table]
+                status.state = "snapshot"
+                after = await topic.begin_snapshot(view.point)
+                log.info("capture '%s': snapshot of %s", self.settings.name, topic.table)
+                async for rows, last in view.rows(shapes[topic.table], after):
+                    await topic.write_rows(rows, last)
+                    status.snapshot_rows = topic.rows
+                    if self._stop.is_set():
+                        await topic.writer.flush()
+                        return
+                await topic.finish_snapshot()
+                log.info(
+                    "capture '%s': snapshot of %s has %s rows",
+                    *(self.settings.name, topic.table, f"{topic.rows:,}"),
+                )
+
+    # -- changes --------------------------------------------------------------------------
+
+    async def _stream(self) -> None:
+        if self._stop.is_set():
+            return
+        self._state, self._error = "streaming", None
+        for status in self._statuses.values():
+            status.state = "streaming"
+        clock = asyncio.get_running_loop().time
+        stored = looked = beaten = clock()
+        waiting, confirmed = 0, -1
+        async for received in self._source.changes():
+            waiting += await self._write(received)
+            now = clock()
+            due = received.idle or now - stored > FLUSH_SECONDS or waiting > FLUSH_ROWS
+            if due and received.upto > confirmed:
+                if waiting:
+                    await self._flush()
+                await self._source.confirm(received.upto)
+                waiting, confirmed, stored = 0, received.upto, clock()
+            if now - looked > LAG_SECONDS:
+                looked = now
+                await self._look()
+            if now - beaten > self.settings.heartbeat and not waiting:
+                beaten = now
+                await self._beat(received.upto)
+            if self._stop.is_set():
+                await self._flush()
+                await self._source.confirm(received.upto)
+                return
+
+    async def _write(self, received: Received) -> int:
+        rows = 0
+        for changes in received.changes:
+            await self._write_table(changes)
+            rows += len(changes)
+        return rows
+
+    async def _write_table(self, changes: Changes) -> None:
+        name = changes.table.full_name
+        target = self._tables.get(name) or self._outboxes.get(name)
+        if target is None:
+            return  # left out of the settings since it was sent
+        await target.write(changes, self._source.is_after)
+        status = self._statuses.get(name)
+        if status is not None:
+            status.events = target.events
+
+    async def _flush(self) -> None:
+        outboxes = [w for outbox in self._outboxes.values() for w in outbox.writers]
+        writers = [*(topic.writer for topic in self._tables.values()), *outboxes]
+        await asyncio.gather(*(writer.flush() for writer in writers))
+        for topic in self._tables.values():
+            commit, place = topic.position
+            self._statuses[topic.table].position = f"{commit}:{place}"
+
+    async def _beat(self, upto: int) -> None:
+        """Store for idle tables that nothing has changed up to here."""
+        for topic in self._tables.values():
+            if topic.position < (upto, 0):
+                await topic.writer.advance((upto, 0))
+
+    async def _look(self) -> None:
+        """How far behind; and whether the source will soon run out of room for what waits."""
+        lag = self._lag = await self._source.lag()
+        alarms = []
+        budget = lag.budget_bytes or self.settings.log_budget
+        if lag.kept_bytes is not None and lag.kept_bytes > ALARM_SHARE * budget:
+            alarms.append(
+                f"the source keeps {lag.kept_bytes:,} bytes of log for this capture, of "
+                f"{budget:,} that it may: it must catch up, or the source drops what it needs"
+            )
+        for alarm in alarms:
+            if alarm not in self._alarms:
+                log.warning("capture '%s': %s", self.settings.name, alarm)
+        self._alarms = alarms
+
+    # -- about it -------------------------------------------------------------------------
+
+    def status(self) -> CaptureStatus:
+        """How it is at this moment."""
+        return CaptureStatus(
+            name=self.settings.name,
+            state=self._state,
+            source=hide_password(self.settings.source),
+            since=self._since,
+            tables=list(self._statuses.values()),
+            lag=self._lag,
+            error=self._error,
+            alarms=list(self._alarms),
+        )
+
+    async def reset(self, table: str | None = None, keep_topics: bool = False) -> list[str]:
+        """Forget the capture, or one table of it: the next run begins with a new snapshot.
+
+        Removes what it created at the source (not for a single table), its records, and unless
+        they are kept the topics, whose names are returned. It must not be running.
+        """
+        if keep_topics and self.settings.format == "rows":
+            raise ConfigError(
+                "topics of rows cannot be kept: they cannot say that rows of an earlier snapshot "
+                "are gone"
+            )
+        await self._states.open()
+        known = await self._states.tables()
+        if table is not None and table not in known:
+            names = ", ".join(sorted(known)) or "none"
+            raise CaptureError(
+                f"capture '{self.settings.name}' has no table {table}; it has {names}"
+            )
+        chosen = known if table is None else {table: known[table]}
+        if table is None:
+            await self._source.open()
+            try:
+                await self._source.reset()
+            finally:
+                await self._source.close()
+        await self._states.forget(list(chosen), capture=table is None)
+        topics = [] if keep_topics else sorted({record.topic for record in chosen.values()})
+        for topic in topics:
+            try:
+                await self._mill.delete_topic(topic)
+            except TopicNotFound:
+                continue
+        return topics

@@ -1,0 +1,293 @@
+"""The topic of one captured table: its schema follows the table, its writer stores exactly once."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Callable, Sequence
+from typing import Any, Final
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from millstream.cdc.change_values import FRAME_COLUMNS, frame_of, grown, record_of, row_of
+from millstream.cdc.masks import Masks
+from millstream.cdc.model import Changes, TableShape
+from millstream.cdc.settings import CaptureSettings
+from millstream.cdc.state import Interval, States, TableRecord
+from millstream.errors import (
+    BreakingChange,
+    CaptureError,
+    ConfigError,
+    Incompatible,
+    TopicNotFound,
+)
+from millstream.events import changes as ch
+from millstream.events.packs.packing import Packing
+from millstream.messaging.publishing.writer import Writer
+from millstream.messaging.topic import Topic
+from millstream.mill import Mill
+from millstream.schemas import types as t
+
+__all__ = ["TableTopic", "writer_name"]
+
+PACKS: Final = Packing(max_events=10_000, max_bytes=4 * 1024 * 1024, linger=0.2)
+_NUMBER: Final = pa.uint64()
+_TIME: Final = pa.timestamp("us", "UTC")
+IsAfter = Callable[[TableShape, pa.RecordBatch, Sequence[str]], pa.Array]
+
+
+def writer_name(capture: str) -> str:
+    """The name of a capture's writer, in every topic."""
+    return f"cdc-{capture}"
+
+
+class TableTopic:
+    """Takes the rows and changes of a table, in the order of their positions."""
+
+    def __init__(self, mill: Mill, settings: CaptureSettings, shape: TableShape) -> None:
+        self._mill, self._settings = mill, settings
+        self._format = settings.format
+        self.table = shape.full_name
+        self.name = settings.topic_of(shape.namespace, shape.name)
+        self.events = 0  # written here, without the snapshot
+        self.rows = 0  # of the snapshot, also before a restart
+        self._shape = shape  # as the source has it
+        self._masks = self._masks_of(shape)
+        self._record: TableRecord | None = None
+        self._states: States | None = None
+        self._writer: Writer | None = None
+        self._row: t.Record | None = None  # of the topic's latest schema
+        self._point = 0  # changes of commits at or after it are never part of the snapshot
+
+    def _masks_of(self, shape: TableShape) -> Masks:
+        own = self._settings.settings_of(shape.full_name)
+        return Masks(shape, own.mask, self._settings.mask_key)
+
+    # -- opening --------------------------------------------------------------------------
+
+    async def open(self, states: States) -> None:
+        """Create the topic if it is missing, and claim its writer."""
+        self._states = states
+        self._record = await states.table(self.table)
+        topic = await self._topic()
+        if self._record is None:
+            columns = {c.name: c.identity for c in self._shape.columns}
+            self._record = TableRecord(self.name, list(self._shape.key), columns)
+        elif self._record.topic != self.name:
+            raise ConfigError(
+                f"table {self.table}: its changes are in topic '{self._record.topic}', and the "
+                f"settings say '{self.name}'. Change that back, or begin the table again: "
+                f"'millstream cdc reset --table {self.table} --yes'"
+            )
+        await self._open_writer(topic)
+        self._known_points()
+
+    async def _topic(self) -> Topic:
+        masked = self._masks.shape
+        record = record_of(masked.columns, masked.name, self._format)
+        try:
+            topic = await self._mill.topic(self.name)
+        except TopicNotFound:
+            self._row = row_of(record, self._format)
+            return await self._mill.create_topic(self.name, schema=record)
+        found = await self._mill.schemas.find(self.name)
+        known = None if found is None else (await self._mill.schemas.schemas_of(found))[-1].record
+        self._row = None if known is None else row_of(known, self._format)
+        if self._row is None or topic.settings.partitions != 1:
+            raise ConfigError(
+                f"table {self.table}: topic '{self.name}' exists and is not one of "
+                f"{self._format} with one partition. Choose another topic for the table in its "
+                f"settings, or delete this one"
+            )
+        return topic
+
+    async def _open_writer(self, topic: Topic) -> None:
+        self._writer = topic.writer(writer_name(self._settings.name), PACKS)
+        await self._writer.open()
+
+    @property
+    def writer(self) -> Writer:
+        """The writer, while this is open."""
+        assert self._writer is not None, "open the topic first"
+        return self._writer
+
+    @property
+    def record(self) -> TableRecord:
+        """What is known about the table."""
+        assert self._record is not None, "open the topic first"
+        return self._record
+
+    @property
+    def position(self) -> tuple[int, int]:
+        """(commit, place) of the last stored change; (0, 0) before the first."""
+        found = self.writer.position
+        return found if isinstance(found, tuple) else (0, 0)
+
+    async def close(self) -> None:
+        """Leave what is not stored unstored: the source sends it again."""
+        if self._writer is not None:
+            await self._writer.abandon()
+
+    # -- the snapshot ---------------------------------------------------------------------
+
+    def _note(self) -> dict[str, Any]:
+        """What was stored with the last rows of this table's snapshot; empty: none were."""
+        text = self.writer.note
+        note: dict[str, Any] = json.loads(text) if text else {}
+        return note if self.record.base and note.get("base") == self.record.base else {}
+
+    @property
+    def snapshot_done(self) -> bool:
+        """Whether every row of the snapshot is stored."""
+        return bool(self._note().get("done"))
+
+    async def begin_snapshot(self, point: int) -> list[str] | None:
+        """Begin or continue the snapshot with a view at `point`: the key to continue after."""
+        note = self._note()
+        attempt, edge = (note["attempt"] + 1, note["key"]) if note else (0, None)
+        # An attempt whose rows were never stored does not count.
+        intervals = [*self.record.intervals[:attempt], Interval(edge, point)]
+        base = self.record.base if note else point - 1
+        self.rows = note.get("rows", 0)
+        await self._keep(dataclasses.replace(self.record, base=base, intervals=intervals))
+        if not note and self.position != (0, 0):
+            await self._empty(base)
+        self._known_points()
+        return edge
+
+    async def _empty(self, base: int) -> None:
+        """What the topic has from before is gone for its readers."""
+        if self._format == "rows":
+            raise CaptureError(
+                f"table {self.table}: topic '{self.name}' has rows of an earlier snapshot, and "
+                f"a topic of rows cannot say that they are gone. Delete it: "
+                f"'millstream cdc reset --table {self.table} --yes'"
+            )
+        one = pa.array([ch.TRUNCATE])
+        await self._write(self._marked(one, pa.nulls(1, self._shape.row_type), base, 1))
+
+    def _marked(self, op: pa.Array, rows: pa.StructArray, base: int, first: int) -> Changes:
+        count = len(op)
+        places = pa.array(range(first, first + count), _NUMBER)
+        return Changes(
+            self._shape,
+            op=op,
+            after=rows,
+            commit=pa.repeat(pa.scalar(base, _NUMBER), count),
+            place=places,
+            time=pa.nulls(count, _TIME),
+        )
+
+    async def write_rows(self, rows: pa.RecordBatch, last_key: list[str]) -> None:
+        """Store rows of the snapshot, and that they are stored, in one step."""
+        record, count = self.record, rows.num_rows
+        note = {
+            "base": record.base,
+            "attempt": len(record.intervals) - 1,
+            "key": last_key,
+            "rows": self.rows + count,
+        }
+        read = pa.repeat(pa.scalar(ch.READ), count)
+        # Place 1 is for the event that empties the topic.
+        changes = self._marked(read, rows.to_struct_array(), record.base, self.rows + 2)
+        await self._write(changes, json.dumps(note, ensure_ascii=False), whole=True)
+        self.rows += count
+
+    async def finish_snapshot(self) -> None:
+        """Store that the snapshot is complete."""
+        note = {"base": self.record.base, "done": True, "rows": self.rows}
+        await self.writer.advance((self.record.base, self.rows + 2), json.dumps(note))
+
+    # -- changes --------------------------------------------------------------------------
+
+    async def write(self, changes: Changes, is_after: IsAfter) -> None:
+        """Write changes; those that are in the snapshot already are left out."""
+        if changes.table != self._shape:
+            await self._follow(changes.table)
+        wanted = self._not_in_snapshot(changes, is_after)
+        if len(wanted):
+            await self._write(wanted, whole=self._settings.whole_transactions)
+            self.events += len(wanted)
+
+    async def _write(self, changes: Changes, note: str | None = None, whole: bool = False) -> None:
+        await self.writer.write_batch(
+            frame_of(self._masks.applied(changes), self._format),
+            positions=(changes.commit, changes.place),
+            columns=FRAME_COLUMNS[self._format],
+            note=note,
+            whole=whole,
+        )
+
+    def _known_points(self) -> None:
+        self._point = max((one.point for one in self.record.intervals), default=0)
+
+    def _not_in_snapshot(self, changes: Changes, is_after: IsAfter) -> Changes:
+        """Changes whose rows were read by the snapshot before the change was committed."""
+        if not len(changes) or changes.commit[0].as_py() >= self._point:
+            return changes
+        points = pa.repeat(pa.scalar(self.record.intervals[0].point, _NUMBER), len(changes))
+        if len(self.record.intervals) > 1:
+            keys = self._keys(changes)
+            for interval in self.record.intervals[1:]:
+                if interval.edge is not None:
+                    after = is_after(changes.table, keys, interval.edge)
+                    points = pc.if_else(after, pa.scalar(interval.point, _NUMBER), points)
+        return changes.filter(pc.greater_equal(changes.commit, points))
+
+    def _keys(self, changes: Changes) -> pa.RecordBatch:
+        columns = []
+        for name in changes.table.key:
+            column = pc.struct_field(changes.after, name)
+            if changes.before is not None:
+                column = pc.coalesce(column, pc.struct_field(changes.before, name))
+            columns.append(column)
+        return pa.RecordBatch.from_arrays(columns, names=list(changes.table.key))
+
+    # -- the schema -----------------------------------------------------------------------
+
+    async def _follow(self, shape: TableShape) -> None:
+        """Let the topic's schema follow the table, or stop with the column that cannot."""
+        self._check_renamed(shape)
+        if list(shape.key) != self.record.key:
+            raise BreakingChange(
+                self.table, ", ".join(shape.key), f"the key was {', '.join(self.record.key)}"
+            )
+        assert self._row is not None  # open
+        masks = self._masks_of(shape)
+        columns = grown(self._row, masks.shape.columns)
+        record = record_of(columns, masks.shape.name, self._format)
+        row = row_of(record, self._format)
+        if row != self._row:
+            await self._next_version(record)
+        if not self.record.fits(shape):
+            now = {c.name: c.identity for c in shape.columns}
+            await self._keep(
+                dataclasses.replace(self.record, columns={**self.record.columns, **now})
+            )
+        self._shape, self._masks, self._row = shape, masks, row
+
+    async def _next_version(self, record: t.Record) -> None:
+        await self.writer.flush()
+        try:
+            await self._mill.schemas.register(self.name, record)
+        except Incompatible as error:
+            first = error.problems[0]
+            raise BreakingChange(
+                self.table, first.field.rpartition(".")[2] or first.field, first.message
+            ) from error
+        await self.writer.close()
+        await self._open_writer(await self._mill.topic(self.name))
+
+    def _check_renamed(self, shape: TableShape) -> None:
+        had = {number: name for name, number in self.record.columns.items() if number}
+        names = {column.name for column in shape.columns}
+        for column in shape.columns:
+            old = had.get(column.identity)
+            if old is not None and old != column.name and old not in names:
+                raise BreakingChange(self.table, column.name, f"it was renamed from '{old}'")
+
+    async def _keep(self, record: TableRecord) -> None:
+        assert self._states is not None  # open
+        await self._states.put_table(self.table, record)
+        self._record = record
