@@ -40,6 +40,7 @@ class Form(StrEnum):
     CHOICE = "choice"
     SWITCH = "switch"
     FILE = "file"  # a path; in millstream.toml relative to that file
+    FILES = "files"  # several; the option is repeated
     SECRET = "secret"  # the path of a file with a secret; the variable holds the secret itself
     TABLES = "tables"  # a list of tables in millstream.toml; there is no option
     ORIGIN = "origin"  # a topic to copy from

@@ -1,6 +1,7 @@
 """Runs nats-server: one embedded process, a local cluster, or a broker in the background."""
 
 from millstream.broker.background import (
+    CaptureProcess,
     GuardState,
     NodeState,
     State,
@@ -65,6 +66,7 @@ __all__ = [
     "AuthCallout",
     "Broker",
     "BrokerSettings",
+    "CaptureProcess",
     "Cluster",
     "ClusterSettings",
     "ConsumerHealth",

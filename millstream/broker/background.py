@@ -29,6 +29,7 @@ from millstream.errors import BrokerError, ConfigError, NotRunning
 from millstream.settings import Tls
 
 __all__ = [
+    "CaptureProcess",
     "GuardState",
     "NodeState",
     "State",
@@ -57,6 +58,17 @@ class GuardState:
 
 
 @dataclass(frozen=True, slots=True)
+class CaptureProcess:
+    """A capture of a database that one node runs."""
+
+    file: str  # its settings
+    pid: int  # 0: it does not run
+    restarts: int
+    problem: str  # why it last ended: the last line that it printed
+    stopped: bool  # it was stopped, and runs again when the broker is started
+
+
+@dataclass(frozen=True, slots=True)
 class NodeState:
     """One server of a broker."""
 
@@ -69,6 +81,7 @@ class NodeState:
     log: Path
     running: bool
     guards: tuple[GuardState, ...] = ()  # one for each account with guarded topics here
+    captures: tuple[CaptureProcess, ...] = ()  # those that run with this node
 
 
 @dataclass(frozen=True, slots=True)
@@ -249,6 +262,7 @@ def _node_state(folder: NodeFolder) -> NodeState:
         log=folder.log,
         running=running,
         guards=_guards_of(folder) if running else (),
+        captures=_captures_of(folder) if running else (),
     )
 
 
@@ -258,9 +272,22 @@ def _guards_of(folder: NodeFolder) -> tuple[GuardState, ...]:
             account=str(guard.get("account", "")),
             pid=int(guard.get("pid", 0)),
             restarts=int(guard.get("restarts", 0)),
-            problem=str(guard.get("problem", "")),
+            problem="" if guard.get("pid") else str(guard.get("problem", "")),
         )
-        for guard in read_json(folder.guards).get("guards", ())
+        for guard in read_json(folder.guards).get("processes", ())
+    )
+
+
+def _captures_of(folder: NodeFolder) -> tuple[CaptureProcess, ...]:
+    return tuple(
+        CaptureProcess(
+            file=str(one.get("file", "")),
+            pid=int(one.get("pid", 0)),
+            restarts=int(one.get("restarts", 0)),
+            problem=str(one.get("problem", "")),
+            stopped=bool(one.get("done")),
+        )
+        for one in read_json(folder.captures).get("processes", ())
     )
 
 

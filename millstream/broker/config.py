@@ -407,6 +407,14 @@ class BrokerSettings:
             flags=("--guards/--no-guards",),
         ),
     )
+    cdc: tuple[Path, ...] = declared(
+        (),
+        Declaration(
+            "Settings file of a capture of a database that runs with the broker; repeat it for "
+            "more.",
+            Form.FILES,
+        ),
+    )
     domain: str | None = declared(
         None, Declaration("JetStream domain, needed with leaf nodes.", group=LIMITS)
     )
@@ -423,6 +431,7 @@ class BrokerSettings:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "data", Path(self.data).absolute())
+        object.__setattr__(self, "cdc", tuple(Path(file).absolute() for file in self.cdc))
         object.__setattr__(
             self, "durability", read_choice(Durability, self.durability, "durability")
         )

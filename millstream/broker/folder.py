@@ -14,6 +14,7 @@ data/
     key.json          fingerprint of the encryption key, or that there is none
     node.json         process ids and ports while it runs
     guards.json       guards of guarded topics that it runs
+    captures.json     captures of databases that it runs
     running           while its server runs; left after a crash
     log-ends.json     checkpoints of where the logs end, and losses that were found
     server.log        its output, rotated
@@ -37,10 +38,10 @@ from pathlib import Path
 from typing import Any, Final
 
 from millstream.broker.config import Durability
-from millstream.broker.guard_keeper import GUARDS_FILE
 from millstream.broker.log_ends import ENDS_FILE
 from millstream.broker.loss_notes import CLOSED_TEMPLATE
 from millstream.broker.private_files import sign_lock, write_private
+from millstream.broker.process_keeper import CAPTURES_FILE, GUARDS_FILE
 from millstream.deadline import Deadline
 from millstream.errors import ConfigError, FolderLocked, NoSpace
 from millstream.settings import STATE_FILE
@@ -106,6 +107,10 @@ class NodeFolder:
     @property
     def guards(self) -> Path:
         return self.root / GUARDS_FILE
+
+    @property
+    def captures(self) -> Path:
+        return self.root / CAPTURES_FILE
 
     @property
     def log(self) -> Path:

@@ -29,11 +29,16 @@ if TYPE_CHECKING or __name__ != "__main__":
 
     from millstream.broker import kept_files, private_files
     from millstream.broker.child_process import start_child
-    from millstream.broker.guard_keeper import GUARDS_FILE, GuardKeeper
     from millstream.broker.log_ends import ENDS_FILE, Cut, LogEnds, block_files, cut_logs
     from millstream.broker.loss_notes import CLOSED_FILE, ClosedFiles, note_losses
     from millstream.broker.monitoring import ask_server
     from millstream.broker.private_files import ports_in, sign_lock, write_private
+    from millstream.broker.process_keeper import (
+        CAPTURES_FILE,
+        GUARDS_FILE,
+        CaptureKeeper,
+        GuardKeeper,
+    )
     from millstream.broker.rotated_log import TAIL_LINES, RotatedLog
     from millstream.broker.server_memory import soft_limit, used_memory
 else:  # as a script: only these modules, not their package, which would load everything
@@ -41,11 +46,11 @@ else:  # as a script: only these modules, not their package, which would load ev
     import kept_files
     import private_files
     from child_process import start_child
-    from guard_keeper import GUARDS_FILE, GuardKeeper
     from log_ends import ENDS_FILE, LogEnds, block_files, cut_logs
     from loss_notes import CLOSED_FILE, ClosedFiles, note_losses
     from monitoring import ask_server
     from private_files import ports_in, sign_lock, write_private
+    from process_keeper import CAPTURES_FILE, GUARDS_FILE, CaptureKeeper, GuardKeeper
     from rotated_log import TAIL_LINES, RotatedLog
     from server_memory import soft_limit, used_memory
 
@@ -92,7 +97,11 @@ class Keeper:
         self.ends: LogEnds | None = None  # only of a single server that stores on disk
         if plan["single"] and not plan["remove"]:
             self.ends = LogEnds.read(self.path(ENDS_FILE))
-        self.guards = GuardKeeper(plan["guards"], self.log.write, self.save_guards, start_child)
+        how = (self.log.write, self.save_processes, start_child)
+        self.beside = (
+            GuardKeeper(GUARDS_FILE, plan["guards"], *how),
+            CaptureKeeper(CAPTURES_FILE, plan["captures"], *how),
+        )
 
     # -- reporting to the owner ---------------------------------------------------------
 
@@ -108,8 +117,8 @@ class Keeper:
             watched.append(0)
         if self.output >= 0:
             watched.append(self.output)
-        guards = self.guards.outputs()
-        readable, _, _ = select.select(watched + guards, [], [], seconds)
+        outputs = {output: kept for kept in self.beside for output in kept.outputs()}
+        readable, _, _ = select.select([*watched, *outputs], [], [], seconds)
         if self.wake in readable:
             for number in os.read(self.wake, 64):
                 self.on_signal(number)
@@ -122,9 +131,9 @@ class Keeper:
             else:
                 os.close(self.output)
                 self.output = -1
-        for output in guards:
+        for output, kept in outputs.items():
             if output in readable:
-                self.guards.read(output)
+                kept.read(output)
         if self.embedded and os.getppid() != self.parent:
             self.stopping = self.stopping or "its owner is gone"
 
@@ -300,7 +309,7 @@ class Keeper:
             crashes.append(now)
             self.log.write(b"[keeper] the server ended unexpectedly, restarting it\n")
             self.listen(RESTART_PAUSE)
-        for name in ("node.json", GUARDS_FILE, *self.plan["on_stop"]):
+        for name in ("node.json", GUARDS_FILE, CAPTURES_FILE, *self.plan["on_stop"]):
             self.remove(name)
         if self.plan["remove"]:
             import shutil
@@ -340,7 +349,8 @@ class Keeper:
         while not self.stopping and not self.healing and self.server_gone() is None:
             self.listen(ORPHAN_POLL)
             self.over_memory()
-            self.guards.watch(self.ask_streams)
+            for kept in self.beside:
+                kept.watch(self.ask_streams)
             if time.monotonic() > check_at:
                 self.healing = self.needs_healing()
                 check_at = time.monotonic() + HEAL_POLL
@@ -351,7 +361,10 @@ class Keeper:
                     CHECKPOINT_POLL, CHECKPOINT_SHARE * min(took)
                 )
         begun = time.monotonic()
-        self.guards.stop()
+        for kept in self.beside:
+            kept.terminate()
+        for kept in self.beside:
+            kept.stop()
         if self.server:
             self.save_checkpoint(self.plan["grace"] / 2)
         return self.stop_server(time.monotonic() - begun)
@@ -416,10 +429,10 @@ class Keeper:
         disk = os.statvfs(self.plan["store"])
         return disk.f_bavail * disk.f_frsize > HEAL_SPACE
 
-    def save_guards(self, guards: list[dict[str, Any]]) -> None:
-        """Save which guards run, for `status`."""
+    def save_processes(self, file: str, processes: list[dict[str, Any]]) -> None:
+        """Save which guards or captures run, for `status`."""
         with contextlib.suppress(OSError):
-            write_private(self.path(GUARDS_FILE), json.dumps({"guards": guards}))
+            write_private(self.path(file), json.dumps({"processes": processes}))
 
     def ask_streams(self) -> tuple[int, str]:
         """What the server says about its streams; (0, reason) if it does not answer soon."""

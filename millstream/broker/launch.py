@@ -71,8 +71,9 @@ logger = logging.getLogger("millstream.broker")
 
 _PORT_ROUNDS: Final = 5  # attempts with other ports, if a free one was taken before we used it
 _TRIAL_SECONDS: Final = 120.0  # for a trial start, however large the streams are
-# The program that guards the topics of an account of a node.
+# The programs that a node runs: they guard the topics of an account, and capture a database.
 _GUARD: Final = (sys.executable, "-P", "-m", "millstream.cli.commands.guards")
+_CAPTURE: Final = (sys.executable, "-P", "-m", "millstream.cli.commands.captures")
 _MOST_NODES: Final = 9  # of a local cluster; more than five voters only slow it down
 
 
@@ -178,6 +179,7 @@ def launch_from_folder(
         store=str(plan["store"]),
         max_memory=int(plan.get("max_server_memory", 0)),
         guard=(*_GUARD, str(folder.data), folder.name),
+        capture=(*_CAPTURE, str(folder.data), folder.name),
         remove=(plan["store"],) if plan["durability"] == Durability.MEMORY else (),
     )
 
@@ -280,12 +282,24 @@ def node_facts(settings: BrokerSettings, plan: NodePlan, nodes: int) -> dict[str
         "guards": [account.name for account in settings.all_accounts]
         if settings.guards and settings.operator is None
         else [],
+        "captures": _captures(settings, plan, nodes),
         "client_tls": None if settings.tls is None else _client_tls(settings.tls),
         "tls_names": [] if settings.tls is None else certificate_names(settings.tls),
         "tls_trusted": settings.tls and str(trusted_file(settings.tls).absolute()),
         "encrypted": settings.encryption is not None,
         "key_file": None if key_file is None else str(key_file),
     }
+
+
+def _captures(settings: BrokerSettings, plan: NodePlan, nodes: int) -> list[str]:
+    """The captures that a node runs; of a cluster on one machine, the first node runs them."""
+    if settings.cdc and settings.operator is not None:
+        raise ConfigError(
+            "cdc: in operator mode the broker has no user for a capture; run it with "
+            "'millstream cdc run' and the credentials of one"
+        )
+    first = nodes == 1 or plan.name == f"{settings.name}-n1"
+    return [str(file) for file in settings.cdc] if first else []
 
 
 def _monitor(settings: BrokerSettings, plan: NodePlan, address: str) -> dict[str, object]:

@@ -55,6 +55,7 @@ class Launch:
     store: str = ""  # folder of the streams, if not the node's own
     max_memory: int = 0  # bytes of the server process; 0: no limit
     guard: tuple[str, ...] = ()  # command that runs the guard of an account, its last argument
+    capture: tuple[str, ...] = ()  # command that runs a capture, with its settings file at the end
 
 
 class ServerNode:
@@ -120,6 +121,7 @@ class ServerNode:
             "remove": launch.remove,
             "store": launch.store or str(self.folder.store),
             "guards": [launch.guard, str(self.folder.plan)],
+            "captures": [launch.capture, str(self.folder.plan)],
             "lost_key": LOST_METADATA,
             "max_memory": launch.max_memory,
         }

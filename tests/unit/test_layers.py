@@ -26,12 +26,12 @@ SAME_NAME: dict[str, str] = {
 LIBRARIES: dict[str, set[str]] = {
     # Modules of broker/, as the keeper loads them when it runs as a script.
     "child_process": {"broker"},
-    "guard_keeper": {"broker"},
     "kept_files": {"broker"},
     "log_ends": {"broker"},
     "monitoring": {"broker"},
     "loss_notes": {"broker"},
     "private_files": {"broker"},
+    "process_keeper": {"broker"},
     "rotated_log": {"broker"},
     "server_memory": {"broker"},
     "nats": set(),

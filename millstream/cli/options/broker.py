@@ -172,7 +172,7 @@ def settable_options() -> dict[str, bool]:
     launch = [
         item.name for item, _ in declared_fields(LaunchOptions) if item.name not in _THIS_CALL_ONLY
     ]
-    paths = (Form.FILE, Form.SECRET)
+    paths = (Form.FILE, Form.FILES, Form.SECRET)
     return {
         **{item.name: item.declaration.form in paths for item in BROKER_OPTIONS},
         **dict.fromkeys(launch, False),
@@ -195,10 +195,17 @@ def project_defaults() -> dict[str, Any]:
         known = ", ".join(sorted(["data", *options, *TABLES]))
         raise ConfigError(f"{project}: [broker] has no setting '{unknown[0]}'. It has: {known}")
     return {
-        name: str(project.parent / str(value)) if options[name] else value
+        name: _beside(project, value) if options[name] else value
         for name, value in table.items()
         if name in options  # `data` is read by data_folder(), for every command
     }
+
+
+def _beside(project: Path, value: Any) -> str | list[str]:
+    """A path in the project file, or a list of them, relative to the file."""
+    if isinstance(value, list):
+        return [str(project.parent / str(one)) for one in value]
+    return str(project.parent / str(value))
 
 
 # -- from options to settings -------------------------------------------------------------
@@ -236,7 +243,7 @@ def _value(item: BrokerOption, value: Any) -> Any:
             return parse_size(value)
         case Form.DURATION:
             return parse_duration(value)
-        case Form.TEXTS:
+        case Form.TEXTS | Form.FILES:
             return tuple(value)
     return value
 

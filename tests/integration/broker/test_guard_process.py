@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 import millstream
 from millstream import Mill, broker
 from millstream.broker import Account, Broker, BrokerSettings, GuardState, Role
-from millstream.broker.guard_keeper import guarded_accounts
+from millstream.broker.process_keeper import guarded_accounts
 from millstream.cli.app import app
 from millstream.guarded import GUARDED_TOKEN
 from millstream.testing import running_broker, running_cluster

@@ -64,6 +64,7 @@ def keeper(tmp_path: Path, monitor: dict[str, Any]) -> Iterator[Keeper]:
         "single": True,
         "remove": [],
         "guards": [[], ""],
+        "captures": [[], ""],
         "log": [1000, 1],
         "monitor": monitor,
         "lost_key": "millstream.lost",

@@ -102,6 +102,7 @@ def test_a_cluster_node_is_ready_although_a_replica_is_catching_up(
         "single": single,
         "remove": [],
         "guards": [[], ""],
+        "captures": [[], ""],
         "log": [1000, 1],
         "timeout": 60.0,
         "health": "/healthz",
