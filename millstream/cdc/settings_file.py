@@ -28,7 +28,14 @@ from millstream.settings import (
     read_seconds,
 )
 
-__all__ = ["CAPTURE_FILE", "NAME_MAX", "check_capture", "load_capture", "without_password"]
+__all__ = [
+    "CAPTURE_FILE",
+    "NAME_MAX",
+    "check_capture",
+    "load_capture",
+    "source_address",
+    "without_password",
+]
 
 CAPTURE_FILE: Final = "cdc.toml"
 NAME_MAX: Final = 40  # letters: names at the source are longer by a few, and PostgreSQL takes 63
@@ -62,8 +69,6 @@ def check_capture(settings: CaptureSettings) -> None:
     _check_topic_template(settings.topic)
     _one_of("format", settings.format, get_args(Format))
     _one_of("truncate", settings.truncate, _TRUNCATE)
-    if settings.partitions < 1:
-        raise ConfigError(f"partitions must be 1 or more, not {settings.partitions}")
     if settings.heartbeat <= 0:
         raise ConfigError(f"heartbeat must be above 0 seconds, not {settings.heartbeat:g}")
     if settings.log_budget <= 0:
@@ -144,7 +149,7 @@ def _capture(values: dict[str, Any], folder: Path) -> CaptureSettings:
             raise ConfigError("give mask_key or mask_key_env, not both")
         values["mask_key"] = mask_key
     read = {name: _READERS[name](name, value) for name, value in values.items()}
-    read["source"] = _source(read["source"], password, folder)
+    read["source"] = source_address(read["source"], password, folder)
     settings = CaptureSettings(**read)
     check_capture(settings)
     return settings
@@ -161,7 +166,7 @@ def _variable(values: dict[str, Any], key: str) -> str | None:
     return found
 
 
-def _source(url: str, password: str | None, folder: Path) -> str:
+def source_address(url: str, password: str | None, folder: Path) -> str:
     """The address with its password; the file of a SQLite database is relative to the settings."""
     kind = source_kind(url)
     if kind == "sqlite" and url.startswith(_SQLITE):
@@ -195,12 +200,6 @@ def _texts(name: str, value: Any) -> tuple[str, ...]:
     if not isinstance(value, list) or not all(isinstance(one, str) and one for one in value):
         raise ConfigError(f'{name} must be a list of texts, such as ["a", "b"], not {value!r:.60}')
     return tuple(value)
-
-
-def _number(name: str, value: Any) -> int:
-    if not isinstance(value, int) or isinstance(value, bool):
-        raise ConfigError(f"{name} must be a number, not {value!r:.60}")
-    return value
 
 
 def _switch(name: str, value: Any) -> bool:
@@ -281,7 +280,6 @@ _READERS: Final[Mapping[str, Callable[[str, Any], Any]]] = {
     "table": _tables,
     "outbox": _outboxes,
     "topic": _text,
-    "partitions": _number,
     "format": _text,
     "snapshot": _switch,
     "whole_transactions": _switch,

@@ -32,7 +32,6 @@ tables = {tables}
 
 # The topic of a table, from {{table}}, {{namespace}} and {{name}}.
 # topic = "{{table}}"
-# partitions = 1
 
 # "changes": every event has op, before, after and source. "rows": the row itself, and no value for
 # a deletion.

@@ -22,7 +22,6 @@ source = "postgresql://app@db:5433/shop?sslmode=require"
 password_env = "SHOP_PASSWORD"
 tables = ["public.*", "!public.audit_*"]
 topic = "{name}-{table}"
-partitions = 4
 format = "rows"
 snapshot = false
 whole_transactions = true
@@ -78,7 +77,6 @@ def test_every_setting_can_be_in_the_file() -> None:
         },
         outbox=(OutboxSettings("public.outbox", key="aggregate", id=None, headers="meta"),),
         topic="{name}-{table}",
-        partitions=4,
         format="rows",
         snapshot=False,
         whole_transactions=True,
@@ -142,8 +140,6 @@ def test_the_file_of_a_sqlite_database_is_beside_the_settings(
         (LEAST + "heartbeat = 0", "heartbeat must be above 0"),
         (LEAST + "heartbeat = true", "must be a duration"),
         (LEAST + 'log_budget = "lots"', "log_budget: not a size"),
-        (LEAST + "partitions = 0", "partitions must be 1 or more"),
-        (LEAST + 'partitions = "2"', "partitions must be a number"),
         (LEAST + 'snapshot = "no"', "snapshot must be true or false"),
         (LEAST + 'format = "json"', "'json' is not one of changes, rows"),
         (LEAST + 'truncate = "fail"', "not one of stop, event, ignore"),
@@ -233,7 +229,7 @@ def test_the_template_is_a_settings_file(here: Path) -> None:
         if " = " in line or line.startswith("# [")
     ]
     loaded = tomllib.loads("\n".join(lines))
-    assert {"format", "partitions", "table", "outbox", "log_budget"} <= loaded.keys()
+    assert {"format", "table", "outbox", "log_budget"} <= loaded.keys()
     usable = "\n".join(lines).replace("CDC_PASSWORD", "SHOP_PASSWORD")
     file.write_text(usable.replace("CDC_MASK_KEY", "SHOP_MASK_KEY"))
     load_capture(file)
