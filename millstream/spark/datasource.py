@@ -35,6 +35,8 @@ from millstream.spark.sink.targets import find_target
 from millstream.spark.sink.task_sink import TaskRows
 from millstream.spark.sink.writer import BatchWriter, Job, StreamWriter
 from millstream.spark.source.batch_reader import BatchReader, FilteringBatchReader
+from millstream.spark.source.change_schema import latest_shape
+from millstream.spark.source.latest_reader import LatestReader
 from millstream.spark.source.partitions import find_partitions
 from millstream.spark.source.range_reader import RangeReader
 from millstream.spark.source.row_schema import (
@@ -103,6 +105,8 @@ class MillstreamDataSource(DataSource):
         reader = self._range_reader(schema, options)
         if options.is_table:
             return TableReader(self._settings, options, reader)
+        if options.latest:
+            return LatestReader(self._settings, options, reader)
         if options.store is not None and options.store.as_of is not None:
             from millstream.spark.source.state_reader import StateReader
 
@@ -209,6 +213,8 @@ class MillstreamDataSource(DataSource):
 def _shape(
     options: SourceOptions, schemas: dict[str, SchemaSnapshot], columns: list[str]
 ) -> ValueShape:
+    if options.latest:
+        return latest_shape(schemas, options.topics[0]) if "value" in columns else BYTES
     topics = sorted(schemas) if options.pattern else sorted({*schemas, *options.topics})
     return shape_of(schemas, topics) if "value" in columns else BYTES
 

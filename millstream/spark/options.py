@@ -94,6 +94,7 @@ OPTIONS: Final[Mapping[str, str]] = {
     "endingTimestamp": "batch",
     "endingOffsetsByTimestamp": "batch",
     "asOf": "batch",
+    "rows": "batch",
     "maxOffsetsPerTrigger": "source",
     "minPartitions": "source",
     "maxRecordsPerPartition": "source",
@@ -299,8 +300,11 @@ class SourceOptions:
     assigned: tuple[tuple[str, tuple[int, ...]], ...] = ()  # assign: topic and partitions
     stream: str | None = None  # any JetStream stream, as it is
     is_table: bool = False  # the latest value of each key
+    latest: bool = False  # the same, folded from a topic that keeps every event
     store: StoreOptions | None = None  # the topic is that of an event store
-    as_of: datetime | None = None  # of a table: the values at this time of storing; None: now
+    as_of: datetime | None = (
+        None  # of a table or latest rows: the values at this time of storing; None: now
+    )
     subjects: tuple[str, ...] = ()  # only messages on these subjects
     start: OffsetLimit = field(default_factory=OffsetLimit)
     end: OffsetLimit = field(default_factory=OffsetLimit)
@@ -322,9 +326,13 @@ def source_options(options: Mapping[str, str], batch: bool) -> SourceOptions:
     what = given.one_of(_WHAT, needed=True)
     if what == "table":
         _check_options_of_table(given, batch)
-    elif what != "eventStore" and given.get("asOf") is not None:
+    latest = given.parsed("rows", _choice("all", "latest"), "all") == "latest"
+    if latest:
+        _check_options_of_latest(given)
+    elif what not in ("table", "eventStore") and given.get("asOf") is not None:
         raise ConfigError(
-            "option 'asOf' is for tables and event stores: name one with 'table' or 'eventStore'"
+            "option 'asOf' is for tables and event stores: name one with 'table' or 'eventStore', "
+            "or read the latest rows of a topic (option 'rows' = latest)"
         )
     store = _store(given, what == "eventStore")
     topics: tuple[str, ...] = ()
@@ -332,6 +340,8 @@ def source_options(options: Mapping[str, str], batch: bool) -> SourceOptions:
         topics = given.parsed(what, _names, ())
         if what == "table" and len(topics) > 1:
             raise ConfigError(f"option 'table' names {len(topics)} tables; read them separately")
+        if latest and len(topics) > 1:
+            raise ConfigError(f"rows = latest reads one topic, not {len(topics)}: read each alone")
     if store is not None:
         topics = (store.name,)
     return SourceOptions(
@@ -340,8 +350,9 @@ def source_options(options: Mapping[str, str], batch: bool) -> SourceOptions:
         assigned=given.parsed("assign", _assigned, ()),
         stream=given.get("stream"),
         is_table=what == "table",
+        latest=latest,
         store=store,
-        as_of=given.parsed("asOf", parse_moment, None) if what == "table" else None,
+        as_of=given.parsed("asOf", parse_moment, None) if store is None else None,
         subjects=given.parsed("subjects", _subjects, ()),
         start=_start(given, "earliest" if batch or what == "table" else "latest"),
         end=_end(given),
@@ -403,6 +414,22 @@ def _check_options_of_table(given: _Given, batch: bool) -> None:
                 f"option '{name}' cannot be combined with 'table': a table is read as it is now "
                 f"(with 'asOf', as it was); use 'subscribe' to read a range of its changes"
             )
+
+
+def _check_options_of_latest(given: _Given) -> None:
+    """The latest rows are folded from the first event on, each partition by one task."""
+    if given.get("subscribe") is None:
+        raise ConfigError("rows = latest needs the option 'subscribe', with the name of a topic")
+    for name in ("subjects", *_STARTS, "minPartitions", "maxRecordsPerPartition"):
+        if given.get(name) is not None:
+            raise ConfigError(
+                f"option '{name}' cannot be combined with rows = latest, which reads all events "
+                f"of each partition in one task"
+            )
+    if given.get("asOf") is not None and given.one_of(_ENDS) is not None:
+        raise ConfigError(f"options 'asOf' and '{given.one_of(_ENDS)}' cannot be combined")
+    if (given.get("undecodable") or "").lower() == "null":
+        raise ConfigError("undecodable = null cannot be combined with rows = latest: use drop")
 
 
 def _start(given: _Given, edge: Edge) -> OffsetLimit:
