@@ -88,7 +88,9 @@ class TableFacts:
     columns: tuple[ColumnFacts, ...] = ()
     indexes: tuple[IndexFacts, ...] = ()
     rows: int = -1  # as estimated; -1: not known
+    partitions: tuple[tuple[str, str], ...] = ()  # names for statements, and their relreplident
     may_select: bool = True
+    may_use: bool = True  # its schema
     is_owner: bool = True
     filtered: bool = False  # by row level security, for this role
     types: Mapping[int, TypeFacts] = field(default_factory=dict, repr=False)
@@ -150,7 +152,11 @@ SELECT c.oid, n.nspname, c.relname, c.relkind, c.relpersistence, c.relreplident,
                 c.reltuples)::int8,
        CASE WHEN c.relispartition THEN pg_partition_root(c.oid)::oid::int8 ELSE 0 END,
        has_table_privilege(c.oid, 'SELECT'), pg_has_role(c.relowner, 'USAGE'),
-       row_security_active(c.oid)
+       row_security_active(c.oid), has_schema_privilege(n.oid, 'USAGE'),
+       ARRAY(SELECT ARRAY[format('%%s.%%I', p.relnamespace::regnamespace, p.relname),
+                           p.relreplident::text]
+             FROM pg_partition_tree(c.oid) AS parts JOIN pg_class AS p ON p.oid = parts.relid
+             WHERE parts.isleaf AND c.relkind = 'p' ORDER BY p.oid)
 FROM pg_class AS c JOIN pg_namespace AS n ON n.oid = c.relnamespace
 WHERE c.relkind = ANY ('{r,p,v,m,f}') AND n.nspname <> 'information_schema'
   AND n.nspname !~ '^pg_' AND (%(oid)s::int8 IS NULL OR c.oid = %(oid)s::int8)
@@ -205,9 +211,9 @@ async def read_catalog(connection: AsyncConnection[Any], settings: CaptureSettin
     wanted, left_out, others = {}, [], []
     for row in await _rows(connection, _TABLES, oid=None):
         oid, namespace, name, kind, persistence = row[:5]
-        full = f"{namespace}.{name}"
-        if not (is_wanted(settings.tables, namespace, name) or full in outboxes):
-            others.append(full)
+        full_name = f"{namespace}.{name}"
+        if not (is_wanted(settings.tables, namespace, name) or full_name in outboxes):
+            others.append(full_name)
             continue
         reason = _NOT_LOGGED.get(persistence) or _NOT_CAPTURED.get(kind)
         if kind == "p" and version < ROOTS_VERSION:
@@ -215,12 +221,12 @@ async def read_catalog(connection: AsyncConnection[Any], settings: CaptureSettin
         if reason is None:
             wanted[oid] = row
         else:
-            left_out.append(LeftOut(full, reason))
+            left_out.append(LeftOut(full_name, reason))
     # Its root has its changes.
     own = {oid: row for oid, row in wanted.items() if row[7] not in wanted}
     tables, empty = await _facts(connection, own), []
     for table in tables:
-        if not any(not column.generated for column in table.columns):
+        if all(column.generated for column in table.columns):
             empty.append(table)
             left_out.append(LeftOut(table.full_name, "it has no columns that the log has"))
         left_out += [
@@ -228,10 +234,8 @@ async def read_catalog(connection: AsyncConnection[Any], settings: CaptureSettin
             for c in table.columns
             if c.generated
         ]
-    return Catalog(
-        version, tuple(table for table in tables if table not in empty), tuple(left_out),
-        tuple(others),
-    )  # fmt: skip
+    full = tuple(table for table in tables if table not in empty)
+    return Catalog(version, full, tuple(left_out), tuple(others))
 
 
 async def read_relation_facts(connection: AsyncConnection[Any], relation: Relation) -> TableFacts:
@@ -257,9 +261,10 @@ async def read_relation_facts(connection: AsyncConnection[Any], relation: Relati
         for column, (text,) in zip(relation.columns, formats, strict=True)
     )
     return TableFacts(
-        relation.oid, relation.namespace, relation.name, facts.kind, relation.identity,
-        columns, facts.indexes, facts.rows, types=merged,
-    )  # fmt: skip
+        *(relation.oid, relation.namespace, relation.name, facts.kind, relation.identity),
+        *(columns, facts.indexes, facts.rows),
+        types=merged,
+    )
 
 
 def _column_of_stream(
@@ -297,11 +302,17 @@ async def _facts(
     types = await _read_types(connection, used)
     return [
         TableFacts(
-            oid, row[1], row[2], row[3], row[5], tuple(columns[oid]), tuple(indexes[oid]),
-            rows=row[6], may_select=row[8], is_owner=row[9], filtered=row[10], types=types,
+            *(oid, row[1], row[2], row[3], row[5], tuple(columns[oid]), tuple(indexes[oid])),
+            rows=row[6],
+            may_select=row[8],
+            is_owner=row[9],
+            filtered=row[10],
+            may_use=row[11],
+            partitions=tuple(map(tuple, row[12])),
+            types=types,
         )
         for oid, row in tables.items()
-    ]  # fmt: skip
+    ]
 
 
 async def _read_types(

@@ -27,6 +27,7 @@ __all__ = [
     "TypeFacts",
     "from_adbc",
     "from_text",
+    "output_text",
     "quoted",
     "select_expression",
     "type_of",
@@ -269,12 +270,21 @@ def select_expression(column: Column) -> str:
     """
     name = quoted(column.name)
     plain = _BRACKETS.sub("", column.source_type)
-    if _NATIVE.get(plain) == column.type:
-        return name
+    return name if _NATIVE.get(plain) == column.type else f"{output_text(column)} AS {name}"
+
+
+def output_text(column: Column) -> str:
+    """An expression for a column's text exactly as the stream has it, which a cast may not give.
+
+    >>> output_text(Column("price", t.Decimal(10, 2), "numeric(10,2)"))
+    '"price"::text'
+    """
+    name = quoted(column.name)
+    plain = _BRACKETS.sub("", column.source_type)
     if plain in _CAST_AS_OUTPUT or plain.endswith("[]"):
-        return f"{name}::text AS {name}"
+        return f"{name}::text"
     # The output function itself; a row of nulls is a value, unlike for IS NULL.
-    return f"CASE WHEN {name} IS DISTINCT FROM NULL THEN format('%s', {name}) END AS {name}"
+    return f"CASE WHEN {name} IS DISTINCT FROM NULL THEN format('%s', {name}) END"
 
 
 def from_adbc(array: pa.Array, type: t.Type, name: str) -> pa.Array:
