@@ -65,7 +65,8 @@ def check_capture(settings: CaptureSettings) -> None:
     """Refuse settings with which no capture can run; they may have been made in Python."""
     _check_name(settings.name)
     _check_source(settings.source)
-    check_patterns(settings.tables)
+    if settings.tables or not settings.outbox:
+        check_patterns(settings.tables)
     _check_topic_template(settings.topic)
     _one_of("format", settings.format, get_args(Format))
     _one_of("truncate", settings.truncate, _TRUNCATE)

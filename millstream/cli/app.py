@@ -47,6 +47,7 @@ COMMANDS = {
     "verify": "verify",
     "backup": "backup",
     "restore": "backup",
+    "cdc": "cdc",
     "pipeline": "pipeline",
     "trace": "trace",
     "top": "top",

@@ -22,6 +22,7 @@ from millstream.settings import ConnectionSettings, data_folder, names_a_broker
 
 if TYPE_CHECKING:
     from millstream.broker import (
+        CaptureProcess,
         GuardState,
         Health,
         NodeHealth,
@@ -157,6 +158,8 @@ def _show(state: "State", health: "Health") -> None:
     for known in state.nodes:
         for guard in known.guards:
             say(f"{known.name}: guard of account {guard.account}, {_guard_text(guard)}")
+        for capture in known.captures:
+            say(f"{known.name}: capture of {capture.file}, {_capture_text(capture)}")
     for loss in health.losses:
         kind = "cut" if loss.lost is None else "lost" if loss.open else "lost, accepted"
         say(f"{kind}: {loss.text}")
@@ -226,6 +229,14 @@ def _guard_text(guard: "GuardState") -> str:
     if guard.pid:
         return f"pid {guard.pid}{again}"
     return f"not running{again}: {guard.problem or 'it ended'}"
+
+
+def _capture_text(capture: "CaptureProcess") -> str:
+    again = f", restarted {capture.restarts} times" if capture.restarts else ""
+    last = f", last problem: {capture.problem}" if capture.restarts and capture.problem else ""
+    if capture.stopped:
+        return f"stopped{again}; it runs again when the broker is started"
+    return f"{f'pid {capture.pid}' if capture.pid else 'not running'}{again}{last}"
 
 
 def _node_row(node: "NodeHealth", leader: str | None) -> tuple[object, ...]:

@@ -34,12 +34,25 @@ def up(
     if launch.nodes > 1 and given["join"]:
         raise ConfigError("--nodes runs a complete cluster here; --join is for one node of several")
     settings = broker_settings(data, given)
+    _check_captures(settings)
     if launch.foreground:
         from millstream.cli.commands.foreground import serve
 
         serve(settings, launch, as_json=json_)
     else:
         _background(settings, launch, as_json=json_)
+
+
+def _check_captures(settings: "BrokerSettings") -> None:
+    """Refuse settings of captures that are wrong now, not in the log of the broker."""
+    if not settings.cdc:
+        return
+    from millstream.cdc.settings_file import load_capture
+
+    names = [load_capture(file).name for file in settings.cdc]
+    for name in names:
+        if names.count(name) > 1:
+            raise ConfigError(f"--cdc: two files have a capture of the name '{name}'")
 
 
 @app.command()

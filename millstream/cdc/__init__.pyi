@@ -1,0 +1,23 @@
+"""Change data capture: databases to topics, and topics to databases, exactly once."""
+
+from millstream.cdc.capture import Capture
+from millstream.cdc.model import Finding, Lag
+from millstream.cdc.serving import serve_capture
+from millstream.cdc.settings import CaptureSettings, OutboxSettings, TableSettings
+from millstream.cdc.settings_file import load_capture
+from millstream.cdc.sources import open_source
+from millstream.cdc.status import CaptureStatus, TableStatus
+
+__all__ = [
+    "Capture",
+    "CaptureSettings",
+    "CaptureStatus",
+    "Finding",
+    "Lag",
+    "OutboxSettings",
+    "TableSettings",
+    "TableStatus",
+    "load_capture",
+    "open_source",
+    "serve_capture",
+]
