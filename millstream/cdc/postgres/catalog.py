@@ -28,6 +28,7 @@ __all__ = [
     "TableFacts",
     "captured_columns",
     "from_item",
+    "place_name",
     "read_catalog",
     "read_relation_facts",
     "shape_of_relation",
@@ -141,6 +142,11 @@ class Catalog:
     tables: tuple[TableFacts, ...]
     left_out: tuple[LeftOut, ...]
     other_names: tuple[str, ...]  # of tables that are not wanted, for proposals
+
+
+def place_name(settings: CaptureSettings) -> str:
+    """The name of a capture's replication slot, and of its publication."""
+    return f"millstream_{settings.name}"
 
 
 # -- reading ------------------------------------------------------------------------------

@@ -24,6 +24,7 @@ from millstream.schemas.arrow_types import arrow_type
 
 __all__ = [
     "SESSION",
+    "SESSION_OPTIONS",
     "TypeFacts",
     "from_adbc",
     "from_text",
@@ -37,7 +38,7 @@ __all__ = [
 SESSION: Final[Mapping[str, str]] = {
     "client_encoding": "UTF8",
     "timezone": "UTC",
-    "datestyle": "ISO, MDY",
+    "datestyle": "ISO,MDY",
     "intervalstyle": "postgres",
     "bytea_output": "hex",
     "extra_float_digits": "3",
@@ -45,6 +46,9 @@ SESSION: Final[Mapping[str, str]] = {
     "row_security": "off",  # refuses a query whose rows a policy would hide
     "search_path": "pg_catalog",  # names of tables and types in values are written in full
 }
+
+# The same for libpq's keyword "options".
+SESSION_OPTIONS: Final = " ".join(f"-c {name}={value}" for name, value in SESSION.items())
 
 # By oid: these are fixed in every PostgreSQL.
 _FIXED: Final[Mapping[int, t.Type]] = {
