@@ -15,11 +15,9 @@ from millstream.cdc.postgres.pgoutput import (
     FULL_TUPLE,
     INSERT,
     NO_TUPLE,
-    DecodedRows,
     Relation,
-    Texts,
-    decode_rows,
 )
+from millstream.cdc.postgres.row_texts import DecodedRows, Texts, decode_rows
 from millstream.cdc.postgres.types import from_text
 from millstream.errors import LogUnreadable
 from millstream.events import changes as ch

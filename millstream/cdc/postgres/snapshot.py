@@ -7,7 +7,7 @@ another snapshot can continue after the last one that was stored.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Final, TypeVar
 
@@ -32,8 +32,11 @@ _BY_TEXT: Final = (t.String, t.Enum, t.Uuid)
 class PostgresSnapshot(AsyncClosing):
     """One read-only transaction, in a thread of its own: the driver blocks."""
 
-    def __init__(self, conninfo: str, snapshot: str, point: int) -> None:
+    def __init__(
+        self, conninfo: str, snapshot: str, point: int, from_items: Mapping[str, str]
+    ) -> None:
         self.point = point
+        self._from_items = from_items  # what to select from, by the full name of a table
         self._conninfo, self._snapshot = conninfo, snapshot
         self._thread = ThreadPoolExecutor(1, "millstream-snapshot")
         self._connection: Any = None
@@ -104,7 +107,7 @@ class PostgresSnapshot(AsyncClosing):
         cursor.adbc_statement.set_options(
             **{"adbc.postgresql.batch_size_hint_bytes": str(BATCH_BYTES)}
         )
-        cursor.execute(statement(table, after))
+        cursor.execute(statement(table, self._from_items[table.full_name], after))
         return cursor, cursor.fetch_record_batch()
 
 
@@ -118,7 +121,7 @@ def _next_batch(reader: Any) -> pa.RecordBatch | None:
 # -- pure ---------------------------------------------------------------------------------
 
 
-def statement(table: TableShape, after: Sequence[str] | None) -> str:
+def statement(table: TableShape, from_item: str, after: Sequence[str] | None) -> str:
     """The SELECT of a snapshot."""
     keys = _key_columns(table)
     selected = [select_expression(column) for column in table.columns]
@@ -135,8 +138,7 @@ def statement(table: TableShape, after: Sequence[str] | None) -> str:
             for text, column in zip(after, keys, strict=True)
         )
         where = f" WHERE ({order}) > ({texts})"
-    source = f"{quoted(table.namespace)}.{quoted(table.name)}"
-    return f"SELECT {', '.join(selected)} FROM {source}{where} ORDER BY {order}"
+    return f"SELECT {', '.join(selected)} FROM {from_item}{where} ORDER BY {order}"
 
 
 def _key_columns(table: TableShape) -> list[Column]:

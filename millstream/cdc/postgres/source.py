@@ -1,0 +1,405 @@
+"""PostgreSQL as a source of changes: a publication, a replication slot, and snapshots.
+
+The position of a change is (LSN of its commit, its place in the transaction). An LSN alone is none:
+all rows of one COPY have the same, and those of overlapping transactions come out of order.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from typing import Any, Final
+
+import pyarrow as pa
+
+from millstream.cdc.model import Changes, Finding, Lag, Received, TableShape
+from millstream.cdc.postgres.catalog import (
+    ROOTS_VERSION,
+    Catalog,
+    from_item,
+    place_name,
+    read_catalog,
+    read_relation_facts,
+    shape_of_relation,
+    shape_of_table,
+)
+from millstream.cdc.postgres.checks import check
+from millstream.cdc.postgres.collector import (
+    OPEN_BYTES,
+    OPEN_ROWS,
+    Collector,
+    Run,
+    Spill,
+    Truncated,
+)
+from millstream.cdc.postgres.link import Link
+from millstream.cdc.postgres.pgoutput import Relation, lsn_number, lsn_text
+from millstream.cdc.postgres.row_changes import changes_of, truncation_of
+from millstream.cdc.postgres.snapshot import PostgresSnapshot, is_after
+from millstream.cdc.postgres.types import SESSION_OPTIONS, quoted
+from millstream.cdc.settings import CaptureSettings
+from millstream.deadline import now_ns
+from millstream.errors import CaptureError, ConfigError, SourceLost, SourceUnreachable, Unfit
+
+__all__ = ["PostgresSource"]
+
+RECEIVE_ROWS: Final = 20_000  # handed over together
+GATHER_SECONDS: Final = 0.01  # to wait for more rows than a few
+GATHER_ROWS: Final = 2_000
+WAIT_SECONDS: Final = 1.0
+CONNECT_SECONDS: Final = 10
+
+
+class PostgresSource:
+    """A database of a PostgreSQL server, version 12 or later."""
+
+    def __init__(self, settings: CaptureSettings) -> None:
+        self._settings = settings
+        self.slot = self.publication = place_name(settings)
+        self._sql: Any = None  # psycopg.AsyncConnection
+        self._link: Link | None = None
+        self._catalog: Catalog | None = None
+        self._shapes: dict[Relation, TableShape] = {}
+        self._last_commit: int | None = None  # time of the last one received, while more wait
+
+    # -- connections ----------------------------------------------------------------------
+
+    def _conninfo(self, **more: Any) -> str:
+        from psycopg import ProgrammingError
+        from psycopg.conninfo import conninfo_to_dict, make_conninfo
+
+        try:
+            given = conninfo_to_dict(self._settings.source)
+            options = f"{given.get('options') or ''} {SESSION_OPTIONS}".strip()
+            name = f"millstream cdc {self._settings.name}"
+            wait = given.get("connect_timeout") or CONNECT_SECONDS
+            return make_conninfo(
+                self._settings.source,
+                options=options,
+                application_name=name,
+                connect_timeout=wait,
+                **more,
+            )
+        except ProgrammingError as error:
+            raise ConfigError(f"source: not an address of PostgreSQL: {error}") from None
+
+    async def open(self) -> None:
+        """Connect for statements."""
+        from psycopg import AsyncConnection, OperationalError
+
+        try:
+            self._sql = await AsyncConnection.connect(self._conninfo(), autocommit=True)
+        except OperationalError as error:
+            raise SourceUnreachable(f"cannot connect to the source: {_short(error)}") from error
+
+    async def close(self) -> None:
+        """Disconnect."""
+        if self._sql is not None:
+            await self._sql.close()
+        self._sql, self._catalog = None, None
+        self._shapes.clear()
+
+    async def _rows(self, query: str, *values: object) -> list[tuple[Any, ...]]:
+        from psycopg import Error, OperationalError
+
+        try:
+            cursor = await self._sql.execute(query, values or None)
+            return list(await cursor.fetchall()) if cursor.description else []
+        except OperationalError as error:
+            raise SourceUnreachable(f"the source cannot be asked: {_short(error)}") from error
+        except Error as error:
+            raise CaptureError(f"the source refused a statement: {_short(error)}") from error
+
+    async def _replication(self, *statements: str) -> tuple[Any, list[Any]]:
+        """A replication connection after some commands, and the answer of the last one."""
+        import psycopg
+
+        def run() -> tuple[Any, list[Any]]:
+            connection = psycopg.connect(self._conninfo(replication="database"), autocommit=True)
+            try:
+                answer: list[Any] = []
+                for statement in statements:
+                    cursor = connection.execute(statement)
+                    answer = cursor.fetchall() if cursor.description else []
+            except BaseException:
+                connection.close()
+                raise
+            return connection, answer
+
+        try:
+            return await asyncio.to_thread(run)
+        except psycopg.errors.ObjectInUse as error:
+            raise SourceUnreachable(
+                f"slot '{self.slot}' is in use: another capture of this name may be running "
+                f"({_short(error)})"
+            ) from error
+        except psycopg.errors.ObjectNotInPrerequisiteState as error:
+            raise SourceLost(self._settings.name, _short(error)) from error
+        except psycopg.OperationalError as error:
+            raise SourceUnreachable(f"no replication connection: {_short(error)}") from error
+        except psycopg.Error as error:
+            raise CaptureError(f"the source refused to replicate: {_short(error)}") from error
+
+    # -- what there is, and what it needs -------------------------------------------------
+
+    async def identity(self) -> str:
+        """The identifier of the server's data folder, and the database."""
+        connection, rows = await self._replication("IDENTIFY_SYSTEM")
+        await asyncio.to_thread(connection.close)
+        return f"{rows[0][0]}/{rows[0][3]}"
+
+    async def check(self) -> list[Finding]:
+        """What is missing for a capture."""
+        return await check(self._sql, self._settings)
+
+    async def _read(self) -> Catalog:
+        self._catalog = await read_catalog(self._sql, self._settings)
+        return self._catalog
+
+    async def tables(self) -> list[TableShape]:
+        """The captured tables as they are now."""
+        catalog = await self._read()
+        return [
+            shape_of_table(table, self._settings.settings_of(table.full_name))
+            for table in catalog.tables
+        ]
+
+    async def prepare(self, tables: Sequence[TableShape]) -> bool:
+        """Create the publication, or change its tables; then the slot, if it is missing."""
+        await self._publish(tables)
+        slots = await self._rows(
+            "SELECT active_pid, to_jsonb(s) ->> 'wal_status' FROM pg_replication_slots s "
+            "WHERE slot_name = %s",
+            self.slot,
+        )
+        if not slots:
+            await self._rows("SELECT pg_create_logical_replication_slot(%s, 'pgoutput')", self.slot)
+            return True
+        active, status = slots[0]
+        if status == "lost":
+            raise SourceLost(
+                self._settings.name,
+                f"slot '{self.slot}' is lost: the server removed log that it needed, because it "
+                f"was more than max_slot_wal_keep_size",
+            )
+        if active is not None:
+            raise SourceUnreachable(
+                f"slot '{self.slot}' is in use by process {active} of the server: another capture "
+                f"of this name may be running"
+            )
+        return False
+
+    async def _publish(self, tables: Sequence[TableShape]) -> None:
+        catalog = self._catalog or await self._read()
+        facts = {table.full_name: table for table in catalog.tables}
+        listed = ", ".join(facts[table.full_name].sql_name for table in tables)
+        name = quoted(self.publication)
+        found = await self._rows(
+            "SELECT 1 FROM pg_publication WHERE pubname = %s", self.publication
+        )
+        if not found:
+            roots = catalog.version >= ROOTS_VERSION
+            with_roots = " WITH (publish_via_partition_root = true)" if roots else ""
+            await self._rows(f"CREATE PUBLICATION {name} FOR TABLE {listed}{with_roots}")
+            return
+        known = await self._rows(
+            "SELECT schemaname || '.' || tablename FROM pg_publication_tables WHERE pubname = %s",
+            self.publication,
+        )
+        if {one for (one,) in known} != facts.keys():
+            await self._rows(f"ALTER PUBLICATION {name} SET TABLE {listed}")
+
+    async def reset(self) -> None:
+        """Drop the slot and the publication."""
+        await self._rows(
+            "SELECT pg_drop_replication_slot(slot_name) FROM pg_replication_slots "
+            "WHERE slot_name = %s",
+            self.slot,
+        )
+        await self._rows(f"DROP PUBLICATION IF EXISTS {quoted(self.publication)}")
+
+    # -- snapshots ------------------------------------------------------------------------
+
+    @asynccontextmanager
+    async def snapshot(self) -> AsyncIterator[PostgresSnapshot]:
+        """A view of the database at a position that a temporary slot gives."""
+        catalog = self._catalog or await self._read()
+        connection, rows = await self._replication(
+            f"CREATE_REPLICATION_SLOT {quoted(self.slot + '_snapshot')} TEMPORARY LOGICAL pgoutput "
+            f"EXPORT_SNAPSHOT"
+        )
+        _, point, name, _ = rows[0]
+        items = {table.full_name: from_item(table) for table in catalog.tables}
+        view = PostgresSnapshot(self._conninfo(), name, lsn_number(point), items)
+        async with AsyncExitStack() as stack:
+            stack.push_async_callback(asyncio.to_thread, connection.close)
+            await stack.enter_async_context(view)
+            # The view is open: neither the slot nor what it keeps is needed any more.
+            await asyncio.to_thread(connection.close)
+            yield view
+
+    def is_after(self, table: TableShape, keys: pa.RecordBatch, edge: Sequence[str]) -> pa.Array:
+        """Which keys are after `edge` in the order of snapshots."""
+        return is_after(table, keys, edge)
+
+    # -- changes --------------------------------------------------------------------------
+
+    def start_at(self, commit: int) -> None:
+        """The slot knows where to start."""
+
+    async def changes(self) -> AsyncIterator[Received]:
+        """Changes of whole transactions, as they are committed."""
+        outboxes = {one.table for one in self._settings.outbox}
+        captured = {table.full_name for table in (self._catalog or await self._read()).tables}
+        wanted = captured | outboxes
+        collector = Collector(lambda one: f"{one.namespace}.{one.name}" in wanted)
+        connection, _ = await self._replication(
+            f"START_REPLICATION SLOT {quoted(self.slot)} LOGICAL 0/0 "
+            f"(proto_version '1', publication_names '{quoted(self.publication)}')"
+        )
+        async with Link(connection) as self._link:
+            while True:
+                idle = await self._fill(self._link, collector)
+                before = collector.upto
+                changes = await self._typed(collector.take())
+                if collector.is_large:
+                    yield Received(changes, before)
+                    async for received in self._large(self._link, collector):
+                        yield received
+                    continue
+                if idle and not collector.in_transaction:
+                    # Nothing that was sent is waiting: the log up to here has nothing for us.
+                    collector.upto = max(collector.upto, self._link.end)
+                    self._last_commit = None
+                yield Received(changes, collector.upto, idle)
+
+    async def _fill(self, link: Link, collector: Collector) -> bool:
+        """Feed what arrives until it is enough; true if nothing more is waiting."""
+        clock = asyncio.get_running_loop().time
+        until = clock() + WAIT_SECONDS
+        while True:
+            link.keep_alive()
+            while (payload := link.next()) is not None:
+                if collector.feed(payload) and collector.rows >= RECEIVE_ROWS:
+                    return False
+                if collector.is_large:
+                    return False
+            if collector.in_transaction:
+                await link.wait(WAIT_SECONDS)  # the rest is on its way
+                continue
+            if collector.rows:
+                if collector.rows >= GATHER_ROWS or not await link.wait(GATHER_SECONDS):
+                    return collector.rows < GATHER_ROWS
+                continue
+            left = until - clock()
+            if left <= 0 or not await link.wait(left):
+                return True
+            if link.end > collector.upto and clock() > until - WAIT_SECONDS / 2:
+                return True
+
+    async def _large(self, link: Link, collector: Collector) -> AsyncIterator[Received]:
+        """A transaction that does not fit into memory, in parts, by way of a file."""
+        if self._settings.whole_transactions:
+            raise CaptureError(
+                f"a transaction has more than {OPEN_ROWS:,} rows or {OPEN_BYTES >> 20} MiB: too "
+                f"large to be stored in one step. Set whole_transactions = false"
+            )
+        before, spill = collector.upto, Spill()
+        try:
+            ended = False
+            while not ended:
+                link.keep_alive()
+                while not ended and not collector.is_large:
+                    payload = link.next()
+                    if payload is None:
+                        await link.wait(WAIT_SECONDS)
+                        link.keep_alive()
+                    else:
+                        ended = collector.feed(payload)
+                await asyncio.to_thread(spill.write, collector.spill())
+            collector.begin_replay()
+            await asyncio.to_thread(spill.rewind)
+            while part := await asyncio.to_thread(spill.read, RECEIVE_ROWS, OPEN_BYTES):
+                collector.replay(part)
+                yield Received(await self._typed(collector.take()), before)
+                link.keep_alive()
+            collector.end_replay()
+            yield Received([], collector.upto)
+        finally:
+            spill.close()
+
+    async def confirm(self, upto: int) -> None:
+        """The server may remove its log up to a position."""
+        if self._link is not None:
+            self._link.confirm(upto)
+
+    async def _typed(self, runs: Sequence[Run | Truncated]) -> list[Changes]:
+        found = []
+        for run in runs:
+            shape = await self._shape(run.relation)
+            if isinstance(run, Truncated):
+                found += self._truncated(run, shape)
+                continue
+            self._last_commit = run.transactions[-1].time
+            try:
+                changes = changes_of(run, shape)
+            except Unfit:
+                # An enum may have got a label, which the stream does not say: look again, once.
+                self._shapes.pop(run.relation)
+                changes = changes_of(run, await self._shape(run.relation))
+            found.append(changes)
+        return found
+
+    def _truncated(self, one: Truncated, shape: TableShape) -> list[Changes]:
+        choice = self._settings.truncate
+        if choice == "stop":
+            raise CaptureError(
+                f"table {shape.full_name} was truncated (transaction {one.transaction.xid}, "
+                f"{lsn_text(one.transaction.commit)}). Set truncate = 'event' for an event of "
+                f"op 't', which sinks and tables in Spark follow, or truncate = 'ignore'"
+            )
+        return [truncation_of(one, shape)] if choice == "event" else []
+
+    async def _shape(self, relation: Relation) -> TableShape:
+        found = self._shapes.get(relation)
+        if found is None:
+            facts = await read_relation_facts(self._sql, relation)
+            own = self._settings.settings_of(facts.full_name)
+            found = self._shapes[relation] = shape_of_relation(relation, facts, own)
+        return found
+
+    # -- lag ------------------------------------------------------------------------------
+
+    async def lag(self) -> Lag:
+        """From the server's view of the slot."""
+        rows = await self._rows(
+            "SELECT pg_wal_lsn_diff(pg_current_wal_lsn(), confirmed_flush_lsn)::int8, "
+            "pg_wal_lsn_diff(pg_current_wal_lsn(), restart_lsn)::int8, active, "
+            "to_jsonb(s) ->> 'wal_status', (to_jsonb(s) ->> 'safe_wal_size')::int8, "
+            "confirmed_flush_lsn::text, "
+            "(SELECT setting::int8 FROM pg_settings WHERE name = 'max_slot_wal_keep_size') "
+            "FROM pg_replication_slots s WHERE slot_name = %s",
+            self.slot,
+        )
+        if not rows:
+            return Lag(details={"slot": self.slot, "status": "missing"})
+        waiting, kept, active, status, safe, confirmed, limit = rows[0]
+        seconds = 0.0
+        if self._last_commit is not None:
+            seconds = max(0.0, now_ns() / 1e9 - self._last_commit / 1e6)
+        own = self._settings.log_budget
+        budget = own if limit is None or limit < 0 else min(own, limit * 1024**2)
+        details = {
+            "slot": self.slot,
+            "status": status,
+            "active": active,
+            "confirmed": confirmed,
+            "safe_wal_size": safe,
+        }
+        return Lag(waiting, seconds if waiting else 0.0, kept, budget, details)
+
+
+def _short(error: Exception) -> str:
+    """The first line of what the server or the driver says; neither has the password."""
+    return str(error).strip().partition("\n")[0]
