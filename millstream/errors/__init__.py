@@ -72,6 +72,8 @@ MillstreamError
 │   ├── SourceLost                           it no longer has the changes that come next
 │   └── BreakingChange                       a table was changed incompatibly; names the column
 ├── SinkError (RuntimeError)                 a topic cannot be applied to a database
+│   ├── SinkTakenOver                        another process applies it under the same name
+│   └── RowRefused                           the database refused a row; names its key
 ├── Undecodable (ValueError)                 a stored event cannot be decoded
 ├── NotJson (ValueError)                     json() was asked for, and the value is none
 ├── SchemaError (ValueError)                 a schema cannot be used or changed in this way
@@ -110,7 +112,9 @@ from millstream.errors.cdc import (
     CaptureError,
     CaptureNotRunning,
     LogUnreadable,
+    RowRefused,
     SinkError,
+    SinkTakenOver,
     SourceLost,
     SourceUnreachable,
 )
@@ -242,6 +246,7 @@ __all__ = [
     "PublishError",
     "RedriveTaken",
     "RequestTimeout",
+    "RowRefused",
     "RowsMoved",
     "SchemaError",
     "SchemaNotFound",
@@ -249,6 +254,7 @@ __all__ = [
     "ServerTooOld",
     "ServiceError",
     "SinkError",
+    "SinkTakenOver",
     "SourceLost",
     "SourceUnreachable",
     "StartFailed",

@@ -10,7 +10,9 @@ __all__ = [
     "CaptureError",
     "CaptureNotRunning",
     "LogUnreadable",
+    "RowRefused",
     "SinkError",
+    "SinkTakenOver",
     "SourceLost",
     "SourceUnreachable",
 ]
@@ -77,3 +79,27 @@ class BreakingChange(CaptureError):
 
 class SinkError(MillstreamError, RuntimeError):
     """Events of a topic could not be applied to a table of a database."""
+
+
+class SinkTakenOver(SinkError):
+    """Another process applies the same topic to the same table under the same name."""
+
+    def __init__(self, name: str, topic: str, table: str) -> None:
+        self.name, self.topic, self.table = name, topic, table
+        super().__init__(
+            f"apply '{name}' (topic '{topic}' to table {table}) was taken over by another process. "
+            f"Nothing was stored since; the other one continues from the stored position"
+        )
+
+
+class RowRefused(SinkError):
+    """The database refused a row; nothing of its group was stored."""
+
+    def __init__(self, table: str, key: dict[str, object], place: str, message: str) -> None:
+        self.table, self.key, self.place, self.message = table, key, place, message
+        named = ", ".join(f"{column} {value!r:.100}" for column, value in key.items())
+        super().__init__(
+            f"table {table} refused the row with {named} ({place}): {message}. Everything before "
+            f"its group is stored, nothing of the group is. Change the table so that it takes the "
+            f"row, and start again"
+        )

@@ -1,0 +1,368 @@
+"""What a database does for `apply`: rows and positions in one transaction. Blocking.
+
+A session is one connection. Its statements are those of both databases; `postgres` and `sqlite`
+have what differs.
+"""
+
+from __future__ import annotations
+
+import logging
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, suppress
+from dataclasses import dataclass
+from typing import Any, Final, Protocol
+
+import pyarrow as pa
+
+from millstream.cdc.sink.fold import RowEvents
+from millstream.cdc.sink.places import LogState, Place, Places, StoredPlace
+from millstream.cdc.sink.sql import quoted, quoted_table
+from millstream.errors import ConfigError, RowRefused, SinkError, SinkTakenOver
+from millstream.schemas import types as t
+
+__all__ = ["POSITIONS", "Begun", "DatabaseLost", "FoundTable", "Refusal", "Session", "SinkPlan"]
+
+_log = logging.getLogger("millstream.cdc")
+
+POSITIONS: Final = "millstream_positions"
+
+
+class DatabaseLost(Exception):
+    """Internal: the database cannot be reached or has no time; what was not committed is undone."""
+
+
+class Refusal(Exception):
+    """Internal: the database refused a statement for what is in the rows."""
+
+
+class FoundTable(Protocol):
+    """A table as it is in the database."""
+
+    @property
+    def columns(self) -> Mapping[str, str]:
+        """Types by name."""
+
+    @property
+    def primary_key(self) -> tuple[str, ...]:
+        """Its columns."""
+
+    def check_key(self, key: Sequence[str]) -> None:
+        """Refuse a key that no unique index has."""
+
+
+@dataclass(frozen=True, slots=True)
+class SinkPlan:
+    """What is applied to which table."""
+
+    name: str
+    topic: str
+    table: str
+    key: tuple[str, ...]  # empty: the primary key of the table
+    owner: str  # a token that nobody else has
+    create: bool = True  # the table, and columns that it lacks
+    take: bool = True  # the positions from whoever has them; False: they are ours already
+
+    @property
+    def positions(self) -> str:
+        """The table of positions, beside the target."""
+        schema, dot, _ = self.table.rpartition(".")
+        return quoted_table(f"{schema}{dot}{POSITIONS}")
+
+
+@dataclass(frozen=True, slots=True)
+class Begun:
+    """What was found in the database."""
+
+    stored: list[StoredPlace]
+    key: tuple[str, ...]
+
+
+class Session(ABC):
+    """One connection to the target. Every method is one transaction."""
+
+    def __init__(self, plan: SinkPlan) -> None:
+        self.plan = plan
+        self._mine = 'name = ? AND topic = ? AND "owner" = ?'
+        self._me = (plan.name, plan.topic, plan.owner)
+        self._found: FoundTable | None = None
+        self._key: tuple[str, ...] = ()
+
+    # -- what differs ---------------------------------------------------------------------
+
+    @abstractmethod
+    def open(self) -> None:
+        """Connect."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Disconnect, whatever state it is in."""
+
+    @abstractmethod
+    def _run(self, statement: str, values: Sequence[Any] = ()) -> Any:
+        """Execute a statement with `?` for values; returns its cursor."""
+
+    @abstractmethod
+    def _transaction(self) -> AbstractContextManager[None]:
+        """A context manager: commits at the end, undoes everything on an error."""
+
+    @abstractmethod
+    def _find(self, table: str) -> FoundTable | None:
+        """A table as it is now."""
+
+    @abstractmethod
+    def _type_of(self, type_: t.Type) -> str:
+        """The type of a new column."""
+
+    @abstractmethod
+    def _fits(self, type_: t.Type, found: str) -> bool:
+        """Whether a column can take values of a type."""
+
+    @abstractmethod
+    def _write(self, table: FoundTable, events: RowEvents, key: tuple[str, ...]) -> None:
+        """Upsert and delete rows; each key is there once."""
+
+    @abstractmethod
+    def _empty_table(self) -> None:
+        """Remove all rows of the target."""
+
+    # -- beginning ------------------------------------------------------------------------
+
+    def begin(self, row: t.Record, logs: Mapping[int, LogState], workers: int) -> Begun:
+        """Take the positions over and make the table ready: all or nothing."""
+        plan = self.plan
+        with self._transaction():
+            self._run(self._positions_table())
+            if plan.take:
+                who = (plan.owner, plan.name, plan.topic)
+                self._run(
+                    f'UPDATE {plan.positions} SET "owner" = ? WHERE name = ? AND topic = ?', who
+                )
+            stored = self._stored()
+            table = self._find(plan.table)
+            self._check_target(stored, table)
+            key = plan.key or (table.primary_key if table is not None else ())
+            table = self._ready(table, row, key)
+            table.check_key(key)
+            count = stored[0].workers if stored else workers
+            known = {(one.partition, one.worker) for one in stored}
+            for partition, log in logs.items():
+                first = Place(log.first)
+                for worker in range(count):
+                    if (partition, worker) not in known:
+                        self._insert(StoredPlace(partition, worker, count, first, log.created, ""))
+            found = self._stored()
+        self._found, self._key = table, key
+        return Begun(found, key)
+
+    def join(self, first: Session) -> None:
+        """Work beside the session that began."""
+        self._found, self._key = first._found, first._key
+
+    def _positions_table(self) -> str:
+        return (
+            f"CREATE TABLE IF NOT EXISTS {self.plan.positions} (name text NOT NULL, "
+            f'topic text NOT NULL, "partition" integer NOT NULL, worker integer NOT NULL, '
+            f'workers integer NOT NULL, "offset" bigint NOT NULL, "index" integer NOT NULL, '
+            f"last_time bigint NOT NULL, log text NOT NULL, target text NOT NULL, "
+            f'"owner" text NOT NULL, PRIMARY KEY (name, topic, "partition", worker))'
+        )
+
+    def _stored(self) -> list[StoredPlace]:
+        rows = self._run(
+            f'SELECT "partition", worker, workers, "offset", "index", last_time, log, target, '
+            f'"owner" FROM {self.plan.positions} WHERE name = ? AND topic = ? '
+            f'ORDER BY "partition", worker',
+            self._me[:2],
+        ).fetchall()
+        if any(row[8] != self.plan.owner for row in rows):
+            raise self._taken_over()
+        return [
+            StoredPlace(row[0], row[1], row[2], Place(*row[3:6]), row[6], row[7]) for row in rows
+        ]
+
+    def _check_target(self, stored: list[StoredPlace], table: FoundTable | None) -> None:
+        plan = self.plan
+        if not stored:
+            return
+        other = next((one.target for one in stored if one.target != plan.table), None)
+        if other is not None:
+            raise ConfigError(
+                f"apply '{plan.name}' of topic '{plan.topic}' belongs to table {other}, and not to "
+                f"{plan.table}. Use another name for this table"
+            )
+        if table is None:
+            raise SinkError(
+                f"table {plan.table} does not exist, but '{plan.name}' has applied topic "
+                f"'{plan.topic}' to it before. To begin again: {self._forget_text()}"
+            )
+
+    def _forget_text(self) -> str:
+        plan = self.plan
+        return f"DELETE FROM {plan.positions} WHERE name = '{plan.name}'"
+
+    def _insert(self, one: StoredPlace) -> None:
+        plan, place = self.plan, one.place
+        values = (plan.name, plan.topic, one.partition, one.worker, one.workers)
+        where = (place.offset, place.index, place.last_time, one.log, plan.table, plan.owner)
+        marks = ", ".join("?" * (len(values) + len(where)))
+        self._run(
+            f'INSERT INTO {plan.positions} (name, topic, "partition", worker, workers, "offset", '
+            f'"index", last_time, log, target, "owner") VALUES ({marks})',
+            (*values, *where),
+        )
+
+    # -- the table ------------------------------------------------------------------------
+
+    @property
+    def _table(self) -> FoundTable:
+        if self._found is None:
+            raise SinkError("begin first")
+        return self._found
+
+    def follow(self, row: t.Record) -> None:
+        """Let the table have the columns of another version of the schema."""
+        with self._transaction():
+            self._hold()
+            self._found = self._ready(self._find(self.plan.table), row, self._key)
+
+    def _ready(self, table: FoundTable | None, row: t.Record, key: tuple[str, ...]) -> FoundTable:
+        """The table with a column for each field, created or checked."""
+        name = self.plan.table
+        if table is None:
+            self._create(row, key)
+        else:
+            missing = [field for field in row.fields if field.name not in table.columns]
+            for field in row.fields:
+                found = table.columns.get(field.name)
+                if found is not None and not self._fits(field.type, found):
+                    raise ConfigError(
+                        f"table {name}, column '{field.name}': it is {found}, and the values in "
+                        f"topic '{self.plan.topic}' are {t.kind(t.strip(field.type)[0])}, which "
+                        f"need {self._type_of(field.type)}. Change the column, or use another table"
+                    )
+            for field in missing:
+                self._add(field)
+            if not missing:
+                return table
+        made = self._find(name)
+        if made is None:
+            raise SinkError(f"table {name} is gone: something else dropped it")
+        return made
+
+    def _create(self, row: t.Record, key: tuple[str, ...]) -> None:
+        plan = self.plan
+        if not plan.create:
+            raise ConfigError(f"table {plan.table} does not exist: create it, or set create=True")
+        names = [field.name for field in row.fields]
+        unknown = next((name for name in key if name not in names), None)
+        if not key or unknown is not None:
+            found = f"there is no column '{unknown}'" if key else "none are known"
+            raise ConfigError(
+                f"table {plan.table} needs key columns, and {found}. Give some of the columns of "
+                f"topic '{plan.topic}': key=[...] out of {', '.join(names)}"
+            )
+        parts = [
+            f"{quoted(f.name)} {self._type_of(f.type)}" + (" NOT NULL" if f.name in key else "")
+            for f in row.fields
+        ]
+        columns = ", ".join(quoted(name) for name in key)
+        self._run(
+            f"CREATE TABLE {quoted_table(plan.table)} ({', '.join(parts)}, PRIMARY KEY ({columns}))"
+        )
+
+    def _add(self, field: t.Field) -> None:
+        plan, kind = self.plan, self._type_of(field.type)
+        if not plan.create:
+            raise ConfigError(
+                f"table {plan.table} has no column '{field.name}', which topic '{plan.topic}' "
+                f"has. Add it: ALTER TABLE {quoted_table(plan.table)} ADD COLUMN "
+                f"{quoted(field.name)} {kind}; or set create=True"
+            )
+        self._run(f"ALTER TABLE {quoted_table(plan.table)} ADD COLUMN {quoted(field.name)} {kind}")
+        _log.info("table %s: column '%s' %s was added", plan.table, field.name, kind)
+
+    # -- rows and positions ---------------------------------------------------------------
+
+    def apply(self, worker: int, places: Places, events: RowEvents | None) -> None:
+        """Apply events (each key once) and store how far this worker is, in one transaction."""
+        with self._transaction():
+            self._move(places, worker)
+            if events is not None and len(events):
+                self._write(self._table, events, self._key)
+
+    def empty(self, places: Places) -> None:
+        """Remove all rows, and store that every worker is here."""
+        with self._transaction():
+            self._move(places)
+            self._empty_table()
+
+    def rebase(self, workers: int, places: Places, logs: Mapping[int, str]) -> list[StoredPlace]:
+        """Go on with another number of workers; all of the old ones are at these places."""
+        with self._transaction():
+            self._hold()
+            self._run(f"DELETE FROM {self.plan.positions} WHERE {self._mine}", self._me)
+            for partition, place in places.items():
+                for worker in range(workers):
+                    one = StoredPlace(partition, worker, workers, place, logs[partition], "")
+                    self._insert(one)
+            return self._stored()
+
+    def restart(self, partition: int, log: str, place: Place) -> None:
+        """A partition goes on elsewhere: the log that was applied is not there any more."""
+        with self._transaction():
+            self._hold()
+            self._run(
+                f'UPDATE {self.plan.positions} SET log = ? WHERE {self._mine} AND "partition" = ?',
+                (log, *self._me, partition),
+            )
+            self._move({partition: place})
+
+    def _move(self, places: Places, worker: int | None = None) -> None:
+        """Store places, of one worker or of all; refused if another process has taken over."""
+        for partition, place in places.items():
+            values = (place.offset, place.index, place.last_time, *self._me, partition)
+            one = "" if worker is None else " AND worker = ?"
+            done = self._run(
+                f'UPDATE {self.plan.positions} SET "offset" = ?, "index" = ?, last_time = ? '
+                f'WHERE {self._mine} AND "partition" = ?{one}',
+                values if worker is None else (*values, worker),
+            ).rowcount
+            if done < 1:
+                raise self._taken_over()
+
+    def _hold(self) -> None:
+        done = self._run(
+            f'UPDATE {self.plan.positions} SET "owner" = "owner" WHERE {self._mine}', self._me
+        ).rowcount
+        if done < 1:
+            raise self._taken_over()
+
+    def _taken_over(self) -> SinkTakenOver:
+        return SinkTakenOver(self.plan.name, self.plan.topic, self.plan.table)
+
+    # -- a row that was refused -----------------------------------------------------------
+
+    def blame(self, events: RowEvents, cause: Refusal) -> RowRefused:
+        """The error for a group that the database refused, with the row that it is about."""
+        low, high = 0, len(events)  # the first `low` rows are accepted, the first `high` are not
+        while high - low > 1:
+            middle = (low + high) // 2
+            try:
+                self._try(events, middle)
+            except Refusal as refusal:
+                high, cause = middle, refusal
+            else:
+                low = middle
+        row = high - 1
+        key = {name: events.rows.column(name)[row].as_py() for name in self._key}
+        return RowRefused(self.plan.table, key, events.place(row), str(cause))
+
+    def _try(self, events: RowEvents, count: int) -> None:
+        with suppress(_Undone), self._transaction():
+            self._write(self._table, events.take(pa.array(range(count), pa.int64())), self._key)
+            raise _Undone
+
+
+class _Undone(Exception):
+    """Ends a transaction that was only a question."""
