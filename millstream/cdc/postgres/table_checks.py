@@ -92,10 +92,8 @@ def _identity(table: TableFacts, own: TableSettings) -> Iterator[Finding]:
             "d": "it has no primary key",
         }.get(table.identity, "the index of its replica identity is gone")
         fix = _better_identity(table, own.key)
-        if not table.key_of(own):
+        if fix == _full_identity(table) and not table.key_of(own):
             fix = f"{_new_key(table)}, and run {fix}"
-            if table.identity == "d":
-                fix = f"{_new_key(table)}, and run {_full_identity(table)}"
         yield _wrong(table, f"{what}: {harm}", fix)
     other = [name for name, identity in table.partitions if identity != table.identity]
     if other:
