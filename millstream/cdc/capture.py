@@ -93,7 +93,7 @@ class Capture:
                 self._error = str(error)
                 if clock() - began > 2 * LONGEST_PAUSE or failing_since is None:
                     pause, failing_since = FIRST_PAUSE, clock()
-                if clock() - failing_since > GIVE_UP_SECONDS or not self._mill.connected:
+                if clock() - failing_since > GIVE_UP_SECONDS or self._mill.connection.closed:
                     self._state = "failed"
                     raise
                 log.warning("capture '%s': %s; trying again", self.settings.name, error)
