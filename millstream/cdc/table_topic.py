@@ -206,6 +206,8 @@ class TableTopic:
         if changes.table != self._shape:
             await self._follow(changes.table)
         wanted = self._not_in_snapshot(changes, is_after)
+        if self._format == "rows":
+            self._check_whole(wanted)
         if len(wanted):
             await self._write(wanted, whole=self._settings.whole_transactions)
             self.events += len(wanted)
@@ -217,6 +219,19 @@ class TableTopic:
             columns=FRAME_COLUMNS[self._format],
             note=note,
             whole=whole,
+        )
+
+    def _check_whole(self, changes: Changes) -> None:
+        """A row cannot say which of its columns were not sent: null would be a lie."""
+        unchanged = changes.unchanged
+        if unchanged is None or unchanged.null_count == len(unchanged):
+            return
+        column = unchanged.flatten()[0].as_py()
+        raise CaptureError(
+            f"table {self.table}: an update came without the large value of column '{column}', "
+            f"which it did not touch. A topic of rows needs whole rows: run ALTER TABLE "
+            f"{self.table} REPLICA IDENTITY FULL and begin the table again ('millstream cdc reset "
+            f"--table {self.table} --yes'), leave the column out, or use format = 'changes'"
         )
 
     def _known_points(self) -> None:

@@ -34,6 +34,7 @@ from millstream.cdc.postgres.collector import (
     Truncated,
 )
 from millstream.cdc.postgres.link import Link
+from millstream.cdc.postgres.moved_rows import with_left_values
 from millstream.cdc.postgres.pgoutput import Relation, lsn_number, lsn_text
 from millstream.cdc.postgres.row_changes import changes_of, truncation_of
 from millstream.cdc.postgres.snapshot import PostgresSnapshot, is_after
@@ -60,6 +61,7 @@ class PostgresSource:
         self._sql: Any = None  # psycopg.AsyncConnection
         self._link: Link | None = None
         self._catalog: Catalog | None = None
+        self._from_items: dict[str, str] = {}  # what to select from, by the full name of a table
         self._shapes: dict[Relation, TableShape] = {}
         self._last_commit: int | None = None  # time of the last one received, while more wait
 
@@ -154,8 +156,9 @@ class PostgresSource:
         return await check(self._sql, self._settings)
 
     async def _read(self) -> Catalog:
-        self._catalog = await read_catalog(self._sql, self._settings)
-        return self._catalog
+        catalog = self._catalog = await read_catalog(self._sql, self._settings)
+        self._from_items = {table.full_name: from_item(table) for table in catalog.tables}
+        return catalog
 
     async def tables(self) -> list[TableShape]:
         """The captured tables as they are now."""
@@ -224,14 +227,14 @@ class PostgresSource:
     @asynccontextmanager
     async def snapshot(self) -> AsyncIterator[PostgresSnapshot]:
         """A view of the database at a position that a temporary slot gives."""
-        catalog = self._catalog or await self._read()
+        if self._catalog is None:
+            await self._read()
         connection, rows = await self._replication(
             f"CREATE_REPLICATION_SLOT {quoted(self.slot + '_snapshot')} TEMPORARY LOGICAL pgoutput "
             f"EXPORT_SNAPSHOT"
         )
         _, point, name, _ = rows[0]
-        items = {table.full_name: from_item(table) for table in catalog.tables}
-        view = PostgresSnapshot(self._conninfo(), name, lsn_number(point), items)
+        view = PostgresSnapshot(self._conninfo(), name, lsn_number(point), self._from_items)
         async with AsyncExitStack() as stack:
             stack.push_async_callback(asyncio.to_thread, connection.close)
             await stack.enter_async_context(view)
@@ -348,7 +351,8 @@ class PostgresSource:
                 # An enum may have got a label, which the stream does not say: look again, once.
                 self._shapes.pop(run.relation)
                 changes = changes_of(run, await self._shape(run.relation))
-            found.append(changes)
+            name = shape.full_name
+            found.append(await with_left_values(changes, self._from_items[name], self._rows))
         return found
 
     def _truncated(self, one: Truncated, shape: TableShape) -> list[Changes]:
