@@ -58,11 +58,8 @@ def definition_of(
             f"table '{table}' does not exist in the database any more. Leave it out of the "
             f"capture's tables, or start again: 'millstream cdc reset'"
         )
-    unknown = [
-        name
-        for name in (*settings.columns, *settings.exclude, *settings.key)
-        if name not in columns
-    ]
+    named = (*settings.columns, *settings.key, *(() if running else settings.exclude))
+    unknown = [name for name in named if name not in columns]
     if unknown:
         raise errors.ConfigError(
             f"table '{table}' has no column '{unknown[0]}'; it has {', '.join(columns)}"
@@ -112,7 +109,7 @@ def _check_key(
 ) -> None:
     if not key:
         raise errors.ConfigError(
-            f"table '{table}' has no primary key, so its rows cannot be told apart. Give it one, "
+            f"table '{table}' has no primary key, so nothing tells its rows apart. Give it one, "
             f'or name columns that are unique and NOT NULL: key = ["..."], or leave the table '
             f'out: tables = ["!{table}"]'
         )

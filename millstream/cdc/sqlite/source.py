@@ -26,7 +26,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import sqlite3
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -256,7 +256,7 @@ class SqliteSource:
         """A database whose last change is before this one is refused: it has gone back in time."""
         self._stored = commit // 2
 
-    async def changes(self) -> AsyncIterator[Received]:
+    async def changes(self) -> AsyncGenerator[Received, None]:
         """All changes that are not confirmed, for ever."""
         clock = asyncio.get_running_loop().time
         after = await self._run(lambda: self._log.first(self._stored))

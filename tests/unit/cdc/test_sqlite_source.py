@@ -118,6 +118,8 @@ async def test_changes_arrive_in_order_with_what_was_before(app: App) -> None:
     ]
     (one,) = found
     assert one.commit.to_pylist() == sorted(set(one.commit.to_pylist()))
+    assert one.number is not None
+    assert one.total is not None
     assert (one.number.to_pylist(), one.total.to_pylist()) == ([1] * 4, [1] * 4)
     seconds = [abs((datetime.now(UTC) - time).total_seconds()) for time in one.time.to_pylist()]
     assert max(seconds) < 3600
