@@ -221,4 +221,5 @@ def sqlite_values(column: pa.Array) -> list[Any]:
         or kind == pa.uint64()
     ):
         column = column.cast(pa.string())
-    return list(itertools.chain(column.to_pylist()))
+    found: list[Any] = column.to_pylist()
+    return found

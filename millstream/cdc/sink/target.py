@@ -308,7 +308,7 @@ class Session(ABC):
                     self._insert(one)
             return self._stored()
 
-    def restart(self, partition: int, log: str, place: Place) -> None:
+    def restart(self, partition: int, log: str, place: Place) -> list[StoredPlace]:
         """A partition goes on elsewhere: the log that was applied is not there any more."""
         with self._transaction():
             self._hold()
@@ -317,6 +317,7 @@ class Session(ABC):
                 (log, *self._me, partition),
             )
             self._move({partition: place})
+            return self._stored()
 
     def _move(self, places: Places, worker: int | None = None) -> None:
         """Store places, of one worker or of all; refused if another process has taken over."""

@@ -1,0 +1,362 @@
+"""One run of `apply`: reads ahead, shares events out to workers, stores what they have done.
+
+    topic -> reader -> chunks (a few) -> group -> one part for each worker -> transaction
+
+While the workers commit, the next group grows; it is handed out when it is full or they are idle.
+So few events are applied at once, and many in large transactions. Truncations, new columns and
+another number of workers wait until every worker has nothing to do.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import aclosing, asynccontextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final, TypeVar
+
+from millstream.cdc.sink.fold import truncates
+from millstream.cdc.sink.groups import Group, Part, part_of, shared_out
+from millstream.cdc.sink.places import LogState, Place, covers, furthest, is_even, nearest_of
+from millstream.cdc.sink.target import Begun, Refusal, Session
+from millstream.deadline import Deadline
+from millstream.errors import DataLoss, SinkError
+
+if TYPE_CHECKING:
+    from concurrent.futures import ThreadPoolExecutor
+
+    from millstream.cdc.topic_log import Chunk, TopicLog
+
+__all__ = ["Counters", "Engine", "Limits"]
+
+CHUNKS: Final = 2  # that are read ahead of the group, of a few MB each
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Of one group."""
+
+    rows: int
+    bytes: int
+    idle_seconds: float = 5.0  # after which positions without events are stored
+
+
+@dataclass(slots=True)
+class Counters:
+    """What was done since the start; numbers only grow."""
+
+    events: int = 0  # read and applied, those that a later event of their key replaced included
+    rows: int = 0  # upserted or deleted
+    transactions: int = 0
+    truncations: int = 0
+    retries: int = 0
+    places: dict[int, Place] = field(default_factory=dict)  # up to where all is stored
+    begun: bool = False  # the positions are ours
+
+
+class Engine:
+    """Applies a log until it ends or is stopped; an error ends it, and nothing is half done."""
+
+    def __init__(
+        self,
+        log: TopicLog,
+        make_session: Callable[[], Session],
+        executor: ThreadPoolExecutor,
+        limits: Limits,
+        counters: Counters,
+    ) -> None:
+        self._log, self._make, self._executor = log, make_session, executor
+        self._limits, self._counters = limits, counters
+        self._sessions: list[Session] = []
+        self._queues: list[asyncio.Queue[Part]] = []
+        self._tasks: list[asyncio.Task[None]] = []
+        self._applied: list[dict[int, Place]] = []  # by worker, before this run
+        self._chunks: asyncio.Queue[Chunk | None] = asyncio.Queue(CHUNKS)
+        self._changed = asyncio.Event()
+        self._busy = 0  # parts that are not applied yet
+        self._group = Group()
+        self._key: tuple[str, ...] = ()
+        self._version = 0
+        self._states: dict[int, LogState] = {}
+        self._reached: dict[int, Place] = {}
+        self._before: dict[int, Place] = {}  # what the furthest worker had applied at the start
+        self._workers = 1
+        self._rebase = False
+
+    async def call(self, function: Callable[..., T], *given: Any) -> T:
+        """Call a blocking function in a thread; it is never left alone with its connection."""
+        loop = asyncio.get_running_loop()
+        future = loop.run_in_executor(self._executor, partial(function, *given))
+        try:
+            return await asyncio.shield(future)
+        except asyncio.CancelledError:
+            await asyncio.wait([future])
+            raise
+
+    # -- beginning and end ----------------------------------------------------------------
+
+    async def run(self, workers: int, follow: bool, stop: asyncio.Event) -> None:
+        """Apply everything, for ever with `follow`, until `stop` is set."""
+        try:
+            await self._begin(workers)
+            await self._until_done(follow, stop)
+        finally:
+            await self._end_tasks(self._tasks)
+            for session in self._sessions:
+                await self.call(session.close)
+
+    async def _begin(self, workers: int) -> None:
+        log = self._log
+        await log.open()
+        self._states = await log.states()
+        first = await self._open_session()
+        begun: Begun = await self.call(first.begin, log.row, self._states, workers)
+        self._key, self._version = begun.key, log.version
+        self._counters.begun = True
+        stored = begun.stored
+        for one in stored:
+            state = self._states.get(one.partition)
+            if state is None:
+                raise DataLoss(
+                    f"'{log.name}' has no partition {one.partition} any more, which was applied "
+                    f"before. Begin again under another name with an empty table"
+                )
+            place = await log.check(one.partition, one.place, one.log, state)
+            if place != one.place:
+                stored = await self.call(first.restart, one.partition, state.created, place)
+        self._reached, self._before = nearest_of(stored), furthest(stored)
+        self._workers, self._rebase = workers, stored[0].workers != workers
+        if self._rebase and is_even(stored):
+            stored = await self._rebased()
+        self._counters.places = dict(self._reached)
+        await self._start_workers(stored[0].workers)
+        for one in stored:
+            self._applied[one.worker][one.partition] = one.place
+
+    async def _open_session(self) -> Session:
+        session = self._make()
+        self._sessions.append(session)
+        await self.call(session.open)
+        return session
+
+    async def _start_workers(self, count: int) -> None:
+        for number in range(count):
+            session = self._sessions[number] if number < len(self._sessions) else None
+            if session is None:
+                session = await self._open_session()
+                session.join(self._sessions[0])
+            queue: asyncio.Queue[Part] = asyncio.Queue(1)
+            self._queues.append(queue)
+            self._applied.append({})
+            self._tasks.append(asyncio.create_task(self._work(number, session, queue)))
+
+    async def _until_done(self, follow: bool, stop: asyncio.Event) -> None:
+        reader = asyncio.create_task(self._read(follow))
+        waiting = asyncio.create_task(self._stopped(stop, reader))
+        main = asyncio.create_task(self._main())
+        own = [reader, waiting, main]
+        try:
+            while not main.done():
+                # Workers may be others by now.
+                await asyncio.wait([main, *self._watched(reader)], return_when="FIRST_COMPLETED")
+                for task in self._watched(reader):
+                    if task.done():
+                        task.result()
+            main.result()
+        finally:
+            await self._end_tasks(own)
+
+    def _watched(self, reader: asyncio.Task[None]) -> list[asyncio.Task[None]]:
+        return [task for task in (reader, *self._tasks) if not self._is_over(task)]
+
+    @staticmethod
+    def _is_over(task: asyncio.Task[None]) -> bool:
+        """Whether a task has ended without an error."""
+        return task.done() and (task.cancelled() or task.exception() is None)
+
+    @staticmethod
+    async def _end_tasks(tasks: list[asyncio.Task[None]]) -> None:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    # -- reading --------------------------------------------------------------------------
+
+    async def _read(self, follow: bool) -> None:
+        async with aclosing(self._log.chunks(self._reached, follow)) as chunks:
+            async for chunk in chunks:
+                await self._chunks.put(chunk)
+                self._changed.set()
+        await self._chunks.put(None)
+        self._changed.set()
+
+    async def _stopped(self, stop: asyncio.Event, reader: asyncio.Task[None]) -> None:
+        await stop.wait()
+        reader.cancel()
+        await asyncio.wait([reader])
+        while not self._chunks.empty():
+            self._chunks.get_nowait()
+        self._chunks.put_nowait(None)
+        self._changed.set()
+
+    async def _main(self) -> None:
+        quiet = Deadline(self._limits.idle_seconds)
+        while True:
+            if not self._chunks.empty():
+                chunk = self._chunks.get_nowait()
+                if chunk is None:
+                    break
+                await self._take(chunk)
+            elif self._group.rows and not self._busy:
+                await self._hand_out()
+            elif quiet.passed:
+                await self._store_quietly()
+                quiet = Deadline(self._limits.idle_seconds)
+            else:
+                self._changed.clear()
+                try:
+                    async with asyncio.timeout(quiet.left()):
+                        await self._changed.wait()
+                except TimeoutError:
+                    continue
+        await self._hand_out(now=True)
+        await self._all_done()
+
+    async def _store_quietly(self) -> None:
+        """Store positions that no event brought along, and see that the log is still the same."""
+        if not self._busy:
+            await self._hand_out(now=True)
+        for number, state in (await self._log.states()).items():
+            known = self._states.get(number)
+            if known is not None and known.created != state.created:
+                raise DataLoss(
+                    f"'{self._log.name}/{number}' was deleted and created again while it was "
+                    f"applied. Begin again under another name with an empty table"
+                )
+
+    # -- from chunks to parts -------------------------------------------------------------
+
+    async def _take(self, chunk: Chunk) -> None:
+        if chunk.version != self._version:
+            await self._follow(chunk.version)
+        for batch in chunk.events:
+            start = 0
+            for row in truncates(batch, self._log.format):
+                here = Place(*(batch.column(name)[row].as_py() for name in ("offset", "index")))
+                self._group.add([batch.slice(start, row - start)])
+                await self._truncate(chunk.partition, here)
+                start = row + 1
+            self._group.add([batch.slice(start)] if start else [batch])
+        self._group.places[chunk.partition] = chunk.reached
+        group, limits = self._group, self._limits
+        if group.rows >= limits.rows or group.bytes >= limits.bytes:
+            await self._hand_out()
+
+    async def _hand_out(self, now: bool = False) -> None:
+        """Give the group to the workers; waits while they have enough."""
+        group, self._group = self._group, Group()
+        if not group.places and not now:
+            return
+        count = len(self._queues)
+        parts = await self.call(shared_out, group, self._log.format, self._key, count, now)
+        self._reached.update(group.places)
+        self._counters.events += group.rows
+        for queue, part in zip(self._queues, parts, strict=True):
+            self._busy += 1
+            await queue.put(part)
+        if self._rebase and covers(self._reached, self._before):
+            await self._all_done()
+            await self._with_new_workers()
+
+    async def _all_done(self) -> None:
+        """Wait until the workers have applied everything."""
+        for queue in self._queues:
+            await queue.join()
+
+    @asynccontextmanager
+    async def _alone(self, places: dict[int, Place]) -> AsyncIterator[Session]:
+        """The first session, while everything up to such places is applied."""
+        self._group.places.update(places)
+        await self._hand_out(now=True)
+        await self._all_done()
+        yield self._sessions[0]
+
+    async def _truncate(self, partition: int, before: Place) -> None:
+        after = Place(before.offset, before.index + 1)
+        if len(self._states) > 1:
+            raise SinkError(
+                f"topic '{self._log.name}' has several partitions, and an event that empties the "
+                f"table (partition {partition}, offset {before.offset}): which rows of the other "
+                f"partitions were before it is not known. Use a topic with one partition"
+            )
+        if after.key <= self._before[partition].key:
+            return  # before a restart
+        async with self._alone({partition: before}) as session:
+            await self.call(session.empty, {partition: after})
+        self._reached[partition] = self._counters.places[partition] = after
+        self._counters.truncations += 1
+        self._counters.transactions += 1
+
+    async def _follow(self, version: int) -> None:
+        """Let the table follow a newer version of the schema."""
+        async with self._alone({}) as session:
+            await self.call(session.follow, self._log.row)
+        for other in self._sessions[1:]:
+            other.join(self._sessions[0])
+        self._version = version
+
+    # -- another number of workers --------------------------------------------------------
+
+    async def _rebased(self) -> list[Any]:
+        """Store that another number of workers goes on from here."""
+        logs = {number: state.created for number, state in self._states.items()}
+        session, self._rebase = self._sessions[0], False
+        return await self.call(session.rebase, self._workers, self._reached, logs)
+
+    async def _with_new_workers(self) -> None:
+        tasks, self._tasks, self._queues, self._applied = self._tasks, [], [], []
+        await self._end_tasks(tasks)
+        await self._rebased()
+        await self._start_workers(self._workers)
+
+    # -- workers --------------------------------------------------------------------------
+
+    async def _work(self, number: int, session: Session, queue: asyncio.Queue[Part]) -> None:
+        waiting: dict[int, Place] = {}  # places that are not stored yet
+        while True:
+            part = await queue.get()
+            waiting.update(part.places)
+            if part.events is not None or (part.now and waiting):
+                events = await self.call(part_of, part, self._applied[number], self._key)
+                await self._commit(number, session, waiting, events)
+                waiting.clear()
+            for partition in [p for p in self._applied[number] if p in part.places]:
+                if part.places[partition].key >= self._applied[number][partition].key:
+                    del self._applied[number][partition]
+            self._busy -= 1
+            queue.task_done()
+            self._changed.set()
+
+    async def _commit(
+        self, number: int, session: Session, places: dict[int, Place], events: Any
+    ) -> None:
+        known = self._applied[number]
+        # Never back: this worker may have been ahead of the others at a restart.
+        ahead = {
+            partition: place
+            for partition, place in places.items()
+            if partition not in known or place.key > known[partition].key
+        }
+        if not ahead:
+            return
+        try:
+            await self.call(session.apply, number, ahead, events)
+        except Refusal as refusal:
+            if events is None:
+                raise SinkError(str(refusal)) from refusal
+            raise await self.call(session.blame, events, refusal) from refusal
+        self._counters.transactions += 1
+        self._counters.rows += 0 if events is None else len(events)
+        self._counters.places.update(ahead)
