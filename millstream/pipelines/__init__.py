@@ -8,10 +8,6 @@ from millstream.pipelines.declare import (
     files,
     flow,
     loading,
-    read,
-    read_changes,
-    read_events,
-    read_table,
     sink,
     table,
     topic,
@@ -20,6 +16,7 @@ from millstream.pipelines.declare import (
 from millstream.pipelines.joins import enrich, join_streams, join_tables
 from millstream.pipelines.loader import load
 from millstream.pipelines.project import Project, open_project
+from millstream.pipelines.reads import read, read_changes, read_events, read_table
 
 __all__ = [
     "Flow",

@@ -37,11 +37,6 @@ __all__ = [
     "files",
     "flow",
     "loading",
-    "read",
-    "read_changes",
-    "read_events",
-    "read_table",
-    "reading",
     "sink",
     "table",
     "topic",
@@ -171,12 +166,9 @@ class Pipeline:
         return [flow for flow in self.flows.values() if flow.target == target]
 
 
-# -- the pipeline that is being loaded, and the one that is being resolved ------------------
+# -- the pipeline that is being loaded --------------------------------------------------------
 
 _loading: ContextVar[Pipeline | None] = ContextVar("millstream_pipeline", default=None)
-_reader: ContextVar[Callable[[str, str, Mapping[str, Any]], Any] | None] = ContextVar(
-    "millstream_reader", default=None
-)
 
 
 @contextmanager
@@ -187,16 +179,6 @@ def loading(pipeline: Pipeline) -> Iterator[Pipeline]:
         yield pipeline
     finally:
         _loading.reset(token)
-
-
-@contextmanager
-def reading(reader: Callable[[str, str, Mapping[str, Any]], Any]) -> Iterator[None]:
-    """While this is open, `read` and its like call this function (how, name, options)."""
-    token = _reader.set(reader)
-    try:
-        yield
-    finally:
-        _reader.reset(token)
 
 
 def _pipeline() -> Pipeline:
@@ -431,54 +413,3 @@ def view(
         return function
 
     return declare if function is None else declare(function)
-
-
-# -- reading --------------------------------------------------------------------------------
-
-
-def _ask(how: str, name: str, options: Mapping[str, Any]) -> Any:
-    reader = _reader.get()
-    if reader is None:
-        raise ConfigError(
-            f'read("{name}") works only in functions of a pipeline, which are called when it runs'
-        )
-    return reader(how, name, options)
-
-
-def read(name: str, **options: Any) -> DataFrame:
-    """A topic, view or files as a stream, by default from the first event (`startingOffsets`).
-
-    A topic with a schema has its values' columns; with `envelope=True`, or without a schema, the
-    columns of an event: key, value, topic, partition, offset, timestamp, subject, index. With
-    `origin=True` the column `_origin` says where each row comes from, for rows that an attempt
-    refuses. Other options are those of `format("millstream")`.
-    """
-    frame: DataFrame = _ask("stream", name, options)
-    return frame
-
-
-def read_table(name: str, **options: Any) -> DataFrame:
-    """A table as it is now; joined with a stream, it is read again for every batch."""
-    frame: DataFrame = _ask("table", name, options)
-    return frame
-
-
-def read_changes(name: str, **options: Any) -> DataFrame:
-    """The changes of a table as a stream: its columns, then `_key`, `_offset`, `_time`, `_deleted`.
-
-    A deleted key comes with `_deleted` true and null in the columns of the value.
-    """
-    frame: DataFrame = _ask("changes", name, options)
-    return frame
-
-
-def read_events(store: str, *, upcasters: Any = None, **options: Any) -> DataFrame:
-    """The events of an event store as a stream, by default from the first one.
-
-    One row an event, with a struct column for each type of event in its latest version: the columns
-    of `format("millstream")` with the option `eventStore`, whose other options these are.
-    `upcasters={("Deposited", 1): function}` convert old versions, as in `Mill.event_store`.
-    """
-    given = options if upcasters is None else {**options, "upcasters": upcasters}
-    frame: DataFrame = _ask("events", store, given)
-    return frame

@@ -16,6 +16,8 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Final, NoReturn, TypeAlias
 
 from millstream.errors import ConfigError
+from millstream.events.changes import TRUNCATE
+from millstream.pipelines.change_columns import CHANGE_COLUMNS, INDEX, UNCHANGED
 from millstream.pipelines.outputs import DELETED, KEY_SEPARATOR, key_text
 from millstream.settings import parse_duration
 
@@ -336,6 +338,11 @@ def _is_changes(frame: DataFrame) -> bool:
     return set(_CHANGE) <= set(frame.columns)
 
 
+def _described(frame: DataFrame) -> tuple[str, ...]:
+    """The columns that describe a change, and are not those of a row."""
+    return (*_CHANGE, _TIME, *(CHANGE_COLUMNS if INDEX in frame.columns else ()))
+
+
 @dataclass(frozen=True, slots=True)
 class _Changes:
     """One side of a join of tables: its columns besides the key, and their names in the result."""
@@ -360,15 +367,50 @@ class _Changes:
             sf.lit("'. Tables are joined by their keys; enrich looks up another column of a table"),
         )
         kept = [_column(None, name) for name in (DELETED, *self.names)]
+        checked = sf.when(wrong, sf.raise_error(message))
+        if INDEX in self.frame.columns:
+            checked = self._checked_change(checked, key)
         return self.frame.select(
-            sf.when(wrong, sf.raise_error(message)).otherwise(key).alias(_KEY),
+            checked.otherwise(key).alias(_KEY),
             *(
                 column.try_cast(kind).alias(f"on{n}")
                 for n, (column, kind) in enumerate(zip(on, types, strict=True))
             ),
             sf.struct(*kept).alias(self.side),
-            sf.col(_OFFSET).alias(f"{self.side}{_OFFSET}"),
+            self._place().alias(f"{self.side}{_OFFSET}"),
         )
+
+    def _checked_change(self, checked: Column, key: Column) -> Column:
+        """Fail for a change that says less of its row than the join needs."""
+        from pyspark.sql import functions as sf
+
+        if "_op" in self.frame.columns:
+            emptied = sf.lit(
+                f"join_tables: the {self.side} table was truncated, which the join cannot follow. "
+                f"Reset the flow with --empty-outputs"
+            )
+            checked = checked.when(sf.col("_op") == TRUNCATE, sf.raise_error(emptied))
+        if UNCHANGED in self.frame.columns and self.names:
+            lacking = sf.concat(
+                sf.lit("join_tables: a change of the row '"),
+                key,
+                sf.lit(f"' of the {self.side} table does not have the columns "),
+                sf.array_join(UNCHANGED, ", "),
+                sf.lit(", which it did not change. Let the database send them (REPLICA IDENTITY "),
+                sf.lit("FULL), or leave them out with drop(...)"),
+            )
+            needed = sf.array(*(sf.lit(name) for name in self.names))
+            lacks = sf.coalesce(sf.arrays_overlap(UNCHANGED, needed), sf.lit(False))
+            checked = checked.when(lacks, sf.raise_error(lacking))
+        return checked
+
+    def _place(self) -> Column:
+        """What orders the changes of a key. Events of a pack share an offset."""
+        from pyspark.sql import functions as sf
+
+        if INDEX not in self.frame.columns:
+            return sf.col(_OFFSET)
+        return sf.struct(_OFFSET, INDEX)
 
     def last(self) -> Column:
         """The change with the highest offset; those of the other side have none."""
@@ -398,9 +440,9 @@ def _followed(join: _Join, how: str) -> DataFrame:
     if len(join.pairs) > 1 and any(_KEY in pair for pair in join.pairs):
         join.fail(f"'{_KEY}' is the complete key of a table. Join on it alone")
     join.check_equal_texts()
-    kept = {name: new for name, new in join.names.items() if name not in (*_CHANGE, _TIME)}
+    kept = {name: n for name, n in join.names.items() if name not in _described(join.right)}
     equal = [here for here, _ in join.pairs]
-    own = [name for name in join.left.columns if name not in (*_CHANGE, _TIME, *equal)]
+    own = [name for name in join.left.columns if name not in (*_described(join.left), *equal)]
     left = _Changes(_LEFT, join.left, equal, {name: name for name in own})
     right = _Changes(_RIGHT, join.right, [there for _, there in join.pairs], kept)
     types = [join.left.schema[name].dataType for name in equal]

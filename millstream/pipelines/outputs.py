@@ -113,6 +113,13 @@ class PipelineTopics(Closing):
                 f"such topic; {suggest(name, known)}"
             ) from None
 
+    def is_table(self, name: str) -> bool:
+        """Whether a name is that of a table; it is not if there is nothing of that name."""
+        try:
+            return self.mill.topic(name).settings.history is not None
+        except TopicNotFound:
+            return False
+
     def declare(self, output: Output, rows: StructType) -> None:
         """Create the output's topic if it is missing; its schema has the rows' columns."""
         if self.dry or output.kind not in ("topic", "table"):

@@ -11,9 +11,11 @@ from typing import TYPE_CHECKING, Any, Final
 from millstream.errors import ConfigError, MillstreamError, PipelineInvalid, TopicNotFound
 from millstream.nearest import did_you_mean
 from millstream.pipelines.attempts import ORIGIN
-from millstream.pipelines.declare import SNAPSHOT, Flow, Output, Pipeline, reading
+from millstream.pipelines.change_columns import change_columns
+from millstream.pipelines.declare import SNAPSHOT, Flow, Output, Pipeline
 from millstream.pipelines.graph import Graph, GraphNode
 from millstream.pipelines.outputs import PipelineTopics, shaped
+from millstream.pipelines.reads import reading
 from millstream.pipelines.spark_errors import missing_schema, reason_of
 
 if TYPE_CHECKING:
@@ -177,8 +179,9 @@ class Resolver:
             self._output(output)
             if output.kind == "files":
                 return self._files(output, how)
-            if output.kind == "sink":
-                raise PipelineInvalid(f"'{name}' is a sink, which cannot be read")
+            if output.kind in ("sink", "postgres"):
+                kind = "a sink" if output.kind == "sink" else "a table of PostgreSQL"
+                raise PipelineInvalid(f"'{name}' is {kind}, which cannot be read")
         else:
             kind = "topic" if how == "stream" else "table"
             self._done.graph.add(GraphNode(name, kind, outside=True))
@@ -225,9 +228,12 @@ class Resolver:
         given = {key: str(value) for key, value in options.items()}
         envelope = given.pop("envelope", "false").lower() == "true"
         origin = given.pop("origin", "false").lower() == "true"
-        what = "table" if how in ("table", "changes") else "subscribe"
+        before = given.pop("before", "false").lower() == "true"
+        what = "table" if how != "stream" and self._is_table(name) else "subscribe"
         reader = self._spark.read if how == "table" else self._spark.readStream
-        if how == "stream":
+        if how == "table" and what == "subscribe":
+            given["rows"] = "latest"
+        elif what == "subscribe":
             given = _from_the_first(given)
         reader = reader.format(FORMAT).option(what, name).options(**self._options, **given)
         if self._topics.dry and name in self._rows:
@@ -240,10 +246,15 @@ class Resolver:
             frame = frame.withColumn(ORIGIN, sf.struct(*fields))
         if envelope:
             return frame
-        flat = _flat(frame, how)
+        flat = _flat(frame, how, before)
         # A schema may have been registered since the flow was resolved before.
         (self._untyped.add if flat is frame else self._untyped.discard)(name)
         return flat
+
+    def _is_table(self, name: str) -> bool:
+        """Whether the broker has, or will have, a table of this name; else it is a topic."""
+        output = self._pipeline.outputs.get(name)
+        return output.kind == "table" if output is not None else self._topics.is_table(name)
 
     def _inputs(self, node: str) -> set[str]:
         """What a node reads, directly or through views."""
@@ -283,7 +294,7 @@ def _nothing(spark: SparkSession, schema: Any, batch: bool) -> DataFrame:
     return frame.select(*(sf.lit(None).cast(c.dataType).alias(c.name) for c in schema.fields))
 
 
-def _flat(frame: DataFrame, how: str) -> DataFrame:
+def _flat(frame: DataFrame, how: str, before: bool = False) -> DataFrame:
     """The columns of the values; for a table's changes also those that describe the change."""
     from pyspark.sql import functions as sf
     from pyspark.sql.types import StructType
@@ -291,14 +302,18 @@ def _flat(frame: DataFrame, how: str) -> DataFrame:
     value = frame.schema["value"].dataType if "value" in frame.columns else None
     if not isinstance(value, StructType):
         return frame
-    columns = [sf.col(f"value.`{inner.name}`") for inner in value.fields]
-    if how == "changes":
-        columns += [
-            sf.col("key").cast("string").alias("_key"),
-            sf.col("offset").alias("_offset"),
-            sf.col("timestamp").alias("_time"),
-            sf.col("value").isNull().alias("_deleted"),
-        ]
+    columns = change_columns(value, before) if how == "changes" else None
+    if columns is None:
+        columns = [sf.col(f"value.`{inner.name}`") for inner in value.fields]
+        if how == "changes":
+            columns += [
+                sf.col("key").cast("string").alias("_key"),
+                sf.col("offset").alias("_offset"),
+                sf.col("timestamp").alias("_time"),
+                sf.col("value").isNull().alias("_deleted"),
+            ]
+            if before:
+                raise ConfigError("before=True is for topics of changes; this one has rows only")
     if ORIGIN in frame.columns:
         columns.append(sf.col(ORIGIN))
     return frame.select(*columns)

@@ -15,7 +15,8 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final
 
 from millstream.errors import PipelineInvalid
-from millstream.pipelines.declare import SNAPSHOT, Flow, Output, Pipeline, View, check_name, read
+from millstream.pipelines.declare import SNAPSHOT, Flow, Output, Pipeline, View, check_name
+from millstream.pipelines.reads import read
 from millstream.pipelines.spec import read_spec
 from millstream.pipelines.sql import Statement, query_of, read_sql
 

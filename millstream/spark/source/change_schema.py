@@ -101,50 +101,56 @@ class ChangeColumns:
 class RowColumns:
     """Events whose values are rows, or deletions, as columns of a fold.
 
-    An event with neither a key nor a value is a truncation.
+    An event without a key whose header says so is a truncation.
     """
 
-    def __init__(self, schema: pa.Schema, row: pa.DataType, placed: bool) -> None:
-        """`placed`: places are compared, so they are read from the headers."""
-        self._placed = placed
-        self.schema = _with(schema, value=row, headers=_HEADERS if placed else None)
-        self.truncates = pa.schema([pa.field(n, self.schema.field(n).type) for n in self._marks()])
-
-    def _marks(self) -> list[str]:
-        return ["key", "value", *(["headers"] if self._placed else [])]
+    def __init__(self, schema: pa.Schema, row: pa.DataType) -> None:
+        self._wanted = _with(schema, value=row).names
+        self.schema = _with(schema, value=row, headers=_HEADERS)
+        self.truncates = pa.schema([pa.field("key", pa.binary()), pa.field("headers", _HEADERS)])
 
     def of(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         """The columns of a fold."""
-        count = batch.num_rows
-        columns = {name: batch.column(name) for name in self.schema.names}
+        columns = {name: batch.column(name) for name in self._wanted}
         columns |= self._places(batch)
         columns[GONE] = pc.is_null(batch.column("value"))
-        columns[TRUNCATE] = pc.and_(columns[GONE], pc.is_null(batch.column("key")))
-        columns[UNCHANGED] = pa.nulls(count, pa.list_(pa.string()))
+        columns[TRUNCATE] = self._truncates(batch)
+        columns[UNCHANGED] = pa.nulls(batch.num_rows, pa.list_(pa.string()))
         return pa.RecordBatch.from_arrays(list(columns.values()), names=list(columns))
 
     def truncations(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         """The places of truncations, from a batch of the schema `truncates`."""
-        both = pc.and_(pc.is_null(batch.column("value")), pc.is_null(batch.column("key")))
-        return pa.RecordBatch.from_pydict(self._places(batch.filter(both)))
+        return pa.RecordBatch.from_pydict(self._places(batch.filter(self._truncates(batch))))
+
+    def _truncates(self, batch: pa.RecordBatch) -> pa.Array:
+        found = np.zeros(batch.num_rows, bool)
+        if batch.column("key").null_count:
+            pairs, parents = _pairs(batch.column("headers"), ch.OP_HEADER)
+            found[parents.filter(pc.equal(pairs, ch.TRUNCATE.encode())).to_numpy()] = True
+        return pc.and_(pa.array(found), pc.is_null(batch.column("key")))
 
     def _places(self, batch: pa.RecordBatch) -> dict[str, pa.Array]:
-        count = batch.num_rows
+        count, headers = batch.num_rows, batch.column("headers")
         commits, numbers = np.zeros(count, np.uint64), np.zeros(count, np.int64)
-        if self._placed:
-            _marked(batch.column("headers"), ch.POSITION_HEADER, r"^(?P<n>\d{1,19})$", commits)
-            _marked(batch.column("headers"), ch.TRANSACTION_HEADER, r" (?P<n>\d{1,18})/", numbers)
+        if headers.null_count < count:
+            _marked(headers, ch.POSITION_HEADER, r"^(?P<n>\d{1,19})$", commits)
+            _marked(headers, ch.TRANSACTION_HEADER, r" (?P<n>\d{1,18})/", numbers)
         return {COMMIT: pa.array(commits), NUMBER: pa.array(numbers)}
+
+
+def _pairs(headers: pa.ListArray, name: str) -> tuple[pa.Array, pa.Array]:
+    """The values of a header, and the number of the event that has each."""
+    pairs, parents = headers.flatten(), pc.list_parent_indices(headers)
+    named = pc.equal(pc.struct_field(pairs, "key"), name)
+    return pc.struct_field(pairs, "value").filter(named), parents.filter(named)
 
 
 def _marked(headers: pa.ListArray, name: str, pattern: str, into: Any) -> None:
     """Put the number in a header of each event that has it into an array."""
-    pairs, parents = headers.flatten(), pc.list_parent_indices(headers)
-    named = pc.equal(pc.struct_field(pairs, "key"), name)
-    texts = pc.struct_field(pairs, "value").filter(named)
+    texts, parents = _pairs(headers, name)
     found = pc.struct_field(pc.extract_regex(texts, pattern), "n").cast(pa.string())
     valid = pc.is_valid(found)
-    rows = parents.filter(named).filter(valid).to_numpy()
+    rows = parents.filter(valid).to_numpy()
     into[rows] = found.filter(valid).cast(pa.from_numpy_dtype(into.dtype)).to_numpy()
 
 

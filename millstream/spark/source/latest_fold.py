@@ -1,7 +1,8 @@
 """The latest row of each key: folds changes into rows, in memory for the keys and not the changes.
 
-Rows arrive in the order of their partition. They are collected until there are as many as rows are
-kept, and then reduced to the last one of each key, so every row is copied about twice in all.
+Rows arrive in the order of their partition. They are collected until they take as much memory as
+the rows that are kept, and then reduced to the last one of each key, so that the work is in
+proportion to the changes, and the memory to the keys.
 
 A change may lack columns that have kept their value (`unchanged`): they are those of the last
 earlier change of its key that has them. The first change of a key that comes from a changed key
@@ -26,7 +27,7 @@ GONE: Final = "_gone"  # bool: the key has no row after it
 TRUNCATE: Final = "_truncate"  # bool: no key has a row after it
 UNCHANGED: Final = "_unchanged"  # list<string>: columns that the row lacks
 
-KEPT_MIN: Final = 131_072  # fewer rows are not worth a fold
+WAITING_BYTES: Final = 128 * 1024 * 1024  # of changes: fewer are not worth a fold
 _OF_CHANGES: Final = (GONE, TRUNCATE, UNCHANGED)
 
 
@@ -47,11 +48,18 @@ class Missing(NamedTuple):
 class LatestRows:
     """The rows of a partition after all changes that were added."""
 
-    def __init__(self, rows: list[pa.RecordBatch] | None = None, gone: Place | None = None) -> None:
+    def __init__(
+        self,
+        rows: list[pa.RecordBatch] | None = None,
+        gone: Place | None = None,
+        waiting_limit: int = WAITING_BYTES,
+    ) -> None:
+        """`rows` and `gone`: an earlier fold that is continued."""
+        self._waiting_limit = waiting_limit
         self._rows = rows or []  # one for each key, complete
         self._waiting: list[pa.RecordBatch] = []  # changes since then
-        self._count = sum(batch.num_rows for batch in self._rows)
-        self._changes = 0  # waiting
+        self._kept_bytes = sum(batch.nbytes for batch in self._rows)
+        self._waiting_bytes = 0
         self.truncated = gone  # every change before it is gone
         self.added = 0
         # The last change deleted a row: the next may be the other half of a key change.
@@ -63,12 +71,13 @@ class LatestRows:
         if not batch.num_rows:
             return
         self._waiting.append(batch)
-        self._changes += batch.num_rows
+        self._waiting_bytes += batch.nbytes
         self.added += batch.num_rows
         self.ends_with_deletion = bool(batch.column(GONE)[-1].as_py())
-        limit = max(KEPT_MIN, self._count)
-        # Both halves of a key change are folded together.
-        if self._changes >= limit and (not self.ends_with_deletion or self._changes >= 2 * limit):
+        limit = max(self._waiting_limit, self._kept_bytes)
+        if self.ends_with_deletion:  # both halves of a key change are folded together
+            limit *= 2
+        if self._waiting_bytes >= limit:
             self._fold()
 
     def truncate(self, place: Place) -> None:
@@ -77,7 +86,6 @@ class LatestRows:
         if self.truncated is None or place > self.truncated:
             self.truncated = place
             self._rows = [b.filter(pa.array(~_before(b, place))) for b in self._rows]
-            self._count = sum(batch.num_rows for batch in self._rows)
 
     def batches(self) -> Iterator[pa.RecordBatch]:
         """The rows, one for each key, with the columns of the result and of places."""
@@ -100,8 +108,8 @@ class LatestRows:
             whole.append(filled)
             self.missing = self.missing or missing
         self._rows = whole
-        self._count = sum(batch.num_rows for batch in whole)
-        self._changes = 0
+        self._kept_bytes = sum(batch.nbytes for batch in whole)
+        self._waiting_bytes = 0
 
     def _kept(self, window: _Window, keep: Any) -> Iterator[pa.RecordBatch]:
         for batch, start, end in window.parts():

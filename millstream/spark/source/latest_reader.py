@@ -132,7 +132,7 @@ class LatestReader(DataSourceReader):
         return self._rows(partition) if isinstance(partition, LatestPartition) else iter(())
 
     def _rows(self, partition: LatestPartition) -> Iterator[pa.RecordBatch]:
-        state, columns = partition.state, self._columns(partition.state, bool(partition.others))
+        state, columns = partition.state, self._columns(partition.state)
         end = partition.end
         how = f"{self._options.undecodable} {self._options.fail_on_data_loss}"
         kept = None if end is not None else _KeptFold(state, columns.schema, how)
@@ -154,7 +154,7 @@ class LatestReader(DataSourceReader):
         schema = self._reader.schema
         yield from joined(_result(batch, schema) for batch in rows.batches())
 
-    def _columns(self, state: PartitionState, several: bool) -> ChangeColumns | RowColumns:
+    def _columns(self, state: PartitionState) -> ChangeColumns | RowColumns:
         """What is read of the events: changes, or rows."""
         schema = self._reader.schema
         snapshot = self._reader.schemas.get(state.topic)
@@ -163,7 +163,7 @@ class LatestReader(DataSourceReader):
             return ChangeColumns(schema, row)
         if "value" not in schema.names and snapshot is None:
             row = pa.binary()
-        return RowColumns(schema, row, several)
+        return RowColumns(schema, row)
 
     def _read(
         self,
