@@ -6,11 +6,14 @@ or refuses it with an error of Millstream's own; anything else is a bug.
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Callable
 from typing import Any, Final, NamedTuple
 
 from millstream import settings
+from millstream.cdc.postgres import pgoutput
+from millstream.cdc.postgres.row_texts import decode_rows
 from millstream.cli.views.event_text import event_record, json_line
 from millstream.errors import MillstreamError, Undecodable
 from millstream.events.escapes import escaped, unescaped
@@ -158,6 +161,36 @@ def _words(data: bytes) -> object:
     return None
 
 
+def _postgres_message(data: bytes) -> object:
+    """One message of a replication stream; a change is of the same relation always."""
+    parsers: dict[int, Callable[[bytes], object]] = {
+        pgoutput.BEGIN: pgoutput.parse_begin,
+        pgoutput.COMMIT: pgoutput.parse_commit,
+        pgoutput.RELATION: pgoutput.parse_relation,
+        pgoutput.TRUNCATE: pgoutput.parse_truncate,
+        pgoutput.MESSAGE: pgoutput.parse_message,
+    }
+    parse = parsers.get(data[0] if data else 0)
+    return _postgres_rows(data) if parse is None else parse(data)
+
+
+def _postgres_rows(data: bytes) -> object:
+    """A change alone, and among many, which is decoded in another way."""
+    few = many = None
+    with contextlib.suppress(MillstreamError):
+        few = decode_rows(_TABLE, [data])
+    with contextlib.suppress(MillstreamError):
+        many = decode_rows(_TABLE, [*[_ROW] * 99, data])
+    if few is None or many is None:
+        if few is not many:
+            raise AssertionError(f"{data!r}: alone {few}, among many {many}")
+        return decode_rows(_TABLE, [data])  # the refusal
+    for one, other in zip(few.new, many.new, strict=True):
+        if one is None or other is None or one.texts[0] != other.texts[99]:
+            raise AssertionError(f"{data!r}: alone and among many it is read differently")
+    return few
+
+
 def check_one(parse: Callable[[str], object], text: str) -> None:
     """Parse, or refuse with an error of Millstream's own."""
     try:
@@ -179,6 +212,10 @@ _ORDER: Final = {
         {"name": "more", "type": {"type": "map", "values": "double"}},
     ],
 }
+_TABLE: Final = pgoutput.Relation(
+    7, "public", "t", "d", tuple(pgoutput.RelationColumn(n, n == "a", 25, -1) for n in "abc")
+)
+_ROW: Final = b"I\0\0\0\7N\0\3t\0\0\0\1xnt\0\0\0\2yz"
 _FENCE: Final = (
     b"NATS/1.0\r\nMill-Writer: w\r\nMill-Epoch: 3\r\nMill-Number: 9\r\nMill-Previous: 4\r\n"
     b"Mill-Position: 77\r\nMill-Owner: abc\r\n\r\n"
@@ -237,5 +274,17 @@ TARGETS: Final[dict[str, Target]] = {
     "avro": Target(_codec("avro"), (bytes(12),)),
     "json": Target(_codec("json"), (b'{"id":1,"price":"1","at":"2026-01-01T00:00:00Z"}',)),
     "protobuf": Target(_codec("protobuf"), (b"\x08\x01",)),
+    "postgres": Target(
+        _postgres_message,
+        (
+            _ROW,
+            b"U\0\0\0\7O\0\3t\0\0\0\1xnuN\0\3nnu",
+            b"D\0\0\0\7K\0\3t\0\0\0\1xnn",
+            b"R\0\0\0\7public\0t\0d\0\1\1a\0\0\0\0\x19\xff\xff\xff\xff",
+            b"B" + bytes(20),
+            b"T\0\0\0\1\0\0\0\0\7",
+            b"M\0" + bytes(8) + b"p\0\0\0\0\1x",
+        ),
+    ),
     "words": Target(_words, (b"1m30s", b"64MiB", b"nats://a:b@host:4222")),
 }

@@ -351,8 +351,10 @@ def from_item(table: TableFacts) -> str:
 
 def shape_of_table(table: TableFacts, settings: TableSettings) -> TableShape:
     """A table of the catalog as it is captured; refuses settings with columns that it lacks."""
-    names = [column.name for column in table.columns if not column.generated]
+    every = [column.name for column in table.columns]
+    sent = [column.name for column in table.columns if not column.generated]
     for what in ("columns", "exclude", "key", "text", "mask"):
+        names = every if what == "exclude" else sent
         for name in getattr(settings, what):
             if name not in names:
                 raise errors.ConfigError(
