@@ -15,6 +15,7 @@ from millstream.cdc.settings_file import check_capture
 from millstream.cdc.sources import open_source
 from millstream.cdc.status import CaptureStatus
 from millstream.cdc.topic_names import topic_findings
+from millstream.errors import ConfigError
 
 if TYPE_CHECKING:
     from millstream.mill import Mill
@@ -63,11 +64,13 @@ async def check_source(settings: CaptureSettings) -> tuple[list[Finding], list[T
     try:
         await source.open()
         findings = await source.check()
-        # Without a right to read them, say, the tables may not be known.
-        fatal = any(not found.ok and found.fatal for found in findings)
-        tables = [] if fatal else await source.tables()
-        wrong = [] if fatal else topic_findings(settings, tables)
-        return [*findings, *wrong], tables
+        try:
+            tables = await source.tables()
+        except ConfigError as error:  # settings that do not fit a table
+            if any(not found.ok and found.fatal for found in findings):
+                return findings, []  # it is there already, or follows from what is
+            return [*findings, Finding("settings", ok=False, text=str(error))], []
+        return [*findings, *topic_findings(settings, tables)], tables
     finally:
         await source.close()
 

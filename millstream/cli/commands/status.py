@@ -225,14 +225,18 @@ def _show_streams(streams: "Sequence[StreamHealth]") -> None:
 
 
 def _guard_text(guard: "GuardState") -> str:
-    again = f", restarted {guard.restarts} times" if guard.restarts else ""
+    again = _restarts(guard.restarts)
     if guard.pid:
         return f"pid {guard.pid}{again}"
     return f"not running{again}: {guard.problem or 'it ended'}"
 
 
+def _restarts(number: int) -> str:
+    return f", restarted {number} time{'s' * (number != 1)}" if number else ""
+
+
 def _capture_text(capture: "CaptureProcess") -> str:
-    again = f", restarted {capture.restarts} times" if capture.restarts else ""
+    again = _restarts(capture.restarts)
     last = f", last problem: {capture.problem}" if capture.restarts and capture.problem else ""
     if capture.stopped:
         return f"stopped{again}; it runs again when the broker is started"

@@ -122,18 +122,19 @@ class EventLines:
     def __init__(self, log: Callable[[str], None], pause: float = LINE_SECONDS) -> None:
         self._log, self._pause = log, pause
         self._next = Deadline(pause)
-        self._told: tuple[str, int, int] | None = None
+        self._last: tuple[str, int, int] | None = None
 
     def __call__(self, status: CaptureStatus) -> None:
         rows = sum(one.snapshot_rows for one in status.tables)
         events = sum(one.events for one in status.tables)
         now = (status.state, rows, events)
-        changed = self._told is None or self._told[0] != status.state
-        if now == self._told or not (changed or self._next.passed):
+        changed = self._last is None or self._last[0] != status.state
+        if now == self._last or not (changed or self._next.passed):
             return
-        self._told, self._next = now, Deadline(self._pause)
-        counted = f"{rows:,} rows of snapshots, {events:,} changes"
-        self._log(f"{status.name}: {status.state}, {counted}; {lag_text(status.lag)}")
+        self._last, self._next = now, Deadline(self._pause)
+        counts = (f"{rows:,} rows of snapshots" * bool(rows), f"{events:,} changes" * bool(events))
+        counted = ", ".join((status.state, *filter(None, counts)))
+        self._log(f"{status.name}: {counted}; {lag_text(status.lag)}")
 
 
 @contextmanager
