@@ -10,7 +10,14 @@ from millstream.cdc.sink.fitting import fits_postgres
 from millstream.cdc.sink.fold import RowEvents
 from millstream.cdc.sink.postgres_rows import PostgresTable, find_table, upsert_rows
 from millstream.cdc.sink.sql import postgres_type_of, quoted_table
-from millstream.cdc.sink.target import DatabaseLost, FoundTable, Refusal, Session, SinkPlan
+from millstream.cdc.sink.target import (
+    POSITIONS,
+    DatabaseLost,
+    FoundTable,
+    Refusal,
+    Session,
+    SinkPlan,
+)
 from millstream.errors import ConfigError
 from millstream.schemas import types as t
 from millstream.schemas.extras import needed
@@ -88,6 +95,10 @@ class PostgresSession(Session):
             if isinstance(error, psycopg.Error):
                 raise Refusal(_message(error)) from error
             raise
+
+    def _alone(self) -> None:
+        # Two that create a table at once both find that it is missing, whatever IF NOT EXISTS says.
+        self._run("SELECT pg_advisory_xact_lock(hashtext(?))", (POSITIONS,))
 
     def _find(self, table: str) -> FoundTable | None:
         return find_table(self._open, table)

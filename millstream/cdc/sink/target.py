@@ -128,10 +128,14 @@ class Session(ABC):
 
     # -- beginning ------------------------------------------------------------------------
 
+    def _alone(self) -> None:  # noqa: B027  # a transaction that is alone needs nothing
+        """Keep others from beginning until this transaction ends."""
+
     def begin(self, row: t.Record, logs: Mapping[int, LogState], workers: int) -> Begun:
         """Take the positions over and make the table ready: all or nothing."""
         plan = self.plan
         with self._transaction():
+            self._alone()
             self._run(self._positions_table())
             if plan.take:
                 who = (plan.owner, plan.name, plan.topic)
