@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from psycopg import Connection
 
-__all__ = ["USER", "Postgres", "PostgresAbsent", "running_postgres"]
+__all__ = ["USER", "Postgres", "PostgresAbsent", "free_port", "running_postgres"]
 
 PROGRAMS = "/usr/lib/postgresql"  # where Debian has them, by version
 # PostgreSQL refuses to run as root; its Debian package creates this user.
@@ -140,12 +140,13 @@ class Postgres:
         first = self.port == 0
         for _ in range(PORT_TRIES):
             if first:
-                self.port = _free_port()
+                self.port = free_port()
             if self._started():
                 return
-            if first and "in use" not in self.log[-500:]:
-                break  # another process was quicker with the port: only that is worth a new one
-        raise PostgresAbsent(f"PostgreSQL did not start: {self.log[-500:].strip()}")
+            if not first or "in use" not in self.log[-500:]:
+                break  # only a port that another process took meanwhile is worth a new attempt
+        failure = PostgresAbsent if first else RuntimeError
+        raise failure(f"PostgreSQL did not start: {self.log[-500:].strip()}")
 
     def stop(self) -> None:
         """End it properly: sessions first, then itself."""
@@ -243,7 +244,7 @@ def _version_of(path: Path) -> float:
     return float(number) if number.replace(".", "", 1).isdigit() else 0.0
 
 
-def _free_port() -> int:
+def free_port() -> int:
     """One that the system gives to no outgoing connection while the server is down."""
     for _ in range(PORT_TRIES):
         port = random.SystemRandom().randrange(16_000, 32_000)
