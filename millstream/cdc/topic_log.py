@@ -14,6 +14,8 @@ from millstream.cdc.sink.places import LogState, Place, Places
 from millstream.errors import ConfigError, DataLoss
 from millstream.events import changes as ch
 from millstream.events.event import SCHEMA_HEADER, Partition, PlainEvent
+from millstream.events.fence import POSITION_HEADER, WRITER_HEADER, read_state
+from millstream.events.positions import Position
 from millstream.events.undecodable import OnUndecodable
 from millstream.messaging.reading.batches import batches_of_messages
 from millstream.messaging.reading.replay import ReadPlan, read_messages
@@ -29,6 +31,7 @@ if TYPE_CHECKING:
 __all__ = ["Chunk", "TopicLog"]
 
 CHUNK_BYTES: Final = 4 * 1024 * 1024  # of payloads that are decoded together
+_POSITION_MARK: Final = f"\r\n{POSITION_HEADER}: ".encode()
 _SCHEMA_MARK: Final = f"\r\n{SCHEMA_HEADER}: ".encode()
 
 
@@ -40,6 +43,7 @@ class Chunk:
     events: Sequence[pa.RecordBatch]  # none: the messages were not events
     reached: Place  # after them
     version: int  # of the schema that they are read with
+    written: Position | None = None  # of the writer that is watched: what is stored up to here
     rows: int = field(init=False)
     bytes: int = field(init=False)
 
@@ -57,9 +61,12 @@ class TopicLog:
         name: str,
         fail_on_data_loss: bool = True,
         undecodable: OnUndecodable = "fail",
+        writer: str | None = None,
     ) -> None:
         self._mill, self.name = mill, name
         self._strict = fail_on_data_loss
+        # The end of this line in a header block: a position of the writer is beside it.
+        self._writer = None if writer is None else f"\r\n{WRITER_HEADER}: {writer}\r\n".encode()
         plan = ReadPlan(fail_on_data_loss=fail_on_data_loss, undecodable=undecodable)
         self._plan, self._report = plan, plan.report()
         self._topic: Topic | None = None
@@ -230,4 +237,13 @@ class TopicLog:
         values = self.topic.handle.value_type
         events = list(batches_of_messages(partition, messages, values, self._report))
         reached[number] = place
-        return Chunk(number, events, place, self.version)
+        return Chunk(number, events, place, self.version, self._written(place.offset, messages))
+
+    def _written(self, offset: int, messages: Sequence[RawMessage]) -> Position | None:
+        if self._writer is None:
+            return None
+        for raw in reversed(messages):
+            block = raw.headers
+            if block.find(self._writer) >= 0 and block.find(_POSITION_MARK) >= 0:
+                return read_state(offset, block).place
+        return None
