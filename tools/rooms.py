@@ -128,7 +128,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "cli.options": {"broker", "wire", *EVENTS, *MESSAGING, "schemas", "event_store"},
     "cli.views": {
         *("broker", "wire", *EVENTS, *MESSAGING, *SCHEMAS, "tables", "event_store", "mill"),
-        *("projections", "cdc", "cli", "cli.options"),
+        *("projections", "cdc", "cdc.sink", "cli", "cli.options"),
     },
     "cli.files": {"wire", *EVENTS, *MESSAGING, *SCHEMAS, "cli", "cli.options", "cli.views"},
     "cli.commands": {

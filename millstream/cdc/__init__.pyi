@@ -5,10 +5,14 @@ from millstream.cdc.model import Finding, Lag
 from millstream.cdc.serving import serve_capture
 from millstream.cdc.settings import CaptureSettings, OutboxSettings, TableSettings
 from millstream.cdc.settings_file import load_capture
+from millstream.cdc.sink.apply import Applied, Apply, ApplySettings, apply
 from millstream.cdc.sources import open_source
 from millstream.cdc.status import CaptureStatus, TableStatus
 
 __all__ = [
+    "Applied",
+    "Apply",
+    "ApplySettings",
     "Capture",
     "CaptureSettings",
     "CaptureStatus",
@@ -17,6 +21,7 @@ __all__ = [
     "OutboxSettings",
     "TableSettings",
     "TableStatus",
+    "apply",
     "load_capture",
     "open_source",
     "serve_capture",

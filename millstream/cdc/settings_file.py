@@ -34,6 +34,7 @@ __all__ = [
     "check_capture",
     "load_capture",
     "source_address",
+    "with_password",
     "without_password",
 ]
 
@@ -169,19 +170,23 @@ def _variable(values: dict[str, Any], key: str) -> str | None:
 
 def source_address(url: str, password: str | None, folder: Path) -> str:
     """The address with its password; the file of a SQLite database is relative to the settings."""
-    kind = source_kind(url)
-    if kind == "sqlite" and url.startswith(_SQLITE):
+    if source_kind(url) == "sqlite" and url.startswith(_SQLITE):
         file = Path(url.removeprefix(_SQLITE))
         url = f"{_SQLITE}{file if file.is_absolute() else folder / file}"
-    if password is None:
-        return url
+    return url if password is None else with_password(url, password)
+
+
+def with_password(url: str, password: str) -> str:
+    """An address with a password that was given apart from it."""
     bare, given = without_password(url)
     if given is not None:
-        raise ConfigError("give the password in source or by password_env, not both")
+        raise ConfigError("give the password in the address or by password_env, not both")
     scheme, _, rest = bare.partition("://")
     user, at, host = rest.rpartition("@")
-    if kind == "sqlite" or not at or not user:
-        raise ConfigError(f"password_env needs a user in source: {scheme}://USER@host/database")
+    if not at or not user or source_kind(url) == "sqlite":
+        raise ConfigError(
+            f"password_env needs a user in the address: {scheme}://USER@host/database"
+        )
     return f"{scheme}://{user}:{quote(password, safe='')}@{host}"
 
 

@@ -7,7 +7,16 @@ import signal
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any
 
-__all__ = ["until_stopped"]
+__all__ = ["stopped_by_signals", "until_stopped"]
+
+
+def stopped_by_signals() -> asyncio.Event:
+    """An event of the running loop that SIGTERM and Ctrl-C set: work that ends by itself then."""
+    stopped = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stopped.set)
+    return stopped
 
 
 async def until_stopped(

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import signal
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -18,6 +17,7 @@ from millstream.cdc.serving import serve_capture
 from millstream.cdc.settings import CaptureSettings
 from millstream.cdc.settings_file import load_capture
 from millstream.cli.commands.guards import connection_settings
+from millstream.cli.stopping import stopped_by_signals
 from millstream.cli.views.cdc import EventLines
 from millstream.errors import MillstreamError
 from millstream.mill import connect
@@ -47,10 +47,7 @@ def main() -> None:
 
 async def serve(settings: CaptureSettings, connection: ConnectionSettings) -> None:
     """Capture until a signal, or until it is asked to stop."""
-    stop = asyncio.Event()
-    loop = asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, stop.set)
+    stop = stopped_by_signals()
     async with connect(settings=connection) as mill:
         await serve_capture(mill, settings, stop, EventLines(_log.info))
 

@@ -1,15 +1,17 @@
 """`millstream cdc`: capture the changes of a database, and apply topics to one."""
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from millstream.cli.exits import Exit
+from millstream.cli.options.groups import grouped
 from millstream.cli.output import JsonOption, print_json, say
 from millstream.cli.session import ServerOption, YesOption, confirm, run
-from millstream.errors import CaptureBusy, CaptureNotRunning, MillstreamError
-from millstream.settings import hide_password, parse_duration
+from millstream.errors import CaptureBusy, CaptureNotRunning, ConfigError, MillstreamError
+from millstream.settings import environment, hide_password, parse_duration
 
 if TYPE_CHECKING:
     from millstream.cdc.settings import CaptureSettings
@@ -167,10 +169,8 @@ def run_(
     was interrupted, in whatever way, is continued: nothing is lost or written twice. The source is
     checked first (exit code 4). 'millstream up --cdc FILE' runs a capture with the broker.
     """
-    import asyncio
-    import signal
-
     from millstream.cdc.serving import check_source, serve_capture
+    from millstream.cli.stopping import stopped_by_signals
     from millstream.cli.views import cdc as view
 
     settings = _load(file)
@@ -184,12 +184,8 @@ def run_(
             if json_ or quiet:
                 typer.echo("; ".join(f"{one.subject}: {one.text}" for one in wrong), err=True)
             return None
-        stop = asyncio.Event()
-        loop = asyncio.get_running_loop()
-        for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, stop.set)
         with view.shown_live(quiet=quiet, as_json=json_) as watch:
-            return await serve_capture(mill, settings, stop, watch)
+            return await serve_capture(mill, settings, stopped_by_signals(), watch)
 
     status = run(work, server)
     if status is None:
@@ -323,3 +319,115 @@ def reset(
         return
     gone = f" Deleted {', '.join(deleted)}." if deleted else ""
     say(f"Reset {what} '{settings.name}'.{gone}")
+
+
+@dataclass(frozen=True, slots=True)
+class _Target:
+    """The table that a topic is applied to."""
+
+    to: Annotated[
+        str,
+        typer.Option(
+            "--to",
+            metavar="URL",
+            help="The database: postgresql://user@host/database or sqlite:///file.",
+        ),
+    ]
+    table: Annotated[
+        str | None,
+        typer.Option(
+            metavar="TABLE", help="The table, such as public.orders. (default: as the topic)"
+        ),
+    ] = None
+    key: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="COLUMN",
+            help="A column of the key; repeat it for more. (default: as captured, or the table's "
+            "primary key)",
+        ),
+    ] = None
+    name: Annotated[
+        str | None,
+        typer.Option(
+            help="Name of the position, which is stored in the database. (default: TABLE)"
+        ),
+    ] = None
+    create: Annotated[
+        bool,
+        typer.Option(
+            "--create/--no-create", help="Create the table and its new columns if missing."
+        ),
+    ] = True
+    password_env: Annotated[
+        str | None,
+        typer.Option(
+            metavar="VARIABLE",
+            help="Environment variable with the password. (default: PGPASSWORD or ~/.pgpass)",
+        ),
+    ] = None
+
+    @property
+    def url(self) -> str:
+        """The address with its password."""
+        if self.password_env is None:
+            return self.to
+        from millstream.cdc.settings_file import with_password
+
+        password = environment(self.password_env)
+        if password is None:
+            raise ConfigError(f"--password-env: the variable {self.password_env} is not set")
+        return with_password(self.to, password)
+
+
+@app.command()
+@grouped
+def apply(
+    topic: Annotated[
+        str, typer.Argument(metavar="TOPIC", help="A topic of changes or rows, or a table.")
+    ],
+    target: _Target,
+    *,
+    follow: Annotated[
+        bool,
+        typer.Option(
+            "--follow/--once", help="Go on with events that are stored later, or end with the last."
+        ),
+    ] = True,
+    workers: Annotated[
+        int, typer.Option(min=1, help="Connections that share the keys; PostgreSQL only.")
+    ] = 1,
+    server: ServerOption = None,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing while it runs.")] = (
+        False
+    ),
+    json_: JsonOption = False,
+) -> None:
+    """Apply a topic to a table of a database: upserts and deletes by key, exactly once.
+
+    Rows and the position are stored in one transaction, so a run that was interrupted is continued
+    where the table is. Ends at Ctrl-C or SIGTERM with exit code 0.
+    """
+    from millstream.cdc.sink.apply import Applied, Apply, ApplySettings
+    from millstream.cli.stopping import stopped_by_signals
+    from millstream.cli.views import cdc as view
+
+    settings = ApplySettings(
+        table=target.table,
+        key=tuple(target.key or ()),
+        name=target.name or "",
+        workers=workers,
+        follow=follow,
+        create=target.create,
+    )
+
+    async def work(mill: "Mill") -> Applied:
+        applying = Apply(mill, topic, target.url, settings)
+        with view.applied_live(topic, lambda: applying.applied, quiet=quiet or json_):
+            return await applying.run(stopped_by_signals())
+
+    done = run(work, server)
+    if json_:
+        print_json(view.applied_record(topic, done))
+    elif not quiet:
+        say(view.applied_text(topic, done))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -13,10 +14,14 @@ from millstream.deadline import Deadline
 if TYPE_CHECKING:
     from millstream.cdc.model import Finding, Lag, TableShape
     from millstream.cdc.settings import CaptureSettings
+    from millstream.cdc.sink.apply import Applied
     from millstream.cdc.status import CaptureStatus, TableStatus
 
 __all__ = [
     "EventLines",
+    "applied_live",
+    "applied_record",
+    "applied_text",
     "finding_record",
     "lag_text",
     "show_findings",
@@ -174,3 +179,53 @@ def _bars() -> Iterator[Watch]:
             progress.update(changes, description=text, completed=events)
 
         yield watch
+
+
+# -- apply --------------------------------------------------------------------------------
+
+
+def applied_text(topic: str, done: Applied) -> str:
+    """What was applied, in a line."""
+    again = f", {done.retries} retries" if done.retries else ""
+    counted = f"{done.events:,} events, {done.rows:,} rows in {done.transactions:,} transactions"
+    return f"{topic}: applied {counted}{again}"
+
+
+def applied_record(topic: str, done: Applied) -> dict[str, Any]:
+    """What was applied, as an object."""
+    return {
+        "topic": topic,
+        "events": done.events,
+        "rows": done.rows,
+        "transactions": done.transactions,
+        "truncations": done.truncations,
+        "retries": done.retries,
+        "next": {
+            str(partition): {"offset": place.offset, "index": place.index}
+            for partition, place in sorted(done.places.items())
+        },
+    }
+
+
+@contextmanager
+def applied_live(topic: str, applied: Callable[[], Applied], *, quiet: bool) -> Iterator[None]:
+    """Show what is applied while the block runs: a line that changes, or one now and then."""
+    if quiet:
+        yield
+        return
+    loop = asyncio.get_running_loop()
+    task = loop.create_task(_applied_lines(topic, applied))
+    try:
+        yield
+    finally:
+        task.cancel()
+
+
+async def _applied_lines(topic: str, applied: Callable[[], Applied]) -> None:
+    last = 0
+    while True:
+        await asyncio.sleep(LINE_SECONDS)
+        done = applied()
+        if done.events != last:
+            last = done.events
+            say(applied_text(topic, done))

@@ -355,3 +355,30 @@ def test_a_capture_that_fails_is_tried_again_and_its_problem_is_shown(
     assert "cdc.toml" in run("status")
     settings.write_text(good)
     until(streaming(run))
+
+
+def test_a_captured_topic_is_applied_to_a_table(run: Commands, shop: sqlite3.Connection) -> None:
+    (run.folder / "millstream.toml").write_text('[broker]\nport = 0\ncdc = ["cdc.toml"]\n')
+    run("up")
+    until(streaming(run))
+    copy = f"sqlite:///{run.folder}/copy.db"
+    done = run.json("cdc", "apply", "orders", "--to", copy, "--table", "bought", "--once")
+    assert (done["events"], done["rows"]) == (ROWS, ROWS)
+    following = run.start("cdc", "apply", "orders", "--to", copy, "--table", "bought")
+    shop.execute("UPDATE orders SET item = 'new' WHERE id = 1")
+    shop.execute("DELETE FROM orders WHERE id = 2")
+    expected = shop.execute("SELECT id, item FROM orders ORDER BY id").fetchall()
+
+    def copied() -> bool:
+        with closing(sqlite3.connect(run.folder / "copy.db")) as connection:
+            found = connection.execute("SELECT id, item FROM bought ORDER BY id").fetchall()
+        return bool(found == expected)
+
+    until(copied)
+    following.send_signal(signal.SIGTERM)
+    code, text = ended(following)
+    assert (code, "applied 2 events" in text) == (0, True)
+    wrong = ("cdc", "apply", "orders", "--once", "--to")
+    assert "'orcl://x'" in run.error(*wrong, "orcl://x")
+    assert "workers" in run.error(*wrong, copy, "--workers", "2")
+    assert "NOT_THERE is not set" in run.error(*wrong, copy, "--password-env", "NOT_THERE")

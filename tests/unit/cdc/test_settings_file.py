@@ -159,7 +159,10 @@ def test_the_file_of_a_sqlite_database_is_beside_the_settings(
         (LEAST + '[[outbox]]\ntable = "a"\nkey = false', "key must be the name of a column"),
         (LEAST + '[[outbox]]\ntable = "a"\n[table."a"]\nkey = ["x"]', "leave out one of them"),
         (LEAST + 'password_env = "NOT_THERE"', "variable NOT_THERE is not set"),
-        (LEAST.replace("app@", "") + 'password_env = "SHOP_PASSWORD"', "needs a user in source"),
+        (
+            LEAST.replace("app@", "") + 'password_env = "SHOP_PASSWORD"',
+            "needs a user in the address",
+        ),
         (LEAST + '[cdc]\nname = "x"', "'name' is outside of the table [cdc]"),
         ("name = ", "cannot read"),
     ],
