@@ -7,16 +7,33 @@ have_postgresql() {
     command -v initdb >/dev/null 2>&1 || ls /usr/lib/postgresql/*/bin/initdb >/dev/null 2>&1
 }
 
-have_postgresql && exit 0
-if command -v apt-get >/dev/null 2>&1 && [ "$(id -u)" = 0 ]; then
-    export DEBIAN_FRONTEND=noninteractive
-    # No cluster of the system's own: each use starts a server in a folder of its own.
-    mkdir -p /etc/postgresql-common
-    [ -e /etc/postgresql-common/createcluster.conf ] ||
-        echo "create_main_cluster = false" >/etc/postgresql-common/createcluster.conf
-    apt-get update -qq >/dev/null 2>&1
-    apt-get install -qq -y --no-install-recommends postgresql >/dev/null 2>&1
+have_mariadb() {
+    { command -v mariadbd || ls /usr/sbin/mariadbd; } >/dev/null 2>&1 &&
+        command -v mariadb-install-db >/dev/null 2>&1 &&
+        command -v my_print_defaults >/dev/null 2>&1
+}
+
+install() {
+    command -v apt-get >/dev/null 2>&1 && [ "$(id -u)" = 0 ] || return 0
+    [ -n "${updated:-}" ] || apt-get update -qq >/dev/null 2>&1
+    updated=yes
+    DEBIAN_FRONTEND=noninteractive apt-get install -qq -y --no-install-recommends "$@" >/dev/null 2>&1
+}
+
+if ! have_postgresql; then
+    if command -v apt-get >/dev/null 2>&1 && [ "$(id -u)" = 0 ]; then
+        # No cluster of the system's own: each use starts a server in a folder of its own.
+        mkdir -p /etc/postgresql-common
+        [ -e /etc/postgresql-common/createcluster.conf ] ||
+            echo "create_main_cluster = false" >/etc/postgresql-common/createcluster.conf
+    fi
+    install postgresql
 fi
+# Only the programs: the package mariadb-server would start a service.
+have_mariadb || install mariadb-server-core mariadb-client-core
+
 have_postgresql ||
     echo "system-deps: PostgreSQL is missing, so what needs it is skipped. Debian: apt-get install postgresql"
+have_mariadb ||
+    echo "system-deps: MariaDB is missing, so what needs it is skipped. Debian: apt-get install mariadb-server-core mariadb-client-core"
 exit 0
