@@ -15,6 +15,7 @@ from millstream.pipelines.declare import (
 )
 from millstream.pipelines.joins import enrich, join_streams, join_tables
 from millstream.pipelines.loader import load
+from millstream.pipelines.postgres import postgres
 from millstream.pipelines.project import Project, open_project
 from millstream.pipelines.reads import read, read_changes, read_events, read_table
 
@@ -33,6 +34,7 @@ __all__ = [
     "load",
     "loading",
     "open_project",
+    "postgres",
     "read",
     "read_changes",
     "read_events",

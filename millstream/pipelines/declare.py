@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, TypeVar, overload
 
 from millstream.errors import ConfigError, PipelineInvalid
 from millstream.nearest import proposed_name
+from millstream.settings import Secret
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -43,7 +44,7 @@ __all__ = [
     "view",
 ]
 
-Kind = Literal["topic", "table", "files", "sink"]
+Kind = Literal["topic", "table", "files", "sink", "postgres"]
 Mode = Literal["append", "update", "complete"]
 Function = TypeVar("Function", bound="Callable[[], Any]")
 
@@ -55,16 +56,17 @@ _MODES: Final = ("append", "update", "complete")
 
 @dataclass(frozen=True, slots=True)
 class Output:
-    """Where rows go: a topic, a table, a folder of files, or a Spark sink."""
+    """Where rows go: a topic, a table, a folder of files, a Spark sink, or PostgreSQL."""
 
     name: str
     kind: Kind
     key: tuple[str, ...] = ()  # columns that form the key of an event
     timestamp: str | None = None  # column with the event's time
-    delete_when: str | None = None  # for a table: rows that match delete their key
+    delete_when: str | None = None  # for a table, also of PostgreSQL: rows that delete their key
     partitions: int | None = None  # for a topic that the pipeline creates
     format: str = ""  # for files and sinks
-    options: Mapping[str, str] = field(default_factory=dict)  # for files and sinks
+    options: Mapping[str, str] = field(default_factory=dict)  # for files, sinks and PostgreSQL
+    secret: Secret | None = None  # for PostgreSQL: its address, if it is declared
     where: str = ""  # file and line of the declaration
 
 
@@ -152,12 +154,12 @@ class Pipeline:
         if not self.flows:
             raise PipelineInvalid(
                 f"the pipeline '{self.name}' declares no flow: decorate a function with @topic, "
-                f"@table, @files or @flow"
+                f"@table, @files, @postgres or @flow"
             )
 
     def _unknown(self, name: str) -> str:
         if name in self.views:
-            return "is a view; a flow goes to a topic, a table, files or a sink"
+            return "is a view; a flow goes to a topic, a table, files, PostgreSQL or a sink"
         known = ", ".join(sorted(self.outputs)) or "none"
         return f"is not declared. Outputs are: {known}"
 
@@ -203,18 +205,20 @@ def check_name(what: str, name: str) -> str:
     return name
 
 
-def _where(function: Callable[..., Any]) -> str:
+def place_of(function: Callable[..., Any]) -> str:
+    """The file and line of a function."""
     code = getattr(function, "__code__", None)
     return "?" if code is None else f"{Path(code.co_filename).name}:{code.co_firstlineno}"
 
 
-def _checked(function: Callable[[], Any], name: str | None, mode: str = "append") -> str:
+def checked_function(function: Callable[[], Any], name: str | None, mode: str = "append") -> str:
+    """The name of a function that returns rows; refused if it has parameters."""
     if not callable(function):
         raise PipelineInvalid(f"decorate a function that returns a DataFrame, not {function!r}")
     chosen = check_name("function", name or str(getattr(function, "__name__", "")))
     if inspect.signature(function).parameters:
         raise PipelineInvalid(
-            f"the function '{chosen}' ({_where(function)}) has parameters; let it read what it "
+            f"the function '{chosen}' ({place_of(function)}) has parameters; let it read what it "
             f'needs by name: read("...")'
         )
     if mode not in _MODES:
@@ -222,11 +226,13 @@ def _checked(function: Callable[[], Any], name: str | None, mode: str = "append"
     return chosen
 
 
-def _columns(key: str | Sequence[str]) -> tuple[str, ...]:
+def columns_of_key(key: str | Sequence[str]) -> tuple[str, ...]:
+    """The columns of a key, which may be one name."""
     return (key,) if isinstance(key, str) else tuple(key)
 
 
-def _declare(function: Function, output: Output, mode: str) -> Function:
+def declare_flow(function: Function, output: Output, mode: str) -> Function:
+    """Declare an output and the flow of the same name that goes there."""
     pipeline = _pipeline()
     pipeline.add_output(output)
     pipeline.add_flow(Flow(output.name, output.name, function, _mode(mode), output.where))
@@ -271,16 +277,16 @@ def topic(
     """
 
     def declare(function: Function) -> Function:
-        chosen = _checked(function, name, mode)
+        chosen = checked_function(function, name, mode)
         output = Output(
             name=chosen,
             kind="topic",
-            key=_columns(key),
+            key=columns_of_key(key),
             timestamp=timestamp,
             partitions=partitions,
-            where=_where(function),
+            where=place_of(function),
         )
-        return _declare(function, output, mode)
+        return declare_flow(function, output, mode)
 
     return declare if function is None else declare(function)
 
@@ -300,16 +306,16 @@ def table(
     """
 
     def declare(function: Function) -> Function:
-        chosen = _checked(function, name, mode)
+        chosen = checked_function(function, name, mode)
         output = Output(
             name=chosen,
             kind="table",
-            key=_columns(key),
+            key=columns_of_key(key),
             delete_when=delete_when,
             partitions=partitions,
-            where=_where(function),
+            where=place_of(function),
         )
-        return _declare(function, output, mode)
+        return declare_flow(function, output, mode)
 
     if not key:
         raise PipelineInvalid("a table needs a key: @table(key='customer')")
@@ -346,7 +352,7 @@ def files(
     """
 
     def declare(function: Function) -> Function:
-        chosen = _checked(function, name)
+        chosen = checked_function(function, name)
         given = {key: str(value) for key, value in (options or {}).items()}
         by = [partition_by] if isinstance(partition_by, str) else list(partition_by)
         output = Output(
@@ -355,9 +361,9 @@ def files(
             format=format,
             options={**given, "path": path or f"data/{chosen}"},
             key=tuple(by),
-            where=_where(function),
+            where=place_of(function),
         )
-        return _declare(function, output, "append")
+        return declare_flow(function, output, "append")
 
     return declare if function is None else declare(function)
 
@@ -382,10 +388,11 @@ def flow(
 
     def declare(function: Function) -> Function:
         pipeline = _pipeline()
-        chosen = _checked(function, name, mode or "append")
+        chosen = checked_function(function, name, mode or "append")
         output = pipeline.outputs.get(target)
-        usual = "update" if output is not None and output.kind == "table" else "append"
-        pipeline.add_flow(Flow(chosen, target, function, _mode(mode or usual), _where(function)))
+        keyed = output is not None and output.kind in ("table", "postgres") and output.key
+        usual = "update" if keyed else "append"
+        pipeline.add_flow(Flow(chosen, target, function, _mode(mode or usual), place_of(function)))
         return function
 
     return declare
@@ -408,8 +415,8 @@ def view(
     """The function's rows can be read by name; nothing is stored."""
 
     def declare(function: Function) -> Function:
-        chosen = _checked(function, name)
-        _pipeline().add_view(View(chosen, function, _where(function)))
+        chosen = checked_function(function, name)
+        _pipeline().add_view(View(chosen, function, place_of(function)))
         return function
 
     return declare if function is None else declare(function)

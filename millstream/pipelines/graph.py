@@ -17,6 +17,7 @@ _SHAPES: Final = {
     "view": ("(", ")"),
     "files": ("{", "}"),
     "sink": ("<", ">"),
+    "postgres": ("<", ">"),
     "store": ("[", "]"),
 }
 _COLORS: Final = {
@@ -25,13 +26,14 @@ _COLORS: Final = {
     "view": "#f4f4f5",
     "files": "#fef3c7",
     "sink": "#fae8ff",
+    "postgres": "#fae8ff",
     "store": "#dbeafe",
 }
 
 
 @dataclass(frozen=True, slots=True)
 class GraphNode:
-    """A topic, table, view, folder of files, sink or event store."""
+    """A topic, table, view, folder of files, sink, table of PostgreSQL or event store."""
 
     name: str
     kind: str

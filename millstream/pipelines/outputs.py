@@ -7,16 +7,25 @@ from typing import TYPE_CHECKING, Any, Final
 
 from millstream.closing import Closing
 from millstream.errors import PipelineInvalid, TopicNotFound
+from millstream.pipelines.change_columns import UNCHANGED
 from millstream.pipelines.declare import Output
+from millstream.pipelines.postgres import (
+    DELETED_MARK,
+    RESERVED,
+    TABLE,
+    UNCHANGED_MARK,
+    address_of,
+)
 from millstream.spark.options import connection_settings
 
 if TYPE_CHECKING:
+    import pyarrow as pa
     from pyspark.sql import Column, DataFrame
     from pyspark.sql.types import StructType
 
     from millstream.blocking import Mill
 
-__all__ = ["DELETED", "KEY_SEPARATOR", "PipelineTopics", "key_text", "shaped"]
+__all__ = ["DELETED", "KEY_SEPARATOR", "PipelineTopics", "key_text", "shaped", "stored_columns"]
 
 # The columns of an event that a sink takes.
 ENVELOPE: Final = frozenset({"key", "value", "headers", "timestamp", "topic", "partition"})
@@ -25,12 +34,15 @@ DELETED: Final = "_deleted"  # a column of changes: true for a row that deletes 
 
 
 def shaped(frame: DataFrame, output: Output) -> DataFrame:
-    """The rows in the form that the output takes: events for topics and tables, else unchanged."""
+    """The rows in the form that the output takes.
+
+    Events for topics and tables; rows and what to do with them for PostgreSQL; else unchanged.
+    """
     from pyspark.sql import functions as sf
 
-    if output.kind not in ("topic", "table"):
+    if output.kind not in ("topic", "table", "postgres"):
         return frame
-    if _is_envelope(frame, output):
+    if output.kind != "postgres" and _is_envelope(frame, output):
         return frame
     for name in (*output.key, *([output.timestamp] if output.timestamp else [])):
         if name not in frame.columns:
@@ -39,8 +51,10 @@ def shaped(frame: DataFrame, output: Output) -> DataFrame:
                 f"{', '.join(frame.columns)}"
             )
     delete_when = output.delete_when
-    if delete_when is None and output.kind == "table" and DELETED in frame.columns:
+    if delete_when is None and output.kind != "topic" and output.key and DELETED in frame.columns:
         delete_when = DELETED
+    if output.kind == "postgres":
+        return _for_postgres(frame, output, delete_when)
     kept = [f"`{name}`" for name in frame.columns if name != delete_when]
     value = sf.struct(*kept)
     if delete_when is not None:
@@ -53,6 +67,37 @@ def shaped(frame: DataFrame, output: Output) -> DataFrame:
     if output.timestamp is not None:
         columns.append(sf.col(f"`{output.timestamp}`").cast("timestamp").alias("timestamp"))
     return frame.select(*columns)
+
+
+def _for_postgres(frame: DataFrame, output: Output, delete_when: str | None) -> DataFrame:
+    """The columns to be stored, and those that say what becomes of a row."""
+    from pyspark.sql import functions as sf
+
+    reserved = [name for name in frame.columns if name.startswith(RESERVED)]
+    if reserved:
+        raise PipelineInvalid(
+            f"'{output.name}' ({output.where}): the column '{reserved[0]}' has a name of "
+            f"Millstream's own. Give it another one"
+        )
+    taken = (delete_when, *([UNCHANGED] if output.key else []))
+    columns = [sf.col(f"`{name}`") for name in frame.columns if name not in taken]
+    if not columns:
+        raise PipelineInvalid(f"'{output.name}' ({output.where}): the rows have no columns")
+    if delete_when is not None:
+        columns.append(sf.coalesce(sf.expr(delete_when), sf.lit(False)).alias(DELETED_MARK))
+    if output.key and UNCHANGED in frame.columns:
+        columns.append(sf.col(UNCHANGED).cast("array<string>").alias(UNCHANGED_MARK))
+    return frame.select(*columns)
+
+
+def stored_columns(rows: StructType) -> pa.Schema:
+    """The columns of shaped rows that PostgreSQL stores."""
+    import pyarrow as pa
+    from pyspark.sql.pandas.types import to_arrow_schema
+
+    arrow = to_arrow_schema(rows, timezone="UTC")
+    kept = [f.with_nullable(True) for f in arrow if f.name not in (DELETED_MARK, UNCHANGED_MARK)]
+    return pa.schema(kept)
 
 
 def _is_envelope(frame: DataFrame, output: Output) -> bool:
@@ -121,7 +166,13 @@ class PipelineTopics(Closing):
             return False
 
     def declare(self, output: Output, rows: StructType) -> None:
-        """Create the output's topic if it is missing; its schema has the rows' columns."""
+        """Create the output's topic or table if it is missing; it has the rows' columns."""
+        if not self.dry and output.kind == "postgres":
+            from millstream.pipelines.postgres_table import prepared_table
+
+            columns = stored_columns(rows)
+            address, table = address_of(output), output.options[TABLE]
+            prepared_table(address, output.name, table, columns, output.key)
         if self.dry or output.kind not in ("topic", "table"):
             return
         schema = value_schema(rows)

@@ -11,6 +11,8 @@ from zlib import crc32
 from millstream.errors import PipelineInvalid
 from millstream.nearest import near_names
 from millstream.pipelines.declare import SNAPSHOT, Flow, Output
+from millstream.pipelines.outputs import stored_columns
+from millstream.pipelines.postgres import TABLE, address_of
 from millstream.pipelines.progress import OUTPUT_METRIC
 
 if TYPE_CHECKING:
@@ -56,6 +58,8 @@ def start_query(rows: DataFrame, flow: Flow, output: Output, plan: QueryPlan) ->
         writer = writer.trigger(availableNow=True)
     else:
         writer = writer.trigger(processingTime=f"{round(plan.trigger * 1000)} milliseconds")
+    if output.kind == "postgres":
+        return writer.foreachBatch(_postgres(rows, output)).start()
     return _to(writer, flow, output, plan).start()
 
 
@@ -94,6 +98,17 @@ def _changes(
         batch.write.format("millstream").options(**given).mode("append").save()
 
     return write
+
+
+def _postgres(rows: DataFrame, output: Output) -> Callable[[DataFrame, int], None]:
+    # Loaded only where it is used: it needs the libraries of an extra.
+    from millstream.pipelines.postgres_batches import PostgresBatches
+    from millstream.pipelines.postgres_table import prepared_table
+
+    columns, address = stored_columns(rows.schema), address_of(output)
+    # Looked at again for each start of the flow: it may have been changed in between.
+    table = prepared_table(address, output.name, output.options[TABLE], columns, output.key)
+    return PostgresBatches(output.name, table, tuple(columns.names), output.key, address)
 
 
 def _jdbc(output: Output) -> Callable[[DataFrame, int], None]:

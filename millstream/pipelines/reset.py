@@ -46,7 +46,7 @@ def reset_flows(
 
 
 def _empty(project: Project, outputs: Sequence[Output], topics: PipelineTopics) -> list[str]:
-    """Empty topics, tables and folders of files; Spark sinks are left alone."""
+    """Empty topics, tables and folders of files; sinks and PostgreSQL are left alone."""
     done = []
     for output in outputs:
         if output.kind == "files":

@@ -58,7 +58,7 @@ _CALLED: Final = re.compile(r"^== DataFrame ==\n.*\n(?P<file>.+):(?P<line>\d+)$"
 _FRAME: Final = re.compile(r'^\s*File "(?P<file>.+?)", line (?P<line>\d+), in (?P<name>.+)$', re.M)
 _LIBRARY: Final = re.compile(
     r"^<|\.pyx$|\.pxi$|/(site|dist)-packages/|/lib/python3|/pyspark(\.zip)?/|"
-    r"/millstream/(spark|pipelines|events|wire|messaging|schemas)/"
+    r"/millstream/(spark|pipelines|events|wire|messaging|schemas|cdc)/"
 )
 # Errors of code that calls a service or a database.
 _PASSING: Final = re.compile(

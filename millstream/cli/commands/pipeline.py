@@ -267,7 +267,8 @@ def reset(
     pipeline = load(project)
     names = chosen_flows(pipeline, flow or [])
     outputs = sorted({pipeline.flows[name].target for name in names})
-    emptying = [name for name in outputs if empty_outputs and pipeline.outputs[name].kind != "sink"]
+    foreign = {name for name in outputs if pipeline.outputs[name].kind in ("sink", "postgres")}
+    emptying = [name for name in outputs if empty_outputs and name not in foreign]
     twice = [name for name in outputs if name not in emptying]
     text = f"Reset {', '.join(names)} of '{project.name}': they will read everything again."
     if emptying:
