@@ -18,13 +18,14 @@ from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Final
 
-from millstream.cdc.model import Changes, Lag, Received, TableShape
+from millstream.cdc.model import Changes, Finding, Lag, Received, TableShape
 from millstream.cdc.outbox import Outbox
 from millstream.cdc.settings import CaptureSettings
 from millstream.cdc.source import Source
 from millstream.cdc.state import CaptureRecord, States
 from millstream.cdc.status import CaptureState, CaptureStatus, TableStatus
 from millstream.cdc.table_topic import TableTopic
+from millstream.cdc.topic_names import topic_findings
 from millstream.deadline import now_ns
 from millstream.errors import (
     CaptureError,
@@ -131,14 +132,9 @@ class Capture:
         self._state = "checking"
         source, name = self._source, self.settings.name
         await source.open()
-        problems = [found for found in await source.check() if not found.ok and found.fatal]
-        if problems:
-            listed = "; ".join(
-                f"{one.subject}: {one.text}" + (f" ({one.fix})" if one.fix else "")
-                for one in problems
-            )
-            raise ConfigError(f"capture '{name}' cannot start: {listed}")
+        self._refuse(await source.check())
         shapes = await source.tables()
+        self._refuse(topic_findings(self.settings, shapes))
         await self._states.open()
         known, identity = await self._states.capture(), await source.identity()
         if known is not None and known.identity != identity:
@@ -156,6 +152,16 @@ class Capture:
             raise SourceLost(name, "its place in the log of the source is gone")
         await self._states.put_capture(CaptureRecord(identity, self.settings.format))
         await self._open_tables(shapes)
+
+    def _refuse(self, findings: Sequence[Finding]) -> None:
+        """Do not start with something fatal missing."""
+        listed = "; ".join(
+            f"{one.subject}: {one.text}" + (f" ({one.fix})" if one.fix else "")
+            for one in findings
+            if not one.ok and one.fatal
+        )
+        if listed:
+            raise ConfigError(f"capture '{self.settings.name}' cannot start: {listed}")
 
     async def _open_tables(self, shapes: Sequence[TableShape]) -> None:
         outboxes = {one.table: one for one in self.settings.outbox}
@@ -212,7 +218,7 @@ class Capture:
         stored = looked = beaten = clock()
         waiting, confirmed = 0, -1
         async for received in self._source.changes():
-            waiting += await self._write(received)
+            waiting += await self._write_before_error(received)
             now = clock()
             due = received.idle or now - stored > FLUSH_SECONDS or waiting > FLUSH_ROWS
             if due and received.upto > confirmed:
@@ -231,11 +237,15 @@ class Capture:
                 await self._source.confirm(received.upto)
                 return
 
-    async def _write(self, received: Received) -> int:
+    async def _write_before_error(self, received: Received) -> int:
         rows = 0
-        for changes in received.changes:
-            await self._write_table(changes)
-            rows += len(changes)
+        try:
+            for changes in received.changes:
+                await self._write_table(changes)
+                rows += len(changes)
+        except CaptureError:
+            await self._flush()  # what came before it is right
+            raise
         return rows
 
     async def _write_table(self, changes: Changes) -> None:
@@ -252,6 +262,9 @@ class Capture:
         outboxes = [w for outbox in self._outboxes.values() for w in outbox.writers]
         writers = [*(topic.writer for topic in self._tables.values()), *outboxes]
         await asyncio.gather(*(writer.flush() for writer in writers))
+        self._note_positions()
+
+    def _note_positions(self) -> None:
         for topic in self._tables.values():
             commit, place = topic.position
             self._statuses[topic.table].position = f"{commit}:{place}"
@@ -261,6 +274,7 @@ class Capture:
         for topic in self._tables.values():
             if topic.position < (upto, 0):
                 await topic.writer.advance((upto, 0))
+        self._note_positions()
 
     async def _look(self) -> None:
         """How far behind; and whether the source will soon run out of room for what waits."""

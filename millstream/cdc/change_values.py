@@ -8,6 +8,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import re
 from collections.abc import Mapping, Sequence
@@ -23,7 +24,7 @@ from millstream.events.row_buffer import Columns
 from millstream.schemas import types as t
 from millstream.schemas.arrow_types import arrow_type
 
-__all__ = ["FRAME_COLUMNS", "frame_of", "grown", "key_texts", "record_of", "row_of"]
+__all__ = ["FRAME_COLUMNS", "frame_of", "grown", "key_texts", "padded", "record_of", "row_of"]
 
 _KEY: Final = "_key"
 _GONE: Final = "_gone"
@@ -91,6 +92,29 @@ def grown(known: t.Record, columns: Sequence[Column]) -> tuple[Column, ...]:
     ]
     had = {field.name for field in known.fields}
     return (*kept, *(column for column in columns if column.name not in had))
+
+
+def padded(changes: Changes, row: t.Record) -> Changes:
+    """Changes with all columns of their topic; those that the table has no more are null."""
+    names = [column.name for column in changes.table.columns]
+    if names == [field.name for field in row.fields]:
+        return changes
+    known = {column.name: column for column in changes.table.columns}
+    columns = [known.get(f.name) or Column(f.name, t.strip(f.type)[0]) for f in row.fields]
+    shape = dataclasses.replace(changes.table, columns=tuple(columns))
+    fields = list(shape.row_type)
+
+    def rows(struct: pa.StructArray) -> pa.StructArray:
+        arrays = [
+            pc.struct_field(struct, field.name)
+            if field.name in known
+            else pa.nulls(len(struct), field.type)
+            for field in fields
+        ]
+        return pa.StructArray.from_arrays(arrays, fields=fields, mask=struct.is_null())
+
+    before = None if changes.before is None else rows(changes.before)
+    return dataclasses.replace(changes, table=shape, after=rows(changes.after), before=before)
 
 
 # -- columns ------------------------------------------------------------------------------

@@ -10,8 +10,6 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, Final
 
-from millstream.cdc.model import TableShape
-from millstream.errors import TopicNotFound
 from millstream.mill import Mill
 from millstream.tables import Table
 
@@ -48,10 +46,6 @@ class TableRecord:
     columns: dict[str, int]  # name -> what the database knows it by when it is renamed
     base: int = 0  # commit position of the events of the snapshot; before all changes after it
     intervals: list[Interval] = field(default_factory=list)
-
-    def fits(self, shape: TableShape) -> bool:
-        """Whether the record needs no change for a shape."""
-        return self.columns == {c.name: c.identity for c in shape.columns}
 
     def to_json(self) -> dict[str, Any]:
         """As plain data."""
@@ -116,14 +110,3 @@ class States:
 
     def _key(self, table: str) -> str:
         return f"{self._capture}/{table}"
-
-
-async def known_tables(mill: Mill, capture: str) -> dict[str, TableRecord]:
-    """The tables of a capture, without creating anything."""
-    try:
-        table = await mill.table(STATE_TABLE)
-    except TopicNotFound:
-        return {}
-    states = States(mill, capture)
-    states._table = table
-    return await states.tables()

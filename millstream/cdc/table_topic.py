@@ -10,7 +10,14 @@ from typing import Any, Final
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from millstream.cdc.change_values import FRAME_COLUMNS, frame_of, grown, record_of, row_of
+from millstream.cdc.change_values import (
+    FRAME_COLUMNS,
+    frame_of,
+    grown,
+    padded,
+    record_of,
+    row_of,
+)
 from millstream.cdc.masks import Masks
 from millstream.cdc.model import Changes, TableShape
 from millstream.cdc.settings import CaptureSettings
@@ -213,8 +220,10 @@ class TableTopic:
             self.events += len(wanted)
 
     async def _write(self, changes: Changes, note: str | None = None, whole: bool = False) -> None:
+        assert self._row is not None  # open
+        rows = padded(self._masks.applied(changes), self._row)
         await self.writer.write_batch(
-            frame_of(self._masks.applied(changes), self._format),
+            frame_of(rows, self._format),
             positions=(changes.commit, changes.place),
             columns=FRAME_COLUMNS[self._format],
             note=note,
@@ -275,11 +284,11 @@ class TableTopic:
         row = row_of(record, self._format)
         if row != self._row:
             await self._next_version(record)
-        if not self.record.fits(shape):
-            now = {c.name: c.identity for c in shape.columns}
-            await self._keep(
-                dataclasses.replace(self.record, columns={**self.record.columns, **now})
-            )
+        # The stream may be behind the catalog, which then does not know the column any more.
+        now = {c.name: c.identity for c in shape.columns if c.identity}
+        known = {**dict.fromkeys((c.name for c in shape.columns), 0), **self.record.columns, **now}
+        if known != self.record.columns:
+            await self._keep(dataclasses.replace(self.record, columns=known))
         self._shape, self._masks, self._row = shape, masks, row
 
     async def _next_version(self, record: t.Record) -> None:

@@ -41,7 +41,14 @@ from millstream.cdc.postgres.snapshot import PostgresSnapshot, is_after
 from millstream.cdc.postgres.types import SESSION_OPTIONS, quoted
 from millstream.cdc.settings import CaptureSettings
 from millstream.deadline import now_ns
-from millstream.errors import CaptureError, ConfigError, SourceLost, SourceUnreachable, Unfit
+from millstream.errors import (
+    CaptureError,
+    ConfigError,
+    MillstreamError,
+    SourceLost,
+    SourceUnreachable,
+    Unfit,
+)
 
 __all__ = ["PostgresSource"]
 
@@ -63,6 +70,7 @@ class PostgresSource:
         self._catalog: Catalog | None = None
         self._from_items: dict[str, str] = {}  # what to select from, by the full name of a table
         self._shapes: dict[Relation, TableShape] = {}
+        self._failure: MillstreamError | None = None  # of what follows the changes handed over
         self._last_commit: int | None = None  # time of the last one received, while more wait
 
     # -- connections ----------------------------------------------------------------------
@@ -99,7 +107,7 @@ class PostgresSource:
         """Disconnect."""
         if self._sql is not None:
             await self._sql.close()
-        self._sql, self._catalog = None, None
+        self._sql, self._catalog, self._failure = None, None, None
         self._shapes.clear()
 
     async def _rows(self, query: str, *values: object) -> list[tuple[Any, ...]]:
@@ -266,6 +274,9 @@ class PostgresSource:
                 idle = await self._fill(self._link, collector)
                 before = collector.upto
                 changes = await self._typed(collector.take())
+                if self._failure is not None:
+                    yield Received(changes, before, idle=True)
+                    raise self._failure
                 if collector.is_large:
                     yield Received(changes, before)
                     async for received in self._large(self._link, collector):
@@ -326,6 +337,8 @@ class PostgresSource:
             while part := await asyncio.to_thread(spill.read, RECEIVE_ROWS, OPEN_BYTES):
                 collector.replay(part)
                 yield Received(await self._typed(collector.take()), before)
+                if self._failure is not None:
+                    raise self._failure
                 link.keep_alive()
             collector.end_replay()
             yield Received([], collector.upto)
@@ -338,22 +351,29 @@ class PostgresSource:
             self._link.confirm(upto)
 
     async def _typed(self, runs: Sequence[Run | Truncated]) -> list[Changes]:
-        found = []
-        for run in runs:
-            shape = await self._shape(run.relation)
-            if isinstance(run, Truncated):
-                found += self._truncated(run, shape)
-                continue
-            self._last_commit = run.transactions[-1].time
-            try:
-                changes = changes_of(run, shape)
-            except Unfit:
-                # An enum may have got a label, which the stream does not say: look again, once.
-                self._shapes.pop(run.relation)
-                changes = changes_of(run, await self._shape(run.relation))
-            name = shape.full_name
-            found.append(await with_left_values(changes, self._from_items[name], self._rows))
+        """The runs as changes; up to the first that cannot be, which is then the failure."""
+        found: list[Changes] = []
+        try:
+            for run in runs:
+                found += await self._typed_run(run)
+        except SourceUnreachable:
+            raise
+        except MillstreamError as error:
+            self._failure = error
         return found
+
+    async def _typed_run(self, run: Run | Truncated) -> list[Changes]:
+        shape = await self._shape(run.relation)
+        if isinstance(run, Truncated):
+            return self._truncated(run, shape)
+        self._last_commit = run.transactions[-1].time
+        try:
+            changes = changes_of(run, shape)
+        except Unfit:
+            # An enum may have got a label, which the stream does not say: look again, once.
+            self._shapes.pop(run.relation)
+            changes = changes_of(run, await self._shape(run.relation))
+        return [await with_left_values(changes, self._from_items[shape.full_name], self._rows)]
 
     def _truncated(self, one: Truncated, shape: TableShape) -> list[Changes]:
         choice = self._settings.truncate
