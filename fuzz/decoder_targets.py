@@ -168,7 +168,6 @@ def _postgres_message(data: bytes) -> object:
         pgoutput.COMMIT: pgoutput.parse_commit,
         pgoutput.RELATION: pgoutput.parse_relation,
         pgoutput.TRUNCATE: pgoutput.parse_truncate,
-        pgoutput.MESSAGE: pgoutput.parse_message,
     }
     parse = parsers.get(data[0] if data else 0)
     return _postgres_rows(data) if parse is None else parse(data)
@@ -283,7 +282,6 @@ TARGETS: Final[dict[str, Target]] = {
             b"R\0\0\0\7public\0t\0d\0\1\1a\0\0\0\0\x19\xff\xff\xff\xff",
             b"B" + bytes(20),
             b"T\0\0\0\1\0\0\0\0\7",
-            b"M\0" + bytes(8) + b"p\0\0\0\0\1x",
         ),
     ),
     "words": Target(_words, (b"1m30s", b"64MiB", b"nats://a:b@host:4222")),

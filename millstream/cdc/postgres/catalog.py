@@ -24,20 +24,19 @@ __all__ = [
     "Catalog",
     "ColumnFacts",
     "IndexFacts",
-    "LeftOut",
+    "NotCaptured",
     "TableFacts",
-    "captured_columns",
     "from_item",
-    "place_name",
     "read_catalog",
     "read_relation_facts",
     "shape_of_relation",
     "shape_of_table",
+    "slot_name",
 ]
 
 ROOTS_VERSION: Final = 130_000  # since then a partitioned table can be published as one
 _NESTED_MAX: Final = 16  # types within types
-_DEFAULT, _NOTHING, _FULL, _INDEX = "d", "n", "f", "i"  # relreplident
+_DEFAULT, _FULL, _INDEX = "d", "f", "i"  # relreplident; "n" is nothing
 
 _NOT_IN_NAMES: Final = re.compile(r"[\x00-\x1f\x7f.]")
 
@@ -127,7 +126,7 @@ class TableFacts:
 
 
 @dataclass(frozen=True, slots=True)
-class LeftOut:
+class NotCaptured:
     """A table that the patterns mean but that cannot be captured, or a column of one."""
 
     name: str
@@ -140,11 +139,11 @@ class Catalog:
 
     version: int  # such as 150018
     tables: tuple[TableFacts, ...]
-    left_out: tuple[LeftOut, ...]
+    left_out: tuple[NotCaptured, ...]
     other_names: tuple[str, ...]  # of tables that are not wanted, for proposals
 
 
-def place_name(settings: CaptureSettings) -> str:
+def slot_name(settings: CaptureSettings) -> str:
     """The name of a capture's replication slot, and of its publication."""
     return f"millstream_{settings.name}"
 
@@ -227,16 +226,16 @@ async def read_catalog(connection: AsyncConnection[Any], settings: CaptureSettin
         if reason is None:
             wanted[oid] = row
         else:
-            left_out.append(LeftOut(full_name, reason))
+            left_out.append(NotCaptured(full_name, reason))
     # Its root has its changes.
     own = {oid: row for oid, row in wanted.items() if row[7] not in wanted}
     tables, empty = await _facts(connection, own), []
     for table in tables:
         if all(column.generated for column in table.columns):
             empty.append(table)
-            left_out.append(LeftOut(table.full_name, "it has no columns that the log has"))
+            left_out.append(NotCaptured(table.full_name, "it has no columns that the log has"))
         left_out += [
-            LeftOut(f"{table.full_name}.{c.name}", "generated columns are not in the log")
+            NotCaptured(f"{table.full_name}.{c.name}", "generated columns are not in the log")
             for c in table.columns
             if c.generated
         ]
@@ -384,12 +383,6 @@ def shape_of_relation(relation: Relation, table: TableFacts, settings: TableSett
             )
         key = tuple(flagged)
     return TableShape(shape.namespace, shape.name, shape.columns, key)
-
-
-def captured_columns(relation: Relation, shape: TableShape) -> list[int]:
-    """For each column of the shape its index in the relation's tuples."""
-    at = {column.name: index for index, column in enumerate(relation.columns)}
-    return [at[column.name] for column in shape.columns]
 
 
 def _shape(table: TableFacts, settings: TableSettings) -> TableShape:

@@ -11,8 +11,8 @@ from millstream.cdc.postgres.catalog import (
     ROOTS_VERSION,
     Catalog,
     TableFacts,
-    place_name,
     read_catalog,
+    slot_name,
 )
 from millstream.cdc.postgres.table_checks import check_table
 from millstream.cdc.postgres.types import quoted
@@ -50,7 +50,7 @@ class _Server:
 
 async def check(connection: AsyncConnection[Any], settings: CaptureSettings) -> list[Finding]:
     """Every finding about the server, the role, the slot, the publication and each table."""
-    slot = publication = place_name(settings)
+    slot = publication = slot_name(settings)
     version = connection.info.server_version
     if version < VERSION_MIN:
         text = f"PostgreSQL {version // 10_000} is too old: a capture needs 12 or newer"
@@ -156,7 +156,7 @@ def _budget_findings(server: _Server, settings: CaptureSettings) -> Iterator[Fin
         text = "not limited: a stopped capture can fill the disk of the server with log"
         yield Finding(name, False, text, fix, fatal=False)
     elif kept < budget:
-        text = f"{kept} MB is less than log_budget ({budget} MB): the place in the log can be lost"
+        text = f"{kept} MB is less than log_budget ({budget} MB): the slot can be lost"
         yield Finding(name, False, text, fix, fatal=False)
     else:
         yield Finding(name, True, f"{kept} MB")

@@ -21,15 +21,11 @@ __all__ = [
     "HEADER",
     "INSERT",
     "KEY_TUPLE",
-    "MESSAGE",
     "NEW_TUPLE",
     "NO_TUPLE",
-    "ORIGIN",
     "RELATION",
     "TRUNCATE",
-    "TYPE",
     "UPDATE",
-    "LogicalMessage",
     "Relation",
     "RelationColumn",
     "cut_off",
@@ -37,24 +33,20 @@ __all__ = [
     "lsn_text",
     "parse_begin",
     "parse_commit",
-    "parse_message",
     "parse_relation",
     "parse_truncate",
     "relation_of",
     "undecodable",
 ]
 
-# The first byte of a payload.
+# The first byte of a payload. Origin, Type and Message say nothing that a capture needs.
 BEGIN: Final = ord("B")
 COMMIT: Final = ord("C")
-ORIGIN: Final = ord("O")
 RELATION: Final = ord("R")
-TYPE: Final = ord("Y")
 INSERT: Final = ord("I")
 UPDATE: Final = ord("U")
 DELETE: Final = ord("D")
 TRUNCATE: Final = ord("T")
-MESSAGE: Final = ord("M")
 
 # What the old tuple of a change is.
 NO_TUPLE: Final = 0
@@ -86,16 +78,6 @@ class Relation:
     name: str
     identity: str  # relreplident: "d", "n", "f" or "i"
     columns: tuple[RelationColumn, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class LogicalMessage:
-    """What pg_logical_emit_message wrote."""
-
-    transactional: bool
-    lsn: int
-    prefix: str
-    content: bytes
 
 
 # -- log positions ------------------------------------------------------------------------
@@ -148,17 +130,6 @@ def parse_truncate(payload: bytes) -> tuple[int, tuple[int, ...]]:
     if count * 4 != len(payload) - reader.at:
         reader.refuse(f"{count} relations")
     return options, struct.unpack_from(f">{count}I", payload, reader.at)
-
-
-def parse_message(payload: bytes) -> LogicalMessage:
-    """What pg_logical_emit_message wrote."""
-    reader = _Reader("Message", payload)
-    flags, lsn = reader.take(">BQ")
-    prefix = reader.name()
-    (size,) = reader.take(">I")
-    if size != len(payload) - reader.at:
-        reader.refuse(f"content of {size} bytes")
-    return LogicalMessage(bool(flags & 1), lsn, prefix, bytes(payload[reader.at :]))
 
 
 def parse_relation(payload: bytes) -> Relation:

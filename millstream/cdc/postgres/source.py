@@ -18,11 +18,11 @@ from millstream.cdc.postgres.catalog import (
     ROOTS_VERSION,
     Catalog,
     from_item,
-    place_name,
     read_catalog,
     read_relation_facts,
     shape_of_relation,
     shape_of_table,
+    slot_name,
 )
 from millstream.cdc.postgres.checks import check
 from millstream.cdc.postgres.collector import (
@@ -64,7 +64,7 @@ class PostgresSource:
 
     def __init__(self, settings: CaptureSettings) -> None:
         self._settings = settings
-        self.slot = self.publication = place_name(settings)
+        self.slot = self.publication = slot_name(settings)
         self._sql: Any = None  # psycopg.AsyncConnection
         self._link: Link | None = None
         self._catalog: Catalog | None = None

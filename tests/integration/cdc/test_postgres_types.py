@@ -13,7 +13,6 @@ from psycopg.conninfo import make_conninfo
 
 from millstream.cdc.model import TableShape
 from millstream.cdc.postgres.catalog import (
-    captured_columns,
     from_item,
     read_catalog,
     read_relation_facts,
@@ -175,9 +174,9 @@ async def both_ways(database: Database, own: TableSettings | None = None) -> Tab
     }
     decoded = decode_rows(relation, payloads)
     stream = {}
-    indexes = captured_columns(relation, stream_shape)
-    for index, column in zip(indexes, stream_shape.columns, strict=True):
-        texts = decoded.new[index]
+    indexes = {column.name: index for index, column in enumerate(relation.columns)}
+    for column in stream_shape.columns:
+        texts = decoded.new[indexes[column.name]]
         assert texts is not None
         stream[column.name] = from_text(texts.texts, column.type, f"t.{column.name}")
     return Table(shape, stream_shape, snapshot, stream)

@@ -12,7 +12,6 @@ from millstream.cdc.postgres.catalog import (
     ColumnFacts,
     IndexFacts,
     TableFacts,
-    captured_columns,
     from_item,
     shape_of_relation,
     shape_of_table,
@@ -191,7 +190,6 @@ def test_the_shape_of_the_stream_has_its_columns_with_the_settings_applied() -> 
         ("total", t.String(), 4),
     ]
     assert shape.key == ("id",)
-    assert captured_columns(one, shape) == [0, 2]
 
 
 def test_a_key_that_was_renamed_since_is_taken_from_the_stream() -> None:
