@@ -175,7 +175,8 @@ def _bars() -> Iterator[Watch]:
                     total = one.snapshot_rows if done else one.snapshot_estimate
                     progress.update(bars[one.table], completed=one.snapshot_rows, total=total)
             events = sum(one.events for one in status.tables)
-            text = f"{status.state}: {lag_text(status.lag)}"
+            behind = f", {size(status.lag.bytes)} behind" if status.lag.bytes is not None else ""
+            text = f"{status.state}: changes{behind}"
             progress.update(changes, description=text, completed=events)
 
         yield watch
