@@ -15,7 +15,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from millstream.cdc.model import Column, TableShape
-from millstream.cdc.postgres.types import from_adbc, from_text, quoted, select_expression
+from millstream.cdc.postgres.types import (
+    from_adbc,
+    from_text,
+    output_text,
+    quoted,
+    select_expression,
+)
 from millstream.closing import AsyncClosing
 from millstream.errors import SourceUnreachable
 from millstream.schemas import types as t
@@ -25,6 +31,7 @@ __all__ = ["PostgresSnapshot", "is_after"]
 T = TypeVar("T")
 BATCH_BYTES: Final = 1024 * 1024  # of rows that are read, and stored, together
 _EDGE: Final = "_millstream_key_{}"
+_ROW: Final = "_millstream_row"
 # Types that are ordered by their text, byte by byte: Python and Arrow know no other collation.
 _BY_TEXT: Final = (t.String, t.Enum, t.Uuid)
 
@@ -126,7 +133,7 @@ def statement(table: TableShape, from_item: str, after: Sequence[str] | None) ->
     keys = _key_columns(table)
     selected = [select_expression(column) for column in table.columns]
     selected += [
-        f"{quoted(column.name)}::text AS {quoted(_EDGE.format(number))}"
+        f"{output_text(column)} AS {quoted(_EDGE.format(number))}"
         for number, column in enumerate(keys)
     ]
     order = ", ".join(map(_ordered, keys))
@@ -138,7 +145,7 @@ def statement(table: TableShape, from_item: str, after: Sequence[str] | None) ->
             for text, column in zip(after, keys, strict=True)
         )
         where = f" WHERE ({order}) > ({texts})"
-    return f"SELECT {', '.join(selected)} FROM {from_item}{where} ORDER BY {order}"
+    return f"SELECT {', '.join(selected)} FROM {from_item} AS {_ROW}{where} ORDER BY {order}"
 
 
 def _key_columns(table: TableShape) -> list[Column]:
@@ -147,10 +154,11 @@ def _key_columns(table: TableShape) -> list[Column]:
 
 
 def _ordered(column: Column) -> str:
-    name = quoted(column.name)
+    # Without the table, ORDER BY would mean the selected text of that name.
+    name = f"{_ROW}.{quoted(column.name)}"
     if isinstance(column.type, t.Uuid):
         return name  # its own order is that of its text, and has an index
-    return f'{name}::text COLLATE "C"' if isinstance(column.type, _BY_TEXT) else name
+    return f'{output_text(column)} COLLATE "C"' if isinstance(column.type, _BY_TEXT) else name
 
 
 def _literal(text: str) -> str:

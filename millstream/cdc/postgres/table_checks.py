@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING, Final
 
 from millstream.cdc.model import Finding
 from millstream.cdc.postgres.catalog import TableFacts, shape_of_table
-from millstream.cdc.postgres.types import quoted
+from millstream.cdc.postgres.types import quoted, type_of
 from millstream.errors import ConfigError
 from millstream.nearest import one_of
+from millstream.schemas import types as t
 
 if TYPE_CHECKING:
     from millstream.cdc.settings import CaptureSettings, TableSettings
@@ -153,6 +154,17 @@ def _key(table: TableFacts, own: TableSettings) -> Iterator[Finding]:
                 for name in nullable
             ),
         )
+    for column in table.columns:
+        if column.name not in key or column.name in own.text:
+            continue
+        # Snapshots continue after a key, so the server and we must order keys alike.
+        if isinstance(type_of(column.type_oid, column.typmod, table.types), (t.Float, t.List)):
+            yield _wrong(
+                table,
+                f"the column '{column.name}' of its key is {column.source_type}, which has no "
+                f"order that all agree on",
+                f"list '{column.name}' under 'text' in the table's settings",
+            )
     identity = table.identity_columns
     if identity and not set(key) <= set(identity):
         yield _wrong(

@@ -103,6 +103,14 @@ def test_a_key_of_the_settings_must_be_unique_not_null_and_in_the_identity() -> 
     assert not found(changed(identity="f"), key=("code",))[0]
 
 
+def test_a_key_without_an_order_that_all_agree_on_is_captured_as_text() -> None:
+    number = dataclasses.replace(ID, type_oid=701, source_type="double precision")
+    one = only(found(changed(columns=(number,))))
+    assert "'id' of its key is double precision" in one.text
+    assert one.fix == "list 'id' under 'text' in the table's settings"
+    assert not found(changed(columns=(number,)), text=("id",))[0]
+
+
 def test_rows_without_their_large_values_are_refused() -> None:
     one = only(found(format="rows"))
     assert 'format "rows" has no way to say so: code, note' in one.text
