@@ -1,8 +1,8 @@
 """Topics of changes, made by hand: what a capture would have written.
 
-    source = await ChangeTopic.create(mill, "orders", columns)
-    await source.write([insert({"id": 1}), update({"id": 1}, unchanged=["note"])])
-    assert source.rows == {...}
+source = await ChangeTopic.create(mill, "orders", columns)
+await source.write([insert({"id": 1}), update({"id": 1}, unchanged=["note"])])
+assert source.rows == {...}
 """
 
 from __future__ import annotations
@@ -122,11 +122,15 @@ class ChangeTopic:
         frame = Changes(
             self.shape,
             op=pa.array([one.op for one in changes]),
-            after=pa.array([None if g else c.row for c, g in zip(changes, gone, strict=True)], kind),
+            after=pa.array(
+                [None if g else c.row for c, g in zip(changes, gone, strict=True)], kind
+            ),
             commit=pa.array([self.commit] * count, pa.uint64()),
             place=pa.array(numbers, pa.uint64()),
             time=pa.array([TIME] * count, pa.timestamp("us", "UTC")),
-            before=pa.array([c.row if g else None for c, g in zip(changes, gone, strict=True)], kind),
+            before=pa.array(
+                [c.row if g else None for c, g in zip(changes, gone, strict=True)], kind
+            ),
             unchanged=pa.array([list(one.unchanged) or None for one in changes], _NAMES),
             transaction=pa.array([f"tx{self.commit}"] * count),
             number=pa.array(numbers, pa.int64()),
