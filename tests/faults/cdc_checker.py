@@ -92,7 +92,6 @@ class Folded:
 
     rows: dict[str, dict[str, Any]] = field(default_factory=dict)  # by key
     steps: list[Step] = field(default_factory=list)
-    gone: tuple[Change, Row] | None = None  # the last deletion, and the row as it was
 
 
 def key_of(row: Row, key: Sequence[str]) -> str:
@@ -144,7 +143,7 @@ def _apply(
             return
         _check_before(name, change, known, key, findings)
         folded.steps.append(Step(table, change, known["uid"], known["version"]))
-        folded.gone = change, rows.pop(change.key)
+        del rows[change.key]
         return
     if change.after is None:
         findings.problem("misfit", f"{name}: '{change.op}' has no row")
@@ -161,22 +160,12 @@ def _apply(
         findings.counts["unchanged values"] += 1
         if row[column] is not None:
             findings.problem("misfit", f"{name}: {column} is unchanged and has a value")
-        row[column] = _kept(name, column, change, folded, findings)
+        if known is None:
+            findings.problem("misfit", f"{name}: {column} is unchanged in a new row")
+        else:
+            row[column] = known.get(column)
     folded.steps.append(Step(table, change, row["uid"], row["version"]))
     rows[change.key] = row
-
-
-def _kept(name: str, column: str, change: Change, folded: Folded, findings: Findings) -> Any:
-    """The value that a column has kept; that of the old row if it is the key that changed."""
-    if change.key in folded.rows:
-        return folded.rows[change.key].get(column)
-    if folded.gone is not None:
-        gone, row = folded.gone
-        if (gone.commit, gone.number) == (change.commit, change.number):
-            findings.counts["unchanged values under a new key"] += 1
-            return row.get(column)
-    findings.problem("misfit", f"{name}: {column} is unchanged in a new row")
-    return None
 
 
 def _check_before(
@@ -194,16 +183,17 @@ def _check_before(
 
 
 def check_capture(
-    folded: Mapping[str, Folded], audit: Sequence[Audited], findings: Findings
+    folded: Mapping[str, Folded], audit: Sequence[Audited], point: int, findings: Findings
 ) -> None:
-    """Every version of every row is there once, in order, and every transaction is complete."""
+    """Every version of every row is there once, in order, and every transaction is complete.
+
+    Commits before `point` may be part of the snapshot instead: of its last attempt.
+    """
     steps = [step for one in folded.values() for step in one.steps]
-    points = [step.change.commit for step in steps if step.change.op == ch.READ]
     ends: dict[int, int] = {}  # of transactions: no later than their commits
     for entry in audit:
         ends[entry.transaction] = max(ends.get(entry.transaction, 0), entry.lsn)
-    # From here on no snapshot holds anything: all changes must have come as changes.
-    settled = {number for number, lsn in ends.items() if lsn >= max(points, default=0)}
+    settled = {number for number, lsn in ends.items() if lsn >= point}
     findings.counts["transactions after the snapshot"] += len(settled)
     _check_versions(steps, audit, settled, findings)
     _check_transactions(steps, audit, settled, findings)
@@ -216,9 +206,7 @@ def _check_versions(
     for entry in audit:
         committed[entry.table, entry.uid].append(entry)
     found: dict[tuple[str, int], list[Step]] = defaultdict(list)
-    # Rows move between partitions when their keys change; positions put them in order.
-    ordered = sorted(steps, key=lambda s: (s.change.commit, s.change.number or 0))
-    for step in ordered:
+    for step in steps:
         if step.change.op != ch.DELETE:
             found[step.table, step.uid].append(step)
     for row in found.keys() - committed.keys():
@@ -234,26 +222,37 @@ def _check_row(
     settled: set[int],
     findings: Findings,
 ) -> None:
-    """The versions of one row: each once, in order, from the first that was captured on."""
+    """The versions of one row: each once, in order, from the first that was captured on.
+
+    A row whose key changed while the snapshot was read may have been read under both keys, or
+    under none; then only what it was at the end of the snapshot must be there.
+    """
     wanted = {entry.version: entry for entry in entries if entry.op != ch.DELETE}
-    reached = 0
+    versions = [step.version for step in steps]
+    findings.counts["versions"] += len(versions)
     for step in steps:
-        op, version = step.change.op, step.version
-        findings.counts["versions"] += 1
-        if version not in wanted:
-            findings.problem("phantom", f"{row}: version {version} was never committed")
-        elif op != ch.READ and op != {MOVED: ch.CREATE}.get(wanted[version].op, wanted[version].op):
-            findings.problem("misfit", f"{row}: version {version} came as '{op}'")
-        if version <= reached:
-            findings.problem("doubled", f"{row}: version {version} after {reached}")
-        elif op != ch.READ and version != reached + 1:
-            first = reached == 0 and wanted.get(version, entries[0]).op == MOVED
-            if not first or wanted[version].transaction in settled:
-                findings.problem("lost", f"{row}: version {version} after {reached}")
-        reached = max(reached, version)
-    missing = [v for v in wanted if v > reached and wanted[v].transaction in settled]
-    if missing or (steps and max(wanted) > reached):
-        findings.problem("lost", f"{row}: ends with version {reached} of {max(wanted)}")
+        op, entry = step.change.op, wanted.get(step.version)
+        if entry is None:
+            findings.problem("phantom", f"{row}: version {step.version} was never committed")
+        elif op not in {ch.READ, ch.CREATE if entry.op == MOVED else entry.op}:
+            findings.problem("misfit", f"{row}: version {step.version} came as '{op}'")
+    for version, count in Counter(versions).items():
+        if count > 1:
+            findings.problem("doubled", f"{row}: version {version}, {count} times")
+    early = [entry for entry in entries if entry.transaction not in settled]
+    needed = {v for v, entry in wanted.items() if entry.transaction in settled}
+    if early and early[-1].op != ch.DELETE:
+        needed.add(early[-1].version)
+    moved = any(entry.op == MOVED for entry in early)
+    if not moved and versions:
+        needed.update(range(versions[0], max(wanted) + 1))
+        if steps[0].change.op != ch.READ and versions[0] != 1:
+            findings.problem("lost", f"{row}: begins with version {versions[0]}")
+    if needed - set(versions):
+        findings.problem("lost", f"{row}: versions {sorted(needed - set(versions))!s:.60}")
+    late = versions if not moved else [v for v in versions if v in needed]
+    if late != sorted(late):
+        findings.problem("reordered", f"{row}: versions {late!s:.60}")
 
 
 def _check_transactions(

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import random
+import signal
 import sys
 import threading
 import time
@@ -408,6 +409,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--operations", type=int, default=1000, help="transactions")
     parser.add_argument("--pause", type=float, default=0.0, help="seconds between two of them")
     chosen = parser.parse_args(arguments)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))  # the connections' ends roll back
     run(chosen.url, chosen.seed, chosen.operations, chosen.pause)
     return 0
 
