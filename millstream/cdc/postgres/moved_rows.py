@@ -41,13 +41,15 @@ async def with_left_values(changes: Changes, from_item: str, ask: Ask) -> Change
         where = " AND ".join(f"{quoted(name)} = %s" for name in changes.table.key)
         key = [values[name][place] for name in changes.table.key]
         rows = await ask(f"SELECT {selected} FROM {from_item} WHERE {where}", *key)
+        # Gone, or moved again: its end follows in the stream, and until then the value is null. A
+        # reader that was asked to keep the value would look for a row that it never had.
+        unchanged[place] = None
         if not rows:
             continue
         for name, text in zip(names, rows[0], strict=True):
             column = columns[name]
             found = from_text(pa.array([text], pa.string()), column.type, name)
             values[name][place] = found[0].as_py()
-        unchanged[place] = None
     row_type = changes.table.row_type
     arrays = [pa.array(values[field.name], field.type) for field in row_type]
     after = pa.StructArray.from_arrays(arrays, fields=list(row_type), mask=changes.after.is_null())
