@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Final
 
 import numpy as np
@@ -50,20 +51,20 @@ def changes_of(run: Run, shape: TableShape) -> Changes:
     columns = _indexes(run.relation, shape)
     decoded = decode_rows(run.relation, run.payloads, columns.values())
     kind, old_kind = decoded.kind, decoded.old_kind
-    new = {name: _texts(decoded.new[index]).texts for name, index in columns.items()}
-    old = {}
-    if decoded.old is not None:
-        old = {name: _texts(decoded.old[index]).texts for name, index in columns.items()}
+    new = _texts(decoded.new, columns)
+    old = {} if decoded.old is None else _texts(decoded.old, columns)
     unchanged = _unchanged(decoded, columns, new, old)
-    typed = {c.name: from_text(new[c.name], c.type, c.name) for c in shape.columns}
-    after = _struct(shape, typed, kind == DELETE)
-    before = None
-    if old:
-        typed = {c.name: from_text(old[c.name], c.type, c.name) for c in shape.columns}
-        before = _struct(shape, typed, old_kind == NO_TUPLE)
-    ops = _OPS.take(pa.array(np.where(kind == INSERT, 0, np.where(kind == DELETE, 2, 1))))
     numbers = np.array(run.numbers, np.int64)
-    made = _marked(run, shape, numbers, ops, after, before, unchanged)
+    made = Changes(
+        shape,
+        op=_OPS.take(pa.array(np.where(kind == INSERT, 0, np.where(kind == DELETE, 2, 1)))),
+        after=_struct(shape, new, kind == DELETE),
+        before=_struct(shape, old, old_kind == NO_TUPLE) if old else None,
+        unchanged=unchanged,
+        place=pa.array(2 * numbers, pa.uint64()),
+        number=pa.array(numbers),
+        **_of_transactions(run),
+    )
     if not old:
         return made
     _check_keys(made, kind == DELETE, old)
@@ -76,14 +77,14 @@ def _indexes(relation: Relation, shape: TableShape) -> dict[str, int]:
     return {column.name: found[column.name] for column in shape.columns}
 
 
-def _texts(column: Texts | None) -> Texts:
-    assert column is not None  # it was asked for
-    return column
+def _texts(found: Sequence[Texts | None], columns: dict[str, int]) -> _Columns:
+    texts = {name: found[index] for name, index in columns.items()}
+    return {name: column.texts for name, column in texts.items() if column is not None}
 
 
-def _struct(shape: TableShape, columns: _Columns, nulls: Any) -> pa.StructArray:
+def _struct(shape: TableShape, texts: _Columns, nulls: Any) -> pa.StructArray:
     mask = pa.array(nulls) if nulls.any() else None
-    arrays = [columns[column.name] for column in shape.columns]
+    arrays = [from_text(texts[c.name], c.type, c.name) for c in shape.columns]
     return pa.StructArray.from_arrays(arrays, fields=list(shape.row_type), mask=mask)
 
 
@@ -94,9 +95,10 @@ def _unchanged(
     full = pa.array(decoded.old_kind == FULL_TUPLE)
     missing: dict[str, Any] = {}
     for name, index in columns.items():
-        kept = _texts(decoded.new[index]).unchanged
-        if kept is None:
+        column = decoded.new[index]
+        if column is None or column.unchanged is None:
             continue
+        kept = column.unchanged
         if old:
             new[name] = pc.if_else(pc.and_(kept, full), old[name], new[name])
             kept = pc.and_not(kept, full)
@@ -110,38 +112,18 @@ def _unchanged(
     return pa.array(lists, pa.list_(pa.string()))
 
 
-def _marked(
-    run: Run,
-    shape: TableShape,
-    numbers: Any,
-    ops: pa.Array,
-    after: pa.StructArray,
-    before: pa.StructArray | None,
-    unchanged: pa.ListArray | None,
-) -> Changes:
-    """With what the transactions say."""
+def _of_transactions(run: Run) -> dict[str, pa.Array]:
+    """What the transaction of each change says."""
     starts = np.array(run.starts, np.int64)
     counts: Any = np.append(starts[1:], len(run.payloads)) - starts
-    of_row = np.repeat(np.arange(len(counts)), counts)
-    transactions = run.transactions
-    rows = pa.array(of_row)
-
-    def spread(values: list[Any], type_: pa.DataType) -> pa.Array:
-        return pa.array(values, type_).take(rows)
-
-    return Changes(
-        shape,
-        op=ops,
-        after=after,
-        before=before,
-        unchanged=unchanged,
-        commit=spread([one.commit for one in transactions], pa.uint64()),
-        place=pa.array(2 * numbers, pa.uint64()),
-        time=spread([one.time for one in transactions], pa.int64()).cast(_TIME),
-        transaction=spread([str(one.xid) for one in transactions], pa.string()),
-        number=pa.array(numbers),
-        total=spread([one.total for one in transactions], pa.int64()),
-    )
+    rows = pa.array(np.repeat(np.arange(len(counts)), counts))
+    found = run.transactions
+    return {
+        "commit": pa.array([one.commit for one in found], pa.uint64()).take(rows),
+        "time": pa.array([one.time for one in found], _TIME).take(rows),
+        "transaction": pa.array([str(one.xid) for one in found]).take(rows),
+        "total": pa.array([one.total for one in found], pa.int64()).take(rows),
+    }
 
 
 def _check_keys(changes: Changes, deleted: Any, old: _Columns) -> None:
@@ -177,14 +159,13 @@ def _split(changes: Changes, moved: Any, numbers: Any) -> Changes:
         found = array.take(rows)
         return found if nulls is None else _without(found, nulls)
 
-    assert changes.before is not None  # keys that moved have an old row
-    unchanged = changes.unchanged
+    before, unchanged = changes.before, changes.unchanged
     ops = pc.if_else(is_first, ch.DELETE, pc.if_else(is_second, ch.CREATE, taken(changes.op)))
     return Changes(
         changes.table,
         op=ops,
         after=taken(changes.after, is_first),
-        before=taken(changes.before, is_second),
+        before=None if before is None else taken(before, is_second),
         unchanged=None if unchanged is None else taken(unchanged, is_first),
         commit=taken(changes.commit),
         place=pa.array(2 * numbers[order] - first, pa.uint64()),
@@ -196,6 +177,6 @@ def _split(changes: Changes, moved: Any, numbers: Any) -> Changes:
 
 
 def _without(array: Any, nulls: pa.Array) -> Any:
-    """An array that is null in some places, also one of structs or lists."""
+    """An array with more nulls; it may be one of structs or lists."""
     places = pa.array(range(len(array)), pa.int64())
     return array.take(pc.if_else(nulls, pa.scalar(None, pa.int64()), places))

@@ -166,7 +166,10 @@ def _literal(text: str) -> str:
 
 
 def _typed(table: TableShape, batch: pa.RecordBatch) -> pa.RecordBatch:
-    columns = [from_adbc(batch.column(i), c.type, c.name) for i, c in enumerate(table.columns)]
+    columns = [
+        from_adbc(batch.column(i), c.type, f"{table.full_name}.{c.name}")
+        for i, c in enumerate(table.columns)
+    ]
     return pa.RecordBatch.from_arrays(columns, schema=pa.schema(list(table.row_type)))
 
 
