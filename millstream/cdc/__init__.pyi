@@ -8,6 +8,7 @@ from millstream.cdc.settings_file import load_capture
 from millstream.cdc.sink.apply import Applied, Apply, ApplySettings, apply
 from millstream.cdc.sources import open_source
 from millstream.cdc.status import CaptureStatus, TableStatus
+from millstream.cdc.whole_transactions import ChangedRow, Transaction, transactions
 
 __all__ = [
     "Applied",
@@ -16,13 +17,16 @@ __all__ = [
     "Capture",
     "CaptureSettings",
     "CaptureStatus",
+    "ChangedRow",
     "Finding",
     "Lag",
     "OutboxSettings",
     "TableSettings",
     "TableStatus",
+    "Transaction",
     "apply",
     "load_capture",
     "open_source",
     "serve_capture",
+    "transactions",
 ]

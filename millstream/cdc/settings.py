@@ -8,7 +8,7 @@ from typing import Literal
 
 from millstream.settings import Secret, hide_password
 
-__all__ = ["CaptureSettings", "Mask", "OutboxSettings", "TableSettings"]
+__all__ = ["CaptureSettings", "Format", "Mask", "OutboxSettings", "TableSettings"]
 
 Format = Literal["changes", "rows"]
 Mask = Literal["hash", "null", "redact"]

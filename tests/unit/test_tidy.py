@@ -231,7 +231,7 @@ def test_a_named_test_that_does_not_exist_is_found() -> None:
 # -- dead code --------------------------------------------------------------------------------
 
 # What people import; its names, and the public methods of its classes, are used by them.
-DOORS = ["", ".blocking", ".broker", ".errors", ".pipelines", ".spark", ".testing"]
+DOORS = ["", ".blocking", ".broker", ".cdc", ".errors", ".pipelines", ".spark", ".testing"]
 # Not found by the check, but used. Each has its reason.
 USED_ALL_THE_SAME = {
     # Keeps the task alive: the event loop has only a weak reference to it.

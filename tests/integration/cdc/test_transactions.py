@@ -9,7 +9,7 @@ import pytest
 
 from millstream import Mill
 from millstream.cdc.model import Column
-from millstream.cdc.transactions import Transaction, transactions
+from millstream.cdc.whole_transactions import Transaction, transactions
 from millstream.errors import CaptureError, ConfigError, DataLoss
 from millstream.schemas import types as t
 from tests.integration.cdc.change_topics import ChangeTopic, delete, insert, update
@@ -58,7 +58,10 @@ async def test_a_transaction_over_two_topics_comes_whole_and_in_order(
     await advance(13, orders, items)
     found = await ready(mill)
     assert summary(found) == [
-        (10, [("public.orders", "c", "1"), ("public.items", "c", "7"), ("public.orders", "u", "1")]),
+        (
+            10,
+            [("public.orders", "c", "1"), ("public.items", "c", "7"), ("public.orders", "u", "1")],
+        ),
         (11, [("public.orders", "c", "2")]),
         (12, [("public.items", "u", "7")]),
     ]

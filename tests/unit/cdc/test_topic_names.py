@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from millstream.cdc.model import TableShape
 from millstream.cdc.settings import CaptureSettings, OutboxSettings, TableSettings
 from millstream.cdc.topic_names import topic_findings
 
 
-def settings(**values: object) -> CaptureSettings:
-    return CaptureSettings(name="shop", source="postgresql://db/shop", **values)  # type: ignore[arg-type]
+def settings(**values: Any) -> CaptureSettings:
+    return CaptureSettings(name="shop", source="postgresql://db/shop", **values)
 
 
 def tables(*names: str) -> list[TableShape]:

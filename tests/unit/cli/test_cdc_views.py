@@ -10,7 +10,7 @@ import pytest
 from millstream.cdc.model import Finding, Lag
 from millstream.cdc.sink.apply import Applied
 from millstream.cdc.sink.places import Place
-from millstream.cdc.status import CaptureStatus, TableStatus
+from millstream.cdc.status import CaptureState, CaptureStatus, TableStatus
 from millstream.cli.views.cdc import (
     EventLines,
     applied_record,
@@ -25,11 +25,11 @@ from millstream.cli.views.cdc import (
 BEHIND = Lag(bytes=2048, seconds=1.25, kept_bytes=3 * 1024**2, budget_bytes=10 * 1024**3)
 
 
-def status(state: str = "snapshot", rows: int = 0, events: int = 0) -> CaptureStatus:
+def status(state: CaptureState = "snapshot", rows: int = 0, events: int = 0) -> CaptureStatus:
     table = TableStatus("public.orders", "orders", "snapshot", rows, 1000, events, "12:1")
     if state == "streaming":
         table.state = "streaming"
-    return CaptureStatus("shop", state, "postgresql://***@db", "now", [table], BEHIND)  # type: ignore[arg-type]
+    return CaptureStatus("shop", state, "postgresql://***@db", "now", [table], BEHIND)
 
 
 def test_a_status_is_the_same_after_its_way_as_json() -> None:
