@@ -7,8 +7,8 @@ all rows of one COPY have the same, and those of overlapping transactions come o
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from typing import Any, Final
 
 import pyarrow as pa
@@ -111,15 +111,9 @@ class PostgresSource:
         self._shapes.clear()
 
     async def _rows(self, query: str, *values: object) -> list[tuple[Any, ...]]:
-        from psycopg import Error, OperationalError
-
-        try:
+        with _asking():
             cursor = await self._sql.execute(query, values or None)
             return list(await cursor.fetchall()) if cursor.description else []
-        except OperationalError as error:
-            raise SourceUnreachable(f"the source cannot be asked: {_short(error)}") from error
-        except Error as error:
-            raise CaptureError(f"the source refused a statement: {_short(error)}") from error
 
     async def _replication(self, *statements: str) -> tuple[Any, list[Any]]:
         """A replication connection after some commands, and the answer of the last one."""
@@ -161,10 +155,12 @@ class PostgresSource:
 
     async def check(self) -> list[Finding]:
         """What is missing for a capture."""
-        return await check(self._sql, self._settings)
+        with _asking():
+            return await check(self._sql, self._settings)
 
     async def _read(self) -> Catalog:
-        catalog = self._catalog = await read_catalog(self._sql, self._settings)
+        with _asking():
+            catalog = self._catalog = await read_catalog(self._sql, self._settings)
         self._from_items = {table.full_name: from_item(table) for table in catalog.tables}
         return catalog
 
@@ -388,7 +384,8 @@ class PostgresSource:
     async def _shape(self, relation: Relation) -> TableShape:
         found = self._shapes.get(relation)
         if found is None:
-            facts = await read_relation_facts(self._sql, relation)
+            with _asking():
+                facts = await read_relation_facts(self._sql, relation)
             own = self._settings.settings_of(facts.full_name)
             found = self._shapes[relation] = shape_of_relation(relation, facts, own)
         return found
@@ -422,6 +419,19 @@ class PostgresSource:
             "safe_wal_size": safe,
         }
         return Lag(waiting, seconds if waiting else 0.0, kept, budget, details)
+
+
+@contextmanager
+def _asking() -> Iterator[None]:
+    """What the driver raises meanwhile, as errors of this package."""
+    from psycopg import Error, OperationalError
+
+    try:
+        yield
+    except OperationalError as error:
+        raise SourceUnreachable(f"the source cannot be asked: {_short(error)}") from error
+    except Error as error:
+        raise CaptureError(f"the source refused a statement: {_short(error)}") from error
 
 
 def _short(error: Exception) -> str:
