@@ -1,6 +1,6 @@
 """A capture: rows and changes of a database to topics, exactly once.
 
-1. Check the source, and create what a capture needs there (its place in the log first).
+1. Check the source, and create what a capture needs there (its position in the log first).
 2. Open the topic of each table and claim its writer: a capture of the same name that still runs is
    fenced out.
 3. Snapshot tables that have none yet, or an unfinished one.
@@ -61,7 +61,6 @@ class Capture:
     def __init__(self, mill: Mill, source: Source, settings: CaptureSettings) -> None:
         self.settings = settings
         self._mill, self._source = mill, source
-        self._states = States(mill, settings.name)
         self._state: CaptureState = "checking"
         self._since = datetime.fromtimestamp(now_ns() // 10**9, UTC).isoformat()
         self._error: str | None = None
@@ -78,7 +77,7 @@ class Capture:
         """Snapshot what is new, then capture changes, until the event is set.
 
         A source or broker that cannot be reached is tried again for a quarter of an hour. What no
-        attempt can repair (a breaking change, a lost place in the log, another capture of this
+        attempt can repair (a breaking change, a lost position in the log, another capture of this
         name) is raised.
         """
         self._stop = until or self._stop
@@ -135,8 +134,8 @@ class Capture:
         self._refuse(await source.check())
         shapes = await source.tables()
         self._refuse(topic_findings(self.settings, shapes))
-        await self._states.open()
-        known, identity = await self._states.capture(), await source.identity()
+        states = await States.opened(self._mill, name)
+        known, identity = await states.capture(), await source.identity()
         if known is not None and known.identity != identity:
             raise SourceLost(
                 name, f"its source is another database now ({identity}, it was {known.identity})"
@@ -149,9 +148,9 @@ class Capture:
         created = await source.prepare(shapes)
         if created and known is not None:
             await source.reset()  # else the next attempt would find it and go on after a gap
-            raise SourceLost(name, "its place in the log of the source is gone")
-        await self._states.put_capture(CaptureRecord(identity, self.settings.format))
-        await self._open_tables(shapes)
+            raise SourceLost(name, "its position in the log of the source is gone")
+        await states.put_capture(CaptureRecord(identity, self.settings.format))
+        await self._open_tables(states, shapes)
 
     def _refuse(self, findings: Sequence[Finding]) -> None:
         """Do not start with something fatal missing."""
@@ -163,20 +162,19 @@ class Capture:
         if listed:
             raise ConfigError(f"capture '{self.settings.name}' cannot start: {listed}")
 
-    async def _open_tables(self, shapes: Sequence[TableShape]) -> None:
+    async def _open_tables(self, states: States, shapes: Sequence[TableShape]) -> None:
         outboxes = {one.table: one for one in self.settings.outbox}
         for shape in shapes:
             outbox = outboxes.get(shape.full_name)
             if outbox is not None:
                 self._outboxes[shape.full_name] = Outbox(self._mill, self.settings, outbox, shape)
                 continue
-            topic = TableTopic(self._mill, self.settings, shape)
+            topic = await TableTopic.opened(self._mill, states, self.settings, shape)
             self._tables[topic.table] = topic
             self._statuses.setdefault(topic.table, TableStatus(topic.table, topic.name))
-            await topic.open(self._states)
-        self._source.start_at(
-            min((topic.position[0] for topic in self._tables.values()), default=0)
-        )
+        # A table without a position gets one by its snapshot, which is newer than all others.
+        positions = [topic.position[0] for topic in self._tables.values()]
+        self._source.start_at(min(filter(None, positions), default=0))
 
     # -- the snapshot ---------------------------------------------------------------------
 
@@ -317,8 +315,8 @@ class Capture:
                 "topics of rows cannot be kept: they cannot say that rows of an earlier snapshot "
                 "are gone"
             )
-        await self._states.open()
-        known = await self._states.tables()
+        states = await States.opened(self._mill, self.settings.name)
+        known = await states.tables()
         if table is not None and table not in known:
             names = ", ".join(sorted(known)) or "none"
             raise CaptureError(
@@ -331,7 +329,7 @@ class Capture:
                 await self._source.reset()
             finally:
                 await self._source.close()
-        await self._states.forget(list(chosen), capture=table is None)
+        await states.forget(list(chosen), capture=table is None)
         topics = [] if keep_topics else sorted({record.topic for record in chosen.values()})
         for topic in topics:
             try:

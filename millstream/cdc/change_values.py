@@ -26,15 +26,11 @@ from millstream.schemas.arrow_types import arrow_type
 
 __all__ = ["FRAME_COLUMNS", "frame_of", "grown", "key_texts", "padded", "record_of", "row_of"]
 
-_KEY: Final = "_key"
-_GONE: Final = "_gone"
-_HEADERS: Final = "_headers"
 _PAIRS: Final = pa.struct([("key", pa.string()), ("value", pa.binary())])
 FRAME_COLUMNS: Final[Mapping[Format, Columns]] = {
-    "changes": Columns(key=_KEY, left_out=(_KEY,)),
-    "rows": Columns(key=_KEY, left_out=(_KEY,), tombstone=_GONE, headers=_HEADERS),
+    "changes": Columns(value="value", key="key"),
+    "rows": Columns(value="value", key="key", tombstone="gone", headers="headers"),
 }
-_TIME: Final = pa.timestamp("us", "UTC")
 _SOURCE_FIELDS: Final = (
     t.Field(ch.TABLE, t.String()),
     t.Field(ch.COMMIT, t.Int(64, signed=False)),
@@ -125,23 +121,20 @@ def frame_of(changes: Changes, format: Format) -> pa.RecordBatch:
     keys = event_keys(changes)
     if format == "rows":
         gone = pc.equal(changes.op, ch.DELETE)
-        names = [column.name for column in changes.table.columns]
-        columns = [pc.struct_field(changes.after, [i]) for i in range(len(names))]
         return pa.RecordBatch.from_arrays(
-            [*columns, keys, gone, _marks(changes)], names=[*names, _KEY, _GONE, _HEADERS]
+            [changes.after, keys, gone, _marks(changes)], names=["value", "key", "gone", "headers"]
         )
-    count = len(changes)
+    count, row = len(changes), changes.table.row_type
     before, unchanged = changes.before, changes.unchanged
-    columns = [
-        changes.op,
-        pa.nulls(count, changes.table.row_type) if before is None else before,
-        changes.after,
-        pa.nulls(count, pa.list_(pa.string())) if unchanged is None else unchanged,
-        _source(changes),
-        keys,
-    ]
-    names = [ch.OP, ch.BEFORE, ch.AFTER, ch.UNCHANGED, ch.SOURCE, _KEY]
-    return pa.RecordBatch.from_arrays(columns, names=names)
+    columns = {
+        ch.OP: changes.op,
+        ch.BEFORE: pa.nulls(count, row) if before is None else before,
+        ch.AFTER: changes.after,
+        ch.UNCHANGED: pa.nulls(count, pa.list_(pa.string())) if unchanged is None else unchanged,
+        ch.SOURCE: _source(changes),
+    }
+    value = pa.StructArray.from_arrays(list(columns.values()), names=list(columns))
+    return pa.RecordBatch.from_arrays([value, keys], names=["value", "key"])
 
 
 def _source(changes: Changes) -> pa.StructArray:

@@ -49,16 +49,16 @@ class TableShape:
 class Changes:
     """Changes of one table, in one shape, in the order of their positions, by column.
 
-    Arrays have one item for each change. The position of a change is (commit, place): it is unique
-    in the source and grows. `place` grows within a commit; a key change is two changes (the
-    deletion of the old key, and the new row) that share `number`.
+    Arrays have one item for each change. `commit` and the array after it are the position of a
+    change: unique in the source, and growing. A key change is two changes (the deletion of the old
+    key, and the new row) that share `number`.
     """
 
     table: TableShape
     op: pa.Array  # string: events.changes.OPS
     after: pa.StructArray  # of table.row_type; null for deletions
     commit: pa.Array  # uint64
-    place: pa.Array  # uint64, from 1
+    place: pa.Array  # uint64, from 1: grows within a commit
     time: pa.Array  # timestamp[us, UTC]
     before: pa.StructArray | None = None  # of table.row_type; for a deletion at least its key
     unchanged: pa.ListArray | None = None  # list<string>

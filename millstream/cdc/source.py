@@ -55,7 +55,7 @@ class Source(Protocol):
     async def prepare(self, tables: Sequence[TableShape]) -> bool:
         """Create what a capture needs at the source, if it is missing.
 
-        True if its place in the log was created now: earlier changes cannot be received.
+        True if its position in the log was created now: earlier changes cannot be received.
         """
         ...
 
@@ -68,7 +68,7 @@ class Source(Protocol):
         ...
 
     def start_at(self, commit: int) -> None:
-        """Changes of commits up to this one are stored; a source that keeps a place ignores it."""
+        """Commits up to this one are stored; for sources that do not keep a position."""
         ...
 
     def changes(self) -> AsyncIterator[Received]:

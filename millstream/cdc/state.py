@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any, Final
+from typing import Any, Final, Self
 
 from millstream.mill import Mill
 from millstream.tables import Table
@@ -61,18 +61,13 @@ class TableRecord:
 class States:
     """The records of one capture."""
 
-    def __init__(self, mill: Mill, capture: str) -> None:
-        self._mill, self._capture = mill, capture
-        self._table: Table | None = None
+    def __init__(self, records: Table, capture: str) -> None:
+        self._records, self._capture = records, capture
 
-    async def open(self) -> None:
-        """Create the table if it is missing."""
-        self._table = await self._mill.create_table(STATE_TABLE)
-
-    @property
-    def _records(self) -> Table:
-        assert self._table is not None, "open the states first"
-        return self._table
+    @classmethod
+    async def opened(cls, mill: Mill, capture: str) -> Self:
+        """Those of a capture; the table is created if it is missing."""
+        return cls(await mill.create_table(STATE_TABLE), capture)
 
     async def capture(self) -> CaptureRecord | None:
         """The record of the capture; None: it has not begun."""
@@ -102,7 +97,7 @@ class States:
         }
 
     async def forget(self, tables: Sequence[str], capture: bool) -> None:
-        """Remove records: the next run begins these anew."""
+        """Remove records: the next run begins with a new snapshot."""
         for name in tables:
             await self._records.delete(self._key(name))
         if capture:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import dataclasses
 import json
 from collections.abc import Callable, Sequence
-from typing import Any, Final
+from dataclasses import dataclass
+from typing import Any, Final, Self
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -49,92 +50,95 @@ def writer_name(capture: str) -> str:
     return f"cdc-{capture}"
 
 
+@dataclass(frozen=True, slots=True)
+class _Found:
+    """What there is of a table when its topic is opened."""
+
+    mill: Mill
+    record: TableRecord
+    row: t.Record
+    writer: Writer
+
+
+def _masks_of(settings: CaptureSettings, shape: TableShape) -> Masks:
+    return Masks(shape, settings.settings_of(shape.full_name).mask, settings.mask_key)
+
+
+async def _topic_of(
+    mill: Mill, settings: CaptureSettings, shape: TableShape, name: str
+) -> tuple[Topic, t.Record]:
+    """The topic, and the record of the rows in its latest schema."""
+    masked = _masks_of(settings, shape).shape
+    try:
+        topic = await mill.topic(name)
+    except TopicNotFound:
+        record = record_of(masked.columns, masked.name, settings.format)
+        topic = await mill.create_topic(name, schema=record)
+    found = await mill.schemas.find(name)
+    latest = None if found is None else (await mill.schemas.schemas_of(found))[-1].record
+    row = None if latest is None else row_of(latest, settings.format)
+    if row is None or topic.settings.partitions != 1:
+        raise ConfigError(
+            f"table {shape.full_name}: topic '{name}' exists and is not one of {settings.format} "
+            f"with one partition. Choose another topic for the table in its settings, or delete "
+            f"this one"
+        )
+    return topic, row
+
+
+async def _writer_of(topic: Topic, settings: CaptureSettings) -> Writer:
+    return await topic.writer(writer_name(settings.name), PACKS).open()
+
+
 class TableTopic:
     """Takes the rows and changes of a table, in the order of their positions."""
 
-    def __init__(self, mill: Mill, settings: CaptureSettings, shape: TableShape) -> None:
-        self._mill, self._settings = mill, settings
+    def __init__(
+        self, states: States, settings: CaptureSettings, shape: TableShape, found: _Found
+    ) -> None:
+        self._states, self._settings, self._mill = states, settings, found.mill
         self._format = settings.format
         self.table = shape.full_name
-        self.name = settings.topic_of(shape.namespace, shape.name)
+        self.name = found.record.topic
+        self.writer = found.writer
         self.events = 0  # written here, without the snapshot
         self.rows = 0  # of the snapshot, also before a restart
         self._shape = shape  # as the source has it
-        self._masks = self._masks_of(shape)
-        self._record: TableRecord | None = None
-        self._states: States | None = None
-        self._writer: Writer | None = None
-        self._row: t.Record | None = None  # of the topic's latest schema
+        self._masks = _masks_of(settings, shape)
+        self._record = found.record
+        self._row = found.row  # of the topic's latest schema
         self._point = 0  # changes of commits at or after it are never part of the snapshot
-
-    def _masks_of(self, shape: TableShape) -> Masks:
-        own = self._settings.settings_of(shape.full_name)
-        return Masks(shape, own.mask, self._settings.mask_key)
-
-    # -- opening --------------------------------------------------------------------------
-
-    async def open(self, states: States) -> None:
-        """Create the topic if it is missing, and claim its writer."""
-        self._states = states
-        self._record = await states.table(self.table)
-        topic = await self._topic()
-        if self._record is None:
-            columns = {c.name: c.identity for c in self._shape.columns}
-            self._record = TableRecord(self.name, list(self._shape.key), columns)
-        elif self._record.topic != self.name:
-            raise ConfigError(
-                f"table {self.table}: its changes are in topic '{self._record.topic}', and the "
-                f"settings say '{self.name}'. Change that back, or begin the table again: "
-                f"'millstream cdc reset --table {self.table} --yes'"
-            )
-        await self._open_writer(topic)
         self._known_points()
 
-    async def _topic(self) -> Topic:
-        masked = self._masks.shape
-        record = record_of(masked.columns, masked.name, self._format)
-        try:
-            topic = await self._mill.topic(self.name)
-        except TopicNotFound:
-            self._row = row_of(record, self._format)
-            return await self._mill.create_topic(self.name, schema=record)
-        found = await self._mill.schemas.find(self.name)
-        known = None if found is None else (await self._mill.schemas.schemas_of(found))[-1].record
-        self._row = None if known is None else row_of(known, self._format)
-        if self._row is None or topic.settings.partitions != 1:
+    @classmethod
+    async def opened(
+        cls, mill: Mill, states: States, settings: CaptureSettings, shape: TableShape
+    ) -> Self:
+        """Create the topic of a table if it is missing, and claim its writer."""
+        name = settings.topic_of(shape.namespace, shape.name)
+        record = await states.table(shape.full_name)
+        if record is None:
+            columns = {c.name: c.identity for c in shape.columns}
+            record = TableRecord(name, list(shape.key), columns)
+        elif record.topic != name:
             raise ConfigError(
-                f"table {self.table}: topic '{self.name}' exists and is not one of "
-                f"{self._format} with one partition. Choose another topic for the table in its "
-                f"settings, or delete this one"
+                f"table {shape.full_name}: its changes are in topic '{record.topic}', and the "
+                f"settings say '{name}'. Change that back, or begin the table again: "
+                f"'millstream cdc reset --table {shape.full_name} --yes'"
             )
-        return topic
-
-    async def _open_writer(self, topic: Topic) -> None:
-        self._writer = topic.writer(writer_name(self._settings.name), PACKS)
-        await self._writer.open()
-
-    @property
-    def writer(self) -> Writer:
-        """The writer, while this is open."""
-        assert self._writer is not None, "open the topic first"
-        return self._writer
-
-    @property
-    def record(self) -> TableRecord:
-        """What is known about the table."""
-        assert self._record is not None, "open the topic first"
-        return self._record
+        topic, row = await _topic_of(mill, settings, shape, name)
+        writer = await _writer_of(topic, settings)
+        return cls(states, settings, shape, _Found(mill, record, row, writer))
 
     @property
     def position(self) -> tuple[int, int]:
-        """(commit, place) of the last stored change; (0, 0) before the first."""
+        """That of the last stored change; (0, 0) before the first."""
         found = self.writer.position
         return found if isinstance(found, tuple) else (0, 0)
 
     async def close(self) -> None:
         """Leave what is not stored unstored: the source sends it again."""
-        if self._writer is not None:
-            await self._writer.abandon()
+        await self.writer.abandon()
 
     # -- the snapshot ---------------------------------------------------------------------
 
@@ -142,7 +146,7 @@ class TableTopic:
         """What was stored with the last rows of this table's snapshot; empty: none were."""
         text = self.writer.note
         note: dict[str, Any] = json.loads(text) if text else {}
-        return note if self.record.base and note.get("base") == self.record.base else {}
+        return note if self._record.base and note.get("base") == self._record.base else {}
 
     @property
     def snapshot_done(self) -> bool:
@@ -154,10 +158,10 @@ class TableTopic:
         note = self._note()
         attempt, edge = (note["attempt"] + 1, note["key"]) if note else (0, None)
         # An attempt whose rows were never stored does not count.
-        intervals = [*self.record.intervals[:attempt], Interval(edge, point)]
-        base = self.record.base if note else point - 1
+        intervals = [*self._record.intervals[:attempt], Interval(edge, point)]
+        base = self._record.base if note else point - 1
         self.rows = note.get("rows", 0)
-        await self._keep(dataclasses.replace(self.record, base=base, intervals=intervals))
+        await self._keep(dataclasses.replace(self._record, base=base, intervals=intervals))
         if not note and self.position != (0, 0):
             await self._empty(base)
         self._known_points()
@@ -188,7 +192,7 @@ class TableTopic:
 
     async def write_rows(self, rows: pa.RecordBatch, last_key: list[str]) -> None:
         """Store rows of the snapshot, and that they are stored, in one step."""
-        record, count = self.record, rows.num_rows
+        record, count = self._record, rows.num_rows
         note = {
             "base": record.base,
             "attempt": len(record.intervals) - 1,
@@ -203,8 +207,8 @@ class TableTopic:
 
     async def finish_snapshot(self) -> None:
         """Store that the snapshot is complete."""
-        note = {"base": self.record.base, "done": True, "rows": self.rows}
-        await self.writer.advance((self.record.base, self.rows + 2), json.dumps(note))
+        note = {"base": self._record.base, "done": True, "rows": self.rows}
+        await self.writer.advance((self._record.base, self.rows + 2), json.dumps(note))
 
     # -- changes --------------------------------------------------------------------------
 
@@ -220,7 +224,6 @@ class TableTopic:
             self.events += len(wanted)
 
     async def _write(self, changes: Changes, note: str | None = None, whole: bool = False) -> None:
-        assert self._row is not None  # open
         rows = padded(self._masks.applied(changes), self._row)
         await self.writer.write_batch(
             frame_of(rows, self._format),
@@ -244,16 +247,16 @@ class TableTopic:
         )
 
     def _known_points(self) -> None:
-        self._point = max((one.point for one in self.record.intervals), default=0)
+        self._point = max((one.point for one in self._record.intervals), default=0)
 
     def _not_in_snapshot(self, changes: Changes, is_after: IsAfter) -> Changes:
         """Changes whose rows were read by the snapshot before the change was committed."""
         if not len(changes) or changes.commit[0].as_py() >= self._point:
             return changes
-        points = pa.repeat(pa.scalar(self.record.intervals[0].point, _NUMBER), len(changes))
-        if len(self.record.intervals) > 1:
+        points = pa.repeat(pa.scalar(self._record.intervals[0].point, _NUMBER), len(changes))
+        if len(self._record.intervals) > 1:
             keys = self._keys(changes)
-            for interval in self.record.intervals[1:]:
+            for interval in self._record.intervals[1:]:
                 if interval.edge is not None:
                     after = is_after(changes.table, keys, interval.edge)
                     points = pc.if_else(after, pa.scalar(interval.point, _NUMBER), points)
@@ -273,22 +276,21 @@ class TableTopic:
     async def _follow(self, shape: TableShape) -> None:
         """Let the topic's schema follow the table, or stop with the column that cannot."""
         self._check_renamed(shape)
-        if list(shape.key) != self.record.key:
+        if list(shape.key) != self._record.key:
             raise BreakingChange(
-                self.table, ", ".join(shape.key), f"the key was {', '.join(self.record.key)}"
+                self.table, ", ".join(shape.key), f"the key was {', '.join(self._record.key)}"
             )
-        assert self._row is not None  # open
-        masks = self._masks_of(shape)
+        masks = _masks_of(self._settings, shape)
         columns = grown(self._row, masks.shape.columns)
         record = record_of(columns, masks.shape.name, self._format)
-        row = row_of(record, self._format)
+        row = row_of(record, self._format) or self._row
         if row != self._row:
             await self._next_version(record)
         # The stream may be behind the catalog, which then does not know the column any more.
         now = {c.name: c.identity for c in shape.columns if c.identity}
-        known = {**dict.fromkeys((c.name for c in shape.columns), 0), **self.record.columns, **now}
-        if known != self.record.columns:
-            await self._keep(dataclasses.replace(self.record, columns=known))
+        known = {**dict.fromkeys((c.name for c in shape.columns), 0), **self._record.columns, **now}
+        if known != self._record.columns:
+            await self._keep(dataclasses.replace(self._record, columns=known))
         self._shape, self._masks, self._row = shape, masks, row
 
     async def _next_version(self, record: t.Record) -> None:
@@ -301,10 +303,10 @@ class TableTopic:
                 self.table, first.field.rpartition(".")[2] or first.field, first.message
             ) from error
         await self.writer.close()
-        await self._open_writer(await self._mill.topic(self.name))
+        self.writer = await _writer_of(await self._mill.topic(self.name), self._settings)
 
     def _check_renamed(self, shape: TableShape) -> None:
-        had = {number: name for name, number in self.record.columns.items() if number}
+        had = {number: name for name, number in self._record.columns.items() if number}
         names = {column.name for column in shape.columns}
         for column in shape.columns:
             old = had.get(column.identity)
@@ -312,6 +314,5 @@ class TableTopic:
                 raise BreakingChange(self.table, column.name, f"it was renamed from '{old}'")
 
     async def _keep(self, record: TableRecord) -> None:
-        assert self._states is not None  # open
         await self._states.put_table(self.table, record)
         self._record = record

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final
 import pyarrow as pa
 
 from millstream.cdc.sink.fold import Format, format_of
-from millstream.cdc.sink.places import LogState, Place, Places
+from millstream.cdc.sink.topic_positions import LogState, TopicPosition, TopicPositions
 from millstream.errors import ConfigError, DataLoss
 from millstream.events import changes as ch
 from millstream.events.event import SCHEMA_HEADER, Partition, PlainEvent
@@ -41,7 +41,7 @@ class Chunk:
 
     partition: int
     events: Sequence[pa.RecordBatch]  # none: the messages were not events
-    reached: Place  # after them
+    reached: TopicPosition  # after them
     version: int  # of the schema that they are read with
     written: Position | None = None  # of the writer that is watched: what is stored up to here
     rows: int = field(init=False)
@@ -53,7 +53,7 @@ class Chunk:
 
 
 class TopicLog:
-    """The events of a topic as rows of its newest schema version, from a place on."""
+    """The events of a topic as rows of its newest schema version, from a position on."""
 
     def __init__(
         self,
@@ -129,8 +129,10 @@ class TopicLog:
             f"set fail_on_data_loss to False"
         )
 
-    async def check(self, partition: int, place: Place, log: str, state: LogState) -> Place:
-        """The place to go on from; DataLoss if the log is not the one that was applied."""
+    async def check(
+        self, partition: int, position: TopicPosition, log: str, state: LogState
+    ) -> TopicPosition:
+        """The position to go on from; DataLoss if the log is not the one that was applied."""
         if log != state.created:
             if self._strict:
                 raise self._loss(
@@ -138,28 +140,28 @@ class TopicLog:
                     f"was deleted and created again at {state.created} (what was applied is of the "
                     f"log created at {log})",
                 )
-            return Place()
-        if place.offset > state.next:
+            return TopicPosition()
+        if position.offset > state.next:
             if self._strict:
                 raise self._loss(
                     partition,
-                    f"ends at offset {state.next - 1}, but {place.offset - 1} was applied before: "
+                    f"ends at offset {state.next - 1}, but {position.offset - 1} was applied before: "
                     f"the log lost messages at its end",
                 )
-            return Place(state.next)
-        if place.last_time and state.first < place.offset and self._strict:
+            return TopicPosition(state.next)
+        if position.last_time and state.first < position.offset and self._strict:
             stream = self._partition(partition).stream
-            query = {"seq": place.offset - 1}
+            query = {"seq": position.offset - 1}
             found = await self.topic.handle.jetstream.get_message(stream, query)
-            if found is not None and stored_ns_of(found.time) != place.last_time:
+            if found is not None and stored_ns_of(found.time) != position.last_time:
                 raise self._loss(
                     partition,
-                    f"has a different message at offset {place.offset - 1} than the one applied "
+                    f"has a different message at offset {position.offset - 1} than the one applied "
                     f"before: the log lost messages and used their offsets again",
                 )
-        if place.offset < state.first:
-            await self._check_gap(partition, place.offset, state.first)
-        return place
+        if position.offset < state.first:
+            await self._check_gap(partition, position.offset, state.first)
+        return position
 
     async def _check_gap(self, partition: int, first: int, end: int) -> None:
         """DataLoss if the offsets [first, end) were to be read, unless that was accepted."""
@@ -178,8 +180,8 @@ class TopicLog:
 
     # -- reading --------------------------------------------------------------------------
 
-    async def chunks(self, starts: Places, follow: bool) -> AsyncGenerator[Chunk, None]:
-        """The events from such places on; without `follow` up to the end as it is now.
+    async def chunks(self, starts: TopicPositions, follow: bool) -> AsyncGenerator[Chunk, None]:
+        """The events from such positions on; without `follow` up to the end as it is now.
 
         When a message is of a newer version of the schema, the chunks from it on are read with
         that version.
@@ -225,19 +227,24 @@ class TopicLog:
         return runs
 
     async def _decoded(
-        self, partition: Partition, messages: Sequence[RawMessage], reached: dict[int, Place]
+        self,
+        partition: Partition,
+        messages: Sequence[RawMessage],
+        reached: dict[int, TopicPosition],
     ) -> Chunk:
         number = partition.number
-        place = reached[number]
+        position = reached[number]
         for raw in messages:
             address = PlainEvent(partition, raw).address
-            if address.sequence > place.offset:
-                await self._check_gap(number, place.offset, address.sequence)
-            place = Place(address.sequence + 1, 0, address.timestamp_ns)
+            if address.sequence > position.offset:
+                await self._check_gap(number, position.offset, address.sequence)
+            position = TopicPosition(address.sequence + 1, 0, address.timestamp_ns)
         values = self.topic.handle.value_type
         events = list(batches_of_messages(partition, messages, values, self._report))
-        reached[number] = place
-        return Chunk(number, events, place, self.version, self._written(place.offset, messages))
+        reached[number] = position
+        return Chunk(
+            number, events, position, self.version, self._written(position.offset, messages)
+        )
 
     def _written(self, offset: int, messages: Sequence[RawMessage]) -> Position | None:
         if self._writer is None:

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from millstream.cdc.sink.places import Place
+from millstream.cdc.sink.topic_positions import TopicPosition
 from millstream.cdc.table_topic import writer_name
 from millstream.cdc.topic_log import Chunk, TopicLog
 from millstream.errors import CaptureError, ConfigError
@@ -117,11 +117,11 @@ async def _open(mill: Mill, name: str, capture: str, start: Resume | None) -> _S
             f"known. Check both names"
         )
     state = (await log.states())[0]
-    place = Place(state.first)
+    position = TopicPosition(state.first)
     if start is not None and name in start:
         offset, index, created = start[name]
-        place = await log.check(0, Place(offset, index), created, state)
-    return _Source(log, place, state.created)
+        position = await log.check(0, TopicPosition(offset, index), created, state)
+    return _Source(log, position, state.created)
 
 
 @dataclass(slots=True)
@@ -131,7 +131,7 @@ class _Run:
     commit: int
     alone: bool  # a unit of its own
     parts: list[pa.RecordBatch]
-    place: tuple[int, int]  # of its first row
+    position: tuple[int, int]  # of its first row
 
     @property
     def size(self) -> int:
@@ -150,7 +150,7 @@ class _Run:
 class _Source:
     """One topic: what was read of it and is not delivered yet."""
 
-    def __init__(self, log: TopicLog, start: Place, created: str) -> None:
+    def __init__(self, log: TopicLog, start: TopicPosition, created: str) -> None:
         self.log, self.name, self._start, self._created = log, log.name, start, created
         self.runs: deque[_Run] = deque()  # bounded by the rows that are held
         self.written: tuple[int, int] = _NOTHING  # everything up to here is read
@@ -161,7 +161,7 @@ class _Source:
     @property
     def resume(self) -> tuple[int, int, str]:
         """The first event that is not delivered."""
-        return (*(self.runs[0].place if self.runs else self.reached), self._created)
+        return (*(self.runs[0].position if self.runs else self.reached), self._created)
 
     def read(self, follow: bool) -> AsyncIterator[Chunk]:
         """The chunks from the start on."""
@@ -187,7 +187,7 @@ class _Source:
         return count
 
 
-def _after(batch: pa.RecordBatch, start: Place) -> pa.RecordBatch:
+def _after(batch: pa.RecordBatch, start: TopicPosition) -> pa.RecordBatch:
     same = pc.equal(batch.column("offset"), start.offset)
     before = pc.and_(same, pc.less(batch.column("index"), start.index))
     return batch.filter(pc.invert(before))
@@ -209,8 +209,8 @@ def _runs_of(batch: pa.RecordBatch) -> Iterator[_Run]:
             if commits[end] != commits[row]:
                 break
             end += 1
-        place = (offsets[row].as_py(), indexes[row].as_py())
-        yield _Run(commits[row] or 0, alone, [batch.slice(row, end - row)], place)
+        position = (offsets[row].as_py(), indexes[row].as_py())
+        yield _Run(commits[row] or 0, alone, [batch.slice(row, end - row)], position)
         row = end
 
 

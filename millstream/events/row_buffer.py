@@ -151,10 +151,11 @@ class Columns:
 
     `tombstone` names a boolean column: where it is true, the event has no value (a deletion),
     whatever the other columns hold; null counts as false. It is not part of the value, and neither
-    are `headers` (a map of texts, or a list of pairs of text and bytes) and what is `left_out`.
+    are `headers`: a map of texts, or a list of pairs of text and bytes. If `value` names a column,
+    that is the value, and no other column is a part of it.
     """
 
-    __slots__ = ("headers", "id", "key", "left_out", "timestamp", "tombstone", "value")
+    __slots__ = ("headers", "id", "key", "timestamp", "tombstone", "value")
 
     def __init__(
         self,
@@ -164,15 +165,15 @@ class Columns:
         value: str | None = None,
         tombstone: str | None = None,
         headers: str | None = None,
-        left_out: Sequence[str] = (),
     ) -> None:
         self.key = key  # stays in the value too
         self.timestamp = timestamp  # stays in the value too
         self.id = id  # stays in the value too
-        self.value = value  # a binary column that is the value; None: all columns together are
+        # A column that is the value, binary or, in a topic with a schema, a struct. None: all
+        # columns together are.
+        self.value = value
         self.tombstone = tombstone  # a boolean column: true means an event without a value
         self.headers = headers  # a column of maps or of lists of pairs
-        self.left_out = left_out  # columns that are not part of the value, such as the key's
 
 
 def batches_of(data: Any) -> Iterator[pa.RecordBatch]:
@@ -206,8 +207,8 @@ def enveloped(
     Columns that are `left_out` are not part of the value.
     """
     deleted = _deleted(batch, columns.tombstone)
-    if columns.value is not None:
-        value = _column(batch, columns.value)
+    value = None if columns.value is None else _column(batch, columns.value)
+    if value is not None and not (value_type and pa.types.is_struct(value.type)):
         if deleted is not None:
             value = pc.if_else(deleted, pa.scalar(None, value.type), value)
     elif value_type is None:
@@ -216,15 +217,16 @@ def enveloped(
             "(Columns(value=...)), or declare the topic with a schema"
         )
     else:
-        others = {*left_out, *columns.left_out, columns.tombstone, columns.headers}
-        names = [name for name in batch.schema.names if name in others]
-        parts = batch.drop_columns(names) if names else batch
+        if value is None:
+            others = {*left_out, columns.tombstone, columns.headers}
+            names = [name for name in batch.schema.names if name in others]
+            value = (batch.drop_columns(names) if names else batch).to_struct_array()
         if deleted is None:
-            value = value_type.conform(parts.to_struct_array())
+            value = value_type.conform(value)
         else:
             # What a deleted row holds is not checked: it may lack what the schema demands.
             alive = pc.invert(deleted)
-            found = value_type.conform(parts.filter(alive).to_struct_array())
+            found = value_type.conform(value.filter(alive))
             number = pc.subtract(pc.cumulative_sum(alive.cast(pa.int64())), 1)
             value = found.take(pc.if_else(alive, number, pa.scalar(None, pa.int64())))
     return envelope(

@@ -213,6 +213,7 @@ class Writer(Sending):
         positions: Any = None,
         columns: Columns | None = None,
         note: str | None = None,
+        whole: bool = False,
     ) -> None:
         """Add the rows of a frame, each with a position of its own.
 
@@ -221,7 +222,9 @@ class Writer(Sending):
         numbers, or an Arrow array of them; for pairs two of these, `positions=("lsn", "number")`.
         Columns that are named are not part of the value. `note` belongs to the last row.
 
-        Like single events they are stored when packs are full, after `linger`, or by `flush`.
+        Like single events they are stored when packs are full, after `linger`, or by `flush`. With
+        `whole` the rows of one batch are one unit in each lane: all of them are stored in one step,
+        with their position and note, or none is.
         """
         self._after(
             self._inner.write_batch,
@@ -230,6 +233,7 @@ class Writer(Sending):
             positions=positions,
             columns=columns,
             note=note,
+            whole=whole,
         )
 
     def advance(self, position: Position, note: str | None = None) -> None:

@@ -163,20 +163,18 @@ class Collector:
         self._spilled = (self._spilled or 0) + self._count(part)
         return part
 
-    @property
-    def has_spilled(self) -> bool:
-        """Whether a part of the open, or just ended, transaction was handed out."""
-        return self._spilled is not None
-
     def begin_replay(self) -> None:
         """All of the ended transaction is in the file: it will come back by `replay`."""
-        assert self._begun is not None  # has_spilled
-        self._begun.total = self._spilled or 0
+        self._ended().total = self._spilled or 0
 
     def replay(self, payloads: list[bytes]) -> None:
         """Take messages of the ended transaction again, from the file."""
-        assert self._begun is not None  # begin_replay
-        self._distribute(payloads, self._begun)
+        self._distribute(payloads, self._ended())
+
+    def _ended(self) -> Transaction:
+        if self._begun is None:
+            raise LogUnreadable("no transaction was moved to a file")
+        return self._begun
 
     def end_replay(self) -> None:
         """The file is at its end."""

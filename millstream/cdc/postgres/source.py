@@ -1,7 +1,7 @@
 """PostgreSQL as a source of changes: a publication, a replication slot, and snapshots.
 
-The position of a change is (LSN of its commit, its place in the transaction). An LSN alone is none:
-all rows of one COPY have the same, and those of overlapping transactions come out of order.
+The position of a change is the LSN of its commit and its number in the transaction. An LSN alone
+is none: all rows of one COPY have the same, and those of overlapping transactions are not in order.
 """
 
 from __future__ import annotations
