@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import select
 import signal
 import time
 
@@ -102,8 +103,7 @@ class _ProcessKeeper:
                 lines = data.decode("utf-8", "replace").strip().splitlines()
                 one.line = lines[-1][:PROBLEM_LETTERS] if lines else one.line
             else:
-                os.close(output)
-                one.output = -1
+                self._close(one)
 
     def watch(self, ask: Callable[[], tuple[int, str]]) -> None:
         """Start what is due, and note what has ended; `ask` asks the server about its streams."""
@@ -155,9 +155,6 @@ class _ProcessKeeper:
                     os.kill(one.pid, signal.SIGKILL)
                 deadline = float("inf")
             time.sleep(0.01)
-        for one in self._processes.values():
-            if one.output >= 0:
-                os.close(one.output)
         self._processes = done
         self._tell()
 
@@ -168,12 +165,19 @@ class _ProcessKeeper:
         pid, status = os.waitpid(one.pid, os.WNOHANG)
         if pid == 0:
             return False
-        while one.output >= 0:
+        # Not to its end: a process that it started may still hold it open.
+        while one.output >= 0 and select.select([one.output], [], [], 0)[0]:
             self.read(one.output)
+        self._close(one)
         code = os.waitstatus_to_exitcode(status)
         one.pid, one.done = 0, self.may_end and code == 0
         one.problem = one.line if code >= 0 else f"it was killed by signal {-code}"
         return True
+
+    def _close(self, one: _Process) -> None:
+        if one.output >= 0:
+            os.close(one.output)
+            one.output = -1
 
     def _tell(self) -> None:
         facts = [
