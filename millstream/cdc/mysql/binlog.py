@@ -27,7 +27,7 @@ from millstream.cdc.settings import CaptureSettings
 from millstream.events import changes as ch
 from millstream.schemas.extras import needed
 
-__all__ = ["BinlogReader", "Piece", "Place", "position_of", "start_of"]
+__all__ = ["BinlogReader", "Boundary", "Piece", "position_of", "start_of"]
 
 log = logging.getLogger(__name__)
 
@@ -50,8 +50,8 @@ _FILE: Final = re.compile(r"(.*\.)(\d+)")
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
-    """A place between two transactions."""
+class Boundary:
+    """A position in the log between two transactions."""
 
     file: str
     position: int
@@ -66,7 +66,7 @@ class Place:
 
 
 def position_of(number: int) -> int:
-    """The commit position of the transaction that begins at a place, by its number.
+    """The commit position of the transaction that begins at a boundary, by its number.
 
     Every second position: the rows of a snapshot have the one before it.
     """
@@ -74,7 +74,7 @@ def position_of(number: int) -> int:
 
 
 def start_of(commit: int) -> int:
-    """The number of the place to begin at, if changes up to a commit position are stored."""
+    """The number of the boundary to begin at, if changes up to a commit position are stored."""
     return (commit + 1) // 2
 
 
@@ -134,14 +134,14 @@ def _size(row: Row) -> int:
 
 
 class BinlogReader:
-    """Reads the log from a place on; `next` gives what has come."""
+    """Reads the log from a boundary on; `next` gives what has come."""
 
     def __init__(
         self,
         address: Address,
         settings: CaptureSettings,
         tables: dict[str, TableShape],
-        start: Place,
+        start: Boundary,
     ) -> None:
         self._address, self._settings, self._tables = address, settings, tables
         self._file, self._start = start.file, start
@@ -244,7 +244,7 @@ class BinlogReader:
                 f"'millstream cdc reset --yes'"
             )
         if packet.event_type in _BEGIN:
-            start = Place(self._file, packet.log_pos - packet.event_size).number
+            start = Boundary(self._file, packet.log_pos - packet.event_size).number
             name = str(getattr(event, "gtid", "") or f"{self._file}:{start & 0xFFFFFFFF}")
             self._open = _Open(start, name)
         elif kind.endswith("RowsEvent"):
@@ -256,10 +256,10 @@ class BinlogReader:
         elif kind == "RotateEvent":
             self._file = event.next_binlog
         elif kind == "HeartbeatLogEvent" and self._open is None:
-            self._advance(Place(event.ident, packet.log_pos))
+            self._advance(Boundary(event.ident, packet.log_pos))
 
-    def _advance(self, place: Place) -> None:
-        self.upto = max(self.upto, position_of(place.number) - 1)
+    def _advance(self, boundary: Boundary) -> None:
+        self.upto = max(self.upto, position_of(boundary.number) - 1)
         self._put(Piece(self.upto))
 
     # -- rows -----------------------------------------------------------------------------
@@ -300,7 +300,7 @@ class BinlogReader:
         transaction, self._open = self._open, None
         if transaction is None:
             return
-        end = position_of(Place(self._file, packet.log_pos).number) - 1
+        end = position_of(Boundary(self._file, packet.log_pos).number) - 1
         commit, first = position_of(transaction.start), 1
         rows: list[Row] = []
         size = 0

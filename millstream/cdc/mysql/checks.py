@@ -52,8 +52,8 @@ def findings_about(connection: Any, database: str, settings: CaptureSettings) ->
             Finding(
                 "outbox",
                 False,
-                "the server keeps no place in its log for a capture, so events of an outbox could "
-                "be lost when a capture ends unexpectedly",
+                "the server keeps no position in its log for a capture, so events of an outbox "
+                "could be lost when a capture ends unexpectedly",
                 "capture the outbox as a table, or use PostgreSQL or SQLite",
             )
         )

@@ -1,8 +1,8 @@
-"""Rows of MySQL and MariaDB as they are at one place of the log.
+"""Rows of MySQL and MariaDB as they are at one position of the log.
 
-MariaDB says at which place a consistent snapshot is, so nothing is locked. MySQL does not: for an
-instant, FLUSH TABLES WITH READ LOCK keeps commits away while the snapshot begins and the place is
-read. The methods with a leading underscore block; they run in a thread.
+MariaDB says at which position a consistent snapshot is, so nothing is locked. MySQL does not: for
+an instant, FLUSH TABLES WITH READ LOCK keeps commits away while the snapshot begins and the
+position is read. The methods with a leading underscore block; they run in a thread.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import pyarrow.compute as pc
 from millstream import errors
 from millstream.cdc.model import Column, TableShape
 from millstream.cdc.mysql.address import Address, connect
-from millstream.cdc.mysql.binlog import Place, position_of
+from millstream.cdc.mysql.binlog import Boundary, position_of
 from millstream.cdc.mysql.catalog import log_status, rows_of
 from millstream.cdc.mysql.layout import Layout, struct_of
 from millstream.schemas import types as t
@@ -32,33 +32,33 @@ BATCH_BYTES: Final = 8 * 1024 * 1024
 LOCK_SECONDS: Final = 10  # that FLUSH TABLES WITH READ LOCK may wait for running statements
 WRITE_SECONDS: Final = 3600  # that the server waits for us to take rows
 _FETCH: Final = 250
-_MARIADB_PLACE: Final = ("binlog_snapshot_file", "binlog_snapshot_position")
+_MARIADB_POSITION: Final = ("binlog_snapshot_file", "binlog_snapshot_position")
 
 
-def begin_view(address: Address, mariadb: bool) -> tuple[Any, Place]:
-    """A connection in a transaction that sees the database as it is now, and the place; blocks."""
+def begin_view(address: Address, mariadb: bool) -> tuple[Any, Boundary]:
+    """A connection that sees the database as it is now, and where that is in the log; blocks."""
     connection = connect(address, autocommit=False)
     try:
         with connection.cursor() as cursor:
             cursor.execute("SET time_zone = '+00:00'")
             cursor.execute(f"SET net_write_timeout = {WRITE_SECONDS}")
             cursor.execute("SET SESSION TRANSACTION ISOLATION LEVEL REPEATABLE READ")
-            place = _mariadb_place(connection, cursor) if mariadb else None
-            return connection, place or _locked_place(connection, cursor)
+            boundary = _mariadb_boundary(connection, cursor) if mariadb else None
+            return connection, boundary or _locked_boundary(connection, cursor)
     except BaseException:
         connection.close()
         raise
 
 
-def _mariadb_place(connection: Any, cursor: Any) -> Place | None:
+def _mariadb_boundary(connection: Any, cursor: Any) -> Boundary | None:
     cursor.execute("START TRANSACTION WITH CONSISTENT SNAPSHOT")
     rows = rows_of(connection, "SHOW STATUS LIKE 'binlog_snapshot_%%'")
     status = {str(row["Variable_name"]).lower(): row["Value"] for row in rows}
-    file, position = (status.get(name) for name in _MARIADB_PLACE)
-    return Place(str(file), int(position)) if file and position else None
+    file, position = (status.get(name) for name in _MARIADB_POSITION)
+    return Boundary(str(file), int(position)) if file and position else None
 
 
-def _locked_place(connection: Any, cursor: Any) -> Place:
+def _locked_boundary(connection: Any, cursor: Any) -> Boundary:
     pymysql = needed("pymysql", "cdc")
     try:
         cursor.execute(f"SET lock_wait_timeout = {LOCK_SECONDS}")
@@ -77,14 +77,16 @@ def _locked_place(connection: Any, cursor: Any) -> Place:
         cursor.execute("UNLOCK TABLES")
     if found is None:
         raise errors.CaptureError("the server writes no log of changes: 'millstream cdc check'")
-    return Place(*found)
+    return Boundary(*found)
 
 
 class View:
-    """The rows of the database at one place of the log."""
+    """The rows of the database at one position of the log."""
 
-    def __init__(self, connection: Any, place: Place, layout: Callable[[str], Layout]) -> None:
-        self.point = position_of(place.number)
+    def __init__(
+        self, connection: Any, boundary: Boundary, layout: Callable[[str], Layout]
+    ) -> None:
+        self.point = position_of(boundary.number)
         self._connection = connection
         self._layout = layout  # of a table, by its name
 

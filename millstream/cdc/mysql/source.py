@@ -1,19 +1,19 @@
 """MySQL and MariaDB as a source of changes: their binary log, read as a replica reads it.
 
-The position of a change is the place in the log at which its transaction begins, and its number
-in it. Transactions are in the log in the order of their commits, each as a whole, and only when
-they are committed.
+The position of a change is where its transaction begins in the log, and its number in it.
+Transactions are in the log in the order of their commits, each as a whole, and only when they are
+committed.
 
 Compared with PostgreSQL:
 
 - Every change arrives exactly once and in the order of the commits, with its transaction, as there.
-- Weaker: the server keeps no place for a capture. It deletes old files of its log by age, whether
-  they were captured or not: a capture that was stopped for longer must begin again, and says so.
+- Weaker: the server keeps no position for a capture. It deletes old files of its log by age,
+  captured or not: a capture that was stopped for longer must begin again, and says so.
   Where to go on is known from the topics. So outbox tables are refused, and a capture without a
-  snapshot that ends before its first event or heartbeat begins at a later place the next time.
+  snapshot that ends before its first event or heartbeat begins at a later position the next time.
 - Weaker: rows that foreign keys change by CASCADE or SET NULL are not in the log. Such tables are
   refused.
-- Weaker: who may set sql_log_bin = 0 in a session can hide changes; nothing shows that.
+- Weaker: a session with the right to set sql_log_bin = 0 can hide changes; nothing shows that.
 - Weaker: a server that takes over from another one has another log. That is noticed by its name,
   and stops the capture.
 - Tables that are truncated: see the setting `truncate`. DROP, RENAME and partitions that are
@@ -41,8 +41,8 @@ from millstream.cdc.mysql.address import Address, connect, error_of
 from millstream.cdc.mysql.binlog import (
     HEARTBEAT_SECONDS,
     BinlogReader,
+    Boundary,
     Piece,
-    Place,
     position_of,
     start_of,
 )
@@ -81,8 +81,8 @@ class MysqlSource:
         self._connection: Any = None
         self._version = ""
         self._layouts: dict[str, Layout] = {}  # of tables as they are now, by name
-        self._start = 0  # number of the place to begin at; 0: where the log ends
-        self._end: Place | None = None  # of the log, when the capture was prepared
+        self._start = 0  # number of the boundary to begin at; 0: where the log ends
+        self._end: Boundary | None = None  # of the log, when the capture was prepared
         self._reader: BinlogReader | None = None
         self._upto = 0  # commit position up to which everything was handed over
         self._failure: errors.MillstreamError | None = None
@@ -177,7 +177,7 @@ class MysqlSource:
         found = await self._run(lambda: log_status(self._connected()))
         if found is None:
             raise errors.CaptureError("the server writes no log of changes: 'millstream cdc check'")
-        self._end = Place(*found)
+        self._end = Boundary(*found)
         return False
 
     async def lag(self) -> Lag:
@@ -190,12 +190,12 @@ class MysqlSource:
         number = start_of(self._upto) if self._reader is not None else self._start
         if not number:
             return Lag(details=details)
-        end = Place(*status)
+        end = Boundary(*status)
         waiting = sum(
             (end.position if file == end.file else size)
-            - (number & 0xFFFFFFFF if Place(file, 0).number >> 32 == number >> 32 else 0)
+            - (number & 0xFFFFFFFF if Boundary(file, 0).number >> 32 == number >> 32 else 0)
             for file, size in files
-            if Place(file, 0).number >> 32 >= number >> 32
+            if Boundary(file, 0).number >> 32 >= number >> 32
         )
         seconds = None
         if waiting > 0 and self._last_time is not None:
@@ -210,10 +210,10 @@ class MysqlSource:
     @asynccontextmanager
     async def snapshot(self) -> AsyncIterator[View]:
         """A view of the database as it is now."""
-        connection, place = await self._run(begin_view, self._address, self._mariadb)
-        view = View(connection, place, self._layouts.__getitem__)
+        connection, boundary = await self._run(begin_view, self._address, self._mariadb)
+        view = View(connection, boundary, self._layouts.__getitem__)
         # Nothing before it is wanted by tables that have no position yet.
-        self._start = min(self._start or place.number, place.number)
+        self._start = min(self._start or boundary.number, boundary.number)
         try:
             yield view
         finally:
@@ -231,7 +231,7 @@ class MysqlSource:
 
     async def changes(self) -> AsyncGenerator[Received, None]:
         """All changes since what is stored, for ever."""
-        start = await self._run(self._place_to_start)
+        start = await self._run(self._boundary_to_start)
         shapes = {name: layout.shape for name, layout in self._layouts.items()}
         reader = self._reader = BinlogReader(self._address, self._settings, shapes, start)
         self._upto = position_of(start.number) - 1
@@ -242,7 +242,7 @@ class MysqlSource:
         finally:
             await asyncio.to_thread(reader.close)
 
-    def _place_to_start(self) -> Place:
+    def _boundary_to_start(self) -> Boundary:
         if not self._start:
             if self._end is None:
                 raise errors.CaptureError("prepare the capture before its changes are read")
@@ -250,8 +250,8 @@ class MysqlSource:
         files = [name for name, _ in log_files(self._connected())]
         number, position = self._start >> 32, self._start & 0xFFFFFFFF
         for file in files:
-            if Place(file, 0).number >> 32 == number:
-                return Place(file, position)
+            if Boundary(file, 0).number >> 32 == number:
+                return Boundary(file, position)
         raise errors.SourceLost(
             self._settings.name,
             f"file {number} of the server's log is deleted; it has {', '.join(files[:1])} to "
@@ -295,7 +295,7 @@ class MysqlSource:
         return Received(changes, self._upto, idle)
 
     async def confirm(self, upto: int) -> None:
-        """Nothing: the server keeps no place for a capture, the topics know it."""
+        """Nothing: the server keeps no position for a capture, the topics know it."""
 
 
 def _is_full(pieces: Sequence[Piece]) -> bool:
