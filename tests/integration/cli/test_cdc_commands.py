@@ -22,6 +22,7 @@ from typer.testing import CliRunner, Result
 import millstream
 from millstream import broker
 from millstream.broker import CaptureProcess
+from millstream.cdc import CaptureStatus, load_capture, serve_capture
 from millstream.cli.app import app
 from millstream.errors import (
     CaptureBusy,
@@ -229,14 +230,10 @@ def test_a_capture_runs_is_asked_and_stopped_and_goes_on_where_it_was(
     assert "shop: not running" in gone
     assert run.json("cdc", "status", code=3)["running"] is False
     shop.execute("DELETE FROM orders WHERE id = 2")
-    second = run.start("cdc", "run", "--quiet")
+    second = run.start("cdc", "run", "--json")
     until(lambda: len(events_of(url, "orders")) > ROWS + 1)
-    second.send_signal(signal.SIGINT)
-    assert ended(second)[0] == 0
-    third = run.start("cdc", "run", "--json")
-    until(streaming(run))
-    third.send_signal(signal.SIGTERM)
-    code, text = ended(third)
+    second.send_signal(signal.SIGTERM)
+    code, text = ended(second)
     states = [json.loads(line)["state"] for line in text.splitlines()]
     assert (code, states[-1]) == (0, "stopped")
     snapshot = [("r", number + 1) for number in range(ROWS)]
@@ -249,10 +246,19 @@ def test_a_reset_capture_begins_with_a_snapshot_again(
     url = run.json("up", "--port", "0")["url"]
 
     def run_until_streaming() -> None:
-        process = run.start("cdc", "run", "-q")
-        until(streaming(run))
-        run("cdc", "stop")
-        assert ended(process)[0] == 0
+        settings = load_capture()
+
+        async def capture() -> None:
+            stop = asyncio.Event()
+
+            def watch(status: CaptureStatus) -> None:
+                if status.state == "streaming":
+                    stop.set()
+
+            async with asyncio.timeout(PATIENCE), millstream.connect(url) as mill:
+                assert (await serve_capture(mill, settings, stop, watch)).state == "stopped"
+
+        asyncio.run(capture())
 
     run_until_streaming()
     other = ("--table", "nothing", "--yes")
@@ -375,7 +381,7 @@ def test_a_captured_topic_is_applied_to_a_table(run: Commands, shop: sqlite3.Con
         return bool(found == expected)
 
     until(copied)
-    following.send_signal(signal.SIGTERM)
+    following.send_signal(signal.SIGINT)
     code, text = ended(following)
     assert (code, "applied 2 events" in text) == (0, True)
     wrong = ("cdc", "apply", "orders", "--once", "--to")

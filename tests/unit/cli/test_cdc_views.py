@@ -9,7 +9,7 @@ import pytest
 
 from millstream.cdc.model import Finding, Lag
 from millstream.cdc.sink.apply import Applied
-from millstream.cdc.sink.places import Place
+from millstream.cdc.sink.topic_positions import TopicPosition
 from millstream.cdc.status import CaptureState, CaptureStatus, TableStatus
 from millstream.cli.views.cdc import (
     EventLines,
@@ -110,7 +110,7 @@ def test_findings_have_their_fix_below(capsys: pytest.CaptureFixture[str]) -> No
 
 
 def test_what_was_applied_is_counted() -> None:
-    done = Applied(5, 4, 2, 0, 1, {0: Place(7, 3)})
+    done = Applied(5, 4, 2, 0, 1, {0: TopicPosition(7, 3)})
     assert applied_text("orders", done) == (
         "orders: applied 5 events, 4 rows in 2 transactions, 1 retries"
     )
