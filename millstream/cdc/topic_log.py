@@ -145,8 +145,8 @@ class TopicLog:
             if self._strict:
                 raise self._loss(
                     partition,
-                    f"ends at offset {state.next - 1}, but {position.offset - 1} was applied before: "
-                    f"the log lost messages at its end",
+                    f"ends at offset {state.next - 1}, but {position.offset - 1} was applied "
+                    f"before: the log lost messages at its end",
                 )
             return TopicPosition(state.next)
         if position.last_time and state.first < position.offset and self._strict:

@@ -34,6 +34,7 @@ __all__ = [
     "NUMBER_HEADER",
     "PARTS_HEADER",
     "PART_HEADER",
+    "POSITION_HEADER",
     "PREVIOUS_HEADER",
     "WRITER_HEADER",
     "FenceState",

@@ -16,9 +16,9 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
 
-from millstream.cdc.sink.engine import Counters, Engine, Limits
-from millstream.cdc.sink.places import Place
+from millstream.cdc.sink.engine import Counters, Engine, GroupLimits
 from millstream.cdc.sink.target import DatabaseLost, Refusal, Session, SinkPlan
+from millstream.cdc.sink.topic_positions import TopicPosition
 from millstream.cdc.state import STATE_TABLE
 from millstream.cdc.topic_log import TopicLog
 from millstream.deadline import Deadline
@@ -74,7 +74,7 @@ class Applied:
     transactions: int
     truncations: int  # events that emptied the table
     retries: int  # after the database was lost
-    places: dict[int, Place]  # of each partition: the next event to apply
+    positions: dict[int, TopicPosition]  # of each partition: the next event to apply
 
 
 class Apply:
@@ -109,16 +109,16 @@ class Apply:
         found = self._counters
         return Applied(
             *(found.events, found.rows, found.transactions, found.truncations, found.retries),
-            dict(found.places),
+            dict(found.positions),
         )
 
     async def lag(self) -> int:
         """Messages of the topic that are not applied yet, as far as this object knows."""
         log = TopicLog(self._mill, self.topic)
         await log.open()
-        places = self._counters.places
+        positions = self._counters.positions
         return sum(
-            max(0, state.next - (places[number].offset if number in places else state.first))
+            max(0, state.next - (positions[number].offset if number in positions else state.first))
             for number, state in (await log.states()).items()
         )
 
@@ -160,7 +160,7 @@ class Apply:
         settings = self.settings
         executor = ThreadPoolExecutor(2 * WORKERS_MAX, "millstream-apply")
         log = TopicLog(self._mill, self.topic, settings.fail_on_data_loss, settings.undecodable)
-        limits = Limits(settings.group_rows, settings.group_bytes)
+        limits = GroupLimits(settings.group_rows, settings.group_bytes)
         engine = Engine(log, self._session, executor, limits, self._counters)
         try:
             await engine.run(settings.workers, settings.follow, stop)

@@ -17,9 +17,17 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from millstream.cdc.sink.fold import truncates
-from millstream.cdc.sink.groups import Group, Part, part_of, shared_out
-from millstream.cdc.sink.places import LogState, Place, covers, furthest, is_even, nearest_of
+from millstream.cdc.sink.groups import EventGroup, WorkerPart, part_of, shared_out
 from millstream.cdc.sink.target import Begun, Refusal, Session
+from millstream.cdc.sink.topic_positions import (
+    LogState,
+    TopicPosition,
+    TopicPositions,
+    covers,
+    first_of,
+    is_even,
+    last_of,
+)
 from millstream.deadline import Deadline
 from millstream.errors import DataLoss, SinkError
 
@@ -28,14 +36,14 @@ if TYPE_CHECKING:
 
     from millstream.cdc.topic_log import Chunk, TopicLog
 
-__all__ = ["Counters", "Engine", "Limits"]
+__all__ = ["Counters", "Engine", "GroupLimits"]
 
 CHUNKS: Final = 2  # that are read ahead of the group, of a few MB each
 T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class GroupLimits:
     """Of one group."""
 
     rows: int
@@ -52,7 +60,7 @@ class Counters:
     transactions: int = 0
     truncations: int = 0
     retries: int = 0
-    places: dict[int, Place] = field(default_factory=dict)  # up to where all is stored
+    positions: dict[int, TopicPosition] = field(default_factory=dict)  # up to where all is stored
     begun: bool = False  # the positions are ours
 
 
@@ -64,24 +72,25 @@ class Engine:
         log: TopicLog,
         make_session: Callable[[], Session],
         executor: ThreadPoolExecutor,
-        limits: Limits,
+        limits: GroupLimits,
         counters: Counters,
     ) -> None:
         self._log, self._make, self._executor = log, make_session, executor
         self._limits, self._counters = limits, counters
         self._sessions: list[Session] = []
-        self._queues: list[asyncio.Queue[Part]] = []
+        self._queues: list[asyncio.Queue[WorkerPart]] = []
         self._tasks: list[asyncio.Task[None]] = []
-        self._applied: list[dict[int, Place]] = []  # by worker, before this run
+        self._applied: list[dict[int, TopicPosition]] = []  # by worker, before this run
         self._chunks: asyncio.Queue[Chunk | None] = asyncio.Queue(CHUNKS)
         self._changed = asyncio.Event()
         self._busy = 0  # parts that are not applied yet
-        self._group = Group()
+        self._group = EventGroup()
         self._key: tuple[str, ...] = ()
         self._version = 0
         self._states: dict[int, LogState] = {}
-        self._reached: dict[int, Place] = {}
-        self._before: dict[int, Place] = {}  # what the furthest worker had applied at the start
+        self._reached: dict[int, TopicPosition] = {}
+        self._before: dict[int, TopicPosition] = {}  # what some worker had applied at the start
+        self._done: list[dict[int, TopicPosition]] = []  # by worker, in this run
         self._workers = 1
         self._rebase = False
 
@@ -123,17 +132,17 @@ class Engine:
                     f"'{log.name}' has no partition {one.partition} any more, which was applied "
                     f"before. Begin again under another name with an empty table"
                 )
-            place = await log.check(one.partition, one.place, one.log, state)
-            if place != one.place:
-                stored = await self.call(first.restart, one.partition, state.created, place)
-        self._reached, self._before = nearest_of(stored), furthest(stored)
+            position = await log.check(one.partition, one.position, one.log, state)
+            if position != one.position:
+                stored = await self.call(first.restart, one.partition, state.created, position)
+        self._reached, self._before = first_of(stored), last_of(stored)
         self._workers, self._rebase = workers, stored[0].workers != workers
         if self._rebase and is_even(stored):
             stored = await self._rebased()
-        self._counters.places = dict(self._reached)
+        self._counters.positions = dict(self._reached)
         await self._start_workers(stored[0].workers)
         for one in stored:
-            self._applied[one.worker][one.partition] = one.place
+            self._applied[one.worker][one.partition] = one.position
 
     async def _open_session(self) -> Session:
         session = self._make()
@@ -147,9 +156,10 @@ class Engine:
             if session is None:
                 session = await self._open_session()
                 session.join(self._sessions[0])
-            queue: asyncio.Queue[Part] = asyncio.Queue(1)
+            queue: asyncio.Queue[WorkerPart] = asyncio.Queue(1)
             self._queues.append(queue)
             self._applied.append({})
+            self._done.append(dict(self._reached))
             self._tasks.append(asyncio.create_task(self._work(number, session, queue)))
 
     async def _until_done(self, follow: bool, stop: asyncio.Event) -> None:
@@ -244,24 +254,26 @@ class Engine:
         for batch in chunk.events:
             start = 0
             for row in truncates(batch, self._log.format):
-                here = Place(*(batch.column(name)[row].as_py() for name in ("offset", "index")))
+                here = TopicPosition(
+                    *(batch.column(name)[row].as_py() for name in ("offset", "index"))
+                )
                 self._group.add([batch.slice(start, row - start)])
                 await self._truncate(chunk.partition, here)
                 start = row + 1
             self._group.add([batch.slice(start)] if start else [batch])
-        self._group.places[chunk.partition] = chunk.reached
+        self._group.positions[chunk.partition] = chunk.reached
         group, limits = self._group, self._limits
         if group.rows >= limits.rows or group.bytes >= limits.bytes:
             await self._hand_out()
 
     async def _hand_out(self, now: bool = False) -> None:
         """Give the group to the workers; waits while they have enough."""
-        group, self._group = self._group, Group()
-        if not group.places and not now:
+        group, self._group = self._group, EventGroup()
+        if not group.positions and not now:
             return
         count = len(self._queues)
         parts = await self.call(shared_out, group, self._log.format, self._key, count, now)
-        self._reached.update(group.places)
+        self._reached.update(group.positions)
         self._counters.events += group.rows
         for queue, part in zip(self._queues, parts, strict=True):
             self._busy += 1
@@ -276,15 +288,15 @@ class Engine:
             await queue.join()
 
     @asynccontextmanager
-    async def _alone(self, places: dict[int, Place]) -> AsyncIterator[Session]:
-        """The first session, while everything up to such places is applied."""
-        self._group.places.update(places)
+    async def _alone(self, positions: dict[int, TopicPosition]) -> AsyncIterator[Session]:
+        """The first session, while everything up to such positions is applied."""
+        self._group.positions.update(positions)
         await self._hand_out(now=True)
         await self._all_done()
         yield self._sessions[0]
 
-    async def _truncate(self, partition: int, before: Place) -> None:
-        after = Place(before.offset, before.index + 1)
+    async def _truncate(self, partition: int, before: TopicPosition) -> None:
+        after = TopicPosition(before.offset, before.index + 1)
         if len(self._states) > 1:
             raise SinkError(
                 f"topic '{self._log.name}' has several partitions, and an event that empties the "
@@ -295,7 +307,9 @@ class Engine:
             return  # before a restart
         async with self._alone({partition: before}) as session:
             await self.call(session.empty, {partition: after})
-        self._reached[partition] = self._counters.places[partition] = after
+        self._reached[partition] = after
+        for worker in range(len(self._done)):
+            self._note_done(worker, {partition: after})
         self._counters.truncations += 1
         self._counters.transactions += 1
 
@@ -316,38 +330,49 @@ class Engine:
         return await self.call(session.rebase, self._workers, self._reached, logs)
 
     async def _with_new_workers(self) -> None:
-        tasks, self._tasks, self._queues, self._applied = self._tasks, [], [], []
+        tasks, self._tasks, self._queues = self._tasks, [], []
+        self._applied, self._done = [], []
         await self._end_tasks(tasks)
         await self._rebased()
         await self._start_workers(self._workers)
 
     # -- workers --------------------------------------------------------------------------
 
-    async def _work(self, number: int, session: Session, queue: asyncio.Queue[Part]) -> None:
-        waiting: dict[int, Place] = {}  # places that are not stored yet
+    async def _work(self, number: int, session: Session, queue: asyncio.Queue[WorkerPart]) -> None:
+        waiting: dict[int, TopicPosition] = {}  # positions that are not stored yet
         while True:
             part = await queue.get()
-            waiting.update(part.places)
+            waiting.update(part.positions)
             if part.events is not None or (part.now and waiting):
                 events = await self.call(part_of, part, self._applied[number], self._key)
                 await self._commit(number, session, waiting, events)
                 waiting.clear()
-            for partition in [p for p in self._applied[number] if p in part.places]:
-                if part.places[partition].key >= self._applied[number][partition].key:
+            self._note_done(number, part.positions)
+            for partition in [p for p in self._applied[number] if p in part.positions]:
+                if part.positions[partition].key >= self._applied[number][partition].key:
                     del self._applied[number][partition]
             self._busy -= 1
             queue.task_done()
             self._changed.set()
 
+    def _note_done(self, worker: int, positions: TopicPositions) -> None:
+        """A worker is done up to here; all together are up to the first of them."""
+        self._done[worker].update(positions)
+        for partition in positions:
+            self._counters.positions[partition] = min(
+                (done.get(partition, TopicPosition()) for done in self._done),
+                key=lambda position: position.key,
+            )
+
     async def _commit(
-        self, number: int, session: Session, places: dict[int, Place], events: Any
+        self, number: int, session: Session, positions: dict[int, TopicPosition], events: Any
     ) -> None:
         known = self._applied[number]
         # Never back: this worker may have been ahead of the others at a restart.
         ahead = {
-            partition: place
-            for partition, place in places.items()
-            if partition not in known or place.key > known[partition].key
+            partition: position
+            for partition, position in positions.items()
+            if partition not in known or position.key > known[partition].key
         }
         if not ahead:
             return
@@ -359,4 +384,3 @@ class Engine:
             raise await self.call(session.blame, events, refusal) from refusal
         self._counters.transactions += 1
         self._counters.rows += 0 if events is None else len(events)
-        self._counters.places.update(ahead)

@@ -61,9 +61,9 @@ def _holds(wanted: str, found: str) -> bool:
         digits, scale = _digits(found)
         return digits is None or digits - scale >= 5 * 2 ** _INTEGERS.index(name)
     if name == "numeric" and base == "numeric":
-        (digits, scale), (most, places) = _digits(wanted), _digits(found)
+        (digits, scale), (most, positions) = _digits(wanted), _digits(found)
         return most is None or (
-            digits is not None and places >= scale and most - places >= digits - scale
+            digits is not None and positions >= scale and most - positions >= digits - scale
         )
     return base == name or base in _WIDER.get(name, ())
 

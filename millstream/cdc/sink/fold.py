@@ -15,7 +15,7 @@ from millstream.cdc.sink.sql import is_binary
 from millstream.errors import SinkError
 from millstream.events import changes as ch
 
-__all__ = ["RowEvents", "flatten", "fold", "format_of", "last_rows", "truncates", "worker_of"]
+__all__ = ["Format", "RowEvents", "flatten", "fold", "format_of", "truncates", "worker_of"]
 
 Format = Literal["changes", "rows"]
 _NAMES: Final = pa.list_(pa.string())
@@ -57,7 +57,7 @@ class RowEvents:
         wanted = pc.or_(later, pc.not_equal(self.partition, partition))
         return self if pc.all(wanted).as_py() else self.filter(wanted)
 
-    def place(self, row: int) -> str:
+    def where(self, row: int) -> str:
         """Where an event is in its topic, for messages."""
         return (
             f"partition {self.partition[row].as_py()}, offset {self.offset[row].as_py()}, "
@@ -164,20 +164,20 @@ def _old_keys(
         None if text is None else text.decode("utf-8", "replace")
         for text in batch.column("key").take(rows).to_pylist()
     ]
-    place = list(names).index(name)
+    position = list(names).index(name)
     if len(names) > 1:
-        texts = [_part(text, place, len(names)) for text in texts]
+        texts = [_part(text, position, len(names)) for text in texts]
     parsed = _parsed(texts, column.type, name)
     return pc.replace_with_mask(column, unknown, parsed)
 
 
-def _part(text: str | None, place: int, count: int) -> str | None:
+def _part(text: str | None, position: int, count: int) -> str | None:
     try:
         parts = json.loads(text or "")
     except ValueError:
         return None
-    fits = isinstance(parts, list) and len(parts) == count and isinstance(parts[place], str)
-    return parts[place] if fits else None
+    fits = isinstance(parts, list) and len(parts) == count and isinstance(parts[position], str)
+    return parts[position] if fits else None
 
 
 def _parsed(texts: list[str | None], kind: pa.DataType, name: str) -> pa.Array:
@@ -204,7 +204,7 @@ def _check_keys(events: RowEvents, key: Sequence[str]) -> None:
             row = pc.index(column.is_null(), True).as_py()
             what = "a deletion" if events.deleted[row].as_py() else "a row"
             raise SinkError(
-                f"{what} ({events.place(row)}) has no value of the key column '{name}', so it "
+                f"{what} ({events.where(row)}) has no value of the key column '{name}', so it "
                 f"cannot be found in the table. Give the columns that identify a row: key=[...]"
             )
 
@@ -224,11 +224,6 @@ def _key_text(column: pa.Array) -> pa.Array:
     if is_binary(column.type):
         return pa.array([value.hex() for value in column.to_pylist()], pa.string())
     return column.cast(pa.string())
-
-
-def last_rows(batch: pa.RecordBatch, key: Sequence[str]) -> pa.RecordBatch:
-    """The last row of each key, in order."""
-    return batch.take(_last(batch, key))
 
 
 def _last(rows: pa.RecordBatch, key: Sequence[str]) -> pa.Array:

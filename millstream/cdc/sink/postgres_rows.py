@@ -39,12 +39,12 @@ _COLUMNS: Final = """
     ORDER BY a.attnum
 """
 _KEYS: Final = """
-    SELECT i.indisprimary, array_agg(a.attname ORDER BY k.place)
+    SELECT i.indisprimary, array_agg(a.attname ORDER BY k.ordinal)
     FROM pg_index i
-    CROSS JOIN LATERAL unnest(i.indkey::int2[]) WITH ORDINALITY AS k(number, place)
+    CROSS JOIN LATERAL unnest(i.indkey::int2[]) WITH ORDINALITY AS k(number, ordinal)
     JOIN pg_attribute a ON a.attrelid = i.indrelid AND a.attnum = k.number
     WHERE i.indrelid = to_regclass(%s) AND i.indisunique AND i.indpred IS NULL
-      AND i.indexprs IS NULL AND i.indisvalid AND i.indimmediate AND k.place <= i.indnkeyatts
+      AND i.indexprs IS NULL AND i.indisvalid AND i.indimmediate AND k.ordinal <= i.indnkeyatts
     GROUP BY i.indexrelid, i.indisprimary
     ORDER BY i.indisprimary DESC
 """
@@ -112,7 +112,7 @@ def upsert_rows(
 ) -> int:
     """Insert or update the rows of a batch by their key, and delete those that are `deleted`.
 
-    A key may be in the batch once (`fold.last_rows` keeps the last row of each). `deleted` is a
+    A key may be in the batch once (`fold` keeps the last event of each). `deleted` is a
     boolean for each row, of which only the key columns count then. `unchanged` is a list of column
     names for each row, or null: these keep the value that they have in the table. Columns of the
     table that the batch does not have are not touched. Nothing is committed, and the connection

@@ -16,8 +16,13 @@ from typing import Any, Final, Protocol
 import pyarrow as pa
 
 from millstream.cdc.sink.fold import RowEvents
-from millstream.cdc.sink.places import LogState, Place, Places, StoredPlace
 from millstream.cdc.sink.sql import quoted, quoted_table
+from millstream.cdc.sink.topic_positions import (
+    LogState,
+    StoredPosition,
+    TopicPosition,
+    TopicPositions,
+)
 from millstream.errors import ConfigError, RowRefused, SinkError, SinkTakenOver
 from millstream.schemas import types as t
 
@@ -74,7 +79,7 @@ class SinkPlan:
 class Begun:
     """What was found in the database."""
 
-    stored: list[StoredPlace]
+    stored: list[StoredPosition]
     key: tuple[str, ...]
 
 
@@ -151,10 +156,12 @@ class Session(ABC):
             count = stored[0].workers if stored else workers
             known = {(one.partition, one.worker) for one in stored}
             for partition, log in logs.items():
-                first = Place(log.first)
+                first = TopicPosition(log.first)
                 for worker in range(count):
                     if (partition, worker) not in known:
-                        self._insert(StoredPlace(partition, worker, count, first, log.created, ""))
+                        self._insert(
+                            StoredPosition(partition, worker, count, first, log.created, "")
+                        )
             found = self._stored()
         self._found, self._key = table, key
         return Begun(found, key)
@@ -172,7 +179,7 @@ class Session(ABC):
             f'"owner" text NOT NULL, PRIMARY KEY (name, topic, "partition", worker))'
         )
 
-    def _stored(self) -> list[StoredPlace]:
+    def _stored(self) -> list[StoredPosition]:
         rows = self._run(
             f'SELECT "partition", worker, workers, "offset", "index", last_time, log, target, '
             f'"owner" FROM {self.plan.positions} WHERE name = ? AND topic = ? '
@@ -182,10 +189,11 @@ class Session(ABC):
         if any(row[8] != self.plan.owner for row in rows):
             raise self._taken_over()
         return [
-            StoredPlace(row[0], row[1], row[2], Place(*row[3:6]), row[6], row[7]) for row in rows
+            StoredPosition(row[0], row[1], row[2], TopicPosition(*row[3:6]), row[6], row[7])
+            for row in rows
         ]
 
-    def _check_target(self, stored: list[StoredPlace], table: FoundTable | None) -> None:
+    def _check_target(self, stored: list[StoredPosition], table: FoundTable | None) -> None:
         plan = self.plan
         if not stored:
             return
@@ -205,10 +213,17 @@ class Session(ABC):
         plan = self.plan
         return f"DELETE FROM {plan.positions} WHERE name = '{plan.name}'"
 
-    def _insert(self, one: StoredPlace) -> None:
-        plan, place = self.plan, one.place
+    def _insert(self, one: StoredPosition) -> None:
+        plan, at = self.plan, one.position
         values = (plan.name, plan.topic, one.partition, one.worker, one.workers)
-        where = (place.offset, place.index, place.last_time, one.log, plan.table, plan.owner)
+        where = (
+            at.offset,
+            at.index,
+            at.last_time,
+            one.log,
+            plan.table,
+            plan.owner,
+        )
         marks = ", ".join("?" * (len(values) + len(where)))
         self._run(
             f'INSERT INTO {plan.positions} (name, topic, "partition", worker, workers, "offset", '
@@ -288,31 +303,33 @@ class Session(ABC):
 
     # -- rows and positions ---------------------------------------------------------------
 
-    def apply(self, worker: int, places: Places, events: RowEvents | None) -> None:
+    def apply(self, worker: int, positions: TopicPositions, events: RowEvents | None) -> None:
         """Apply events (each key once) and store how far this worker is, in one transaction."""
         with self._transaction():
-            self._move(places, worker)
+            self._move(positions, worker)
             if events is not None and len(events):
                 self._write(self._table, events, self._key)
 
-    def empty(self, places: Places) -> None:
+    def empty(self, positions: TopicPositions) -> None:
         """Remove all rows, and store that every worker is here."""
         with self._transaction():
-            self._move(places)
+            self._move(positions)
             self._empty_table()
 
-    def rebase(self, workers: int, places: Places, logs: Mapping[int, str]) -> list[StoredPlace]:
-        """Go on with another number of workers; all of the old ones are at these places."""
+    def rebase(
+        self, workers: int, positions: TopicPositions, logs: Mapping[int, str]
+    ) -> list[StoredPosition]:
+        """Go on with another number of workers; all of the old ones are at these positions."""
         with self._transaction():
             self._hold()
             self._run(f"DELETE FROM {self.plan.positions} WHERE {self._mine}", self._me)
-            for partition, place in places.items():
+            for partition, position in positions.items():
                 for worker in range(workers):
-                    one = StoredPlace(partition, worker, workers, place, logs[partition], "")
+                    one = StoredPosition(partition, worker, workers, position, logs[partition], "")
                     self._insert(one)
             return self._stored()
 
-    def restart(self, partition: int, log: str, place: Place) -> list[StoredPlace]:
+    def restart(self, partition: int, log: str, position: TopicPosition) -> list[StoredPosition]:
         """A partition goes on elsewhere: the log that was applied is not there any more."""
         with self._transaction():
             self._hold()
@@ -320,13 +337,13 @@ class Session(ABC):
                 f'UPDATE {self.plan.positions} SET log = ? WHERE {self._mine} AND "partition" = ?',
                 (log, *self._me, partition),
             )
-            self._move({partition: place})
+            self._move({partition: position})
             return self._stored()
 
-    def _move(self, places: Places, worker: int | None = None) -> None:
-        """Store places, of one worker or of all; refused if another process has taken over."""
-        for partition, place in places.items():
-            values = (place.offset, place.index, place.last_time, *self._me, partition)
+    def _move(self, positions: TopicPositions, worker: int | None = None) -> None:
+        """Store positions, of one worker or of all; refused if another process has taken over."""
+        for partition, position in positions.items():
+            values = (position.offset, position.index, position.last_time, *self._me, partition)
             one = "" if worker is None else " AND worker = ?"
             done = self._run(
                 f'UPDATE {self.plan.positions} SET "offset" = ?, "index" = ?, last_time = ? '
@@ -361,7 +378,7 @@ class Session(ABC):
                 low = middle
         row = high - 1
         key = {name: events.rows.column(name)[row].as_py() for name in self._key}
-        return RowRefused(self.plan.table, key, events.place(row), str(cause))
+        return RowRefused(self.plan.table, key, events.where(row), str(cause))
 
     def _try(self, events: RowEvents, count: int) -> None:
         with suppress(_Undone), self._transaction():

@@ -8,18 +8,18 @@ from typing import TypeAlias
 
 __all__ = [
     "LogState",
-    "Place",
-    "Places",
-    "StoredPlace",
+    "StoredPosition",
+    "TopicPosition",
+    "TopicPositions",
     "covers",
-    "furthest",
+    "first_of",
     "is_even",
-    "nearest_of",
+    "last_of",
 ]
 
 
 @dataclass(frozen=True, slots=True, order=True)
-class Place:
+class TopicPosition:
     """The next event of a partition to apply: everything before it is applied."""
 
     offset: int = 1
@@ -28,7 +28,7 @@ class Place:
 
     @property
     def key(self) -> tuple[int, int]:
-        """What places are compared by."""
+        """What positions are compared by."""
         return self.offset, self.index
 
 
@@ -41,46 +41,46 @@ class LogState:
     next: int  # offset that the next message gets
 
 
-Places: TypeAlias = Mapping[int, Place]  # by partition
+TopicPositions: TypeAlias = Mapping[int, TopicPosition]  # by partition
 
 
 @dataclass(frozen=True, slots=True)
-class StoredPlace:
+class StoredPosition:
     """A row of the table of positions."""
 
     partition: int
     worker: int
     workers: int
-    place: Place
+    position: TopicPosition
     log: str  # when the stream was created: another time is another log
     target: str  # the table that it belongs to
 
 
-def nearest_of(stored: list[StoredPlace]) -> dict[int, Place]:
-    """Where to read from: the first place of each partition that some worker has not applied."""
-    found: dict[int, Place] = {}
+def first_of(stored: list[StoredPosition]) -> dict[int, TopicPosition]:
+    """Where to read from: the first position of each partition that some worker has not applied."""
+    found: dict[int, TopicPosition] = {}
     for one in stored:
         known = found.get(one.partition)
-        if known is None or one.place.key < known.key:
-            found[one.partition] = one.place
+        if known is None or one.position.key < known.key:
+            found[one.partition] = one.position
     return found
 
 
-def furthest(stored: list[StoredPlace]) -> dict[int, Place]:
+def last_of(stored: list[StoredPosition]) -> dict[int, TopicPosition]:
     """From where on no worker has applied anything, by partition."""
-    found: dict[int, Place] = {}
+    found: dict[int, TopicPosition] = {}
     for one in stored:
         known = found.get(one.partition)
-        if known is None or one.place.key > known.key:
-            found[one.partition] = one.place
+        if known is None or one.position.key > known.key:
+            found[one.partition] = one.position
     return found
 
 
-def covers(reached: Places, wanted: Places) -> bool:
+def covers(reached: TopicPositions, wanted: TopicPositions) -> bool:
     """Whether every partition is read at least as far as wanted."""
-    return all(reached[number].key >= place.key for number, place in wanted.items())
+    return all(reached[number].key >= position.key for number, position in wanted.items())
 
 
-def is_even(stored: list[StoredPlace]) -> bool:
-    """Whether all workers are at the same place."""
-    return nearest_of(stored) == furthest(stored)
+def is_even(stored: list[StoredPosition]) -> bool:
+    """Whether all workers are at the same position."""
+    return first_of(stored) == last_of(stored)

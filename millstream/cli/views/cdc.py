@@ -202,8 +202,8 @@ def applied_record(topic: str, done: Applied) -> dict[str, Any]:
         "truncations": done.truncations,
         "retries": done.retries,
         "next": {
-            str(partition): {"offset": place.offset, "index": place.index}
-            for partition, place in sorted(done.places.items())
+            str(partition): {"offset": position.offset, "index": position.index}
+            for partition, position in sorted(done.positions.items())
         },
     }
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from typing import Any
 
 import pytest
 
@@ -38,8 +39,8 @@ async def advance(commit: int, *topics: ChangeTopic) -> None:
         await topic.writer.advance((commit, 0))
 
 
-async def ready(mill: Mill, **choices: object) -> list[Transaction]:
-    found = transactions(mill, TOPICS, capture="test", follow=False, **choices)  # type: ignore[arg-type]
+async def ready(mill: Mill, **choices: Any) -> list[Transaction]:
+    found = transactions(mill, TOPICS, capture="test", follow=False, **choices)
     return [one async for one in found]
 
 

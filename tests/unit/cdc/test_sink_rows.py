@@ -11,7 +11,7 @@ import pytest
 
 from millstream.cdc.sink.csv_rows import csv_rows
 from millstream.cdc.sink.fitting import fits_postgres, fits_sqlite
-from millstream.cdc.sink.fold import RowEvents, flatten, fold, last_rows, truncates, worker_of
+from millstream.cdc.sink.fold import RowEvents, flatten, fold, truncates, worker_of
 from millstream.cdc.sink.sql import postgres_type, postgres_type_of, sqlite_type
 from millstream.errors import SinkError
 from millstream.schemas import types as t
@@ -137,12 +137,6 @@ def test_all_events_of_a_key_go_to_one_worker() -> None:
     assert numbers[0] == numbers[2]
     assert numbers[:4] * 50 == numbers
     assert set(worker_of(events, ["a"], 1).to_pylist()) == {0}
-
-
-def test_the_last_row_of_each_key_is_kept_in_order() -> None:
-    rows = pa.record_batch({"a": [1, 1, 2, 1], "b": [1, 2, 1, 1], "v": [10, 20, 30, 40]})
-    assert last_rows(rows, ["a", "b"]).column("v").to_pylist() == [20, 30, 40]
-    assert last_rows(rows, ["a"]).column("v").to_pylist() == [30, 40]
 
 
 # -- CSV ----------------------------------------------------------------------------------
