@@ -238,8 +238,7 @@ class Stage:
         """Read all topics and tables, and compare them."""
         async with millstream.connect(self.broker.url, reconnect=RECONNECT) as mill:
             read = {table: await self._read(mill, table) for table in cdc_load.TABLES}
-            states = States(mill, CAPTURE)
-            await states.open()
+            states = await States.opened(mill, CAPTURE)
             points = [
                 interval.point
                 for record in (await states.tables()).values()
