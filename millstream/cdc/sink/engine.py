@@ -102,6 +102,7 @@ class Engine:
             return await asyncio.shield(future)
         except asyncio.CancelledError:
             await asyncio.wait([future])
+            future.exception()  # it was seen; the call is over for another reason
             raise
 
     # -- beginning and end ----------------------------------------------------------------
@@ -344,7 +345,7 @@ class Engine:
             part = await queue.get()
             waiting.update(part.positions)
             if part.events is not None or (part.now and waiting):
-                events = await self.call(part_of, part, self._applied[number], self._key)
+                events = await self.call(part_of, part, self._applied[number])
                 await self._commit(number, session, waiting, events)
                 waiting.clear()
             self._note_done(number, part.positions)
@@ -377,10 +378,8 @@ class Engine:
         if not ahead:
             return
         try:
-            await self.call(session.apply, number, ahead, events)
+            rows = await self.call(session.apply, number, ahead, events)
         except Refusal as refusal:
-            if events is None:
-                raise SinkError(str(refusal)) from refusal
-            raise await self.call(session.blame, events, refusal) from refusal
+            raise SinkError(f"table {session.plan.table}: {refusal}") from refusal
         self._counters.transactions += 1
-        self._counters.rows += 0 if events is None else len(events)
+        self._counters.rows += rows

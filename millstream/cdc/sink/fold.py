@@ -44,6 +44,10 @@ class RowEvents:
         """Those for which a boolean array is true."""
         return self._each(lambda column: column.filter(wanted))
 
+    def slice(self, start: int, count: int | None = None) -> RowEvents:
+        """Those from a number on."""
+        return self._each(lambda column: column.slice(start, count))
+
     def take(self, rows: pa.Array) -> RowEvents:
         """Those of these numbers."""
         return self._each(lambda column: column.take(rows))

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from millstream.cdc.sink.fold import Format, RowEvents, flatten, fold, worker_of
+from millstream.cdc.sink.fold import Format, RowEvents, flatten, worker_of
 from millstream.cdc.sink.topic_positions import TopicPosition, TopicPositions
 
 __all__ = ["EventGroup", "WorkerPart", "part_of", "shared_out"]
@@ -55,11 +55,11 @@ def shared_out(
     return [WorkerPart(part if len(part) else None, group.positions, now) for part in parts]
 
 
-def part_of(part: WorkerPart, applied: TopicPositions, key: Sequence[str]) -> RowEvents | None:
-    """What is left of a part after what was applied before a restart, one event for each key."""
+def part_of(part: WorkerPart, applied: TopicPositions) -> RowEvents | None:
+    """What is left of a part after what was applied before a restart; None: nothing."""
     events = part.events
     if events is None:
         return None
     for partition, position in applied.items():
         events = events.after(partition, position.offset, position.index)
-    return fold(events, key) if len(events) else None
+    return events if len(events) else None

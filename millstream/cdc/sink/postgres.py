@@ -31,6 +31,7 @@ __all__ = ["PostgresSession"]
 CONNECT_SECONDS: Final = 10
 # A server that vanished without a word is noticed after this long.
 SILENCE_MS: Final = 30_000
+CREATION_LOCK: Final = 0x6D696C6C  # an advisory lock of our own: "mill"
 LOCK_MS: Final = 60_000  # for a lock that another process holds
 
 
@@ -90,11 +91,27 @@ class PostgresSession(Session):
         except BaseException as error:
             with suppress(psycopg.Error):
                 connection.rollback()
-            if isinstance(error, psycopg.OperationalError | psycopg.InterfaceError):
-                raise DatabaseLost(str(error).strip()) from error
             if isinstance(error, psycopg.Error):
-                raise Refusal(_message(error)) from error
+                raise self._judged(error) from error
             raise
+
+    @contextmanager
+    def _savepoint(self) -> Iterator[None]:
+        try:
+            with self._open.transaction():
+                yield
+        except self._psycopg.Error as error:
+            raise self._judged(error) from error
+
+    def _judged(self, error: Any) -> DatabaseLost | Refusal:
+        psycopg = self._psycopg
+        if isinstance(error, psycopg.OperationalError | psycopg.InterfaceError):
+            return DatabaseLost(str(error).strip())
+        return Refusal(_message(error))
+
+    def _lock_creation(self) -> None:
+        # Two that create a table at once fail, also with IF NOT EXISTS.
+        self._open.execute(f"SELECT pg_advisory_xact_lock({CREATION_LOCK})")
 
     def _alone(self) -> None:
         # Two that create a table at once both find that it is missing, whatever IF NOT EXISTS says.

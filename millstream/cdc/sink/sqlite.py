@@ -115,6 +115,22 @@ class SqliteSession(Session):
                 raise Refusal(str(error)) from error
             raise
 
+    @contextmanager
+    def _savepoint(self) -> Iterator[None]:
+        connection = self._open
+        connection.execute("SAVEPOINT part")
+        try:
+            yield
+        except (sqlite3.IntegrityError, sqlite3.DataError, OverflowError) as error:
+            connection.execute("ROLLBACK TO part")
+            raise Refusal(str(error)) from error
+        finally:
+            if connection.in_transaction:
+                connection.execute("RELEASE part")
+
+    def _lock_creation(self) -> None:
+        """One transaction writes at a time."""
+
     def _find(self, table: str) -> SqliteTable | None:
         schema, _, name = table.rpartition(".")
         prefix = f"{quoted(schema)}." if schema else ""

@@ -9,13 +9,11 @@ from __future__ import annotations
 import logging
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager, suppress
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
-import pyarrow as pa
-
-from millstream.cdc.sink.fold import RowEvents
+from millstream.cdc.sink.fold import RowEvents, fold
 from millstream.cdc.sink.sql import quoted, quoted_table
 from millstream.cdc.sink.topic_positions import (
     LogState,
@@ -112,6 +110,14 @@ class Session(ABC):
         """A context manager: commits at the end, undoes everything on an error."""
 
     @abstractmethod
+    def _savepoint(self) -> AbstractContextManager[None]:
+        """A part of a transaction: on an error only it is undone, a refused row is a Refusal."""
+
+    @abstractmethod
+    def _lock_creation(self) -> None:
+        """Let nobody else create the table of positions until the end of the transaction."""
+
+    @abstractmethod
     def _find(self, table: str) -> FoundTable | None:
         """A table as it is now."""
 
@@ -141,7 +147,9 @@ class Session(ABC):
         plan = self.plan
         with self._transaction():
             self._alone()
-            self._run(self._positions_table())
+            if self._find(self._positions_name) is None:
+                self._lock_creation()
+                self._run(self._positions_table())
             if plan.take:
                 who = (plan.owner, plan.name, plan.topic)
                 self._run(
@@ -169,6 +177,11 @@ class Session(ABC):
     def join(self, first: Session) -> None:
         """Work beside the session that began."""
         self._found, self._key = first._found, first._key
+
+    @property
+    def _positions_name(self) -> str:
+        schema, dot, _ = self.plan.table.rpartition(".")
+        return f"{schema}{dot}{POSITIONS}"
 
     def _positions_table(self) -> str:
         return (
@@ -303,12 +316,30 @@ class Session(ABC):
 
     # -- rows and positions ---------------------------------------------------------------
 
-    def apply(self, worker: int, positions: TopicPositions, events: RowEvents | None) -> None:
-        """Apply events (each key once) and store how far this worker is, in one transaction."""
+    def apply(self, worker: int, positions: TopicPositions, events: RowEvents | None) -> int:
+        """Apply events and store how far this worker is, in one transaction; returns the rows."""
         with self._transaction():
             self._move(positions, worker)
-            if events is not None and len(events):
-                self._write(self._table, events, self._key)
+            return 0 if events is None else self._write_folded(events)
+
+    def _write_folded(self, events: RowEvents) -> int:
+        """Write the last state of each key; if that is refused, smaller parts one after the other.
+
+        Rows that exchange unique values, one after the other, are accepted only in their order.
+        What is refused on its own in that order is the row that is to blame.
+        """
+        folded = fold(events, self._key)
+        try:
+            with self._savepoint():
+                self._write(self._table, folded, self._key)
+            return len(folded)
+        except Refusal as refusal:
+            if len(events) == 1:
+                key = {name: events.rows.column(name)[0].as_py() for name in self._key}
+                where = events.where(0)
+                raise RowRefused(self.plan.table, key, where, str(refusal)) from refusal
+        half = len(events) // 2
+        return self._write_folded(events.slice(0, half)) + self._write_folded(events.slice(half))
 
     def empty(self, positions: TopicPositions) -> None:
         """Remove all rows, and store that every worker is here."""
@@ -362,29 +393,3 @@ class Session(ABC):
 
     def _taken_over(self) -> SinkTakenOver:
         return SinkTakenOver(self.plan.name, self.plan.topic, self.plan.table)
-
-    # -- a row that was refused -----------------------------------------------------------
-
-    def blame(self, events: RowEvents, cause: Refusal) -> RowRefused:
-        """The error for a group that the database refused, with the row that it is about."""
-        low, high = 0, len(events)  # the first `low` rows are accepted, the first `high` are not
-        while high - low > 1:
-            middle = (low + high) // 2
-            try:
-                self._try(events, middle)
-            except Refusal as refusal:
-                high, cause = middle, refusal
-            else:
-                low = middle
-        row = high - 1
-        key = {name: events.rows.column(name)[row].as_py() for name in self._key}
-        return RowRefused(self.plan.table, key, events.where(row), str(cause))
-
-    def _try(self, events: RowEvents, count: int) -> None:
-        with suppress(_Undone), self._transaction():
-            self._write(self._table, events.take(pa.array(range(count), pa.int64())), self._key)
-            raise _Undone
-
-
-class _Undone(Exception):
-    """Ends a transaction that was only a question."""

@@ -308,6 +308,21 @@ async def test_a_row_that_the_table_refuses_stops_with_its_key_and_stores_nothin
     await same(source, target)
 
 
+async def test_unique_values_may_be_exchanged_within_a_group(
+    mill: Mill, source: ChangeTopic, target: Target
+) -> None:
+    await asyncio.to_thread(
+        target.execute, "CREATE TABLE orders (id bigint PRIMARY KEY, text text UNIQUE, big text)"
+    )
+    await source.write([insert(row(n, f"text {n}")) for n in range(100)])
+    await once(mill, target)
+    await source.write(
+        [update(row(41, "away")), update(row(42, "text 41")), update(row(41, "text 42"))]
+    )
+    await once(mill, target)
+    await same(source, target)
+
+
 async def test_a_second_one_of_the_same_name_takes_over(
     mill: Mill, source: ChangeTopic, target: Target
 ) -> None:
