@@ -1,7 +1,7 @@
 """Change data capture: databases to topics, and topics to databases, exactly once."""
 
 from millstream.cdc.capture import Capture
-from millstream.cdc.model import Finding, Lag
+from millstream.cdc.model import CaptureLag, Finding
 from millstream.cdc.serving import serve_capture
 from millstream.cdc.settings import CaptureSettings, OutboxSettings, TableSettings
 from millstream.cdc.settings_file import load_capture
@@ -15,11 +15,11 @@ __all__ = [
     "Apply",
     "ApplySettings",
     "Capture",
+    "CaptureLag",
     "CaptureSettings",
     "CaptureStatus",
     "ChangedRow",
     "Finding",
-    "Lag",
     "OutboxSettings",
     "TableSettings",
     "TableStatus",

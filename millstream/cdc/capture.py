@@ -18,7 +18,8 @@ from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Final
 
-from millstream.cdc.model import Changes, Finding, Lag, Received, TableShape
+from millstream.cdc.masks import masked_errors
+from millstream.cdc.model import CaptureLag, Finding, Received, RowChanges, TableShape
 from millstream.cdc.outbox import Outbox
 from millstream.cdc.settings import CaptureSettings
 from millstream.cdc.source import Source
@@ -67,26 +68,31 @@ class Capture:
         self._tables: dict[str, TableTopic] = {}
         self._outboxes: dict[str, Outbox] = {}
         self._statuses: dict[str, TableStatus] = {}
-        self._lag = Lag()
+        self._lag = CaptureLag()
         self._alarms: list[str] = []
+        self._left_out = ""  # why new tables are not captured
         self._stop = asyncio.Event()
+        self._once = False  # end when it has caught up
 
     # -- running --------------------------------------------------------------------------
 
-    async def run(self, until: asyncio.Event | None = None) -> None:
+    async def run(self, until: asyncio.Event | None = None, *, once: bool = False) -> None:
         """Snapshot what is new, then capture changes, until the event is set.
+
+        With `once` it also ends as soon as it has caught up with the source.
 
         A source or broker that cannot be reached is tried again for a quarter of an hour. What no
         attempt can repair (a breaking change, a lost position in the log, another capture of this
         name) is raised.
         """
-        self._stop = until or self._stop
+        self._stop, self._once = until or self._stop, once
         clock = asyncio.get_running_loop().time
         pause, failing_since = FIRST_PAUSE, None
         while True:
             began = clock()
             try:
-                await self._attempt()
+                while await self._attempt():
+                    pass
                 self._state = "stopped"
                 return
             except _PASSING as error:
@@ -112,11 +118,12 @@ class Capture:
             return False
         return True
 
-    async def _attempt(self) -> None:
+    async def _attempt(self) -> bool:
+        """Open everything and run; true: again, because there are new tables."""
         try:
             await self._open()
             await self._snapshot()
-            await self._stream()
+            return await self._stream()
         finally:
             for topic in self._tables.values():
                 await topic.close()
@@ -192,12 +199,13 @@ class Capture:
                 status.state = "snapshot"
                 after = await topic.begin_snapshot(view.point)
                 log.info("capture '%s': snapshot of %s", self.settings.name, topic.table)
-                async for rows, last in view.rows(shapes[topic.table], after):
-                    await topic.write_rows(rows, last)
-                    status.snapshot_rows = topic.rows
-                    if self._stop.is_set():
-                        await topic.writer.flush()
-                        return
+                with masked_errors(self.settings.settings_of(topic.table)):
+                    async for rows, last in view.rows(shapes[topic.table], after):
+                        await topic.write_rows(rows, last)
+                        status.snapshot_rows = topic.rows
+                        if self._stop.is_set():
+                            await topic.writer.flush()
+                            return
                 await topic.finish_snapshot()
                 log.info(
                     "capture '%s': snapshot of %s has %s rows",
@@ -206,9 +214,10 @@ class Capture:
 
     # -- changes --------------------------------------------------------------------------
 
-    async def _stream(self) -> None:
+    async def _stream(self) -> bool:
+        """Write changes until the capture ends; true: until there are new tables to open."""
         if self._stop.is_set():
-            return
+            return False
         self._state, self._error = "streaming", None
         for status in self._statuses.values():
             status.state = "streaming"
@@ -219,21 +228,47 @@ class Capture:
             waiting += await self._write_before_error(received)
             now = clock()
             due = received.idle or now - stored > FLUSH_SECONDS or waiting > FLUSH_ROWS
-            if due and received.upto > confirmed:
+            if due and (waiting or received.upto > confirmed):
                 if waiting:
                     await self._flush()
-                await self._source.confirm(received.upto)
+                if received.upto > confirmed:
+                    await self._source.confirm(received.upto)
                 waiting, confirmed, stored = 0, received.upto, clock()
             if now - looked > LAG_SECONDS:
                 looked = now
                 await self._look()
+            more = False
             if now - beaten > self.settings.heartbeat and not waiting:
                 beaten = now
                 await self._beat(received.upto)
-            if self._stop.is_set():
+                more = await self._has_new_tables()
+            done = self._once and received.idle and await self._caught_up()
+            if self._stop.is_set() or done or more:
                 await self._flush()
                 await self._source.confirm(received.upto)
-                return
+                return more
+        return False
+
+    async def _has_new_tables(self) -> bool:
+        """Whether there are tables that the settings mean, made since this began."""
+        known = self._tables.keys() | self._outboxes.keys()
+        found = {shape.full_name for shape in await self._source.tables()} - known
+        if not found:
+            self._left_out = ""
+            return False
+        names = ", ".join(sorted(found))
+        problems = [one for one in await self._source.check() if not one.ok and one.fatal]
+        if not problems:
+            log.info("capture '%s': new tables: %s", self.settings.name, names)
+            return True
+        # What runs is not stopped by a table that it could not be started with.
+        self._left_out = f"new tables are not captured ({names}): {problems[0].text}"
+        return False
+
+    async def _caught_up(self) -> bool:
+        """Whether the source has nothing more, by its own word."""
+        self._lag = await self._source.lag()
+        return not self._lag.bytes
 
     async def _write_before_error(self, received: Received) -> int:
         rows = 0
@@ -246,7 +281,7 @@ class Capture:
             raise
         return rows
 
-    async def _write_table(self, changes: Changes) -> None:
+    async def _write_table(self, changes: RowChanges) -> None:
         name = changes.table.full_name
         target = self._tables.get(name) or self._outboxes.get(name)
         if target is None:
@@ -277,7 +312,7 @@ class Capture:
     async def _look(self) -> None:
         """How far behind; and whether the source will soon run out of room for what waits."""
         lag = self._lag = await self._source.lag()
-        alarms = []
+        alarms = [self._left_out] if self._left_out else []
         budget = lag.budget_bytes or self.settings.log_budget
         if lag.kept_bytes is not None and lag.kept_bytes > ALARM_SHARE * budget:
             alarms.append(

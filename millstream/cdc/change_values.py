@@ -17,7 +17,7 @@ from typing import Any, Final
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from millstream.cdc.model import Changes, Column
+from millstream.cdc.model import Column, RowChanges
 from millstream.cdc.settings import Format
 from millstream.events import changes as ch
 from millstream.events.row_buffer import Columns
@@ -90,7 +90,7 @@ def grown(known: t.Record, columns: Sequence[Column]) -> tuple[Column, ...]:
     return (*kept, *(column for column in columns if column.name not in had))
 
 
-def padded(changes: Changes, row: t.Record) -> Changes:
+def padded(changes: RowChanges, row: t.Record) -> RowChanges:
     """Changes with all columns of their topic; those that the table has no more are null."""
     names = [column.name for column in changes.table.columns]
     if names == [field.name for field in row.fields]:
@@ -116,7 +116,7 @@ def padded(changes: Changes, row: t.Record) -> Changes:
 # -- columns ------------------------------------------------------------------------------
 
 
-def frame_of(changes: Changes, format: Format) -> pa.RecordBatch:
+def frame_of(changes: RowChanges, format: Format) -> pa.RecordBatch:
     """Changes as a frame for `Writer.write_batch`, with FRAME_COLUMNS of its format."""
     keys = event_keys(changes)
     if format == "rows":
@@ -137,7 +137,7 @@ def frame_of(changes: Changes, format: Format) -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays([value, keys], names=["value", "key"])
 
 
-def _source(changes: Changes) -> pa.StructArray:
+def _source(changes: RowChanges) -> pa.StructArray:
     count = len(changes)
     fields = [pa.field(f.name, arrow_type(f.type)) for f in _SOURCE_FIELDS]
     given = {
@@ -155,7 +155,7 @@ def _source(changes: Changes) -> pa.StructArray:
     return pa.StructArray.from_arrays(arrays, fields=fields)
 
 
-def _marks(changes: Changes) -> pa.ListArray:
+def _marks(changes: RowChanges) -> pa.ListArray:
     """The headers of events in topics of rows: a list of pairs for each."""
     commits = changes.commit.cast(pa.string())
     named = [(ch.OP_HEADER, changes.op), (ch.POSITION_HEADER, commits)]
@@ -182,7 +182,7 @@ def _marks(changes: Changes) -> pa.ListArray:
 # -- keys ---------------------------------------------------------------------------------
 
 
-def event_keys(changes: Changes) -> pa.Array:
+def event_keys(changes: RowChanges) -> pa.Array:
     """The key of each event: that of the row after the change, of a deletion that before it."""
     keys = key_texts(changes.after, changes.table.key)
     if changes.before is None or not keys.null_count:

@@ -5,19 +5,20 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import hmac
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Final
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from millstream.cdc.model import Changes, TableShape
-from millstream.cdc.settings import Mask
-from millstream.errors import ConfigError
+from millstream.cdc.model import RowChanges, TableShape
+from millstream.cdc.settings import Mask, TableSettings
+from millstream.errors import ConfigError, Unfit
 from millstream.schemas import types as t
 from millstream.settings import Secret
 
-__all__ = ["Masks", "check_masks"]
+__all__ = ["Masks", "check_masks", "masked_errors"]
 
 REDACTED: Final = "***"
 
@@ -37,6 +38,17 @@ def check_masks(shape: TableShape, masks: Mapping[str, Mask], secret: Secret | N
             raise ConfigError(f"{where}: 'hash' needs a secret: set mask_key or mask_key_env")
 
 
+@contextmanager
+def masked_errors(settings: TableSettings) -> Iterator[None]:
+    """While this is open, errors about values do not show those of masked columns."""
+    try:
+        yield
+    except Unfit as error:
+        if error.field.rpartition(".")[2] not in settings.mask:
+            raise
+        raise Unfit(error.field, error.expected, "a masked value", error.row) from None
+
+
 class Masks:
     """The masks of one table in one shape."""
 
@@ -53,7 +65,7 @@ class Masks:
             ),
         )
 
-    def applied(self, changes: Changes) -> Changes:
+    def applied(self, changes: RowChanges) -> RowChanges:
         """Changes without what is masked."""
         if not self._masks:
             return changes

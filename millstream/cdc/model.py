@@ -11,7 +11,7 @@ import pyarrow as pa
 from millstream.schemas import types as t
 from millstream.schemas.arrow_types import arrow_type
 
-__all__ = ["Changes", "Column", "Finding", "Lag", "Received", "TableShape"]
+__all__ = ["CaptureLag", "Column", "Finding", "Received", "RowChanges", "TableShape"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +46,7 @@ class TableShape:
 
 
 @dataclass(frozen=True, slots=True)
-class Changes:
+class RowChanges:
     """Changes of one table, in one shape, in the order of their positions, by column.
 
     Arrays have one item for each change. `commit` and the array after it are the position of a
@@ -69,13 +69,13 @@ class Changes:
     def __len__(self) -> int:
         return len(self.op)
 
-    def filter(self, wanted: pa.Array) -> Changes:
+    def filter(self, wanted: pa.Array) -> RowChanges:
         """Those for which a boolean array is true."""
 
         def part(array: Any) -> Any:
             return None if array is None else array.filter(wanted)
 
-        return Changes(
+        return RowChanges(
             self.table,
             *(part(a) for a in (self.op, self.after, self.commit, self.place, self.time)),
             *(part(a) for a in (self.before, self.unchanged)),
@@ -90,7 +90,7 @@ class Received:
     Once these and all earlier ones are stored, `Source.confirm(upto)` may be called.
     """
 
-    changes: Sequence[Changes]
+    changes: Sequence[RowChanges]
     upto: int  # every commit at or before this position has been handed over completely
     idle: bool = False  # nothing more is waiting: a good moment to store what there is
 
@@ -107,7 +107,7 @@ class Finding:
 
 
 @dataclass(frozen=True, slots=True)
-class Lag:
+class CaptureLag:
     """How far a capture is behind its source."""
 
     bytes: int | None = None  # of the source's log that is not confirmed

@@ -14,7 +14,7 @@ from typing import Any, Final
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from millstream.cdc.model import Changes, TableShape
+from millstream.cdc.model import RowChanges, TableShape
 from millstream.cdc.settings import CaptureSettings, OutboxSettings
 from millstream.cdc.table_topic import PACKS, IsAfter, writer_name
 from millstream.errors import BreakingChange, CaptureError, TopicNotFound
@@ -54,7 +54,7 @@ class Outbox:
                     "Add it, or name another one in [[cdc.outbox]]",
                 )
 
-    async def write(self, changes: Changes, is_after: IsAfter) -> None:
+    async def write(self, changes: RowChanges, is_after: IsAfter) -> None:
         """Publish the new rows."""
         self.check(changes.table)
         new = changes.filter(pc.equal(changes.op, ch.CREATE))

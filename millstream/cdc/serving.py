@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from millstream.cdc.capture import Capture
 from millstream.cdc.control import Control
-from millstream.cdc.model import Finding, Lag, TableShape
+from millstream.cdc.model import CaptureLag, Finding, TableShape
 from millstream.cdc.settings import CaptureSettings
 from millstream.cdc.settings_file import check_capture
 from millstream.cdc.sources import open_source
@@ -81,9 +81,9 @@ async def list_tables(settings: CaptureSettings) -> list[TableShape]:
     return list(found)
 
 
-async def source_lag(settings: CaptureSettings) -> Lag:
+async def source_lag(settings: CaptureSettings) -> CaptureLag:
     """How far a capture is behind, as its source sees it; none need be running."""
-    found: Lag = await _asked(settings, "lag")
+    found: CaptureLag = await _asked(settings, "lag")
     return found
 
 

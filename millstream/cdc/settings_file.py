@@ -21,6 +21,7 @@ from millstream.events.subject import check_name
 from millstream.nearest import check_known, one_of
 from millstream.settings import (
     PROJECT_FILE,
+    Secret,
     environment,
     find_project_file,
     parse_size,
@@ -202,6 +203,10 @@ def _secret_text(name: str, value: Any) -> str:
     return value
 
 
+def _secret(name: str, value: Any) -> Secret:
+    return Secret(_secret_text(name, value))
+
+
 def _texts(name: str, value: Any) -> tuple[str, ...]:
     if not isinstance(value, list) or not all(isinstance(one, str) and one for one in value):
         raise ConfigError(f'{name} must be a list of texts, such as ["a", "b"], not {value!r:.60}')
@@ -290,7 +295,7 @@ _READERS: Final[Mapping[str, Callable[[str, Any], Any]]] = {
     "snapshot": _switch,
     "whole_transactions": _switch,
     "truncate": _text,
-    "mask_key": _secret_text,
+    "mask_key": _secret,
     "heartbeat": _seconds,
     "log_budget": _size,
 }

@@ -8,7 +8,7 @@ from typing import Protocol
 
 import pyarrow as pa
 
-from millstream.cdc.model import Finding, Lag, Received, TableShape
+from millstream.cdc.model import CaptureLag, Finding, Received, TableShape
 
 __all__ = ["Snapshot", "Source"]
 
@@ -79,7 +79,7 @@ class Source(Protocol):
         """Everything up to a position is stored: the source need not keep it."""
         ...
 
-    async def lag(self) -> Lag:
+    async def lag(self) -> CaptureLag:
         """How far the capture is behind; also while none is running."""
         ...
 

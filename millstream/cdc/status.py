@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
-from millstream.cdc.model import Lag
+from millstream.cdc.model import CaptureLag
 
 __all__ = ["CaptureState", "CaptureStatus", "TableState", "TableStatus"]
 
@@ -36,7 +36,7 @@ class CaptureStatus:
     source: str  # without its password
     since: str  # when this process began, ISO 8601 in UTC
     tables: list[TableStatus] = field(default_factory=list)
-    lag: Lag = field(default_factory=Lag)
+    lag: CaptureLag = field(default_factory=CaptureLag)
     error: str | None = None  # why it failed
     alarms: list[str] = field(default_factory=list)  # what needs a look before it becomes an error
 
@@ -49,7 +49,7 @@ class CaptureStatus:
         """From what `to_json` returned, perhaps in another version: unknown fields are left out."""
         status: CaptureStatus = _known(cls, data)
         status.tables = [_known(TableStatus, each) for each in data.get("tables", [])]
-        status.lag = _known(Lag, data.get("lag") or {})
+        status.lag = _known(CaptureLag, data.get("lag") or {})
         return status
 
 

@@ -20,7 +20,7 @@ from millstream.cdc.change_values import (
     row_of,
 )
 from millstream.cdc.masks import Masks
-from millstream.cdc.model import Changes, TableShape
+from millstream.cdc.model import RowChanges, TableShape
 from millstream.cdc.settings import CaptureSettings
 from millstream.cdc.state import Interval, States, TableRecord
 from millstream.errors import (
@@ -178,10 +178,10 @@ class TableTopic:
         one = pa.array([ch.TRUNCATE])
         await self._write(self._marked(one, pa.nulls(1, self._shape.row_type), base, 1))
 
-    def _marked(self, op: pa.Array, rows: pa.StructArray, base: int, first: int) -> Changes:
+    def _marked(self, op: pa.Array, rows: pa.StructArray, base: int, first: int) -> RowChanges:
         count = len(op)
         places = pa.array(range(first, first + count), _NUMBER)
-        return Changes(
+        return RowChanges(
             self._shape,
             op=op,
             after=rows,
@@ -212,7 +212,7 @@ class TableTopic:
 
     # -- changes --------------------------------------------------------------------------
 
-    async def write(self, changes: Changes, is_after: IsAfter) -> None:
+    async def write(self, changes: RowChanges, is_after: IsAfter) -> None:
         """Write changes; those that are in the snapshot already are left out."""
         if changes.table != self._shape:
             await self._follow(changes.table)
@@ -223,7 +223,9 @@ class TableTopic:
             await self._write(wanted, whole=self._settings.whole_transactions)
             self.events += len(wanted)
 
-    async def _write(self, changes: Changes, note: str | None = None, whole: bool = False) -> None:
+    async def _write(
+        self, changes: RowChanges, note: str | None = None, whole: bool = False
+    ) -> None:
         rows = padded(self._masks.applied(changes), self._row)
         await self.writer.write_batch(
             frame_of(rows, self._format),
@@ -233,7 +235,7 @@ class TableTopic:
             whole=whole,
         )
 
-    def _check_whole(self, changes: Changes) -> None:
+    def _check_whole(self, changes: RowChanges) -> None:
         """A row cannot say which of its columns were not sent: null would be a lie."""
         unchanged = changes.unchanged
         if unchanged is None or unchanged.null_count == len(unchanged):
@@ -249,7 +251,7 @@ class TableTopic:
     def _known_points(self) -> None:
         self._point = max((one.point for one in self._record.intervals), default=0)
 
-    def _not_in_snapshot(self, changes: Changes, is_after: IsAfter) -> Changes:
+    def _not_in_snapshot(self, changes: RowChanges, is_after: IsAfter) -> RowChanges:
         """Changes whose rows were read by the snapshot before the change was committed."""
         if not len(changes) or changes.commit[0].as_py() >= self._point:
             return changes
@@ -262,7 +264,7 @@ class TableTopic:
                     points = pc.if_else(after, pa.scalar(interval.point, _NUMBER), points)
         return changes.filter(pc.greater_equal(changes.commit, points))
 
-    def _keys(self, changes: Changes) -> pa.RecordBatch:
+    def _keys(self, changes: RowChanges) -> pa.RecordBatch:
         columns = []
         for name in changes.table.key:
             column = pc.struct_field(changes.after, name)

@@ -9,7 +9,7 @@ from typing import Any, Final
 import pyarrow as pa
 
 from millstream import errors
-from millstream.cdc.model import Changes, Column, TableShape
+from millstream.cdc.model import Column, RowChanges, TableShape
 from millstream.cdc.mysql.types import Kind, arrays_of, logged_kind
 from millstream.cdc.settings import CaptureSettings
 from millstream.events import changes as ch
@@ -133,7 +133,7 @@ class Placed:
     time: list[int]  # seconds since 1970
 
 
-def changes_of(layout: Layout, placed: Placed) -> Changes:
+def changes_of(layout: Layout, placed: Placed) -> RowChanges:
     """Rows of one layout as changes; a key change is two."""
     op: list[str] = []
     before: list[Values | None] = []
@@ -155,7 +155,7 @@ def changes_of(layout: Layout, placed: Placed) -> Changes:
             place.append(last)
             source.append(i)
     seconds = pa.array([placed.time[i] * 1_000_000 for i in source], pa.int64())
-    return Changes(
+    return RowChanges(
         layout.shape,
         op=pa.array(op, pa.string()),
         after=struct_of(layout, after),

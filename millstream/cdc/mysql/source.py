@@ -36,7 +36,7 @@ from typing import Any, Final, ParamSpec, TypeVar
 import pyarrow as pa
 
 from millstream import errors
-from millstream.cdc.model import Changes, Finding, Lag, Received, TableShape
+from millstream.cdc.model import CaptureLag, Finding, Received, RowChanges, TableShape
 from millstream.cdc.mysql.address import Address, connect, error_of
 from millstream.cdc.mysql.binlog import (
     HEARTBEAT_SECONDS,
@@ -180,16 +180,16 @@ class MysqlSource:
         self._end = Boundary(*found)
         return False
 
-    async def lag(self) -> Lag:
+    async def lag(self) -> CaptureLag:
         """How much of the log is not read yet."""
         files = await self._run(lambda: log_files(self._connected()))
         status = await self._run(lambda: log_status(self._connected()))
         if status is None:
-            return Lag()
+            return CaptureLag()
         details: dict[str, Any] = {"log": f"{status[0]}:{status[1]}"}
         number = start_of(self._upto) if self._reader is not None else self._start
         if not number:
-            return Lag(details=details)
+            return CaptureLag(details=details)
         end = Boundary(*status)
         waiting = sum(
             (end.position if file == end.file else size)
@@ -200,7 +200,7 @@ class MysqlSource:
         seconds = None
         if waiting > 0 and self._last_time is not None:
             seconds = max(0.0, now_ns() / 1e9 - self._last_time)
-        return Lag(bytes=max(0, waiting), seconds=seconds or 0.0, details=details)
+        return CaptureLag(bytes=max(0, waiting), seconds=seconds or 0.0, details=details)
 
     async def reset(self) -> None:
         """Nothing: there is nothing of a capture at the server."""
@@ -303,7 +303,7 @@ def _is_full(pieces: Sequence[Piece]) -> bool:
     return rows >= RECEIVE_ROWS or size >= RECEIVE_BYTES or len(pieces) >= RECEIVE_ROWS
 
 
-def _changes(layouts: Sequence[Layout], pieces: Sequence[Piece]) -> list[Changes]:
+def _changes(layouts: Sequence[Layout], pieces: Sequence[Piece]) -> list[RowChanges]:
     """The rows of pieces, those of one shape of a table together."""
     found: dict[int, Placed] = {}
     for piece in pieces:

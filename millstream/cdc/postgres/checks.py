@@ -194,7 +194,8 @@ def _slot_findings(server: _Server, slot: str, row: tuple[Any, ...] | None) -> I
     elif pid is not None:
         text = f"in use by the server's process {pid}: a capture of this name is running"
         fix = f"stop the other one, or SELECT pg_terminate_backend({pid});"
-        yield Finding(subject, False, text, fix)
+        # Not fatal: after a crash the server notices only after a while that nobody reads.
+        yield Finding(subject, False, text, fix, fatal=False)
     elif status == "unreserved":
         text = "the server is about to remove log that the capture has not read"
         yield Finding(subject, False, text, "start the capture now", fatal=False)

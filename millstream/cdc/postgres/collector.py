@@ -28,7 +28,7 @@ from millstream.cdc.postgres.pgoutput import (
 )
 from millstream.errors import LogUnreadable
 
-__all__ = ["Collector", "Run", "Spill", "Transaction", "Truncated"]
+__all__ = ["RowRun", "Spill", "Transaction", "TransactionCollector", "Truncated"]
 
 _ROWS: Final = frozenset((INSERT, UPDATE, DELETE))
 _KEPT: Final = frozenset((INSERT, UPDATE, DELETE, TRUNCATE, RELATION))
@@ -48,7 +48,7 @@ class Transaction:
 
 
 @dataclass(slots=True)
-class Run:
+class RowRun:
     """Changes of one table, all of one shape, in order."""
 
     relation: Relation
@@ -98,15 +98,15 @@ class Spill:
         self._file.close()
 
 
-class Collector:
+class TransactionCollector:
     """Fed with payloads; gives whole transactions. `captured` says which relations are wanted."""
 
     def __init__(self, captured: Callable[[Relation], bool]) -> None:
         self._captured = captured
         self._relations: dict[int, Relation | None] = {}
         self._wanted: set[int] = set()  # relations that are captured, also ahead of `_relations`
-        self._current: dict[int, Run] = {}
-        self._runs: list[Run | Truncated] = []
+        self._current: dict[int, RowRun] = {}
+        self._runs: list[RowRun | Truncated] = []
         self._open: list[bytes] = []
         self._open_bytes = 0
         self._begun: Transaction | None = None
@@ -182,7 +182,7 @@ class Collector:
 
     # -- runs -----------------------------------------------------------------------------
 
-    def take(self) -> list[Run | Truncated]:
+    def take(self) -> list[RowRun | Truncated]:
         """The runs so far, in order."""
         runs, self._runs, self._current, self.rows = self._runs, [], {}, 0
         return runs
@@ -230,7 +230,7 @@ class Collector:
     def _distribute(self, payloads: list[bytes], transaction: Transaction) -> None:
         current, number, from_bytes = self._current, self._number, int.from_bytes
         before = number
-        last: dict[int, Run] = {}  # runs that know of this transaction
+        last: dict[int, RowRun] = {}  # runs that know of this transaction
         for payload in payloads:
             kind = payload[0]
             if kind in _ROWS:
@@ -259,10 +259,10 @@ class Collector:
         self.rows += number - before
         self._number = number
 
-    def _new_run(self, oid: int) -> Run | None:
+    def _new_run(self, oid: int) -> RowRun | None:
         relation = self._known(oid)
         if relation is None:
             return None
-        run = self._current[oid] = Run(relation)
+        run = self._current[oid] = RowRun(relation)
         self._runs.append(run)
         return run

@@ -14,7 +14,7 @@ from millstream.closing import AsyncClosing
 from millstream.deadline import now_ns
 from millstream.errors import SourceUnreachable
 
-__all__ = ["Link"]
+__all__ = ["ReplicationLink"]
 
 _DATA: Final = ord("w")
 _KEEPALIVE: Final = ord("k")
@@ -24,7 +24,7 @@ _EPOCH: Final = 946_684_800_000_000  # microseconds from 1970 to 2000
 STATUS_SECONDS: Final = 5.0  # between two confirmations; the server waits for 60
 
 
-class Link(AsyncClosing):
+class ReplicationLink(AsyncClosing):
     """One START_REPLICATION. `drain` gives what has arrived; `wait` waits for more."""
 
     def __init__(self, connection: Any) -> None:

@@ -15,7 +15,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from millstream.cdc.model import Changes
+from millstream.cdc.model import RowChanges
 from millstream.cdc.postgres.types import from_text, quoted
 from millstream.events import changes as ch
 
@@ -24,7 +24,7 @@ __all__ = ["with_left_values"]
 Ask = Callable[..., Awaitable[list[tuple[Any, ...]]]]
 
 
-async def with_left_values(changes: Changes, from_item: str, ask: Ask) -> Changes:
+async def with_left_values(changes: RowChanges, from_item: str, ask: Ask) -> RowChanges:
     """The changes, with the values of new rows that were not sent."""
     if changes.unchanged is None:
         return changes

@@ -9,8 +9,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from millstream.cdc.model import Changes, TableShape
-from millstream.cdc.postgres.collector import Run, Truncated
+from millstream.cdc.model import RowChanges, TableShape
+from millstream.cdc.postgres.collector import RowRun, Truncated
 from millstream.cdc.postgres.pgoutput import (
     DELETE,
     FULL_TUPLE,
@@ -30,10 +30,10 @@ _OPS: Final = pa.array([ch.CREATE, ch.UPDATE, ch.DELETE])
 _Columns = dict[str, pa.Array]
 
 
-def truncation_of(one: Truncated, shape: TableShape) -> Changes:
+def truncation_of(one: Truncated, shape: TableShape) -> RowChanges:
     """A TRUNCATE as a change."""
     transaction = one.transaction
-    return Changes(
+    return RowChanges(
         shape,
         op=pa.array([ch.TRUNCATE]),
         after=pa.nulls(1, shape.row_type),
@@ -46,7 +46,7 @@ def truncation_of(one: Truncated, shape: TableShape) -> Changes:
     )
 
 
-def changes_of(run: Run, shape: TableShape) -> Changes:
+def changes_of(run: RowRun, shape: TableShape) -> RowChanges:
     """The changes of a run, in the shape of its relation."""
     columns = _indexes(run.relation, shape)
     decoded = decode_rows(run.relation, run.payloads, columns.values())
@@ -55,7 +55,7 @@ def changes_of(run: Run, shape: TableShape) -> Changes:
     old = {} if decoded.old is None else _texts(decoded.old, columns)
     unchanged = _unchanged(decoded, columns, new, old)
     numbers = np.array(run.numbers, np.int64)
-    made = Changes(
+    made = RowChanges(
         shape,
         op=_OPS.take(pa.array(np.where(kind == INSERT, 0, np.where(kind == DELETE, 2, 1)))),
         after=_struct(shape, new, kind == DELETE),
@@ -112,7 +112,7 @@ def _unchanged(
     return pa.array(lists, pa.list_(pa.string()))
 
 
-def _of_transactions(run: Run) -> dict[str, pa.Array]:
+def _of_transactions(run: RowRun) -> dict[str, pa.Array]:
     """What the transaction of each change says."""
     starts = np.array(run.starts, np.int64)
     counts: Any = np.append(starts[1:], len(run.payloads)) - starts
@@ -126,7 +126,7 @@ def _of_transactions(run: Run) -> dict[str, pa.Array]:
     }
 
 
-def _check_keys(changes: Changes, deleted: Any, old: _Columns) -> None:
+def _check_keys(changes: RowChanges, deleted: Any, old: _Columns) -> None:
     """A deletion without its key could not be followed by any reader."""
     gone = pa.array(deleted)
     for name in changes.table.key:
@@ -147,7 +147,7 @@ def _moved(shape: TableShape, kind: Any, new: _Columns, old: _Columns) -> Any:
     return moved
 
 
-def _split(changes: Changes, moved: Any, numbers: Any) -> Changes:
+def _split(changes: RowChanges, moved: Any, numbers: Any) -> RowChanges:
     """A changed key is a deletion of the old one, then a new row."""
     order = np.repeat(np.arange(len(moved)), np.where(moved, 2, 1))
     first = np.zeros(len(order), bool)  # the deletions
@@ -161,7 +161,7 @@ def _split(changes: Changes, moved: Any, numbers: Any) -> Changes:
 
     before, unchanged = changes.before, changes.unchanged
     ops = pc.if_else(is_first, ch.DELETE, pc.if_else(is_second, ch.CREATE, taken(changes.op)))
-    return Changes(
+    return RowChanges(
         changes.table,
         op=ops,
         after=taken(changes.after, is_first),

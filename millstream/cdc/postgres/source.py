@@ -13,7 +13,8 @@ from typing import Any, Final
 
 import pyarrow as pa
 
-from millstream.cdc.model import Changes, Finding, Lag, Received, TableShape
+from millstream.cdc.masks import masked_errors
+from millstream.cdc.model import CaptureLag, Finding, Received, RowChanges, TableShape
 from millstream.cdc.postgres.catalog import (
     ROOTS_VERSION,
     Catalog,
@@ -28,12 +29,12 @@ from millstream.cdc.postgres.checks import check
 from millstream.cdc.postgres.collector import (
     OPEN_BYTES,
     OPEN_ROWS,
-    Collector,
-    Run,
+    RowRun,
     Spill,
+    TransactionCollector,
     Truncated,
 )
-from millstream.cdc.postgres.link import Link
+from millstream.cdc.postgres.link import ReplicationLink
 from millstream.cdc.postgres.moved_rows import with_left_values
 from millstream.cdc.postgres.pgoutput import Relation, lsn_number, lsn_text
 from millstream.cdc.postgres.row_changes import changes_of, truncation_of
@@ -66,7 +67,7 @@ class PostgresSource:
         self._settings = settings
         self.slot = self.publication = slot_name(settings)
         self._sql: Any = None  # psycopg.AsyncConnection
-        self._link: Link | None = None
+        self._link: ReplicationLink | None = None
         self._catalog: Catalog | None = None
         self._from_items: dict[str, str] = {}  # what to select from, by the full name of a table
         self._shapes: dict[Relation, TableShape] = {}
@@ -203,7 +204,7 @@ class PostgresSource:
         listed = ", ".join(facts[table.full_name].sql_name for table in tables)
         name = quoted(self.publication)
         found = await self._rows(
-            "SELECT 1 FROM pg_publication WHERE pubname = %s", self.publication
+            "SELECT puballtables FROM pg_publication WHERE pubname = %s", self.publication
         )
         if not found:
             roots = catalog.version >= ROOTS_VERSION
@@ -214,7 +215,10 @@ class PostgresSource:
             "SELECT schemaname || '.' || tablename FROM pg_publication_tables WHERE pubname = %s",
             self.publication,
         )
-        if {one for (one,) in known} != facts.keys():
+        published = {one for (one,) in known}
+        # One that has too many, made by an administrator, is left as it is.
+        own = all(table.is_owner for table in catalog.tables) and not found[0][0]
+        if facts.keys() - published or (own and published - facts.keys()):
             await self._rows(f"ALTER PUBLICATION {name} SET TABLE {listed}")
 
     async def reset(self) -> None:
@@ -260,12 +264,12 @@ class PostgresSource:
         outboxes = {one.table for one in self._settings.outbox}
         captured = {table.full_name for table in (self._catalog or await self._read()).tables}
         wanted = captured | outboxes
-        collector = Collector(lambda one: f"{one.namespace}.{one.name}" in wanted)
+        collector = TransactionCollector(lambda one: f"{one.namespace}.{one.name}" in wanted)
         connection, _ = await self._replication(
             f"START_REPLICATION SLOT {quoted(self.slot)} LOGICAL 0/0 "
             f"(proto_version '1', publication_names '{quoted(self.publication)}')"
         )
-        async with Link(connection) as self._link:
+        async with ReplicationLink(connection) as self._link:
             while True:
                 idle = await self._fill(self._link, collector)
                 before = collector.upto
@@ -284,7 +288,7 @@ class PostgresSource:
                     self._last_commit = None
                 yield Received(changes, collector.upto, idle)
 
-    async def _fill(self, link: Link, collector: Collector) -> bool:
+    async def _fill(self, link: ReplicationLink, collector: TransactionCollector) -> bool:
         """Feed what arrives until it is enough; true if nothing more is waiting."""
         clock = asyncio.get_running_loop().time
         until = clock() + WAIT_SECONDS
@@ -308,7 +312,9 @@ class PostgresSource:
             if link.end > collector.upto and clock() > until - WAIT_SECONDS / 2:
                 return True
 
-    async def _large(self, link: Link, collector: Collector) -> AsyncIterator[Received]:
+    async def _large(
+        self, link: ReplicationLink, collector: TransactionCollector
+    ) -> AsyncIterator[Received]:
         """A transaction that does not fit into memory, in parts, by way of a file."""
         if self._settings.whole_transactions:
             raise CaptureError(
@@ -346,9 +352,9 @@ class PostgresSource:
         if self._link is not None:
             self._link.confirm(upto)
 
-    async def _typed(self, runs: Sequence[Run | Truncated]) -> list[Changes]:
+    async def _typed(self, runs: Sequence[RowRun | Truncated]) -> list[RowChanges]:
         """The runs as changes; up to the first that cannot be, which is then the failure."""
-        found: list[Changes] = []
+        found: list[RowChanges] = []
         try:
             for run in runs:
                 found += await self._typed_run(run)
@@ -358,7 +364,7 @@ class PostgresSource:
             self._failure = error
         return found
 
-    async def _typed_run(self, run: Run | Truncated) -> list[Changes]:
+    async def _typed_run(self, run: RowRun | Truncated) -> list[RowChanges]:
         shape = await self._shape(run.relation)
         if isinstance(run, Truncated):
             return self._truncated(run, shape)
@@ -368,10 +374,12 @@ class PostgresSource:
         except Unfit:
             # An enum may have got a label, which the stream does not say: look again, once.
             self._shapes.pop(run.relation)
-            changes = changes_of(run, await self._shape(run.relation))
+            shape = await self._shape(run.relation)
+            with masked_errors(self._settings.settings_of(shape.full_name)):
+                changes = changes_of(run, shape)
         return [await with_left_values(changes, self._from_items[shape.full_name], self._rows)]
 
-    def _truncated(self, one: Truncated, shape: TableShape) -> list[Changes]:
+    def _truncated(self, one: Truncated, shape: TableShape) -> list[RowChanges]:
         choice = self._settings.truncate
         if choice == "stop":
             raise CaptureError(
@@ -392,7 +400,7 @@ class PostgresSource:
 
     # -- lag ------------------------------------------------------------------------------
 
-    async def lag(self) -> Lag:
+    async def lag(self) -> CaptureLag:
         """From the server's view of the slot."""
         rows = await self._rows(
             "SELECT pg_wal_lsn_diff(pg_current_wal_lsn(), confirmed_flush_lsn)::int8, "
@@ -404,7 +412,7 @@ class PostgresSource:
             self.slot,
         )
         if not rows:
-            return Lag(details={"slot": self.slot, "status": "missing"})
+            return CaptureLag(details={"slot": self.slot, "status": "missing"})
         waiting, kept, active, status, safe, confirmed, limit = rows[0]
         seconds = 0.0
         if self._last_commit is not None:
@@ -418,7 +426,7 @@ class PostgresSource:
             "confirmed": confirmed,
             "safe_wal_size": safe,
         }
-        return Lag(waiting, seconds if waiting else 0.0, kept, budget, details)
+        return CaptureLag(waiting, seconds if waiting else 0.0, kept, budget, details)
 
 
 @contextmanager

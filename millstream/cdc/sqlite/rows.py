@@ -9,7 +9,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from millstream import errors
-from millstream.cdc.model import Changes, TableShape
+from millstream.cdc.model import RowChanges, TableShape
 from millstream.cdc.settings import CaptureSettings
 from millstream.cdc.sqlite.catalog import shape_of
 from millstream.cdc.sqlite.log import Entry
@@ -142,10 +142,10 @@ class _Collected:
         self.place.append(place)
         self.time.append(entry.time)
 
-    def finished(self, settings: CaptureSettings) -> Changes:
+    def finished(self, settings: CaptureSettings) -> RowChanges:
         count = len(self.op)
         ones = pa.repeat(pa.scalar(1, pa.int64()), count)
-        return Changes(
+        return RowChanges(
             self.shape,
             op=pa.array(self.op, pa.string()),
             after=self._rows(self.after, settings),
@@ -173,7 +173,7 @@ def changes_of(
     entries: Iterable[Entry],
     definition: Callable[[int], tuple[Definition, bool]],
     settings: CaptureSettings,
-) -> list[Changes]:
+) -> list[RowChanges]:
     """Entries of the log as changes, those of one shape together; `definition` tells the shapes."""
     found: dict[int, _Collected] = {}
     for entry in entries:

@@ -9,6 +9,9 @@ Compared with PostgreSQL:
 - Every change arrives exactly once and in the order of the commits, as there.
 - Weaker: triggers do not know transactions, so each change counts as a transaction of its own.
 - Weaker: every change is written twice, and the application's transactions carry that cost.
+- Weaker: a capture writes to the database too, every few seconds: it deletes what is stored. As
+  with any second writer, a transaction that reads before it writes should begin with BEGIN
+  IMMEDIATE: else SQLite may refuse its first write (SQLITE_BUSY).
 - Weaker: if the database loses commits (a restored backup; a power cut with synchronous = OFF, or
   NORMAL in WAL mode), topics may have changes that the database no longer has. A database that is
   older than the topics is refused.
@@ -35,7 +38,7 @@ from typing import Any, Final, ParamSpec, TypeVar
 import pyarrow as pa
 
 from millstream import errors
-from millstream.cdc.model import Column, Finding, Lag, Received, TableShape
+from millstream.cdc.model import CaptureLag, Column, Finding, Received, TableShape
 from millstream.cdc.settings import CaptureSettings
 from millstream.cdc.sqlite import rows as arrow
 from millstream.cdc.sqlite.catalog import definition_of, findings_about, shape_of, wanted_tables
@@ -53,7 +56,10 @@ POLL_SECONDS: Final = 0.05
 IDLE_SECONDS: Final = 1.0  # at most between two answers of `changes`
 BUSY_SECONDS: Final = 5.0  # that a lock of the application is waited for
 BUSY_ATTEMPTS: Final = 60  # in a row
-TRIM_SECONDS: Final = 0.5  # between two transactions that delete confirmed changes
+# Confirmed changes are deleted after so many seconds, or when there are so many. Not more often: a
+# transaction that reads before it writes is refused by SQLite if somebody else wrote in between.
+TRIM_SECONDS: Final = 5.0
+TRIM_CHANGES: Final = 20_000
 SNAPSHOT_ROWS: Final = 10_000  # of one batch
 SNAPSHOT_BYTES: Final = 8 * 1024 * 1024
 _FETCH: Final = 250  # rows between two looks at the size
@@ -201,11 +207,11 @@ class SqliteSource:
         definitions = [definition_of(self._open_db, name, settings(name)) for name in tables]
         return self._log.prepare(definitions)
 
-    async def lag(self) -> Lag:
+    async def lag(self) -> CaptureLag:
         """How much is recorded and not confirmed."""
         kept = await self._run(lambda: self._log.kept())
         age = None if kept.oldest is None else max(0.0, now_ns() / 1e9 - kept.oldest / 1e3)
-        return Lag(
+        return CaptureLag(
             bytes=kept.bytes,
             seconds=age,
             kept_bytes=kept.bytes,
@@ -261,6 +267,7 @@ class SqliteSource:
         clock = asyncio.get_running_loop().time
         after = await self._run(lambda: self._log.first(self._stored))
         self._data_version = None
+        self._trimmed = after
         answered, busy = clock(), 0
         while True:
             try:
@@ -303,7 +310,8 @@ class SqliteSource:
 
     async def _trim_if_due(self) -> None:
         now = asyncio.get_running_loop().time()
-        if self._confirmed <= self._trimmed or now < self._trim_due:
+        waiting = self._confirmed - self._trimmed
+        if waiting <= 0 or (now < self._trim_due and waiting < TRIM_CHANGES):
             return
         self._trim_due = now + TRIM_SECONDS
         upto = self._confirmed

@@ -12,7 +12,7 @@ from millstream.cli.output import print_json, print_table, say, size
 from millstream.deadline import Deadline
 
 if TYPE_CHECKING:
-    from millstream.cdc.model import Finding, Lag, TableShape
+    from millstream.cdc.model import Finding, CaptureLag, TableShape
     from millstream.cdc.settings import CaptureSettings
     from millstream.cdc.sink.apply import Applied
     from millstream.cdc.status import CaptureStatus, TableStatus
@@ -102,7 +102,7 @@ def show_status(status: CaptureStatus) -> None:
         )
 
 
-def lag_text(lag: Lag) -> str:
+def lag_text(lag: CaptureLag) -> str:
     """How far a capture is behind, in a line."""
     parts = []
     if lag.bytes is not None:

@@ -16,7 +16,7 @@ import pyarrow as pa
 
 from millstream import Mill
 from millstream.cdc.change_values import FRAME_COLUMNS, frame_of, record_of
-from millstream.cdc.model import Changes, Column, TableShape
+from millstream.cdc.model import RowChanges, Column, TableShape
 from millstream.cdc.settings import Format
 from millstream.events import changes as ch
 from millstream.events.packs.packing import Packing
@@ -119,7 +119,7 @@ class ChangeTopic:
         numbers = list(range(first, first + count))
         kind = self.shape.row_type
         gone = [one.op == ch.DELETE for one in changes]
-        frame = Changes(
+        frame = RowChanges(
             self.shape,
             op=pa.array([one.op for one in changes]),
             after=pa.array(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 from datetime import UTC, date, datetime, time
 from decimal import Decimal
@@ -10,8 +11,10 @@ from typing import Any
 import pytest
 
 from millstream import Mill
+from millstream.cdc.capture import Capture
 from millstream.cdc.postgres import collector, source
 from millstream.cdc.settings import CaptureSettings, OutboxSettings, TableSettings
+from millstream.cdc.sources import open_source
 from millstream.errors import BreakingChange, CaptureError, ConfigError, SourceLost
 from millstream.settings import Secret
 from tests.integration.cdc.captures import capturing, events_of, folded, until
@@ -420,6 +423,35 @@ async def test_a_table_that_is_added_later_gets_its_own_snapshot(
         postgres.execute("INSERT INTO b VALUES (2)")
         a, b = await running.caught_up("a", 2), await running.caught_up("b", 2)
     assert [event["value"]["op"] for event in (*a, *b)] == ["r", "c", "r", "c"]
+
+
+async def test_a_table_that_is_made_while_it_runs_is_captured_and_one_without_a_key_is_not(
+    mill: Mill, postgres: Database
+) -> None:
+    postgres.execute("CREATE TABLE a (id int PRIMARY KEY)", "INSERT INTO a VALUES (1)")
+    async with capturing(mill, settings_for(postgres, heartbeat=0.2)) as running:
+        await running.streaming()
+        postgres.execute("CREATE TABLE b (id int PRIMARY KEY)", "INSERT INTO b VALUES (1)")
+        await running.caught_up("b", 1)
+        postgres.execute("CREATE TABLE c (n int)", "INSERT INTO a VALUES (2)")
+        await running.caught_up("a", 2)
+        alarms = running.capture.status
+        await until(lambda: any("public.c" in text for text in alarms().alarms), "an alarm")
+        postgres.execute("INSERT INTO b VALUES (2)")
+        events = await running.caught_up("b", 2)
+    assert [event["value"]["op"] for event in events] == ["r", "c"]
+
+
+async def test_a_capture_that_runs_once_ends_when_it_has_caught_up(
+    mill: Mill, postgres: Database
+) -> None:
+    postgres.execute("CREATE TABLE a (id int PRIMARY KEY)", "INSERT INTO a VALUES (1)")
+    settings = settings_for(postgres)
+    for number in (2, 3):
+        async with asyncio.timeout(60):
+            await Capture(mill, open_source(settings), settings).run(once=True)
+        assert len(await events_of(mill, "a")) == number - 1
+        postgres.execute(f"INSERT INTO a VALUES ({number})")
 
 
 async def test_an_idle_table_does_not_keep_the_log_of_its_neighbours(

@@ -14,7 +14,7 @@ import pyarrow as pa
 import pytest
 
 from millstream import errors
-from millstream.cdc.model import Changes
+from millstream.cdc.model import RowChanges
 from millstream.cdc.mysql import binlog
 from millstream.cdc.mysql.source import MysqlSource
 from millstream.cdc.settings import CaptureSettings
@@ -44,9 +44,9 @@ async def capturing(
         await source.close()
 
 
-async def received(source: MysqlSource, count: int) -> list[Changes]:
+async def received(source: MysqlSource, count: int) -> list[RowChanges]:
     """Changes, until there are so many."""
-    found: list[Changes] = []
+    found: list[RowChanges] = []
     stream = source.changes()
     async with asyncio.timeout(LIMIT):
         async for one in stream:
@@ -60,7 +60,7 @@ async def received(source: MysqlSource, count: int) -> list[Changes]:
     return found
 
 
-def placed(changes: Iterable[Changes]) -> list[tuple[tuple[int, int], tuple[str, Any, Any]]]:
+def placed(changes: Iterable[RowChanges]) -> list[tuple[tuple[int, int], tuple[str, Any, Any]]]:
     """Position and (op, before, after) of each change, in the order of positions."""
     rows = []
     for one in changes:
@@ -72,7 +72,7 @@ def placed(changes: Iterable[Changes]) -> list[tuple[tuple[int, int], tuple[str,
     return sorted(rows, key=lambda row: row[0])
 
 
-def flat(changes: Iterable[Changes]) -> list[tuple[str, Any, Any]]:
+def flat(changes: Iterable[RowChanges]) -> list[tuple[str, Any, Any]]:
     return [part for _, part in placed(changes)]
 
 

@@ -13,6 +13,7 @@ from millstream.cdc.settings_file import check_capture, load_capture, without_pa
 from millstream.cdc.sources import source_kind
 from millstream.cdc.template import settings_text
 from millstream.errors import ConfigError
+from millstream.settings import Secret
 
 LEAST = 'name = "shop"\nsource = "postgresql://app@db/shop"\n'
 WHOLE = """
@@ -81,7 +82,7 @@ def test_every_setting_can_be_in_the_file() -> None:
         snapshot=False,
         whole_transactions=True,
         truncate="event",
-        mask_key="pepper",
+        mask_key=Secret("pepper"),
         heartbeat=90.0,
         log_budget=512 * 1024**2,
     )

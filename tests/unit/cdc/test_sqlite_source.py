@@ -17,7 +17,7 @@ import pyarrow as pa
 import pytest
 
 from millstream import errors
-from millstream.cdc.model import Changes
+from millstream.cdc.model import RowChanges
 from millstream.cdc.settings import CaptureSettings, TableSettings
 from millstream.cdc.sqlite.source import SqliteSource
 
@@ -67,9 +67,9 @@ async def capturing(app: App, **changed: Any) -> AsyncIterator[SqliteSource]:
         await source.close()
 
 
-async def received(source: SqliteSource, count: int) -> list[Changes]:
+async def received(source: SqliteSource, count: int) -> list[RowChanges]:
     """Changes, until there are so many."""
-    found: list[Changes] = []
+    found: list[RowChanges] = []
     async with asyncio.timeout(LIMIT):
         async for one in source.changes():
             found += one.changes
@@ -78,7 +78,7 @@ async def received(source: SqliteSource, count: int) -> list[Changes]:
     return found
 
 
-def flat(changes: Iterable[Changes]) -> list[tuple[str, Any, Any]]:
+def flat(changes: Iterable[RowChanges]) -> list[tuple[str, Any, Any]]:
     """(op, before, after) of each change, in the order of positions."""
     rows = []
     for one in changes:
@@ -90,7 +90,7 @@ def flat(changes: Iterable[Changes]) -> list[tuple[str, Any, Any]]:
     return [part for _, part in sorted(rows, key=lambda row: row[0])]
 
 
-def folded(changes: Iterable[Changes], key: str = "id") -> dict[Any, Any]:
+def folded(changes: Iterable[RowChanges], key: str = "id") -> dict[Any, Any]:
     """The table that changes make."""
     table: dict[Any, Any] = {}
     for op, before, after in flat(changes):

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from millstream.cdc.model import Finding, Lag
+from millstream.cdc.model import Finding, CaptureLag
 from millstream.cdc.sink.apply import Applied
 from millstream.cdc.sink.topic_positions import TopicPosition
 from millstream.cdc.status import CaptureState, CaptureStatus, TableStatus
@@ -22,7 +22,7 @@ from millstream.cli.views.cdc import (
     shown_live,
 )
 
-BEHIND = Lag(bytes=2048, seconds=1.25, kept_bytes=3 * 1024**2, budget_bytes=10 * 1024**3)
+BEHIND = CaptureLag(bytes=2048, seconds=1.25, kept_bytes=3 * 1024**2, budget_bytes=10 * 1024**3)
 
 
 def status(state: CaptureState = "snapshot", rows: int = 0, events: int = 0) -> CaptureStatus:
@@ -44,7 +44,7 @@ def test_a_status_is_the_same_after_its_way_as_json() -> None:
 def test_lag_is_said_in_what_is_known() -> None:
     text = "lag: 2.0 KiB of log behind, 1.2 s behind, the source keeps 3.0 MiB of 10.0 GiB of log"
     assert lag_text(BEHIND) == f"{text} for it"
-    assert lag_text(Lag()) == "lag: not known"
+    assert lag_text(CaptureLag()) == "lag: not known"
 
 
 def test_lines_are_written_when_something_is_new_and_not_too_often() -> None:
