@@ -70,12 +70,13 @@ def postgres(
 
     def decorate(function: Function) -> Function:
         chosen = checked_function(function, name, chosen_mode)
+        _check_table(chosen, table or chosen)
         output = Output(
             name=chosen,
             kind="postgres",
             key=chosen_key,
             delete_when=delete_when,
-            options={TABLE: _table_name(chosen, table or chosen)},
+            options={TABLE: table or chosen},
             secret=None if url is None else Secret(url),
             where=place_of(function),
         )
@@ -116,7 +117,7 @@ def _check_address(name: str, url: str) -> None:
         )
 
 
-def _table_name(name: str, table: str) -> str:
+def _check_table(name: str, table: str) -> None:
     parts = table.split(".")
     if len(parts) > 2 or not all(_NAME.fullmatch(part) for part in parts):
         raise PipelineInvalid(
@@ -127,7 +128,6 @@ def _table_name(name: str, table: str) -> str:
         raise PipelineInvalid(
             f"@postgres '{name}': table {table!r:.100}: names with {RESERVED} are Millstream's own"
         )
-    return table
 
 
 def address_of(output: Output) -> Secret:

@@ -1,4 +1,4 @@
-"""The table of a `@postgres` output: created, checked, and the place where batches are noted."""
+"""The table of a `@postgres` output, created or checked, and the one that notes its batches."""
 
 from __future__ import annotations
 

@@ -83,8 +83,8 @@ class Writing:
             mill.topic(self.topic).writer("cdc-items") as writer,
         ):
             for frame in frames:
-                columns = Columns(key="_key", left_out=("_key",))
-                writer.write_batch(frame, positions=("_commit", "_place"), columns=columns)
+                columns = Columns(value="value", key="key")
+                writer.write_batch(frame, positions=("commit", "place"), columns=columns)
                 writer.flush()
 
     def _frame(self, changes: Sequence[Change]) -> pa.Table:
@@ -95,18 +95,15 @@ class Writing:
             *((ch.NUMBER, pa.int64()), (ch.TOTAL, pa.int64())),
             (ch.TIME, pa.timestamp("us", "UTC")),
         ]
-        schema = pa.schema(
-            [
-                (ch.OP, pa.string()),
-                (ch.BEFORE, pa.struct(item)),
-                (ch.AFTER, pa.struct(item)),
-                (ch.UNCHANGED, pa.list_(pa.string())),
-                (ch.SOURCE, pa.struct(source)),
-                ("_key", pa.string()),
-                ("_commit", pa.int64()),
-                ("_place", pa.int64()),
-            ]
-        )
+        value = [
+            (ch.OP, pa.string()),
+            (ch.BEFORE, pa.struct(item)),
+            (ch.AFTER, pa.struct(item)),
+            (ch.UNCHANGED, pa.list_(pa.string())),
+            (ch.SOURCE, pa.struct(source)),
+        ]
+        others = [("key", pa.string()), ("commit", pa.int64()), ("place", pa.int64())]
+        schema = pa.schema([("value", pa.struct(value)), *others])
         return pa.Table.from_pylist(made, schema=schema)
 
     def _event(self, change: Change) -> dict[str, Any]:
@@ -115,7 +112,7 @@ class Writing:
             self.place = 0
         self.place += 1
         before, after = self._apply(change)
-        return {
+        value = {
             ch.OP: change.op,
             ch.BEFORE: before,
             ch.AFTER: after,
@@ -128,10 +125,9 @@ class Writing:
                 ch.TOTAL: None if change.number is None else 1,
                 ch.TIME: START + timedelta(seconds=self.commit),
             },
-            "_key": None if change.id is None else str(change.id),
-            "_commit": self.commit,
-            "_place": self.place,
         }
+        key = None if change.id is None else str(change.id)
+        return {"value": value, "key": key, "commit": self.commit, "place": self.place}
 
     def _apply(self, change: Change) -> tuple[Any, Any]:
         if change.op == ch.TRUNCATE:

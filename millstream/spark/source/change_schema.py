@@ -78,19 +78,19 @@ class ChangeColumns:
         op, after = pc.struct_field(value, ch.OP), pc.struct_field(value, ch.AFTER)
         columns = {name: batch.column(name) for name in self.schema.names}
         columns["value"] = after
-        columns |= self._places(value)
+        columns |= self._positions(value)
         columns[GONE] = pc.is_null(after)
         columns[TRUNCATE] = pc.fill_null(pc.equal(op, ch.TRUNCATE), False)
         columns[UNCHANGED] = pc.struct_field(value, ch.UNCHANGED)
         return pa.RecordBatch.from_arrays(list(columns.values()), names=list(columns))
 
     def truncations(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        """The places of truncations, from a batch of the schema `truncates`."""
+        """The positions of truncations, from a batch of the schema `truncates`."""
         value = batch.column("value")
         found = value.filter(pc.fill_null(pc.equal(pc.struct_field(value, ch.OP), "t"), False))
-        return pa.RecordBatch.from_pydict(self._places(found))
+        return pa.RecordBatch.from_pydict(self._positions(found))
 
-    def _places(self, value: pa.Array) -> dict[str, pa.Array]:
+    def _positions(self, value: pa.Array) -> dict[str, pa.Array]:
         return {
             COMMIT: pc.fill_null(pc.struct_field(value, [ch.SOURCE, ch.COMMIT]), 0),
             # Null in a snapshot, which is before the numbered changes of its commit.
@@ -112,15 +112,15 @@ class RowColumns:
     def of(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         """The columns of a fold."""
         columns = {name: batch.column(name) for name in self._wanted}
-        columns |= self._places(batch)
+        columns |= self._positions(batch)
         columns[GONE] = pc.is_null(batch.column("value"))
         columns[TRUNCATE] = self._truncates(batch)
         columns[UNCHANGED] = pa.nulls(batch.num_rows, pa.list_(pa.string()))
         return pa.RecordBatch.from_arrays(list(columns.values()), names=list(columns))
 
     def truncations(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        """The places of truncations, from a batch of the schema `truncates`."""
-        return pa.RecordBatch.from_pydict(self._places(batch.filter(self._truncates(batch))))
+        """The positions of truncations, from a batch of the schema `truncates`."""
+        return pa.RecordBatch.from_pydict(self._positions(batch.filter(self._truncates(batch))))
 
     def _truncates(self, batch: pa.RecordBatch) -> pa.Array:
         found = np.zeros(batch.num_rows, bool)
@@ -129,7 +129,7 @@ class RowColumns:
             found[parents.filter(pc.equal(pairs, ch.TRUNCATE.encode())).to_numpy()] = True
         return pc.and_(pa.array(found), pc.is_null(batch.column("key")))
 
-    def _places(self, batch: pa.RecordBatch) -> dict[str, pa.Array]:
+    def _positions(self, batch: pa.RecordBatch) -> dict[str, pa.Array]:
         count, headers = batch.num_rows, batch.column("headers")
         commits, numbers = np.zeros(count, np.uint64), np.zeros(count, np.int64)
         if headers.null_count < count:

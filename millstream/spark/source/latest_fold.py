@@ -18,7 +18,16 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-__all__ = ["COMMIT", "GONE", "NUMBER", "TRUNCATE", "UNCHANGED", "LatestRows", "Missing", "Place"]
+__all__ = [
+    "COMMIT",
+    "GONE",
+    "NUMBER",
+    "TRUNCATE",
+    "UNCHANGED",
+    "CommitPosition",
+    "LatestRows",
+    "MissingValue",
+]
 
 # Columns of the fold, beside those of the result.
 COMMIT: Final = "_commit"  # uint64: where the change is in its source
@@ -31,14 +40,14 @@ WAITING_BYTES: Final = 128 * 1024 * 1024  # of changes: fewer are not worth a fo
 _OF_CHANGES: Final = (GONE, TRUNCATE, UNCHANGED)
 
 
-class Place(NamedTuple):
-    """Where a change is in its source: places of one source can be compared."""
+class CommitPosition(NamedTuple):
+    """Where a change is in its source: positions of one source can be compared."""
 
     commit: int
     number: int
 
 
-class Missing(NamedTuple):
+class MissingValue(NamedTuple):
     """A column that kept a value which no earlier change has."""
 
     key: bytes | str
@@ -51,7 +60,7 @@ class LatestRows:
     def __init__(
         self,
         rows: list[pa.RecordBatch] | None = None,
-        gone: Place | None = None,
+        gone: CommitPosition | None = None,
         waiting_limit: int = WAITING_BYTES,
     ) -> None:
         """`rows` and `gone`: an earlier fold that is continued."""
@@ -64,7 +73,7 @@ class LatestRows:
         self.added = 0
         # The last change deleted a row: the next may be the other half of a key change.
         self.ends_with_deletion = False
-        self.missing: Missing | None = None  # the first one, if there is any
+        self.missing: MissingValue | None = None  # the first one, if there is any
 
     def add(self, batch: pa.RecordBatch) -> None:
         """The next changes of the partition."""
@@ -74,21 +83,22 @@ class LatestRows:
         self._waiting_bytes += batch.nbytes
         self.added += batch.num_rows
         self.ends_with_deletion = bool(batch.column(GONE)[-1].as_py())
-        limit = max(self._waiting_limit, self._kept_bytes)
-        if self.ends_with_deletion:  # both halves of a key change are folded together
-            limit *= 2
-        if self._waiting_bytes >= limit:
+        if self._waiting_bytes >= max(self._waiting_limit, self._kept_bytes):
+            count = batch.num_rows - self.ends_with_deletion
+            self._waiting[-1] = batch.slice(0, count)
             self._fold()
+            if self.ends_with_deletion:  # both halves of a key change are folded together
+                self._waiting, self._waiting_bytes = [batch.slice(count)], 1
 
-    def truncate(self, place: Place) -> None:
-        """Remove the rows of all changes before a place."""
+    def truncate(self, position: CommitPosition) -> None:
+        """Remove the rows of all changes before a position."""
         self._fold()
-        if self.truncated is None or place > self.truncated:
-            self.truncated = place
-            self._rows = [b.filter(pa.array(~_before(b, place))) for b in self._rows]
+        if self.truncated is None or position > self.truncated:
+            self.truncated = position
+            self._rows = [b.filter(pa.array(~_before(b, position))) for b in self._rows]
 
     def batches(self) -> Iterator[pa.RecordBatch]:
-        """The rows, one for each key, with the columns of the result and of places."""
+        """The rows, one for each key, with the columns of the result and of positions."""
         self._fold()
         yield from (batch for batch in self._rows if batch.num_rows)
 
@@ -123,25 +133,27 @@ class LatestRows:
         truncates = window.column(TRUNCATE)
         alive = ~truncates
         if truncates.any():
-            commit, number = window.places()
+            commit, number = window.positions()
             rows = np.flatnonzero(truncates).tolist()
-            place, at = max((Place(int(commit[row]), int(number[row])), row) for row in rows)
-            if self.truncated is None or place >= self.truncated:
-                self.truncated = place
-                # At the same place, or if places are not known, the order is what counts.
-                same = (commit[:at] == place.commit) & (number[:at] == place.number)
+            position, at = max(
+                (CommitPosition(int(commit[row]), int(number[row])), row) for row in rows
+            )
+            if self.truncated is None or position >= self.truncated:
+                self.truncated = position
+                # At the same position, or if positions are not known, the order is what counts.
+                same = (commit[:at] == position.commit) & (number[:at] == position.number)
                 alive[:at] &= ~same
         if self.truncated is not None:
             alive &= ~window.before(self.truncated)
         return alive
 
 
-def _before(batch: pa.RecordBatch, place: Place) -> Any:
-    commit, number = _places(batch)
-    return (commit < place.commit) | ((commit == place.commit) & (number < place.number))
+def _before(batch: pa.RecordBatch, position: CommitPosition) -> Any:
+    commit, number = _positions(batch)
+    return (commit < position.commit) | ((commit == position.commit) & (number < position.number))
 
 
-def _places(batch: pa.RecordBatch) -> tuple[Any, Any]:
+def _positions(batch: pa.RecordBatch) -> tuple[Any, Any]:
     return tuple(batch.column(n).to_numpy(zero_copy_only=False) for n in (COMMIT, NUMBER))
 
 
@@ -190,16 +202,16 @@ class _Window:
         found[grouped.column("row_max").to_numpy()] = True
         return found
 
-    # -- places ---------------------------------------------------------------------------
+    # -- positions ---------------------------------------------------------------------------
 
-    def places(self) -> tuple[Any, Any]:
+    def positions(self) -> tuple[Any, Any]:
         """The commit and the number of every row."""
-        parts = [_places(batch) for batch in self._batches]
+        parts = [_positions(batch) for batch in self._batches]
         return np.concatenate([p[0] for p in parts]), np.concatenate([p[1] for p in parts])
 
-    def before(self, place: Place) -> Any:
-        """Which rows are before a place."""
-        return np.concatenate([_before(batch, place) for batch in self._batches])
+    def before(self, position: CommitPosition) -> Any:
+        """Which rows are before a position."""
+        return np.concatenate([_before(batch, position) for batch in self._batches])
 
     # -- rows -----------------------------------------------------------------------------
 
@@ -247,12 +259,12 @@ class _Filled:
         self._window = window
         self._alive = alive
 
-    def rows(self, lacking: Any) -> tuple[pa.RecordBatch, Missing | None]:
+    def rows(self, lacking: Any) -> tuple[pa.RecordBatch, MissingValue | None]:
         """The rows of these numbers, complete, and the first value that was not found."""
         window = self._window
         names = [n for n in window.names if n not in _OF_CHANGES]
         found = window.taken(lacking, names)
-        missing: Missing | None = None
+        missing: MissingValue | None = None
         if "value" not in names or not pa.types.is_struct(found.schema.field("value").type):
             return found, None
         kind = found.schema.field("value").type
@@ -265,14 +277,14 @@ class _Filled:
             origin = self._origins(lacking[which], name)
             if (origin < 0).any() and missing is None:
                 lost = lacking[which[np.flatnonzero(origin < 0)[0]]]
-                missing = Missing(window.keys[int(lost)].as_py(), name)
+                missing = MissingValue(window.keys[int(lost)].as_py(), name)
             children[name] = self._patched(children[name], name, which, origin)
         value = pa.StructArray.from_arrays([children[f.name] for f in fields], fields=fields)
         at = found.schema.get_field_index("value")
         return found.set_column(at, found.schema.field(at), value), missing
 
     def _patched(self, array: pa.Array, name: str, which: Any, origin: Any) -> pa.Array:
-        """The column with the values of the rows of origin at some places."""
+        """The column with the values of the rows of origin at some positions."""
         known = origin >= 0
         if not known.any():
             return array
@@ -310,11 +322,15 @@ class _Filled:
         if not firsts:
             return {}
         window = self._window
-        commit, number = window.places()
+        commit, number = window.positions()
         gone = np.flatnonzero(window.gone & self._alive)
         known = {(int(commit[at]), int(number[at])): int(at) for at in gone.tolist()}
-        places = {first: (int(commit[first]), int(number[first])) for first in firsts}
-        found = {first: known.get(place, first) for first, place in places.items() if place[1]}
+        positions = {first: (int(commit[first]), int(number[first])) for first in firsts}
+        found = {
+            first: known.get(position, first)
+            for first, position in positions.items()
+            if position[1]
+        }
         return {first: deletion for first, deletion in found.items() if deletion < first}
 
 
@@ -330,11 +346,11 @@ class _Runs:
         lacks, gone = window.lacks(name, numbers)[by_key], window.gone[numbers][by_key]
         self._numbers = numbers[by_key]
         starts = np.flatnonzero(np.diff(codes.to_numpy()[by_key], prepend=-1))
-        places = np.arange(len(numbers))
-        # The last place at or before each one that has the column, ends a run, or starts a key.
-        self._has = np.maximum.accumulate(np.where(~lacks & ~gone, places, -1))
-        self._end = np.maximum.accumulate(np.where(gone, places, -1))
-        self._start = starts[np.searchsorted(starts, places, side="right") - 1]
+        positions = np.arange(len(numbers))
+        # The last position at or before each one that has the column, ends a run, or starts a key.
+        self._has = np.maximum.accumulate(np.where(~lacks & ~gone, positions, -1))
+        self._end = np.maximum.accumulate(np.where(gone, positions, -1))
+        self._start = starts[np.searchsorted(starts, positions, side="right") - 1]
         self._place = {int(row): n for n, row in enumerate(self._numbers.tolist())}
 
     def back_from(self, row: int) -> tuple[int, int]:

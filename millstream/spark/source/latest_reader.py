@@ -30,14 +30,19 @@ from millstream.settings import ConnectionSettings
 from millstream.spark.broker_access import PATIENCE_SECONDS, connection_to, jetstream_to
 from millstream.spark.options import SourceOptions
 from millstream.spark.short_errors import short_errors
-from millstream.spark.source.change_schema import ChangeColumns, RowColumns, row_record
+from millstream.spark.source.change_schema import (
+    ChangeColumns,
+    RowColumns,
+    latest_shape,
+    row_record,
+)
 from millstream.spark.source.frames import read_frames
 from millstream.spark.source.latest_fold import (
     COMMIT,
     NUMBER,
     TRUNCATE,
+    CommitPosition,
     LatestRows,
-    Place,
 )
 from millstream.spark.source.offsets import FIRST, OffsetLimit, PartitionOffset, PartitionState
 from millstream.spark.source.partitions import (
@@ -59,7 +64,7 @@ KEPT_AFTER: Final = 20_000
 KEPT_PART: Final = 4
 # Streams of which this process remembers the last truncation.
 SCANNED_MAX: Final = 256
-_scanned: dict[tuple[str, str], tuple[int, Place | None]] = {}
+_scanned: dict[tuple[str, str], tuple[int, CommitPosition | None]] = {}
 
 
 class LatestPartition(InputPartition):
@@ -156,13 +161,15 @@ class LatestReader(DataSourceReader):
 
     def _columns(self, state: PartitionState) -> ChangeColumns | RowColumns:
         """What is read of the events: changes, or rows."""
-        schema = self._reader.schema
-        snapshot = self._reader.schemas.get(state.topic)
-        row = schema.field("value").type if "value" in schema.names else pa.struct([])
+        schema, topic = self._reader.schema, state.topic
+        if "value" in schema.names:
+            row = schema.field("value").type
+        else:  # whether there is one must be read all the same
+            row = latest_shape(self._reader.schemas, topic).types[0]
+            row = pa.struct([row.field(0)]) if pa.types.is_struct(row) else row
+        snapshot = self._reader.schemas.get(topic)
         if snapshot is not None and row_record(snapshot.latest.record) is not None:
             return ChangeColumns(schema, row)
-        if "value" not in schema.names and snapshot is None:
-            row = pa.binary()
         return RowColumns(schema, row)
 
     def _read(
@@ -205,17 +212,17 @@ class LatestReader(DataSourceReader):
 
     def _truncated_elsewhere(
         self, partition: LatestPartition, columns: ChangeColumns | RowColumns
-    ) -> Place | None:
+    ) -> CommitPosition | None:
         """The last truncation in the other partitions.
 
         It is one event, without a key, so it is in one partition only and counts for all.
         """
         found = [self._scanned(state, end, columns) for state, end in partition.others]
-        return max((place for place in found if place is not None), default=None)
+        return max((position for position in found if position is not None), default=None)
 
     def _scanned(
         self, state: PartitionState, end: int, columns: ChangeColumns | RowColumns
-    ) -> Place | None:
+    ) -> CommitPosition | None:
         name = (state.stream, state.created)
         start, found = (FIRST, None) if end else _scanned.get(name, (FIRST, None))
         last = end or self._end_of(state)
@@ -223,8 +230,8 @@ class LatestReader(DataSourceReader):
         connection = connection_to(self._settings)
         for frames in read_frames(connection, state.stream, start, last, (), WINDOW):
             for batch in batches.of(frames):
-                for place in columns.truncations(batch).to_pylist():
-                    one = Place(place[COMMIT], place[NUMBER])
+                for position in columns.truncations(batch).to_pylist():
+                    one = CommitPosition(position[COMMIT], position[NUMBER])
                     found = one if found is None else max(found, one)
         if not end:
             if len(_scanned) >= SCANNED_MAX:
@@ -283,7 +290,7 @@ class _KeptFold:
         except (OSError, pa.ArrowInvalid):
             return LatestRows(), FIRST
         commit, number, offset = (int(part) for part in notes[_NOTE].split())
-        gone = None if commit < 0 else Place(commit, number)
+        gone = None if commit < 0 else CommitPosition(commit, number)
         rows = [batch.replace_schema_metadata(None) for batch in batches]
         self._rows = sum(batch.num_rows for batch in rows)
         return LatestRows(rows, gone), offset
@@ -307,10 +314,10 @@ class _KeptFold:
             part.unlink(missing_ok=True)
 
     def _write(
-        self, path: Path, batches: list[pa.RecordBatch], gone: Place | None, offset: int
+        self, path: Path, batches: list[pa.RecordBatch], gone: CommitPosition | None, offset: int
     ) -> None:
-        place = Place(-1, 0) if gone is None else gone
-        note = f"{place.commit} {place.number} {offset}"
+        position = CommitPosition(-1, 0) if gone is None else gone
+        note = f"{position.commit} {position.number} {offset}"
         schema = batches[0].schema.with_metadata({_NOTE: note.encode()})
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
         with os.fdopen(descriptor, "wb") as file, pa.ipc.new_file(file, schema) as writer:

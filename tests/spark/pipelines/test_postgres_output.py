@@ -1,4 +1,4 @@
-"""Rows of a pipeline in a table of PostgreSQL, on a real one: exactly once, whatever is repeated."""
+"""Rows of a pipeline in a table of a real PostgreSQL: exactly once, whatever is repeated."""
 
 from __future__ import annotations
 
@@ -18,8 +18,7 @@ from millstream.pipelines.postgres import address_of
 from millstream.pipelines.postgres_batches import PostgresBatches
 from millstream.pipelines.postgres_table import prepared_table
 from millstream.settings import Secret
-from tests.postgres import Database, postgres_server  # noqa: F401
-from tests.postgres import postgres as database  # noqa: F401
+from tests.postgres import Database
 from tests.spark.changes_kit import Change, Writing
 from tests.spark.conftest import forget_commit, last_batch
 from tests.spark.pipelines.project_kit import HEAD, Kit
@@ -75,7 +74,7 @@ def test_changes_are_upserted_and_logged_once_whatever_is_repeated(
     spark: SparkSession,
     account: Account,
     tmp_path: Path,
-    database: Database,  # noqa: F811
+    database: Database,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("MILLSTREAM_POSTGRES", database.url)
@@ -126,7 +125,7 @@ class Batches:
 
 def test_a_batch_that_is_stored_is_skipped_and_one_that_failed_leaves_nothing(
     spark: SparkSession,
-    database: Database,  # noqa: F811
+    database: Database,
 ) -> None:
     keyed = Batches(spark, database, ("id",))
     keyed.store(0, [(1, "a"), (2, "b"), (1, "c")])
@@ -163,7 +162,7 @@ def test_a_table_that_does_not_fit_the_rows_is_refused_before_anything_starts(
     spark: SparkSession,
     account: Account,
     tmp_path: Path,
-    database: Database,  # noqa: F811
+    database: Database,
 ) -> None:
     account.topic("lines")
     kit = Kit(spark, account, tmp_path)
@@ -188,6 +187,10 @@ def out():
     assert "url" not in str(kit.graph().as_dict())
 
 
+def some_rows() -> None:
+    """A function that could return rows."""
+
+
 @pytest.mark.parametrize(
     ("options", "reason"),
     [
@@ -205,7 +208,7 @@ def test_bad_options_are_refused_when_the_pipeline_is_loaded(
     options: dict[str, Any], reason: str
 ) -> None:
     with loading(Pipeline("p")), pytest.raises(PipelineInvalid, match=reason) as caught:
-        postgres(**options)(lambda: None)
+        postgres(**options)(some_rows)
     assert "secret" not in str(caught.value)
 
 

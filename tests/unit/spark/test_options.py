@@ -122,3 +122,24 @@ def test_options_that_spark_adds_are_accepted() -> None:
 def test_every_option_is_documented() -> None:
     page = (Path(__file__).parents[3] / "docs" / "SPARK.md").read_text()
     assert not [name for name in OPTIONS if f"`{name}`" not in page]
+
+
+@pytest.mark.parametrize(
+    ("options", "error"),
+    [
+        ({"table": "a"}, "needs the option 'subscribe'"),
+        ({"subscribe": "a,b"}, "reads one topic, not 2"),
+        ({"subscribe": "a", "startingOffsets": "earliest"}, "'startingOffsets' cannot be combined"),
+        ({"subscribe": "a", "minPartitions": "2"}, "'minPartitions' cannot be combined"),
+        ({"subscribe": "a", "asOf": "2026-01-01T00:00:00Z", "endingTimestamp": "1"}, "'asOf' and"),
+        ({"subscribe": "a", "undecodable": "null"}, "use drop"),
+        ({"subscribe": "a", "rows": "last"}, "choose all or latest"),
+    ],
+)
+def test_latest_rows_are_refused_with_options_that_would_not_be_obeyed(
+    options: dict[str, str], error: str
+) -> None:
+    with pytest.raises(ConfigError, match=error):
+        source_options({"rows": "latest", **options}, batch=True)
+    with pytest.raises(ConfigError, match="belongs to a batch read"):
+        source_options({"rows": "latest", **options}, batch=False)
