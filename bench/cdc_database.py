@@ -92,7 +92,7 @@ class Database:
         return int(self.value("SELECT (pg_current_wal_lsn() - '0/0')::bigint"))
 
     def create_slot(self, name: str) -> None:
-        """A place in the log for a reader that only counts."""
+        """A slot for a reader that only counts."""
         self.execute(f"SELECT pg_create_logical_replication_slot('{name}', 'pgoutput')")
 
     def count_changes(self, slot: str, publication: str, rows: int) -> float:
@@ -121,11 +121,12 @@ class Database:
                 else:
                     raise ConnectionError(low.get_error_message())
             seconds = time.perf_counter() - began
-        self._when_free(slot)
+        self.wait_free(slot)
         self.execute(f"SELECT pg_replication_slot_advance('{slot}', pg_current_wal_lsn())")
         return seconds
 
-    def _when_free(self, slot: str) -> None:
+    def wait_free(self, slot: str) -> None:
+        """Until nobody reads from a slot."""
         query = f"SELECT active FROM pg_replication_slots WHERE slot_name = '{slot}'"
         until = time.monotonic() + WAIT_SECONDS
         while self.value(query):

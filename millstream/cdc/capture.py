@@ -22,6 +22,7 @@ from millstream.cdc.masks import masked_errors
 from millstream.cdc.model import CaptureLag, Finding, Received, RowChanges, TableShape
 from millstream.cdc.outbox import Outbox
 from millstream.cdc.settings import CaptureSettings
+from millstream.cdc.settings_file import check_capture
 from millstream.cdc.source import Source
 from millstream.cdc.state import CaptureRecord, States
 from millstream.cdc.status import CaptureState, CaptureStatus, TableStatus
@@ -60,6 +61,7 @@ class Capture:
     """Captures the changes of one source, until it is stopped."""
 
     def __init__(self, mill: Mill, source: Source, settings: CaptureSettings) -> None:
+        check_capture(settings)
         self.settings = settings
         self._mill, self._source = mill, source
         self._state: CaptureState = "checking"
@@ -178,7 +180,8 @@ class Capture:
                 continue
             topic = await TableTopic.opened(self._mill, states, self.settings, shape)
             self._tables[topic.table] = topic
-            self._statuses.setdefault(topic.table, TableStatus(topic.table, topic.name))
+            status = TableStatus(topic.table, topic.name, snapshot_estimate=shape.estimate)
+            self._statuses.setdefault(topic.table, status)
         # A table without a position gets one by its snapshot, which is newer than all others.
         positions = [topic.position[0] for topic in self._tables.values()]
         self._source.start_at(min(filter(None, positions), default=0))

@@ -33,6 +33,7 @@ class TableShape:
     name: str
     columns: tuple[Column, ...]
     key: tuple[str, ...]
+    estimate: int | None = field(default=None, compare=False)  # of its rows; None: not known
 
     @property
     def full_name(self) -> str:

@@ -30,17 +30,19 @@ async def serve_capture(
     settings: CaptureSettings,
     stop: asyncio.Event,
     watch: Callable[[CaptureStatus], None] | None = None,
+    *,
+    once: bool = False,
 ) -> CaptureStatus:
     """Run a capture until the event is set, also by `ask_stop`; `watch` sees it twice a second.
 
-    Returns its last status. CaptureBusy if one of its name answers already.
+    With `once` until it has caught up. Returns its last status. CaptureBusy if one of its name
+    answers already.
     """
-    check_capture(settings)
     capture = Capture(mill, open_source(settings), settings)
     async with Control(mill, settings.name, capture.status, stop):
         watching = asyncio.create_task(_watch(capture, watch))
         try:
-            await capture.run(stop)
+            await capture.run(stop, once=once)
         finally:
             watching.cancel()
             with contextlib.suppress(asyncio.CancelledError):

@@ -159,7 +159,7 @@ class MysqlSource:
         )
 
     async def tables(self) -> list[TableShape]:
-        """The captured tables as they are now."""
+        """The captured tables as they are now; one that `check` refuses has no columns."""
         await self._run(self._read_tables)
         return [layout.shape for layout in self._layouts.values()]
 
@@ -168,7 +168,10 @@ class MysqlSource:
         found = {}
         for table in tables_of(self._connected(), database, self._settings):
             own = self._settings.settings_of(f"{database}.{table.name}")
-            shape, kinds = table_of(table, database, own)
+            try:
+                shape, kinds = table_of(table, database, own)
+            except errors.ConfigError:
+                shape, kinds = TableShape(database, table.name, (), ()), []
             found[table.name] = Layout(shape, tuple(kinds))
         self._layouts = found
 
@@ -269,7 +272,8 @@ class MysqlSource:
             try:
                 more = reader.next(0)
             except errors.MillstreamError:
-                break  # it is raised again, after what came before it
+                idle = True  # it is raised again, after what precedes it is stored
+                break
             if more is None:
                 idle = True
             else:
@@ -288,7 +292,7 @@ class MysqlSource:
                 except errors.MillstreamError:
                     break
                 good.append(piece)
-            self._failure, pieces, idle = error, good, False
+            self._failure, pieces, idle = error, good, True  # what precedes it is stored at once
         if pieces:
             self._upto = pieces[-1].upto
             self._last_time = max((one.time for one in pieces), default=0) or self._last_time

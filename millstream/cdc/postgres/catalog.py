@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Final
 
 from millstream import errors
@@ -360,7 +360,7 @@ def shape_of_table(table: TableFacts, settings: TableSettings) -> TableShape:
                     f"table {table.full_name}: {what} has '{name}', which is no column of it that "
                     f"can be captured: {one_of(name, names, 'column')}"
                 )
-    return _shape(table, settings)
+    return replace(_shape(table, settings), estimate=table.rows if table.rows >= 0 else None)
 
 
 def shape_of_relation(relation: Relation, table: TableFacts, settings: TableSettings) -> TableShape:

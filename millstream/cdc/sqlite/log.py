@@ -51,11 +51,12 @@ class Entry:
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """How much of the log waits."""
+    """How much there is in the log, and how much of it waits. Bytes are estimated."""
 
-    rows: int
-    bytes: int  # estimated
-    oldest: int | None  # milliseconds since 1970
+    bytes: int = 0
+    waiting: int = 0  # changes that are not confirmed
+    waiting_bytes: int = 0
+    oldest: int | None = None  # of these, milliseconds since 1970
 
 
 @contextmanager
@@ -339,22 +340,27 @@ class ChangeLog:
             self._db.execute(f"DELETE FROM {self._changes} WHERE seq <= ?", (last,))
         return bool(last == upto)
 
-    def kept(self) -> Kept:
-        """How much of the log waits to be confirmed."""
+    def kept(self, confirmed: int) -> Kept:
+        """How much there is; changes up to `confirmed` are there only until they are deleted."""
         if not self.exists:
-            return Kept(0, 0, None)
+            return Kept()
         least, most = self._db.execute(f"SELECT min(seq), max(seq) FROM {self._changes}").fetchone()
         if least is None:
-            return Kept(0, 0, None)
+            return Kept()
         (average,) = self._db.execute(
             f"SELECT avg(length(coalesce(old, '')) + length(coalesce(new, '')) + 32) FROM "
             f"(SELECT old, new FROM {self._changes} ORDER BY seq DESC LIMIT {_SAMPLE})"
         ).fetchone()
-        (oldest,) = self._db.execute(
-            f"SELECT ts FROM {self._changes} WHERE seq = ?", (least,)
+        oldest = self._db.execute(
+            f"SELECT ts FROM {self._changes} WHERE seq > ? ORDER BY seq LIMIT 1", (confirmed,)
         ).fetchone()
-        rows = most - least + 1
-        return Kept(rows, int(rows * average), oldest)
+        waiting = most - max(least - 1, confirmed)
+        return Kept(
+            int((most - least + 1) * average),
+            waiting,
+            int(waiting * average),
+            None if oldest is None else oldest[0],
+        )
 
     def drop(self) -> None:
         """Remove tables and triggers."""

@@ -38,11 +38,11 @@ from typing import Any, Final, ParamSpec, TypeVar
 import pyarrow as pa
 
 from millstream import errors
-from millstream.cdc.model import CaptureLag, Column, Finding, Received, TableShape
+from millstream.cdc.model import CaptureLag, Column, Finding, Received, RowChanges, TableShape
 from millstream.cdc.settings import CaptureSettings
 from millstream.cdc.sqlite import rows as arrow
 from millstream.cdc.sqlite.catalog import definition_of, findings_about, shape_of, wanted_tables
-from millstream.cdc.sqlite.log import ChangeLog
+from millstream.cdc.sqlite.log import ChangeLog, Entry
 from millstream.cdc.sqlite.triggers import quoted
 from millstream.cdc.sqlite.types import Value, is_textual
 from millstream.deadline import now_ns
@@ -188,14 +188,17 @@ class SqliteSource:
         return await self._run(lambda: findings_about(self._open_db, self._settings))
 
     async def tables(self) -> list[TableShape]:
-        """The captured tables as they are now."""
+        """The captured tables as they are now; one that `check` refuses has no columns."""
         return await self._run(self._read_tables)
 
     def _read_tables(self) -> list[TableShape]:
         found = []
         for name in wanted_tables(self._open_db, self._settings):
             own = self._settings.settings_of(name)
-            found.append(shape_of(definition_of(self._open_db, name, own), own))
+            try:
+                found.append(shape_of(definition_of(self._open_db, name, own), own))
+            except errors.ConfigError:
+                found.append(TableShape("", name, (), ()))
         return found
 
     async def prepare(self, tables: Sequence[TableShape]) -> bool:
@@ -209,14 +212,14 @@ class SqliteSource:
 
     async def lag(self) -> CaptureLag:
         """How much is recorded and not confirmed."""
-        kept = await self._run(lambda: self._log.kept())
+        kept = await self._run(lambda: self._log.kept(self._confirmed))
         age = None if kept.oldest is None else max(0.0, now_ns() / 1e9 - kept.oldest / 1e3)
         return CaptureLag(
-            bytes=kept.bytes,
+            bytes=kept.waiting_bytes,
             seconds=age,
             kept_bytes=kept.bytes,
             budget_bytes=self._settings.log_budget,
-            details={"changes": kept.rows},
+            details={"changes": kept.waiting},
         )
 
     async def reset(self) -> None:
@@ -300,8 +303,32 @@ class SqliteSource:
             self._data_version = version
         if not entries:
             return None
-        changes = arrow.changes_of(entries, self._log.definition, self._settings)
-        return Received(changes, arrow.commit_of(entries[-1].seq), idle=complete)
+        changes, good = self._typed(entries)
+        # What precedes a failure is stored at once.
+        idle = complete or good < len(entries)
+        return Received(changes, arrow.commit_of(entries[good - 1].seq), idle)
+
+    def _typed(self, entries: Sequence[Entry]) -> tuple[list[RowChanges], int]:
+        """Entries as changes, up to the first that cannot be: it is raised when it comes first."""
+
+        def typed(count: int) -> list[RowChanges]:
+            return arrow.changes_of(entries[:count], self._log.definition, self._settings)
+
+        try:
+            return typed(len(entries)), len(entries)
+        except errors.SchemaError:
+            good, bad = 0, len(entries)  # so many can be typed, so many cannot
+            while bad - good > 1:
+                middle = (good + bad) // 2
+                try:
+                    typed(middle)
+                    good = middle
+                except errors.SchemaError:
+                    bad = middle
+            if not good:
+                raise
+            self._data_version = None
+            return typed(good), good
 
     async def confirm(self, upto: int) -> None:
         """Changes up to here are stored: they are deleted soon, many in one transaction."""

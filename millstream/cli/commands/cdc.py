@@ -161,6 +161,7 @@ def run_(
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing while it runs.")] = (
         False
     ),
+    once: Annotated[bool, typer.Option("--once", help="End when it has caught up.")] = False,
     json_: JsonOption = False,
 ) -> None:
     """Run a capture until Ctrl-C, SIGTERM or 'millstream cdc stop': exit code 0 then.
@@ -185,13 +186,14 @@ def run_(
                 typer.echo("; ".join(f"{one.subject}: {one.text}" for one in wrong), err=True)
             return None
         with view.shown_live(quiet=quiet, as_json=json_) as watch:
-            return await serve_capture(mill, settings, stopped_by_signals(), watch)
+            return await serve_capture(mill, settings, stopped_by_signals(), watch, once=once)
 
     status = run(work, server)
     if status is None:
         raise typer.Exit(Exit.UNHEALTHY)
     if not json_ and not quiet:
-        say(f"The capture '{settings.name}' was stopped. 'millstream cdc run' continues it.")
+        how = "has caught up" if once else "was stopped"
+        say(f"The capture '{settings.name}' {how}. 'millstream cdc run' continues it.")
 
 
 @app.command()

@@ -12,7 +12,7 @@ from millstream.cli.output import print_json, print_table, say, size
 from millstream.deadline import Deadline
 
 if TYPE_CHECKING:
-    from millstream.cdc.model import Finding, CaptureLag, TableShape
+    from millstream.cdc.model import CaptureLag, Finding, TableShape
     from millstream.cdc.settings import CaptureSettings
     from millstream.cdc.sink.apply import Applied
     from millstream.cdc.status import CaptureStatus, TableStatus
