@@ -250,14 +250,19 @@ async def test_declared_types_become_typed_values(app: App) -> None:
 
 async def test_a_value_that_does_not_fit_names_its_column_and_the_way_out(app: App) -> None:
     async with capturing(app) as source:
-        app.run("INSERT INTO items VALUES (1, 'pen', 'cheap')")
+        app.run(
+            "INSERT INTO items VALUES (-2, 'a', 1), (-1, 'b', 2), (1, 'pen', 'cheap'), (3, '', 3)"
+        )
+        before = await received(source, 2)
+        assert folded(before).keys() == {-2, -1}
+        await source.confirm(before[0].commit[-1].as_py())
         with pytest.raises(errors.Unfit, match=r"items\.price.*decimal\(10,2\).*'cheap'.*text = "):
             await received(source, 1)
     as_text = {"items": TableSettings(text=("price",))}
     async with capturing(app, table=as_text) as source:
         app.run("INSERT INTO items VALUES (2, 'cup', 3.5)")
-        found = await received(source, 2)
-    assert [after["price"] for _, _, after in flat(found)] == ["cheap", "3.5"]
+        found = await received(source, 3)
+    assert [after["price"] for _, _, after in flat(found)] == ["cheap", "3", "3.5"]
 
 
 # -- statements of SQLite -------------------------------------------------------------------

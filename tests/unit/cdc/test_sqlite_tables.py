@@ -223,8 +223,10 @@ async def test_a_table_that_cannot_be_captured_is_found_by_check_with_a_way_out(
         assert [one.subject for one in faults] == ["table t"]
         assert message in faults[0].text
         assert faults[0].fatal
+        refused = [shape for shape in await source.tables() if shape.name == "t"]
+        assert not refused[0].columns
         with pytest.raises(errors.ConfigError, match=message):
-            await source.tables()
+            await source.prepare(refused)
         nothing = "SELECT count(*) FROM sqlite_master WHERE name LIKE '%millstream%'"
         assert app.rows(nothing) == [(0,)]
     finally:
