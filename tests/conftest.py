@@ -58,6 +58,7 @@ SECONDS = {
     "tests/spark/": 4.0,
     "tests/docs/": 4.0,
     "tests/integration/test_demo": 30.0,
+    "tests/integration/cdc/test_kills": 60.0,
     "tests/integration/test_examples": 10.0,
     "tests/integration/wire/": 0.1,
     "tests/integration/security/": 0.1,
