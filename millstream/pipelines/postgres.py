@@ -98,9 +98,7 @@ def _check_mode(name: str, key: tuple[str, ...], mode: str, delete_when: str | N
         )
     wrong = [column for column in key if not column or column.startswith(RESERVED)]
     if wrong or len(set(key)) != len(key):
-        raise PipelineInvalid(
-            f"@postgres '{name}': key {list(key)!r:.200} is not a list of columns"
-        )
+        raise PipelineInvalid(f"@postgres '{name}': key {list(key)!r:.200} must name columns")
 
 
 def _check_address(name: str, url: str) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import subprocess
 import sys
+import textwrap
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,26 +22,24 @@ from millstream.settings import Secret
 from tests.postgres import Database
 from tests.spark.changes_kit import Change, Writing
 from tests.spark.conftest import forget_commit, last_batch
-from tests.spark.pipelines.project_kit import HEAD, Kit
+from tests.spark.pipelines.project_kit import HEAD, PAGE, Kit
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from tests.spark.conftest import Account
 
-COPY = (
-    HEAD
-    + """
-@mp.postgres(table="copy", key="id")
+EXAMPLE = """
+@mp.postgres(table="copies", key="id")
 def copies():
     return mp.read_changes("items").select("id", "name", "note", "_deleted", "_unchanged")
+
 
 @mp.postgres(table="log")
 def log():
     changes = mp.read_changes("items", before=True)
     return changes.select("id", "_op", "_commit", "_time", f.col("_before.name").alias("old"))
 """
-)
 
 
 def rows_of(database: Database, table: str) -> dict[int, tuple[Any, ...]]:
@@ -82,24 +81,24 @@ def test_changes_are_upserted_and_logged_once_whatever_is_repeated(
     writing = Writing(account.url)
     writing.create(partitions=2)
     writing.write(*random_changes(chance, writing, 40))
-    kit.write(COPY)
+    kit.write(HEAD + EXAMPLE)
     kit.once()
-    assert rows_of(database, "copy") == expected(writing)
-    writing.write(*random_changes(chance, writing, 30))
-    kit.once()
-    assert rows_of(database, "copy") == expected(writing)
-    logged = database.rows("SELECT id, _op, _commit, _time, old FROM log ORDER BY _commit")
-    assert [int(row[2]) for row in logged] == list(range(1, 71))
-    assert {row[4] for row in logged if row[1] == "d"} == {"old"}
+    assert rows_of(database, "copies") == expected(writing)
 
     # The driver dies between the database's commit and that of Spark: the batch runs again.
     for flow in ("copies", "log"):
         checkpoint = tmp_path / ".pipeline" / "checkpoints" / flow
         forget_commit(checkpoint, last_batch(checkpoint))
-    database.execute("UPDATE copy SET name = 'seen'")
+    noted = "SELECT batch, stored FROM millstream_batches"
+    before = database.rows(noted)
     kit.once()
-    assert {row[1] for row in database.rows("SELECT id, name FROM copy")} == {"seen"}
-    assert len(database.rows("SELECT FROM log")) == 70
+    assert database.rows(noted) == before
+    writing.write(*random_changes(chance, writing, 30))
+    kit.once()
+    assert rows_of(database, "copies") == expected(writing)
+    logged = database.rows("SELECT id, _op, _commit, _time, old FROM log ORDER BY _commit")
+    assert [int(row[2]) for row in logged] == list(range(1, 71))
+    assert {row[4] for row in logged if row[1] == "d"} == {"old"}
     left = "SELECT relname FROM pg_class WHERE relname LIKE 'millstream_stage%'"
     assert database.rows(left) == []
     for file in (tmp_path / ".pipeline").rglob("*"):
@@ -227,6 +226,10 @@ def test_the_address_is_shown_nowhere_and_may_come_from_the_environment(
         address_of(outputs["b"])
     monkeypatch.setenv("MILLSTREAM_POSTGRES", "host=db password=hush")
     assert address_of(outputs["b"]) == Secret("host=db password=hush")
+
+
+def test_the_page_has_the_example_that_is_tested_here() -> None:
+    assert textwrap.indent(EXAMPLE, "    ") in PAGE
 
 
 def test_pipelines_without_postgres_do_not_load_its_libraries() -> None:

@@ -35,7 +35,7 @@ def test_everything_upstream_is_found() -> None:
 def test_the_terminal_shows_a_tree_for_each_result() -> None:
     assert to_text(graph()) == (
         "{lake}\n└─ (paid)\n   └─ [orders]\n[[totals]]\n├─ (paid)\n│  └─ [orders]\n"
-        "└─ [[people]]\n\n[topic]  [[table]]  (view)  {files}  <sink>  [store]\n"
+        "└─ [[people]]\n\n[topic]  [[table]]  (view)  {files}  <sink>  <postgres>  [store]\n"
     )
 
 
