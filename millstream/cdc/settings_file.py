@@ -347,10 +347,6 @@ def _check_topic_template(template: str) -> None:
         if name not in _TOPIC_FIELDS:
             hint = one_of(name, _TOPIC_FIELDS, "field")
             raise ConfigError(f"topic: {{{name}}} means nothing: {hint}")
-    if "table" not in named:
-        raise ConfigError(
-            f"topic: {template!r} gives every table the same topic; it needs {{table}} in it"
-        )
 
 
 def _check_table(name: str, own: TableSettings, settings: CaptureSettings) -> None:

@@ -32,8 +32,10 @@ __all__ = ["RowRun", "Spill", "Transaction", "TransactionCollector", "Truncated"
 
 _ROWS: Final = frozenset((INSERT, UPDATE, DELETE))
 _KEPT: Final = frozenset((INSERT, UPDATE, DELETE, TRUNCATE, RELATION))
-OPEN_BYTES: Final = 16 * 1024 * 1024  # of one transaction in memory
-OPEN_ROWS: Final = 50_000
+OPEN_BYTES: Final = 8 * 1024 * 1024  # of one transaction in memory
+OPEN_ROWS: Final = 20_000
+WHOLE_BYTES: Final = 32 * 1024 * 1024  # of one that is stored in one step
+WHOLE_ROWS: Final = 100_000
 _SIZE: Final = struct.Struct(">I")
 
 
@@ -101,8 +103,9 @@ class Spill:
 class TransactionCollector:
     """Fed with payloads; gives whole transactions. `captured` says which relations are wanted."""
 
-    def __init__(self, captured: Callable[[Relation], bool]) -> None:
+    def __init__(self, captured: Callable[[Relation], bool], *, whole: bool = False) -> None:
         self._captured = captured
+        self._limits = (WHOLE_ROWS, WHOLE_BYTES) if whole else (OPEN_ROWS, OPEN_BYTES)
         self._relations: dict[int, Relation | None] = {}
         self._wanted: set[int] = set()  # relations that are captured, also ahead of `_relations`
         self._current: dict[int, RowRun] = {}
@@ -122,7 +125,8 @@ class TransactionCollector:
     @property
     def is_large(self) -> bool:
         """Whether the open transaction should be moved to a file now."""
-        return self._open_bytes > OPEN_BYTES or len(self._open) > OPEN_ROWS
+        rows, size = self._limits
+        return self._open_bytes > size or len(self._open) > rows
 
     def feed(self, payload: bytes) -> bool:
         """Take a message; true if it ended a transaction."""

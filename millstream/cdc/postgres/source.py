@@ -28,7 +28,8 @@ from millstream.cdc.postgres.catalog import (
 from millstream.cdc.postgres.checks import check
 from millstream.cdc.postgres.collector import (
     OPEN_BYTES,
-    OPEN_ROWS,
+    WHOLE_BYTES,
+    WHOLE_ROWS,
     RowRun,
     Spill,
     TransactionCollector,
@@ -53,7 +54,7 @@ from millstream.errors import (
 
 __all__ = ["PostgresSource"]
 
-RECEIVE_ROWS: Final = 20_000  # handed over together
+RECEIVE_ROWS: Final = 10_000  # handed over together
 GATHER_SECONDS: Final = 0.01  # to wait for more rows than a few
 GATHER_ROWS: Final = 2_000
 WAIT_SECONDS: Final = 1.0
@@ -264,7 +265,10 @@ class PostgresSource:
         outboxes = {one.table for one in self._settings.outbox}
         captured = {table.full_name for table in (self._catalog or await self._read()).tables}
         wanted = captured | outboxes
-        collector = TransactionCollector(lambda one: f"{one.namespace}.{one.name}" in wanted)
+        collector = TransactionCollector(
+            lambda one: f"{one.namespace}.{one.name}" in wanted,
+            whole=self._settings.whole_transactions,
+        )
         connection, _ = await self._replication(
             f"START_REPLICATION SLOT {quoted(self.slot)} LOGICAL 0/0 "
             f"(proto_version '1', publication_names '{quoted(self.publication)}')"
@@ -318,7 +322,7 @@ class PostgresSource:
         """A transaction that does not fit into memory, in parts, by way of a file."""
         if self._settings.whole_transactions:
             raise CaptureError(
-                f"a transaction has more than {OPEN_ROWS:,} rows or {OPEN_BYTES >> 20} MiB: too "
+                f"a transaction has more than {WHOLE_ROWS:,} rows or {WHOLE_BYTES >> 20} MiB: too "
                 f"large to be stored in one step. Set whole_transactions = false"
             )
         before, spill = collector.upto, Spill()

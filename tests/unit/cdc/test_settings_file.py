@@ -144,7 +144,6 @@ def test_the_file_of_a_sqlite_database_is_beside_the_settings(
         (LEAST + 'snapshot = "no"', "snapshot must be true or false"),
         (LEAST + 'format = "json"', "'json' is not one of changes, rows"),
         (LEAST + 'truncate = "fail"', "not one of stop, event, ignore"),
-        (LEAST + 'topic = "all"', "gives every table the same topic"),
         (LEAST + 'topic = "{schema}.{table}"', "{schema} means nothing"),
         (LEAST + 'topic = "{table"', "is not a template"),
         (LEAST + '[table."public.*"]\nkey = ["a"]', "not a pattern"),
