@@ -16,7 +16,7 @@ import pyarrow as pa
 
 from millstream import Mill
 from millstream.cdc.change_values import FRAME_COLUMNS, frame_of, record_of
-from millstream.cdc.model import RowChanges, Column, TableShape
+from millstream.cdc.model import Column, RowChanges, TableShape
 from millstream.cdc.settings import Format
 from millstream.events import changes as ch
 from millstream.events.packs.packing import Packing

@@ -402,6 +402,16 @@ async def test_a_position_belongs_to_its_table(
         await once(mill, target, name="mine")
 
 
+async def test_several_may_begin_at_once_in_an_empty_database(
+    mill: Mill, source: ChangeTopic, server: PostgresTarget
+) -> None:
+    await source.write([insert(row(1))])
+    tables = [f"orders{number}" for number in range(6)]
+    await asyncio.gather(*(once(mill, server, table=table) for table in tables))
+    for table in tables:
+        assert await asyncio.to_thread(server.query, f"SELECT id FROM {table}") == [(1,)]
+
+
 # -- workers ------------------------------------------------------------------------------
 
 
