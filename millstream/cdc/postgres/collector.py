@@ -32,8 +32,8 @@ __all__ = ["RowRun", "Spill", "Transaction", "TransactionCollector", "Truncated"
 
 _ROWS: Final = frozenset((INSERT, UPDATE, DELETE))
 _KEPT: Final = frozenset((INSERT, UPDATE, DELETE, TRUNCATE, RELATION))
-OPEN_BYTES: Final = 8 * 1024 * 1024  # of one transaction in memory
-OPEN_ROWS: Final = 20_000
+OPEN_BYTES: Final = 4 * 1024 * 1024  # of one transaction in memory
+OPEN_ROWS: Final = 10_000
 WHOLE_BYTES: Final = 32 * 1024 * 1024  # of one that is stored in one step
 WHOLE_ROWS: Final = 100_000
 _SIZE: Final = struct.Struct(">I")

@@ -54,7 +54,7 @@ from millstream.errors import (
 
 __all__ = ["PostgresSource"]
 
-RECEIVE_ROWS: Final = 10_000  # handed over together
+RECEIVE_ROWS: Final = 5_000  # handed over together
 GATHER_SECONDS: Final = 0.01  # to wait for more rows than a few
 GATHER_ROWS: Final = 2_000
 WAIT_SECONDS: Final = 1.0
