@@ -6,6 +6,8 @@
   run with the real command; other lines of `sh` are not. In `console` commands start with `$ `, and
   other lines are the output of the command above them.
 - A page finds a broker running in its own folder, unless it starts one itself with `millstream up`.
+- A page that names postgresql://localhost/shop finds such a database there, and its `sql` blocks are
+  run in it; the page is skipped where PostgreSQL is not installed.
 - `not-run` after the language leaves a block out: for what does not end or needs other machines.
 """
 
@@ -30,9 +32,12 @@ from typing import Any
 
 import pytest
 
+from tests.postgres import Postgres, running_postgres
+
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 LANGUAGES = {"python", "sh", "console", "text", "toml", "json", "ini", "sql", "yaml"}
+SHOP = "postgresql://localhost/shop"
 NOT_RUN_LIMIT = 6  # in all pages together; an example that is not run is soon wrong
 
 _FENCE = re.compile(r"^```(?P<info>[^\n]*)\n(?P<body>.*?)^```\s*$", re.MULTILINE | re.DOTALL)
@@ -85,8 +90,14 @@ class Page:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
+        self.database: Postgres | None = None  # in place of SHOP
         self.names: dict[str, Any] = {"__name__": "__main__"}
         self.runner = asyncio.Runner()
+
+    def sql(self, block: Block) -> None:
+        if self.database is not None:
+            with self.database.connect("shop") as connection:
+                connection.execute(block.body.encode())
 
     def python(self, block: Block) -> str:
         source = "\n" * (block.line - 1) + block.body
@@ -101,6 +112,8 @@ class Page:
 
     def shell(self, command: str) -> str:
         place = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+        if self.database is not None:
+            command = command.replace(SHOP, self.database.url_of("shop"))
         done = subprocess.run(
             command,
             shell=True,
@@ -122,6 +135,8 @@ class Page:
                 continue
             if block.language == "python":
                 printed = self.python(block)
+            elif block.language == "sql":
+                self.sql(block)
             elif block.language == "text" and block.follows and printed:
                 expect(block, block.body, printed)
             elif block.language in {"sh", "console"}:
@@ -167,10 +182,16 @@ def page(empty_page: Page, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> I
 @pytest.mark.parametrize("path", PAGES, ids=lambda path: str(path.relative_to(ROOT)))
 def test_the_examples_of(path: Path, page: Page, monkeypatch: pytest.MonkeyPatch) -> None:
     blocks = blocks_of(path, path.read_text())
-    if any(block.run and block.language in {"python", "sh", "console"} for block in blocks):
-        if not starts_its_own_broker(blocks):
-            state = json.loads(page.shell("millstream up --json"))
-            monkeypatch.setenv("NATS_URL", state["url"])
+    if not any(block.run and block.language in {"python", "sh", "console"} for block in blocks):
+        return
+    if not starts_its_own_broker(blocks):
+        state = json.loads(page.shell("millstream up --json"))
+        monkeypatch.setenv("NATS_URL", state["url"])
+    if not any(block.run and SHOP in block.body for block in blocks):
+        page.run(blocks)
+        return
+    with running_postgres() as page.database:
+        page.database.create_database("shop")
         page.run(blocks)
 
 
