@@ -14,9 +14,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 from datetime import UTC, datetime
-from typing import Final
+from typing import Final, TypeVar
 
 from millstream.cdc.masks import masked_errors
 from millstream.cdc.model import CaptureLag, Finding, Received, RowChanges, TableShape
@@ -45,6 +46,7 @@ from millstream.settings import hide_password
 __all__ = ["Capture"]
 
 log = logging.getLogger(__name__)
+T = TypeVar("T")
 
 FLUSH_SECONDS: Final = 0.2  # between two stores while changes keep coming
 FLUSH_ROWS: Final = 100_000  # that are written and not known to be stored
@@ -55,6 +57,16 @@ LAG_SECONDS: Final = 5.0  # between two looks at the lag
 ALARM_SHARE: Final = 0.8  # of the log budget
 # What another attempt may get past. The broker connection has tried for long enough by itself.
 _PASSING: Final = (SourceUnreachable, RequestTimeout, Unconfirmed, ConnectError)
+
+
+@asynccontextmanager
+async def _closing(items: AsyncIterator[T]) -> AsyncIterator[AsyncIterator[T]]:
+    """End a generator when the block is left: it holds connections, and what it reads from."""
+    try:
+        yield items
+    finally:
+        if isinstance(items, AsyncGenerator):
+            await items.aclose()
 
 
 class Capture:
@@ -203,12 +215,13 @@ class Capture:
                 after = await topic.begin_snapshot(view.point)
                 log.info("capture '%s': snapshot of %s", self.settings.name, topic.table)
                 with masked_errors(self.settings.settings_of(topic.table)):
-                    async for rows, last in view.rows(shapes[topic.table], after):
-                        await topic.write_rows(rows, last)
-                        status.snapshot_rows = topic.rows
-                        if self._stop.is_set():
-                            await topic.writer.flush()
-                            return
+                    async with _closing(view.rows(shapes[topic.table], after)) as batches:
+                        async for rows, last in batches:
+                            await topic.write_rows(rows, last)
+                            status.snapshot_rows = topic.rows
+                            if self._stop.is_set():
+                                await topic.writer.flush()
+                                return
                 await topic.finish_snapshot()
                 log.info(
                     "capture '%s': snapshot of %s has %s rows",
@@ -224,10 +237,14 @@ class Capture:
         self._state, self._error = "streaming", None
         for status in self._statuses.values():
             status.state = "streaming"
+        async with _closing(self._source.changes()) as received:
+            return await self._write_all(received)
+
+    async def _write_all(self, changes: AsyncIterator[Received]) -> bool:
         clock = asyncio.get_running_loop().time
         stored = looked = beaten = clock()
         waiting, confirmed = 0, -1
-        async for received in self._source.changes():
+        async for received in changes:
             waiting += await self._write_before_error(received)
             now = clock()
             due = received.idle or now - stored > FLUSH_SECONDS or waiting > FLUSH_ROWS

@@ -109,7 +109,7 @@ class PostgresSource:
         """Disconnect."""
         if self._sql is not None:
             await self._sql.close()
-        self._sql, self._catalog, self._failure = None, None, None
+        self._sql, self._link, self._catalog, self._failure = None, None, None, None
         self._shapes.clear()
 
     async def _rows(self, query: str, *values: object) -> list[tuple[Any, ...]]:
@@ -275,14 +275,15 @@ class PostgresSource:
         )
         async with ReplicationLink(connection) as self._link:
             while True:
-                idle = await self._fill(self._link, collector)
                 before = collector.upto
+                idle = await self._fill(self._link, collector)
                 changes = await self._typed(collector.take())
                 if self._failure is not None:
+                    # What failed must be sent again: nothing since `before` may be confirmed.
                     yield Received(changes, before, idle=True)
                     raise self._failure
                 if collector.is_large:
-                    yield Received(changes, before)
+                    yield Received(changes, collector.upto)
                     async for received in self._large(self._link, collector):
                         yield received
                     continue
