@@ -3,8 +3,8 @@
     def test_rows_are_captured(mariadb: Database) -> None:
         mariadb.execute("CREATE TABLE t (id int PRIMARY KEY)")
 
-A test file that imports the fixtures `mariadb_server` and `mariadb` can use them. Tests that kill
-or stop the server take one of their own: `with running_mariadb() as server`.
+A conftest.py that imports the fixtures `mariadb_server` and `mariadb` makes them usable in its
+folder. Tests that kill or stop the server take one of their own: `with running_mariadb() as s`.
 """
 
 from __future__ import annotations

@@ -39,11 +39,11 @@ OPEN_ROWS: Final = 20_000  # of a transaction in memory; the rest waits in a tem
 OPEN_BYTES: Final = 32 * 1024 * 1024
 # Types of events that begin a group: GTID, anonymous GTID, tagged GTID, MariaDB's GTID.
 _BEGIN: Final = frozenset((33, 34, 42, 162))
-# Types whose content would be missing: compressed transactions, statements and rows, XA.
+_XA_PREPARE: Final = 38
+# Types whose content would be missing.
 _UNREADABLE: Final = {
     40: "a compressed transaction (binlog_transaction_compression)",
     **dict.fromkeys(range(165, 172), "a compressed event (log_bin_compress)"),
-    38: "an XA transaction",
     39: "a partial update of JSON (binlog_row_value_options)",
 }
 _FILE: Final = re.compile(r"(.*\.)(\d+)")
@@ -243,7 +243,9 @@ class BinlogReader:
                 f"which a capture cannot read. Switch that off at the server and begin again: "
                 f"'millstream cdc reset --yes'"
             )
-        if packet.event_type in _BEGIN:
+        if packet.event_type == _XA_PREPARE:
+            self._prepared(packet)
+        elif packet.event_type in _BEGIN:
             start = Boundary(self._file, packet.log_pos - packet.event_size).number
             name = str(getattr(event, "gtid", "") or f"{self._file}:{start & 0xFFFFFFFF}")
             self._open = _Open(start, name)
@@ -322,6 +324,19 @@ class BinlogReader:
         finally:
             transaction.close()
 
+    def _prepared(self, packet: Any) -> None:
+        """An XA transaction is in the log before it is known whether it will be committed."""
+        transaction, self._open = self._open, None
+        if transaction is None:
+            return
+        transaction.close()
+        if transaction.count:
+            raise errors.LogUnreadable(
+                f"captured tables were changed in an XA transaction, which cannot be captured, at "
+                f"{self._file}:{packet.log_pos}. Begin again, and change these tables in "
+                f"ordinary transactions: 'millstream cdc reset --yes'"
+            )
+
     # -- statements -----------------------------------------------------------------------
 
     def _statement(self, event: Any) -> None:
@@ -329,6 +344,8 @@ class BinlogReader:
         words = statement.strip().upper().split(None, 2)
         first = words[0].rstrip(";") if words else ""
         if first in ("BEGIN", "START", "SAVEPOINT", "RELEASE"):
+            return
+        if first == "XA" and words[1] in ("START", "BEGIN", "END"):
             return
         if first == "COMMIT":
             self._end(event.packet)
@@ -346,8 +363,14 @@ class BinlogReader:
             return
         schema = event.schema.decode() if isinstance(event.schema, bytes) else event.schema
         for meaning in meaning_of(statement, schema):
+            if meaning.kind == "rows" and self._names_database(statement):
+                meaning = Meaning("rows", self._address.database, "")
             self._meant(meaning, event)
         self._end(event.packet)
+
+    def _names_database(self, statement: str) -> bool:
+        name = re.escape(self._address.database)
+        return re.search(rf"(?<!\w)[`\"]?{name}[`\"]?\s*\.", statement) is not None
 
     def _meant(self, meaning: Meaning, event: Any) -> None:
         if meaning.database != self._address.database:

@@ -7,17 +7,19 @@ those that remove or move all rows of one at once.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final, Literal
 
 __all__ = ["Meaning", "meaning_of"]
 
-_NAME: Final = r"(?:`((?:[^`]|``)+)`|([\w$]+))"
+# A name in double quotes is one with sql_mode = ANSI_QUOTES; else it is no name at all there.
+_NAME: Final = r"(?:`((?:[^`]|``)+)`|\"((?:[^\"]|\"\")+)\"|([\w$]+))"
 _FULL_NAME: Final = re.compile(rf"{_NAME}(?:\s*\.\s*{_NAME})?")
 _COMMENT: Final = re.compile(r"/\*(?![!M]).*?\*/|--\s[^\n]*|#[^\n]*", re.DOTALL)
 _CONDITIONAL: Final = re.compile(r"/\*M?!\d*(.*?)\*/", re.DOTALL)  # MySQL runs what is in it
-_LITERAL: Final = re.compile(r"'(?:[^'\\]|\\.|'')*'|\"(?:[^\"\\]|\\.|\"\")*\"", re.DOTALL)
+_LITERAL: Final = re.compile(r"'(?:[^'\\]|\\.|'')*'", re.DOTALL)
+_QUOTED: Final = re.compile(r"\"(?:[^\"\\]|\\.|\"\")*\"", re.DOTALL)
 _TRUNCATE: Final = re.compile(r"TRUNCATE\s+(?:TABLE\s+)?", re.IGNORECASE)
 _DROP: Final = re.compile(r"DROP\s+TABLES?\s+(?:IF\s+EXISTS\s+)?", re.IGNORECASE)
 _DROP_DATABASE: Final = re.compile(
@@ -77,19 +79,21 @@ def meaning_of(statement: str, database: str) -> list[Meaning]:
 
 
 def _named(kind: Kind, text: str, database: str, first: bool = False) -> list[Meaning]:
-    found = [
-        Meaning(kind, given or database, table) for given, table in _names(text, words_between=kind)
-    ]
+    found = [Meaning(kind, given or database, table) for given, table in _names(text)]
     return found[:1] if first else found
 
 
-def _names(text: str, words_between: str) -> Iterator[tuple[str, str]]:
+def _names(text: str) -> Iterator[tuple[str, str]]:
     for match in _FULL_NAME.finditer(text):
-        one, two = match[1] or match[2], match[3] or match[4]
-        if two is None and match[2] is not None and one.upper() in _WORDS:
+        one, two = _plain(match.groups()[:3]), _plain(match.groups()[3:])
+        if not two and match[3] is not None and one.upper() in _WORDS:
             continue
-        database, table = ("", one) if two is None else (one, two)
-        yield database.replace("``", "`"), table.replace("``", "`")
+        yield (one, two) if two else ("", one)
+
+
+def _plain(name: Sequence[str | None]) -> str:
+    ticked, quoted, bare = (part or "" for part in name)
+    return bare or ticked.replace("``", "`") or quoted.replace('""', '"')
 
 
 # That may be between or after the names of such statements.
@@ -103,7 +107,7 @@ def _altered(text: str, database: str) -> list[Meaning]:
     if name is None:
         return []
     target = _named("renamed", name[0], database, first=True)
-    rest = text[name.end() :]
+    rest = _QUOTED.sub("''", text[name.end() :])
     if renames := _RENAMES.search(rest):
         return [*target, *_named("renamed", rest[renames.end() :], database, first=True)]
     if _PARTITION.search(rest):

@@ -9,9 +9,10 @@ import pytest
 import millstream
 from millstream import Mill
 from millstream.settings import Reconnect
+from tests.mariadb import mariadb, mariadb_server
 from tests.postgres import postgres, postgres_server
 
-__all__ = ["postgres", "postgres_server"]
+__all__ = ["mariadb", "mariadb_server", "postgres", "postgres_server"]
 
 
 @pytest.fixture

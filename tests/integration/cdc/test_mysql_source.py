@@ -18,9 +18,7 @@ from millstream.cdc.model import RowChanges
 from millstream.cdc.mysql import binlog
 from millstream.cdc.mysql.source import MysqlSource
 from millstream.cdc.settings import CaptureSettings
-from tests.mariadb import Database, mariadb, mariadb_server, running_mariadb
-
-__all__ = ["mariadb", "mariadb_server"]
+from tests.mariadb import Database, running_mariadb
 
 LIMIT = 60.0  # seconds, for a stalled machine
 

@@ -19,9 +19,7 @@ from typing import Any
 
 from millstream import Mill
 from tests.integration.cdc.captures import events_of, folded, until
-from tests.mariadb import Database, mariadb, mariadb_server
-
-__all__ = ["mariadb", "mariadb_server"]
+from tests.mariadb import Database
 
 ROWS = 600  # before the capture begins
 KEYS = 300
