@@ -30,7 +30,8 @@ PACKS: Final = 2  # stored by the snapshot between two kills
 PROGRESS_SECONDS: Final = 120.0
 PAUSES: Final = (0.0, 0.05, 0.2, 0.5, 1.0)  # seconds of work after that
 DOWN: Final = (0.0, 0.0, 0.1, 0.5)  # seconds before it is started again
-POLL: Final = 0.01
+POLL: Final = 0.2  # of the database, which has work to do
+QUICK_POLL: Final = 0.01  # of a snapshot, which may end soon
 
 
 async def run(plan: Plan, folder: Path) -> Findings:
@@ -56,7 +57,7 @@ async def _haunt(stage: Stage, mill: Mill) -> None:
     bag: list[str] = []
     for number in range(stage.plan.kills):
         if number < stage.plan.snapshot_kills:
-            await _progress(stage, lambda: _stored(mill), PACKS)
+            await _progress(stage, lambda: _stored(mill), PACKS, QUICK_POLL)
             target = SNAPSHOT_TARGETS[number % len(SNAPSHOT_TARGETS)]
         else:
             await _progress(stage, lambda: asyncio.to_thread(stage.confirmed), 1)
@@ -69,7 +70,9 @@ async def _haunt(stage: Stage, mill: Mill) -> None:
     await _progress(stage, lambda: asyncio.to_thread(stage.confirmed), 1)
 
 
-async def _progress(stage: Stage, look: Callable[[], Awaitable[int]], step: int) -> None:
+async def _progress(
+    stage: Stage, look: Callable[[], Awaitable[int]], step: int, poll: float = POLL
+) -> None:
     """Until what is looked at has grown since this call: no process is killed before it worked."""
     clock = asyncio.get_running_loop().time
     late = clock() + PROGRESS_SECONDS
@@ -78,7 +81,7 @@ async def _progress(stage: Stage, look: Callable[[], Awaitable[int]], step: int)
         await asyncio.to_thread(stage.check)
         if clock() > late:
             stage.give_up(f"nothing was stored within {PROGRESS_SECONDS:g} s")
-        await asyncio.sleep(POLL)
+        await asyncio.sleep(poll)
 
 
 async def _stored(mill: Mill) -> int:

@@ -30,14 +30,15 @@ async def killed(plan: Plan, folder: Path) -> Findings:
 async def test_every_version_of_every_row_is_captured_once_though_all_are_killed(
     tmp_path: Path,
 ) -> None:
-    plan = Plan(seed=1, kills=8, rows=20_000, snapshot_kills=3, fsync=False)
+    plan = Plan(seed=1, kills=8, rows=15_000, snapshot_kills=3, pause=0.2, fsync=False)
     findings = await killed(plan, tmp_path)
     assert findings.counts["attempts of snapshots"] > 2  # two tables, so one was interrupted
 
 
 @pytest.mark.long
+@pytest.mark.timeout(1800)
 @pytest.mark.parametrize("seed", [1, 2])
 async def test_nothing_is_lost_or_doubled_by_many_kills(tmp_path: Path, seed: int) -> None:
-    findings = await killed(Plan(seed, kills=32, rows=150_000, snapshot_kills=8), tmp_path)
+    findings = await killed(Plan(seed, kills=32, rows=80_000, snapshot_kills=8, pause=0.1), tmp_path)
     assert findings.counts["attempts of snapshots"] > 4
     assert findings.counts["unchanged values"]
