@@ -82,6 +82,7 @@ class Capture:
         self._tables: dict[str, TableTopic] = {}
         self._outboxes: dict[str, Outbox] = {}
         self._statuses: dict[str, TableStatus] = {}
+        self._identities: dict[str, int] = {}  # of the tables that are open
         self._lag = CaptureLag()
         self._alarms: list[str] = []
         self._left_out = ""  # why new tables are not captured
@@ -185,6 +186,7 @@ class Capture:
 
     async def _open_tables(self, states: States, shapes: Sequence[TableShape]) -> None:
         outboxes = {one.table: one for one in self.settings.outbox}
+        self._identities = {shape.full_name: shape.identity for shape in shapes}
         for shape in shapes:
             outbox = outboxes.get(shape.full_name)
             if outbox is not None:
@@ -212,7 +214,7 @@ class Capture:
                     return
                 status = self._statuses[topic.table]
                 status.state = "snapshot"
-                after = await topic.begin_snapshot(view.point)
+                after = await topic.begin_snapshot(shapes[topic.table], view.point)
                 log.info("capture '%s': snapshot of %s", self.settings.name, topic.table)
                 with masked_errors(self.settings.settings_of(topic.table)):
                     async with _closing(view.rows(shapes[topic.table], after)) as batches:
@@ -271,13 +273,15 @@ class Capture:
 
     async def _has_new_tables(self) -> bool:
         """Whether there are tables that the settings mean, made since this began."""
-        known = self._tables.keys() | self._outboxes.keys()
-        found = {shape.full_name for shape in await self._source.tables()} - known
+        shapes = await self._source.tables()
+        known = self._identities
+        found = {one.full_name for one in shapes if known.get(one.full_name) != one.identity}
         if not found:
             self._left_out = ""
             return False
         names = ", ".join(sorted(found))
-        problems = [one for one in await self._source.check() if not one.ok and one.fatal]
+        findings = [*await self._source.check(), *topic_findings(self.settings, shapes)]
+        problems = [one for one in findings if not one.ok and one.fatal]
         if not problems:
             log.info("capture '%s': new tables: %s", self.settings.name, names)
             return True

@@ -34,6 +34,8 @@ class TableShape:
     columns: tuple[Column, ...]
     key: tuple[str, ...]
     estimate: int | None = field(default=None, compare=False)  # of its rows; None: not known
+    # What the database knows it by: another one means that it was made again. 0: nothing.
+    identity: int = field(default=0, compare=False)
 
     @property
     def full_name(self) -> str:

@@ -46,6 +46,9 @@ class TableRecord:
     columns: dict[str, int]  # name -> what the database knows it by when it is renamed
     base: int = 0  # commit position of the events of the snapshot; before all changes after it
     intervals: list[Interval] = field(default_factory=list)
+    identity: int = 0  # of the table, as the database knows it; 0: by its name only
+    # Last keys of the latest batches, too long for a note, by the rows stored with them.
+    edges: dict[str, list[str]] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
         """As plain data."""

@@ -28,6 +28,7 @@ from millstream.errors import (
     CaptureError,
     ConfigError,
     Incompatible,
+    SourceUnreachable,
     TopicNotFound,
 )
 from millstream.events import changes as ch
@@ -42,6 +43,9 @@ __all__ = ["TableTopic", "writer_name"]
 PACKS: Final = Packing(max_events=10_000, max_bytes=4 * 1024 * 1024, linger=0.2)
 _NUMBER: Final = pa.uint64()
 _TIME: Final = pa.timestamp("us", "UTC")
+# A note has 1 KiB. JSON writes a letter with up to 6 bytes, and the other fields need room too.
+KEY_LETTERS: Final = 128
+EDGES_KEPT: Final = 3  # besides the newest: those that the stored note may mean
 IsAfter = Callable[[TableShape, pa.RecordBatch, Sequence[str]], pa.Array]
 
 
@@ -104,6 +108,7 @@ class TableTopic:
         self.events = 0  # written here, without the snapshot
         self.rows = 0  # of the snapshot, also before a restart
         self._shape = shape  # as the source has it
+        self._followed: TableShape | None = None  # what the topic's schema is known to fit
         self._masks = _masks_of(settings, shape)
         self._record = found.record
         self._row = found.row  # of the topic's latest schema
@@ -117,15 +122,17 @@ class TableTopic:
         """Create the topic of a table if it is missing, and claim its writer."""
         name = settings.topic_of(shape.namespace, shape.name)
         record = await states.table(shape.full_name)
-        if record is None:
-            columns = {c.name: c.identity for c in shape.columns}
-            record = TableRecord(name, list(shape.key), columns)
-        elif record.topic != name:
+        if record is not None and record.topic != name:
             raise ConfigError(
                 f"table {shape.full_name}: its changes are in topic '{record.topic}', and the "
                 f"settings say '{name}'. Change that back, or begin the table again: "
                 f"'millstream cdc reset --table {shape.full_name} --yes'"
             )
+        if record is None or (record.identity and shape.identity != record.identity):
+            # New, or a table of the same name that was made since: its snapshot begins again.
+            columns = {c.name: c.identity for c in shape.columns}
+            record = TableRecord(name, list(shape.key), columns, identity=shape.identity)
+            await states.put_table(shape.full_name, record)
         topic, row = await _topic_of(mill, settings, shape, name)
         writer = await _writer_of(topic, settings)
         return cls(states, settings, shape, _Found(mill, record, row, writer))
@@ -153,19 +160,38 @@ class TableTopic:
         """Whether every row of the snapshot is stored."""
         return bool(self._note().get("done"))
 
-    async def begin_snapshot(self, point: int) -> list[str] | None:
+    async def begin_snapshot(self, shape: TableShape, point: int) -> list[str] | None:
         """Begin or continue the snapshot with a view at `point`: the key to continue after."""
+        await self._follow(shape)
         note = self._note()
-        attempt, edge = (note["attempt"] + 1, note["key"]) if note else (0, None)
+        if note and self.position > (self._record.base, note["rows"] + 1):
+            note = {}  # changes were written since: rows cannot be put before them
+        attempt, edge = (note["attempt"] + 1, self._edge(note)) if note else (0, None)
         # An attempt whose rows were never stored does not count.
         intervals = [*self._record.intervals[:attempt], Interval(edge, point)]
         base = self._record.base if note else point - 1
+        if not note and self.position >= (base, 1):
+            raise CaptureError(
+                f"table {self.table}: topic '{self.name}' is at {self.position[0]:,}, and its "
+                f"database only at {point:,}: the topic has changes of another database, or of a "
+                f"later state of this one. Delete it: 'millstream cdc reset --yes'"
+            )
         self.rows = note.get("rows", 0)
         await self._keep(dataclasses.replace(self._record, base=base, intervals=intervals))
         if not note and self.position != (0, 0):
             await self._empty(base)
         self._known_points()
         return edge
+
+    def _edge(self, note: dict[str, Any]) -> list[str]:
+        """The last key that a note means."""
+        found: list[str] | None = note["key"]
+        return self._record.edges[str(note["rows"])] if found is None else found
+
+    async def _keep_edge(self, rows: int, key: list[str]) -> None:
+        """Keep a key for a note that is stored next; the note before it may be the last one."""
+        edges = [*self._record.edges.items()][-EDGES_KEPT:]
+        await self._keep(dataclasses.replace(self._record, edges={**dict(edges), str(rows): key}))
 
     async def _empty(self, base: int) -> None:
         """What the topic has from before is gone for its readers."""
@@ -193,10 +219,13 @@ class TableTopic:
     async def write_rows(self, rows: pa.RecordBatch, last_key: list[str]) -> None:
         """Store rows of the snapshot, and that they are stored, in one step."""
         record, count = self._record, rows.num_rows
+        is_long = sum(map(len, last_key)) > KEY_LETTERS
+        if is_long:
+            await self._keep_edge(self.rows + count, last_key)
         note = {
             "base": record.base,
             "attempt": len(record.intervals) - 1,
-            "key": last_key,
+            "key": None if is_long else last_key,
             "rows": self.rows + count,
         }
         read = pa.repeat(pa.scalar(ch.READ), count)
@@ -214,9 +243,9 @@ class TableTopic:
 
     async def write(self, changes: RowChanges, is_after: IsAfter) -> None:
         """Write changes; those that are in the snapshot already are left out."""
-        if changes.table != self._shape:
+        wanted = await self._not_in_snapshot(changes, is_after)
+        if len(wanted) and changes.table != self._followed:
             await self._follow(changes.table)
-        wanted = self._not_in_snapshot(changes, is_after)
         if self._format == "rows":
             self._check_whole(wanted)
         if len(wanted):
@@ -251,18 +280,33 @@ class TableTopic:
     def _known_points(self) -> None:
         self._point = max((one.point for one in self._record.intervals), default=0)
 
-    def _not_in_snapshot(self, changes: RowChanges, is_after: IsAfter) -> RowChanges:
+    async def _not_in_snapshot(self, changes: RowChanges, is_after: IsAfter) -> RowChanges:
         """Changes whose rows were read by the snapshot before the change was committed."""
         if not len(changes) or changes.commit[0].as_py() >= self._point:
             return changes
         points = pa.repeat(pa.scalar(self._record.intervals[0].point, _NUMBER), len(changes))
         if len(self._record.intervals) > 1:
+            await self._check_truncated(changes)
             keys = self._keys(changes)
             for interval in self._record.intervals[1:]:
                 if interval.edge is not None:
                     after = is_after(changes.table, keys, interval.edge)
                     points = pc.if_else(after, pa.scalar(interval.point, _NUMBER), points)
         return changes.filter(pc.greater_equal(changes.commit, points))
+
+    async def _check_truncated(self, changes: RowChanges) -> None:
+        """A TRUNCATE between two attempts means the rows of the first and not those of the last."""
+        first = min(one.point for one in self._record.intervals)
+        between = pc.and_(
+            pc.greater_equal(changes.commit, pa.scalar(first, _NUMBER)),
+            pc.less(changes.commit, pa.scalar(self._point, _NUMBER)),
+        )
+        if pc.any(pc.and_(between, pc.equal(changes.op, ch.TRUNCATE))).as_py():
+            await self._keep(dataclasses.replace(self._record, base=0, intervals=[]))
+            raise SourceUnreachable(
+                f"table {self.table} was truncated between two attempts of its snapshot, which "
+                f"must begin again"
+            )
 
     def _keys(self, changes: RowChanges) -> pa.RecordBatch:
         columns = []
@@ -294,6 +338,7 @@ class TableTopic:
         if known != self._record.columns:
             await self._keep(dataclasses.replace(self._record, columns=known))
         self._shape, self._masks, self._row = shape, masks, row
+        self._followed = shape
 
     async def _next_version(self, record: t.Record) -> None:
         await self.writer.flush()

@@ -360,7 +360,8 @@ def shape_of_table(table: TableFacts, settings: TableSettings) -> TableShape:
                     f"table {table.full_name}: {what} has '{name}', which is no column of it that "
                     f"can be captured: {one_of(name, names, 'column')}"
                 )
-    return replace(_shape(table, settings), estimate=table.rows if table.rows >= 0 else None)
+    estimate = table.rows if table.rows >= 0 else None
+    return replace(_shape(table, settings), estimate=estimate, identity=table.oid)
 
 
 def shape_of_relation(relation: Relation, table: TableFacts, settings: TableSettings) -> TableShape:

@@ -1,0 +1,161 @@
+"""Captures of a real PostgreSQL at their edges: what is rare, large, or happens at a bad moment."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from millstream import Mill
+from millstream.cdc.capture import Capture
+from millstream.cdc.settings import CaptureSettings
+from millstream.cdc.sources import open_source
+from millstream.cdc.table_topic import TableTopic
+from millstream.errors import BreakingChange, CaptureError
+from tests.integration.cdc.captures import capturing, events_of, folded
+from tests.integration.cdc.test_capture import settings_for, source_rows
+from tests.postgres import Database, running_postgres
+
+
+async def once(mill: Mill, settings: CaptureSettings) -> None:
+    """Capture until it has caught up."""
+    async with asyncio.timeout(60):
+        await Capture(mill, open_source(settings), settings).run(once=True)
+
+
+async def interrupted(
+    mill: Mill, settings: CaptureSettings, monkeypatch: pytest.MonkeyPatch, batches: int = 1
+) -> None:
+    """Run a capture whose snapshot is cut off after so many stored batches of rows."""
+    write, count = TableTopic.write_rows, 0
+
+    async def some(self: TableTopic, rows: Any, last: list[str]) -> None:
+        nonlocal count
+        await write(self, rows, last)
+        await self.writer.flush()
+        count += 1
+        if count >= batches:
+            raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(TableTopic, "write_rows", some)
+        with pytest.raises((KeyboardInterrupt, asyncio.CancelledError)):
+            await Capture(mill, open_source(settings), settings).run()
+
+
+async def test_what_stopped_a_capture_stops_it_again_and_is_never_confirmed(
+    mill: Mill, postgres: Database
+) -> None:
+    postgres.execute("CREATE TABLE items (id int PRIMARY KEY)", "INSERT INTO items VALUES (1)")
+    settings = settings_for(postgres)
+    async with capturing(mill, settings) as running:
+        await running.streaming()
+        postgres.execute("TRUNCATE items", "INSERT INTO items VALUES (2)")
+        await running.failed()
+    for _ in range(2):
+        async with capturing(mill, settings) as running:
+            error = await running.failed()
+        assert "public.items was truncated" in str(error)
+    settings = settings_for(postgres, truncate="event")
+    await once(mill, settings)
+    assert folded(await events_of(mill, "items")) == source_rows(postgres, "items")
+
+
+async def test_a_column_that_was_added_while_no_capture_ran_is_captured(
+    mill: Mill, postgres: Database
+) -> None:
+    postgres.execute("CREATE TABLE items (id int PRIMARY KEY)", "INSERT INTO items VALUES (1)")
+    settings = settings_for(postgres)
+    await once(mill, settings)
+    postgres.execute(
+        "ALTER TABLE items ADD COLUMN extra text", "INSERT INTO items VALUES (2, 'new')"
+    )
+    await once(mill, settings)
+    events = await events_of(mill, "items")
+    assert events[-1]["value"]["after"] == {"id": 2, "extra": "new"}
+
+
+async def test_a_column_that_was_renamed_while_no_capture_ran_stops_it(
+    mill: Mill, postgres: Database
+) -> None:
+    postgres.execute("CREATE TABLE items (id int PRIMARY KEY, n int)")
+    settings = settings_for(postgres)
+    await once(mill, settings)
+    postgres.execute("ALTER TABLE items RENAME COLUMN n TO m", "INSERT INTO items VALUES (2, 7)")
+    with pytest.raises(BreakingChange, match="renamed from 'n'"):
+        await once(mill, settings)
+
+
+async def test_a_table_that_is_dropped_and_made_again_begins_again(
+    mill: Mill, postgres: Database
+) -> None:
+    make = "CREATE TABLE items (id int PRIMARY KEY, n int)"
+    postgres.execute(make, "INSERT INTO items VALUES (1, 1), (2, 2)")
+    settings = settings_for(postgres, heartbeat=0.2)
+    async with capturing(mill, settings) as running:
+        await running.streaming()
+        postgres.execute("DROP TABLE items", make, "INSERT INTO items VALUES (2, 5), (3, 6)")
+        events = await running.caught_up("items", 2 + 1 + 2)
+        assert folded(events) == source_rows(postgres, "items")
+    # The same while no capture runs.
+    postgres.execute("DROP TABLE items", make, "INSERT INTO items VALUES (9, 9)")
+    await once(mill, settings)
+    assert folded(await events_of(mill, "items")) == source_rows(postgres, "items")
+    postgres.execute("INSERT INTO items VALUES (10, 9)")
+    await once(mill, settings)
+    assert folded(await events_of(mill, "items")) == source_rows(postgres, "items")
+
+
+async def test_a_killed_snapshot_continues_with_keys_longer_than_a_note(
+    mill: Mill, postgres: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("millstream.cdc.postgres.snapshot.BATCH_BYTES", 64 * 1024)
+    postgres.execute(
+        "CREATE TABLE items (id text PRIMARY KEY, n int)",
+        "INSERT INTO items SELECT lpad(g::text, 6, '0') || repeat('\u00e4\n', 600), g "
+        "FROM generate_series(1, 500) g",
+    )
+    settings = settings_for(postgres)
+    await interrupted(mill, settings, monkeypatch, 2)
+    stored = len(await events_of(mill, "items"))
+    assert 0 < stored < 500
+    postgres.execute("UPDATE items SET n = -n WHERE n IN (1, 499)")
+    await once(mill, settings)
+    events = await events_of(mill, "items")
+    assert folded(events) == source_rows(postgres, "items")
+    assert [event["value"]["op"] for event in events] == [*["r"] * 500, "u"]
+
+
+async def test_a_table_truncated_between_two_attempts_of_its_snapshot_folds_to_the_table(
+    mill: Mill, postgres: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("millstream.cdc.postgres.snapshot.BATCH_BYTES", 16 * 1024)
+    postgres.execute(
+        "CREATE TABLE items (id int PRIMARY KEY, n int)",
+        "INSERT INTO items SELECT g, g FROM generate_series(1, 5000) g",
+    )
+    settings = settings_for(postgres, truncate="event")
+    await interrupted(mill, settings, monkeypatch)
+    postgres.execute(
+        "TRUNCATE items", "INSERT INTO items VALUES (1, 1)", "INSERT INTO items VALUES (4999, 1)"
+    )
+    await once(mill, settings)
+    assert folded(await events_of(mill, "items")) == source_rows(postgres, "items")
+
+
+async def test_topics_of_another_database_are_not_written_on_in_silence(
+    mill: Mill, postgres: Database
+) -> None:
+    make = "CREATE TABLE items (id int PRIMARY KEY)"
+    postgres.execute(make, "INSERT INTO items VALUES (1)")
+    postgres.execute("SELECT pg_switch_wal()", "SELECT pg_switch_wal()", "CHECKPOINT")
+    settings = settings_for(postgres)
+    await once(mill, settings)
+    await Capture(mill, open_source(settings), settings).reset(keep_topics=True)
+    with running_postgres() as server:
+        server.create_database("other")
+        other = Database(server, "other")
+        other.execute(make, "INSERT INTO items VALUES (2)")
+        with pytest.raises(CaptureError, match="cdc reset"):
+            await once(mill, settings_for(other))
