@@ -34,6 +34,8 @@ def check_masks(shape: TableShape, masks: Mapping[str, Mask], secret: Secret | N
             raise ConfigError(f"{where}: it is part of the key, by which changes find their row")
         if mask == "redact" and not isinstance(types[name], t.String):
             raise ConfigError(f"{where}: 'redact' is for text, use 'null' or 'hash'")
+        if mask == "hash" and isinstance(types[name], t.List):
+            raise ConfigError(f"{where}: 'hash' is for single values, not for arrays: use 'null'")
         if mask == "hash" and secret is None:
             raise ConfigError(f"{where}: 'hash' needs a secret: set mask_key or mask_key_env")
 

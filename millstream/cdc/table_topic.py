@@ -266,6 +266,12 @@ class TableTopic:
 
     def _check_whole(self, changes: RowChanges) -> None:
         """A row cannot say which of its columns were not sent: null would be a lie."""
+        if pc.any(pc.equal(changes.op, ch.TRUNCATE)).as_py():
+            raise CaptureError(
+                f"table {self.table} was truncated, and a topic of rows cannot say that all rows "
+                f"are gone. Begin the table again ('millstream cdc reset --table {self.table} "
+                f"--yes'), set truncate = 'ignore', or use format = 'changes'"
+            )
         unchanged = changes.unchanged
         if unchanged is None or unchanged.null_count == len(unchanged):
             return

@@ -32,15 +32,15 @@ async def with_left_values(changes: RowChanges, from_item: str, ask: Ask) -> Row
     places = pc.indices_nonzero(new).to_pylist()
     if not places:
         return changes
-    unchanged = changes.unchanged.to_pylist()
+    unchanged, table = changes.unchanged.to_pylist(), from_item.replace("%", "%%")
     columns = {column.name: column for column in changes.table.columns}
     values = {name: pc.struct_field(changes.after, name).to_pylist() for name in columns}
     for place in places:
         names = unchanged[place]
-        selected = ", ".join(f"{quoted(name)}::text" for name in names)
-        where = " AND ".join(f"{quoted(name)} = %s" for name in changes.table.key)
+        selected = ", ".join(f"{_name(name)}::text" for name in names)
+        where = " AND ".join(f"{_name(name)} = %s" for name in changes.table.key)
         key = [values[name][place] for name in changes.table.key]
-        rows = await ask(f"SELECT {selected} FROM {from_item} WHERE {where}", *key)
+        rows = await ask(f"SELECT {selected} FROM {table} WHERE {where}", *key)
         # Gone, or moved again: its end follows in the stream, and until then the value is null. A
         # reader that was asked to keep the value would look for a row that it never had.
         unchanged[place] = None
@@ -57,3 +57,8 @@ async def with_left_values(changes: RowChanges, from_item: str, ask: Ask) -> Row
     return dataclasses.replace(
         changes, after=after, unchanged=kept if kept.null_count < len(kept) else None
     )
+
+
+def _name(column: str) -> str:
+    """Quoted, in a statement with parameters."""
+    return quoted(column).replace("%", "%%")

@@ -13,7 +13,6 @@ from millstream.cdc.model import RowChanges, TableShape
 from millstream.cdc.postgres.collector import RowRun, Truncated
 from millstream.cdc.postgres.pgoutput import (
     DELETE,
-    FULL_TUPLE,
     INSERT,
     NO_TUPLE,
     Relation,
@@ -91,8 +90,10 @@ def _struct(shape: TableShape, texts: _Columns, nulls: Any) -> pa.StructArray:
 def _unchanged(
     decoded: DecodedRows, columns: dict[str, int], new: _Columns, old: _Columns
 ) -> pa.ListArray | None:
-    """Which columns were not sent, for each change; values of a full old row are filled in."""
-    full = pa.array(decoded.old_kind == FULL_TUPLE)
+    """Which columns were not sent, for each change; values that the old row has are filled in.
+
+    A full old row has them all. One of key columns has those of the key, which may be large too.
+    """
     missing: dict[str, Any] = {}
     for name, index in columns.items():
         column = decoded.new[index]
@@ -100,8 +101,9 @@ def _unchanged(
             continue
         kept = column.unchanged
         if old:
-            new[name] = pc.if_else(pc.and_(kept, full), old[name], new[name])
-            kept = pc.and_not(kept, full)
+            sent = old[name].is_valid()  # what is stored apart is never null
+            new[name] = pc.if_else(pc.and_(kept, sent), old[name], new[name])
+            kept = pc.and_not(kept, sent)
         if pc.any(kept).as_py():
             missing[name] = kept.to_pylist()
     if not missing:

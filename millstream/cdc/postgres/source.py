@@ -7,6 +7,7 @@ is none: all rows of one COPY have the same, and those of overlapping transactio
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from typing import Any, Final
@@ -59,6 +60,7 @@ GATHER_SECONDS: Final = 0.01  # to wait for more rows than a few
 GATHER_ROWS: Final = 2_000
 WAIT_SECONDS: Final = 1.0
 CONNECT_SECONDS: Final = 10
+_QUOTED: Final = re.compile('".*"')
 
 
 class PostgresSource:
@@ -94,7 +96,9 @@ class PostgresSource:
                 **more,
             )
         except ProgrammingError as error:
-            raise ConfigError(f"source: not an address of PostgreSQL: {error}") from None
+            # What it quotes is the address, or the password.
+            reason = _QUOTED.sub('"..."', _short(error))
+            raise ConfigError(f"source: not an address of PostgreSQL: {reason}") from None
 
     async def open(self) -> None:
         """Connect for statements."""

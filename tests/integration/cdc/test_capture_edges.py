@@ -9,12 +9,13 @@ import pytest
 
 from millstream import Mill
 from millstream.cdc.capture import Capture
-from millstream.cdc.settings import CaptureSettings
+from millstream.cdc.settings import CaptureSettings, TableSettings
 from millstream.cdc.sources import open_source
 from millstream.cdc.table_topic import TableTopic
-from millstream.errors import BreakingChange, CaptureError
+from millstream.errors import BreakingChange, CaptureError, ConfigError
+from millstream.settings import Secret
 from tests.integration.cdc.captures import capturing, events_of, folded
-from tests.integration.cdc.test_capture import settings_for, source_rows
+from tests.integration.cdc.test_capture import incompressible, settings_for, source_rows
 from tests.postgres import Database, running_postgres
 
 
@@ -159,3 +160,94 @@ async def test_topics_of_another_database_are_not_written_on_in_silence(
         other.execute(make, "INSERT INTO items VALUES (2)")
         with pytest.raises(CaptureError, match="cdc reset"):
             await once(mill, settings_for(other))
+
+
+async def test_a_large_key_that_an_update_did_not_touch_stays_the_key(
+    mill: Mill, postgres: Database
+) -> None:
+    postgres.execute(
+        "CREATE TABLE items (a int, b text, n int, body text, PRIMARY KEY (a, b))",
+        "ALTER TABLE items ALTER COLUMN b SET STORAGE EXTERNAL",
+        f"INSERT INTO items VALUES (1, {incompressible(2_500)}, 0, {incompressible(8_000)})",
+    )
+    async with capturing(mill, settings_for(postgres)) as running:
+        await running.streaming()
+        postgres.execute("UPDATE items SET n = 1", "UPDATE items SET a = 2")
+        events = await running.caught_up("items", 4)
+    assert [e["value"]["op"] for e in events] == ["r", "u", "d", "c"]
+    assert events[0]["key"] == events[1]["key"] == events[2]["key"]
+    assert [*folded(events).values()] == [*source_rows(postgres, "items", "a").values()]
+
+
+async def test_names_may_have_capitals_spaces_quotes_percent_signs_and_any_letters(
+    mill: Mill, postgres: Database
+) -> None:
+    table = '"My Schema"."Ta ""ble %s \u00fc"'
+    columns = (
+        "Up Per",
+        'qu"ote',
+        "o'brien",
+        "gr\u00f6\u00dfe \u2603",
+        "[0]",
+        "{x}",
+        "$1",
+        "%",
+        "op",
+    )
+    listed = ", ".join('"' + name.replace('"', '""') + '" text' for name in columns)
+    values = ", ".join(f"'{number}'" for number in range(len(columns)))
+    postgres.execute(
+        'CREATE SCHEMA "My Schema"',
+        f'CREATE TABLE {table} ("Id %s" text PRIMARY KEY, {listed}, "bo %s dy" text)',
+        f"INSERT INTO {table} VALUES ('k', {values}, {incompressible(9_000)})",
+    )
+    own = TableSettings(topic="odd", mask={"[0]": "redact"})
+    settings = settings_for(postgres, table={'My Schema.Ta "ble %s \u00fc': own})
+    async with capturing(mill, settings) as running:
+        await running.streaming()
+        postgres.execute(
+            f"UPDATE {table} SET \"op\" = 'new'",
+            f"UPDATE {table} SET \"Id %s\" = 'z%s'",
+        )
+        events = await running.caught_up("odd", 4)
+        (wanted,) = source_rows(postgres, table, "Id %s").values()
+        assert folded(events) == {"z%s": {**wanted, "[0]": "***"}}
+        postgres.execute(f"DELETE FROM {table}")
+        events = await running.caught_up("odd", 5)
+    assert folded(events) == {}
+
+
+async def test_a_hash_of_an_array_is_refused_and_a_truncation_of_rows_named(
+    mill: Mill, postgres: Database
+) -> None:
+    postgres.execute("CREATE TABLE items (id int PRIMARY KEY, tags int[])")
+    own = TableSettings(mask={"tags": "hash"})
+    settings = settings_for(postgres, table={"public.items": own}, mask_key=Secret("salt"))
+    with pytest.raises(ConfigError, match="'hash' is for single values"):
+        await once(mill, settings)
+    postgres.execute("ALTER TABLE items DROP COLUMN tags")
+    await Capture(mill, open_source(settings), settings_for(postgres)).reset()
+    async with capturing(mill, settings_for(postgres, format="rows", truncate="event")) as running:
+        await running.streaming()
+        postgres.execute("INSERT INTO items VALUES (1)", "TRUNCATE items")
+        error = await running.failed()
+    assert isinstance(error, CaptureError)
+    assert "public.items was truncated" in str(error)
+
+
+@pytest.mark.parametrize(
+    "address",
+    [
+        "postgresql://ann:sec%zzret@localhost/db",
+        "postgresql://ann:sec ret@localhost/db",
+        "postgresql://ann:secret@[::1/db",
+    ],
+)
+async def test_an_address_that_cannot_be_read_is_refused_without_its_password(
+    address: str,
+) -> None:
+    source = open_source(CaptureSettings(name="shop", source=address))
+    with pytest.raises(ConfigError, match="not an address of PostgreSQL") as caught:
+        await source.open()
+    assert "sec" not in str(caught.value)
+    assert caught.value.__cause__ is None
