@@ -39,6 +39,8 @@ async def test_every_version_of_every_row_is_captured_once_though_all_are_killed
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("seed", [1, 2])
 async def test_nothing_is_lost_or_doubled_by_many_kills(tmp_path: Path, seed: int) -> None:
-    findings = await killed(Plan(seed, kills=32, rows=80_000, snapshot_kills=8, pause=0.1), tmp_path)
+    findings = await killed(
+        Plan(seed, kills=32, rows=80_000, snapshot_kills=8, pause=0.1), tmp_path
+    )
     assert findings.counts["attempts of snapshots"] > 4
     assert findings.counts["unchanged values"]
