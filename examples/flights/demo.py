@@ -64,10 +64,10 @@ class Show:
 class Pipeline:
     """The pipeline in its own process."""
 
-    def __init__(self, folder: Path, url: str, patience: float) -> None:
+    def __init__(self, folder: Path, url: str, patience: float, **environment: str) -> None:
         self.folder = folder
         self._patience = f"{patience:.0f}s"
-        self._environment = {**os.environ, "NATS_URL": url}
+        self._environment = {**os.environ, "NATS_URL": url, **environment}
         self._log = (folder / "pipeline.log").open("ab")
         self._process: subprocess.Popen[bytes] | None = None
 
