@@ -28,6 +28,7 @@ from millstream.errors import (
     CaptureError,
     ConfigError,
     Incompatible,
+    PayloadTooLarge,
     SourceUnreachable,
     TopicNotFound,
 )
@@ -40,7 +41,7 @@ from millstream.schemas import types as t
 
 __all__ = ["TableTopic", "writer_name"]
 
-PACKS: Final = Packing(max_events=10_000, max_bytes=4 * 1024 * 1024, linger=0.2)
+PACKS: Final = Packing(max_events=10_000, max_bytes=4 * 1024 * 1024, linger=0.2, large_alone=True)
 _NUMBER: Final = pa.uint64()
 _TIME: Final = pa.timestamp("us", "UTC")
 # A note has 1 KiB. JSON writes a letter with up to 6 bytes, and the other fields need room too.
@@ -255,13 +256,25 @@ class TableTopic:
     async def _write(
         self, changes: RowChanges, note: str | None = None, whole: bool = False
     ) -> None:
-        rows = padded(self._masks.applied(changes), self._row)
-        await self.writer.write_batch(
-            frame_of(rows, self._format),
-            positions=(changes.commit, changes.place),
-            columns=FRAME_COLUMNS[self._format],
-            note=note,
-            whole=whole,
+        frame = frame_of(padded(self._masks.applied(changes), self._row), self._format)
+        try:
+            await self.writer.write_batch(
+                frame,
+                positions=(changes.commit, changes.place),
+                columns=FRAME_COLUMNS[self._format],
+                note=note,
+                whole=whole,
+            )
+        except PayloadTooLarge as error:
+            raise self._too_large(frame, error) from error
+
+    def _too_large(self, frame: pa.RecordBatch, error: PayloadTooLarge) -> CaptureError:
+        largest = max(range(frame.num_rows), key=lambda row: frame.slice(row, 1).nbytes)
+        key = frame.column("key")[largest].as_py()
+        return CaptureError(
+            f"table {self.table}: the event of the row with key {key!r} has {error.size:,} bytes, "
+            f"and the broker takes at most {error.limit:,}. Raise its max_payload, or leave out "
+            f"the large column: exclude = [...] for the table"
         )
 
     def _check_whole(self, changes: RowChanges) -> None:

@@ -218,11 +218,14 @@ def _write_stream(
             writer.write_batch(batch)
 
 
-def split(batch: pa.RecordBatch, max_events: int, max_bytes: int) -> list[pa.RecordBatch]:
+def split(
+    batch: pa.RecordBatch, max_events: int, max_bytes: int, max_alone: int = 0
+) -> list[pa.RecordBatch]:
     """The batch as slices (views, nothing is copied) that each fit one pack, in order.
 
-    Sizes are uncompressed, so a compressed pack fits as well. Raises
-    `PayloadTooLarge` when a single event does not fit, before anything was sent.
+    An event that is larger than `max_bytes` is a pack of its own, of up to `max_alone`. Sizes are
+    uncompressed, so a compressed pack fits as well. Raises `PayloadTooLarge` when a single event
+    does not fit, before anything was sent.
     """
     if max_events < 1 or max_bytes <= HEADER_BYTES:
         raise ConfigError(
@@ -230,13 +233,13 @@ def split(batch: pa.RecordBatch, max_events: int, max_bytes: int) -> list[pa.Rec
             f"and {HEADER_BYTES + 1:,} bytes"
         )
     form, plain = _plain(batch)
-    room = max_bytes - HEADER_BYTES
+    room, alone = max_bytes - HEADER_BYTES, max(max_bytes, max_alone) - HEADER_BYTES
     slices: list[pa.RecordBatch] = []
     start = 0
     guess = max_events
     while start < plain.num_rows:
         most = min(max_events, plain.num_rows - start)
-        rows = _rows_that_fit(form, plain.slice(start, most), room, min(guess, most))
+        rows = _rows_that_fit(form, plain.slice(start, most), room, alone, min(guess, most))
         slices.append(plain.slice(start, rows))
         start += rows
         # Events are similar: start near the size that fitted last, so that few checks are needed.
@@ -244,13 +247,13 @@ def split(batch: pa.RecordBatch, max_events: int, max_bytes: int) -> list[pa.Rec
     return slices
 
 
-def _rows_that_fit(form: _Form, batch: pa.RecordBatch, room: int, guess: int) -> int:
+def _rows_that_fit(form: _Form, batch: pa.RecordBatch, room: int, alone: int, guess: int) -> int:
     rows = guess
     while True:
         size = _raw_size(form, [batch.slice(0, rows)])
-        if size <= room:
+        if size <= (alone if rows == 1 else room):
             return rows
         if rows == 1:
-            raise PayloadTooLarge(size, room)
+            raise PayloadTooLarge(size, alone)
         # At least a halving every second step, so at most 2 log2(rows) checks.
         rows = max(1, min(rows - 1, rows * room // size, rows // 2 + rows // 4))

@@ -23,6 +23,8 @@ class Packing:
     linger: float = 0.05  # seconds an event waits for others
     compression: Literal["none", "lz4", "zstd"] = "none"
     max_in_flight: int = 8  # packs sent and not acknowledged; a writer has one per lane
+    # An event larger than max_bytes is sent as a pack of its own if the server accepts it.
+    large_alone: bool = False
 
     def __post_init__(self) -> None:
         if not 0 <= self.linger <= 60:

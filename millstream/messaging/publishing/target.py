@@ -33,7 +33,9 @@ class PackTarget:
     def split(self, batch: pa.RecordBatch, packing: Packing) -> list[pa.RecordBatch]:
         """The batch in pieces that each fit one pack."""
         max_payload = self.jetstream.connection.info.max_payload
-        return split(batch, packing.max_events, min(packing.max_bytes, max_payload))
+        size = min(packing.max_bytes, max_payload)
+        alone = max_payload if packing.large_alone else size
+        return split(batch, packing.max_events, size, max_alone=alone)
 
     def encode(self, piece: pa.RecordBatch, packing: Packing) -> EncodedPack:
         """A piece as a pack of the topic's schema version."""

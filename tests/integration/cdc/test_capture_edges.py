@@ -251,3 +251,32 @@ async def test_an_address_that_cannot_be_read_is_refused_without_its_password(
         await source.open()
     assert "sec" not in str(caught.value)
     assert caught.value.__cause__ is None
+
+
+@pytest.mark.parametrize("when", ["snapshot", "stream"])
+async def test_a_row_up_to_the_largest_message_is_captured_and_a_larger_one_named(
+    mill: Mill, postgres: Database, when: str
+) -> None:
+    postgres.execute("CREATE TABLE items (id int PRIMARY KEY, body text)")
+    most = mill.connection.info.max_payload
+    statements = (
+        "INSERT INTO items VALUES (1, 'a')",
+        f"INSERT INTO items VALUES (2, repeat('b', {most - 100_000}))",
+        f"INSERT INTO items VALUES (3, repeat('c', {most}))",
+    )
+    if when == "snapshot":
+        postgres.execute(*statements)
+    async with capturing(mill, settings_for(postgres)) as running:
+        if when == "stream":
+            await running.streaming()
+            postgres.execute(*statements)
+        error = await running.failed()
+    assert isinstance(error, CaptureError)
+    assert "public.items: the event of the row with key '3'" in str(error)
+    # What the error says: leave the column out.
+    own = TableSettings(exclude=("body",))
+    if when == "stream":
+        assert len(await events_of(mill, "items")) == 2
+        await once(mill, settings_for(postgres, table={"public.items": own}))
+        keys = [event["key"] for event in await events_of(mill, "items")]
+        assert keys == [b"1", b"2", b"3"]
