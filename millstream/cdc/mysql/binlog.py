@@ -7,7 +7,6 @@ the position of its changes: what was stored of it before a crash is skipped, th
 
 from __future__ import annotations
 
-import logging
 import pickle
 import queue
 import re
@@ -21,15 +20,13 @@ from typing import IO, Any, Final
 from millstream import errors
 from millstream.cdc.model import TableShape
 from millstream.cdc.mysql.address import Address, error_of
-from millstream.cdc.mysql.layout import Layout, Row, layout_of, signature_of
+from millstream.cdc.mysql.layout import Row, TableLayout, layout_of, signature_of
 from millstream.cdc.mysql.statements import Meaning, meaning_of
 from millstream.cdc.settings import CaptureSettings
 from millstream.events import changes as ch
 from millstream.schemas.extras import needed
 
-__all__ = ["BinlogReader", "Boundary", "Piece", "position_of", "start_of"]
-
-log = logging.getLogger(__name__)
+__all__ = ["BinlogReader", "LogBoundary", "Piece", "position_of", "start_of"]
 
 HEARTBEAT_SECONDS: Final = 0.5  # that the server sends while nothing happens
 PIECE_ROWS: Final = 500
@@ -50,7 +47,7 @@ _FILE: Final = re.compile(r"(.*\.)(\d+)")
 
 
 @dataclass(frozen=True, slots=True)
-class Boundary:
+class LogBoundary:
     """A position in the log between two transactions."""
 
     file: str
@@ -141,12 +138,12 @@ class BinlogReader:
         address: Address,
         settings: CaptureSettings,
         tables: dict[str, TableShape],
-        start: Boundary,
+        start: LogBoundary,
     ) -> None:
         self._address, self._settings, self._tables = address, settings, tables
         self._file, self._start = start.file, start
         self.upto = position_of(start.number) - 1
-        self.layouts: list[Layout] = []
+        self.layouts: list[TableLayout] = []
         self._known: dict[tuple[Any, ...], int] = {}
         self._open: _Open | None = None
         self._ready: queue.Queue[Piece | Exception] = queue.Queue(QUEUE_PIECES)
@@ -246,7 +243,7 @@ class BinlogReader:
         if packet.event_type == _XA_PREPARE:
             self._prepared(packet)
         elif packet.event_type in _BEGIN:
-            start = Boundary(self._file, packet.log_pos - packet.event_size).number
+            start = LogBoundary(self._file, packet.log_pos - packet.event_size).number
             name = str(getattr(event, "gtid", "") or f"{self._file}:{start & 0xFFFFFFFF}")
             self._open = _Open(start, name)
         elif kind.endswith("RowsEvent"):
@@ -258,9 +255,9 @@ class BinlogReader:
         elif kind == "RotateEvent":
             self._file = event.next_binlog
         elif kind == "HeartbeatLogEvent" and self._open is None:
-            self._advance(Boundary(event.ident, packet.log_pos))
+            self._advance(LogBoundary(event.ident, packet.log_pos))
 
-    def _advance(self, boundary: Boundary) -> None:
+    def _advance(self, boundary: LogBoundary) -> None:
         self.upto = max(self.upto, position_of(boundary.number) - 1)
         self._put(Piece(self.upto))
 
@@ -302,7 +299,7 @@ class BinlogReader:
         transaction, self._open = self._open, None
         if transaction is None:
             return
-        end = position_of(Boundary(self._file, packet.log_pos).number) - 1
+        end = position_of(LogBoundary(self._file, packet.log_pos).number) - 1
         commit, first = position_of(transaction.start), 1
         rows: list[Row] = []
         size = 0
@@ -410,7 +407,7 @@ class BinlogReader:
             )
         if choice == "event":
             known = [one for one in self.layouts if one.shape.name == table]
-            self.layouts.append(known[-1] if known else Layout(self._tables[table], ()))
+            self.layouts.append(known[-1] if known else TableLayout(self._tables[table], ()))
             row = Row(len(self.layouts) - 1, ch.TRUNCATE, None, None)
             self._begun(event).add(row)
 

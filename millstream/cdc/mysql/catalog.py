@@ -8,20 +8,20 @@ from typing import Any, Final
 
 from millstream import errors
 from millstream.cdc.model import Column, TableShape
-from millstream.cdc.mysql.types import Kind, kind_of
+from millstream.cdc.mysql.types import ColumnKind, kind_of
 from millstream.cdc.patterns import is_wanted
 from millstream.cdc.settings import CaptureSettings, TableSettings
 from millstream.schemas import types as t
 from millstream.schemas.extras import needed
 
-__all__ = ["MARIADB", "Table", "log_files", "log_status", "rows_of", "table_of", "tables_of"]
+__all__ = ["MARIADB", "ServerTable", "log_files", "log_status", "rows_of", "table_of", "tables_of"]
 
 MARIADB: Final = "mariadb"
 _PARSE_ERROR: Final = 1064  # code of the server for a statement that it does not know
 
 
 @dataclass(frozen=True, slots=True)
-class Table:
+class ServerTable:
     """A table as it is now, whether it can be captured or not."""
 
     name: str
@@ -40,7 +40,7 @@ def rows_of(connection: Any, query: str, *values: object) -> list[dict[str, Any]
         return list(cursor.fetchall())
 
 
-def tables_of(connection: Any, database: str, settings: CaptureSettings) -> list[Table]:
+def tables_of(connection: Any, database: str, settings: CaptureSettings) -> list[ServerTable]:
     """The tables that are meant, by name."""
     found = rows_of(
         connection,
@@ -66,7 +66,7 @@ def tables_of(connection: Any, database: str, settings: CaptureSettings) -> list
     indexes = _unique_indexes(connection, database)
     cascades = _cascades(connection, database)
     return [
-        Table(
+        ServerTable(
             name,
             engine,
             tuple(columns[name]),
@@ -111,7 +111,9 @@ def _cascades(connection: Any, database: str) -> dict[str, list[str]]:
     return found
 
 
-def table_of(table: Table, database: str, own: TableSettings) -> tuple[TableShape, list[Kind]]:
+def table_of(
+    table: ServerTable, database: str, own: TableSettings
+) -> tuple[TableShape, list[ColumnKind]]:
     """A table as it is captured, with the kinds of its columns; else raises `ConfigError`."""
     full = f"{database}.{table.name}"
     by_name = {row["COLUMN_NAME"]: row for row in table.columns}
@@ -144,7 +146,7 @@ def table_of(table: Table, database: str, own: TableSettings) -> tuple[TableShap
     return TableShape(database, table.name, tuple(columns), key), kinds
 
 
-def _key_of(table: Table, full: str, own: TableSettings) -> tuple[str, ...]:
+def _key_of(table: ServerTable, full: str, own: TableSettings) -> tuple[str, ...]:
     key = own.key or table.primary
     if not key:
         raise errors.ConfigError(

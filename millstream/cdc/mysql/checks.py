@@ -9,7 +9,7 @@ from millstream import errors
 from millstream.cdc.model import Finding
 from millstream.cdc.mysql.catalog import (
     MARIADB,
-    Table,
+    ServerTable,
     log_files,
     log_status,
     rows_of,
@@ -144,7 +144,7 @@ def _expiry(variables: dict[str, str]) -> Iterator[Finding]:
     )
 
 
-def _about_table(table: Table, database: str, settings: CaptureSettings) -> Iterator[Finding]:
+def _about_table(table: ServerTable, database: str, settings: CaptureSettings) -> Iterator[Finding]:
     full = f"{database}.{table.name}"
     subject = f"table {full}"
     try:

@@ -10,12 +10,12 @@ import pyarrow as pa
 
 from millstream import errors
 from millstream.cdc.model import Column, RowChanges, TableShape
-from millstream.cdc.mysql.types import Kind, arrays_of, logged_kind
+from millstream.cdc.mysql.types import ColumnKind, arrays_of, logged_kind
 from millstream.cdc.settings import CaptureSettings
 from millstream.events import changes as ch
 from millstream.schemas import types as t
 
-__all__ = ["Layout", "Placed", "Row", "changes_of", "layout_of", "signature_of", "struct_of"]
+__all__ = ["Placed", "Row", "TableLayout", "changes_of", "layout_of", "signature_of", "struct_of"]
 
 _NUMBER: Final = pa.uint64()
 _TIME: Final = pa.timestamp("us", "UTC")
@@ -25,11 +25,11 @@ _NOT_SENT: Final = ("cols bitmap", "same with before values")
 
 
 @dataclass(frozen=True, slots=True)
-class Layout:
+class TableLayout:
     """A captured table in one of its shapes."""
 
     shape: TableShape
-    kinds: tuple[Kind, ...]
+    kinds: tuple[ColumnKind, ...]
 
     def values(self, row: dict[str, Any], why_null: dict[str, str]) -> Values:
         """The values of a row of the log, in the order of the shape's columns."""
@@ -76,7 +76,7 @@ def signature_of(columns: Sequence[Any]) -> tuple[Any, ...]:
     )
 
 
-def layout_of(columns: Sequence[Any], now: TableShape, settings: CaptureSettings) -> Layout:
+def layout_of(columns: Sequence[Any], now: TableShape, settings: CaptureSettings) -> TableLayout:
     """How a table is captured whose columns the log describes so; `now` is how it is today."""
     full = now.full_name
     own = settings.settings_of(full)
@@ -105,7 +105,7 @@ def layout_of(columns: Sequence[Any], now: TableShape, settings: CaptureSettings
         same = known is not None and known.type == type_
         found.append(known if known is not None and same else Column(name, type_, kind.name))
         kinds.append(kind)
-    return Layout(TableShape(now.namespace, now.name, tuple(found), key), tuple(kinds))
+    return TableLayout(TableShape(now.namespace, now.name, tuple(found), key), tuple(kinds))
 
 
 def _key(columns: Sequence[Any], now: TableShape, chosen: Sequence[str]) -> tuple[str, ...]:
@@ -133,7 +133,7 @@ class Placed:
     time: list[int]  # seconds since 1970
 
 
-def changes_of(layout: Layout, placed: Placed) -> RowChanges:
+def changes_of(layout: TableLayout, placed: Placed) -> RowChanges:
     """Rows of one layout as changes; a key change is two."""
     op: list[str] = []
     before: list[Values | None] = []
@@ -169,7 +169,7 @@ def changes_of(layout: Layout, placed: Placed) -> RowChanges:
     )
 
 
-def struct_of(layout: Layout, rows: Sequence[Sequence[Any] | None]) -> pa.StructArray:
+def struct_of(layout: TableLayout, rows: Sequence[Sequence[Any] | None]) -> pa.StructArray:
     """Rows as a struct array; None stays null."""
     shape = layout.shape
     if all(row is None for row in rows):

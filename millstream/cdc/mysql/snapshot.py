@@ -19,13 +19,13 @@ import pyarrow.compute as pc
 from millstream import errors
 from millstream.cdc.model import Column, TableShape
 from millstream.cdc.mysql.address import Address, connect
-from millstream.cdc.mysql.binlog import Boundary, position_of
+from millstream.cdc.mysql.binlog import LogBoundary, position_of
 from millstream.cdc.mysql.catalog import log_status, rows_of
-from millstream.cdc.mysql.layout import Layout, struct_of
+from millstream.cdc.mysql.layout import TableLayout, struct_of
 from millstream.schemas import types as t
 from millstream.schemas.extras import needed
 
-__all__ = ["View", "begin_view", "is_after"]
+__all__ = ["MysqlView", "begin_view", "is_after"]
 
 BATCH_ROWS: Final = 10_000
 BATCH_BYTES: Final = 8 * 1024 * 1024
@@ -35,7 +35,7 @@ _FETCH: Final = 250
 _MARIADB_POSITION: Final = ("binlog_snapshot_file", "binlog_snapshot_position")
 
 
-def begin_view(address: Address, mariadb: bool) -> tuple[Any, Boundary]:
+def begin_view(address: Address, mariadb: bool) -> tuple[Any, LogBoundary]:
     """A connection that sees the database as it is now, and where that is in the log; blocks."""
     connection = connect(address, autocommit=False)
     try:
@@ -50,15 +50,15 @@ def begin_view(address: Address, mariadb: bool) -> tuple[Any, Boundary]:
         raise
 
 
-def _mariadb_boundary(connection: Any, cursor: Any) -> Boundary | None:
+def _mariadb_boundary(connection: Any, cursor: Any) -> LogBoundary | None:
     cursor.execute("START TRANSACTION WITH CONSISTENT SNAPSHOT")
     rows = rows_of(connection, "SHOW STATUS LIKE 'binlog_snapshot_%%'")
     status = {str(row["Variable_name"]).lower(): row["Value"] for row in rows}
     file, position = (status.get(name) for name in _MARIADB_POSITION)
-    return Boundary(str(file), int(position)) if file and position else None
+    return LogBoundary(str(file), int(position)) if file and position else None
 
 
-def _locked_boundary(connection: Any, cursor: Any) -> Boundary:
+def _locked_boundary(connection: Any, cursor: Any) -> LogBoundary:
     pymysql = needed("pymysql", "cdc")
     try:
         cursor.execute(f"SET lock_wait_timeout = {LOCK_SECONDS}")
@@ -77,14 +77,14 @@ def _locked_boundary(connection: Any, cursor: Any) -> Boundary:
         cursor.execute("UNLOCK TABLES")
     if found is None:
         raise errors.CaptureError("the server writes no log of changes: 'millstream cdc check'")
-    return Boundary(*found)
+    return LogBoundary(*found)
 
 
-class View:
+class MysqlView:
     """The rows of the database at one position of the log."""
 
     def __init__(
-        self, connection: Any, boundary: Boundary, layout: Callable[[str], Layout]
+        self, connection: Any, boundary: LogBoundary, layout: Callable[[str], TableLayout]
     ) -> None:
         self.point = position_of(boundary.number)
         self._connection = connection
@@ -107,7 +107,7 @@ class View:
                 return
             yield found
 
-    def _select(self, layout: Layout, after: Sequence[str] | None) -> Any:
+    def _select(self, layout: TableLayout, after: Sequence[str] | None) -> Any:
         """One statement for all rows; the server sends them as they are taken."""
         cursors = needed("pymysql.cursors", "cdc")
         shape = layout.shape
@@ -131,7 +131,7 @@ class View:
         return cursor
 
 
-def _batch(cursor: Any, layout: Layout) -> tuple[pa.RecordBatch, list[str]] | None:
+def _batch(cursor: Any, layout: TableLayout) -> tuple[pa.RecordBatch, list[str]] | None:
     rows: list[tuple[Any, ...]] = []
     size = 0
     while len(rows) < BATCH_ROWS and size < BATCH_BYTES:

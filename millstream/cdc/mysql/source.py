@@ -28,7 +28,6 @@ READ LOCK, server_uuid) follow its manual.
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from typing import Any, Final, ParamSpec, TypeVar
@@ -41,7 +40,7 @@ from millstream.cdc.mysql.address import Address, connect, error_of
 from millstream.cdc.mysql.binlog import (
     HEARTBEAT_SECONDS,
     BinlogReader,
-    Boundary,
+    LogBoundary,
     Piece,
     position_of,
     start_of,
@@ -55,15 +54,13 @@ from millstream.cdc.mysql.catalog import (
     tables_of,
 )
 from millstream.cdc.mysql.checks import findings_about
-from millstream.cdc.mysql.layout import Layout, Placed, changes_of
-from millstream.cdc.mysql.snapshot import View, begin_view, is_after
+from millstream.cdc.mysql.layout import Placed, TableLayout, changes_of
+from millstream.cdc.mysql.snapshot import MysqlView, begin_view, is_after
 from millstream.cdc.settings import CaptureSettings
 from millstream.deadline import now_ns
 from millstream.schemas.extras import needed
 
 __all__ = ["MysqlSource"]
-
-log = logging.getLogger(__name__)
 
 RECEIVE_ROWS: Final = 5_000
 RECEIVE_BYTES: Final = 8 * 1024 * 1024
@@ -80,9 +77,9 @@ class MysqlSource:
         self._address = Address.parse(settings.source)
         self._connection: Any = None
         self._version = ""
-        self._layouts: dict[str, Layout] = {}  # of tables as they are now, by name
+        self._layouts: dict[str, TableLayout] = {}  # of tables as they are now, by name
         self._start = 0  # number of the boundary to begin at; 0: where the log ends
-        self._end: Boundary | None = None  # of the log, when the capture was prepared
+        self._end: LogBoundary | None = None  # of the log, when the capture was prepared
         self._reader: BinlogReader | None = None
         self._upto = 0  # commit position up to which everything was handed over
         self._failure: errors.MillstreamError | None = None
@@ -172,7 +169,7 @@ class MysqlSource:
                 shape, kinds = table_of(table, database, own)
             except errors.ConfigError:
                 shape, kinds = TableShape(database, table.name, (), ()), []
-            found[table.name] = Layout(shape, tuple(kinds))
+            found[table.name] = TableLayout(shape, tuple(kinds))
         self._layouts = found
 
     async def prepare(self, tables: Sequence[TableShape]) -> bool:
@@ -180,7 +177,7 @@ class MysqlSource:
         found = await self._run(lambda: log_status(self._connected()))
         if found is None:
             raise errors.CaptureError("the server writes no log of changes: 'millstream cdc check'")
-        self._end = Boundary(*found)
+        self._end = LogBoundary(*found)
         return False
 
     async def lag(self) -> CaptureLag:
@@ -193,12 +190,12 @@ class MysqlSource:
         number = start_of(self._upto) if self._reader is not None else self._start
         if not number:
             return CaptureLag(details=details)
-        end = Boundary(*status)
+        end = LogBoundary(*status)
         waiting = sum(
             (end.position if file == end.file else size)
-            - (number & 0xFFFFFFFF if Boundary(file, 0).number >> 32 == number >> 32 else 0)
+            - (number & 0xFFFFFFFF if LogBoundary(file, 0).number >> 32 == number >> 32 else 0)
             for file, size in files
-            if Boundary(file, 0).number >> 32 >= number >> 32
+            if LogBoundary(file, 0).number >> 32 >= number >> 32
         )
         seconds = None
         if waiting > 0 and self._last_time is not None:
@@ -211,10 +208,10 @@ class MysqlSource:
     # -- the snapshot ---------------------------------------------------------------------
 
     @asynccontextmanager
-    async def snapshot(self) -> AsyncIterator[View]:
+    async def snapshot(self) -> AsyncIterator[MysqlView]:
         """A view of the database as it is now."""
         connection, boundary = await self._run(begin_view, self._address, self._mariadb)
-        view = View(connection, boundary, self._layouts.__getitem__)
+        view = MysqlView(connection, boundary, self._layouts.__getitem__)
         # Nothing before it is wanted by tables that have no position yet.
         self._start = min(self._start or boundary.number, boundary.number)
         try:
@@ -245,7 +242,7 @@ class MysqlSource:
         finally:
             await asyncio.to_thread(reader.close)
 
-    def _boundary_to_start(self) -> Boundary:
+    def _boundary_to_start(self) -> LogBoundary:
         if not self._start:
             if self._end is None:
                 raise errors.CaptureError("prepare the capture before its changes are read")
@@ -253,8 +250,8 @@ class MysqlSource:
         files = [name for name, _ in log_files(self._connected())]
         number, position = self._start >> 32, self._start & 0xFFFFFFFF
         for file in files:
-            if Boundary(file, 0).number >> 32 == number:
-                return Boundary(file, position)
+            if LogBoundary(file, 0).number >> 32 == number:
+                return LogBoundary(file, position)
         raise errors.SourceLost(
             self._settings.name,
             f"file {number} of the server's log is deleted; it has {', '.join(files[:1])} to "
@@ -307,7 +304,7 @@ def _is_full(pieces: Sequence[Piece]) -> bool:
     return rows >= RECEIVE_ROWS or size >= RECEIVE_BYTES or len(pieces) >= RECEIVE_ROWS
 
 
-def _changes(layouts: Sequence[Layout], pieces: Sequence[Piece]) -> list[RowChanges]:
+def _changes(layouts: Sequence[TableLayout], pieces: Sequence[Piece]) -> list[RowChanges]:
     """The rows of pieces, those of one shape of a table together."""
     found: dict[int, Placed] = {}
     for piece in pieces:

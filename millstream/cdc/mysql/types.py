@@ -36,7 +36,7 @@ from millstream import errors
 from millstream.schemas import types as t
 from millstream.schemas.arrow_types import arrow_type
 
-__all__ = ["Kind", "arrays_of", "kind_of", "logged_kind", "members_of"]
+__all__ = ["ColumnKind", "arrays_of", "kind_of", "logged_kind", "members_of"]
 
 # Codes of types in the log; a part of the protocol.
 _CODES: Final = {
@@ -74,7 +74,7 @@ _SHOWN: Final = 40
 
 
 @dataclass(frozen=True, slots=True)
-class Kind:
+class ColumnKind:
     """What a column is, as far as its values depend on it."""
 
     name: str  # "int", "varchar", "binary", ...
@@ -122,7 +122,7 @@ def _enum(column: str, members: tuple[str, ...]) -> t.Type:
         return t.String()  # an empty member, for instance
 
 
-def kind_of(row: dict[str, Any]) -> Kind | None:
+def kind_of(row: dict[str, Any]) -> ColumnKind | None:
     """The kind of a column by its row in information_schema; None if it cannot be captured."""
     name, full = str(row["DATA_TYPE"]).lower(), str(row["COLUMN_TYPE"])
     known = name in _BITS or name in _TEXTS or name in _BLOBS or name in _CODES.values()
@@ -130,14 +130,14 @@ def kind_of(row: dict[str, Any]) -> Kind | None:
         return None
     unsigned = "unsigned" in full.lower() and name in _BITS
     if name == "decimal":
-        return Kind(name, False, int(row["NUMERIC_PRECISION"]), int(row["NUMERIC_SCALE"]))
+        return ColumnKind(name, False, int(row["NUMERIC_PRECISION"]), int(row["NUMERIC_SCALE"]))
     if name in ("enum", "set"):
-        return Kind(name, members=members_of(full))
+        return ColumnKind(name, members=members_of(full))
     if name == "bit":
-        return Kind(name, length=int(row["NUMERIC_PRECISION"]))
+        return ColumnKind(name, length=int(row["NUMERIC_PRECISION"]))
     if name == "binary":
-        return Kind(name, length=int(row["CHARACTER_MAXIMUM_LENGTH"]))
-    return Kind(name, unsigned)
+        return ColumnKind(name, length=int(row["CHARACTER_MAXIMUM_LENGTH"]))
+    return ColumnKind(name, unsigned)
 
 
 def members_of(full: str) -> tuple[str, ...]:
@@ -149,7 +149,7 @@ def members_of(full: str) -> tuple[str, ...]:
     return tuple(one.replace("''", "'") for one in re.findall(r"'((?:[^']|'')*)'", full))
 
 
-def logged_kind(column: Any) -> Kind | None:
+def logged_kind(column: Any) -> ColumnKind | None:
     """The kind of a column as the log describes it; None if it cannot be captured."""
     name = _CODES.get(column.type)
     if name is None:
@@ -158,7 +158,7 @@ def logged_kind(column: Any) -> Kind | None:
         name = _AS_BLOB.get(name, name)
     length = {"bit": "bits", "binary": "max_length"}.get(name)
     unsigned = bool(column.unsigned) and name in _BITS
-    return Kind(
+    return ColumnKind(
         name,
         unsigned,
         precision=column.precision if name == "decimal" else 0,
@@ -180,7 +180,7 @@ def _logged_members(column: Any, name: str) -> tuple[str, ...]:
 
 def arrays_of(
     types: Sequence[t.Type],
-    kinds: Sequence[Kind],
+    kinds: Sequence[ColumnKind],
     names: Sequence[str],
     columns: Sequence[Sequence[Any]],
 ) -> list[pa.Array]:
@@ -191,7 +191,7 @@ def arrays_of(
     ]
 
 
-def _array(type_: t.Type, kind: Kind, name: str, values: Sequence[Any]) -> pa.Array:
+def _array(type_: t.Type, kind: ColumnKind, name: str, values: Sequence[Any]) -> pa.Array:
     fit = _fit(kind, type_)
     arrow = arrow_type(type_)
     try:
@@ -212,7 +212,7 @@ def _array(type_: t.Type, kind: Kind, name: str, values: Sequence[Any]) -> pa.Ar
         raise
 
 
-def _fit(kind: Kind, type_: t.Type) -> Callable[[Any], Any]:
+def _fit(kind: ColumnKind, type_: t.Type) -> Callable[[Any], Any]:
     """What makes of a value of the driver one that Arrow takes."""
     plain = _PLAIN.get(kind.name, _same)
     match kind.name:

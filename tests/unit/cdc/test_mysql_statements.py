@@ -8,9 +8,9 @@ import pytest
 
 from millstream import errors
 from millstream.cdc.mysql.address import Address, error_of
-from millstream.cdc.mysql.binlog import Boundary, position_of, start_of
+from millstream.cdc.mysql.binlog import LogBoundary, position_of, start_of
 from millstream.cdc.mysql.statements import meaning_of
-from millstream.cdc.mysql.types import Kind, arrays_of
+from millstream.cdc.mysql.types import ColumnKind, arrays_of
 from millstream.schemas import types as t
 
 
@@ -97,29 +97,32 @@ def test_errors_of_the_driver_say_what_they_mean(error: Exception, kind: type[Ex
 
 
 def test_a_snapshot_has_a_position_between_two_transactions() -> None:
-    boundary, next_file = Boundary("binlog.000007", 4_000_000_000), Boundary("binlog.000008", 4)
+    boundary, next_file = (
+        LogBoundary("binlog.000007", 4_000_000_000),
+        LogBoundary("binlog.000008", 4),
+    )
     assert boundary.number < next_file.number
     for one in (boundary, next_file):
         commit = position_of(one.number)
         assert start_of(commit) == start_of(commit - 1) == one.number
         assert commit - 1 > position_of(one.number - 1)
     with pytest.raises(errors.LogUnreadable):
-        _ = Boundary("binlog", 4).number
+        _ = LogBoundary("binlog", 4).number
 
 
 @pytest.mark.parametrize(
     ("kind", "value", "expected"),
     [
-        (Kind("json"), {b"a": [1, {b"b": None}]}, '{"a": [1, {"b": null}]}'),
-        (Kind("json"), '{"a": 1}', '{"a": 1}'),
-        (Kind("time"), dt.timedelta(hours=-1, microseconds=5), "-00:59:59.999995"),
-        (Kind("set", members=("p", "q")), {"q", "p"}, "p,q"),
-        (Kind("bit", length=9), b"\1\1", 257),
-        (Kind("enum", members=("a",)), "a", "a"),
+        (ColumnKind("json"), {b"a": [1, {b"b": None}]}, '{"a": [1, {"b": null}]}'),
+        (ColumnKind("json"), '{"a": 1}', '{"a": 1}'),
+        (ColumnKind("time"), dt.timedelta(hours=-1, microseconds=5), "-00:59:59.999995"),
+        (ColumnKind("set", members=("p", "q")), {"q", "p"}, "p,q"),
+        (ColumnKind("bit", length=9), b"\1\1", 257),
+        (ColumnKind("enum", members=("a",)), "a", "a"),
     ],
 )
 def test_values_of_the_driver_become_values_of_the_topic(
-    kind: Kind, value: object, expected: object
+    kind: ColumnKind, value: object, expected: object
 ) -> None:
     (array,) = arrays_of([kind.type_in("c")], [kind], ["t.c"], [[value, None]])
     assert array.to_pylist() == [expected, None]
@@ -129,6 +132,6 @@ def test_values_of_the_driver_become_values_of_the_topic(
 
 
 def test_a_value_that_does_not_fit_names_its_column() -> None:
-    kind = Kind("enum", members=("a",))
+    kind = ColumnKind("enum", members=("a",))
     with pytest.raises(errors.Unfit, match=r"shop\.t\.c.*text = \[\"c\"\]"):
         arrays_of([kind.type_in("c")], [kind], ["shop.t.c"], [["a", ""]])
