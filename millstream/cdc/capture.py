@@ -14,10 +14,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncGenerator, AsyncIterator, Coroutine, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
 from datetime import UTC, datetime
-from typing import Final, TypeVar
+from typing import Any, Final, TypeVar
 
 from millstream.cdc.masks import masked_errors
 from millstream.cdc.model import CaptureLag, Finding, Received, RowChanges, TableShape
@@ -57,6 +57,10 @@ LAG_SECONDS: Final = 5.0  # between two looks at the lag
 ALARM_SHARE: Final = 0.8  # of the log budget
 # What another attempt may get past. The broker connection has tried for long enough by itself.
 _PASSING: Final = (SourceUnreachable, RequestTimeout, Unconfirmed, ConnectError)
+
+
+class _Stopped(Exception):
+    """The capture was asked to stop while it waited."""
 
 
 @asynccontextmanager
@@ -110,9 +114,13 @@ class Capture:
                     pass
                 self._state = "stopped"
                 return
+            except _Stopped:
+                self._state = "stopped"
+                return
             except _PASSING as error:
                 self._error = str(error)
-                if clock() - began > 2 * LONGEST_PAUSE or failing_since is None:
+                worked = self._state != "checking" and clock() - began > 2 * LONGEST_PAUSE
+                if worked or failing_since is None:
                     pause, failing_since = FIRST_PAUSE, clock()
                 if clock() - failing_since > GIVE_UP_SECONDS or self._mill.connection.closed:
                     self._state = "failed"
@@ -136,7 +144,7 @@ class Capture:
     async def _attempt(self) -> bool:
         """Open everything and run; true: again, because there are new tables."""
         try:
-            await self._open()
+            await self._unless_stopped(self._open())
             await self._snapshot()
             return await self._stream()
         finally:
@@ -146,6 +154,19 @@ class Capture:
                 await outbox.close()
             self._tables, self._outboxes = {}, {}
             await self._source.close()
+
+    async def _unless_stopped(self, work: Coroutine[Any, Any, T]) -> T:
+        """Do what may take long: a slot waits for the transactions that are open at its source."""
+        task, stop = asyncio.create_task(work), asyncio.create_task(self._stop.wait())
+        try:
+            await asyncio.wait([task, stop], return_when=asyncio.FIRST_COMPLETED)
+            if task.done():
+                return task.result()
+            raise _Stopped
+        finally:
+            for one in (task, stop):
+                one.cancel()
+            await asyncio.wait([task, stop])
 
     # -- opening --------------------------------------------------------------------------
 
@@ -208,7 +229,8 @@ class Capture:
             return
         self._state = "snapshot"
         shapes = {shape.full_name: shape for shape in await self._source.tables()}
-        async with self._source.snapshot() as view:
+        async with AsyncExitStack() as stack:
+            view = await self._unless_stopped(stack.enter_async_context(self._source.snapshot()))
             for topic in tables:
                 if self._stop.is_set():
                     return

@@ -116,6 +116,7 @@ class TransactionCollector:
         self._spilled: int | None = None  # its changes that are in the file; None: there is none
         self._number = 0
         self.rows = 0  # changes of whole transactions that wait to be taken
+        self.bytes = 0  # of messages that wait to be taken
         self.upto = 0  # everything before this was fed
 
     @property
@@ -156,6 +157,7 @@ class TransactionCollector:
         if self._spilled is None:
             transaction.total = self._count(self._open)
             self._distribute(self._open, transaction)
+            self.bytes += self._open_bytes
             self._open, self._open_bytes, self._begun = [], 0, None
         self.upto = end
 
@@ -188,7 +190,7 @@ class TransactionCollector:
 
     def take(self) -> list[RowRun | Truncated]:
         """The runs so far, in order."""
-        runs, self._runs, self._current, self.rows = self._runs, [], {}, 0
+        runs, self._runs, self._current, self.rows, self.bytes = self._runs, [], {}, 0, 0
         return runs
 
     def _relation(self, payload: bytes) -> None:

@@ -37,19 +37,16 @@ async def with_left_values(changes: RowChanges, from_item: str, ask: Ask) -> Row
     values = {name: pc.struct_field(changes.after, name).to_pylist() for name in columns}
     for place in places:
         names = unchanged[place]
-        selected = ", ".join(f"{_name(name)}::text" for name in names)
         where = " AND ".join(f"{_name(name)} = %s" for name in changes.table.key)
         key = [values[name][place] for name in changes.table.key]
-        rows = await ask(f"SELECT {selected} FROM {table} WHERE {where}", *key)
         # Gone, or moved again: its end follows in the stream, and until then the value is null. A
         # reader that was asked to keep the value would look for a row that it never had.
         unchanged[place] = None
-        if not rows:
-            continue
-        for name, text in zip(names, rows[0], strict=True):
-            column = columns[name]
-            found = from_text(pa.array([text], pa.string()), column.type, name)
-            values[name][place] = found[0].as_py()
+        for name in names:  # one by one: a column may have been dropped since
+            rows = await ask(f"SELECT {_name(name)}::text FROM {table} WHERE {where}", *key)
+            if rows:
+                texts = pa.array(rows[0], pa.string())
+                values[name][place] = from_text(texts, columns[name].type, name)[0].as_py()
     row_type = changes.table.row_type
     arrays = [pa.array(values[field.name], field.type) for field in row_type]
     after = pa.StructArray.from_arrays(arrays, fields=list(row_type), mask=changes.after.is_null())

@@ -125,8 +125,11 @@ class PostgresSource:
         """A replication connection after some commands, and the answer of the last one."""
         import psycopg
 
+        opened: list[Any] = []
+
         def run() -> tuple[Any, list[Any]]:
             connection = psycopg.connect(self._conninfo(replication="database"), autocommit=True)
+            opened.append(connection)
             try:
                 answer: list[Any] = []
                 for statement in statements:
@@ -139,6 +142,11 @@ class PostgresSource:
 
         try:
             return await asyncio.to_thread(run)
+        except asyncio.CancelledError:
+            # A new slot waits for transactions that are open, as long as they are.
+            for connection in opened:
+                await asyncio.to_thread(connection.cancel_safe, timeout=CONNECT_SECONDS)
+            raise
         except psycopg.errors.ObjectInUse as error:
             raise SourceUnreachable(
                 f"slot '{self.slot}' is in use: another capture of this name may be running "
@@ -304,7 +312,8 @@ class PostgresSource:
         while True:
             link.keep_alive()
             while (payload := link.next()) is not None:
-                if collector.feed(payload) and collector.rows >= RECEIVE_ROWS:
+                ended = collector.feed(payload)
+                if ended and (collector.rows >= RECEIVE_ROWS or collector.bytes >= OPEN_BYTES):
                     return False
                 if collector.is_large:
                     return False
@@ -386,7 +395,20 @@ class PostgresSource:
             shape = await self._shape(run.relation)
             with masked_errors(self._settings.settings_of(shape.full_name)):
                 changes = changes_of(run, shape)
-        return [await with_left_values(changes, self._from_items[shape.full_name], self._rows)]
+        item = f"{quoted(shape.namespace)}.{quoted(shape.name)}"
+        item = self._from_items.get(shape.full_name, item)
+        return [await with_left_values(changes, item, self._rows_if_there)]
+
+    async def _rows_if_there(self, query: str, *values: object) -> list[tuple[Any, ...]]:
+        """As `_rows`; nothing from a table or a column that is gone by now."""
+        from psycopg.errors import UndefinedColumn, UndefinedTable
+
+        try:
+            return await self._rows(query, *values)
+        except CaptureError as error:
+            if isinstance(error.__cause__, (UndefinedColumn, UndefinedTable)):
+                return []
+            raise
 
     def _truncated(self, one: Truncated, shape: TableShape) -> list[RowChanges]:
         choice = self._settings.truncate

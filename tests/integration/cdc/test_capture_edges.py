@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import aclosing
 from typing import Any
 
 import pytest
 
 from millstream import Mill
 from millstream.cdc.capture import Capture
+from millstream.cdc.postgres import collector
 from millstream.cdc.settings import CaptureSettings, TableSettings
 from millstream.cdc.sources import open_source
 from millstream.cdc.table_topic import TableTopic
 from millstream.errors import BreakingChange, CaptureError, ConfigError
 from millstream.settings import Secret
-from tests.integration.cdc.captures import capturing, events_of, folded
+from tests.integration.cdc.captures import capturing, events_of, folded, until
 from tests.integration.cdc.test_capture import incompressible, settings_for, source_rows
 from tests.postgres import Database, running_postgres
 
@@ -280,3 +282,67 @@ async def test_a_row_up_to_the_largest_message_is_captured_and_a_larger_one_name
         await once(mill, settings_for(postgres, table={"public.items": own}))
         keys = [event["key"] for event in await events_of(mill, "items")]
         assert keys == [b"1", b"2", b"3"]
+
+
+async def test_many_large_transactions_are_handed_over_in_small_parts(
+    mill: Mill, postgres: Database
+) -> None:
+    postgres.execute("CREATE TABLE items (id int PRIMARY KEY, body text)")
+    source = open_source(settings_for(postgres))
+    await source.open()
+    try:
+        await source.prepare(await source.tables())
+        body = "repeat('x', 1000000)"
+        postgres.execute(*(f"INSERT INTO items VALUES ({n}, {body})" for n in range(20)))
+        sizes = []
+        async with asyncio.timeout(60), aclosing(source.changes()) as changes:  # type: ignore[type-var]
+            async for received in changes:
+                sizes.append(sum(len(one) for one in received.changes))
+                if sum(sizes) == 20:
+                    break
+    finally:
+        await source.close()
+    assert max(sizes) <= collector.OPEN_BYTES // 1_000_000 + 1
+
+
+async def test_a_row_that_moved_from_a_column_dropped_since_does_not_stop_a_capture(
+    mill: Mill, postgres: Database
+) -> None:
+    postgres.execute(
+        "CREATE TABLE docs (id int PRIMARY KEY, a text, b text)",
+        f"INSERT INTO docs VALUES (1, {incompressible(9_000)}, {incompressible(9_000)})",
+    )
+    settings = settings_for(postgres)
+    await once(mill, settings)
+    postgres.execute(
+        "UPDATE docs SET id = 2", "ALTER TABLE docs DROP COLUMN b", "INSERT INTO docs VALUES (3)"
+    )
+    await once(mill, settings)
+    (row,) = postgres.rows("SELECT a FROM docs WHERE id = 2")
+    rows = folded(await events_of(mill, "docs"))
+    assert rows["2"] == {"id": 2, "a": row[0], "b": None}
+    assert set(rows) == {"2", "3"}
+
+
+@pytest.mark.parametrize("state", ["checking", "snapshot"])
+async def test_a_capture_that_waits_for_open_transactions_can_be_stopped(
+    mill: Mill, postgres: Database, state: str
+) -> None:
+    postgres.execute("CREATE TABLE items (id int PRIMARY KEY)", "INSERT INTO items VALUES (1)")
+    settings = settings_for(postgres)
+    if state == "snapshot":
+        source = open_source(settings)
+        await source.open()
+        await source.prepare(await source.tables())
+        await source.close()
+    with postgres.connect(autocommit=False) as connection:
+        connection.execute("INSERT INTO items VALUES (2)")
+        waits = "SELECT 1 FROM pg_stat_activity WHERE wait_event = 'transactionid'"
+        async with asyncio.timeout(20), capturing(mill, settings) as running:
+            await until(lambda: postgres.rows(waits), "it waits")
+            assert running.capture.status().state == state
+        assert running.capture.status().state == "stopped"
+        await until(lambda: not postgres.rows(waits), "nothing waits any more")
+        connection.commit()
+    await once(mill, settings)
+    assert folded(await events_of(mill, "items")) == source_rows(postgres, "items")
