@@ -29,7 +29,7 @@ $(STAMP): pyproject.toml requirements.lock $(STALE)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c requirements.lock -e ".[$(EXTRAS)]"
 	@echo "$(MADE_FOR)" > $(STAMP)
 
-# What tests and benchmarks use of the system: PostgreSQL. Without it they are skipped.
+# What tests and benchmarks use of the system: PostgreSQL, MariaDB. Without them they are skipped.
 system-deps:
 	@sh tools/system_deps.sh
 
