@@ -26,7 +26,7 @@ TARGETS: Final = ("capture", "broker", "postgres", "sink")
 SNAPSHOT_TARGETS: Final = ("capture", "capture", "broker", "postgres")
 # Of all kills: most bugs would be in the capture.
 BAG: Final = ("capture", "capture", "broker", "postgres", "sink")
-PACKS: Final = 2  # stored by the snapshot between two kills
+PACKS: Final = 6  # stored in the topics between two kills of a snapshot; each writer's claim is one
 PROGRESS_SECONDS: Final = 120.0
 PAUSES: Final = (0.0, 0.05, 0.2, 0.5, 1.0)  # seconds of work after that
 DOWN: Final = (0.0, 0.0, 0.1, 0.5)  # seconds before it is started again

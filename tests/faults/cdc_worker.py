@@ -18,7 +18,7 @@ from tests.faults.cdc_load import AUDIT, KEYS, TABLES
 __all__ = ["CAPTURE"]
 
 CAPTURE: Final = "kills"  # the name of the capture
-SMALL_BATCH: Final = 128 * 1024  # so that a snapshot of few rows takes long enough to be killed
+SMALL_BATCH: Final = 64 * 1024  # so that a snapshot of few rows takes long enough to be killed
 CONNECT_TRIES: Final = 1000
 RECONNECT: Final = Reconnect(wait=0.02, wait_max=0.2, give_up_after=120)
 
