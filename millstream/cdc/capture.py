@@ -15,7 +15,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncGenerator, AsyncIterator, Coroutine, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from datetime import UTC, datetime
 from typing import Any, Final, TypeVar
 
@@ -34,6 +34,7 @@ from millstream.errors import (
     CaptureError,
     ConfigError,
     ConnectError,
+    MillstreamError,
     RequestTimeout,
     SourceLost,
     SourceUnreachable,
@@ -295,7 +296,11 @@ class Capture:
 
     async def _has_new_tables(self) -> bool:
         """Whether there are tables that the settings mean, made since this began."""
-        shapes = await self._source.tables()
+        try:
+            shapes = await self._source.tables()
+        except ConfigError as error:  # one of them has a column that no topic can have
+            self._left_out = f"new tables are not captured: {error}"
+            return False
         known = self._identities
         found = {one.full_name for one in shapes if known.get(one.full_name) != one.identity}
         if not found:
@@ -323,7 +328,8 @@ class Capture:
                 await self._write_table(changes)
                 rows += len(changes)
         except CaptureError:
-            await self._flush()  # what came before it is right
+            with suppress(MillstreamError):  # the first error says more
+                await self._flush()  # what came before it is right
             raise
         return rows
 

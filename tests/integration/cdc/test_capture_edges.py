@@ -255,7 +255,7 @@ async def test_an_address_that_cannot_be_read_is_refused_without_its_password(
     assert caught.value.__cause__ is None
 
 
-@pytest.mark.parametrize("when", ["snapshot", "stream"])
+@pytest.mark.parametrize("when", ["snapshot", "stream", "whole"])
 async def test_a_row_up_to_the_largest_message_is_captured_and_a_larger_one_named(
     mill: Mill, postgres: Database, when: str
 ) -> None:
@@ -268,8 +268,9 @@ async def test_a_row_up_to_the_largest_message_is_captured_and_a_larger_one_name
     )
     if when == "snapshot":
         postgres.execute(*statements)
-    async with capturing(mill, settings_for(postgres)) as running:
-        if when == "stream":
+    settings = settings_for(postgres, whole_transactions=when == "whole")
+    async with capturing(mill, settings) as running:
+        if when != "snapshot":
             await running.streaming()
             postgres.execute(*statements)
         error = await running.failed()
@@ -345,4 +346,38 @@ async def test_a_capture_that_waits_for_open_transactions_can_be_stopped(
         await until(lambda: not postgres.rows(waits), "nothing waits any more")
         connection.commit()
     await once(mill, settings)
+    assert folded(await events_of(mill, "items")) == source_rows(postgres, "items")
+
+
+async def test_a_table_that_cannot_be_captured_does_not_stop_the_others(
+    mill: Mill, postgres: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("millstream.cdc.capture.LAG_SECONDS", 0.2)
+    postgres.execute("CREATE TABLE a (id int PRIMARY KEY)", "CREATE SCHEMA other")
+    async with capturing(mill, settings_for(postgres, heartbeat=0.2)) as running:
+        await running.streaming()
+        status = running.capture.status
+        for table, problem in (
+            ("other.a (id int PRIMARY KEY)", "the same topic as"),
+            ('b (id int PRIMARY KEY, "a.b" int)', "has a dot"),
+        ):
+            postgres.execute(f"CREATE TABLE {table}")
+            await until(lambda p=problem: any(p in text for text in status().alarms), problem)  # type: ignore[misc]
+            postgres.execute(f"DROP TABLE {table.partition(' ')[0]}")
+        postgres.execute("INSERT INTO a VALUES (1)")
+        await running.caught_up("a", 1)
+
+
+async def test_a_cut_off_snapshot_that_changes_have_overtaken_begins_again(
+    mill: Mill, postgres: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("millstream.cdc.postgres.snapshot.BATCH_BYTES", 16 * 1024)
+    postgres.execute(
+        "CREATE TABLE items (id int PRIMARY KEY, n int)",
+        "INSERT INTO items SELECT g, g FROM generate_series(1, 3000) g",
+    )
+    await interrupted(mill, settings_for(postgres), monkeypatch)
+    postgres.execute("INSERT INTO items VALUES (5000, 1)")
+    await once(mill, settings_for(postgres, snapshot=False))
+    await once(mill, settings_for(postgres))
     assert folded(await events_of(mill, "items")) == source_rows(postgres, "items")
