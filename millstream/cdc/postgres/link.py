@@ -28,6 +28,9 @@ class ReplicationLink(AsyncClosing):
     """One START_REPLICATION. `drain` gives what has arrived; `wait` waits for more."""
 
     def __init__(self, connection: Any) -> None:
+        from psycopg import Error
+
+        self._error: type[Exception] = Error  # here, because `next` runs for every message
         self._connection = connection
         self._pg = connection.pgconn
         self._pg.nonblocking = 1
@@ -59,12 +62,6 @@ class ReplicationLink(AsyncClosing):
             if size == 0:
                 return None
             raise self._lost(self._pg.get_error_message())
-
-    @property
-    def _error(self) -> type[Exception]:
-        from psycopg import Error
-
-        return Error
 
     def _lost(self, why: object) -> SourceUnreachable:
         text = str(why).strip() or "the server ended the stream"
