@@ -24,7 +24,7 @@ from millstream.cdc.model import CaptureLag, Finding, Received, RowChanges, Tabl
 from millstream.cdc.outbox import Outbox
 from millstream.cdc.settings import CaptureSettings
 from millstream.cdc.settings_file import check_capture
-from millstream.cdc.source import Source
+from millstream.cdc.source import CaptureSource
 from millstream.cdc.state import CaptureRecord, States
 from millstream.cdc.status import CaptureState, CaptureStatus, TableStatus
 from millstream.cdc.table_topic import TableTopic
@@ -77,7 +77,7 @@ async def _closing(items: AsyncIterator[T]) -> AsyncIterator[AsyncIterator[T]]:
 class Capture:
     """Captures the changes of one source, until it is stopped."""
 
-    def __init__(self, mill: Mill, source: Source, settings: CaptureSettings) -> None:
+    def __init__(self, mill: Mill, source: CaptureSource, settings: CaptureSettings) -> None:
         check_capture(settings)
         self.settings = settings
         self._mill, self._source = mill, source

@@ -10,10 +10,10 @@ import pyarrow as pa
 
 from millstream.cdc.model import CaptureLag, Finding, Received, TableShape
 
-__all__ = ["Snapshot", "Source"]
+__all__ = ["CaptureSource", "SourceSnapshot"]
 
 
-class Snapshot(Protocol):
+class SourceSnapshot(Protocol):
     """A consistent view of the source at one position, open for reading."""
 
     point: int  # commits before it are in the snapshot; those at or after it are not
@@ -29,7 +29,7 @@ class Snapshot(Protocol):
         ...
 
 
-class Source(Protocol):
+class CaptureSource(Protocol):
     """A database whose changes are captured. Not for use by several tasks at once."""
 
     async def open(self) -> None:
@@ -59,7 +59,7 @@ class Source(Protocol):
         """
         ...
 
-    def snapshot(self) -> AbstractAsyncContextManager[Snapshot]:
+    def snapshot(self) -> AbstractAsyncContextManager[SourceSnapshot]:
         """A view of the source as it is now."""
         ...
 

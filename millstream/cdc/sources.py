@@ -10,7 +10,7 @@ from millstream.settings import hide_password
 
 if TYPE_CHECKING:
     from millstream.cdc.settings import CaptureSettings
-    from millstream.cdc.source import Source
+    from millstream.cdc.source import CaptureSource
 
 __all__ = ["open_source", "source_kind"]
 
@@ -43,7 +43,7 @@ def source_kind(url: str) -> str:
     return _KINDS[scheme]
 
 
-def open_source(settings: CaptureSettings) -> Source:
+def open_source(settings: CaptureSettings) -> CaptureSource:
     """The source that a capture reads, by its address; `await source.open()` connects it."""
     kind = source_kind(settings.source)
     if kind == "postgres":

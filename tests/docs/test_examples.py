@@ -6,8 +6,8 @@
   run with the real command; other lines of `sh` are not. In `console` commands start with `$ `, and
   other lines are the output of the command above them.
 - A page finds a broker running in its own folder, unless it starts one itself with `millstream up`.
-- A page that names postgresql://localhost/shop finds such a database there, and its `sql` blocks are
-  run in it; the page is skipped where PostgreSQL is not installed.
+- A page that names postgresql://localhost/shop finds such a database there, and its `sql` blocks
+  are run in it; the page is skipped where PostgreSQL is not installed.
 - `not-run` after the language leaves a block out: for what does not end or needs other machines.
 """
 

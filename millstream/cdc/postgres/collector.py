@@ -28,7 +28,7 @@ from millstream.cdc.postgres.pgoutput import (
 )
 from millstream.errors import LogUnreadable
 
-__all__ = ["RowRun", "Spill", "Transaction", "TransactionCollector", "Truncated"]
+__all__ = ["CommittedTransaction", "RowRun", "Spill", "TransactionCollector", "Truncated"]
 
 _ROWS: Final = frozenset((INSERT, UPDATE, DELETE))
 _KEPT: Final = frozenset((INSERT, UPDATE, DELETE, TRUNCATE, RELATION))
@@ -40,7 +40,7 @@ _SIZE: Final = struct.Struct(">I")
 
 
 @dataclass(slots=True)
-class Transaction:
+class CommittedTransaction:
     """A committed transaction."""
 
     commit: int  # LSN of its commit
@@ -56,7 +56,7 @@ class RowRun:
     relation: Relation
     payloads: list[bytes] = field(default_factory=list)
     numbers: list[int] = field(default_factory=list)  # of each change in its transaction, from 1
-    transactions: list[Transaction] = field(default_factory=list)
+    transactions: list[CommittedTransaction] = field(default_factory=list)
     starts: list[int] = field(default_factory=list)  # where each transaction begins
 
 
@@ -66,7 +66,7 @@ class Truncated:
 
     relation: Relation
     number: int
-    transaction: Transaction
+    transaction: CommittedTransaction
 
 
 class Spill:
@@ -112,7 +112,7 @@ class TransactionCollector:
         self._runs: list[RowRun | Truncated] = []
         self._open: list[bytes] = []
         self._open_bytes = 0
-        self._begun: Transaction | None = None
+        self._begun: CommittedTransaction | None = None
         self._spilled: int | None = None  # its changes that are in the file; None: there is none
         self._number = 0
         self.rows = 0  # changes of whole transactions that wait to be taken
@@ -142,7 +142,7 @@ class TransactionCollector:
             self._open_bytes += len(payload)
         elif kind == BEGIN:
             commit, time, xid = parse_begin(payload)
-            self._begun = Transaction(commit, xid, time)
+            self._begun = CommittedTransaction(commit, xid, time)
             self._number, self._spilled = 0, None
         elif kind == COMMIT:
             _, end, _ = parse_commit(payload)
@@ -177,7 +177,7 @@ class TransactionCollector:
         """Take messages of the ended transaction again, from the file."""
         self._distribute(payloads, self._ended())
 
-    def _ended(self) -> Transaction:
+    def _ended(self) -> CommittedTransaction:
         if self._begun is None:
             raise LogUnreadable("no transaction was moved to a file")
         return self._begun
@@ -233,7 +233,7 @@ class TransactionCollector:
             if relation is not None:
                 yield relation
 
-    def _distribute(self, payloads: list[bytes], transaction: Transaction) -> None:
+    def _distribute(self, payloads: list[bytes], transaction: CommittedTransaction) -> None:
         current, number, from_bytes = self._current, self._number, int.from_bytes
         before = number
         last: dict[int, RowRun] = {}  # runs that know of this transaction

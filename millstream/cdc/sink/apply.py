@@ -16,8 +16,8 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
 
-from millstream.cdc.sink.engine import Counters, Engine, GroupLimits
-from millstream.cdc.sink.target import DatabaseLost, Refusal, Session, SinkPlan
+from millstream.cdc.sink.engine import ApplyCounters, Engine, GroupLimits
+from millstream.cdc.sink.target import DatabaseLost, RefusedRow, Session, SinkPlan
 from millstream.cdc.sink.topic_positions import TopicPosition
 from millstream.cdc.state import STATE_TABLE
 from millstream.cdc.topic_log import TopicLog
@@ -93,7 +93,7 @@ class Apply:
         self.settings = chosen
         self.table = chosen.table or topic
         self.name = chosen.name or self.table
-        self._counters = Counters()
+        self._counters = ApplyCounters()
         self._make = _sessions_of(url, chosen.workers)
         self._plan = SinkPlan(
             self.name, topic, self.table, tuple(chosen.key), uuid.uuid4().hex, chosen.create
@@ -135,7 +135,7 @@ class Apply:
             try:
                 await self._attempt(stop)
                 return self.applied
-            except Refusal as refusal:
+            except RefusedRow as refusal:
                 raise SinkError(f"table {self.table}: the database says: {refusal}") from refusal
             except DatabaseLost as lost:
                 if self._counters.transactions > done:

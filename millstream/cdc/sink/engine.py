@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from millstream.cdc.sink.fold import truncates
 from millstream.cdc.sink.groups import EventGroup, WorkerPart, part_of, shared_out
-from millstream.cdc.sink.target import Begun, Refusal, Session
+from millstream.cdc.sink.target import Begun, RefusedRow, Session
 from millstream.cdc.sink.topic_positions import (
     LogState,
     TopicPosition,
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
     from millstream.cdc.topic_log import Chunk, TopicLog
 
-__all__ = ["Counters", "Engine", "GroupLimits"]
+__all__ = ["ApplyCounters", "Engine", "GroupLimits"]
 
 CHUNKS: Final = 2  # that are read ahead of the group, of a few MB each
 T = TypeVar("T")
@@ -52,7 +52,7 @@ class GroupLimits:
 
 
 @dataclass(slots=True)
-class Counters:
+class ApplyCounters:
     """What was done since the start; numbers only grow."""
 
     events: int = 0  # read and applied, those that a later event of their key replaced included
@@ -73,7 +73,7 @@ class Engine:
         make_session: Callable[[], Session],
         executor: ThreadPoolExecutor,
         limits: GroupLimits,
-        counters: Counters,
+        counters: ApplyCounters,
     ) -> None:
         self._log, self._make, self._executor = log, make_session, executor
         self._limits, self._counters = limits, counters
@@ -379,7 +379,7 @@ class Engine:
             return
         try:
             rows = await self.call(session.apply, number, ahead, events)
-        except Refusal as refusal:
+        except RefusedRow as refusal:
             raise SinkError(f"table {session.plan.table}: {refusal}") from refusal
         self._counters.transactions += 1
         self._counters.rows += rows

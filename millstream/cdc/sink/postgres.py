@@ -14,7 +14,7 @@ from millstream.cdc.sink.target import (
     POSITIONS,
     DatabaseLost,
     FoundTable,
-    Refusal,
+    RefusedRow,
     Session,
     SinkPlan,
 )
@@ -103,11 +103,11 @@ class PostgresSession(Session):
         except self._psycopg.Error as error:
             raise self._judged(error) from error
 
-    def _judged(self, error: Any) -> DatabaseLost | Refusal:
+    def _judged(self, error: Any) -> DatabaseLost | RefusedRow:
         psycopg = self._psycopg
         if isinstance(error, psycopg.OperationalError | psycopg.InterfaceError):
             return DatabaseLost(str(error).strip())
-        return Refusal(_message(error))
+        return RefusedRow(_message(error))
 
     def _lock_creation(self) -> None:
         # Two that create a table at once fail, also with IF NOT EXISTS.

@@ -24,7 +24,7 @@ from millstream.cdc.sink.sql import (
     quoted_table,
     sqlite_type,
 )
-from millstream.cdc.sink.target import DatabaseLost, FoundTable, Refusal, Session, SinkPlan
+from millstream.cdc.sink.target import DatabaseLost, FoundTable, RefusedRow, Session, SinkPlan
 from millstream.errors import ConfigError, SinkError
 from millstream.schemas import types as t
 from millstream.schemas.arrow_types import arrow_type
@@ -112,7 +112,7 @@ class SqliteSession(Session):
                     raise DatabaseLost(f"{self._path}: {error}") from error
                 raise SinkError(f"{self._path}: {error}") from error
             if isinstance(error, sqlite3.Error | OverflowError):
-                raise Refusal(str(error)) from error
+                raise RefusedRow(str(error)) from error
             raise
 
     @contextmanager
@@ -123,7 +123,7 @@ class SqliteSession(Session):
             yield
         except (sqlite3.IntegrityError, sqlite3.DataError, OverflowError) as error:
             connection.execute("ROLLBACK TO part")
-            raise Refusal(str(error)) from error
+            raise RefusedRow(str(error)) from error
         finally:
             if connection.in_transaction:
                 connection.execute("RELEASE part")

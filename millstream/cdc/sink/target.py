@@ -24,7 +24,7 @@ from millstream.cdc.sink.topic_positions import (
 from millstream.errors import ConfigError, RowRefused, SinkError, SinkTakenOver
 from millstream.schemas import types as t
 
-__all__ = ["POSITIONS", "Begun", "DatabaseLost", "FoundTable", "Refusal", "Session", "SinkPlan"]
+__all__ = ["POSITIONS", "Begun", "DatabaseLost", "FoundTable", "RefusedRow", "Session", "SinkPlan"]
 
 _log = logging.getLogger("millstream.cdc")
 
@@ -35,7 +35,7 @@ class DatabaseLost(Exception):
     """Internal: the database cannot be reached or has no time; what was not committed is undone."""
 
 
-class Refusal(Exception):
+class RefusedRow(Exception):
     """Internal: the database refused a statement for what is in the rows."""
 
 
@@ -333,7 +333,7 @@ class Session(ABC):
             with self._savepoint():
                 self._write(self._table, folded, self._key)
             return len(folded)
-        except Refusal as refusal:
+        except RefusedRow as refusal:
             if len(events) == 1:
                 key = {name: events.rows.column(name)[0].as_py() for name in self._key}
                 where = events.where(0)

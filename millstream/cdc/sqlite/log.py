@@ -27,7 +27,7 @@ from millstream.cdc.sqlite.triggers import (
     trigger_statements,
 )
 
-__all__ = ["ChangeLog", "Entry", "Kept", "reading", "writing"]
+__all__ = ["ChangeLog", "Kept", "LoggedChange", "reading", "writing"]
 
 ROWS_AT_ONCE: Final = 5_000
 BYTES_AT_ONCE: Final = 8 * 1024 * 1024
@@ -38,7 +38,7 @@ _SAMPLE: Final = 200  # rows from which the size of the log is estimated
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class LoggedChange:
     """One row of the log."""
 
     seq: int
@@ -290,7 +290,7 @@ class ChangeLog:
         found = db.execute(query, (self._names.changes,)).fetchone()
         return 0 if found is None else int(found[0])
 
-    def read(self, after: int) -> tuple[list[Entry], bool]:
+    def read(self, after: int) -> tuple[list[LoggedChange], bool]:
         """Changes after a number, in order; and whether these are all that there are."""
         for _ in range(10):  # a schema that keeps changing is no reason to read for ever
             with reading(self._db):
@@ -300,8 +300,8 @@ class ChangeLog:
             self.refresh()
         raise errors.SourceUnreachable("the schema of the database changes all the time")
 
-    def _entries(self, after: int) -> tuple[list[Entry], bool]:
-        found: list[Entry] = []
+    def _entries(self, after: int) -> tuple[list[LoggedChange], bool]:
+        found: list[LoggedChange] = []
         size = 0
         rows = self._db.execute(
             f"SELECT seq, ts, shape, op, old, new FROM {self._changes} WHERE seq > ? ORDER BY seq "
@@ -309,7 +309,7 @@ class ChangeLog:
             (after, ROWS_AT_ONCE),
         )
         for row in rows:
-            entry = Entry(*row)
+            entry = LoggedChange(*row)
             found.append(entry)
             size += len(entry.old or "") + len(entry.new or "")
             if size > BYTES_AT_ONCE:

@@ -12,7 +12,7 @@ from millstream import errors
 from millstream.cdc.model import RowChanges, TableShape
 from millstream.cdc.settings import CaptureSettings
 from millstream.cdc.sqlite.catalog import shape_of
-from millstream.cdc.sqlite.log import Entry
+from millstream.cdc.sqlite.log import LoggedChange
 from millstream.cdc.sqlite.triggers import Definition, read_row
 from millstream.cdc.sqlite.types import Value, array_of
 from millstream.events import changes as ch
@@ -115,7 +115,7 @@ class _Collected:
     place: list[int] = field(default_factory=list)
     time: list[int] = field(default_factory=list)
 
-    def add(self, entry: Entry) -> None:
+    def add(self, entry: LoggedChange) -> None:
         old = None if entry.old is None else read_row(entry.old)
         new = None if entry.new is None else read_row(entry.new)
         for row in (old, new):
@@ -133,7 +133,12 @@ class _Collected:
             self._append(entry, entry.op, old, new, 1)
 
     def _append(
-        self, entry: Entry, op: str, old: list[Value] | None, new: list[Value] | None, place: int
+        self,
+        entry: LoggedChange,
+        op: str,
+        old: list[Value] | None,
+        new: list[Value] | None,
+        place: int,
     ) -> None:
         self.op.append(op)
         self.before.append(old)
@@ -170,7 +175,7 @@ class _Collected:
 
 
 def changes_of(
-    entries: Iterable[Entry],
+    entries: Iterable[LoggedChange],
     definition: Callable[[int], tuple[Definition, bool]],
     settings: CaptureSettings,
 ) -> list[RowChanges]:

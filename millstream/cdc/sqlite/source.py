@@ -42,7 +42,7 @@ from millstream.cdc.model import CaptureLag, Column, Finding, Received, RowChang
 from millstream.cdc.settings import CaptureSettings
 from millstream.cdc.sqlite import rows as arrow
 from millstream.cdc.sqlite.catalog import definition_of, findings_about, shape_of, wanted_tables
-from millstream.cdc.sqlite.log import ChangeLog, Entry
+from millstream.cdc.sqlite.log import ChangeLog, LoggedChange
 from millstream.cdc.sqlite.triggers import quoted
 from millstream.cdc.sqlite.types import Value, is_textual
 from millstream.deadline import now_ns
@@ -308,7 +308,7 @@ class SqliteSource:
         idle = complete or good < len(entries)
         return Received(changes, arrow.commit_of(entries[good - 1].seq), idle)
 
-    def _typed(self, entries: Sequence[Entry]) -> tuple[list[RowChanges], int]:
+    def _typed(self, entries: Sequence[LoggedChange]) -> tuple[list[RowChanges], int]:
         """Entries as changes, up to the first that cannot be: it is raised when it comes first."""
 
         def typed(count: int) -> list[RowChanges]:

@@ -18,7 +18,7 @@ from millstream.cdc.settings import CaptureSettings
 from millstream.cdc.settings_file import load_capture
 from millstream.cli.commands.guards import connection_settings
 from millstream.cli.stopping import stopped_by_signals
-from millstream.cli.views.cdc import EventLines
+from millstream.cli.views.cdc import CaptureLines
 from millstream.errors import MillstreamError
 from millstream.mill import connect
 from millstream.settings import ConnectionSettings
@@ -49,7 +49,7 @@ async def serve(settings: CaptureSettings, connection: ConnectionSettings) -> No
     """Capture until a signal, or until it is asked to stop."""
     stop = stopped_by_signals()
     async with connect(settings=connection) as mill:
-        await serve_capture(mill, settings, stop, EventLines(_log.info))
+        await serve_capture(mill, settings, stop, CaptureLines(_log.info))
 
 
 if __name__ == "__main__":

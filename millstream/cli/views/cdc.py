@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from millstream.cdc.status import CaptureStatus, TableStatus
 
 __all__ = [
-    "EventLines",
+    "CaptureLines",
     "applied_live",
     "applied_record",
     "applied_text",
@@ -121,7 +121,7 @@ def _snapshot_text(one: TableStatus) -> str:
     return f"{one.snapshot_rows:,}" if one.snapshot_rows else ""
 
 
-class EventLines:
+class CaptureLines:
     """Writes to the log how many events were stored, when there are new ones."""
 
     def __init__(self, log: Callable[[str], None], pause: float = LINE_SECONDS) -> None:
@@ -150,7 +150,7 @@ def shown_live(*, quiet: bool, as_json: bool) -> Iterator[Watch]:
     elif as_json:
         yield lambda status: print_json(status.to_json(), line=True)
     elif not sys.stdout.isatty():
-        yield EventLines(say)
+        yield CaptureLines(say)
     else:
         with _bars() as watch:
             yield watch

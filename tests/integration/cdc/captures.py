@@ -13,8 +13,18 @@ from millstream.cdc.capture import Capture
 from millstream.cdc.settings import CaptureSettings
 from millstream.cdc.sources import open_source
 from millstream.errors import SchemaNotFound, TopicNotFound
+from tests.postgres import Database
 
-__all__ = ["Running", "capturing", "events_of", "folded", "until"]
+__all__ = [
+    "Running",
+    "capturing",
+    "events_of",
+    "folded",
+    "incompressible",
+    "settings_for",
+    "source_rows",
+    "until",
+]
 
 SECONDS = 60.0
 
@@ -113,3 +123,21 @@ def folded(events: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
             row[name] = rows[key][name]
         rows[key] = row
     return rows
+
+
+def settings_for(postgres: Database, **values: Any) -> CaptureSettings:
+    return CaptureSettings(name="shop", source=postgres.url, **{"heartbeat": 0.5, **values})
+
+
+def source_rows(postgres: Database, table: str, key: str = "id") -> dict[str, dict[str, Any]]:
+    with postgres.connect() as connection:
+        cursor = connection.execute(f"SELECT * FROM {table}")
+        assert cursor.description is not None
+        names = [column.name for column in cursor.description]
+        rows = [dict(zip(names, row, strict=True)) for row in cursor.fetchall()]
+    return {str(row[key]): row for row in rows}
+
+
+def incompressible(size: int) -> str:
+    """SQL for a text that is stored apart (TOAST)."""
+    return f"(SELECT string_agg(md5(g::text), '') FROM generate_series(1, {size // 32}) g)"

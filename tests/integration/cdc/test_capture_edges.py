@@ -16,8 +16,15 @@ from millstream.cdc.sources import open_source
 from millstream.cdc.table_topic import TableTopic
 from millstream.errors import BreakingChange, CaptureError, ConfigError
 from millstream.settings import Secret
-from tests.integration.cdc.captures import capturing, events_of, folded, until
-from tests.integration.cdc.test_capture import incompressible, settings_for, source_rows
+from tests.integration.cdc.captures import (
+    capturing,
+    events_of,
+    folded,
+    incompressible,
+    settings_for,
+    source_rows,
+    until,
+)
 from tests.postgres import Database, running_postgres
 
 

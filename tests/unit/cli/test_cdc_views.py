@@ -7,12 +7,12 @@ import sys
 
 import pytest
 
-from millstream.cdc.model import Finding, CaptureLag
+from millstream.cdc.model import CaptureLag, Finding
 from millstream.cdc.sink.apply import Applied
 from millstream.cdc.sink.topic_positions import TopicPosition
 from millstream.cdc.status import CaptureState, CaptureStatus, TableStatus
 from millstream.cli.views.cdc import (
-    EventLines,
+    CaptureLines,
     applied_record,
     applied_text,
     finding_record,
@@ -49,7 +49,7 @@ def test_lag_is_said_in_what_is_known() -> None:
 
 def test_lines_are_written_when_something_is_new_and_not_too_often() -> None:
     lines: list[str] = []
-    show = EventLines(lines.append, pause=3600)
+    show = CaptureLines(lines.append, pause=3600)
     for one in (status("checking"), status(rows=5), status(rows=6), status("streaming", 7)):
         show(one)
     assert [line.partition(";")[0] for line in lines] == [
@@ -58,7 +58,7 @@ def test_lines_are_written_when_something_is_new_and_not_too_often() -> None:
         "shop: streaming, 7 rows of snapshots",
     ]
     often: list[str] = []
-    show = EventLines(often.append, pause=0)
+    show = CaptureLines(often.append, pause=0)
     for events in (1, 1, 2):
         show(status("streaming", 7, events))
     assert len(often) == 2
