@@ -24,7 +24,7 @@ class TableStatus:
     snapshot_rows: int = 0  # stored by this snapshot, also before a restart
     snapshot_estimate: int | None = None  # rows that the snapshot will have; None: unknown
     events: int = 0  # stored since this process began, without the snapshot
-    position: str | None = None  # of the last stored change, as the source writes positions
+    position: str | None = None  # of the last stored change: its commit, and its number in it
 
 
 @dataclass(slots=True)

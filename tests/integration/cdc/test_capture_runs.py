@@ -134,6 +134,7 @@ async def test_settings_of_another_format_or_topic_are_refused(
     settings = settings_for(postgres)
     async with capturing(mill, settings) as running:
         await running.streaming()
-    for changed in ({"format": "rows"}, {"topic": "other-{table}"}):
-        async with capturing(mill, dataclasses.replace(settings, **changed)) as running:  # type: ignore[arg-type]
+    rows = dataclasses.replace(settings, format="rows")
+    for changed in (rows, dataclasses.replace(settings, topic="other-{table}")):
+        async with capturing(mill, changed) as running:
             assert isinstance(await running.failed(), ConfigError)
