@@ -10,12 +10,14 @@ from millstream.errors import ConfigError
 __all__ = ["check_patterns", "is_wanted"]
 
 _OUT = "!"
+_OWN = "millstream_"
 
 
 def is_wanted(patterns: Sequence[str], namespace: str, table: str) -> bool:
     """Whether a table is one of those meant: some pattern fits it, and none that begins with `!`.
 
     A pattern with a dot is compared with the full name, another one with the table's own name.
+    Tables that sinks keep their positions in are never meant.
 
     >>> wanted = ["public.*", "orders_20??", "!*_old"]
     >>> is_wanted(wanted, "public", "users"), is_wanted(wanted, "public", "users_old")
@@ -24,6 +26,8 @@ def is_wanted(patterns: Sequence[str], namespace: str, table: str) -> bool:
     (True, False)
     """
     full = f"{namespace}.{table}" if namespace else table
+    if table.startswith(_OWN):
+        return False
 
     def fits(pattern: str) -> bool:
         return fnmatchcase(full if "." in pattern else table, pattern)

@@ -343,6 +343,10 @@ def _described(frame: DataFrame) -> tuple[str, ...]:
     return (*_CHANGE, _TIME, *(CHANGE_COLUMNS if INDEX in frame.columns else ()))
 
 
+# Types of key columns whose text is the same in Spark and in captures.
+_PLAIN: Final = frozenset(("string", "byte", "short", "integer", "long"))
+
+
 @dataclass(frozen=True, slots=True)
 class _Changes:
     """One side of a join of tables: its columns besides the key, and their names in the result."""
@@ -357,27 +361,42 @@ class _Changes:
         from pyspark.sql import functions as sf
 
         key, on = sf.col(_KEY), [_column(None, name) for name in self.on]
-        wrong = ~sf.col(DELETED) & ~key_text(on).eqNullSafe(key)
+        wrong = ~sf.col(DELETED) & ~self._key_text(on).eqNullSafe(key)
         names = ", ".join(self.on)
         message = sf.concat(
             sf.lit(f"join_tables: {names} is '"),
-            sf.coalesce(key_text(on), sf.lit("null")),
+            sf.coalesce(self._key_text(on), sf.lit("null")),
             sf.lit(f"' in a row of the {self.side} table whose key is '"),
             key,
             sf.lit("'. Tables are joined by their keys; enrich looks up another column of a table"),
         )
         kept = [_column(None, name) for name in (DELETED, *self.names)]
         checked = sf.when(wrong, sf.raise_error(message))
+        joined = key
         if INDEX in self.frame.columns:
             checked = self._checked_change(checked, key)
+            # In the form of tables, which the other side may be. Deletions have their key, too.
+            joined = key_text(on)
         return self.frame.select(
-            checked.otherwise(key).alias(_KEY),
+            checked.otherwise(joined).alias(_KEY),
             *(
                 column.try_cast(kind).alias(f"on{n}")
                 for n, (column, kind) in enumerate(zip(on, types, strict=True))
             ),
             sf.struct(*kept).alias(self.side),
             self._place().alias(f"{self.side}{_OFFSET}"),
+        )
+
+    def _key_text(self, on: Sequence[Column]) -> Column:
+        """The key of a row as its topic has it; captures write one of several columns as JSON."""
+        from pyspark.sql import functions as sf
+
+        if INDEX not in self.frame.columns:
+            return key_text(on)
+        if any(self.frame.schema[name].dataType.typeName() not in _PLAIN for name in self.on):
+            return sf.col(_KEY)  # written in another form by Spark: it cannot be compared
+        return (
+            key_text(on) if len(on) == 1 else sf.to_json(sf.array(*(c.cast("string") for c in on)))
         )
 
     def _checked_change(self, checked: Column, key: Column) -> Column:

@@ -96,3 +96,17 @@ def test_what_a_join_of_tables_cannot_follow_stops_it(spark: SparkSession) -> No
         joined(first, (1, None, "1", 8, False, 0, "u", ["note"])).collect()
     with pytest.raises(Exception, match="left table was truncated"):
         joined(first, (None, None, None, 8, True, 0, "t", None)).collect()
+
+
+def test_captured_tables_are_joined_by_keys_of_several_columns(spark: SparkSession) -> None:
+    types = "a STRING, b INT, n STRING, _key STRING, _offset BIGINT, _deleted BOOLEAN, _index INT"
+    captured = spark.createDataFrame([("x", 1, "n", '["x","1"]', 1, False, 0)], types)
+    other = spark.createDataFrame(
+        [("x", 1, "m", "x/1", 1, False)],
+        types.replace(", _index INT", "").replace("n STR", "m STR"),
+    )
+    (row,) = mp.join_tables(captured, other, on=["a", "b"]).collect()
+    assert (row.a, row.b, row.n, row.m) == ("x", 1, "n", "m")
+    wrong = spark.createDataFrame([("x", 2, "n", '["x","1"]', 1, False, 0)], types)
+    with pytest.raises(Exception, match="whose key is"):
+        mp.join_tables(wrong, other, on=["a", "b"]).collect()
