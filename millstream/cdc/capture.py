@@ -93,6 +93,7 @@ class Capture:
         self._left_out = ""  # why new tables are not captured
         self._stop = asyncio.Event()
         self._once = False  # end when it has caught up
+        self._goal: int | None = None  # with what
 
     # -- running --------------------------------------------------------------------------
 
@@ -287,7 +288,7 @@ class Capture:
                 beaten = now
                 await self._beat(received.upto)
                 more = await self._has_new_tables()
-            done = self._once and received.idle and await self._caught_up()
+            done = self._once and received.idle and await self._caught_up(received.upto)
             if self._stop.is_set() or done or more:
                 await self._flush()
                 await self._source.confirm(received.upto)
@@ -316,10 +317,13 @@ class Capture:
         self._left_out = f"new tables are not captured ({names}): {problems[0].text}"
         return False
 
-    async def _caught_up(self) -> bool:
-        """Whether the source has nothing more, by its own word."""
-        self._lag = await self._source.lag()
-        return not self._lag.bytes
+    async def _caught_up(self, upto: int) -> bool:
+        """Whether it has all that the source had when it was first asked."""
+        lag = self._lag = await self._source.lag()
+        if self._goal is None:
+            # Others may write without end; positions that count bytes pass this all the same.
+            self._goal = upto + (lag.bytes or 0)
+        return not lag.bytes or upto >= self._goal
 
     async def _write_before_error(self, received: Received) -> int:
         rows = 0
