@@ -106,7 +106,7 @@ class Capture:
         attempt can repair (a breaking change, a lost position in the log, another capture of this
         name) is raised.
         """
-        self._stop, self._once = until or self._stop, once
+        self._stop, self._once, self._goal = until or self._stop, once, None
         clock = asyncio.get_running_loop().time
         pause, failing_since = FIRST_PAUSE, None
         while True:
