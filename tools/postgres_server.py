@@ -37,6 +37,7 @@ FIRST_DATABASE = "postgres"
 START_SECONDS = 60.0
 STOP_SECONDS = 30.0
 PORT_TRIES = 10
+PORT_SECONDS = 0.5  # before a port is tried again that must stay the same
 READY_LINE = 7  # of postmaster.pid
 DEFAULTS: dict[str, object] = {
     "listen_addresses": "127.0.0.1",
@@ -143,8 +144,9 @@ class Postgres:
                 self.port = free_port()
             if self._started():
                 return
-            if not first or "in use" not in self.log[-500:]:
-                break  # only a port that another process took meanwhile is worth a new attempt
+            if "in use" not in self.log[-500:]:
+                break  # only a port that another process has taken is worth another attempt
+            time.sleep(0 if first else PORT_SECONDS)
         failure = PostgresAbsent if first else RuntimeError
         raise failure(f"PostgreSQL did not start: {self.log[-500:].strip()}")
 

@@ -19,6 +19,7 @@ import millstream
 from millstream import Mill
 from millstream.broker import Broker, BrokerSettings
 from millstream.cdc.state import States
+from millstream.errors import MillstreamError
 from tests.faults import cdc_load
 from tests.faults.cdc_checker import (
     Audited,
@@ -32,7 +33,7 @@ from tests.faults.cdc_checker import (
 from tests.faults.cdc_worker import CAPTURE, RECONNECT
 from tests.faults.checker import Findings
 from tests.faults.supervisor import REPOSITORY
-from tools.postgres_server import Postgres, running_postgres
+from tools.postgres_server import Postgres, free_port, running_postgres
 
 __all__ = ["Hopeless", "Plan", "Stage", "staged"]
 
@@ -41,6 +42,8 @@ COPY: Final = "copy"
 END_SECONDS: Final = 60.0  # for a process to end that was asked to
 CATCH_UP_SECONDS: Final = 240.0  # for capture and sink after the last kill
 START_SECONDS: Final = 60.0
+BROKER_TRIES: Final = 20
+BROKER_SECONDS: Final = 0.5  # between two of them
 POLL: Final = 0.02
 SHOWN: Final = 1500  # letters of what a process wrote before it failed
 END_ID: Final = -1  # the last order
@@ -182,8 +185,22 @@ class Stage:
         thing: Any = getattr(self, target)
         thing.kill()
         time.sleep(down)
-        thing.start()
+        if target == "broker":
+            self._start_broker()
+        else:
+            thing.start()
         self.findings.counts[f"kill: {target}"] += 1
+
+    def _start_broker(self) -> None:
+        """On the same port, which another process may be trying out at this moment."""
+        for left in reversed(range(BROKER_TRIES)):
+            try:
+                self.broker.start(timeout=START_SECONDS)
+                return
+            except MillstreamError:
+                if not left:
+                    raise
+                time.sleep(BROKER_SECONDS)
 
     def check(self) -> None:
         """Whether those that nobody killed still run."""
@@ -304,7 +321,8 @@ def staged(plan: Plan, folder: Path) -> Iterator[Stage]:
         postgres.create_database(COPY)
         cdc_load.create_tables(url)
         cdc_load.fill(url, plan.rows, plan.seed)
-        with Broker(BrokerSettings(data=folder / "broker")) as broker:
+        settings = BrokerSettings(data=folder / "broker", port=free_port())
+        with Broker(settings) as broker:
             stage = Stage(plan, folder, postgres, broker)
             try:
                 yield stage
