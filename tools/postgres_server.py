@@ -165,10 +165,11 @@ class Postgres:
         """End all its processes at once, as the kernel does when memory runs out."""
         if self._server is None:
             return
-        # Stopped, it can neither start more processes nor see to the end of those it has.
-        with suppress(ProcessLookupError):
+        children: list[int] = []
+        if self._server.poll() is None:  # else its number may be another process's by now
+            # Stopped, it can neither start more processes nor see to the end of those it has.
             self._server.send_signal(signal.SIGSTOP)
-        children = _children_of(self._server.pid)
+            children = _children_of(self._server.pid)
         self._server.kill()
         for child in children:
             with suppress(ProcessLookupError):
