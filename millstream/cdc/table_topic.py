@@ -34,6 +34,7 @@ from millstream.errors import (
 )
 from millstream.events import changes as ch
 from millstream.events.packs.packing import Packing
+from millstream.events.positions import Positions
 from millstream.messaging.publishing.writer import Writer
 from millstream.messaging.topic import Topic
 from millstream.mill import Mill
@@ -207,13 +208,13 @@ class TableTopic:
 
     def _marked(self, op: pa.Array, rows: pa.StructArray, base: int, first: int) -> RowChanges:
         count = len(op)
-        places = pa.array(range(first, first + count), _NUMBER)
+        positions = Positions.up_to((base, first + count - 1), count)
         return RowChanges(
             self._shape,
             op=op,
             after=rows,
-            commit=pa.repeat(pa.scalar(base, _NUMBER), count),
-            place=places,
+            commit=positions.major,
+            place=positions.minor,
             time=pa.nulls(count, _TIME),
         )
 

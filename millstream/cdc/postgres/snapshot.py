@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, Final, TypeVar
+from typing import Any, Final, TypeAlias, TypeVar
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -29,6 +29,7 @@ from millstream.schemas import types as t
 __all__ = ["PostgresSnapshot", "is_after"]
 
 T = TypeVar("T")
+_Rows: TypeAlias = tuple[pa.RecordBatch, list[str]]
 BATCH_BYTES: Final = 1024 * 1024  # of rows that are read, and stored, together
 _EDGE: Final = "_millstream_key_{}"
 _ROW: Final = "_millstream_row"
@@ -86,22 +87,18 @@ class PostgresSnapshot(AsyncClosing):
         """Rows after a key, in the order of keys; each batch with its last key."""
         cursor, reader = await self._in_thread(lambda: self._select(table, after))
         loop = asyncio.get_running_loop()
-        coming = loop.run_in_executor(self._thread, _next_batch, reader)
+        coming = loop.run_in_executor(self._thread, _next_rows, table, reader)
         try:
-            while True:
-                batch = await self._arrived(coming)
-                if batch is None:
-                    break
-                # The next one is read while this one is stored.
-                coming = loop.run_in_executor(self._thread, _next_batch, reader)
-                if batch.num_rows:
-                    yield _typed(table, batch), _last_key(table, batch)
+            while (found := await self._arrived(coming)) is not None:
+                # The next ones are read while these are stored.
+                coming = loop.run_in_executor(self._thread, _next_rows, table, reader)
+                yield found
         finally:
             await asyncio.wait([coming])
             coming.exception()  # seen, if nobody waits for it any more
             await self._in_thread(cursor.close)
 
-    async def _arrived(self, coming: asyncio.Future[pa.RecordBatch | None]) -> Any:
+    async def _arrived(self, coming: asyncio.Future[_Rows | None]) -> _Rows | None:
         from adbc_driver_manager import Error
 
         try:
@@ -118,11 +115,12 @@ class PostgresSnapshot(AsyncClosing):
         return cursor, cursor.fetch_record_batch()
 
 
-def _next_batch(reader: Any) -> pa.RecordBatch | None:
-    try:
-        return reader.read_next_batch()
-    except StopIteration:
-        return None
+def _next_rows(table: TableShape, reader: Any) -> _Rows | None:
+    """The next rows in their types, and their last key; None at the end."""
+    for batch in reader:
+        if batch.num_rows:
+            return _typed(table, batch), _last_key(table, batch)
+    return None
 
 
 # -- pure ---------------------------------------------------------------------------------
