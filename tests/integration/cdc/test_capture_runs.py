@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 
+import pytest
+
 from millstream import Mill
 from millstream.cdc.capture import Capture
 from millstream.cdc.sources import open_source
@@ -17,7 +19,7 @@ from tests.integration.cdc.captures import (
     source_rows,
     until,
 )
-from tests.postgres import Database
+from tests.postgres import Database, running_postgres
 
 
 async def test_a_lost_slot_is_a_clear_error_with_a_way_back(mill: Mill, postgres: Database) -> None:
@@ -138,3 +140,41 @@ async def test_settings_of_another_format_or_topic_are_refused(
     for changed in (rows, dataclasses.replace(settings, topic="other-{table}")):
         async with capturing(mill, changed) as running:
             assert isinstance(await running.failed(), ConfigError)
+
+
+async def test_an_alarm_comes_before_the_source_keeps_more_log_than_it_may(
+    mill: Mill, postgres: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("millstream.cdc.capture.LAG_SECONDS", 0.1)
+    postgres.execute("CREATE TABLE a (id int PRIMARY KEY)", "CREATE TABLE noise (t text)")
+    settings = settings_for(postgres, tables=("public.a",), log_budget=100_000)
+    async with capturing(mill, settings) as running:
+        await running.streaming()
+        status = running.capture.status
+        await until(lambda: status().lag.bytes is not None, "the lag is known")
+        # What is confirmed is kept until the next checkpoint all the same.
+        postgres.execute("INSERT INTO noise SELECT repeat('n', 200) FROM generate_series(1, 2000)")
+        await until(lambda: status().alarms, "an alarm")
+        assert "of 100,000 that it may" in status().alarms[0]
+        assert (status().lag.kept_bytes or 0) > 80_000
+        assert status().lag.seconds is not None
+
+
+async def test_log_that_the_server_dropped_is_an_error_with_a_way_back(mill: Mill) -> None:
+    with running_postgres(max_slot_wal_keep_size="1MB", min_wal_size="32MB") as server:
+        postgres = Database(server, "postgres")
+        postgres.execute("CREATE TABLE a (id int PRIMARY KEY)", "INSERT INTO a VALUES (1)")
+        settings = settings_for(postgres)
+        await Capture(mill, open_source(settings), settings).run(once=True)
+        postgres.execute("INSERT INTO a VALUES (2)")
+        for number in range(4):
+            postgres.execute(f"INSERT INTO a VALUES ({number + 10})", "SELECT pg_switch_wal()")
+        postgres.execute("CHECKPOINT")
+        assert postgres.rows("SELECT wal_status FROM pg_replication_slots") == [("lost",)]
+        with pytest.raises((ConfigError, SourceLost), match="cdc reset --yes"):
+            await Capture(mill, open_source(settings), settings).run(once=True)
+        await Capture(mill, open_source(settings), settings).reset()
+        await Capture(mill, open_source(settings), settings).run(once=True)
+        rows = folded(await events_of(mill, "a"))
+        assert rows == source_rows(postgres, "a")
+        assert len(rows) == 6
