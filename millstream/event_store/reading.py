@@ -86,7 +86,7 @@ class AggregateReader:
 
     async def last_with(
         self, id: str, other: tuple[str, str] | None = None
-    ) -> tuple[AppendMessage | None, RawMessage | None] | None:
+    ) -> tuple[AppendMessage, RawMessage | None] | None:
         """The last append of an aggregate, and the message on a subject of another stream.
 
         That one need not be the last there. One round trip; None: ask for each by itself.
@@ -100,9 +100,8 @@ class AggregateReader:
             return None
         last, beside = found[0], None if other is None else found[1]
         append = None if last is None else open_append(partition, last)
-        if append is None and last is not None:
-            return None  # something else was published there
-        return append, beside
+        # Without one, something else was published there, or a mirror has answered that lags.
+        return None if append is None else (append, beside)
 
     async def last_offset(self, pattern: str) -> int:
         """The offset of the last message that matches a pattern of ids; 0: there is none."""

@@ -5,6 +5,9 @@ direct request brings up to a thousand messages of a subject, and says whether t
 several requests that are sent together bring a message each. In every case of doubt (a lost
 connection, a silence, too many messages, damaged headers, a stream or a user without direct
 requests) the answer is None, and the caller reads in the usual way.
+
+The server lets a mirror answer in its origin's name, whatever the mirror's settings say, and a
+mirror may lag: what it says is the last message, or says is not there, counts as doubt.
 """
 
 from __future__ import annotations
@@ -30,7 +33,7 @@ BYTES_MAX: Final = 8 * 1024 * 1024
 SILENCE_SECONDS: Final = 2.0
 # What the server adds to a message's own headers, which end before it without an empty line.
 _ADDED: Final = re.compile(
-    rb"Nats-Stream: [^\r\n]*\r\n"
+    rb"Nats-Stream: ([^\r\n]*)\r\n"
     rb"Nats-Subject: ([^\r\n]*)\r\n"
     rb"Nats-Sequence: ([0-9]+)\r\n"
     rb"Nats-Time-Stamp: ([^\r\n]*)\r\n"
@@ -44,14 +47,15 @@ _NO_HEADERS: Final = b"NATS/1.0\r\n"
 
 
 class _Messages:
-    """Messages of a stream in the form of delivered ones."""
+    """Messages of a stream in the form of delivered ones; those of a mirror count if `of_copy`."""
 
-    def __init__(self, stream: str) -> None:
+    def __init__(self, stream: str, of_copy: bool = False) -> None:
+        self._stream = None if of_copy else stream.encode()
         self._address = f"$JS.ACK.{stream}.direct.1.".encode()
         self._minutes: dict[bytes, int] = {}
 
     def read(self, headers: bytes, payload: bytes, number: int) -> RawMessage | None:
-        """The message in an answer; None: it is a word of the server, or a damaged message."""
+        """The message in an answer; None: a word of the server, damaged, or a mirror's message."""
         at = headers.rfind(_STREAM) + 2
         found = _ADDED.fullmatch(headers, at) if at > 1 else None
         # A message's own headers end with a line; if not, they were damaged.
@@ -59,7 +63,9 @@ class _Messages:
             return None
         own = headers[:at]
         block = b"" if own == _NO_HEADERS else own + b"\r\n"
-        subject, sequence, time = found.groups()
+        stream, subject, sequence, time = found.groups()
+        if self._stream not in (None, stream):
+            return None
         reply = b"%b%b.%d.%d.0" % (self._address, sequence, number, self._stored_ns(time))
         return RawMessage(subject, reply, block, payload)
 
@@ -90,7 +96,7 @@ class _Answer:
             self.messages.append(message)
             return
         self.complete = True
-        self._sure = _pending(headers) == 0
+        self._sure = self._sure and _pending(headers) == 0
         self._ended.set()
 
     async def end(self) -> bool:
@@ -107,11 +113,11 @@ class _Answer:
 
 
 def _pending(headers: bytes) -> int | None:
-    """How many messages follow after an answer; None: it is not an answer's end."""
-    code = status_of(headers)[0]
-    if code == 404:  # no message at all
-        return 0
-    if code != 204:
+    """How many messages follow after an answer; None: it is not the end of one that is certain.
+
+    Where there is no message at all, the server does not say whether it was a mirror that looked.
+    """
+    if status_of(headers)[0] != 204:
         return None
     text = parse_headers(headers).get("Nats-Num-Pending", "")
     return int(text) if text.isascii() and text.isdigit() else None
@@ -122,7 +128,7 @@ async def read_subject(
 ) -> list[RawMessage] | None:
     """The messages on a subject from a sequence on, up to now, in order; None: use another way.
 
-    Only for a stream with one copy: any copy answers, also one that lags.
+    Also None if there are none. Only for a stream with one copy: any answers, also one that lags.
     """
     connection = jetstream.connection
     if not connection.connected:
@@ -152,11 +158,11 @@ async def read_sequences(
 ) -> list[RawMessage] | None:
     """The messages at some sequences, in their order; None: one is not there, or use another way.
 
-    Copies of a stream may answer one each; one that lags makes it None. Only for messages that are
+    Copies and mirrors may answer one each; one that lags makes it None. Only for messages that are
     not large together: the server cuts off a client that it holds 64 MiB for.
     """
     asks = [(stream, {"seq": sequence}) for sequence in sequences]
-    found = await _read_each(jetstream, asks)
+    found = await _read_each(jetstream, asks, of_copy=True)
     if found is None:
         return None
     messages = [message for message in found if message is not None]
@@ -168,14 +174,15 @@ async def read_last(
 ) -> list[RawMessage | None] | None:
     """The last messages on some subjects, each given with its stream; None: use another way.
 
-    For streams with one copy, or where a message that is not the last does no harm.
+    For streams with one copy, or where a message that is not the last does no harm. A subject
+    without a message may have one that only the leader knows.
     """
     asks = [(stream, {"last_by_subj": subject}) for stream, subject in subjects]
     return await _read_each(jetstream, asks)
 
 
 async def _read_each(
-    jetstream: JetStream, asks: Sequence[tuple[str, Mapping[str, Any]]]
+    jetstream: JetStream, asks: Sequence[tuple[str, Mapping[str, Any]]], of_copy: bool = False
 ) -> list[RawMessage | None] | None:
     """The messages that direct requests name, all sent together; None for those that are not there.
 
@@ -184,7 +191,7 @@ async def _read_each(
     connection = jetstream.connection
     if not connection.connected:
         return None
-    forms = {stream: _Messages(stream) for stream, _ in asks}
+    forms = {stream: _Messages(stream, of_copy) for stream, _ in asks}
     waiting = [
         connection.ask(
             f"{jetstream.prefix}.DIRECT.GET.{stream}",
