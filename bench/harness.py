@@ -14,9 +14,9 @@ from __future__ import annotations
 import asyncio
 import inspect
 import statistics
-from collections.abc import Awaitable, Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 __all__ = [
     "OURS",
@@ -25,8 +25,14 @@ __all__ = [
     "PeerAbsent",
     "Result",
     "Skipped",
+    "Spread",
     "against",
     "interleave",
+    "raced",
+    "select",
+    "spread",
+    "take_turns",
+    "wanted",
 ]
 
 OURS = "millstream"
@@ -35,6 +41,10 @@ ROUNDS = 7  # enough that two disturbed rounds do not move the median
 
 Better = Literal["higher", "lower"]
 Contestant = Callable[[], float | Awaitable[float]]
+Spread = tuple[float, float]  # the lowest and the highest of the rounds
+T = TypeVar("T")
+
+_selection: list[str] = []  # texts; empty: everything
 
 
 class PeerAbsent(Exception):
@@ -43,7 +53,11 @@ class PeerAbsent(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """One figure. `ratio` is ours against the peer's and always better when it is higher."""
+    """One figure. `ratio` is ours against the peer's and always better when it is higher.
+
+    Figures are medians of the rounds. A spread is the lowest and the highest of them; that of the
+    ratio is of the ratios of single rounds, in which both took turns.
+    """
 
     name: str
     value: float
@@ -51,6 +65,9 @@ class Result:
     peer: str | None = None
     peer_value: float | None = None
     ratio: float | None = None
+    spread: Spread | None = None
+    peer_spread: Spread | None = None
+    ratio_spread: Spread | None = None
 
     def as_json(self) -> dict[str, Any]:
         """The fields that have a value, in their order."""
@@ -65,12 +82,41 @@ class Skipped:
     reason: str
 
 
+def select(texts: Iterable[str]) -> None:
+    """From now on only measurements whose name contains one of the texts are made."""
+    _selection[:] = [text.casefold() for text in texts]
+
+
+def wanted(*names: str) -> bool:
+    """Whether one of these measurements is to be made."""
+    found = [name.casefold() for name in names]
+    return not _selection or any(text in name for text in _selection for name in found)
+
+
+def spread(figures: Sequence[float]) -> Spread | None:
+    """The lowest and the highest; nothing for a single figure, which has no spread."""
+    return (min(figures), max(figures)) if len(figures) > 1 else None
+
+
 def interleave(
     contestants: Mapping[str, Contestant],
     rounds: int,
     runner: asyncio.Runner | None = None,
 ) -> dict[str, float | PeerAbsent]:
-    """The median figure of each contestant over `rounds` rounds in which all take turns.
+    """The median figure of each contestant over `rounds` rounds in which all take turns."""
+    figures = take_turns(contestants, rounds, runner)
+    return {
+        name: taken if isinstance(taken, PeerAbsent) else statistics.median(taken)
+        for name, taken in figures.items()
+    }
+
+
+def take_turns(
+    contestants: Mapping[str, Callable[[], T | Awaitable[T]]],
+    rounds: int,
+    runner: asyncio.Runner | None = None,
+) -> dict[str, list[T] | PeerAbsent]:
+    """What each contestant returned in each of `rounds` rounds in which all take turns.
 
     One unmeasured round comes first. A different contestant starts each round. A contestant that
     raises PeerAbsent is left out, and the error is returned instead. Coroutines run on `runner`, so
@@ -78,7 +124,7 @@ def interleave(
     """
     if rounds < 1:
         raise ValueError(f"rounds must be 1 or more, not {rounds}")
-    figures: dict[str, list[float]] = {name: [] for name in contestants}
+    figures: dict[str, list[T]] = {name: [] for name in contestants}
     absent: dict[str, PeerAbsent] = {}
     for turn in range(rounds + 1):
         present = [name for name in contestants if name not in absent]
@@ -91,27 +137,18 @@ def interleave(
                 continue
             if turn > 0:
                 figures[name].append(figure)
-    medians = {name: statistics.median(list_) for name, list_ in figures.items() if list_}
-    return {name: absent[name] if name in absent else medians[name] for name in contestants}
+    return {name: absent.get(name, taken) for name, taken in figures.items()}
 
 
-def _one_round(contestant: Contestant, runner: asyncio.Runner | None) -> float:
+def _one_round(contestant: Callable[[], T | Awaitable[T]], runner: asyncio.Runner | None) -> T:
     figure = contestant()
     if not inspect.iscoroutine(figure):
-        return float(figure)  # type: ignore[arg-type]
+        return figure  # type: ignore[return-value]
     if runner is None:
         figure.close()
         raise ValueError("an asynchronous contestant needs runner=asyncio.Runner()")
-    return float(runner.run(figure))
-
-
-@dataclass(frozen=True, slots=True)
-class _Measure:
-    """What a figure means."""
-
-    name: str
-    unit: str
-    better: Better
+    done: T = runner.run(figure)
+    return done
 
 
 def against(
@@ -131,25 +168,50 @@ def against(
     """
     if OURS in peers:
         raise ValueError(f"a peer cannot be named {OURS!r}")
-    turns = rounds or (QUICK_ROUNDS if quick else ROUNDS)
-    medians = interleave({OURS: ours, **peers}, turns, runner)
-    value = medians.pop(OURS)
-    if isinstance(value, PeerAbsent):
-        yield Skipped(name, str(value))
+    if not wanted(name):
         return
-    measure = _Measure(name, unit, better)
+    turns = rounds or (QUICK_ROUNDS if quick else ROUNDS)
+    figures = take_turns({OURS: ours, **peers}, turns, runner)
+    own = figures.pop(OURS)
+    if isinstance(own, PeerAbsent):
+        yield Skipped(name, str(own))
+        return
     compared = 0
-    for peer, peer_value in medians.items():
-        if isinstance(peer_value, PeerAbsent):
-            yield Skipped(f"{name} against {peer}", str(peer_value))
+    for peer, taken in figures.items():
+        if isinstance(taken, PeerAbsent):
+            yield Skipped(f"{name} against {peer}", str(taken))
         else:
             compared += 1
-            yield _compare(measure, value, peer, peer_value)
+            yield raced(name, unit, own, peer, taken, better=better)
     if not compared:
-        yield Result(name, value, unit)
+        yield Result(name, statistics.median(own), unit, spread=spread(own))
 
 
-def _compare(measure: _Measure, value: float, peer: str, peer_value: float) -> Result:
-    over, under = (value, peer_value) if measure.better == "higher" else (peer_value, value)
-    ratio = over / under if under else None
-    return Result(measure.name, value, measure.unit, peer, peer_value, ratio)
+def raced(
+    name: str,
+    unit: str,
+    own: Sequence[float],
+    peer: str,
+    theirs: Sequence[float],
+    *,
+    better: Better = "higher",
+) -> Result:
+    """The result of rounds in which both took turns, the figures of each in their order."""
+
+    def ratio(ours: float, others: float) -> float | None:
+        over, under = (ours, others) if better == "higher" else (others, ours)
+        return over / under if under else None
+
+    value, peer_value = statistics.median(own), statistics.median(theirs)
+    ratios = [one for one in map(ratio, own, theirs) if one is not None]
+    return Result(
+        name,
+        value,
+        unit,
+        peer,
+        peer_value,
+        ratio(value, peer_value),
+        spread(own),
+        spread(theirs),
+        spread(ratios),
+    )

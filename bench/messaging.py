@@ -9,7 +9,7 @@ from statistics import median, quantiles
 from typing import Any
 
 from bench.floor import RawSocket, frames_with_ids, open_raw_protocol
-from bench.harness import OURS, Contestant, PeerAbsent, Result, Skipped, against
+from bench.harness import OURS, Contestant, PeerAbsent, Result, Skipped, against, raced
 from millstream import connect
 from millstream.messaging import Client, NewEvent, SubscriptionSettings, Topic
 from millstream.testing import running_broker
@@ -44,10 +44,10 @@ class _Aside:
 
     def results(self, name: str, unit: str) -> Iterator[Result]:
         """Ours and each peer's: medians without the first round, which only warms up."""
-        medians = {who: median(figures[1:]) for who, figures in self._figures.items()}
-        value = medians.pop(OURS)
-        for peer, peer_value in medians.items():
-            yield Result(name, value, unit, peer, peer_value, peer_value / value)
+        warm = {who: figures[1:] for who, figures in self._figures.items()}
+        own = warm.pop(OURS, None)
+        for peer, theirs in warm.items() if own else ():
+            yield raced(name, unit, own or [], peer, theirs, better="lower")
 
 
 class _Stage:

@@ -17,7 +17,6 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,9 +24,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 import millstream
-from bench.harness import OURS, Result, Skipped, interleave
+from bench.harness import OURS, Result, Skipped, raced, spread, take_turns, wanted
 from bench.spark_floor import drain_rate
 from bench.spark_memory import forget_peaks, largest_peak
+from bench.trade import Trade, trade_frame
 from millstream.events.packs.packing import Packing
 from millstream.events.row_buffer import Columns
 from millstream.messaging import NewEvent
@@ -40,18 +40,12 @@ if TYPE_CHECKING:
 ROWS_OF_A_FRAME = 100_000
 ROWS_OF_A_PACK = 10_000
 PAYLOAD = b"x" * 100
+STARTING = (
+    "session start and first streaming query",
+    "latency topic to topic, p50",
+    "latency topic to topic, p99",
+)
 CHILD_SECONDS = 300  # one that takes longer hangs
-
-
-@dataclass
-class Trade:
-    """The row of every table: two texts, a number, a price, a time."""
-
-    symbol: str
-    venue: str
-    quantity: int
-    price: float
-    at: datetime
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +89,7 @@ def measure(quick: bool) -> Iterator[Result | Skipped]:
 
 async def _fill(url: str, folder: Path, sizes: _Sizes) -> None:
     """The same rows as typed packs, as JSON values in packs, and as Parquet; and plain messages."""
-    frame = _frame(ROWS_OF_A_FRAME)
+    frame = trade_frame(ROWS_OF_A_FRAME)
     texts = [json.dumps(row, default=str).encode() for row in frame.to_pylist()]
     values = pa.record_batch({"value": pa.array(texts, pa.binary())})
     packs = Packing(max_events=ROWS_OF_A_PACK, compression="zstd", max_in_flight=4)
@@ -118,19 +112,6 @@ async def _fill(url: str, folder: Path, sizes: _Sizes) -> None:
             writer.write_batch(frame)
 
 
-def _frame(rows: int) -> pa.RecordBatch:
-    start = int(datetime(2024, 1, 1, tzinfo=UTC).timestamp()) * 1_000_000
-    return pa.record_batch(
-        {
-            "symbol": pa.array([f"SYM{n * 7 % 50:03d}" for n in range(rows)]),
-            "venue": pa.array([f"V{n % 7}" for n in range(rows)]),
-            "quantity": pa.array([n % 1000 for n in range(rows)], pa.int64()),
-            "price": pa.array([100 + n * 13 % 500 / 10 for n in range(rows)], pa.float64()),
-            "at": pa.array([start + n for n in range(rows)]).cast(pa.timestamp("us", "UTC")),
-        }
-    )
-
-
 class _Stage:
     """One warm session and the data."""
 
@@ -149,11 +130,13 @@ class _Stage:
     def _turns(
         self, name: str, ours: Callable[[], float], peers: dict[str, Callable[[], float]]
     ) -> Iterator[Result]:
-        figures = interleave({OURS: ours, **peers}, self.sizes.rounds)
+        if not wanted(name):
+            return
+        figures = take_turns({OURS: ours, **peers}, self.sizes.rounds)
         own = figures.pop(OURS)
-        for peer, figure in figures.items():
-            if isinstance(own, float) and isinstance(figure, float):
-                yield Result(name, own, "rows/s", peer, figure, own / figure)
+        for peer, taken in figures.items():
+            if isinstance(own, list) and isinstance(taken, list):
+                yield raced(name, "rows/s", own, peer, taken)
 
     def reading(self) -> Iterator[Result]:
         """Aggregate all rows by symbol and venue, every column read."""
@@ -208,6 +191,9 @@ class _Stage:
 
     def sink(self) -> Iterator[Result]:
         """Copy typed packs to another topic, exactly once, on a server that syncs every ack."""
+        name = "sink, typed packs read and written, exactly once, fsync"
+        if not wanted(name):
+            return
         rates = []
         for number in range(3):
             query = (
@@ -226,8 +212,8 @@ class _Stage:
             seconds = sum(p["durationMs"]["addBatch"] for p in work) / 1000
             rates.append(sum(p["numInputRows"] for p in work) / seconds)
         # During the first one the JVM compiles the code.
-        rate = statistics.median(rates[1:])
-        yield Result("sink, typed packs read and written, exactly once, fsync", rate, "rows/s")
+        warm = rates[1:]
+        yield Result(name, statistics.median(warm), "rows/s", spread=spread(warm))
 
     def memory(self) -> Iterator[Result]:
         """The largest Python worker while one task reads some rows, and ten times as many."""
@@ -236,6 +222,9 @@ class _Stage:
             ("plain messages", "single", "value", self.sizes.messages),
         ):
             count = self.sizes.many if topic == "many" else last
+            title = f"worker memory, {_short(count)} over {_short(count // 10)} {name}"
+            if not wanted(title):
+                continue
             peaks = []
             for end in (last // 10, last):
                 frame = self._read(
@@ -248,7 +237,6 @@ class _Stage:
                 if found != count * end // last:
                     raise RuntimeError(f"{found} rows of {count * end // last}")
                 peaks.append(largest_peak())
-            title = f"worker memory, {_short(count)} over {_short(count // 10)} {name}"
             few, many = peaks
             yield Result(title, many, "MiB", f"{_short(count // 10)} {name}", few, few / many)
 
@@ -261,6 +249,8 @@ def _short(count: int) -> str:
 
 
 def _start_and_latency(url: str, sizes: _Sizes) -> Iterator[Result | Skipped]:
+    if not wanted(*STARTING):
+        return
     results: dict[str, list[dict[str, Any]]] = {"ours": [], "stock": []}
 
     def one(kind: str, count: int) -> dict[str, Any]:
@@ -280,20 +270,11 @@ def _start_and_latency(url: str, sizes: _Sizes) -> Iterator[Result | Skipped]:
     for number in range(sizes.starts):
         for kind in ("ours", "stock") if number % 2 else ("stock", "ours"):
             results[kind].append(one(kind, sizes.echoes))
-    yield from _compared("session start and first streaming query", "s", "start", results)
-    yield from _compared("latency topic to topic, p50", "ms", "p50", results)
-    yield from _compared("latency topic to topic, p99", "ms", "p99", results)
+    for name, unit, field in zip(STARTING, ("s", "ms", "ms"), ("start", "p50", "p99"), strict=True):
+        ours, stock = ([run[field] for run in results[kind]] for kind in ("ours", "stock"))
+        yield raced(name, unit, ours, "stock settings", stock, better="lower")
     for step, value in results["ours"][-1]["steps"].items():
         yield Result(f"  of a batch: {step}", value, "ms")
-
-
-def _compared(
-    name: str, unit: str, field: str, results: dict[str, list[dict[str, Any]]]
-) -> Iterator[Result]:
-    ours, stock = (
-        statistics.median(run[field] for run in results[kind]) for kind in ("ours", "stock")
-    )
-    yield Result(name, ours, unit, "stock settings", stock, stock / ours)
 
 
 def _child(kind: str, url: str, count: int) -> None:

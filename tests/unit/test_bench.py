@@ -13,7 +13,17 @@ import pytest
 
 import bench.__main__ as door
 from bench import values
-from bench.harness import OURS, PeerAbsent, Result, Skipped, against, interleave
+from bench.harness import (
+    OURS,
+    PeerAbsent,
+    Result,
+    Skipped,
+    against,
+    interleave,
+    raced,
+    select,
+    wanted,
+)
 from millstream.schemas import declare
 from millstream.schemas.values.fast_json import fast_dump, fast_load
 
@@ -72,14 +82,26 @@ def test_no_rounds_are_refused() -> None:
 
 def test_the_ratio_is_better_when_higher_for_rates_and_for_times() -> None:
     rate = list(against("r", "1/s", lambda: 200.0, {"p": lambda: 100.0}, quick=True))
-    assert rate == [Result("r", 200.0, "1/s", "p", 100.0, 2.0)]
+    same = (200.0, 200.0), (100.0, 100.0), (2.0, 2.0)
+    assert rate == [Result("r", 200.0, "1/s", "p", 100.0, 2.0, *same)]
     time = against("t", "ms", lambda: 5.0, {"p": lambda: 10.0}, quick=True, better="lower")
-    assert list(time) == [Result("t", 5.0, "ms", "p", 10.0, 2.0)]
+    same = (5.0, 5.0), (10.0, 10.0), (2.0, 2.0)
+    assert list(time) == [Result("t", 5.0, "ms", "p", 10.0, 2.0, *same)]
+
+
+def test_a_result_has_the_lowest_and_the_highest_of_its_rounds() -> None:
+    ours, theirs = counter([], "a", [99, 4, 9, 6]), counter([], "b", [99, 2, 3, 6])
+    (result,) = against("r", "1/s", ours, {"p": theirs}, quick=True)
+    assert result == Result("r", 6, "1/s", "p", 3, 2.0, (4, 9), (2, 6), (1.0, 3.0))
+    lower = raced("t", "ms", [4, 2], "p", [4, 8], better="lower")
+    assert lower.ratio_spread == (1.0, 4.0)
+    assert raced("t", "ms", [4], "p", [8]).spread is None
 
 
 def test_without_a_peer_our_figure_is_still_reported() -> None:
     results = list(against("r", "1/s", lambda: 2.0, {"gone": absent}, quick=True))
-    assert results == [Skipped("r against gone", "it is not installed"), Result("r", 2.0, "1/s")]
+    alone = Result("r", 2.0, "1/s", spread=(2.0, 2.0))
+    assert results == [Skipped("r against gone", "it is not installed"), alone]
 
 
 def test_a_benchmark_that_cannot_run_is_reported_as_skipped() -> None:
@@ -134,6 +156,24 @@ def test_the_table_names_the_peer(capsys: pytest.CaptureFixture[str]) -> None:
     assert "1,234" in out
     assert "them" in out
     assert "2.00" in out
+
+
+@pytest.fixture
+def everything_again() -> Iterator[None]:
+    yield
+    select([])
+
+
+@pytest.mark.usefixtures("families", "everything_again")
+def test_only_measurements_that_have_the_text_in_their_name_are_made(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert door.main(["good", "--json", "--only", "RACE"]) == 0
+    out = capsys.readouterr().out
+    assert [json.loads(line)["name"] for line in out.splitlines()] == ["raced"]
+    assert list(against("other", "1/s", lambda: 1 / 0, {}, quick=True)) == []
+    assert wanted("other", "is raced")
+    assert not wanted("other")
 
 
 @pytest.mark.usefixtures("families")

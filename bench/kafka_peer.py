@@ -1,0 +1,252 @@
+"""Apache Kafka as a peer: one node of its own on free ports, and how its Python client is used.
+
+The jars come from Maven Central. The node keeps its data in a temporary folder and ends with the
+bench, also when that is interrupted or killed.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import shutil
+import signal
+import socket
+import subprocess
+import tempfile
+import time
+import uuid
+from base64 import urlsafe_b64encode
+from collections.abc import Iterable, Sequence
+from importlib import import_module
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from bench.harness import PeerAbsent
+from bench.jars import Library, fetched, java
+
+__all__ = ["KAFKA", "KafkaServer", "kafka_client"]
+
+VERSION = "4.3.1"
+KAFKA = f"Kafka {VERSION}"
+START_SECONDS = 60.0
+STOP_SECONDS = 10.0
+# What kafka-server-start.sh of the distribution gives the JVM.
+JVM = (
+    *("-Xmx1g", "-Xms1g", "-server", "-XX:+UseG1GC", "-XX:MaxGCPauseMillis=20"),
+    *("-XX:InitiatingHeapOccupancyPercent=35", "-XX:+ExplicitGCInvokesConcurrent"),
+    "-Djava.awt.headless=true",
+)
+SETTINGS = """\
+process.roles=broker,controller
+node.id=1
+controller.quorum.voters=1@127.0.0.1:{controller}
+listeners=PLAINTEXT://127.0.0.1:{port},CONTROLLER://127.0.0.1:{controller}
+advertised.listeners=PLAINTEXT://127.0.0.1:{port}
+listener.security.protocol.map=PLAINTEXT:PLAINTEXT,CONTROLLER:PLAINTEXT
+controller.listener.names=CONTROLLER
+inter.broker.listener.name=PLAINTEXT
+log.dirs={data}
+offsets.topic.replication.factor=1
+transaction.state.log.replication.factor=1
+transaction.state.log.min.isr=1
+share.coordinator.state.topic.replication.factor=1
+share.coordinator.state.topic.min.isr=1
+group.initial.rebalance.delay.ms=0
+num.partitions=1
+"""
+QUIET = {"log_level": 0}  # its words about the server that ends at the end
+PRODUCER = {"acks": "all", "linger.ms": 50, "queue.buffering.max.messages": 1_000_000, **QUIET}
+# So many are fetched ahead that the client's own threads never wait for the application.
+TUNED_FETCH = {
+    "queued.min.messages": 1_000_000,
+    "queued.max.messages.kbytes": 512 * 1024,
+    "fetch.queue.backoff.ms": 5,
+}
+
+
+def kafka_client() -> Any:
+    """The module of confluent-kafka; PeerAbsent if it is not installed."""
+    try:
+        return import_module("confluent_kafka")
+    except ImportError as error:
+        raise PeerAbsent(
+            "confluent-kafka is not installed: pip install 'millstream[bench]'"
+        ) from error
+
+
+class KafkaServer:
+    """One node in KRaft mode, for the length of a `with` block."""
+
+    def __init__(self) -> None:
+        self._client = kafka_client()
+        self._admin_module = import_module("confluent_kafka.admin")
+        self._java = java()
+        self._jars = fetched(
+            f"kafka-{VERSION}", [Library("org.apache.kafka", "kafka_2.13", VERSION)]
+        )
+        self._folder = Path(tempfile.mkdtemp(prefix="millstream-bench-kafka-"))
+        self._process: subprocess.Popen[bytes] | None = None
+        self._producers: dict[str, Any] = {}
+        self.data = self._folder / "data"
+        self.bootstrap = ""
+
+    def __enter__(self) -> KafkaServer:
+        try:
+            self._start()
+        except BaseException:
+            self.__exit__(None, None, None)
+            raise
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._producers.clear()
+        try:
+            if self._process is not None:
+                self._process.kill()
+                self._process.wait(STOP_SECONDS)
+        finally:
+            shutil.rmtree(self._folder, ignore_errors=True)
+
+    @property
+    def pid(self) -> int:
+        """The process of the server."""
+        return self._process.pid if self._process is not None else 0
+
+    def _start(self) -> None:
+        port, controller = _free_ports(2)
+        self.bootstrap = f"127.0.0.1:{port}"
+        config = self._folder / "server.properties"
+        config.write_text(SETTINGS.format(port=port, controller=controller, data=self.data))
+        with (self._folder / "log").open("wb") as log:
+            run = [self._java, *JVM, "-cp", f"{self._jars}/*"]
+            cluster = urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=")
+            format_ = ["kafka.tools.StorageTool", "format", "-t", cluster, "-c", str(config)]
+            if subprocess.run([*run, *format_], stdout=log, stderr=log, check=False).returncode:
+                raise RuntimeError(f"Kafka's folder could not be formatted: {self._log()}")
+            self._process = subprocess.Popen(
+                [*run, "kafka.Kafka", str(config)],
+                stdout=log,
+                stderr=log,
+                cwd=self._folder,
+                preexec_fn=_end_with_parent,
+            )
+        self._await_ready()
+
+    def _await_ready(self) -> None:
+        deadline = time.monotonic() + START_SECONDS
+        while time.monotonic() < deadline:
+            if self._process is None or self._process.poll() is not None:
+                raise RuntimeError(f"Kafka ended while starting: {self._log()}")
+            try:
+                socket.create_connection(self._address(), timeout=1).close()
+                self._admin().list_topics(timeout=5)
+                return
+            except (OSError, self._client.KafkaException):
+                time.sleep(0.2)
+        raise RuntimeError(f"Kafka was not ready after {START_SECONDS:.0f} s: {self._log()}")
+
+    def _address(self) -> tuple[str, int]:
+        host, _, port = self.bootstrap.partition(":")
+        return host, int(port)
+
+    def _log(self) -> str:
+        return (self._folder / "log").read_text(errors="replace")[-2000:]
+
+    def _admin(self) -> Any:
+        return self._admin_module.AdminClient({"bootstrap.servers": self.bootstrap, **QUIET})
+
+    def create_topic(self, *, fsync: bool, partitions: int = 1) -> str:
+        """A new topic; `fsync` is a sync to disk before every ack."""
+        name = f"t{uuid.uuid4().hex[:12]}"
+        settings = {"flush.messages": "1"} if fsync else {}
+        topic = self._admin_module.NewTopic(name, partitions, 1, config=settings)
+        admin = self._admin()  # kept until the answer is here: without it there is none
+        for done in admin.create_topics([topic]).values():
+            done.result(30)
+        return name
+
+    def producer(self, **settings: Any) -> Any:
+        """A connected producer with these settings, the same one for every round."""
+        name = repr(settings)
+        if name not in self._producers:
+            made = self._client.Producer(
+                {"bootstrap.servers": self.bootstrap, **PRODUCER, **settings}
+            )
+            made.list_topics(timeout=10)
+            self._producers[name] = made
+        return self._producers[name]
+
+    def consumer(self, topic: str, **settings: Any) -> Any:
+        """A connected consumer of the first partition, from its first event on."""
+        made = self._client.Consumer(
+            {
+                "bootstrap.servers": self.bootstrap,
+                "group.id": uuid.uuid4().hex,
+                "auto.offset.reset": "earliest",
+                "enable.auto.commit": False,
+                **TUNED_FETCH,
+                **QUIET,
+                **settings,
+            }
+        )
+        made.list_topics(topic, timeout=10)
+        return made
+
+    def start_of(self, topic: str) -> list[Any]:
+        """What `consumer.assign` takes to begin with the first event."""
+        return [self._client.TopicPartition(topic, 0, self._client.OFFSET_BEGINNING)]
+
+    def stored(self, topic: str) -> int:
+        """How many events and transaction marks the first partition has."""
+        consumer = self.consumer(topic)
+        try:
+            _, end = consumer.get_watermark_offsets(self._client.TopicPartition(topic, 0))
+        finally:
+            consumer.close()
+        return int(end)
+
+    def send(self, producer: Any, topic: str, values: Iterable[bytes], keys: Sequence[str]) -> None:
+        """Hand over all values and wait until they are stored."""
+        produce = producer.produce
+        for value, key in zip(values, keys, strict=True):
+            try:
+                produce(topic, value, key)
+            except BufferError:  # its queue is full
+                producer.poll(0.01)
+                self._send_slowly(producer, topic, value, key)
+        if producer.flush(60):
+            raise RuntimeError("Kafka did not store everything within a minute")
+
+    def _send_slowly(self, producer: Any, topic: str, value: bytes, key: str) -> None:
+        while True:
+            try:
+                producer.produce(topic, value, key)
+                return
+            except BufferError:
+                producer.poll(0.01)
+
+    def bytes_on_disk(self, topic: str) -> int:
+        """Of the log of a topic, without the files that Kafka allocates ahead for its indexes."""
+        return sum(file.stat().st_size for file in self.data.glob(f"{topic}-*/*.log"))
+
+
+def _free_ports(count: int) -> list[int]:
+    sockets = [socket.socket() for _ in range(count)]
+    for one in sockets:
+        one.bind(("127.0.0.1", 0))
+    ports = [one.getsockname()[1] for one in sockets]
+    for one in sockets:
+        one.close()
+    return ports
+
+
+def _end_with_parent() -> None:
+    """In the child: be killed when the bench is gone, however it ended (Linux only)."""
+    library = ctypes.CDLL(None)
+    if hasattr(library, "prctl"):
+        library.prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
