@@ -235,6 +235,8 @@ class Resolver:
             given["rows"] = "latest"
         elif what == "subscribe":
             given = _from_the_first(given)
+        if "columns" not in given:
+            given.setdefault("includeMetadata", "true")
         reader = reader.format(FORMAT).option(what, name).options(**self._options, **given)
         if self._topics.dry and name in self._rows:
             frame = _stand_in(self._spark, self._rows[name], batch=how == "table")

@@ -10,6 +10,7 @@ from pathlib import PurePath
 from typing import Final
 
 from millstream.errors import ConfigError
+from millstream.spark.options import METADATA
 from millstream.spark.source.offsets import SourceOffset, from_json
 
 __all__ = ["Failure", "failure_of", "in_code", "may_pass", "missing_schema", "reason_of"]
@@ -45,6 +46,7 @@ _WRAPPING: Final = re.compile(
 )
 # Spark's words and ours (pipelines/joins.py).
 _MISSING_COLUMN: Final = re.compile(r"\[UNRESOLVED_\w*COLUMN|has no column")
+_UNRESOLVED: Final = re.compile(r"\[UNRESOLVED_\w*COLUMN.*? with name `(?P<name>\w+)`")
 _SQLSTATE: Final = re.compile(r" SQLSTATE: (\w{5})")
 # Errors of values in SQL: class 22 is "data exception", P0001 is raise_error and assert_true.
 _DATA_ERROR: Final = re.compile(r"\[(?P<name>[A-Z_.]+)\] .*? SQLSTATE: (22\w{3}|P0001)")
@@ -115,6 +117,8 @@ def reason_of(error: str) -> str:
 def missing_schema(reason: str, without: Collection[str]) -> str:
     """A reason; one about a missing column also names the inputs that have no schema.
 
+    It also says how to get a column that the format has only on request.
+
     >>> missing_schema("there is no such file", ["customers"])
     'there is no such file'
     """
@@ -126,6 +130,12 @@ def missing_schema(reason: str, without: Collection[str]) -> str:
         f"example with from_json"
         for name in sorted(without)
     ]
+    missing = _UNRESOLVED.search(reason)
+    if missing and missing["name"] in METADATA:
+        advice.append(
+            f"Topics with a schema that are read by format('millstream') have the column "
+            f"'{missing['name']}' with the option includeMetadata = true"
+        )
     return ". ".join([reason.rstrip("."), *advice])
 
 

@@ -30,6 +30,7 @@ from millstream.spark.source.offsets import (
 
 __all__ = [
     "COLUMNS",
+    "METADATA",
     "OPTIONS",
     "SinkOptions",
     "SourceOptions",
@@ -45,19 +46,13 @@ T = TypeVar("T")
 Undecodable = Literal["fail", "null", "drop"]
 Clock = Literal["stored", "event"]  # when an event was stored, or the time it was given
 
-# The columns of a source, in their order; `headers` and `reason` are there only on request.
+# The columns of a source, in their order; only some of them are there without being asked for.
 COLUMNS: Final = (
-    "key",
-    "value",
-    "topic",
-    "partition",
-    "offset",
-    "timestamp",
-    "subject",
-    "index",
-    "headers",
-    "reason",
+    *("key", "value", "topic", "partition", "offset"),
+    *("timestamp", "subject", "index", "headers", "reason"),
 )
+# Of events without a schema also by default, as users of Kafka's source expect it.
+METADATA: Final = ("topic", "partition", "offset", "subject", "index")
 TASKS_MAX: Final = 10_000  # of one batch: more are slower, not faster
 PACK_ROWS_MAX: Final = 1_000_000  # readers reject larger packs
 
@@ -100,6 +95,7 @@ OPTIONS: Final[Mapping[str, str]] = {
     "maxRecordsPerPartition": "source",
     "failOnDataLoss": "source",
     "includeHeaders": "source",
+    "includeMetadata": "source",
     "columns": "source",
     "undecodable": "source",
     "stopFile": "source",
@@ -302,9 +298,7 @@ class SourceOptions:
     is_table: bool = False  # the latest value of each key
     latest: bool = False  # the same, folded from a topic that keeps every event
     store: StoreOptions | None = None  # the topic is that of an event store
-    as_of: datetime | None = (
-        None  # of a table or latest rows: the values at this time of storing; None: now
-    )
+    as_of: datetime | None = None  # of a table or latest rows: as stored by then; None: now
     subjects: tuple[str, ...] = ()  # only messages on these subjects
     start: OffsetLimit = field(default_factory=OffsetLimit)
     end: OffsetLimit = field(default_factory=OffsetLimit)
@@ -313,7 +307,8 @@ class SourceOptions:
     messages_per_task: int | None = None  # maxRecordsPerPartition; a pack is one message
     fail_on_data_loss: bool = True
     headers: bool = False
-    columns: tuple[str, ...] = ()  # empty: all
+    metadata: bool | None = None  # topic, partition, offset, ...; None: if values have no schema
+    columns: tuple[str, ...] = ()  # empty: the default ones
     undecodable: Undecodable = "fail"
     stop_file: str | None = None  # while it exists, a stream offers nothing new
     group_id: str | None = None  # under it an interest topic keeps events for the query
@@ -361,6 +356,7 @@ def source_options(options: Mapping[str, str], batch: bool) -> SourceOptions:
         messages_per_task=given.parsed("maxRecordsPerPartition", _count(), None),
         fail_on_data_loss=given.parsed("failOnDataLoss", _boolean, default=True),
         headers=given.parsed("includeHeaders", _boolean, default=False),
+        metadata=given.parsed("includeMetadata", _boolean, None),
         columns=given.parsed("columns", _columns if store is None else _names, ()),
         undecodable=given.parsed("undecodable", _choice("fail", "null", "drop"), "fail"),
         stop_file=given.get("stopFile"),
@@ -380,6 +376,8 @@ def _store(given: _Given, chosen: bool) -> StoreOptions | None:
             if given.get(name) is not None:
                 raise ConfigError(f"option '{name}' needs the option 'eventStore'")
         return None
+    if given.get("includeMetadata") is not None:
+        raise ConfigError("option 'includeMetadata' is not for event stores: they have all columns")
     as_of = given.parsed("asOf", parse_moment, None)
     for name in ("asOfClock", "state", "events") if as_of is None else (*_STARTS, *_ENDS):
         if given.get(name) is not None:

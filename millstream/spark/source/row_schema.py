@@ -9,7 +9,7 @@ import pyarrow as pa
 
 from millstream.errors import ConfigError
 from millstream.spark.broker_access import SchemaSnapshot
-from millstream.spark.options import COLUMNS, SourceOptions
+from millstream.spark.options import COLUMNS, METADATA, SourceOptions
 
 __all__ = [
     "BYTES",
@@ -22,6 +22,7 @@ __all__ = [
 ]
 
 _HEADERS: Final = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
+DEFAULT_COLUMNS: Final = ("key", "value", "timestamp")
 _DDL: Final[Mapping[str, str]] = {
     "key": "BINARY",
     "topic": "STRING",
@@ -83,25 +84,26 @@ def shape_of(schemas: Mapping[str, SchemaSnapshot], topics: Sequence[str]) -> Va
     return ValueShape(spark_type(record, nullability=False), fields, (spark_arrow_type(record),))
 
 
-def column_names(options: SourceOptions) -> list[str]:
-    """The names of the columns that the options choose, in their order."""
-    names: list[str]
-    if options.columns:
-        chosen = {name.partition(".")[0] for name in options.columns}
-        names = [name for name in COLUMNS if name in chosen]
-    else:
-        names = [name for name in COLUMNS if name not in ("headers", "reason")]
-    if options.headers and "headers" not in names:
-        names.append("headers")
-    if options.undecodable == "null" and "reason" not in names:
-        names.append("reason")
-    return names
+def column_names(options: SourceOptions, typed: bool = False) -> list[str]:
+    """The names of the columns that the options choose, in their order.
+
+    Spark converts every column of every row, used or not, and for typed values that is most of the
+    work of a read: so they come with few others.
+    """
+    chosen = {name.partition(".")[0] for name in options.columns} or set(DEFAULT_COLUMNS)
+    if options.metadata or (options.metadata is None and not options.columns and not typed):
+        chosen.update(METADATA)
+    if options.headers:
+        chosen.add("headers")
+    if options.undecodable == "null":
+        chosen.add("reason")
+    return [name for name in COLUMNS if name in chosen]
 
 
 def source_ddl(options: SourceOptions, value: ValueShape) -> str:
     """The source's schema as DDL text."""
     parts = []
-    for name in column_names(options):
+    for name in column_names(options, typed=bool(value.fields)):
         ddl = _value_ddl(options, value) if name == "value" else _DDL[name]
         parts.append(f"`{name}` {ddl}")
     return ", ".join(parts)

@@ -45,7 +45,8 @@ def test_an_expired_key_is_null_in_a_topic_and_absent_from_a_table(
     else:
         sessions(account, Session, [{"user": "k", "clicks": 1}, {"user": "e", "clicks": 2}])
         kept = ("k", 1)
-    rows = lake.read(subscribe="sessions").orderBy("offset").select("key", "value").collect()
+    read = lake.read(subscribe="sessions", includeMetadata="true")
+    rows = read.orderBy("offset").select("key", "value").collect()
     assert [(bytes(row.key), row.value) for row in rows] == [(b"kept", kept), (b"expired", None)]
     streamed, _ = lake.collect(lake.stream(subscribe="sessions"), lake.checkpoint())
     assert {bytes(row.key): row.value for row in streamed} == {b"kept": kept, b"expired": None}

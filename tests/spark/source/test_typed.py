@@ -82,11 +82,38 @@ def test_deletions_of_a_frame_are_null_values(lake: Lake, account: Account) -> N
             await writer.write_batch(frame, position=3, columns=columns)
 
     account.run(work)
-    rows = lake.read(subscribe="orders").orderBy("offset", "index").collect()
+    read = lake.read(subscribe="orders", includeMetadata="true")
+    rows = read.orderBy("offset", "index").collect()
     assert [bytes(row.key) for row in rows] == [b"a", b"b", b"c"]
     assert [None if row.value is None else row.value.id for row in rows] == [1, None, 3]
     kept = lake.read(subscribe="orders").where("value IS NOT NULL").count()
     assert kept == 2
+
+
+def test_a_topic_with_a_schema_has_few_columns_unless_it_is_asked_for_more(
+    lake: Lake, account: Account
+) -> None:
+    typed(account, "orders")
+    account.pack("orders", [(order(n), f"k{n}") for n in range(3)])
+    for read in (lake.read, lake.stream):
+        assert read(subscribe="orders").columns == ["key", "value", "timestamp"]
+        asked = read(subscribe="orders", includeMetadata="true")
+        assert asked.columns == [
+            *("key", "value", "topic", "partition", "offset"),
+            *("timestamp", "subject", "index"),
+        ]
+    account.run(lambda mill: mill.create_table("stock", schema=Order))
+    assert lake.read(table="stock").columns == ["key", "value", "timestamp"]
+    # What a query of an earlier version does: it selects one of the other columns.
+    checkpoint = lake.checkpoint()
+    with pytest.raises(Exception, match=r"UNRESOLVED_COLUMN.*`offset`"):
+        lake.stream(subscribe="orders").select("offset")
+    asked = lake.stream(subscribe="orders", includeMetadata="true").select("offset", "index")
+    rows, _ = lake.collect(asked, checkpoint)
+    account.pack("orders", [(order(3), None)])
+    asked = lake.stream(subscribe="orders", columns="offset,index").select("offset", "index")
+    more, _ = lake.collect(asked, checkpoint)
+    assert sorted(map(tuple, rows + more)) == [(1, 0), (1, 1), (1, 2), (2, 0)]
 
 
 def test_columns_choose_fields_of_the_value(lake: Lake, account: Account) -> None:
@@ -179,9 +206,10 @@ def test_an_undecodable_value_fails_is_null_or_is_dropped(lake: Lake, account: A
     publish(account, "orders", [order(2)])
     with pytest.raises(Exception, match="orders/0, offset 2, index 0"):
         lake.read(subscribe="orders").collect()
-    rows = lake.read(subscribe="orders", undecodable="null").orderBy("offset").collect()
+    read = {"subscribe": "orders", "includeMetadata": "true"}
+    rows = lake.read(**read, undecodable="null").orderBy("offset").collect()
     assert [row.value is None for row in rows] == [False, True, True, False]
     assert [row.reason is None for row in rows] == [True, False, False, True]
     assert rows[2].reason.startswith("not a valid pack")
-    kept = lake.read(subscribe="orders", undecodable="drop").orderBy("offset").collect()
+    kept = lake.read(**read, undecodable="drop").orderBy("offset").collect()
     assert [row.value.id for row in kept] == [1, 2]

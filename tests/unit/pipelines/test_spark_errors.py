@@ -8,7 +8,7 @@ import pytest
 
 from millstream.pipelines.attempts import _guarded
 from millstream.pipelines.restarts import Restarts
-from millstream.pipelines.spark_errors import Failure, failure_of, reason_of
+from millstream.pipelines.spark_errors import Failure, failure_of, missing_schema, reason_of
 
 PROJECT = PurePath("/srv/millstream/project")
 HEAD = "[STREAM_FAILED] Query [id = 1, runId = 2] terminated with exception: "
@@ -208,3 +208,13 @@ def test_only_some_of_many_partitions_are_listed() -> None:
     many = ",".join(f'"{n}":{{"next":9,"log":"x"}}' for n in range(10))
     found = failure_of(f'Current Available Offsets: {{S: {{"lines":{{{many}}}}}}}', PROJECT)
     assert found.batch.endswith("lines partition 3 offsets up to 8 and 6 more partitions")
+
+
+def test_a_missing_column_that_the_format_has_on_request_comes_with_the_option() -> None:
+    text = (
+        "[UNRESOLVED_COLUMN.WITH_SUGGESTION] A column, variable, or function parameter with name "
+        "`{}` cannot be resolved. Did you mean one of the following? [`key`, `value`]."
+    )
+    found = missing_schema(text.format("offset"), [])
+    assert found.endswith("have the column 'offset' with the option includeMetadata = true")
+    assert missing_schema(text.format("price"), []) == text.format("price").rstrip(".")

@@ -56,6 +56,7 @@ def test_names_do_not_depend_on_case() -> None:
         ({"subscribe": "a", "undecodable": "skip"}, "choose fail, null or drop"),
         ({"subscribe": "a", "columns": "price"}, "no column 'price'"),
         ({"subscribe": "a", "columns": "key.x"}, "no column 'key.x'"),
+        ({"eventStore": "a", "includeMetadata": "true"}, "not for event stores"),
         ({"stream": "a", "subjects": "a..b"}, "non-empty tokens"),
         ({"subscribe": "a", "endingOffsets": "latest"}, "belongs to a batch read"),
         ({"subscribe": "a", "topic": "b"}, "'topic' belongs to a sink"),
