@@ -7,7 +7,7 @@ import time
 from collections.abc import Iterable
 from pathlib import Path
 
-__all__ = ["Effort", "cpu_seconds"]
+__all__ = ["Effort", "cpu_seconds", "family_of"]
 
 TICKS = os.sysconf("SC_CLK_TCK")
 
@@ -23,6 +23,21 @@ def cpu_seconds(pids: Iterable[int]) -> float:
         fields = text.rpartition(")")[2].split()
         total += int(fields[11]) + int(fields[12])  # user and system time
     return total / TICKS
+
+
+def family_of(pid: int) -> list[int]:
+    """This process and all that descend from it, such as Spark's JVM and its Python workers."""
+    parents: dict[int, list[int]] = {}
+    for entry in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            fields = entry.read_text(encoding="utf-8").rpartition(")")[2].split()
+        except OSError:  # it just ended
+            continue
+        parents.setdefault(int(fields[1]), []).append(int(entry.parent.name))
+    found = [pid]
+    for one in found:  # it grows meanwhile
+        found.extend(parents.get(one, ()))
+    return found
 
 
 class Effort:

@@ -22,12 +22,15 @@ __all__ = [
     "OURS",
     "Better",
     "Contestant",
+    "Figures",
     "PeerAbsent",
     "Result",
     "Skipped",
     "Spread",
+    "Work",
     "against",
     "interleave",
+    "race",
     "raced",
     "select",
     "spread",
@@ -41,6 +44,8 @@ ROUNDS = 7  # enough that two disturbed rounds do not move the median
 
 Better = Literal["higher", "lower"]
 Contestant = Callable[[], float | Awaitable[float]]
+Figures = dict[str, float]  # several of one round, by name
+Work = Callable[[], Figures | Awaitable[Figures]]
 Spread = tuple[float, float]  # the lowest and the highest of the rounds
 T = TypeVar("T")
 
@@ -185,6 +190,38 @@ def against(
             yield raced(name, unit, own, peer, taken, better=better)
     if not compared:
         yield Result(name, statistics.median(own), unit, spread=spread(own))
+
+
+def race(
+    names: Mapping[str, tuple[str, str]],
+    works: Mapping[str, Work],
+    pairs: Sequence[tuple[str, str, str]],
+    rounds: int,
+    runner: asyncio.Runner | None = None,
+) -> Iterator[Result | Skipped]:
+    """Contestants in turns; `pairs` are rows: name, our contestant, the other.
+
+    `names` says for each figure that contestants return what follows the name of the row, and the
+    unit. Rates are better when higher, anything else when lower.
+    """
+    rows = [pair for pair in pairs if wanted(*(pair[0] + text for text, _ in names.values()))]
+    needed = {who for _, ours, other in rows for who in (ours, other)}
+    taken = take_turns({who: works[who] for who in works if who in needed}, rounds, runner)
+    for row, ours, other in rows:
+        own, theirs = taken[ours], taken[other]
+        if isinstance(own, PeerAbsent):
+            yield Skipped(row, str(own))
+            continue
+        if isinstance(theirs, PeerAbsent):
+            yield Skipped(f"{row} against {other}", str(theirs))
+        for figure, (text, unit) in names.items():
+            mine = [one[figure] for one in own]
+            if isinstance(theirs, PeerAbsent):
+                yield Result(row + text, statistics.median(mine), unit, spread=spread(mine))
+                continue
+            better: Better = "higher" if unit.endswith("/s") else "lower"
+            others = [one[figure] for one in theirs]
+            yield raced(row + text, unit, mine, other, others, better=better)
 
 
 def raced(

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,7 +19,7 @@ import msgspec
 
 from bench import peers_spark
 from bench.effort import Effort
-from bench.harness import Better, PeerAbsent, Result, Skipped, raced, spread, take_turns, wanted
+from bench.harness import Figures, PeerAbsent, Result, Skipped, Work, race, raced, wanted
 from bench.kafka_peer import KAFKA, KafkaServer
 from bench.trade import Trade, trade_frame, trades
 from millstream.broker import Broker
@@ -28,9 +28,6 @@ from millstream.messaging import Topic
 from millstream.mill import Mill, connect
 from millstream.testing import running_broker
 from millstream.wire.protocol import unique_token
-
-Figures = dict[str, float]
-Work = Callable[[], Figures | Awaitable[Figures]]
 
 TRANSACTION = 5_000  # events of a Kafka transaction, and of a pack
 WARM_TURNS = 5
@@ -128,38 +125,6 @@ class _Stage:
     def effort(self) -> Effort:
         """Ours: this process and the broker."""
         return Effort(self.broker.pid)
-
-
-def race(
-    names: Mapping[str, tuple[str, str]],
-    works: Mapping[str, Work],
-    pairs: Sequence[tuple[str, str, str]],
-    rounds: int,
-    runner: asyncio.Runner,
-) -> Iterator[Result | Skipped]:
-    """Contestants in turns; `pairs` are rows: name, our contestant, the other.
-
-    `names` says for each figure that contestants return what follows the name of the row, and the
-    unit. Rates are better when higher, anything else when lower.
-    """
-    rows = [pair for pair in pairs if wanted(*(pair[0] + text for text, _ in names.values()))]
-    needed = {who for _, ours, other in rows for who in (ours, other)}
-    taken = take_turns({who: works[who] for who in works if who in needed}, rounds, runner)
-    for row, ours, other in rows:
-        own, theirs = taken[ours], taken[other]
-        if isinstance(own, PeerAbsent):
-            yield Skipped(row, str(own))
-            continue
-        if isinstance(theirs, PeerAbsent):
-            yield Skipped(f"{row} against {other}", str(theirs))
-        for figure, (text, unit) in names.items():
-            mine = [one[figure] for one in own]
-            if isinstance(theirs, PeerAbsent):
-                yield Result(row + text, median(mine), unit, spread=spread(mine))
-                continue
-            better: Better = "higher" if unit.endswith("/s") else "lower"
-            others = [one[figure] for one in theirs]
-            yield raced(row + text, unit, mine, other, others, better=better)
 
 
 RATE_AND_CPU = {"rate": ("", "events/s"), "cpu": (CPU, "us/event")}

@@ -1,12 +1,426 @@
-"""Spark rows beside Kafka."""
+"""Spark beside Kafka: reading, copying, latency and start, in the same kind of session.
+
+Reading and copying take turns in one warm session that has both sources. Start and latency need a
+process of their own for each contestant.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import argparse
+import asyncio
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any
 
-from bench.harness import PeerAbsent, Result, Skipped
-from bench.kafka_peer import KafkaServer
+import msgspec
+
+import millstream
+from bench.effort import cpu_seconds, family_of
+from bench.harness import Figures, PeerAbsent, Result, Skipped, Work, race, raced, spread, wanted
+from bench.jars import Library, fetched
+from bench.kafka_peer import KAFKA, KafkaServer, kafka_client
+from bench.spark import CHILD_SECONDS, echo, echo_figures
+from bench.trade import Trade, trade_frame, trades
+from millstream.broker import Broker
+from millstream.events.row_buffer import Columns
+from millstream.testing import running_broker
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+__all__ = ["rows"]
+
+CONNECTOR = "4.2.0"  # the newest on Maven Central; it runs in Spark 4.3
+JARS = (
+    Library("org.apache.spark", "spark-sql-kafka-0-10_2.13", CONNECTOR, alone=True),
+    Library("org.apache.spark", "spark-token-provider-kafka-0-10_2.13", "4.0.0", alone=True),
+    Library("org.apache.kafka", "kafka-clients", "3.9.2", alone=True),
+    Library("org.apache.commons", "commons-pool2", "2.12.0", alone=True),
+)
+FRAME = 100_000
+GROUPS = 350  # symbols at venues
+DDL = "symbol STRING, venue STRING, quantity BIGINT, price DOUBLE, at TIMESTAMP"
+TUNED = {
+    "minPartitions": 2,
+    "kafka.max.partition.fetch.bytes": 16 * 1024 * 1024,
+    "kafka.fetch.max.bytes": 64 * 1024 * 1024,
+    "kafka.max.poll.records": 50_000,
+}
+OURS_TUNED = {"columns": "value", "minPartitions": 2}
+CPU = ", CPU of all processes"
+RATES = {"rate": ("", "rows/s"), "cpu": (CPU, "us/row")}
+COPIED = {
+    "rate": ("", "rows/s"),
+    "whole": (", with the start of the query", "rows/s"),
+    "cpu": (CPU, "us/row"),
+}
+STARTING = (
+    ("Spark session start and first event through", "s", "start"),
+    ("Spark end-to-end latency, p50", "ms", "p50"),
+    ("Spark end-to-end latency, p99", "ms", "p99"),
+)
+READING = ("Spark read with no options", "Spark aggregate, tuned", "Spark aggregate, no options")
+COPYING = ("Spark topic to topic, key and value", "Spark topic to topic, value")
+
+
+@dataclass(frozen=True, slots=True)
+class _Sizes:
+    rows: int
+    rounds: int
+    starts: int
+    echoes: int
+    partitions: tuple[int, ...]
+
+
+FULL = _Sizes(2_000_000, rounds=3, starts=3, echoes=60, partitions=(1, 4))
+QUICK = _Sizes(500_000, rounds=2, starts=1, echoes=20, partitions=(1,))
 
 
 def rows(kafka: KafkaServer | PeerAbsent, quick: bool) -> Iterator[Result | Skipped]:
-    yield from ()
+    """Every Spark row; sizes shrink with `quick`."""
+    sizes = QUICK if quick else FULL
+    names = [f"{name}, {_parts(count)}" for name in READING for count in sizes.partitions]
+    starting = wanted(*(name for name, _, _ in STARTING))
+    working = wanted(*names, *(name + text for name in COPYING for text, _ in COPIED.values()))
+    if not starting and not working:
+        return
+    if find_spec("pyspark") is None:
+        yield Skipped("Spark", "pyspark is not installed: pip install 'millstream[spark]'")
+        return
+    try:
+        jars = _jars() if isinstance(kafka, KafkaServer) else ""
+    except PeerAbsent as error:
+        yield Skipped(f"Spark with {KAFKA}", str(error))
+        kafka, jars = error, ""
+    with running_broker(durability="fsync") as broker:
+        if starting:
+            yield from _starting(broker, kafka, sizes)
+        if working:
+            with _session(jars) as spark:
+                stage = _Stage(spark, broker, kafka, sizes)
+                for count in sizes.partitions:
+                    yield from stage.reading(count)
+                yield from stage.copying()
+
+
+def _jars() -> str:
+    folder = fetched(f"spark-kafka-{CONNECTOR}", JARS)
+    return ",".join(str(file) for file in sorted(folder.glob("*.jar")))
+
+
+@contextmanager
+def _session(jars: str) -> Iterator[SparkSession]:
+    from millstream.spark import session
+
+    conf = {"spark.driver.memory": "2g", **({"spark.jars": jars} if jars else {})}
+    spark = session("bench", master="local[2]", conf=conf)
+    try:
+        yield spark
+    finally:
+        spark.stop()
+
+
+def _parts(count: int) -> str:
+    return f"{count} partition{'s' if count > 1 else ''}"
+
+
+class _Stage:
+    """One warm session with both sources, and the rows in both systems."""
+
+    def __init__(
+        self,
+        spark: SparkSession,
+        broker: Broker,
+        kafka: KafkaServer | PeerAbsent,
+        sizes: _Sizes,
+    ) -> None:
+        self.spark, self.broker, self._kafka, self.sizes = spark, broker, kafka, sizes
+        self._own: set[str] = set()  # our filled topics
+        self._topics: dict[str, str] = {}  # Kafka's, by what they are for
+
+    @property
+    def kafka(self) -> KafkaServer:
+        if isinstance(self._kafka, PeerAbsent):
+            raise PeerAbsent(str(self._kafka))
+        return self._kafka
+
+    def _measured(self, work: Callable[[], Figures | None], server: int) -> Figures:
+        """Rows a second, and the CPU of this process, Spark's and the server."""
+        before = self._cpu(server)
+        began = time.perf_counter()
+        found = work() or {}
+        seconds = time.perf_counter() - began
+        cpu = self._cpu(server) - before
+        whole = self.sizes.rows / seconds
+        return {"rate": whole, "whole": whole, "cpu": cpu / self.sizes.rows * 1e6, **found}
+
+    def _cpu(self, server: int) -> float:
+        servers = {self.broker.pid}
+        if isinstance(self._kafka, KafkaServer):
+            servers.add(self._kafka.pid)
+        return cpu_seconds({*family_of(os.getpid())} - servers | {server})
+
+    # -- reading ---------------------------------------------------------------------------
+
+    def reading(self, partitions: int) -> Iterator[Result | Skipped]:
+        """Aggregate all rows by symbol and venue, every field read."""
+        text = _parts(partitions)
+        default, tuned, plain = (f"{name}, {text}" for name in READING)
+        if not wanted(default, tuned, plain):
+            return
+        name = asyncio.run(self._fill(partitions))
+        only_value, no_options = "columns=value", "no options"
+        theirs_tuned = f"{KAFKA}, from_json, tuned"
+        theirs_plain = f"{KAFKA}, from_json, no options"
+
+        def ours(options: dict[str, Any]) -> Work:
+            def run() -> Figures:
+                reader = self.spark.read.format("millstream").options(url=self.broker.url)
+                frame = reader.options(subscribe=name, **options).load()
+                rows = frame.selectExpr("value.*")
+                return self._measured(lambda: _total(rows), self.broker.pid)
+
+            return run
+
+        def kafka(options: dict[str, Any]) -> Work:
+            def run() -> Figures:
+                server = self.kafka
+                topic = self._filled(partitions)
+                rows = _parsed(self._kafka_reader("read", topic, options).load())
+                return self._measured(lambda: _total(rows), server.pid)
+
+            return run
+
+        works: dict[str, Work] = {
+            no_options: ours({}),
+            only_value: ours({"columns": "value"}),
+            "tuned": ours(OURS_TUNED),
+            theirs_tuned: kafka(TUNED),
+            theirs_plain: kafka({}),
+        }
+        pairs = [
+            (default, no_options, only_value),
+            (tuned, "tuned", theirs_tuned),
+            (plain, no_options, theirs_plain),
+        ]
+        yield from race(RATES, works, pairs, self.sizes.rounds)
+
+    async def _fill(self, partitions: int) -> str:
+        name, frame = f"trades-{partitions}", trade_frame(FRAME)
+        if name in self._own:
+            return name
+        self._own.add(name)
+        async with millstream.connect(self.broker.url) as mill:
+            topic = await mill.create_topic(name, schema=Trade, partitions=partitions)
+            async with topic.producer() as producer:
+                for _ in range(self.sizes.rows // FRAME):
+                    await producer.send_batch(frame, Columns(key="symbol"))
+        return name
+
+    def _filled(self, partitions: int) -> str:
+        """Kafka's topic with the same rows."""
+        name = f"trades-{partitions}"
+        if name not in self._topics:
+            topic = self.kafka.create_topic(fsync=False, partitions=partitions)
+            objects, encode = trades(FRAME), msgspec.json.Encoder().encode
+            values, keys = [encode(one) for one in objects], [one.symbol for one in objects]
+            for _ in range(self.sizes.rows // FRAME):
+                self.kafka.send(self.kafka.producer(), topic, values, keys)
+            self._topics[name] = topic
+        return self._topics[name]
+
+    def _kafka_reader(self, how: str, topic: str, options: dict[str, Any]) -> Any:
+        reader: Any = getattr(self.spark, how).format("kafka").options(subscribe=topic, **options)
+        reader = reader.option("kafka.bootstrap.servers", self.kafka.bootstrap)
+        return reader.option("startingOffsets", "earliest")
+
+    # -- copying ---------------------------------------------------------------------------
+
+    def copying(self) -> Iterator[Result | Skipped]:
+        """Topic to topic: ours exactly once with fsync, Kafka's at least once without."""
+        if not wanted(*(name + text for name in COPYING for text, _ in COPIED.values())):
+            return
+        given = asyncio.run(self._fill(1))
+        asyncio.run(self._target())
+
+        def ours(columns: str) -> Work:
+            def copy() -> Figures:
+                reader = self.spark.readStream.format("millstream").options(url=self.broker.url)
+                reader = reader.options(subscribe=given, startingOffsets="earliest")
+                frame = reader.options(columns=columns, minPartitions=2).load()
+                return self._copied(frame, "millstream", url=self.broker.url, topic="copy")
+
+            return lambda: self._measured(copy, self.broker.pid)
+
+        def kafka() -> Figures:
+            server, topic = self.kafka, self._filled(1)
+            if "copy" not in self._topics:
+                self._topics["copy"] = server.create_topic(fsync=False)
+            options = {"kafka.bootstrap.servers": server.bootstrap, "topic": self._topics["copy"]}
+
+            def copy() -> Figures:
+                frame = self._kafka_reader("readStream", topic, TUNED).load()
+                return self._copied(frame.select("key", "value"), "kafka", **options)
+
+            return self._measured(copy, server.pid)
+
+        peer = f"{KAFKA}, at least once, no fsync"
+        works: dict[str, Work] = {
+            "key": ours("key,value"),
+            "value": ours("value"),
+            peer: kafka,
+        }
+        pairs = [(COPYING[0], "key", peer), (COPYING[1], "value", peer)]
+        yield from race(COPIED, works, pairs, self.sizes.rounds)
+
+    async def _target(self) -> None:
+        async with millstream.connect(self.broker.url) as mill:
+            await mill.create_topic("copy", schema=Trade)
+
+    def _copied(self, frame: DataFrame, sink: str, **options: str) -> Figures:
+        """One query that copies what is there; its rate without its start and end."""
+        with tempfile.TemporaryDirectory() as folder:
+            writer = frame.writeStream.format(sink).options(**options)
+            writer = writer.option("checkpointLocation", folder).trigger(availableNow=True)
+            query = writer.start()
+            query.awaitTermination()
+            work = [p for p in query.recentProgress if p["numInputRows"]]
+        copied = sum(p["numInputRows"] for p in work)
+        if copied != self.sizes.rows:
+            raise RuntimeError(f"copied {copied} of {self.sizes.rows} rows")
+        return {"rate": copied / sum(p["durationMs"]["addBatch"] for p in work) * 1000}
+
+
+def _parsed(frame: DataFrame) -> DataFrame:
+    return frame.selectExpr(f"from_json(string(value), '{DDL}') AS v").selectExpr("v.*")
+
+
+def _total(frame: DataFrame) -> None:
+    found = frame.groupBy("symbol", "venue").agg({"price": "sum", "quantity": "max", "at": "max"})
+    if len(found.collect()) != GROUPS:
+        raise RuntimeError("rows are missing")
+
+
+# -- start and latency: a process for each contestant -----------------------------------------
+
+
+def _starting(
+    broker: Broker, kafka: KafkaServer | PeerAbsent, sizes: _Sizes
+) -> Iterator[Result | Skipped]:
+    peer = f"{KAFKA}, fetch.max.wait.ms=5"
+    if isinstance(kafka, PeerAbsent):
+        yield Skipped(f"Spark start and latency against {KAFKA}", str(kafka))
+        kinds = {"ours": broker.url}
+    else:
+        kinds = {"ours": broker.url, "kafka": kafka.bootstrap}
+    _child_figures("ours", broker.url, 1)  # the first may create an archive of classes
+    found: dict[str, list[dict[str, Any]]] = {kind: [] for kind in kinds}
+    for number in range(sizes.starts):
+        for kind in list(kinds)[:: -1 if number % 2 else 1]:
+            found[kind].append(_child_figures(kind, kinds[kind], sizes.echoes))
+    for name, unit, field in STARTING:
+        own = [one[field] for one in found["ours"]]
+        if "kafka" in found:
+            theirs = [one[field] for one in found["kafka"]]
+            yield raced(name, unit, own, peer, theirs, better="lower")
+        else:
+            yield Result(name, sorted(own)[len(own) // 2], unit, spread=spread(own))
+    if "kafka" in found:
+        for step, value in found["ours"][-1]["steps"].items():
+            other = found["kafka"][-1]["steps"][step]
+            name = f"Spark end-to-end latency, {step}"
+            yield raced(name, "ms", [value], peer, [other], better="lower")
+
+
+def _child_figures(kind: str, address: str, count: int) -> dict[str, Any]:
+    command = [sys.executable, "-m", "bench.peers_spark", kind, address, str(count)]
+    child = {**os.environ, "PYSPARK_PYTHON": sys.executable}
+    done = subprocess.run(
+        command, capture_output=True, text=True, env=child, check=False, timeout=CHILD_SECONDS
+    )
+    if done.returncode:
+        raise RuntimeError(done.stderr[-2000:])
+    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return found
+
+
+def _child(kind: str, address: str, count: int) -> None:
+    """Start a session and a copying query, then time messages through it."""
+    began = time.perf_counter()
+    name = f"echo-{time.monotonic_ns()}"
+    with tempfile.TemporaryDirectory() as folder:
+        if kind == "ours":
+            from millstream.spark import session
+
+            spark = session("bench", master="local[2]")
+            outcome = asyncio.run(echo(spark, address, name, folder, count, began))
+        else:
+            outcome = _kafka_echo(address, name, folder, count, began)
+    sys.stdout.write(f"\n{json.dumps(outcome)}\n")
+
+
+def _kafka_echo(bootstrap: str, name: str, folder: str, count: int, began: float) -> dict[str, Any]:
+    from millstream.spark import session
+
+    spark = session("bench", master="local[2]", conf={"spark.jars": _jars()})
+    client = kafka_client()
+    producer = client.Producer({"bootstrap.servers": bootstrap, "linger.ms": 0, "acks": "all"})
+    settings = {"bootstrap.servers": bootstrap, "group.id": name, "fetch.wait.max.ms": 5}
+    consumer = client.Consumer({**settings, "auto.offset.reset": "earliest"})
+
+    def send(value: bytes) -> None:
+        producer.produce(f"{name}-in", value)
+        producer.flush(30)
+
+    send(b"first")  # it creates the topic
+    producer.list_topics(f"{name}-out", timeout=10)
+    frame = (
+        spark.readStream.format("kafka")
+        .options(subscribe=f"{name}-in", startingOffsets="earliest")
+        .option("kafka.bootstrap.servers", bootstrap)
+        .option("kafka.fetch.max.wait.ms", 5)
+        .load()
+    )
+    query = (
+        frame.select("key", "value")
+        .writeStream.format("kafka")
+        .option("kafka.bootstrap.servers", bootstrap)
+        .options(topic=f"{name}-out", checkpointLocation=folder)
+        .start()
+    )
+    consumer.assign([client.TopicPartition(f"{name}-out", 0, client.OFFSET_BEGINNING)])
+    times: list[float] = []
+    start = 0.0
+    sent_at = time.perf_counter()
+    while len(times) < count:
+        message = consumer.poll(1.0)
+        if message is None or message.error():
+            continue
+        if start:
+            times.append(time.perf_counter() - sent_at)
+        else:
+            start = time.perf_counter() - began
+        sent_at = time.perf_counter()
+        send(b"%d" % len(times))
+    progress = [p for p in query.recentProgress if p["numInputRows"]][-count:]
+    query.stop()
+    consumer.close()
+    spark.stop()
+    return echo_figures(start, times, progress)
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser()
+    parser.add_argument("kind", choices=["ours", "kafka"])
+    parser.add_argument("address")
+    parser.add_argument("count", type=int)
+    given = parser.parse_args()
+    _child(given.kind, given.address, given.count)

@@ -291,14 +291,14 @@ def _child(kind: str, url: str, count: int) -> None:
         spark = builder.config("spark.ui.enabled", "false").getOrCreate()
     name = f"echo-{kind}-{time.monotonic_ns()}"
     with tempfile.TemporaryDirectory() as folder:
-        outcome = asyncio.run(_echo(spark, url, name, folder, count, began))
+        outcome = asyncio.run(echo(spark, url, name, folder, count, began))
     options = spark.sparkContext.getConf().get("spark.driver.extraJavaOptions") or ""
     outcome["archived"] = "-XX:SharedArchiveFile" in options
     spark.stop()
     sys.stdout.write(f"\n{json.dumps(outcome)}\n")
 
 
-async def _echo(
+async def echo(
     spark: SparkSession, url: str, name: str, folder: str, count: int, began: float
 ) -> dict[str, Any]:
     async with millstream.connect(url) as mill:
@@ -331,6 +331,11 @@ async def _echo(
             await given.publish(b"%d" % sent)
         progress = [p for p in query.recentProgress if p["numInputRows"]][-count:]
         query.stop()
+    return echo_figures(start, times, progress)
+
+
+def echo_figures(start: float, times: list[float], progress: list[Any]) -> dict[str, Any]:
+    """Seconds to the first event, latencies in milliseconds, and what the steps of a batch took."""
     warm = sorted(times[len(times) // 5 :])
     steps = ("latestOffset", "queryPlanning", "walCommit", "addBatch", "commitOffsets")
     return {

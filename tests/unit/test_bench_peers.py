@@ -12,8 +12,8 @@ import pytest
 
 from bench import jars, kafka_peer
 from bench.effort import Effort, cpu_seconds
-from bench.harness import PeerAbsent, Result, Skipped
-from bench.peers import RATE_AND_CPU, Figures, race
+from bench.harness import Figures, PeerAbsent, Result, Skipped, race
+from bench.peers import RATE_AND_CPU
 from bench.trade import trade_frame, trades
 
 LIBRARY = jars.Library("org.example", "thing", "1.0", alone=True)
