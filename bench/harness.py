@@ -29,7 +29,9 @@ __all__ = [
     "Spread",
     "Work",
     "against",
+    "better_of",
     "interleave",
+    "peers_wanted",
     "race",
     "raced",
     "select",
@@ -50,6 +52,7 @@ Spread = tuple[float, float]  # the lowest and the highest of the rounds
 T = TypeVar("T")
 
 _selection: list[str] = []  # texts; empty: everything
+_peers_wanted = [True]
 
 
 class PeerAbsent(Exception):
@@ -87,9 +90,23 @@ class Skipped:
     reason: str
 
 
-def select(texts: Iterable[str]) -> None:
-    """From now on only measurements whose name contains one of the texts are made."""
+def select(texts: Iterable[str], *, peers: bool = True) -> None:
+    """From now on only measurements whose name contains one of the texts are made.
+
+    Without `peers` only our own figures are taken, in half the time.
+    """
     _selection[:] = [text.casefold() for text in texts]
+    _peers_wanted[:] = [peers]
+
+
+def peers_wanted() -> bool:
+    """Whether others are measured as well."""
+    return _peers_wanted[0]
+
+
+def better_of(unit: str) -> Better:
+    """Rates are better when higher, anything else (times, bytes, CPU) when lower."""
+    return "higher" if unit.endswith("/s") else "lower"
 
 
 def wanted(*names: str) -> bool:
@@ -176,7 +193,8 @@ def against(
     if not wanted(name):
         return
     turns = rounds or (QUICK_ROUNDS if quick else ROUNDS)
-    figures = take_turns({OURS: ours, **peers}, turns, runner)
+    others = peers if peers_wanted() else {}
+    figures = take_turns({OURS: ours, **others}, turns, runner)
     own = figures.pop(OURS)
     if isinstance(own, PeerAbsent):
         yield Skipped(name, str(own))
@@ -219,9 +237,8 @@ def race(
             if isinstance(theirs, PeerAbsent):
                 yield Result(row + text, statistics.median(mine), unit, spread=spread(mine))
                 continue
-            better: Better = "higher" if unit.endswith("/s") else "lower"
             others = [one[figure] for one in theirs]
-            yield raced(row + text, unit, mine, other, others, better=better)
+            yield raced(row + text, unit, mine, other, others, better=better_of(unit))
 
 
 def raced(

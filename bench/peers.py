@@ -19,7 +19,17 @@ import msgspec
 
 from bench import peers_spark
 from bench.effort import Effort
-from bench.harness import Figures, PeerAbsent, Result, Skipped, Work, race, raced, wanted
+from bench.harness import (
+    Figures,
+    PeerAbsent,
+    Result,
+    Skipped,
+    Work,
+    peers_wanted,
+    race,
+    raced,
+    wanted,
+)
 from bench.kafka_peer import KAFKA, KafkaServer
 from bench.trade import Trade, trade_frame, trades
 from millstream.broker import Broker
@@ -53,6 +63,8 @@ def measure(quick: bool) -> Iterator[Result | Skipped]:
     with ExitStack() as stack:
         kafka: KafkaServer | PeerAbsent
         try:
+            if not peers_wanted():
+                raise PeerAbsent("no peers were asked for")
             kafka = stack.enter_context(KafkaServer())
             _warm(kafka)
         except PeerAbsent as error:

@@ -24,7 +24,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 import millstream
-from bench.harness import OURS, Result, Skipped, raced, spread, take_turns, wanted
+from bench.harness import OURS, Result, Skipped, peers_wanted, raced, spread, take_turns, wanted
 from bench.spark_floor import drain_rate
 from bench.spark_memory import forget_peaks, largest_peak
 from bench.trade import Trade, trade_frame
@@ -132,8 +132,11 @@ class _Stage:
     ) -> Iterator[Result]:
         if not wanted(name):
             return
-        figures = take_turns({OURS: ours, **peers}, self.sizes.rounds)
+        others = peers if peers_wanted() else {}
+        figures = take_turns({OURS: ours, **others}, self.sizes.rounds)
         own = figures.pop(OURS)
+        if isinstance(own, list) and not others:
+            yield Result(name, statistics.median(own), "rows/s", spread=spread(own))
         for peer, taken in figures.items():
             if isinstance(own, list) and isinstance(taken, list):
                 yield raced(name, "rows/s", own, peer, taken)
@@ -269,10 +272,14 @@ def _start_and_latency(url: str, sizes: _Sizes) -> Iterator[Result | Skipped]:
         time.sleep(ARCHIVE_AGE_SECONDS + 1)
     for number in range(sizes.starts):
         for kind in ("ours", "stock") if number % 2 else ("stock", "ours"):
-            results[kind].append(one(kind, sizes.echoes))
+            if kind == "ours" or peers_wanted():
+                results[kind].append(one(kind, sizes.echoes))
     for name, unit, field in zip(STARTING, ("s", "ms", "ms"), ("start", "p50", "p99"), strict=True):
         ours, stock = ([run[field] for run in results[kind]] for kind in ("ours", "stock"))
-        yield raced(name, unit, ours, "stock settings", stock, better="lower")
+        if stock:
+            yield raced(name, unit, ours, "stock settings", stock, better="lower")
+        else:
+            yield Result(name, statistics.median(ours), unit, spread=spread(ours))
     for step, value in results["ours"][-1]["steps"].items():
         yield Result(f"  of a batch: {step}", value, "ms")
 
