@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import MutableMapping
 from dataclasses import replace
-from typing import Final
 
 import pyarrow as pa
 from pyspark.sql.datasource import (
@@ -50,12 +48,9 @@ from millstream.spark.source.row_schema import (
 from millstream.spark.source.stream_reader import RefusedReader, StreamReader
 from millstream.spark.source.table_reader import TableReader
 from millstream.spark.stores import StoreSnapshot, find_store
+from millstream.spark.worker_role import is_offering_filters
 
 __all__ = ["MillstreamDataSource"]
-
-# Spark runs this module in the one process that offers filters to a reader. Anywhere else a reader
-# that takes filters is an error while spark.sql.python.filterPushdown.enabled is off.
-_PUSHDOWN: Final = "pyspark.sql.worker.data_source_pushdown_filters"
 
 
 class MillstreamDataSource(DataSource):
@@ -111,7 +106,8 @@ class MillstreamDataSource(DataSource):
             from millstream.spark.source.state_reader import StateReader
 
             return StateReader(self._settings, options, reader)
-        kind = FilteringBatchReader if _asked_for_filters() else BatchReader
+        # Elsewhere one that takes filters is an error while Spark's setting for them is off.
+        kind = FilteringBatchReader if is_offering_filters() else BatchReader
         return kind(self._settings, options, reader)
 
     def _range_reader(self, schema: StructType, options: SourceOptions) -> RangeReader:
@@ -217,8 +213,3 @@ def _shape(
         return latest_shape(schemas, options.topics[0]) if "value" in columns else BYTES
     topics = sorted(schemas) if options.pattern else sorted({*schemas, *options.topics})
     return shape_of(schemas, topics) if "value" in columns else BYTES
-
-
-def _asked_for_filters() -> bool:
-    main = getattr(sys.modules.get("__main__"), "__spec__", None)
-    return _PUSHDOWN in sys.modules or getattr(main, "name", "") == _PUSHDOWN

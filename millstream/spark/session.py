@@ -22,6 +22,7 @@ from millstream.deadline import now_ns
 from millstream.errors import ConfigError, MissingExtra
 from millstream.settings import cache_folder, environment, export_environment
 from millstream.spark.jvm import start_jvm
+from millstream.spark.worker_python import told_to_spark, worker_python
 
 if TYPE_CHECKING:
     from pyspark import SparkContext
@@ -90,6 +91,7 @@ def session(
     returned unchanged.
     """
     check_pyspark()
+    python = worker_python(_master(master).startswith("local"))
     from pyspark import SparkConf
     from pyspark.sql import SparkSession
 
@@ -97,7 +99,7 @@ def session(
     if active is not None:
         return active
     java = _java()
-    export_environment(PYSPARK_PYTHON=sys.executable, SPARK_HOME=str(_spark_home()))
+    export_environment(SPARK_HOME=str(_spark_home()))
     # These print every failed analysis as JSON, in addition to the exception itself.
     for name in ("SQLQueryContextLogger", "DataFrameQueryContextLogger"):
         logging.getLogger(name).setLevel(logging.CRITICAL)
@@ -110,8 +112,9 @@ def session(
     options = given.pop("spark.driver.extraJavaOptions", "")
     own = _java_options(java, quick or QUICK_COMPILER in options, log)
     settings |= {"spark.driver.extraJavaOptions": f"{own} {options}".strip(), **given}
-    start_jvm(SparkConf(loadDefaults=False).setAll(list(settings.items())))
-    created: SparkSession = SparkSession.builder.config(map={**settings}).getOrCreate()
+    with told_to_spark(python):
+        start_jvm(SparkConf(loadDefaults=False).setAll(list(settings.items())))
+        created: SparkSession = SparkSession.builder.config(map={**settings}).getOrCreate()
     _register(created)
     return created
 
@@ -337,7 +340,8 @@ def _package() -> Path:
     spec = find_spec("pyspark")
     if spec is None or spec.origin is None:
         raise MissingExtra("spark", "pyspark")
-    return Path(spec.origin).parent
+    # Resolved, so that environments that are links to one another share an archive of classes.
+    return Path(spec.origin).resolve().parent
 
 
 def _jars() -> Path:

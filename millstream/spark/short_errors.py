@@ -2,21 +2,14 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Final
 
 from millstream.errors import MillstreamError
 from millstream.settings import export_environment
+from millstream.spark.worker_role import is_planning
 
 __all__ = ["short_errors"]
-
-# Spark runs these modules in processes that do nothing but plan; functions of users run elsewhere.
-_PLANNING: Final = (
-    "pyspark.sql.worker.utils",
-    "pyspark.sql.streaming.python_streaming_source_runner",
-)
 
 
 @contextmanager
@@ -25,7 +18,7 @@ def short_errors() -> Iterator[None]:
     try:
         yield
     except MillstreamError:
-        if any(name in sys.modules for name in _PLANNING):
+        if is_planning():
             # Spark looks at it when a worker reports an error, and then leaves out the traceback.
             export_environment(SPARK_HIDE_TRACEBACK="1")
         raise

@@ -102,9 +102,14 @@ def wall_clocks(tree: ast.AST, path: Path) -> Iterator[str]:
             yield f"line {getattr(node, 'lineno', '?')}: only deadline.py reads the wall clock"
 
 
-# Besides settings.py: the keeper is a script of its own that loads no other module of the package,
-# and hands its environment on to the server.
-READS_ENVIRONMENT = {"millstream/settings.py", "millstream/broker/keeper.py"}
+# Besides settings.py: scripts of their own that load no other module of the package and hand their
+# environment on, and what sets the environment of Spark's processes.
+READS_ENVIRONMENT = {
+    "millstream/settings.py",
+    "millstream/broker/keeper.py",
+    "millstream/spark/python_stand_in.py",
+    "millstream/spark/worker_python.py",
+}
 
 
 def environments(tree: ast.AST, path: Path) -> Iterator[str]:
