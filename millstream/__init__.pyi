@@ -28,6 +28,7 @@ from millstream.messaging import DeadLetterQueue as DeadLetterQueue
 from millstream.messaging import Delivery as Delivery
 from millstream.messaging import Event as Event
 from millstream.messaging import EventCount as EventCount
+from millstream.messaging import EventList as EventList
 from millstream.messaging import Group as Group
 from millstream.messaging import GroupEvent as GroupEvent
 from millstream.messaging import GroupInfo as GroupInfo

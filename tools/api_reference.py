@@ -50,7 +50,7 @@ SECTIONS: dict[str, tuple[str, list[str]]] = {
     ),
     "Events": (
         "millstream",
-        ["Event", "NewEvent", "PublishOptions", "Receipt", "Start", "ReadPlan"],
+        ["Event", "EventList", "NewEvent", "PublishOptions", "Receipt", "Start", "ReadPlan"],
     ),
     "Producers and writers": (
         "millstream",

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 FOUNDATION = {
     *("errors", "settings", "deadline", "declared", "lazy", "closing", "guarded", "nearest"),
-    *("failure_log", "nats_context", "version"),
+    *("failure_log", "nats_context", "version", "bulk"),
 }
 EDGES = {"cli"}
 INNER = {
@@ -43,6 +43,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "failure_log": set(),
     "nats_context": set(),
     "version": set(),
+    "bulk": set(),
     "broker": set(),
     "wire": set(),
     "wire.aio": {"wire"},

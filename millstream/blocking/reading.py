@@ -17,8 +17,9 @@ from millstream.blocking.pump import Pump
 from millstream.blocking.twin import ContextTwin, Twin
 from millstream.errors import ConnectionClosed
 from millstream.events.event import Event, Partition
+from millstream.events.event_list import EventList
 from millstream.events.start import Start
-from millstream.events.unpack import events_of
+from millstream.events.unpack import event_lists_of, events_of
 from millstream.messaging import topic as async_topic
 from millstream.messaging.core import message as async_message
 from millstream.messaging.core import subscriber as async_subscriber
@@ -39,8 +40,6 @@ LOW_DELIVERIES: Final = 128
 # Groups of messages fetched ahead of the reader; each has at most a thousand.
 AHEAD_GROUPS: Final = 2
 AHEAD_EVENTS: Final = 1000
-# Messages decoded at a time: with packs, they are thousands of events.
-DECODE_MESSAGES: Final = 64
 
 
 class TopicReading(Twin):
@@ -66,15 +65,29 @@ class TopicReading(Twin):
         groups = self._loop.iterate(self._inner.admin.read_messages(wanted), AHEAD_GROUPS)
         return chain.from_iterable(_events(groups, wanted))
 
+    def read_many(self, plan: ReadPlan | None = None, **choices: Any) -> Iterator[EventList]:
+        """Like `read`, but in lists: `for value in events.values` is the fastest way to objects.
+
+        A list has the events of one pack, or up to a thousand single ones that are next to each
+        other; its parts (`values`, `keys`, `offsets`, `timestamps`) are made when asked for.
+        With `undecodable="drop"`, or a function, values are checked before a list is handed out.
+        """
+        wanted = plan_of(plan, choices)
+        if wanted.start == Start.LAST_PER_KEY:
+            return self._loop.iterate(self._inner.read_many(wanted), AHEAD_GROUPS)
+        groups = self._loop.iterate(self._inner.admin.read_messages(wanted), AHEAD_GROUPS)
+        keys, report = frozenset(wanted.keys), wanted.report()
+        return chain.from_iterable(
+            event_lists_of(partition, messages, keys, report) for partition, messages in groups
+        )
+
 
 def _events(
     groups: Iterator[tuple[Partition, list[RawMessage]]], plan: ReadPlan
 ) -> Iterator[Iterator[Event]]:
     keys, report = frozenset(plan.keys), plan.report()
     for partition, messages in groups:
-        for first in range(0, len(messages), DECODE_MESSAGES):
-            piece = messages[first : first + DECODE_MESSAGES]
-            yield events_of(partition, piece, keys, report)
+        yield events_of(partition, messages, keys, report)
 
 
 class Following(Iterator[Event]):

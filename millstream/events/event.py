@@ -243,7 +243,7 @@ def place_of(event: Event) -> str:
 class Partition:
     """One partition of a topic: its stream, and how its messages are read. Shared by its events."""
 
-    __slots__ = ("decode", "learn", "number", "prefix", "prefix_size", "rows", "stream", "topic")
+    __slots__ = ("decode", "learn", "number", "prefix", "prefix_size", "stream", "topic", "values")
 
     def __init__(
         self,
@@ -260,8 +260,8 @@ class Partition:
         self.prefix_size = len(prefix.encode()) + 1 if prefix is not None else 0
         # Payload and schema id to value; None: the value is the payload.
         self.decode = None if values is None else values.decode
-        # A pack to its rows, values resolved; None: as the pack has them.
-        self.rows = None if values is None else values.rows
+        # A pack to its values, resolved; None: as the pack has them.
+        self.values = None if values is None else values.values
         # Awaited before messages are decoded: loads the schema versions that they need.
         self.learn = None if values is None else values.learn
 

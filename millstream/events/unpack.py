@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping
-from copy import copy
-from typing import TYPE_CHECKING, Any, cast
+from collections.abc import Collection, Iterable, Iterator
+from itertools import chain
+from typing import Any
 
 from millstream.errors import Undecodable
 from millstream.events.classify import (
@@ -14,25 +14,16 @@ from millstream.events.classify import (
     check_whole,
     kind_of,
 )
-from millstream.events.escapes import unescaped
-from millstream.events.event import (
-    RESERVED_PREFIXES,
-    Event,
-    Partition,
-    PlainEvent,
-    Unreadable,
-)
+from millstream.events.event import Event, Partition, PlainEvent
+from millstream.events.event_list import EventList, GatheredEvents, PackEvents
+from millstream.events.pack_event import PackMessage, pack_events
 from millstream.events.undecodable import DECODE_FAILURES, Report, reason_of
-from millstream.wire.api import AckAddress, parse_ack_address
+from millstream.wire.api import parse_ack_address
 from millstream.wire.message import RawMessage, StoredMessage, stored_ns_of
 from millstream.wire.protocol import HEADERS_END, parse_headers
 
-if TYPE_CHECKING:
-    from millstream.events.packs.pack import Pack
-
 __all__ = [
-    "PackEvent",
-    "PackMessage",
+    "event_lists_of",
     "events_in",
     "events_of",
     "open_pack",
@@ -40,97 +31,6 @@ __all__ = [
     "take_plain",
     "undecodable",
 ]
-
-
-class PackMessage:
-    """What the events of one pack share: the message that holds them."""
-
-    __slots__ = ("address", "pack", "partition", "subject")
-
-    def __init__(self, partition: Partition, raw: RawMessage, pack: Pack) -> None:
-        self.partition = partition
-        self.subject = raw.subject
-        self.address: AckAddress = parse_ack_address(raw.reply)
-        self.pack = pack
-
-
-class PackEvent(Event):
-    """One event of a pack."""
-
-    __slots__ = ("_headers", "_id", "_index", "_key", "_message", "_time_ns", "_value")
-
-    def __init__(self, message: PackMessage, index: int, row: tuple[Any, ...]) -> None:
-        self._message = message
-        self._index = index
-        self._key, self._time_ns, self._headers, self._id, self._value = row
-
-    @property
-    def message(self) -> PackMessage:
-        """The message that holds its pack."""
-        return self._message
-
-    def alone(self) -> PackEvent:
-        """The same event without its pack, which would stay in memory with all its events."""
-        message = copy(self._message)
-        del message.pack
-        row = (self._key, self._time_ns, self._headers, self._id, self._value)
-        return PackEvent(message, self._index, row)
-
-    @property
-    def value(self) -> Any:
-        value = self._value
-        if type(value) is Unreadable:
-            raise value.error.with_traceback(None)
-        return value
-
-    @property
-    def key(self) -> str | None:
-        key: str | None = self._key
-        return key
-
-    @property
-    def headers(self) -> Mapping[str, str]:
-        own: dict[str, str] = {}
-        for name, value in self._headers or ():
-            if not name.startswith(RESERVED_PREFIXES):
-                own.setdefault(unescaped(name), value.decode("utf-8", "surrogateescape"))
-        return own
-
-    @property
-    def timestamp_ns(self) -> int:
-        if self._time_ns is None:
-            return self._message.address.timestamp_ns
-        return int(self._time_ns)
-
-    @property
-    def stored_ns(self) -> int:
-        """When the broker stored its pack, in nanoseconds since 1970."""
-        return self._message.address.timestamp_ns
-
-    @property
-    def id(self) -> str | None:
-        event_id: str | None = self._id
-        return None if event_id is None else unescaped(event_id)
-
-    @property
-    def topic(self) -> str:
-        return self._message.partition.topic
-
-    @property
-    def partition(self) -> int:
-        return self._message.partition.number
-
-    @property
-    def offset(self) -> int:
-        return self._message.address.sequence
-
-    @property
-    def index(self) -> int:
-        return self._index
-
-    @property
-    def subject(self) -> str:
-        return self._message.subject.decode("utf-8", "surrogateescape")
 
 
 def raw_of(stream: str, stored: StoredMessage) -> RawMessage:
@@ -170,40 +70,114 @@ def events_of(
     it such a value raises when it is asked for.
 
     Millstream's own messages are skipped, and so are copies redriven for one subscription: they
-    have been read here before.
+    have been read here before. A pack is decoded when its turn comes.
     """
-    found = _decoded(partition, messages, report is not None)
-    if keys:
-        found = [e for e in found if isinstance(e, Undecodable) or e.key in keys]
-    if report is not None:
-        checked = partition.decode is not None
-        return _handed_out(map(_checked, found) if checked else found, report)
-    if found and isinstance(found[-1], Undecodable):
-        return _handed_out(found, _raise)
-    return iter(cast(list[Event], found))
+    found = _decoded(partition, messages, keys)
+    if report is None:
+        return chain.from_iterable(_raised(found))
+    return chain.from_iterable(_reported(found, report, partition.decode is not None))
+
+
+def event_lists_of(
+    partition: Partition,
+    messages: list[RawMessage],
+    keys: Collection[str] = (),
+    report: Report | None = None,
+) -> Iterator[EventList]:
+    """The same events as lists, none of them empty: one for each pack, and what is between them.
+
+    With `report`, the values of a list are checked before it is handed out.
+    """
+    found = _decoded(partition, messages, keys)
+    if report is None:
+        yield from _raised(found)
+        return
+    checked = partition.decode is not None
+    for item in found:
+        if isinstance(item, Undecodable):
+            report(item)
+        elif not checked or (isinstance(item, PackEvents) and item.all_readable):
+            yield item
+        elif readable := _readable(partition, item, report):
+            yield readable
+
+
+def _readable(partition: Partition, events: EventList, report: Report) -> EventList:
+    """Those whose values can be decoded; the others are reported."""
+    readable = list(_handed_out(map(_checked, events), report))
+    if len(readable) == len(events):
+        return events
+    if isinstance(events, PackEvents):
+        return events.chosen([event.index for event in readable])
+    return GatheredEvents(partition, readable)
+
+
+def _raised(found: Iterable[EventList | Undecodable]) -> Iterator[EventList]:
+    for item in found:
+        if isinstance(item, Undecodable):
+            raise item
+        yield item
+
+
+def _reported(
+    found: Iterable[EventList | Undecodable], report: Report, checked: bool
+) -> Iterator[Iterable[Event]]:
+    """The events, and a report of each error in its turn."""
+    for item in found:
+        if isinstance(item, Undecodable):
+            report(item)
+        else:
+            yield _handed_out(map(_checked, item), report) if checked else item
 
 
 def _decoded(
-    partition: Partition, messages: list[RawMessage], all_of_them: bool
-) -> list[Event | Undecodable]:
-    """The events, and the errors of messages that cannot be decoded: all, or up to the first."""
-    found: list[Event | Undecodable] = []
-    at = partition.prefix_size
+    partition: Partition, messages: list[RawMessage], keys: Collection[str]
+) -> Iterator[EventList | Undecodable]:
+    """The events, and the errors of messages that cannot be decoded, each when its turn comes."""
+    plain: list[PlainEvent] = []
     left = iter(messages)
-    while (raw := take_plain(partition, left, found)) is not None:
-        kind = kind_of(raw.subject, raw.headers, at)
-        if kind.redriven:
+    while True:
+        raw = take_plain(partition, left, plain)
+        other = None if raw is None else _other(partition, raw, keys)
+        if isinstance(other, PlainEvent):
+            plain.append(other)
             continue
-        if kind.is_pack:
-            try:
-                found.extend(_packed(partition, raw))
-            except DECODE_FAILURES as cause:
-                found.append(undecodable(partition, raw, cause))
-                if not all_of_them:
-                    break
-        elif kind.is_plain:
-            found.append(PlainEvent(partition, raw))
-    return found
+        if raw is not None and other is None:
+            continue  # not for readers: the events around it are next to each other
+        chosen = [event for event in plain if event.key in keys] if keys else plain
+        if chosen:
+            yield GatheredEvents(partition, chosen)
+        if other is None:
+            return
+        plain = []
+        if isinstance(other, Undecodable) or other:
+            yield other
+
+
+def _other(
+    partition: Partition, raw: RawMessage, keys: Collection[str]
+) -> PlainEvent | PackEvents | Undecodable | None:
+    """What a message is that may be anything; None: nothing that readers get."""
+    kind = kind_of(raw.subject, raw.headers, partition.prefix_size)
+    if kind.redriven:
+        return None
+    if kind.is_pack:
+        try:
+            return _pack_list(partition, raw, keys)
+        except DECODE_FAILURES as cause:
+            return undecodable(partition, raw, cause)
+    return PlainEvent(partition, raw) if kind.is_plain else None
+
+
+def _pack_list(partition: Partition, raw: RawMessage, keys: Collection[str]) -> PackEvents:
+    """The events of a pack; one of DECODE_FAILURES if it is none, or Python cannot hold it."""
+    message = open_pack(partition, raw)
+    events = PackEvents(message, range(message.pack.count))
+    if partition.values is None:
+        events.made()  # without a schema, a value that Python cannot hold is the whole pack's error
+    if not keys:
+        return events
+    return events.chosen([row for row, key in enumerate(message.pack.keys()) if key in keys])
 
 
 def take_plain(
@@ -246,10 +220,6 @@ def _handed_out(found: Iterable[Event | Undecodable], report: Report) -> Iterato
             yield item
 
 
-def _raise(error: Undecodable) -> None:
-    raise error
-
-
 def _checked(item: Event | Undecodable) -> Event | Undecodable:
     """The event, or the error of its value."""
     if not isinstance(item, Undecodable):
@@ -273,5 +243,4 @@ def events_in(partition: Partition, raw: RawMessage) -> list[Event]:
 
 def _packed(partition: Partition, raw: RawMessage) -> list[Event]:
     message = open_pack(partition, raw)
-    rows = partition.rows(message.pack) if partition.rows else message.pack.events()
-    return [PackEvent(message, index, row) for index, row in enumerate(rows)]
+    return list(pack_events(message, range(message.pack.count), message.values()))

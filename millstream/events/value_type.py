@@ -48,7 +48,7 @@ class ValueType(Protocol):
         """One value as written with the given version, resolved to this one."""
 
     async def learn(self, messages: Iterable[RawMessage]) -> None:
-        """Load every version that these messages were written with, so that `decode` and `rows`
+        """Load every version that these messages were written with, so that `decode` and `values`
         need not wait; a missing one is an error only when its value is asked for."""
 
     def column(self, values: Sequence[object]) -> pa.StructArray:
@@ -60,8 +60,8 @@ class ValueType(Protocol):
     def read_column(self, payloads: Sequence[tuple[bytes | None, str | None]]) -> pa.StructArray:
         """Single values (payload, schema id) as a column, resolved to this version."""
 
-    def rows(self, pack: Pack) -> Iterable[tuple[Any, ...]]:
-        """The events of a pack, values resolved to this version."""
+    def values(self, pack: Pack) -> Sequence[Any]:
+        """The values of a pack, resolved to this version; one that cannot be is Unreadable."""
 
     def resolve(self, values: pa.StructArray, schema_id: str | None) -> pa.StructArray:
         """A column as written with the given version, resolved to this one without copying."""

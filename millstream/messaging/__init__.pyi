@@ -1,6 +1,7 @@
 """What application code calls: connections, subjects, topics, events, subscriptions."""
 
 from millstream.events.event import Event, NewEvent, PublishOptions, Receipt
+from millstream.events.event_list import EventList
 from millstream.events.start import Start
 from millstream.messaging.client import Client, Connecting
 from millstream.messaging.core.discovery import ServiceInfo, ServiceStats
@@ -37,6 +38,7 @@ __all__ = [
     "Delivery",
     "Event",
     "EventCount",
+    "EventList",
     "Group",
     "GroupEvent",
     "GroupInfo",

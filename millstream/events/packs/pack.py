@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Mapping
+from datetime import datetime
 from functools import cached_property
 from typing import Any, TypeAlias
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from millstream.bulk import moments
 from millstream.errors import PackError
 from millstream.events.packs.encode import (
     Compression,
@@ -37,6 +39,7 @@ from millstream.events.packs.rows import headers_to_python, keys_to_python, to_p
 __all__ = [
     "Compression",
     "EncodedPack",
+    "Headers",
     "Pack",
     "ReadLimits",
     "decode",
@@ -178,6 +181,12 @@ class Pack:
         if column.null_count:
             return [None if time is None else time * 1000 for time in micros]
         return [time * 1000 for time in micros]
+
+    def moments(self) -> list[datetime | None]:
+        """Each event's time as a datetime in UTC; None stands for the message's own time."""
+        if not self._has("timestamp"):
+            return [None] * self.count
+        return moments(self.column("timestamp").view(pa.int64()))
 
     def headers(self) -> list[Headers | None]:
         """Each event's headers as (key, value) pairs; None where it has none."""

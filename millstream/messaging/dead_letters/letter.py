@@ -98,7 +98,6 @@ _LEFT_OUT: Final = frozenset(
 )
 _LEFT_OUT_PREFIXES: Final = ("Nats-", "Mill-Dead-")
 _COUNT: Final = re.compile("[0-9]{1,9}")
-_NO_ROW: Final = (None, None, None, None, None)  # a pack without events
 _BROKEN_PACK_LINE: Final = f"\r\n{BROKEN_PACK_HEADER}: ".encode()
 
 
@@ -231,10 +230,11 @@ def _content(
     try:
         if holds_pack(raw.headers):
             message = open_pack(Partition("", "", 0, None), raw)
-            rows = value_type.rows(message.pack) if value_type else message.pack.events()
-            _, _, headers, _, value = next(iter(rows), _NO_ROW)
+            pack = message.pack
+            values = value_type.values(pack) if value_type else pack.values()
+            value, headers = next(zip(values, pack.headers(), strict=True), (None, None))
             if isinstance(value, Unreadable):
-                value = message.pack.values()[0]
+                value = pack.values()[0]
             return value, {unescaped(name): _text(data) for name, data in headers or ()}
         if NULL_HEADER in found:
             return None, own

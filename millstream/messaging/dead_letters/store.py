@@ -18,8 +18,8 @@ from millstream.events.event import (
     datetime_of,
 )
 from millstream.events.fence import EXPECTED_HEADER
+from millstream.events.pack_event import PackEvent
 from millstream.events.subject import key_token, stored_key_token
-from millstream.events.unpack import PackEvent
 from millstream.messaging.topics import admin as topic_admin
 from millstream.messaging.topics.info import TopicInfo
 from millstream.messaging.topics.lookup import open_topic

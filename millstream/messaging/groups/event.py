@@ -8,8 +8,9 @@ from typing import Any, Protocol
 
 from millstream.events.classify import kind_of
 from millstream.events.event import Event, Partition, PlainEvent
+from millstream.events.pack_event import PackEvent, PackMessage
 from millstream.events.undecodable import DECODE_FAILURES, reason_of
-from millstream.events.unpack import PackEvent, PackMessage, open_pack
+from millstream.events.unpack import open_pack
 from millstream.wire.message import RawMessage
 
 __all__ = ["BrokenPack", "GroupEvent", "Tenure", "group_events"]
@@ -89,10 +90,8 @@ class PackGroupEvent(PackEvent, GroupEvent):
 
     __slots__ = ("_attempt", "_tenure")
 
-    def __init__(
-        self, tenure: Tenure, message: PackMessage, index: int, row: tuple[Any, ...]
-    ) -> None:
-        PackEvent.__init__(self, message, index, row)
+    def __init__(self, tenure: Tenure, message: PackMessage, index: int, value: Any) -> None:
+        PackEvent.__init__(self, message, index, value)
         self._tenure = tenure
         self._attempt = 1
 
@@ -118,8 +117,8 @@ def group_events(tenure: Tenure, partition: Partition, raw: RawMessage) -> Itera
     if kind.is_pack:
         try:
             message = open_pack(partition, raw)
-            rows = partition.rows(message.pack) if partition.rows else message.pack.events()
-            events = [PackGroupEvent(tenure, message, n, row) for n, row in enumerate(rows)]
+            values = enumerate(message.values())
+            events = [PackGroupEvent(tenure, message, index, value) for index, value in values]
         except DECODE_FAILURES as error:
             yield BrokenPack(tenure, partition, raw, reason_of(error))
         else:

@@ -23,8 +23,9 @@ from millstream.deadline import Deadline
 from millstream.errors import ConfigError, ProcessFailed
 from millstream.events.classify import is_for_another
 from millstream.events.event import Event, NewEvent, Partition, PlainEvent
+from millstream.events.pack_event import PackEvent
 from millstream.events.undecodable import DECODE_FAILURES
-from millstream.events.unpack import PackEvent, events_in
+from millstream.events.unpack import events_in
 from millstream.messaging.processing.commits import Commits, Part, StreamKey
 from millstream.messaging.processing.inputs import (
     Failures,

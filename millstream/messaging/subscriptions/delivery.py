@@ -7,7 +7,7 @@ from functools import partial
 from typing import Any
 
 from millstream.events.event import NOT_DECODED, Event, Partition, PlainEvent
-from millstream.events.unpack import PackEvent
+from millstream.events.pack_event import PackEvent
 from millstream.messaging.subscriptions.leases import Leases, PackLease
 from millstream.wire.message import RawMessage
 
@@ -115,10 +115,10 @@ class PackDelivery(PackEvent, Delivery):
 
     __slots__ = ("_lease", "_leases", "_settled")
 
-    def __init__(
-        self, leases: Leases[Delivery], lease: PackLease, index: int, row: tuple[Any, ...]
-    ) -> None:
-        PackEvent.__init__(self, lease.message, index, row)
+    def __init__(self, leases: Leases[Delivery], lease: PackLease, index: int, value: Any) -> None:
+        self._message = lease.message  # as PackEvent does, without another call
+        self._index = index
+        self._value = value
         self._leases = leases
         self._lease = lease
         self._settled = False
@@ -153,8 +153,7 @@ class PackDelivery(PackEvent, Delivery):
             return
         self._lease.failed(self._index)
         seconds = settings.delay_after(attempt) if delay is None else delay
-        row = (self._key, self._time_ns, self._headers, self._id, self._value)
-        again = PackDelivery(self._leases, self._lease, self._index, row)
+        again = PackDelivery(self._leases, self._lease, self._index, self._value)
         self._leases.retry(again, seconds)
 
     def extend(self) -> None:

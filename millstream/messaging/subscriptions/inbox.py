@@ -341,13 +341,13 @@ class Inbox:
     def _add_pack(self, partition: Partition, raw: RawMessage, attempt: int) -> None:
         try:
             message = open_pack(partition, raw)
-            rows = partition.rows(message.pack) if partition.rows else message.pack.events()
+            values = message.values()
         except DECODE_FAILURES as error:
             self._give_up(PlainDelivery(self.leases, partition, raw, attempt), reason_of(error))
             return
         lease = PackLease(message, raw.reply, attempt)
         deliveries = [
-            PackDelivery(self.leases, lease, index, row) for index, row in enumerate(rows)
+            PackDelivery(self.leases, lease, index, value) for index, value in enumerate(values)
         ]
         wanted = [d for d in deliveries if not self._keys or d.key in self._keys]
         if not wanted:

@@ -11,7 +11,7 @@ from typing import Final, Generic, TypeVar
 from millstream.deadline import Deadline
 from millstream.errors import ConnectError, MillstreamError, NoResponders, RequestTimeout
 from millstream.events.event import Event, place_of
-from millstream.events.unpack import PackMessage
+from millstream.events.pack_event import PackMessage
 from millstream.messaging.subscriptions.copies import Copies
 from millstream.messaging.subscriptions.settings import SubscriptionSettings
 from millstream.wire.aio.connection import Connection

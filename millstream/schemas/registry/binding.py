@@ -241,18 +241,8 @@ class TypedValues:
         ]
         return _column(self._reader_builder, values)
 
-    def rows(self, pack: Pack) -> Iterable[tuple[Any, ...]]:
-        """The events of a pack; a value that cannot be read raises when it is accessed."""
-        return zip(
-            pack.keys(),
-            pack.timestamps(),
-            pack.headers(),
-            pack.ids(),
-            self._values(pack),
-            strict=True,
-        )
-
-    def _values(self, pack: Pack) -> Sequence[Any]:
+    def values(self, pack: Pack) -> Sequence[Any]:
+        """The values of a pack; one that cannot be read raises when it is accessed."""
         if not pack.count:
             return ()
         values = pack.column("value")
@@ -326,9 +316,9 @@ class RawValues:
         """The payloads as a binary column."""
         return pa.array([data for data, _ in payloads], pa.binary())
 
-    def rows(self, pack: Pack) -> Iterable[tuple[Any, ...]]:
-        """The events as the pack has them."""
-        return pack.events()
+    def values(self, pack: Pack) -> Sequence[Any]:
+        """The values as the pack has them."""
+        return pack.values()
 
     def resolve(self, values: pa.StructArray, schema_id: str | None) -> pa.StructArray:
         """The column as the pack has it."""
