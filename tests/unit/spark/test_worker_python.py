@@ -81,7 +81,7 @@ def test_a_fork_is_what_a_new_process_would_be(program: str, folder: Path) -> No
         (["-m", "parent"], {**SPARK_SETS, "OMP_NUM_THREADS": "2"}),
     ],
 )
-def test_what_a_fork_cannot_give_is_started_anew(
+def test_what_a_fork_cannot_give_is_a_new_process(
     program: str, tmp_path: Path, words: list[str], variables: dict[str, str]
 ) -> None:
     (tmp_path / "parent.py").write_text("import os; print(os.getppid())")
