@@ -9,6 +9,7 @@ import uuid
 import zoneinfo
 from typing import Any
 
+import msgspec
 import pyarrow as pa
 import pytest
 from hypothesis import given, settings
@@ -165,3 +166,72 @@ def test_text_columns_with_invalid_utf8_are_refused() -> None:
     )
     with pytest.raises(errors.Unfit, match="field 'x': expected string"):
         Conformer(record).conform(pa.RecordBatch.from_arrays([broken], ["x"]))
+
+
+ZONES = (dt.UTC, dt.timezone(dt.timedelta(hours=-5, seconds=13)),
+         dt.timezone(dt.timedelta(microseconds=7)), zoneinfo.ZoneInfo("Europe/Berlin"),
+         zoneinfo.ZoneInfo("Africa/Monrovia"))  # fmt: skip
+# Whole seconds, whole milliseconds and others: each has a form of its own on the way.
+INSTANTS = st.builds(
+    lambda when, micro, zone, fold: when.replace(microsecond=micro, tzinfo=zone, fold=fold),
+    st.one_of(
+        st.datetimes(dt.datetime(1970, 1, 2), dt.datetime(2500, 1, 1)),  # noqa: DTZ001
+        st.datetimes(dt.datetime(1, 1, 3), dt.datetime(9999, 12, 29)),  # noqa: DTZ001
+    ),
+    st.sampled_from([0, 0, 1, 1000, 123000, 123456, 999999]),
+    st.sampled_from(ZONES),
+    st.integers(0, 1),
+)
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    st.lists(INSTANTS, min_size=1, max_size=8),
+    st.sampled_from([99, 100, 250]),
+    st.sampled_from(["us", "ms"]),
+    st.booleans(),
+    st.one_of(st.none(), st.tuples(st.sampled_from(ODD), st.integers(0, 300))),
+)
+def test_long_columns_of_instants_are_what_the_slow_path_makes_of_them(
+    some: list[dt.datetime], count: int, unit: Any, nullable: bool, odd: tuple[Any, int] | None
+) -> None:
+    type_ = t.Timestamp(True, unit)
+    record = t.Record("R", (t.Field("x", t.Nullable(type_) if nullable else type_),))
+    column: list[Any] = [some[number % len(some)] for number in range(count)]
+    if odd is not None:
+        column.insert(odd[1] % count, odd[0])
+    rows = [{"x": value} for value in column]
+    builder, schema = ColumnBuilder(record), Schema(record)
+    expected: list[Any] = []
+    for row in rows:
+        try:
+            expected.append(schema.fit(row)["x"])
+        except errors.Unfit:
+            with pytest.raises(errors.Unfit) as found:
+                builder.build(rows)
+            assert found.value.row == len(expected)
+            return
+    assert builder.build(rows).field("x").equals(pa.array(expected, pa.timestamp("us", "UTC")))
+
+
+@pytest.mark.parametrize("count", [100, 65535, 65536])
+@pytest.mark.parametrize("micro", [0, 1])
+def test_a_column_of_instants_may_have_any_length(count: int, micro: int) -> None:
+    first = dt.datetime(2026, 1, 1, microsecond=micro, tzinfo=dt.UTC)
+    column = [first + dt.timedelta(seconds=number) for number in range(count)]
+    record = t.Record("R", (t.Field("x", t.Timestamp()),))
+    built = ColumnBuilder(record).build([{"x": value} for value in column]).field("x")
+    assert built.equals(pa.array(column, pa.timestamp("us", "UTC")))
+
+
+def test_fields_whose_names_are_no_identifiers_are_found() -> None:
+    names = ("class", "a b", "\ufb01", "x", "'")
+    record = t.Record("R", tuple(t.Field(name, t.Int(64)) for name in names))
+    row = dict(zip(names, range(5), strict=True))
+    struct = msgspec.defstruct("S", [(name, int) for name in names if name.isidentifier()])
+    assert ColumnBuilder(record).build([row, row]).to_pylist() == [row, row]
+    some = t.Record("R", tuple(t.Field(name, t.Int(64)) for name in struct.__struct_fields__))
+    made = struct(*range(len(some.fields)))
+    assert ColumnBuilder(some).build([made]).to_pylist() == [
+        {name: getattr(made, name) for name in struct.__struct_fields__}
+    ]
