@@ -16,8 +16,10 @@ from millstream.events.encoding import check_headers, value_bytes
 from millstream.events.escapes import escaped, header_pairs
 from millstream.events.event import nanoseconds_of
 from millstream.events.json_value import JSON_HEADERS, as_json, is_json, json_bytes
+from millstream.events.key_field import KeyField
+from millstream.events.lots import Lot
 from millstream.events.packs.pack import envelope
-from millstream.events.subject import KEY_BYTES_MAX, key_bytes
+from millstream.events.subject import KEY_BYTES_MAX, Key, checked_key
 from millstream.events.value_type import ValueType
 
 __all__ = ["Columns", "RowBuffer", "Rows", "batches_of", "by_partition", "enveloped"]
@@ -31,32 +33,31 @@ _JSON_PAIRS: Final = header_pairs(JSON_HEADERS)
 class RowBuffer:
     """Events one by one, to a batch of columns. Nothing is converted before `build`."""
 
-    __slots__ = ("_headers", "_ids", "_keys", "_plain", "_times", "_value_type", "_values", "bytes")
+    __slots__ = ("_headers", "_ids", "_times", "_value_type", "bytes", "keys", "plain", "values")
 
     def __init__(self, value_type: ValueType | None) -> None:
         self._value_type = value_type
         self._clear()
 
     def _clear(self) -> None:
-        self._values: list[Any] = []
-        self._keys: list[bytes | None] = []
+        # Open to those who add many events that are plain, with keys that are checked.
+        self.values: list[Any] = []
+        self.keys: list[Key | KeyField] = []
         self._times: list[int | None] = []
         self._headers: list[list[tuple[str, bytes]] | None] = []
         self._ids: list[str | None] = []
-        self._plain = True  # no event so far has a time, headers or an id
+        self.plain = True  # no event so far has a time, headers or an id
         self.bytes = 0  # of payloads that are bytes; typed values are measured when built
 
     def __len__(self) -> int:
-        return len(self._values)
+        return len(self.values)
 
-    def add(self, value: Any, key: str | bytes | None) -> None:
+    def add(self, value: Any, key: Key) -> None:
         """Add an event that has only a value and a key: the fast path."""
-        if key is not None:
-            key = key_bytes(key)
-            if len(key) > KEY_BYTES_MAX:
-                raise ConfigError(
-                    f"a key of {len(key):,} bytes: keys have at most {KEY_BYTES_MAX:,}"
-                )
+        if key is not None and not (
+            type(key) is str and key.isascii() and len(key) <= KEY_BYTES_MAX
+        ):
+            key = checked_key(key)
         if self._value_type is None and value is not None:
             if type(value) is not bytes:
                 if is_json(value):
@@ -64,12 +65,31 @@ class RowBuffer:
                     return
                 value = value_bytes(value)
             self.bytes += len(value)
-        self._values.append(value)  # from here on nothing may fail: columns are of one length
-        self._keys.append(key)
-        if not self._plain:
+        self.values.append(value)  # from here on nothing may fail: columns are of one length
+        self.keys.append(key)
+        if not self.plain:
             self._times.append(None)
             self._headers.append(None)
             self._ids.append(None)
+
+    def add_lot(self, lot: Lot) -> None:
+        """Add many events, each with only a value and a key; they are checked already."""
+        if lot.json is None:
+            self.values.extend(lot.values)
+            self.keys.extend(lot.keys)
+            if not self.plain:
+                nothing = [None] * len(lot)
+                self._times.extend(nothing)
+                self._headers.extend(nothing)
+                self._ids.extend(nothing)
+            return
+        for value, key, json in zip(lot.values, lot.keys, lot.json, strict=True):
+            if isinstance(key, KeyField):
+                continue  # never: without a schema there is no field
+            if json:
+                self.add_event(value, key, JSON_HEADERS, None, None)
+            else:
+                self.add(value, key)
 
     def add_event(
         self,
@@ -90,17 +110,25 @@ class RowBuffer:
             check_headers(headers)
             pairs = header_pairs(headers)
         event_id = None if id is None else escaped(id)
-        if self._plain:
-            count = len(self._values)
-            self._plain = False
+        if self.plain:
+            count = len(self.values)
+            self.plain = False
             self._times, self._headers, self._ids = [None] * count, [None] * count, [None] * count
         self.add(value, key)
         self._times[-1], self._headers[-1], self._ids[-1] = time, pairs, event_id
 
-    def drain(self) -> Rows:
-        """The events so far; the buffer is empty afterwards."""
-        rows = Rows(self._values, self._keys, self._times, self._headers, self._ids)
+    def drain(self, most: int | None = None) -> Rows:
+        """The events so far, at most `most`; afterwards the buffer has only the rest."""
+        rows = Rows(self.values, self.keys, self._times, self._headers, self._ids)
+        plain = self.plain
         self._clear()
+        if most is None or rows.count <= most:
+            return rows
+        rows, rest = rows.cut(most)
+        self.values, self.keys, self.plain = rest.values, rest.keys, plain
+        self._times, self._headers, self._ids = rest.times, rest.headers, rest.ids
+        if self._value_type is None:
+            self.bytes = sum(len(value) for value in rest.values if value is not None)
         return rows
 
     def build(self, rows: Rows) -> pa.RecordBatch:
@@ -111,11 +139,25 @@ class RowBuffer:
             column = self._value_type.column(rows.values)
         return envelope(
             column,
-            key=pa.array(rows.keys, pa.binary()),
+            key=_key_column(rows.keys, column),
             timestamp=pa.array(rows.times, pa.int64()).cast(_TIME) if rows.times else None,
             headers=_header_column(rows.headers) if rows.headers else None,
             id=pa.array(rows.ids, pa.string()) if rows.ids else None,
         )
+
+
+def _key_column(keys: list[Key | KeyField], values: pa.Array) -> pa.Array:
+    first = keys[0] if keys else None
+    if isinstance(first, KeyField) and keys.count(first) == len(keys):
+        return first.column(values)
+    try:
+        return pa.array(keys, pa.binary())  # texts among them become UTF-8
+    except pa.ArrowTypeError:
+        fields = {key for key in keys if isinstance(key, KeyField)}
+    found = pa.array([None if isinstance(k, KeyField) else k for k in keys], pa.binary())
+    for field in fields:
+        found = pc.if_else(pa.array([key is field for key in keys]), field.column(values), found)
+    return found
 
 
 def _header_column(headers: list[list[tuple[str, bytes]] | None]) -> pa.Array:
@@ -129,7 +171,7 @@ class Rows:
     """Events by column; times, headers and ids are empty lists when no event has one."""
 
     values: list[Any]
-    keys: list[bytes | None]
+    keys: list[Key | KeyField]
     times: list[int | None]
     headers: list[list[tuple[str, bytes]] | None]
     ids: list[str | None]
@@ -140,9 +182,12 @@ class Rows:
 
     def halves(self) -> tuple[Rows, Rows]:
         """The first and the second half."""
-        middle = self.count // 2
+        return self.cut(self.count // 2)
+
+    def cut(self, at: int) -> tuple[Rows, Rows]:
+        """The first `at` events, and the others."""
         lists = (self.values, self.keys, self.times, self.headers, self.ids)
-        first, second = [part[:middle] for part in lists], [part[middle:] for part in lists]
+        first, second = [part[:at] for part in lists], [part[at:] for part in lists]
         return Rows(*first), Rows(*second)  # type: ignore[arg-type]
 
 

@@ -17,8 +17,10 @@ __all__ = [
     "KEY_BYTES_MAX",
     "NAME_CHARS_MAX",
     "PACK_TOKEN",
+    "Key",
     "check_name",
     "check_subject",
+    "checked_key",
     "copies_prefix",
     "is_name",
     "key_bytes",
@@ -41,6 +43,8 @@ COPIES_TOKEN: Final = "_for"  # events redriven for one subscription, whose name
 # Three characters a byte in the worst case; the server's control line has 4,096.
 KEY_BYTES_MAX: Final = 1024
 NAME_CHARS_MAX: Final = 200
+
+Key = str | bytes | None  # of an event
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*")
 _UNSAFE = re.compile(rb"[^A-Za-z0-9_\-/:@+,~]")
@@ -131,6 +135,14 @@ def key_bytes(key: str | bytes) -> bytes:
         raise not_a_key(key) from None
 
 
+def checked_key(key: str | bytes) -> bytes:
+    """A key's bytes; ConfigError if it is none or too long."""
+    data = key_bytes(key)
+    if len(data) > KEY_BYTES_MAX:
+        raise ConfigError(f"a key of {len(data):,} bytes: keys have at most {KEY_BYTES_MAX:,}")
+    return data
+
+
 def not_a_key(found: object) -> ConfigError:
     """The error for a key that is neither text nor bytes.
 
@@ -163,9 +175,7 @@ def key_token(key: str | bytes | None) -> str:
     """
     if key is None:
         return KEYLESS_TOKEN
-    data = key_bytes(key)
-    if len(data) > KEY_BYTES_MAX:
-        raise ConfigError(f"a key of {len(data):,} bytes: keys have at most {KEY_BYTES_MAX:,}")
+    checked_key(key)
     return stored_key_token(key)
 
 

@@ -156,6 +156,20 @@ async def test_a_producer_stores_everything_by_its_end(mill: Any) -> None:
     assert [event.value async for event in topic.read()] == [b"%d" % n for n in range(3000)]
 
 
+async def test_a_producer_takes_lists(mill: Any) -> None:
+    topic = await mill.create_topic("lists")
+    async with topic.producer() as producer:
+        await producer.send(b"0", "k")
+        await producer.send_many([b"1", b"2"], ["k", "l"])
+        await producer.send_many(({"id": "k", "n": n} for n in range(3)), key="id")
+        await producer.send(b"3", "k")
+        with pytest.raises(ConfigError):
+            await producer.send_many([b"4"], ["k", "l"])
+    found = [(event.key, event.value) async for event in topic.read()]
+    assert [key for key, _ in found] == ["k", "k", "l", "k", "k", "k", "k"]
+    assert [value for _, value in found[:3]] == [b"0", b"1", b"2"]
+
+
 async def test_an_event_producer_gives_a_receipt_for_each(mill: Any) -> None:
     topic = await mill.create_topic("orders", **MEMORY)
     async with topic.event_producer(max_in_flight=10) as producer:

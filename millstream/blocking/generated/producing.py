@@ -12,7 +12,7 @@ from millstream.blocking.twin import Twin
 
 if TYPE_CHECKING:
     from builtins import list as builtin_list
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping
     from datetime import datetime, timedelta
     from typing import Any, Self
 
@@ -117,6 +117,25 @@ class PackProducer(Sending):
     ) -> None:
         """Add an event; waits only while too many packs are in flight."""
         self._send(self._inner.send, value, key, headers=headers, timestamp=timestamp, id=id)
+
+    def send_many(
+        self,
+        values: Iterable[Any],
+        keys: Iterable[str | bytes | None] | None = None,
+        *,
+        key: str | None = None,
+    ) -> None:
+        """Add many events, faster than one by one; waits while too many packs are in flight.
+
+        `keys` has one for each value; or `key` names the field of the values that is their key:
+        text, bytes, or a whole number, which becomes text. A list is checked first: after a
+        ConfigError nothing of it was taken. Other iterables are taken and checked in lots of a
+        pack's size. A value that does not fit the schema is treated as in `send`: the others are
+        stored, and PartlyStored names it in the end.
+        """
+        self._after(
+            self._inner.send_many, list(values), None if keys is None else list(keys), key=key
+        )
 
     def send_batch(self, frame: Any, columns: Columns | None = None) -> None:
         """Take the rows of an Arrow batch or table, or of a pandas or Polars frame."""
