@@ -16,6 +16,7 @@ from rich.table import Table
 from bench.harness import Result, Skipped, Spread, select, wanted
 
 HERE = Path(__file__).parent
+Drawn = Callable[[str, Iterable[Result]], Table]
 TABLE_WIDTH = 150  # figures with their spread do not fit into less
 
 
@@ -67,7 +68,9 @@ def figure(value: float | None) -> str:
     return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"
 
 
-def show(results: Iterable[Result | Skipped], title: str, as_json: bool) -> None:
+def show(
+    results: Iterable[Result | Skipped], title: str, as_json: bool, table: Drawn = as_table
+) -> None:
     """Results as they come (JSON) or as a table at the end; what was skipped goes to stderr."""
     words = Console(stderr=True)
     taken = []
@@ -84,7 +87,7 @@ def show(results: Iterable[Result | Skipped], title: str, as_json: bool) -> None
         if taken and not as_json:
             wide = Console()
             wide.width = max(wide.width, TABLE_WIDTH)
-            wide.print(as_table(title, taken))
+            wide.print(table(title, taken))
 
 
 def _options(parser: argparse.ArgumentParser) -> None:
@@ -153,7 +156,8 @@ def main(arguments: list[str] | None = None) -> int:
     failed = []
     for name in known if chosen.name == "all" else [chosen.name]:
         try:
-            show(run(name, chosen.quick), name, chosen.json)
+            table: Drawn = getattr(import_module(f"bench.{name}"), "as_table", as_table)
+            show(run(name, chosen.quick), name, chosen.json, table)
         except Exception:  # one broken family must not hide the others
             words.print_exception()
             failed.append(name)
