@@ -8,8 +8,10 @@ from datetime import datetime
 from functools import cached_property
 from typing import Any, overload
 
+from millstream.errors import Undecodable
 from millstream.events.event import Event, Partition, Unreadable, datetime_of
 from millstream.events.pack_event import PackEvent, PackMessage, pack_events
+from millstream.events.undecodable import DECODE_FAILURES, reason_of
 
 __all__ = ["EventList", "GatheredEvents", "PackEvents"]
 
@@ -36,7 +38,7 @@ class EventList(Sequence[Event]):
     @property
     @abstractmethod
     def values(self) -> list[Any]:
-        """The value of each event; raises if one of them cannot be decoded."""
+        """The value of each event; Undecodable if one cannot be decoded: then read one by one."""
 
     @property
     @abstractmethod
@@ -73,6 +75,17 @@ def _span(events: EventList) -> str:
         return "none"
     first, last = events.offsets[0], events.offsets[-1]
     return f"offset {first}" if first == last else f"offsets {first} to {last}"
+
+
+def _values_of(events: EventList) -> list[Any]:
+    """The values, one by one; Undecodable names the first that cannot be decoded."""
+    values = []
+    for event in events:
+        try:
+            values.append(event.value)
+        except DECODE_FAILURES as error:
+            raise Undecodable(event.topic, *event.position, reason_of(error)) from error
+    return values
 
 
 class _PackValues:
@@ -112,8 +125,7 @@ class PackEvents(EventList):
         if self._values is None:
             values = self._chosen(self._made.all)
             if Unreadable in set(map(type, values)):
-                unreadable = next(value for value in values if type(value) is Unreadable)
-                raise unreadable.error.with_traceback(None)
+                values = _values_of(self)
             self._values = values
         return self._values
 
@@ -191,7 +203,7 @@ class GatheredEvents(EventList):
     @property
     def values(self) -> list[Any]:
         if self._values is None:
-            self._values = [event.value for event in self._events]
+            self._values = _values_of(self)
         return self._values
 
     @property

@@ -126,6 +126,17 @@ async def test_a_range_is_read_by_offset_and_key(mill: Any) -> None:
     assert odd == [str(n).encode() for n in range(1, 20, 2)]
 
 
+async def test_a_range_is_read_in_lists(mill: Any) -> None:
+    topic = await mill.create_topic("orders", **MEMORY)
+    await topic.publish_many([NewEvent(str(n).encode(), "ab"[n % 2]) for n in range(20)])
+    lists = [events async for events in topic.read_many(start=Start.at_offset(5), keys=["b"])]
+    assert [value for events in lists for value in events.values] == [
+        str(n).encode() for n in range(5, 20, 2)
+    ]
+    assert [offset for events in lists for offset in events.offsets] == list(range(6, 21, 2))
+    assert {(events.partition, *events.keys) for events in lists} == {(0, *"bbbbbbbb")}
+
+
 async def test_following_gives_what_is_stored_later(mill: Any) -> None:
     topic = await mill.create_topic("orders", **MEMORY)
     await topic.publish(b"1")

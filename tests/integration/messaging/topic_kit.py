@@ -63,6 +63,12 @@ async def of_read(topic: Topic, into: list[Any], **choices: Any) -> None:
         into.append(event.value)
 
 
+async def of_lists(topic: Topic, into: list[Any], **choices: Any) -> None:
+    """The same with `read_many`."""
+    async for events in topic.read_many(**choices):
+        into.extend(events.values)
+
+
 async def of_batches(topic: Topic, into: list[Any], **choices: Any) -> None:
     """The same with `batches`."""
     async for batch in topic.batches(**choices):

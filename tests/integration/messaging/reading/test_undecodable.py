@@ -14,7 +14,7 @@ from millstream import Mill, Topic
 from millstream.errors import ConfigError, RequestTimeout, Undecodable
 from millstream.events.packs.packing import Packing
 from millstream.tables import Table
-from tests.integration.messaging.topic_kit import of_batches, of_read
+from tests.integration.messaging.topic_kit import of_batches, of_lists, of_read
 
 BAD_PACK = b"NATS/1.0\r\nMill-Pack: 9\r\n\r\n"
 
@@ -43,7 +43,7 @@ async def good_and_bad(mill: Mill) -> Topic:
 Reader = Callable[..., Awaitable[None]]
 
 
-@pytest.mark.parametrize("read", [of_read, of_batches])
+@pytest.mark.parametrize("read", [of_read, of_lists, of_batches])
 async def test_the_events_before_it_are_handed_out_then_it_is_raised(
     mill: Mill, read: Reader
 ) -> None:
@@ -56,7 +56,7 @@ async def test_the_events_before_it_are_handed_out_then_it_is_raised(
     assert (error.topic, error.partition, error.offset, error.index) == ("orders", 0, 3, 0)
 
 
-@pytest.mark.parametrize("read", [of_read, of_batches])
+@pytest.mark.parametrize("read", [of_read, of_lists, of_batches])
 async def test_it_is_dropped_with_a_warning_or_given_to_a_function(
     mill: Mill, read: Reader, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -114,6 +114,11 @@ async def test_a_value_that_is_not_of_its_type_costs_one_event(mill: Mill) -> No
     events = [event async for event in topic.read(undecodable=bad.append)]
     assert [event.value.sensor for event in events] == [1, 3, 5, 6]
     assert [(error.offset, error.index) for error in bad] == [(2, 0), (3, 1)]
+    lists = [events async for events in topic.read_many(undecodable=bad.append)]
+    assert [[value.sensor for value in events.values] for events in lists] == [[1], [3, 5], [6]]
+    assert [(error.offset, error.index) for error in bad[2:]] == [(2, 0), (3, 1)]
+    with pytest.raises(Undecodable, match="readings/0, offset 3, index 1"):
+        await of_lists(topic, [], start=millstream.Start.at_offset(3))
     batches = [batch async for batch in topic.batches(undecodable="drop")]
     assert [row["value"]["sensor"] for b in batches for row in b.to_pylist()] == [1, 3, 5, 6]
     found: list[Any] = []
