@@ -127,12 +127,17 @@ def main(arguments: list[str] | None = None) -> int:
     given = sys.argv[1:] if arguments is None else arguments
     if given[:1] == ["compare"]:
         return compare(given[1:])
+    if given[:1] == ["pictures"]:
+        from bench import pictures
+
+        return pictures.main(given[1:])
     known = families()
     listing = "\n".join(f"  {name:<12} {text}" for name, text in known.items())
     parser = argparse.ArgumentParser(
         prog="python -m bench",
         epilog=f"families:\n{listing}\n  {'all':<12} every family, one after the other\n\n"
-        "python -m bench compare --before FOLDER FAMILY... compares two checkouts",
+        "python -m bench compare --before FOLDER FAMILY... compares two checkouts\n"
+        "python -m bench pictures draws docs/performance-*.svg",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("name", help="a family of measurements, or all")
