@@ -24,6 +24,7 @@ from millstream.pipelines.spark_errors import failure_of, reason_of
 from millstream.pipelines.state_folder import StateFolder
 from millstream.pipelines.watch import Watch
 from millstream.spark.options import connection_settings
+from millstream.spark.worker_python import is_forking
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -37,7 +38,8 @@ State = Literal["waiting", "running", "restarting", "done", "failed", "skipped",
 ENDED: Final = ("done", "failed", "skipped", "stopped")
 POLL_SECONDS: Final = 0.2
 # A query starts a Python process for each source, and Spark fails if one is not ready in ten
-# seconds: so queries start one after the other. A query that hangs delays the next this long.
+# seconds: so queries start one after the other where these processes are no forks of a prepared
+# one. A query that hangs delays the next this long.
 START_SECONDS: Final = 30.0
 _STARTING: Final = "Initializing"  # Spark's message starts with it until the sources are ready
 STATUS_SECONDS: Final = 1.0
@@ -153,7 +155,9 @@ class Runner:
     def _step(self, run: _Run) -> None:
         if run.state == "running":
             self._look_after(run)
-        elif any(_is_starting(other) for other in self._runs.values()):
+        elif any(_is_starting(other) for other in self._runs.values()) and not is_forking(
+            self._spark.sparkContext.pythonExec
+        ):
             return
         elif run.state == "waiting":
             self._start_when_ready(run)

@@ -48,7 +48,7 @@ from millstream.spark.source.row_schema import (
 from millstream.spark.source.stream_reader import RefusedReader, StreamReader
 from millstream.spark.source.table_reader import TableReader
 from millstream.spark.stores import StoreSnapshot, find_store
-from millstream.spark.worker_role import is_offering_filters
+from millstream.spark.worker_role import is_committing, is_offering_filters
 
 __all__ = ["MillstreamDataSource"]
 
@@ -194,6 +194,9 @@ class MillstreamDataSource(DataSource):
 
     def _job(self, schema: StructType, streaming: bool) -> Job:
         options = sink_options(self.options)
+        if streaming and is_committing():
+            # For what the tasks have written: they had a writer that was checked.
+            return Job(self._settings, replace(options, staged=bool(options.staged)), None)
         arrow: pa.Schema = to_arrow_schema(schema, timezone="UTC")
         check_columns(arrow, options.topic, options.is_table)
         # Inside foreachBatch (a name is given) the fence makes a batch exactly once already.

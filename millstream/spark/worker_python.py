@@ -21,6 +21,7 @@ __all__ = [
     "OWN_VARIABLES",
     "become_environment",
     "forking_python",
+    "is_forking",
     "told_to_spark",
     "worker_python",
 ]
@@ -59,6 +60,11 @@ def forking_python() -> str:
         except OSError:  # a folder whose path is too long for a socket, or that has no room
             _programs[process] = sys.executable
     return _programs[process]
+
+
+def is_forking(python: str) -> bool:
+    """Whether Spark's processes are forks, with this as their Python: they start in no time."""
+    return python != sys.executable and python == _programs.get(os.getpid())
 
 
 def _start() -> str:

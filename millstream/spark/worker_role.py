@@ -5,10 +5,11 @@ from __future__ import annotations
 import sys
 from typing import Final
 
-__all__ = ["is_offering_filters", "is_planning", "worker_module"]
+__all__ = ["is_committing", "is_offering_filters", "is_planning", "worker_module"]
 
 # Processes of these modules do nothing but plan; functions of users run elsewhere.
 _PLANNING: Final = ("pyspark.sql.worker.", "pyspark.sql.streaming.python_streaming_source_runner")
+_COMMITTING: Final = "pyspark.sql.worker.python_streaming_sink_runner"
 _FILTERS: Final = "pyspark.sql.worker.data_source_pushdown_filters"
 
 
@@ -31,3 +32,8 @@ def is_planning() -> bool:
 def is_offering_filters() -> bool:
     """Whether Spark offers filters here to a reader."""
     return worker_module() == _FILTERS
+
+
+def is_committing() -> bool:
+    """Whether Spark commits or aborts batches of a streaming query here."""
+    return worker_module() == _COMMITTING

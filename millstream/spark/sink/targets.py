@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any, Final
 
 from millstream.errors import ConfigError
 from millstream.events.fence import check_fence_kept
@@ -28,6 +29,10 @@ from millstream.wire.sync.connection import BlockingJetStream
 
 __all__ = ["Target", "check_durable", "find_target"]
 
+KNOWN_MAX: Final = 1000
+# By topic: the configuration of its streams, and what it says; no answer of a broker is kept.
+_known: Final[dict[str, tuple[list[dict[str, Any]], Target]]] = {}
+
 
 @dataclass(frozen=True)
 class Target:
@@ -39,6 +44,7 @@ class Target:
     atomic: bool  # whether several messages can be stored together
     is_table: bool
     takes_packs: bool
+    is_typed: bool  # whether its values have a schema
     schema: SchemaSnapshot | None
     max_payload: int  # of one message; the server's limit
     replicas: int = 1
@@ -53,10 +59,32 @@ def find_target(settings: ConnectionSettings, topic: str) -> Target:
     """The topic, which must exist and take events."""
     jetstream = jetstream_to(settings)
     infos = find_topics(jetstream, [topic])[topic]
-    configs = [info.config for info in infos]
+    target = _configured(topic, [info.config for info in infos])
+    return replace(
+        target,
+        schema=find_schema(jetstream, topic) if target.is_typed else None,
+        max_payload=connection_to(settings).info.max_payload,
+        demands=target.demands and check_durable(jetstream, topic, infos),
+    )
+
+
+def _configured(topic: str, configs: list[dict[str, Any]]) -> Target:
+    """What the configuration of its streams says; read anew only if it has changed.
+
+    Spark asks for the writer of every batch, and reading it takes longer than asking the broker.
+    """
+    known = _known.get(topic)
+    if known is None or known[0] != configs:
+        known = (configs, _read(topic, configs))
+        if len(_known) >= KNOWN_MAX:
+            _known.clear()
+        _known[topic] = known
+    return known[1]
+
+
+def _read(topic: str, configs: list[dict[str, Any]]) -> Target:
     identities = [identity_of(config) for config in configs]
     prefixes = [identity.prefix for identity in identities]
-    typed = wire_format_of(configs[0]) is not None
     copied = any(config.get("mirror") or config.get("sources") for config in configs)
     if copied or not all(identity.managed for identity in identities) or None in prefixes:
         raise ConfigError(
@@ -65,17 +93,19 @@ def find_target(settings: ConnectionSettings, topic: str) -> Target:
         )
     for config in configs:
         check_fence_kept(topic, config.get("retention", "limits"))
+    first = from_stream_config(configs[0])
     return Target(
         topic=topic,
         streams=tuple(config["name"] for config in configs),
         prefixes=tuple(prefix or topic for prefix in prefixes),
         atomic=all(config.get("allow_atomic", False) for config in configs),
         is_table=(configs[0].get("max_msgs_per_subject") or 0) > 0,
-        takes_packs=from_stream_config(configs[0]).takes_packs,
-        schema=find_schema(jetstream, topic) if typed else None,
-        max_payload=connection_to(settings).info.max_payload,
+        takes_packs=first.takes_packs,
+        is_typed=wire_format_of(configs[0]) is not None,
+        schema=None,
+        max_payload=0,
         replicas=configs[0].get("num_replicas", 1),
-        demands=check_durable(jetstream, topic, infos),
+        demands=first.durability is not None,
     )
 
 
