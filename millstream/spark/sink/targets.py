@@ -69,7 +69,7 @@ def find_target(settings: ConnectionSettings, topic: str) -> Target:
 
 
 def _configured(topic: str, configs: list[dict[str, Any]]) -> Target:
-    """What the configuration of its streams says; read anew only if it has changed.
+    """What the configuration of its streams says; read again only if it has changed.
 
     Spark asks for the writer of every batch, and reading it takes longer than asking the broker.
     """
