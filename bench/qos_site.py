@@ -1,4 +1,4 @@
-"""The places where guarantees are measured: brokers and a cluster, and what work costs them."""
+"""Where guarantees are measured: brokers and a cluster, and what work costs them."""
 
 from __future__ import annotations
 

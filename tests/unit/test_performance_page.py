@@ -1,0 +1,88 @@
+"""The tables of docs/PERFORMANCE.md are written from the figures of the bench."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tools import performance_page
+from tools.performance_page import FIGURES, PAGE, main, merged, rendered, short
+
+MARKS = "<!-- figures: {} -->\nold words\n<!-- end of figures -->"
+
+
+def test_the_page_is_up_to_date() -> None:
+    figures = json.loads(FIGURES.read_text()) if FIGURES.exists() else {}
+    page = PAGE.read_text()
+    assert rendered(page, figures) == page, "run: python -m tools.performance_page"
+
+
+def test_the_pictures_of_the_page_are_there() -> None:
+    assert (PAGE.parent / "performance-latency.svg").exists()
+
+
+def test_a_rate_and_its_cpu_are_one_row() -> None:
+    common = {"peer": "them", "peer_value": 20_000.0, "ratio": 2.5, "ratio_spread": [2.0, 3.0]}
+    results = [
+        {"name": "send", "value": 50_000.0, "unit": "events/s", **common},
+        {
+            "name": "send, CPU of all processes",
+            "value": 1.5,
+            "unit": "us/event",
+            "peer": "them",
+            "peer_value": 3.0,
+            "ratio": 2.0,
+        },
+        {"name": "alone", "value": 7.0, "unit": "B/event"},
+    ]
+    figures = {"peers": {"taken": "today", "results": results}}
+    text = rendered(MARKS.format("peers"), figures)
+    assert "| send | 50k events/s | them | 20k events/s | **2.50** (2.00-3.00) | 1.5 / 3 |" in text
+    assert "| alone | 7 B/event |  |  |  |  |" in text
+    assert "Measured on today." in text
+    assert "old words" not in text
+    assert rendered(text, figures) == text
+
+
+def test_the_price_of_a_guarantee_is_one_row() -> None:
+    results = [
+        {"name": "packs, fsync: rate", "value": 2_500_000.0, "unit": "events/s"},
+        {"name": "packs, fsync: on disk", "value": 50.2, "unit": "B/event"},
+    ]
+    text = rendered(MARKS.format("qos"), {"qos": {"taken": "today", "results": results}})
+    assert "| packs, fsync | 2.5M |  |  |  |  | 50.2 |  |" in text
+
+
+def test_a_table_without_figures_says_so() -> None:
+    assert "(not measured yet)" in rendered(MARKS.format("compare"), {})
+
+
+def test_new_figures_replace_those_of_the_same_name_and_peer() -> None:
+    old = [{"name": "a", "peer": "x", "value": 1}, {"name": "b", "value": 2}]
+    new = [{"name": "a", "peer": "x", "value": 3}, {"name": "a", "peer": "y", "value": 4}]
+    assert [one["value"] for one in merged(old, new)] == [3, 2, 4]
+
+
+def test_figures_are_added_and_the_page_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    page = tmp_path / "page.md"
+    page.write_text(MARKS.format("compare"))
+    monkeypatch.setattr(performance_page, "PAGE", page)
+    monkeypatch.setattr(performance_page, "FIGURES", tmp_path / "figures.json")
+    lines = tmp_path / "lines"
+    result = {"name": "n", "value": 2.0, "unit": "ms", "peer": "before", "peer_value": 4.0}
+    lines.write_text(f"some words\n{json.dumps({**result, 'ratio': 2.0})}\n")
+    assert main(["--check"]) == 1
+    assert main(["--add", "compare", str(lines)]) == 0
+    assert "| n | 4 ms | 2 ms | **2.00** |" in page.read_text()
+    assert main(["--check"]) == 0
+
+
+@pytest.mark.parametrize(
+    ("value", "text"), [(None, ""), (0.407, "0.407"), (9_999.0, "9,999"), (142_005.0, "142k")]
+)
+def test_figures_are_short(value: float | None, text: str) -> None:
+    assert short(value) == text
