@@ -20,7 +20,13 @@ from millstream.wire.protocol import encode_headers
 
 __all__ = ["Compression", "EncodedPack", "empty", "encode", "split"]
 
-Compression = Literal["none", "lz4", "zstd"]
+Compression = Literal["auto", "none", "lz4", "zstd"]
+
+# By itself a pack is compressed with lz4, which costs no throughput: what it takes to compress is
+# saved on the way to the disk and back. Not below this size: each buffer has a cost of its own.
+AUTO_BYTES_MIN: Final = 16 * 1024
+# Nor if less than an eighth is saved: then readers need not decompress it.
+_AUTO_WORTH: Final = 7 / 8
 
 _DEFAULTS = ReadLimits()
 # Kept free in each message for headers: the pack's, the fence's, 1 KiB of position.
@@ -34,6 +40,7 @@ class EncodedPack:
     headers: dict[str, str]
     payload: pa.Buffer
     count: int
+    incompressible: bool = False  # compressing was tried, and not worth it
 
     @property
     def size(self) -> int:
@@ -55,19 +62,24 @@ def encode(
     """One pack with the rows of `batches`, which have envelope columns (see `envelope`).
 
     Several batches stay several record batches; they are not joined. Compression that would not
-    make the payload smaller is left out. Raises `Unfit` for columns that packs do not hold.
+    make the payload smaller is left out; `auto` compresses large ones with lz4 if that saves an
+    eighth. Raises `Unfit` for columns that packs do not hold.
     """
-    if compression not in ("none", "lz4", "zstd"):
+    if compression not in ("auto", "none", "lz4", "zstd"):
         raise ConfigError(f"compression must be 'none', 'lz4' or 'zstd', not {compression!r}")
     given = [batches] if isinstance(batches, pa.RecordBatch) else list(batches)
     if not given:
         return empty(schema_id)
     count = sum(batch.num_rows for batch in given)
     form, plain = _uniform(given)
-    payload = _write(form, plain, compression)
-    if _needs_check(form, plain, payload) and not _readable(payload, count):
-        payload = _write(form, [_fresh(batch) for batch in plain], compression)
-    return EncodedPack(_headers(count, schema_id, payload), payload, count)
+    size = _raw_size(form, plain)
+    if compression == "auto" and size < AUTO_BYTES_MIN:
+        compression = "none"
+    payload, wasted = _write(form, plain, compression, size)
+    if _needs_check(form, plain, size) and not _readable(payload, count):
+        plain = [_fresh(batch) for batch in plain]
+        payload, wasted = _write(form, plain, compression, _raw_size(form, plain))
+    return EncodedPack(_headers(count, schema_id, payload), payload, count, wasted)
 
 
 def empty(schema_id: str | None = None) -> EncodedPack:
@@ -86,10 +98,10 @@ def _headers(count: int, schema_id: str | None, payload: pa.Buffer) -> dict[str,
 _UNCHECKED_BYTES = _DEFAULTS.max_values // 8
 
 
-def _needs_check(form: _Form, batches: list[pa.RecordBatch], payload: pa.Buffer) -> bool:
+def _needs_check(form: _Form, batches: list[pa.RecordBatch], size: int) -> bool:
     """Whether readers might refuse the pack; never for one batch of flat columns."""
     return (
-        payload.size > _UNCHECKED_BYTES
+        size > _UNCHECKED_BYTES
         or len(batches) > 1
         or batches[0].num_rows == 0
         or form.lists_of_lists
@@ -191,20 +203,23 @@ def _raw_size(form: _Form, batches: Sequence[pa.RecordBatch]) -> int:
     return size
 
 
-def _write(form: _Form, batches: Sequence[pa.RecordBatch], compression: Compression) -> pa.Buffer:
-    size = _raw_size(form, batches)
+def _write(
+    form: _Form, batches: Sequence[pa.RecordBatch], compression: Compression, size: int
+) -> tuple[pa.Buffer, bool]:
+    """The stream, and whether compressing it was not worth it; `size` is uncompressed."""
     if compression != "none":
+        codec, most = ("lz4", size * _AUTO_WORTH) if compression == "auto" else (compression, size)
         # Packs are too small for Arrow's thread pool: one thread takes half the time.
-        options = pa.ipc.IpcWriteOptions(compression=compression, use_threads=False)
+        options = pa.ipc.IpcWriteOptions(compression=codec, use_threads=False)
         grown = pa.BufferOutputStream()
         _write_stream(grown, form.schema, batches, options)
         compressed = grown.getvalue()
-        if compressed.size < size:
-            return compressed
+        if compressed.size < most:
+            return compressed, False
     payload = pa.allocate_buffer(size)
     with pa.FixedSizeBufferWriter(payload) as sink:
         _write_stream(sink, form.schema, batches, pa.ipc.IpcWriteOptions(use_threads=False))
-    return payload
+    return payload, compression != "none"
 
 
 def _write_stream(

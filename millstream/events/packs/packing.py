@@ -21,7 +21,7 @@ class Packing:
     max_events: int = 5_000  # beyond this, larger packs are no faster
     max_bytes: int = 1024 * 1024  # of the complete message; at most the server's max_payload
     linger: float = 0.05  # seconds an event waits for others
-    compression: Literal["none", "lz4", "zstd"] = "none"
+    compression: Literal["auto", "none", "lz4", "zstd"] = "auto"  # auto: lz4 where it saves much
     max_in_flight: int = 8  # packs sent and not acknowledged; a writer has one per lane
     # An event larger than max_bytes is sent as a pack of its own if the server accepts it.
     large_alone: bool = False
@@ -31,8 +31,8 @@ class Packing:
             raise ConfigError(f"linger {self.linger!r}: choose 0 to 60 seconds")
         if not 1 <= self.max_in_flight <= 1000:
             raise ConfigError(f"max_in_flight {self.max_in_flight!r}: choose 1 to 1,000 packs")
-        if self.compression not in ("none", "lz4", "zstd"):
-            raise ConfigError(f"compression {self.compression!r}: choose none, lz4 or zstd")
+        if self.compression not in ("auto", "none", "lz4", "zstd"):
+            raise ConfigError(f"compression {self.compression!r}: choose auto, none, lz4 or zstd")
         if not 1 <= self.max_events <= PACK_EVENTS_MAX:
             raise ConfigError(f"max_events {self.max_events!r}: choose 1 to {PACK_EVENTS_MAX:,}")
         if not PACK_BYTES_MIN <= self.max_bytes <= PACK_BYTES_MAX:

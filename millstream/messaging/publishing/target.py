@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Final
 
 import pyarrow as pa
 
@@ -18,6 +19,27 @@ from millstream.wire.aio.publisher import StreamPublisher
 
 __all__ = ["PackTarget"]
 
+# After a pack that was not worth compressing, this many are not tried.
+_PAUSE_PACKS: Final = 15
+
+
+class _Trials:
+    """Whether the next pack is worth a try: what a topic holds is mostly of one kind."""
+
+    __slots__ = ("_pause",)
+
+    def __init__(self) -> None:
+        self._pause = 0
+
+    def due(self) -> bool:
+        if self._pause:
+            self._pause -= 1
+            return False
+        return True
+
+    def failed(self) -> None:
+        self._pause = _PAUSE_PACKS
+
 
 @dataclass(frozen=True, slots=True)
 class PackTarget:
@@ -29,6 +51,7 @@ class PackTarget:
     partitions: Sequence[Partition]
     value_type: ValueType | None
     acks: Acks
+    _trials: _Trials = field(default_factory=_Trials)  # of compression
 
     def split(self, batch: pa.RecordBatch, packing: Packing) -> list[pa.RecordBatch]:
         """The batch in pieces that each fit one pack."""
@@ -40,4 +63,10 @@ class PackTarget:
     def encode(self, piece: pa.RecordBatch, packing: Packing) -> EncodedPack:
         """A piece as a pack of the topic's schema version."""
         schema_id = None if self.value_type is None else self.value_type.schema_id
-        return encode(piece, schema_id=schema_id, compression=packing.compression)
+        compression = packing.compression
+        if compression == "auto" and not self._trials.due():
+            compression = "none"
+        pack = encode(piece, schema_id=schema_id, compression=compression)
+        if pack.incompressible:
+            self._trials.failed()
+        return pack
