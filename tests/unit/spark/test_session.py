@@ -82,6 +82,19 @@ def test_importing_the_room_loads_no_pyspark() -> None:
     assert done.stdout.split() == ["False", "False"]
 
 
+@pytest.mark.parametrize(
+    ("java", "platform", "quickly"),
+    [("17.0.15", "linux", True), ("21", "linux", True), ("25-ea", "linux", False),
+     ("17.0.15", "darwin", False)],
+)  # fmt: skip
+def test_java_starts_programs_the_short_way_where_it_can(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, java: str, platform: str, quickly: bool
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(sys, "platform", platform)
+    assert (MODULE.VFORK in MODULE._java_options(java, quick=True).split()) is quickly
+
+
 def test_an_archive_of_classes_is_used_once_it_is_complete(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

@@ -17,7 +17,12 @@ import pytest
 
 from millstream.settings import child_environment
 from millstream.spark import worker_python as module
-from millstream.spark.worker_role import is_offering_filters, is_planning, worker_module
+from millstream.spark.worker_role import (
+    is_committing,
+    is_offering_filters,
+    is_planning,
+    worker_module,
+)
 
 PROBE = """
     import json, os, sys
@@ -173,6 +178,8 @@ def test_no_stand_in_where_no_socket_can_be(
          (None, True, True)),
         ("pyspark.sql.worker.data_source_pushdown_filters", ["x"], (None, True, True)),
         ("pyspark.sql.streaming.python_streaming_source_runner", ["x"], (None, True, False)),
+        ("pyspark.daemon", ["d", "pyspark.sql.worker.python_streaming_sink_runner"],
+         (None, True, False)),
         ("my.program", ["x", "pyspark.sql.worker.utils"], ("", False, False)),
     ],
 )  # fmt: skip
@@ -186,8 +193,9 @@ def test_a_process_knows_what_spark_runs_in_it(
     monkeypatch.setitem(sys.modules, "__main__", stand_in)
     monkeypatch.setattr(sys, "argv", argv)
     name = worker_module()
-    roles = (is_planning(), is_offering_filters())
+    roles, committing = (is_planning(), is_offering_filters()), is_committing()
     monkeypatch.undo()
+    assert committing == (name == "pyspark.sql.worker.python_streaming_sink_runner")
     assert name == (found[0] if found[0] is not None else name)
     assert roles == found[1:]
 
