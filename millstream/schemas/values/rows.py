@@ -262,11 +262,13 @@ def _list_maker(cls: type | None, record: t.Record) -> Callable[[list[list[Any]]
     names = tuple(field.name for field in record.fields)
     if hasattr(cls, "model_validate") or getattr(cls, "__match_args__", None) != names:
         return lambda columns: make(zip(*columns, strict=True))
-    fill = _frozen_filler(cls, names) or _by_position(cls)
     hints = typing.get_type_hints(cls)
     converters = [_converter(hints[f.name], f.type) for f in record.fields]
+    fill = _frozen_filler(cls, names) or _by_position(cls)
     if not any(converters):
         return fill
+    if not _init_is_written(cls, names):  # one that takes names only may be anybody's own
+        return lambda columns: make(zip(*columns, strict=True))
     return lambda columns: fill(
         [
             column if convert is None else list(map(convert, column))
@@ -279,6 +281,15 @@ def _by_position(cls: type) -> Callable[[list[list[Any]]], list[Any]]:
     return lambda columns: list(starmap(cls, zip(*columns, strict=True)))
 
 
+def _init_is_written(cls: type, names: tuple[str, ...]) -> bool:
+    """Whether `dataclass` wrote the constructor, with these parameters and no others."""
+    params, init = vars(cls).get("__dataclass_params__"), vars(cls).get("__init__")
+    code = getattr(init, "__code__", None)
+    if params is None or not params.init or code is None or code.co_filename != "<string>":
+        return False
+    return not code.co_kwonlyargcount and code.co_varnames[1 : code.co_argcount] == names
+
+
 def _frozen_filler(
     cls: type, names: tuple[str, ...]
 ) -> Callable[[list[list[Any]]], list[Any]] | None:
@@ -287,18 +298,14 @@ def _frozen_filler(
     That calls `object.__setattr__` for each field; a column at a time it takes less than half as
     long. None for a class whose constructor may do anything else.
     """
-    params, init = vars(cls).get("__dataclass_params__"), vars(cls).get("__init__")
-    code = getattr(init, "__code__", None)
-    if params is None or not (params.frozen and params.init) or hasattr(cls, "__post_init__"):
+    params = vars(cls).get("__dataclass_params__")
+    if params is None or not params.frozen or hasattr(cls, "__post_init__"):
+        return None
+    if not names or not _init_is_written(cls, names):
         return None
     if inspect.getattr_static(cls, "__new__") is not vars(object)["__new__"]:
         return None
     if type(cls) not in (type, abc.ABCMeta):  # another one may have a `__call__` of its own
-        return None
-    # Written by `dataclass` itself, with these parameters and no others.
-    if code is None or code.co_filename != "<string>" or code.co_kwonlyargcount:
-        return None
-    if code.co_varnames[1 : code.co_argcount] != names or not names:
         return None
     slots = [getattr(cls, name, None) for name in names]
 

@@ -180,6 +180,15 @@ class OwnInit:
             object.__setattr__(self, name, value)
 
 
+@dataclasses.dataclass(init=False)
+class NamesOnly:
+    id: int
+    side: Side
+
+    def __init__(self, *, side: Side, id: int) -> None:
+        self.id, self.side = id, side
+
+
 class Replaced(plain(frozen=True)):  # type: ignore[misc]
     def __init__(self, id: int, note: str | None, at: dt.datetime) -> None:
         super().__init__(-id, note, at)
@@ -236,7 +245,7 @@ OPTIONS: list[dict[str, bool]] = [
 CLASSES = [
     *(plain(**options) for options in OPTIONS),
     *(made(**options) for options in OPTIONS),
-    *(Checked, Derived, Handmade, OwnInit, Replaced, Meta, Abstract),
+    *(Checked, Derived, Handmade, OwnInit, NamesOnly, Replaced, Meta, Abstract),
     *(Struct, FrozenStruct, Model),
 ]
 
