@@ -118,7 +118,7 @@ class Daemon:
         os.set_blocking(self._woken, False)
         signal.set_wakeup_fd(self._woken, warn_on_full_buffer=False)
         signal.signal(signal.SIGCHLD, lambda *_: None)
-        signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the driver, as for its JVM
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # inherited by the forks, as from Spark's JVM
         if self._listener is not None:
             self._waiting.register(self._listener, selectors.EVENT_READ)
         self._waiting.register(sys.stdin.fileno(), selectors.EVENT_READ)

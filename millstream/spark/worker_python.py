@@ -87,6 +87,7 @@ def _start() -> str:
                     stdin=subprocess.PIPE,
                     pass_fds=(listener.fileno(),),
                     env=child_environment(**variables),
+                    process_group=0,  # Ctrl-C is for the driver, even while this one imports
                 )
             )
     except BaseException:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -132,6 +133,23 @@ def test_the_daemon_ends_with_the_driver_and_leaves_nothing(how: str) -> None:
             driver.kill()
         driver.stdin.close()
     wait_for(lambda: not Path(program).parent.exists() and not alive(int(daemon)))
+
+
+def test_ctrl_c_while_the_daemon_imports_prints_nothing() -> None:
+    with subprocess.Popen(
+        [sys.executable, "-c", DRIVER.replace("input()", "sys.stdin.close()")],
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        process_group=0,
+    ) as driver:  # fmt: skip
+        assert driver.stdout is not None
+        daemon = int(driver.stdout.readline().split()[1])
+        os.kill(daemon, 0)
+        assert os.getpgid(daemon) == daemon
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(driver.pid, signal.SIGINT)
+        # The daemon holds stderr: its end is the end of the text.
+        printed = driver.communicate(timeout=60)[1]
+    assert "pyspark_daemon" not in printed
 
 
 def test_without_the_daemon_python_is_started_as_before(tmp_path: Path) -> None:
