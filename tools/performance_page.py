@@ -1,4 +1,4 @@
-"""Writes the figures of docs/performance.json into the tables of docs/PERFORMANCE.md.
+"""Writes the figures of docs/performance.json into the tables of docs/PERFORMANCE.md and README.md.
 
     python -m bench peers --json > peers.jsonl
     python -m tools.performance_page --add peers peers.jsonl   # stores the figures, writes the page
@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parents[1]
-PAGE = ROOT / "docs" / "PERFORMANCE.md"
+PAGES = (ROOT / "docs" / "PERFORMANCE.md", ROOT / "README.md")
 FIGURES = ROOT / "docs" / "performance.json"
 CPU = ", CPU of all processes"
 MARKED = re.compile(r"(<!-- figures: (\S+) -->\n).*?(<!-- end of figures -->)", re.DOTALL)
@@ -32,6 +32,21 @@ QOS = {
     "CPU of the servers": "CPU servers, us",
     "on disk": "disk, B",
     "on the wire": "wire, B",
+}
+
+# What README.md says, in its own words; of several peers the first.
+SUMMARY = {
+    "produce objects, fsync: send": "objects produced one by one",
+    "produce objects, fsync: send_many": "objects produced in lists",
+    "produce Arrow batches, fsync": "Arrow batches produced (Kafka: objects)",
+    "exactly once, objects, fsync: write": "objects written exactly once (Kafka: transactions)",
+    "one awaited publish, fsync, p50": "one awaited publish, median",
+    "read objects: read, typed": "objects read one by one",
+    "read objects: read_many, typed": "objects read in lists",
+    "read Arrow batches": "Arrow batches read (Kafka: objects)",
+    "Spark aggregate, tuned, 1 partition": "aggregate in Spark (Kafka: from_json)",
+    "Spark topic to topic, key and value": "topic to topic in Spark (Kafka: at least once)",
+    "disk, default settings": "bytes on disk",
 }
 
 Results = list[dict[str, Any]]
@@ -111,8 +126,20 @@ def prices(results: Results) -> str:
     return _table(("guarantee and storage", *QOS.values()), rows)
 
 
+def summary(results: Results) -> str:
+    """The ratios of some rows, for people who read no further."""
+    rows: dict[str, list[str]] = {}
+    for result in results:
+        text = SUMMARY.get(result["name"])
+        if text and result.get("ratio") is not None:
+            rows.setdefault(text, [text, f"{result['ratio']:.1f}"])
+    ordered = [rows[text] for text in SUMMARY.values() if text in rows]
+    return _table(("from Python, on one machine", "times as fast as Kafka, or as small"), ordered)
+
+
 TABLES: dict[str, Callable[[Results], str]] = {
     "peers": beside_peers,
+    "summary": summary,
     "qos": prices,
     "compare": before_and_after,
 }
@@ -129,7 +156,7 @@ def rendered(page: str, figures: dict[str, Any]) -> str:
     """The page with its tables as the figures say."""
 
     def table(match: re.Match[str]) -> str:
-        section = figures.get(match[2])
+        section = figures.get("peers" if match[2] == "summary" else match[2])
         if not section:
             return f"{match[1]}\n(not measured yet)\n\n{match[3]}"
         text = TABLES[match[2]](section["results"])
@@ -147,22 +174,25 @@ def main(arguments: list[str] | None = None) -> int:
     figures: dict[str, Any] = json.loads(FIGURES.read_text()) if FIGURES.exists() else {}
     if chosen.add:
         name, file = chosen.add
-        if name not in TABLES:
-            parser.error(f"no table is called '{name}'; there are: {', '.join(TABLES)}")
+        known = [table for table in TABLES if table != "summary"]
+        if name not in known:
+            parser.error(f"no table is called '{name}'; there are: {', '.join(known)}")
         lines = Path(file).read_text(encoding="utf-8").splitlines()
         new = [json.loads(line) for line in lines if line.startswith("{")]
         old = figures.get(name, {}).get("results", [])
         taken = datetime.now(UTC).strftime("%-d %B %Y")
         figures[name] = {"taken": taken, "results": merged(old, new)}
         FIGURES.write_text(json.dumps(figures, indent=1) + "\n")
-    page = PAGE.read_text(encoding="utf-8")
-    now = rendered(page, figures)
-    if chosen.check:
-        if now != page:
-            sys.stderr.write("docs/PERFORMANCE.md is stale: python -m tools.performance_page\n")
-        return int(now != page)
-    PAGE.write_text(now, encoding="utf-8")
-    return 0
+    stale = 0
+    for page in PAGES:
+        text = page.read_text(encoding="utf-8")
+        now = rendered(text, figures)
+        if now != text and chosen.check:
+            sys.stderr.write(f"{page.name} is stale: python -m tools.performance_page\n")
+            stale = 1
+        elif now != text:
+            page.write_text(now, encoding="utf-8")
+    return stale
 
 
 if __name__ == "__main__":

@@ -8,19 +8,30 @@ from pathlib import Path
 import pytest
 
 from tools import performance_page
-from tools.performance_page import FIGURES, PAGE, main, merged, rendered, short
+from tools.performance_page import FIGURES, PAGES, main, merged, rendered, short
 
 MARKS = "<!-- figures: {} -->\nold words\n<!-- end of figures -->"
 
 
-def test_the_page_is_up_to_date() -> None:
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_the_page_is_up_to_date(page: Path) -> None:
     figures = json.loads(FIGURES.read_text()) if FIGURES.exists() else {}
-    page = PAGE.read_text()
-    assert rendered(page, figures) == page, "run: python -m tools.performance_page"
+    text = page.read_text()
+    assert rendered(text, figures) == text, "run: python -m tools.performance_page"
 
 
-def test_the_pictures_of_the_page_are_there() -> None:
-    assert (PAGE.parent / "performance-latency.svg").exists()
+def test_the_summary_has_the_first_ratio_of_each_chosen_row() -> None:
+    name = "produce Arrow batches, fsync"
+    results = [
+        {"name": name, "value": 1.0, "unit": "1/s", "peer": peer, "ratio": ratio}
+        for peer, ratio in (("objects", 7.79), ("bytes", 5.0))
+    ]
+    results.append({"name": "another", "value": 1.0, "unit": "1/s", "peer": "x", "ratio": 9.0})
+    figures = {"peers": {"taken": "today", "results": results}}
+    text = rendered(MARKS.format("summary"), figures)
+    assert "| Arrow batches produced (Kafka: objects) | 7.8 |" in text
+    assert "5.0" not in text
+    assert "9.0" not in text
 
 
 def test_a_rate_and_its_cpu_are_one_row() -> None:
@@ -70,7 +81,7 @@ def test_figures_are_added_and_the_page_is_written(
 ) -> None:
     page = tmp_path / "page.md"
     page.write_text(MARKS.format("compare"))
-    monkeypatch.setattr(performance_page, "PAGE", page)
+    monkeypatch.setattr(performance_page, "PAGES", [page])
     monkeypatch.setattr(performance_page, "FIGURES", tmp_path / "figures.json")
     lines = tmp_path / "lines"
     result = {"name": "n", "value": 2.0, "unit": "ms", "peer": "before", "peer_value": 4.0}
