@@ -227,7 +227,7 @@ def _exactly_once(stage: _Stage, quick: bool, runner: asyncio.Runner) -> Iterato
     for name, work, peers in (
         ("objects, one fence", objects_once, {"plain producer": objects_plain}),
         ("Arrow, one fence", one_fence, arrow),
-        ("Arrow, four lanes", four_fences, {"plain producer": plain}),
+        ("Arrow, four fences", four_fences, {"plain producer": plain}),
     ):
         yield from against(
             f"exactly-once writer fed with {name}, fsync",
