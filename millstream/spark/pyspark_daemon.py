@@ -87,8 +87,8 @@ class ForkRequest:
         os.chdir(self.folder)
         become_environment(self.environment)
         time.tzset()
-        given = self.environment.get("PYTHONPATH", "")
-        sys.path[:] = [self.folder, *filter(None, given.split(os.pathsep)), *path]
+        given = filter(None, self.environment.get("PYTHONPATH", "").split(os.pathsep))
+        sys.path[:] = [*given, *path] if sys.flags.safe_path else [self.folder, *given, *path]
         importlib.invalidate_caches()
         _, module, *rest = self.arguments
         sys.argv = [module, *rest]

@@ -95,7 +95,8 @@ def session(
     returned unchanged.
     """
     check_pyspark()
-    python = worker_python(_master(master).startswith("local"))
+    local = _master(master).startswith("local")
+    python = worker_python(local) if _current() is None else sys.executable
     from pyspark import SparkConf
     from pyspark.sql import SparkSession
 
