@@ -21,6 +21,7 @@ class ClassPlan:
     ahead: dict[str, int] = field(default_factory=dict)  # items fetched ahead of the reader
     posted: frozenset[str] = frozenset()  # plain calls without a result
     queued: frozenset[str] = frozenset()  # calls that go to the loop in groups
+    lots: frozenset[str] = frozenset()  # take many events, some at a time
     last: frozenset[str] = frozenset()  # calls that wait until producers handed over their events
     ends: frozenset[str] = frozenset()  # calls that are made even after a queued one failed
     skip: frozenset[str] = frozenset()  # not offered, or written by hand in the base
@@ -144,6 +145,7 @@ PLANS = [
         base_home="sending",
         live={"last": "Receipt | None"},
         queued=frozenset({"send"}),
+        lots=frozenset({"send_many"}),
         ends=frozenset({"close"}),
     ),
     ClassPlan(

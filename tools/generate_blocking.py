@@ -197,6 +197,8 @@ class ClassWriter:
         called = f"{target}({', '.join(arguments)})"
         if member.name in plan.posted:
             return f"self._loop.post({passed})"
+        if member.name in plan.lots:
+            return f"self._send_lots({passed})"
         if member.name in plan.queued:
             if kind.startswith("asyncio.Future"):
                 return f"return self._send_pending({passed})"
@@ -266,7 +268,8 @@ class ClassWriter:
             head.append(text)
             if f"{name}={name}" in unknown:
                 continue
-            value = f"{star}{name}" if star else self._passed(name, parameter.annotation)
+            plain = star or member.name in self.plan.lots
+            value = f"{star}{name}" if plain else self._passed(name, parameter.annotation)
             by_name = parameter.kind is parameter.KEYWORD_ONLY or unknown
             passed.append(f"{name}={value}" if by_name and not star else value)
         if unknown:

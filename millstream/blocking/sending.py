@@ -6,7 +6,8 @@ import asyncio
 import contextlib
 import threading
 from collections import deque
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator, Sized
+from itertools import islice
 from typing import Any, Final, Generic, ParamSpec, TypeVar
 
 from millstream.blocking.loop import LoopThread
@@ -21,6 +22,8 @@ T = TypeVar("T")
 
 # Events waiting for the loop; beyond that the sender waits. Enough to make a thread switch cheap.
 WAITING_MAX: Final = 1024
+# Events of a generator that are handed over together.
+LOT_EVENTS: Final = 5000
 # A busy sender must yield to the other tasks of the loop.
 YIELD_EVENTS: Final = 256
 
@@ -78,6 +81,28 @@ class Sending(ContextTwin):
         pending: Pending[T] = Pending(self)
         self._put((send, args, kwargs, pending))
         return pending
+
+    def _send_lots(
+        self,
+        send: Callable[..., Coroutine[Any, Any, None]],
+        values: Iterable[Any],
+        keys: Iterable[Any] | None = None,
+        *,
+        key: str | None = None,
+    ) -> None:
+        """Send many events. A generator runs in this thread: it may block, and need not end."""
+        if not isinstance(values, Iterator):
+            if isinstance(keys, Iterator) and isinstance(values, Sized):
+                keys = list(islice(keys, len(values) + 1))  # one too many is an error
+            self._after(send, values, keys, key=key)
+            return
+        left = None if keys is None else iter(keys)
+        while True:
+            some = list(islice(values, LOT_EVENTS))
+            given = None if left is None else list(islice(left, len(some) or 1))
+            self._after(send, some, given, key=key)  # keys that are left over are an error too
+            if not some:
+                return
 
     def _put(self, send: _Send) -> None:
         if self._error is not None:

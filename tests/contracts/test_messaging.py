@@ -174,11 +174,28 @@ async def test_a_producer_takes_lists(mill: Any) -> None:
         await producer.send_many([b"1", b"2"], ["k", "l"])
         await producer.send_many(({"id": "k", "n": n} for n in range(3)), key="id")
         await producer.send(b"3", "k")
-        with pytest.raises(ConfigError):
-            await producer.send_many([b"4"], ["k", "l"])
+        wrong: Any
+        for wrong in (([b"4"], ["k", "l"]), (["4"], iter(["k", "l"])), ("text",), (b"4",), (5,),
+                      (iter([]), ["k"])):  # fmt: skip
+            with pytest.raises(ConfigError):
+                await producer.send_many(*wrong)
     found = [(event.key, event.value) async for event in topic.read()]
     assert [key for key, _ in found] == ["k", "k", "l", "k", "k", "k", "k"]
     assert [value for _, value in found[:3]] == [b"0", b"1", b"2"]
+
+
+async def test_a_producer_reads_a_generator_as_far_as_packs_can_be_sent(mill: Any) -> None:
+    topic = await mill.create_topic("endless")
+
+    def failing() -> Any:
+        yield from (b"%d" % number for number in range(12_000))
+        raise ZeroDivisionError
+
+    async with topic.producer() as producer:
+        with pytest.raises(ZeroDivisionError):
+            await producer.send_many(failing(), (f"k{n % 3}" for n in range(20_000)))
+    stored = len([event async for event in topic.read()])
+    assert stored == 10_000  # what came before the lot that failed
 
 
 async def test_an_event_producer_gives_a_receipt_for_each(mill: Any) -> None:

@@ -133,9 +133,7 @@ class PackProducer(Sending):
         pack's size. A value that does not fit the schema is treated as in `send`: the others are
         stored, and PartlyStored names it in the end.
         """
-        self._after(
-            self._inner.send_many, list(values), None if keys is None else list(keys), key=key
-        )
+        self._send_lots(self._inner.send_many, values, keys, key=key)
 
     def send_batch(self, frame: Any, columns: Columns | None = None) -> None:
         """Take the rows of an Arrow batch or table, or of a pandas or Polars frame."""
