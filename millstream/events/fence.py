@@ -13,14 +13,22 @@ the second is refused; and the last pack holds the position of a writer that res
 
 Every claim has an owner, a random token that all its packs carry: two claims made at the same
 moment ask for the same epoch and number, and only the token shows whose was stored.
+
+A pack may be sent before the ack of the one it follows (`chain_headers`). It then names a sequence
+that is only expected, which alone would not do: if that pack is refused, the claim of another
+writer, or an earlier pack that was stored later than expected, may have the very sequence. So it
+also names the id of the pack it follows, and the server stores it only directly after that one, as
+the last message of the stream. If one is refused, all that were sent after it are.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
 from millstream.errors import ConfigError, DataLoss, FencedOut, PublishError
+from millstream.events.event import ID_HEADER
 from millstream.events.subject import PACK_TOKEN, check_name
 from millstream.wire.protocol import HEADERS_END, parse_headers
 
@@ -38,6 +46,7 @@ __all__ = [
     "PREVIOUS_HEADER",
     "WRITER_HEADER",
     "FenceState",
+    "chain_headers",
     "check_fence_kept",
     "check_not_cut",
     "check_note",
@@ -50,6 +59,8 @@ __all__ = [
 ]
 
 EXPECTED_HEADER: Final = "Nats-Expected-Last-Subject-Sequence"
+EXPECTED_IN_STREAM_HEADER: Final = "Nats-Expected-Last-Sequence"
+EXPECTED_ID_HEADER: Final = "Nats-Expected-Last-Msg-Id"
 WRITER_HEADER: Final = "Mill-Writer"
 EPOCH_HEADER: Final = "Mill-Epoch"
 OWNER_HEADER: Final = "Mill-Owner"
@@ -140,10 +151,15 @@ def check_note(note: str) -> str:
     return note
 
 
-def state_headers(writer: str, state: FenceState, parts: int = 1) -> list[tuple[str, str]]:
-    """The headers of the pack that brings a writer to `state`; it follows `state.sequence`."""
+def state_headers(
+    writer: str, state: FenceState, parts: int = 1, expects: Sequence[tuple[str, str]] = ()
+) -> list[tuple[str, str]]:
+    """The headers of the pack that brings a writer to `state`; it follows `state.sequence`.
+
+    `expects`: how the server checks that, if not by the last message of the fence.
+    """
     pairs = [
-        (EXPECTED_HEADER, str(state.sequence)),
+        *(expects or [(EXPECTED_HEADER, str(state.sequence))]),
         (WRITER_HEADER, writer),
         (EPOCH_HEADER, str(state.epoch)),
         (NUMBER_HEADER, str(state.number)),
@@ -161,6 +177,23 @@ def state_headers(writer: str, state: FenceState, parts: int = 1) -> list[tuple[
     if parts > 1:
         pairs.append((PARTS_HEADER, str(parts)))
     return pairs
+
+
+def chain_headers(state: FenceState, follows: FenceState | None) -> list[tuple[str, str]]:
+    """What lets units be sent ahead: the id of this one, and what it expects.
+
+    That is the unit before it as the last message of the stream if it follows one that is under
+    way; else the last message of the fence. An id is never used for two units: a writer that has
+    claimed its fence has a random owner and counts its units.
+    """
+    own = (ID_HEADER, f"{state.owner}-{state.number}")
+    if follows is None:
+        return [(EXPECTED_HEADER, str(state.sequence)), own]
+    return [
+        (EXPECTED_IN_STREAM_HEADER, str(state.sequence)),
+        (EXPECTED_ID_HEADER, f"{follows.owner}-{follows.number}"),
+        own,
+    ]
 
 
 def _position_text(position: Position) -> str:

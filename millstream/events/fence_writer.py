@@ -102,6 +102,7 @@ def unit_messages(
     state: FenceState,
     packs: Sequence[EncodedPack],
     beside: Sequence[OutgoingMessage] = (),
+    expects: Sequence[tuple[str, str]] = (),
 ) -> list[OutgoingMessage]:
     """The messages of one unit: plain messages, earlier packs, the last pack on the fence."""
     count = len(beside) + len(packs)
@@ -116,7 +117,7 @@ def unit_messages(
         pack.message(data_subject(subject), part_headers(writer, state, number))
         for number, pack in enumerate(packs[:-1], 1)
     ]
-    last = packs[-1].message(subject, state_headers(writer, state, count))
+    last = packs[-1].message(subject, state_headers(writer, state, count, expects))
     return [*beside, *parts, last]
 
 
@@ -188,22 +189,31 @@ class FenceWriter:
         wanted: FenceState,
         packs: Sequence[EncodedPack],
         beside: Sequence[OutgoingMessage] = (),
+        expects: Sequence[tuple[str, str]] = (),
     ) -> Steps[Offer]:
         """Store packs, all or none, as the unit that follows `wanted.sequence`.
 
-        `beside` are plain messages that are stored together with them, before them. Unconfirmed
-        when it is unknown whether they are stored.
+        `beside` are plain messages that are stored together with them, before them; `expects` is
+        as for `state_headers`. Unconfirmed when it is unknown whether they are stored.
         """
-        messages = unit_messages(self.subject, self.writer, wanted, packs or [empty()], beside)
+        packs = packs or [empty()]
+        messages = unit_messages(self.subject, self.writer, wanted, packs, beside, expects)
+        unsure: Unconfirmed | None = None
         try:
             ack = yield Publish(messages)
-        except (WrongSequence, Unconfirmed) as refused:
-            found = yield from self.look()
-            if found == wanted.stored_at(found.sequence):
-                self.state = found
-                return Offer(Outcome.FOUND, found)
-            if isinstance(refused, Unconfirmed) and found.number < wanted.number:
-                raise  # it may be on its way
-            return Offer(Outcome.REFUSED, found)
-        self.state = wanted.stored_at(ack.seq if isinstance(ack, PubAck) else 0)
-        return Offer(Outcome.STORED, self.state)
+        except WrongSequence:
+            pass
+        except Unconfirmed as error:
+            unsure = error
+        else:
+            # A unit with this id was stored before: look whether it is this one.
+            if not (isinstance(ack, PubAck) and ack.duplicate):
+                self.state = wanted.stored_at(ack.seq if isinstance(ack, PubAck) else 0)
+                return Offer(Outcome.STORED, self.state)
+        found = yield from self.look()
+        if found == wanted.stored_at(found.sequence):
+            self.state = found
+            return Offer(Outcome.FOUND, found)
+        if unsure is not None and found.number < wanted.number:
+            raise unsure  # it may be on its way
+        return Offer(Outcome.REFUSED, found)

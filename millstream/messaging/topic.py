@@ -344,6 +344,7 @@ class Topic:
             handle.partitions,
             handle.value_type,
             self._acks,
+            self.settings.replicas,
         )
 
     def _check_writable(self) -> None:

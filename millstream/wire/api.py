@@ -58,6 +58,7 @@ class ErrorCode:
     REPLICAS_NOT_CLUSTERED = 10074
     REPLICAS_OF_STREAM = 10134  # a consumer on an interest stream has the stream's replicas
     NO_SUITABLE_PEERS = 10005
+    WRONG_LAST_ID = 10070
     WRONG_LAST_SEQUENCE = 10071
     WRONG_LAST_SEQUENCE_IN_FLIGHT = 10164
     DUPLICATE_IN_PROCESS = 10158
@@ -112,6 +113,7 @@ _CLASSES: Final[dict[int, type[ApiError]]] = {
     ErrorCode.CONSUMER_NAME_IN_USE: SubscriptionConflict,
     ErrorCode.REPLICAS_NOT_CLUSTERED: NotReplicated,
     ErrorCode.NO_SUITABLE_PEERS: NotReplicated,
+    ErrorCode.WRONG_LAST_ID: WrongSequence,
     ErrorCode.WRONG_LAST_SEQUENCE: WrongSequence,
     ErrorCode.WRONG_LAST_SEQUENCE_IN_FLIGHT: WrongSequence,
     ErrorCode.STORE_FAILED: LimitReached,

@@ -22,7 +22,7 @@ class Packing:
     max_bytes: int = 1024 * 1024  # of the complete message; at most the server's max_payload
     linger: float = 0.05  # seconds an event waits for others
     compression: Literal["auto", "none", "lz4", "zstd"] = "auto"  # auto: lz4 where it saves much
-    max_in_flight: int = 8  # packs sent and not acknowledged; a writer has one per lane
+    max_in_flight: int = 8  # packs sent and not acknowledged; of a writer at least one per lane
     # An event larger than max_bytes is sent as a pack of its own if the server accepts it.
     large_alone: bool = False
 

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 from typing import Final, TypeVar
 from uuid import uuid4
@@ -78,15 +79,18 @@ class FencedLane:
         """The state in the last unit on the fence, whoever stored it."""
         return await self._run(self._fence.look())
 
-    async def _run(self, steps: Steps[T]) -> T:
+    async def _run(self, steps: Steps[T], turn: asyncio.Future[None] | None = None) -> T:
+        """Ask what the steps want to know; they get no answer before it is their turn."""
         try:
             request = next(steps)
             while True:
                 try:
                     answer = await self._ask(request)
                 except MillstreamError as error:
+                    await _done(turn)
                     request = steps.throw(error)
                 else:
+                    await _done(turn)
                     request = steps.send(answer)
         except StopIteration as end:
             result: T = end.value
@@ -100,3 +104,8 @@ class FencedLane:
         if len(messages) == 1:
             return await self._publisher.publish(messages[0], STORE_SECONDS, lambda ack: ack)
         return await publish_batch(self._jetstream, self._stream, messages, STORE_SECONDS)
+
+
+async def _done(turn: asyncio.Future[None] | None) -> None:
+    if turn is not None:
+        await asyncio.shield(turn)

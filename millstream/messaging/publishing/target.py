@@ -51,6 +51,7 @@ class PackTarget:
     partitions: Sequence[Partition]
     value_type: ValueType | None
     acks: Acks
+    replicas: int = 1
     _trials: _Trials = field(default_factory=_Trials)  # of compression
 
     def split(self, batch: pa.RecordBatch, packing: Packing) -> list[pa.RecordBatch]:

@@ -17,7 +17,7 @@ from millstream.events.packs.packing import Packing
 from millstream.events.positions import Position, Positions, as_position, order_of
 from millstream.events.row_buffer import Columns, batches_of, enveloped
 from millstream.events.subject import check_name
-from millstream.messaging.publishing.fenced_lane import FencedLane
+from millstream.messaging.publishing.ahead_lane import AheadLane
 from millstream.messaging.publishing.target import PackTarget
 from millstream.messaging.publishing.writer_lane import Lane, LaneRows, Notes, Spread
 
@@ -63,17 +63,11 @@ class Writer(AsyncClosing):
         """Claim every lane: from now on no older writer of this name can store anything."""
         target = self._target
         target.jetstream.connection.outlets.add(self)
+        share = max(1, self._packing.max_in_flight // self._spread.count)
         for partition, prefix in zip(target.partitions, target.shape.prefixes, strict=True):
             for number in range(self._spread.lanes):
                 subject = fence_subject(prefix, self.name, number)
-                fence = FencedLane(
-                    target.jetstream,
-                    target.publisher,
-                    partition.stream,
-                    subject,
-                    self.name,
-                    target.acks,
-                )
+                fence = AheadLane(target, partition.stream, subject, self.name, share)
                 self._lanes.append(Lane(fence, target.value_type))
         await asyncio.gather(*(lane.fence.claim() for lane in self._lanes))
         for lane in self._lanes:
@@ -365,7 +359,7 @@ class Writer(AsyncClosing):
         self._closed = True
         if self._timer is not None:
             self._timer.cancel()
-        tasks = [lane.store for lane in self._lanes if lane.store is not None]
+        tasks = [store for lane in self._lanes for store in lane.stores]
         if self._lingering is not None:
             tasks.append(self._lingering)
         await asyncio.gather(*tasks, return_exceptions=True)
@@ -397,7 +391,7 @@ class Writer(AsyncClosing):
             for piece in pieces:
                 done += piece.num_rows
                 pack = self._target.encode(piece, self._packing)
-                await lane.idle()
+                await lane.room()
                 self._check_error()
                 self._start_store(lane, [pack], position_of(done))
                 left -= 1
@@ -423,7 +417,7 @@ class Writer(AsyncClosing):
     def _start_store(self, lane: Lane, packs: Sequence[EncodedPack], position: Position) -> None:
         """Store in a task of its own: a cancelled caller must not leave it unknown."""
         store = self._store(lane, packs, position, self._note_for(lane, position))
-        lane.store = asyncio.get_running_loop().create_task(store)
+        lane.stores.append(asyncio.get_running_loop().create_task(store))
 
     async def _store(
         self,
@@ -436,7 +430,7 @@ class Writer(AsyncClosing):
         try:
             await lane.fence.store(packs, position, note, noted)
         except MillstreamError as error:
-            self._error = error
+            self._error = self._error or error
 
     def _note_for(self, lane: Lane, position: Position) -> tuple[Position, str] | None:
         """The note that a lane stores with a position; None: the one it has stays."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import zlib
 from bisect import bisect_left, bisect_right
+from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final
@@ -16,7 +17,7 @@ from millstream.events.positions import Position, Positions, order_of, spread_of
 from millstream.events.row_buffer import RowBuffer
 from millstream.events.subject import key_bytes
 from millstream.events.value_type import ValueType
-from millstream.messaging.publishing.fenced_lane import FencedLane
+from millstream.messaging.publishing.ahead_lane import AheadLane
 
 __all__ = ["Lane", "LaneRows", "Notes", "Spread"]
 
@@ -41,27 +42,38 @@ class LaneRows:
 
 
 class Lane:
-    """One fence with what waits for it. At most one unit is in flight and one is being encoded."""
+    """One fence with what waits for it: one unit is being encoded while others are in flight."""
 
-    def __init__(self, fence: FencedLane, value_type: ValueType | None) -> None:
+    def __init__(self, fence: AheadLane, value_type: ValueType | None) -> None:
         self.fence = fence
         self.buffer = RowBuffer(value_type)
         self.positions: list[Position] = []  # input position of each event in the buffer
         self.tail: LaneRows | None = None  # rows before those: too few for a pack
         # What was stored before this writer was opened: before every position if nothing was.
         self.stored_before: Position = 0
-        self.store: asyncio.Task[None] | None = None
+        self.stores: deque[asyncio.Task[None]] = deque()  # of the units in flight
         self.turn = asyncio.Lock()  # keeps packs in order when lingering and writing meet
 
     async def idle(self) -> None:
-        if self.store is not None:
-            await asyncio.shield(self.store)
-            self.store = None
+        """Return when nothing is in flight."""
+        while self.stores:
+            await self._oldest()
+
+    async def room(self) -> None:
+        """Return when one more unit may be in flight."""
+        while len(self.stores) >= self.fence.depth:
+            await self._oldest()
+
+    async def _oldest(self) -> None:
+        oldest = self.stores[0]
+        await asyncio.shield(oldest)
+        if self.stores and self.stores[0] is oldest:
+            self.stores.popleft()
 
     @property
     def busy(self) -> bool:
         """Whether anything waits here or is on its way."""
-        stores = self.store is not None and not self.store.done()
+        stores = any(not store.done() for store in self.stores)
         return stores or self.turn.locked() or bool(self.positions) or self.tail is not None
 
 

@@ -11,7 +11,7 @@ import pytest
 
 import millstream
 from millstream.errors import DataLoss, FencedOut, Unconfirmed
-from millstream.events.fence import FenceState
+from millstream.events.fence import FenceState, chain_headers
 from millstream.events.fence_writer import FenceWriter, Outcome, Steps
 from millstream.events.packs.pack import empty
 from millstream.messaging.publishing import fenced_lane
@@ -206,3 +206,31 @@ async def test_a_log_that_lost_what_it_confirmed_is_reported(bench: Bench) -> No
     with pytest.raises(DataLoss, match="position 0"):
         await bench.run(writer.store([empty()], 6))
     assert await bench.sequences() == 2
+
+
+async def test_a_unit_sent_ahead_does_not_follow_the_claim_of_another_writer(bench: Bench) -> None:
+    """The claim has the very sequence that was expected of the unit before."""
+    old = await bench.claimed("a")
+    expected = old.state.next(1).stored_at(old.state.sequence + 1)
+    assert (await bench.claimed("b")).state.sequence == expected.sequence
+    wanted = expected.next(2)
+    headers = chain_headers(wanted, expected)
+    refused = await bench.run(old.offer(wanted, [empty()], (), headers))
+    assert (refused.outcome, refused.state.owner) == (Outcome.REFUSED, "b")
+    assert await bench.sequences() == 2
+
+
+async def test_a_unit_sent_ahead_does_not_follow_one_before_the_one_it_names(bench: Bench) -> None:
+    """An earlier unit was stored one later than expected: at the sequence of the refused one."""
+    writer = await bench.claimed("a")
+    first = writer.state.next(1)
+    second = first.stored_at(first.sequence + 1).next(2)
+    third = second.stored_at(second.sequence + 1).next(3)
+    await bench.mill.jetstream.connection.request("s.other")
+    stored = await bench.run(writer.offer(first, [empty()], (), chain_headers(first, None)))
+    assert stored.state.sequence == third.sequence
+    for wanted, follows in ((second, first), (third, second)):
+        headers = chain_headers(wanted, follows)
+        refused = await bench.run(writer.offer(wanted, [empty()], (), headers))
+        assert refused.outcome is Outcome.REFUSED
+    assert await bench.sequences() == 3
