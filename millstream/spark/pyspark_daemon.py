@@ -94,12 +94,28 @@ class ForkRequest:
         sys.argv = [module, *rest]
         sys.orig_argv = [sys.executable, *self.arguments]
         sys.modules.pop(module, None)  # run as the main module, it is another one
+        _draw_own_numbers(forks_too=module == "pyspark.daemon")
         runpy.run_module(module, run_name="__main__", alter_sys=True)
 
 
 def _is_of_interpreter(name: str) -> bool:
     """Whether a variable is read when Python starts; those of Spark have an underscore."""
     return name.startswith("PYTHON") and name != "PYTHONPATH" and not name.startswith("PYTHON_")
+
+
+def _draw_own_numbers(forks_too: bool) -> None:
+    """Have NumPy draw other random numbers here than in the other forks.
+
+    Python's own module does so after every fork; NumPy seeds itself when it is imported.
+    `forks_too`: and in the forks of this process, which are Spark's workers; theirs are the user's.
+    """
+    numbers = sys.modules.get("numpy.random")
+    if numbers is None:
+        return
+    numbers.seed()
+    if forks_too:
+        parent = os.getpid()
+        os.register_at_fork(after_in_child=lambda: os.getppid() == parent and numbers.seed())
 
 
 class Daemon:
@@ -232,8 +248,8 @@ def main(listener: int, folder: str) -> None:
     path = [entry for entry in sys.path if entry not in own]
     gc.disable()
     for name in PREPARED:
-        # Not installed, or of another Spark: the process that needs it imports it, or fails.
-        with suppress(ImportError):
+        # Not installed, broken, or of another Spark: who needs it imports it, or fails.
+        with suppress(Exception):
             importlib.import_module(name)
     gc.enable()
     gc.collect()

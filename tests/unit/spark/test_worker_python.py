@@ -78,6 +78,41 @@ def test_a_fork_is_what_a_new_process_would_be(program: str, folder: Path) -> No
     assert forked["argv"] == ["one", "two"]
 
 
+def test_forks_draw_different_random_numbers(program: str, tmp_path: Path) -> None:
+    (tmp_path / "draw.py").write_text("import numpy; print(numpy.random.rand())")
+    drawn = {asked(program, tmp_path, "-m", "draw").stdout for _ in range(3)}
+    assert len(drawn) == 3
+
+
+WORKERS = """
+import os, sys
+import numpy.random
+from millstream.spark.pyspark_daemon import _draw_own_numbers
+
+_draw_own_numbers(forks_too=True)
+numpy.random.seed(1)
+for _ in range(3):
+    if os.fork() == 0:  # a worker
+        print(numpy.random.rand(), file=sys.stderr)
+        numpy.random.seed(1)
+        if os.fork() == 0:  # of the user, who chose a seed
+            print(numpy.random.rand())
+        else:
+            os.wait()
+        sys.exit()
+    os.wait()
+"""
+
+
+def test_workers_draw_different_random_numbers_and_keep_the_seed_of_a_user() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", WORKERS], capture_output=True, text=True, timeout=60, check=True
+    )
+    assert len(set(done.stderr.split())) == 3
+    assert len(done.stdout.split()) == 3
+    assert len(set(done.stdout.split())) == 1
+
+
 @pytest.mark.parametrize(
     ("words", "variables"),
     [
@@ -121,16 +156,19 @@ input()
 """
 
 
-@pytest.mark.parametrize("how", ["end", "kill"])
+@pytest.mark.parametrize("how", ["end", "kill", "terminal closed"])
 def test_the_daemon_ends_with_the_driver_and_leaves_nothing(how: str) -> None:
     with subprocess.Popen(
-        [sys.executable, "-c", DRIVER], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    ) as driver:
+        [sys.executable, "-c", DRIVER], start_new_session=True, text=True,
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
+    ) as driver:  # fmt: skip
         assert driver.stdout is not None
         assert driver.stdin is not None
         program, daemon = driver.stdout.readline().split()
         if how == "kill":
             driver.kill()
+        elif how != "end":
+            os.killpg(driver.pid, signal.SIGHUP)
         driver.stdin.close()
     wait_for(lambda: not Path(program).parent.exists() and not alive(int(daemon)))
 
