@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from millstream.deadline import Deadline
-from millstream.errors import MillstreamError, SchemaError, SchemaNotFound, Unfit
+from millstream.errors import MillstreamError, PackError, SchemaError, SchemaNotFound, Unfit
 from millstream.events.event import SCHEMA_HEADER, Unreadable
 from millstream.events.value_type import Copying
 from millstream.schemas import types as t
@@ -317,8 +317,18 @@ class RawValues:
         return pa.array([data for data, _ in payloads], pa.binary())
 
     def values(self, pack: Pack) -> Sequence[Any]:
-        """The values as the pack has them."""
-        return pack.values()
+        """The values as the pack has them; one that Python cannot hold is Unreadable."""
+        try:
+            return pack.values()
+        except PackError:
+            return [self._one(pack, row) for row in range(pack.count)]
+
+    @staticmethod
+    def _one(pack: Pack, row: int) -> Any:
+        try:
+            return pack.event(row)[-1]
+        except PackError as error:
+            return Unreadable(error)
 
     def resolve(self, values: pa.StructArray, schema_id: str | None) -> pa.StructArray:
         """The column as the pack has it."""

@@ -17,6 +17,7 @@ from millstream.events.event import Event, Partition, Unreadable, datetime_of
 from millstream.events.event_list import EventList
 from millstream.events.packs.pack import encode, envelope
 from millstream.events.unpack import event_lists_of, events_of, open_pack
+from millstream.schemas.registry.binding import RawValues
 from millstream.wire.message import RawMessage
 from millstream.wire.protocol import encode_headers
 
@@ -228,3 +229,18 @@ def test_a_pack_is_decoded_when_its_turn_comes(monkeypatch: pytest.MonkeyPatch) 
     events = events_of(partition(typed=False), raws)
     assert [next(events).offset for _ in range(3)] == [1, 1, 2]
     assert opened == [1, 2]
+
+
+@pytest.mark.parametrize("in_lists", [False, True])
+def test_a_stored_value_that_python_cannot_hold_is_left_out_alone(in_lists: bool) -> None:
+    times = pa.array([1, 2**62, 3], pa.int64()).view(pa.timestamp("us"))
+    made = encode(envelope(pa.StructArray.from_arrays([times], ["at"])), schema_id="orders-1")
+    packed = message(1, b"_", encode_headers(dict(made.headers)), bytes(made.payload))
+    stored = Partition("orders", "orders", 0, "orders", RawValues("orders"))
+    reported: list[Undecodable] = []
+    if in_lists:
+        found = [e for part in event_lists_of(stored, [packed], (), reported.append) for e in part]
+    else:
+        found = list(events_of(stored, [packed], (), reported.append))
+    assert [event.index for event in found] == [0, 2]
+    assert [(error.offset, error.index) for error in reported] == [(1, 1)]
