@@ -21,6 +21,7 @@ import signal
 import socket
 import sys
 import time
+import warnings
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -118,6 +119,13 @@ def _draw_own_numbers(forks_too: bool) -> None:
         os.register_at_fork(after_in_child=lambda: os.getppid() == parent and numbers.seed())
 
 
+def _fork() -> int:
+    with warnings.catch_warnings():
+        # From Python 3.12 on, because of a thread of PyArrow's memory allocator, which allows it.
+        warnings.simplefilter("ignore", DeprecationWarning)
+        return os.fork()
+
+
 class Daemon:
     """Listens for stand-ins, forks, and tells each how its process ended."""
 
@@ -163,7 +171,7 @@ class Daemon:
         except (OSError, ValueError):
             client.close()
             return None
-        process = os.fork() if job.is_possible else 0
+        process = _fork() if job.is_possible else 0
         if job.is_possible and process == 0:
             self._leave(client)
             return job

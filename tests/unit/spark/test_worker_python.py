@@ -10,6 +10,7 @@ import subprocess
 import sys
 import textwrap
 import time
+import warnings
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import SimpleNamespace
@@ -17,6 +18,7 @@ from types import SimpleNamespace
 import pytest
 
 from millstream.settings import child_environment
+from millstream.spark import pyspark_daemon
 from millstream.spark import worker_python as module
 from millstream.spark.worker_role import (
     is_committing,
@@ -82,6 +84,18 @@ def test_forks_draw_different_random_numbers(program: str, tmp_path: Path) -> No
     (tmp_path / "draw.py").write_text("import numpy; print(numpy.random.rand())")
     drawn = {asked(program, tmp_path, "-m", "draw").stdout for _ in range(3)}
     assert len(drawn) == 3
+
+
+@pytest.mark.filterwarnings("error")
+def test_a_fork_beside_the_thread_of_an_allocator_gives_no_warning(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def fork() -> int:  # as Python 3.12 does
+        warnings.warn("multi-threaded, use of fork()", DeprecationWarning, stacklevel=2)
+        return 5
+
+    monkeypatch.setattr(os, "fork", fork)
+    assert pyspark_daemon._fork() == 5
 
 
 WORKERS = """
