@@ -28,6 +28,7 @@ _KEYS: Final = frozenset(
         "trigger",
         "master",
         "restarts",
+        "prune",
         "spark",
         "state_store",
     }
@@ -46,6 +47,7 @@ class Project:
     trigger: float = 0.0  # seconds between batches; 0: as soon as there is new data
     master: str | None = None  # Spark master; None: all cores of this machine
     restarts: int = 5  # in a row, before a failing flow stays stopped
+    prune: bool = True  # flows read only the columns that they use
     state_store: str = "memory"  # or "rocksdb", for state larger than memory and for timers
     spark: Mapping[str, str] = field(default_factory=dict)  # settings of the Spark session
 
@@ -124,6 +126,9 @@ def _project(folder: Path, table: Mapping[str, Any], file: str) -> Project:
     store = table.get("state_store", "memory")
     if store not in ("memory", "rocksdb"):
         raise ConfigError(f"{file}: [pipeline] state_store is memory or rocksdb, not {store!r}")
+    prune = table.get("prune", True)
+    if not isinstance(prune, bool):
+        raise ConfigError(f"{file}: [pipeline] prune is true or false, not {prune!r}")
     master = table.get("master")
     return Project(
         folder=folder,
@@ -134,6 +139,7 @@ def _project(folder: Path, table: Mapping[str, Any], file: str) -> Project:
         trigger=_duration(file, "trigger", table.get("trigger", 0)),
         master=None if master is None else str(master),
         restarts=restarts,
+        prune=prune,
         state_store=store,
         spark={key: _text(value) for key, value in _flat(spark)},
     )

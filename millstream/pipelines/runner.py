@@ -190,6 +190,7 @@ class Runner:
             trigger=self.project.trigger,
             once=self.settings.once,
             options=self.settings.options,
+            prune=self.project.prune,
         )
         try:
             rows = self._rows(flow, again)

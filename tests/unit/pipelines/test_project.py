@@ -56,6 +56,7 @@ def test_the_default_name_is_that_of_the_folder(tmp_path: Path) -> None:
     [
         ('[pipeline]\nnmae = "x"', r"no setting 'nmae'"),
         ("[pipeline]\nrestarts = -1", "restarts must be a whole number"),
+        ('[pipeline]\nprune = "no"', "prune is true or false"),
         ('[pipeline]\nfiles = "*.py"', "files must be a list"),
         ('[pipeline]\ntrigger = "soon"', "trigger: not a duration"),
         ('[pipeline]\ntrigger = "7"', "Write 7s for seconds"),

@@ -1,0 +1,259 @@
+"""A flow reads only the columns that it uses, and its results are those of reading all."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from millstream.pipelines import pruning
+from millstream.pipelines.pruning import pruned, read_schemas
+from millstream.pipelines.queries import QueryPlan
+from tests.spark.conftest import Account, Lake
+from tests.spark.pipelines.project_kit import HEAD, Kit
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+ALL = {"key", "value", "topic", "partition", "offset", "timestamp", "subject", "index"}
+PRICES = {"value.price", "value.customer"}
+
+
+@dataclass
+class Item:
+    name: str
+    amount: int
+
+
+@dataclass
+class Order:
+    id: int
+    customer: str
+    price: float
+    item: Item
+
+
+@pytest.fixture
+def orders(lake: Lake, account: Account) -> Lake:
+    for name in ("orders", "others"):
+        account.topic(name, schema=Order, partitions=2)
+        events = [
+            ({"id": n, "customer": f"c{n % 3}", "price": n / 4, "item": {"name": "x", "amount": n}},
+             f"k{n % 7}")
+            for n in range(60)
+        ]  # fmt: skip
+        account.pack(name, events[:40], max_events=20)
+        account.pack(name, events[40:])
+    account.topic("plain")
+    account.pack("plain", [(b"%d" % n, f"k{n % 7}") for n in range(20)])
+    return lake
+
+
+def names(schema: Any) -> set[str]:
+    """The columns of a schema; of `value` the fields, if some are missing."""
+    found = set()
+    for field in schema.fields:
+        inner = getattr(field.dataType, "names", [])
+        whole = field.name != "value" or not inner or len(inner) == 4
+        found |= {field.name} if whole else {f"value.{name}" for name in inner}
+    return found
+
+
+def read(frame: DataFrame) -> list[set[str]]:
+    return [names(schema) for schema in read_schemas(frame)]
+
+
+def total(orders: DataFrame, _: DataFrame) -> DataFrame:
+    flat = orders.select("value.*").where("price > 3")
+    return flat.groupBy("customer").sum("price")
+
+
+def joined(orders: DataFrame, others: DataFrame) -> DataFrame:
+    left = orders.selectExpr("value.id AS id", "value.price AS price", "offset")
+    right = others.selectExpr("value.id AS other", "value.customer AS customer")
+    return left.join(right, left["id"] == right["other"]).select("id", "price", "customer")
+
+
+def whole_value(orders: DataFrame, _: DataFrame) -> DataFrame:
+    from pyspark.sql import functions as f
+
+    shown = f.udf(lambda value: f"{value.id}:{value.item.amount}", "string")
+    return orders.select(shown("value").alias("text"))
+
+
+def one_field(orders: DataFrame, _: DataFrame) -> DataFrame:
+    from pyspark.sql import functions as f
+
+    double = f.udf(lambda price: price * 2, "double")
+    return orders.select(double("value.price").alias("twice"), "key")
+
+
+def watermarked(orders: DataFrame, _: DataFrame) -> DataFrame:
+    marked = orders.withWatermark("timestamp", "1 hour")
+    return marked.dropDuplicatesWithinWatermark(["key"]).select("key")
+
+
+def union(orders: DataFrame, others: DataFrame) -> DataFrame:
+    return orders.selectExpr("value.id AS n").union(others.selectExpr("value.item.amount"))
+
+
+def twice(orders: DataFrame, _: DataFrame) -> DataFrame:
+    return orders.selectExpr("value.id AS n").union(orders.selectExpr("`offset` * 0 + index"))
+
+
+def in_sql(orders: DataFrame, others: DataFrame) -> DataFrame:
+    orders.createOrReplaceTempView("pruned_orders")
+    text = "SELECT value.customer, offset FROM pruned_orders WHERE value IS NOT NULL"
+    return orders.sparkSession.sql(f"WITH found AS ({text}) SELECT customer, offset FROM found")
+
+
+def generated(orders: DataFrame, _: DataFrame) -> DataFrame:
+    return orders.selectExpr("explode(sequence(1L, value.id % 3 + 1)) AS n", "value.customer")
+
+
+def every(orders: DataFrame, _: DataFrame) -> DataFrame:
+    return orders.select("*").where("offset > 0")
+
+
+def to_sink(orders: DataFrame, _: DataFrame) -> DataFrame:
+    return orders.where("value.price > 2").select("key", "value")
+
+
+def counted(orders: DataFrame, _: DataFrame) -> DataFrame:
+    return orders.groupBy().count()
+
+
+def nested(orders: DataFrame, _: DataFrame) -> DataFrame:
+    return orders.selectExpr("value.item.amount + 1 AS n", "value.item.name")
+
+
+FLOWS: list[tuple[Callable[[DataFrame, DataFrame], DataFrame], list[set[str]], bool]] = [
+    (total, [PRICES], False),
+    (joined, [{"value.id", "value.price"}, {"value.id", "value.customer"}], True),
+    (whole_value, [{"value"}], True),
+    (one_field, [{"key", "value.price"}], True),
+    (watermarked, [{"key", "value.id", "timestamp"}], True),
+    (union, [{"value.id"}, {"value.item"}], True),
+    (generated, [{"value.id", "value.customer"}], True),
+    (in_sql, [{"value", "offset"}], True),
+    (every, [ALL], True),
+    (to_sink, [{"key", "value"}], True),
+    (counted, [{"value.id"}], False),
+    (nested, [{"value.item"}], True),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("flow", "columns", "streams"), FLOWS)
+def test_pruned_rows_are_the_same_rows(
+    orders: Lake,
+    flow: Callable[[DataFrame, DataFrame], DataFrame],
+    columns: list[set[str]],
+    streams: bool,
+) -> None:
+    kinds = [orders.stream] if streams else [orders.read]
+    for kind in kinds:
+        frames = [kind(subscribe=name, includeMetadata="true") for name in ("orders", "others")]
+        rows = flow(*frames)
+        less = pruned(rows)
+        assert read(less) == columns
+        assert less.columns == rows.columns
+        assert less.schema.simpleString() == rows.schema.simpleString()
+        if streams:
+            expected, _ = orders.collect(rows, orders.checkpoint())
+            found, _ = orders.collect(less, orders.checkpoint())
+        else:
+            expected, found = rows.collect(), less.collect()
+        assert sorted(map(str, found)) == sorted(map(str, expected)) != []
+
+
+def test_a_query_continues_from_its_checkpoint_when_it_is_pruned(orders: Lake) -> None:
+    checkpoint = orders.checkpoint()
+    stream = orders.stream(subscribe="orders", includeMetadata="true", maxOffsetsPerTrigger=1)
+    # One source that is used twice: pruning must not make two of it.
+    frame = twice(stream, stream)
+    first, _ = orders.collect(frame, checkpoint)
+    again, _ = orders.collect(pruned(frame), checkpoint)
+    assert len(first) == 120
+    assert again == []
+    assert read(pruned(frame))[0] == {"value.id", "offset", "index"}
+
+
+def test_topics_without_a_schema_tables_and_stores_are_pruned(
+    orders: Lake, account: Account
+) -> None:
+    plain = orders.stream(subscribe="plain")
+    text = pruned(plain.selectExpr("string(value) AS text", "partition"))
+    assert read(text) == [{"value", "partition"}]
+    assert read(pruned(plain.groupBy("key").count())) == [{"key"}]
+    # A value that cannot be decoded is dropped, used or not.
+    checked = orders.stream(subscribe="plain", undecodable="drop")
+    assert read(pruned(checked.groupBy("key").count())) == [{"key", "value"}]
+    account.run(lambda mill: mill.create_table("stock", schema=Order))
+    table = orders.read(table="stock").selectExpr("value.customer AS c", "value.price")
+    both = orders.stream(subscribe="orders").selectExpr("value.customer AS c", "timestamp")
+    found = pruned(both.join(table, "c"))
+    assert read(found) == [{"value.customer", "timestamp"}, PRICES]
+
+
+def test_a_plan_that_cannot_be_read_is_used_as_it_is(
+    orders: Lake, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    frame = total(orders.read(subscribe="orders"), orders.read(subscribe="others"))
+    with monkeypatch.context() as patch:
+        patch.setattr(pruning, "_uses", lambda *_: 1 / 0)
+        assert pruned(frame) is frame
+    # What was not seen to be used must not become an error of a task.
+    with monkeypatch.context() as patch:
+        patch.setattr(pruning, "_uses", lambda _, leaves: {ids: {"key": None} for ids in leaves})
+        assert pruned(frame) is frame
+    assert pruned(orders.spark.range(3)).count() == 3
+    assert orders.spark.conf.get("spark.sql.optimizer.excludedRules", None) is None
+
+
+FLOW = (
+    HEAD
+    + """
+calls = []
+
+@mp.table(key="customer")
+def spent():
+    calls.append(1)
+    if len(calls) > 1:
+        raise RuntimeError("called twice")
+    orders = mp.read("orders", envelope=True).where("offset >= 1")
+    return orders.groupBy("value.customer").agg(f.sum("value.price").alias("spent"))
+"""
+)
+
+
+@pytest.mark.parametrize("prune", [True, False])
+def test_a_flow_of_a_project_is_pruned_and_called_once(
+    spark: SparkSession,
+    account: Account,
+    orders: Lake,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    prune: bool,
+) -> None:
+    from millstream.pipelines import queries
+
+    found: list[set[str]] = []
+
+    def watched(rows: DataFrame) -> DataFrame:
+        less = pruned(rows)
+        found.extend(read(less))
+        return less
+
+    monkeypatch.setattr(queries, "pruned", watched)
+    kit = Kit(spark, account, tmp_path)
+    kit.write(FLOW, "" if prune else "prune = false\n")
+    kit.once()
+    assert kit.table("spent") == {
+        f"c{c}": {"customer": f"c{c}", "spent": sum(n / 4 for n in range(60) if n % 3 == c)}
+        for c in range(3)
+    }
+    assert found == ([{*PRICES, "offset"}] if prune else [])
+    assert QueryPlan("q", tmp_path, "", 0, once=True, options={}).prune
