@@ -46,6 +46,9 @@ QUICK_COMPILER: Final = "-XX:TieredStopAtLevel=1"  # for processes that run for 
 # other way to start a program starts two, which takes three times as long.
 VFORK: Final = "-Djdk.lang.Process.launchMechanism=VFORK"
 VFORK_VERSION_MAX: Final = 21  # later ones are about to drop it
+COLLECTOR: Final = "-XX:+UseParallelGC"
+# Where else Spark's JVM takes options from; with two collectors it does not start.
+_VARIABLES: Final = ("JAVA_TOOL_OPTIONS", "JDK_JAVA_OPTIONS", "_JAVA_OPTIONS", "SPARK_SUBMIT_OPTS")
 _LOG_PROPERTY: Final = "millstream.log"
 STATE_STORE: Final = "spark.sql.streaming.stateStore.providerClass"
 
@@ -115,7 +118,7 @@ def session(
         # Its snapshots work only with Hadoop's own local file system.
         given.setdefault("spark.hadoop.fs.file.impl", "org.apache.hadoop.fs.LocalFileSystem")
     options = given.pop("spark.driver.extraJavaOptions", "")
-    own = _java_options(java, quick or QUICK_COMPILER in options, log)
+    own = f"{_java_options(java, quick or QUICK_COMPILER in options, log)} {_collector(options)}"
     settings |= {"spark.driver.extraJavaOptions": f"{own} {options}".strip(), **given}
     with told_to_spark(python):
         start_jvm(SparkConf(loadDefaults=False).setAll(list(settings.items())))
@@ -264,6 +267,16 @@ def _java_options(java: str, quick: bool, log: Path | None = None) -> str:
     if archive is not None:
         options.append(archive)
     return " ".join(options)
+
+
+def _collector(options: str) -> str:
+    """The garbage collector that slows down code least, unless another one is chosen.
+
+    Java's own choice has an expensive write barrier, for short pauses in large heaps.
+    """
+    given = [options, *(environment(name) or "" for name in _VARIABLES)]
+    chosen = any(re.search(r"-XX:[+-]Use\w+GC\b", text) for text in given)
+    return "" if chosen else COLLECTOR
 
 
 def _class_archive(java: str, quick: bool = False) -> str | None:

@@ -95,6 +95,15 @@ def test_java_starts_programs_the_short_way_where_it_can(
     assert (MODULE.VFORK in MODULE._java_options(java, quick=True).split()) is quickly
 
 
+def test_a_collector_that_the_user_chooses_is_the_only_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    assert MODULE._collector("-Dx=y") == "-XX:+UseParallelGC"
+    assert MODULE._collector("-Dx=y -XX:+UseZGC") == ""
+    monkeypatch.setenv("JAVA_TOOL_OPTIONS", "-XX:+UseG1GC")
+    assert MODULE._collector("") == ""
+
+
 def test_an_archive_of_classes_is_used_once_it_is_complete(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
