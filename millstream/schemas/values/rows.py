@@ -101,11 +101,26 @@ def takes_by_position(cls: type, record: t.Record) -> bool:
     """Whether `object_maker` calls the class with the plain values of a record, in their order."""
     if hasattr(cls, "model_validate"):
         return False
-    # `__match_args__` are the names that a class takes by position.
-    if getattr(cls, "__match_args__", None) != tuple(field.name for field in record.fields):
+    if not _in_order(cls, tuple(field.name for field in record.fields)):
         return False
     hints = typing.get_type_hints(cls)
     return not any(_converter(hints[field.name], field.type) for field in record.fields)
+
+
+def _in_order(cls: type, names: tuple[str, ...]) -> bool:
+    """Whether the class takes the names by position, in this order.
+
+    `__match_args__` are usually those, but not if a dataclass has a constructor of its own.
+    """
+    if getattr(cls, "__match_args__", None) != names:
+        return False
+    try:
+        parameters = inspect.signature(cls).parameters.values()
+    except (TypeError, ValueError):  # of a class that is written in C
+        return True
+    named = [p.name for p in parameters if p.kind is p.POSITIONAL_OR_KEYWORD]
+    by_name = {*named, *(p.name for p in parameters if p.kind is p.KEYWORD_ONLY)}
+    return tuple(named[: len(names)]) == names or not by_name.issuperset(names)
 
 
 # -- columns ------------------------------------------------------------------------------
@@ -260,7 +275,7 @@ def _list_maker(cls: type | None, record: t.Record) -> Callable[[list[list[Any]]
         return lambda columns: make(zip(*columns, strict=True))
     make = _maker(cls, record)
     names = tuple(field.name for field in record.fields)
-    if hasattr(cls, "model_validate") or getattr(cls, "__match_args__", None) != names:
+    if hasattr(cls, "model_validate") or not _in_order(cls, names):
         return lambda columns: make(zip(*columns, strict=True))
     hints = typing.get_type_hints(cls)
     converters = [_converter(hints[f.name], f.type) for f in record.fields]

@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 from millstream.bulk import collector_rests, moments
 from millstream.errors import Unfit
 from millstream.schemas import ColumnBuilder, declare
+from millstream.schemas import types as t
 from millstream.schemas.values.rows import RowReader, object_maker
 from tests.unit.schemas.schema_strategies import quick, records, values
 
@@ -322,3 +323,31 @@ def test_a_constructor_that_fails_leaves_the_collector_on() -> None:
     with pytest.raises(Unfit):
         RowReader(record, Picky).read(ColumnBuilder(record).build([{"id": 1}]))
     assert gc.isenabled()
+
+
+@dataclasses.dataclass(init=False)
+class OtherOrder:
+    city: str
+    name: str
+
+    def __init__(self, name: str, city: str) -> None:
+        self.name, self.city = name, city
+
+
+@dataclasses.dataclass(init=False)
+class OtherOrderOfNames:
+    city: str
+    name: str
+
+    def __init__(self, *, name: str, city: str) -> None:
+        self.name, self.city = name, city
+
+
+@pytest.mark.parametrize("cls", [OtherOrder, OtherOrderOfNames])
+def test_a_constructor_with_another_order_is_called_by_names(cls: type) -> None:
+    record = t.Record("Person", (t.Field("city", t.String()), t.Field("name", t.String())))
+    (read,) = RowReader(record, cls).read(
+        ColumnBuilder(record).build([{"city": "Bern", "name": "Ann"}])
+    )
+    assert (read.city, read.name) == ("Bern", "Ann")
+    assert object_maker(cls, record)({"city": "Bern", "name": "Ann"}) == read
