@@ -45,7 +45,7 @@ SUMMARY = {
     "read objects: read_many, typed": "objects read in lists",
     "read Arrow batches": "Arrow batches read (Kafka: objects)",
     "Spark aggregate, tuned, 1 partition": "aggregate in Spark (Kafka: from_json)",
-    "Spark topic to topic, key and value": "topic to topic in Spark (Kafka: at least once, no fsync)",
+    "Spark topic to topic, key and value": "topic to topic in Spark (Kafka: no fsync)",
     "disk, default settings": "bytes on disk",
 }
 

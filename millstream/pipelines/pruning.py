@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.types import DataType, StructType
 
-__all__ = ["pruned", "read_schemas"]
+__all__ = ["pruned"]
 
 _log = logging.getLogger("millstream.pipelines")
 
@@ -56,12 +56,6 @@ def pruned(rows: DataFrame) -> DataFrame:
     except Exception as error:  # of Spark's internals, which may differ in another version
         _log.info("reading all columns, because the plan cannot be changed: %s", error)
         return rows
-
-
-def read_schemas(rows: DataFrame) -> list[StructType]:
-    """What the sources of these rows read."""
-    plan = _java(rows).queryExecution().analyzed()
-    return [_schema(leaf) for leaf in _sources(plan)]
 
 
 def _pruned(rows: DataFrame) -> DataFrame:

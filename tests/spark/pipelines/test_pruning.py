@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from millstream.pipelines import pruning
-from millstream.pipelines.pruning import pruned, read_schemas
+from millstream.pipelines.pruning import pruned
 from millstream.pipelines.queries import QueryPlan
 from tests.spark.conftest import Account, Lake
 from tests.spark.pipelines.project_kit import HEAD, Kit
@@ -63,7 +63,9 @@ def names(schema: Any) -> set[str]:
 
 
 def read(frame: DataFrame) -> list[set[str]]:
-    return [names(schema) for schema in read_schemas(frame)]
+    """What the sources of these rows read."""
+    plan = frame._jdf.queryExecution().analyzed()
+    return [names(pruning._schema(leaf)) for leaf in pruning._sources(plan)]
 
 
 def total(orders: DataFrame, _: DataFrame) -> DataFrame:
