@@ -422,16 +422,18 @@ def _fit_timestamp(type_: t.Timestamp) -> Fit:
         if (value.utcoffset() is None) if utc else (value.tzinfo is not None):
             wanted = "with a zone" if utc else "without a zone"
             raise errors.Unfit("", f"{expected} {wanted}", found(value))
-        if whole_ms and value.microsecond % 1000:
-            raise errors.Unfit("", f"{expected} in whole milliseconds", found(value))
+        given = value
         if type(value) is not dt.datetime:
             _refuse_nanoseconds(value, expected)
             value = dt.datetime.combine(_plain_date(value), _plain_time(value))
         if utc and value.tzinfo is not dt.UTC:
             try:
-                return value.astimezone(dt.UTC)
+                value = value.astimezone(dt.UTC)
             except (OverflowError, ValueError):
-                raise errors.Unfit("", f"{expected} of years 1 to 9999", found(value)) from None
+                raise errors.Unfit("", f"{expected} of years 1 to 9999", found(given)) from None
+        # In UTC: the offset of a zone may have microseconds.
+        if whole_ms and value.microsecond % 1000:
+            raise errors.Unfit("", f"{expected} in whole milliseconds", found(given))
         return value
 
     return fit

@@ -33,7 +33,7 @@ def test_the_other_events_are_rows_of_all_columns(
 
     messages, expected = account.run(fill)
     bad = [n for n, m in enumerate(messages, 1) if m.unreadable or (typed and m.bad_schema)]
-    options = {"subscribe": "odd", "includeHeaders": "true"}
+    options = {"subscribe": "odd", "includeHeaders": "true", "includeMetadata": "true"}
     rows = lake.read(**options, undecodable="drop").orderBy("offset").collect()
     found = [
         (row.offset, row.timestamp, None if row.key is None else text(row.key)) for row in rows

@@ -235,3 +235,11 @@ def test_fields_whose_names_are_no_identifiers_are_found() -> None:
     assert ColumnBuilder(some).build([made]).to_pylist() == [
         {name: getattr(made, name) for name in struct.__struct_fields__}
     ]
+
+
+@pytest.mark.parametrize("count", [1, 100])
+def test_whole_milliseconds_are_those_in_utc(count: int) -> None:
+    odd = dt.datetime(2000, 1, 1, tzinfo=dt.timezone(dt.timedelta(microseconds=7)))
+    record = t.Record("R", (t.Field("x", t.Timestamp(True, "ms")),))
+    with pytest.raises(errors.Unfit, match="whole milliseconds"):
+        ColumnBuilder(record).build([{"x": odd}] * count)

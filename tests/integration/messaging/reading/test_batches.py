@@ -97,7 +97,7 @@ async def test_every_batch_has_one_and_the_same_schema(mill: Mill) -> None:
 async def test_columns_of_a_pack_are_views_of_the_message(mill: Mill) -> None:
     """Also when the pack is of an older version: the columns both versions have are not copied."""
     topic = await mill.create_topic("readings", schema=Reading)
-    async with topic.producer() as producer:
+    async with topic.producer(Packing(compression="none")) as producer:
         for number in range(1000):
             await producer.send(Reading(number, f"place {number}", 1.5), f"k{number}")
     await mill.schemas.evolve("readings", declare(Wider, name="Reading"))
