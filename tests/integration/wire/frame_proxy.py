@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from urllib.parse import urlsplit
 
@@ -13,6 +13,10 @@ WITH_PAYLOAD = (b"PUB", b"HPUB", b"MSG", b"HMSG")
 
 def passes(_frame: bytes) -> bool:
     return True
+
+
+async def at_once(_frame: bytes) -> None:
+    """Hold nothing back."""
 
 
 class FrameProxy:
@@ -24,6 +28,8 @@ class FrameProxy:
         self._tasks: set[asyncio.Task[None]] = set()
         self.to_server: Callable[[bytes], bool] = passes
         self.to_client: Callable[[bytes], bool] = passes
+        # Awaited before a frame is passed on to the server: what happens in it comes first there.
+        self.before_server: Callable[[bytes], Awaitable[None]] = at_once
         self.pause = 0.0  # seconds before each message: a slow network
         self.connections = 0
 
@@ -40,11 +46,16 @@ class FrameProxy:
             return
         self.connections += 1
         self._writers |= {writer, back}
-        for source, target, rule in (
-            (reader, back, lambda frame: self.to_server(frame)),
-            (there, writer, lambda frame: self.to_client(frame)),
+        for source, target, before, rule in (
+            (
+                reader,
+                back,
+                lambda frame: self.before_server(frame),
+                lambda frame: self.to_server(frame),
+            ),
+            (there, writer, at_once, lambda frame: self.to_client(frame)),
         ):
-            task = asyncio.create_task(self._pump(source, target, rule))
+            task = asyncio.create_task(self._pump(source, target, before, rule))
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
 
@@ -52,6 +63,7 @@ class FrameProxy:
         self,
         source: asyncio.StreamReader,
         target: asyncio.StreamWriter,
+        before: Callable[[bytes], Awaitable[None]],
         rule: Callable[[bytes], bool],
     ) -> None:
         with contextlib.suppress(OSError, asyncio.IncompleteReadError):
@@ -60,6 +72,7 @@ class FrameProxy:
                 if words and words[0] in WITH_PAYLOAD:
                     line += await source.readexactly(int(words[-1]) + 2)
                     await asyncio.sleep(self.pause)
+                await before(line)
                 if rule(line):
                     target.write(line)
                     await target.drain()
