@@ -15,6 +15,7 @@ import decimal
 import keyword
 import operator
 import uuid
+import zoneinfo
 from collections.abc import Callable, Sequence
 from itertools import accumulate, chain
 from typing import Any, Final, TypeAlias
@@ -26,7 +27,7 @@ from millstream.schemas import types as t
 from millstream.schemas.arrow_types import arrow_type
 from millstream.schemas.values.fit import MAX_FLOAT32 as _MAX_FLOAT32
 from millstream.schemas.values.fit import compile_fit, field_names, fresh
-from millstream.schemas.values.instants import SOUND_ZONES, are_whole_ms, utc_instants
+from millstream.schemas.values.instants import are_whole_ms, utc_instants
 
 __all__ = ["ColumnBuilder", "builder_for"]
 
@@ -51,6 +52,8 @@ _EXACT: Final[dict[type, frozenset[type]]] = {
 }
 # Of types that take several: what most values are.
 _USUAL: Final[dict[type, type]] = {t.Float: float, t.Binary: bytes}
+# Zones that have an offset for every time, so that values need not be checked one by one.
+_SOUND_ZONES: Final = (dt.timezone, zoneinfo.ZoneInfo)
 _zone_of: Final = operator.attrgetter("tzinfo")
 _micro_of: Final = operator.attrgetter("microsecond")
 _INFINITY: Final = float("inf")
@@ -285,7 +288,7 @@ def _check_times(values: list[Any], utc: bool, whole_ms: bool) -> None:
     zones = set(map(_zone_of, solid))
     if utc:
         # Times near the years 1 and 9999 may leave that range when they are converted to UTC.
-        if not all(isinstance(zone, SOUND_ZONES) for zone in zones):
+        if not all(isinstance(zone, _SOUND_ZONES) for zone in zones):
             raise _NotFast
         # Arrow leaves out what an offset has below a second.
         if any(isinstance(z, dt.timezone) and z.utcoffset(None).microseconds for z in zones):

@@ -76,6 +76,32 @@ class NoOffset(dt.tzinfo):
         return None
 
 
+class OwnZone(dt.tzinfo):
+    """A zone of a class that only its author knows."""
+
+    def __init__(self, **offset: int) -> None:
+        self._offset = dt.timedelta(**offset)
+
+    def utcoffset(self, when: dt.datetime | None) -> dt.timedelta:
+        return self._offset
+
+    def dst(self, when: dt.datetime | None) -> None:
+        return None
+
+    def tzname(self, when: dt.datetime | None) -> None:
+        return None
+
+
+class FailingZone(OwnZone):
+    """A zone that does not know the offset of some times, and raises an error of its own."""
+
+    class Unknown(Exception):
+        pass
+
+    def utcoffset(self, when: dt.datetime | None) -> dt.timedelta:
+        raise self.Unknown
+
+
 MOMENT = dt.datetime(2024, 5, 6, 7, 8, 9, 123456)  # noqa: DTZ001
 EARLIEST = dt.datetime(1, 1, 1)  # noqa: DTZ001
 ODD: list[Any] = [
@@ -170,7 +196,8 @@ def test_text_columns_with_invalid_utf8_are_refused() -> None:
 
 ZONES = (dt.UTC, dt.timezone(dt.timedelta(hours=-5, seconds=13)),
          dt.timezone(dt.timedelta(microseconds=7)), zoneinfo.ZoneInfo("Europe/Berlin"),
-         zoneinfo.ZoneInfo("Africa/Monrovia"))  # fmt: skip
+         zoneinfo.ZoneInfo("Africa/Monrovia"), OwnZone(hours=5, minutes=45),
+         OwnZone(seconds=1, microseconds=3))  # fmt: skip
 # Whole seconds, whole milliseconds and others: each has a form of its own on the way.
 INSTANTS = st.builds(
     lambda when, micro, zone, fold: when.replace(microsecond=micro, tzinfo=zone, fold=fold),
@@ -212,6 +239,14 @@ def test_long_columns_of_instants_are_what_the_slow_path_makes_of_them(
             assert found.value.row == len(expected)
             return
     assert builder.build(rows).field("x").equals(pa.array(expected, pa.timestamp("us", "UTC")))
+
+
+@pytest.mark.parametrize("count", [1, 100])
+def test_an_error_of_somebodys_own_zone_is_raised_for_columns_of_any_length(count: int) -> None:
+    record = t.Record("R", (t.Field("x", t.Timestamp()),))
+    value = dt.datetime(2026, 1, 1, tzinfo=FailingZone())
+    with pytest.raises(FailingZone.Unknown):
+        ColumnBuilder(record).build([{"x": value}] * count)
 
 
 @pytest.mark.parametrize("count", [100, 65535, 65536])
