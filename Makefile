@@ -29,6 +29,14 @@ $(STAMP): pyproject.toml requirements.lock $(STALE)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c requirements.lock -e ".[$(EXTRAS)]"
 	@echo "$(MADE_FOR)" > $(STAMP)
 
+# Java's classes are kept for the next starts: demo and tests start many JVMs. Everything works without
+# it, only slower, so a failure is no error.
+PREPARED := $(VENV)/.spark-prepared
+$(PREPARED): $(STAMP)
+	@echo "Preparing Spark, once: less than a minute"
+	@$(BIN)/millstream pipeline prepare || echo "Spark was not prepared; JVMs start more slowly"
+	@touch $(PREPARED)
+
 # What tests and benchmarks use of the system: PostgreSQL, MariaDB. Without them they are skipped.
 system-deps:
 	@sh tools/system_deps.sh
@@ -39,7 +47,7 @@ TEST_OPTIONS := --numprocesses auto --maxprocesses 4 --dist loadfile --no-loadsc
 TESTS := $(BIN)/python -m pytest $(TEST_OPTIONS)
 # RERUN_FAILED=5: if at most five tests fail, run them once more, on their own (continuous integration).
 RERUN_FAILED ?= 0
-test: $(STAMP)
+test: $(PREPARED)
 	$(BIN)/python -m tools.rerun_failed --at-most $(RERUN_FAILED) -- $(TEST_OPTIONS) -m "not long"
 
 # Tests without a broker, and one suite with one, in less than a minute.
@@ -47,7 +55,7 @@ test-quick: $(STAMP)
 	$(TESTS) -m "not long" tests/unit tests/contracts
 
 # Everything, including slow tests such as killed clusters, with new random examples.
-test-all: $(STAMP) old-servers
+test-all: $(PREPARED) old-servers
 	$(TESTS) --hypothesis-profile new
 
 # Older servers, for the tests of upgrades.
@@ -67,10 +75,10 @@ lint: $(STAMP)
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-demo: $(STAMP)
+demo: $(PREPARED)
 	$(BIN)/python -m examples.flights
 
-bench: $(STAMP)
+bench: $(PREPARED)
 	$(BIN)/python -m bench all --quick
 
 # Injects faults, FAULT_MINUTES for each scenario, and counts losses; see docs/RELIABILITY.md.

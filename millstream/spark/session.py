@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import fcntl
 import hashlib
 import logging
 import os
@@ -18,9 +16,9 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from millstream.deadline import now_ns
 from millstream.errors import ConfigError, MissingExtra
-from millstream.settings import cache_folder, environment, export_environment
+from millstream.settings import environment, export_environment
+from millstream.spark.class_archive import archive_option, package_folder, spark_cache
 from millstream.spark.jvm import start_jvm
 from millstream.spark.worker_python import told_to_spark, worker_python
 
@@ -28,18 +26,19 @@ if TYPE_CHECKING:
     from pyspark import SparkContext
     from pyspark.sql import SparkSession
 
-__all__ = ["check_pyspark", "own_session", "session", "session_settings", "start_java"]
+__all__ = [
+    "check_pyspark",
+    "java_version",
+    "own_session",
+    "session",
+    "session_settings",
+    "start_java",
+]
 
 JAVA_VERSION_MIN: Final = 17
 SOURCE_MODULE: Final = "pyspark_millstream"
 # How many times a task is tried; in local mode Spark would give up after the first failure.
 TASK_TRIES: Final = 4
-# An archive of classes that was written this long ago is complete: writing takes some seconds.
-ARCHIVE_AGE_SECONDS: Final = 60
-# Every environment has one of about 170 MB, and it is unknown when an environment is removed.
-ARCHIVES_MAX: Final = 4
-
-_claims: Final[dict[Path, int]] = {}  # locks by folder: descriptors that stay open
 
 QUICK_COMPILER: Final = "-XX:TieredStopAtLevel=1"  # for processes that run for minutes only
 # Hadoop runs chmod for every file that it creates, two in each batch and more with state. Java's
@@ -106,7 +105,7 @@ def session(
     active = SparkSession.getActiveSession()
     if active is not None:
         return active
-    java = _java()
+    java = java_version()
     export_environment(SPARK_HOME=str(_spark_home()))
     # These print every failed analysis as JSON, in addition to the exception itself.
     for name in ("SQLQueryContextLogger", "DataFrameQueryContextLogger"):
@@ -118,7 +117,8 @@ def session(
         # Its snapshots work only with Hadoop's own local file system.
         given.setdefault("spark.hadoop.fs.file.impl", "org.apache.hadoop.fs.LocalFileSystem")
     options = given.pop("spark.driver.extraJavaOptions", "")
-    own = f"{_java_options(java, quick or QUICK_COMPILER in options, log)} {_collector(options)}"
+    quick = quick or QUICK_COMPILER in options
+    own = f"{_java_options(java, quick, log, options)} {_collector(options)}"
     settings |= {"spark.driver.extraJavaOptions": f"{own} {options}".strip(), **given}
     with told_to_spark(python):
         start_jvm(SparkConf(loadDefaults=False).setAll(list(settings.items())))
@@ -166,7 +166,7 @@ def start_java() -> None:
     from pyspark import SparkConf, SparkContext
 
     if SparkContext._gateway is None:
-        java = _java()
+        java = java_version()
         export_environment(PYSPARK_PYTHON=sys.executable, SPARK_HOME=str(_spark_home()))
         conf = SparkConf(loadDefaults=False)
         conf.set("spark.driver.extraJavaOptions", _java_options(java, quick=True))
@@ -223,7 +223,7 @@ def session_settings(master: str, *, ui: bool = False) -> dict[str, str]:
 # -- Java -----------------------------------------------------------------------------------
 
 
-def _java() -> str:
+def java_version() -> str:
     """The version of the Java that Spark will start; a ConfigError if there is none."""
     home = environment("JAVA_HOME")
     program = str(Path(home) / "bin" / "java") if home else shutil.which("java")
@@ -254,7 +254,7 @@ def _java() -> str:
     return f"{found[1]}{found[2]}"
 
 
-def _java_options(java: str, quick: bool, log: Path | None = None) -> str:
+def _java_options(java: str, quick: bool, log: Path | None = None, given: str = "") -> str:
     # Creating an archive logs hundreds of classes that cannot go into it.
     options = ["-Xlog:disable", f"-Dlog4j2.configurationFile={_log_settings(log).as_uri()}"]
     if log is not None:
@@ -263,7 +263,7 @@ def _java_options(java: str, quick: bool, log: Path | None = None) -> str:
         options.append(QUICK_COMPILER)
     if sys.platform == "linux" and int(re.split(r"\D", java)[0]) <= VFORK_VERSION_MAX:
         options.append(VFORK)
-    archive = _class_archive(java, quick)
+    archive = archive_option(java, quick, given)
     if archive is not None:
         options.append(archive)
     return " ".join(options)
@@ -279,76 +279,9 @@ def _collector(options: str) -> str:
     return "" if chosen else COLLECTOR
 
 
-def _class_archive(java: str, quick: bool = False) -> str | None:
-    """The option that starts the JVM from an archive of its classes, or that creates one at exit.
-
-    Starting Spark is mostly loading classes; with an archive it takes half the time. A JVM that
-    creates one takes three times as long: one process at a time does that, and never a quick one.
-    """
-    folder, jars = _cache(), _jars()
-    installation = hashlib.sha256(f"{java}\n{jars}".encode()).hexdigest()[:8]
-    name = f"{installation}-{_fingerprint(jars)}"
-    archive = folder / f"classes-{name}.jsa"
-    _adopt(folder, name, archive)
-    for stale in set(folder.glob(f"*-{installation}-*.jsa")) - set(folder.glob(f"*-{name}*.jsa")):
-        stale.unlink(missing_ok=True)  # of jars that were replaced: the JVM would not use it
-    if archive.exists():
-        os.utime(archive)  # it is in use
-        _forget_unused(folder)
-        return f"-XX:SharedArchiveFile={archive} -Xshare:auto"
-    if quick or any(folder.glob(f"new-{name}-*.jsa")) or not _claim(folder):
-        return None
-    return f"-XX:ArchiveClassesAtExit={folder / f'new-{name}-{os.getpid()}.jsa'}"
-
-
-def _claim(folder: Path) -> bool:
-    """Whether this process is the one that creates archives; it stays so until it ends."""
-    if folder not in _claims:
-        lock = os.open(folder / "making.lock", os.O_WRONLY | os.O_CREAT, 0o600)
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            os.close(lock)
-            return False
-        _claims[folder] = lock
-    return True
-
-
-def _forget_unused(folder: Path) -> None:
-    """Remove the least recently used archives; a JVM that runs on one keeps it."""
-    with contextlib.suppress(FileNotFoundError):  # another process is doing the same
-        used = [(file.stat().st_mtime_ns, file) for file in folder.glob("*.jsa")]
-        for _, file in sorted(used, reverse=True)[ARCHIVES_MAX:]:
-            file.unlink()
-
-
-def _fingerprint(jars: Path) -> str:
-    """Of the files as the JVM checks them: an archive is valid only for exactly the same ones."""
-    facts = sorted((jar.name, jar.stat().st_size, jar.stat().st_mtime_ns) for jar in jars.iterdir())
-    return hashlib.sha256(repr(facts).encode()).hexdigest()[:8]
-
-
-def _adopt(folder: Path, name: str, archive: Path) -> None:
-    """Use an archive that an earlier process wrote; one still being written is left alone."""
-    for new in sorted(folder.glob(f"new-{name}-*.jsa")):
-        with contextlib.suppress(FileNotFoundError):  # another process was faster
-            if now_ns() - new.stat().st_mtime_ns <= ARCHIVE_AGE_SECONDS * 1_000_000_000:
-                continue
-            if archive.exists():
-                new.unlink()  # several processes wrote one
-            else:
-                new.replace(archive)
-
-
-def _cache() -> Path:
-    folder = cache_folder() / "spark"
-    folder.mkdir(parents=True, exist_ok=True)
-    return folder
-
-
 def _log_settings(log: Path | None) -> Path:
     text = _LOG4J_STDERR if log is None else _LOG4J_FILE
-    file = _cache() / f"log4j2-{'stderr' if log is None else 'file'}.properties"
+    file = spark_cache() / f"log4j2-{'stderr' if log is None else 'file'}.properties"
     if not file.exists() or file.read_text(encoding="utf-8") != text:
         new = file.with_suffix(f".{os.getpid()}")
         new.write_text(text, encoding="utf-8")
@@ -356,25 +289,13 @@ def _log_settings(log: Path | None) -> Path:
     return file
 
 
-def _package() -> Path:
-    spec = find_spec("pyspark")
-    if spec is None or spec.origin is None:
-        raise MissingExtra("spark", "pyspark")
-    # Resolved, so that environments that are links to one another share an archive of classes.
-    return Path(spec.origin).resolve().parent
-
-
-def _jars() -> Path:
-    return _package() / "jars"
-
-
 def _spark_home() -> Path:
     """A home for Spark without its zipped Python, so that workers use the installed package.
 
     A zip has no compiled modules: importing from it takes each worker four times as long.
     """
-    package = _package()
-    home = _cache() / f"home-{hashlib.sha256(str(package).encode()).hexdigest()[:16]}"
+    package = package_folder()
+    home = spark_cache() / f"home-{hashlib.sha256(str(package).encode()).hexdigest()[:16]}"
     home.mkdir(exist_ok=True)
     for name in ("bin", "jars", "sbin"):
         link = home / name

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from millstream.cli.exits import Exit
-from millstream.cli.output import JsonOption, print_json, say
+from millstream.cli.output import JsonOption, print_json, say, size
 from millstream.cli.session import (
     ServerOption,
     YesOption,
@@ -338,6 +338,25 @@ def package(
     else:
         say(f"Wrote {main} and {archive}.")
         say(f"Run it with: {command}")
+
+
+@app.command()
+def prepare(json_: JsonOption = False) -> None:
+    """Prepare this installation of Spark, so that pipelines start in half the time.
+
+    Runs a small pipeline on a temporary broker and keeps Java's classes in the cache folder: half a
+    minute, once, 200 MB. Good for images, and before the first run.
+    """
+    from millstream.cli.views.pipeline import working
+    from millstream.pipelines.preparation import prepare_spark
+
+    with working("Running a small pipeline, to keep the classes that Java loads", quiet=json_):
+        archive = prepare_spark()
+    bytes_ = archive.stat().st_size
+    if json_:
+        print_json({"file": archive, "bytes": bytes_})
+    else:
+        say(f"Spark is prepared: wrote {archive} ({size(bytes_)}).")
 
 
 @app.command()

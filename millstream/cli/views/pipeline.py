@@ -7,7 +7,7 @@ from typing import Any
 
 from millstream.cli.output import print_json, print_table, say, size
 
-__all__ = ["live_table", "print_flows", "print_status", "shown_live"]
+__all__ = ["live_table", "print_flows", "print_status", "shown_live", "working"]
 
 Shown = Callable[[dict[str, Any]], None]
 COLUMNS = (
@@ -138,3 +138,16 @@ class _Lines:
                 if flow["state"] in ("failed", "restarting"):
                     text += f": {flow.get('last_error')}"
                 say(text)
+
+
+@contextmanager
+def working(text: str, *, quiet: bool) -> Iterator[None]:
+    """Show on a terminal that something without steps goes on, and for how long."""
+    from rich.console import Console
+    from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
+    console = Console(stderr=True)
+    columns = (SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
+    with Progress(*columns, console=console, transient=True, disable=quiet) as progress:
+        progress.add_task(text, total=None)
+        yield

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from millstream.errors import ConfigError, MissingExtra
+from millstream.spark import class_archive, session_settings
 from millstream.spark import session as door
-from millstream.spark import session_settings
 from millstream.spark.dataframes import topic_writer
 
 MODULE = sys.modules[door.__module__]
@@ -24,6 +24,10 @@ def fake_java(folder: Path, text: str) -> Path:
     program.write_text(f"#!/bin/sh\necho '{text}' >&2\n")
     program.chmod(0o755)
     return folder
+
+
+def option(java: str, quick: bool = False) -> str:
+    return class_archive.archive_option(java, quick) or ""
 
 
 def test_the_error_for_a_missing_pyspark_has_the_pip_line(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -38,13 +42,13 @@ def test_the_error_for_a_missing_java_says_how_to_get_one(
     monkeypatch.delenv("JAVA_HOME", raising=False)
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(ConfigError, match="needs Java 17 or newer, and none was found"):
-        MODULE._java()
+        MODULE.java_version()
 
 
 def test_an_old_java_is_rejected(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("JAVA_HOME", str(fake_java(tmp_path, 'openjdk version "11.0.2" 2019')))
     with pytest.raises(ConfigError, match=r"17 or newer; .* says: openjdk version"):
-        MODULE._java()
+        MODULE.java_version()
 
 
 def test_a_java_that_does_not_start_is_reported(
@@ -54,7 +58,7 @@ def test_a_java_that_does_not_start_is_reported(
     with pytest.raises(
         ConfigError, match=r"needs Java 17 or newer, and .*/nowhere/bin/java does not start"
     ):
-        MODULE._java()
+        MODULE.java_version()
 
 
 @pytest.mark.parametrize(
@@ -108,33 +112,42 @@ def test_an_archive_of_classes_is_used_once_it_is_complete(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    first = MODULE._class_archive("17")
-    assert first is not None
+    first = option("17")
     assert first.startswith("-XX:ArchiveClassesAtExit=")
     made = Path(first.partition("=")[2])
     made.write_bytes(b"x")
-    assert MODULE._class_archive("17") is None  # it may still be written
+    assert option("17") == ""  # it may still be written
     os.utime(made, (1, 1))
-    assert MODULE._class_archive("17").startswith("-XX:SharedArchiveFile=")
-    assert "ArchiveClassesAtExit" in MODULE._class_archive("21")  # another Java, another archive
+    assert option("17").startswith("-XX:SharedArchiveFile=")
+    assert "ArchiveClassesAtExit" in option("21")  # another Java, another archive
+
+
+def test_an_archive_that_the_user_names_wins(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """With two of these options Java does not start."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    for given in ("-Dx=y -XX:SharedArchiveFile=mine.jsa", "-XX:ArchiveClassesAtExit=mine.jsa"):
+        assert class_archive.archive_option("17", given=given) is None
+    assert option("17").startswith("-XX:ArchiveClassesAtExit=")
 
 
 def test_one_process_at_a_time_creates_an_archive_and_never_a_quick_one(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    assert MODULE._class_archive("17", quick=True) is None
+    assert option("17", quick=True) == ""
     code = (
-        "import importlib; module = importlib.import_module('millstream.spark.session');"
-        "print(module._class_archive('17'), flush=True); input()"
+        "from millstream.spark.class_archive import archive_option;"
+        "print(archive_option('17'), flush=True); input()"
     )
     pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
     with subprocess.Popen([sys.executable, "-c", code], **pipes) as other:
         assert other.stdout is not None
         assert other.stdout.readline().startswith("-XX:ArchiveClassesAtExit=")
-        assert MODULE._class_archive("17") is None
+        assert option("17") == ""
         other.kill()
-    assert MODULE._class_archive("17").startswith("-XX:ArchiveClassesAtExit=")
+    assert option("17").startswith("-XX:ArchiveClassesAtExit=")
 
 
 def test_an_archive_of_replaced_jars_is_removed_and_created_again(
@@ -145,13 +158,13 @@ def test_an_archive_of_replaced_jars_is_removed_and_created_again(
     jars.mkdir()
     (jars / "spark-core.jar").write_bytes(b"old")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setattr(MODULE, "_jars", lambda: jars)
-    made = Path(MODULE._class_archive("17").partition("=")[2])
+    monkeypatch.setattr(class_archive, "_jars", lambda: jars)
+    made = Path(option("17").partition("=")[2])
     archive = made.with_name(made.name.replace("new-", "classes-").rpartition("-")[0] + ".jsa")
     archive.write_bytes(b"x")
-    assert MODULE._class_archive("17").startswith("-XX:SharedArchiveFile=")
+    assert option("17").startswith("-XX:SharedArchiveFile=")
     (jars / "spark-core.jar").write_bytes(b"newer")
-    assert MODULE._class_archive("17").startswith("-XX:ArchiveClassesAtExit=")
+    assert option("17").startswith("-XX:ArchiveClassesAtExit=")
     assert not archive.exists()
 
 
@@ -159,18 +172,18 @@ def test_the_least_recently_used_archives_are_removed(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    made = Path(MODULE._class_archive("17").partition("=")[2])
+    made = Path(option("17").partition("=")[2])
     for age in range(1, 9):
         old = made.with_name(f"classes-0000000{age}-00000000.jsa")
         old.write_bytes(b"x")
         os.utime(old, (10**9 - age, 10**9 - age))
     made.write_bytes(b"x")
     os.utime(made, (1, 1))
-    assert MODULE._class_archive("17").startswith("-XX:SharedArchiveFile=")
+    assert option("17").startswith("-XX:SharedArchiveFile=")
     left = sorted(file.name for file in made.parent.glob("*.jsa"))
     others = [name for name in left if name.startswith("classes-0000000")]
     assert others == [f"classes-0000000{age}-00000000.jsa" for age in (1, 2, 3)]
-    assert len(left) == MODULE.ARCHIVES_MAX
+    assert len(left) == class_archive.ARCHIVES_MAX
 
 
 def test_rows_without_a_value_need_a_key() -> None:
