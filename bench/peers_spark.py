@@ -48,13 +48,15 @@ JARS = (
 FRAME = 100_000
 GROUPS = 350  # symbols at venues
 DDL = "symbol STRING, venue STRING, quantity BIGINT, price DOUBLE, at TIMESTAMP"
+VALUE = f"value STRUCT<{DDL}>"  # as Spark reads our typed topic
+TASKS = 2  # one for each core of the session
 TUNED = {
-    "minPartitions": 2,
+    "minPartitions": TASKS,
     "kafka.max.partition.fetch.bytes": 16 * 1024 * 1024,
     "kafka.fetch.max.bytes": 64 * 1024 * 1024,
     "kafka.max.poll.records": 50_000,
 }
-OURS_TUNED = {"columns": "value", "minPartitions": 2}
+OURS_TUNED = {"columns": "value", "minPartitions": TASKS}
 CPU = ", CPU of all processes"
 RATES = {"rate": ("", "rows/s"), "cpu": (CPU, "us/row")}
 COPIED = {
@@ -67,11 +69,21 @@ STARTING = (
     ("Spark end-to-end latency, p50", "ms", "p50"),
     ("Spark end-to-end latency, p99", "ms", "p99"),
 )
-READING = ("Spark read with no options", "Spark aggregate, tuned", "Spark aggregate, no options")
+READING = (
+    "Spark read with no options",
+    "Spark aggregate, tuned",
+    "Spark aggregate, no options",
+    "Spark aggregate, limit of a Python source (batches are ready, no broker)",
+)
+COPY_LIMIT = (
+    "Spark topic to topic, limit of a Python source and sink (batches are ready, no broker)"
+)
 COPYING = (
     "Spark topic to topic, key and value",
     "Spark topic to topic, value",
     "Spark topic to topic, key and value, tuned",
+    COPY_LIMIT,
+    f"{COPY_LIMIT}, tuned",
 )
 # Spark measures every row for it before a Python sink gets it; see docs/SPARK.md.
 SIZE_LIMIT = "spark.sql.execution.arrow.maxBytesPerBatch"
@@ -152,6 +164,7 @@ class _Stage:
         self.spark, self.broker, self._kafka, self.sizes = spark, broker, kafka, sizes
         self._own: set[str] = set()  # our filled topics
         self._topics: dict[str, str] = {}  # Kafka's, by what they are for
+        self._knows_ready = False
 
     @property
     def kafka(self) -> KafkaServer:
@@ -175,13 +188,26 @@ class _Stage:
             servers.add(self._kafka.pid)
         return cpu_seconds({*family_of(os.getpid())} - servers | {server})
 
+    def _ready(self, how: str, columns: str, tasks: int) -> DataFrame:
+        """The same rows from a source that has nothing to do; no server takes part."""
+        # Here, because pyspark may not be installed.
+        from bench.spark_ready import ReadySource
+        from millstream.spark.source.range_reader import BATCH_ROWS
+
+        if not self._knows_ready:
+            self.spark.dataSource.register(ReadySource)
+            self._knows_ready = True
+        reader: Any = getattr(self.spark, how).format("ready").options(columns=columns, tasks=tasks)
+        frame: DataFrame = reader.options(rows=self.sizes.rows, batchRows=BATCH_ROWS).load()
+        return frame
+
     # -- reading ---------------------------------------------------------------------------
 
     def reading(self, partitions: int) -> Iterator[Result | Skipped]:
         """Aggregate all rows by symbol and venue, every field read."""
         text = _parts(partitions)
-        default, tuned, plain = (f"{name}, {text}" for name in READING)
-        if not wanted(default, tuned, plain):
+        default, tuned, plain, limit = names = [f"{name}, {text}" for name in READING]
+        if not wanted(*names):
             return
         name = asyncio.run(self._fill(partitions))
         only_value, no_options = "columns=value", "no options"
@@ -206,10 +232,15 @@ class _Stage:
 
             return run
 
+        def ready() -> Figures:
+            rows = self._ready("read", VALUE, max(partitions, TASKS)).selectExpr("value.*")
+            return self._measured(lambda: _total(rows), os.getpid())
+
         works: dict[str, Work] = {
             no_options: ours({}),
             only_value: ours({"columns": "value"}),
             "tuned": ours(OURS_TUNED),
+            "limit": ready,
             theirs_tuned: kafka(TUNED),
             theirs_plain: kafka({}),
         }
@@ -217,6 +248,7 @@ class _Stage:
             (default, no_options, only_value),
             (tuned, "tuned", theirs_tuned),
             (plain, no_options, theirs_plain),
+            (limit, "limit", theirs_tuned),
         ]
         yield from race(RATES, works, pairs, self.sizes.rounds)
 
@@ -262,19 +294,17 @@ class _Stage:
             def copy() -> Figures:
                 reader = self.spark.readStream.format("millstream").options(url=self.broker.url)
                 reader = reader.options(subscribe=given, startingOffsets="earliest")
-                frame = reader.options(columns=columns, minPartitions=2).load()
+                frame = reader.options(columns=columns, minPartitions=TASKS).load()
                 return self._copied(frame, "millstream", url=self.broker.url, topic="copy")
 
-            def run() -> Figures:
-                if not tuned:
-                    return self._measured(copy, self.broker.pid)
-                self.spark.conf.set(SIZE_LIMIT, NO_SIZE_LIMIT)
-                try:
-                    return self._measured(copy, self.broker.pid)
-                finally:
-                    self.spark.conf.unset(SIZE_LIMIT)
+            return self._sized(copy, self.broker.pid, tuned)
 
-            return run
+        def ready(tuned: bool) -> Work:
+            def copy() -> Figures:
+                frame = self._ready("readStream", f"key BINARY, {VALUE}", TASKS)
+                return self._copied(frame, "ready", rows=str(self.sizes.rows))
+
+            return self._sized(copy, os.getpid(), tuned)
 
         def kafka() -> Figures:
             server, topic = self.kafka, self._filled(1)
@@ -289,14 +319,27 @@ class _Stage:
             return self._measured(copy, server.pid)
 
         peer = f"{KAFKA}, at least once, no fsync"
-        works: dict[str, Work] = {
-            "key": ours("key,value"),
-            "value": ours("value"),
-            "tuned": ours("key,value", tuned=True),
-            peer: kafka,
-        }
-        pairs = [(name, work, peer) for name, work in zip(COPYING, works, strict=False)]
+        own = (
+            *(ours("key,value"), ours("value"), ours("key,value", tuned=True)),
+            *(ready(tuned=False), ready(tuned=True)),
+        )
+        works: dict[str, Work] = {**dict(zip(COPYING, own, strict=True)), peer: kafka}
+        pairs = [(name, name, peer) for name in COPYING]
         yield from race(COPIED, works, pairs, self.sizes.rounds)
+
+    def _sized(self, copy: Callable[[], Figures], server: int, tuned: bool) -> Work:
+        """A copy that is measured, without the size limit of batches if it is tuned."""
+
+        def run() -> Figures:
+            if not tuned:
+                return self._measured(copy, server)
+            self.spark.conf.set(SIZE_LIMIT, NO_SIZE_LIMIT)
+            try:
+                return self._measured(copy, server)
+            finally:
+                self.spark.conf.unset(SIZE_LIMIT)
+
+        return run
 
     async def _target(self) -> None:
         async with millstream.connect(self.broker.url) as mill:

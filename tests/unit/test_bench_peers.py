@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import pickle
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
 
-from bench import jars, kafka_peer
+from bench import jars, kafka_peer, peers_spark
 from bench.effort import Effort, cpu_seconds
-from bench.harness import Figures, PeerAbsent, Result, Skipped, race
+from bench.harness import Figures, PeerAbsent, Result, Skipped, race, select
 from bench.peers import RATE_AND_CPU
 from bench.trade import trade_frame, trades
 
@@ -102,3 +105,63 @@ def test_effort_counts_this_process_and_servers_that_may_be_gone() -> None:
     assert figures["client"] >= 0
     assert figures["server"] == 0
     assert cpu_seconds([]) == 0
+
+
+@pytest.fixture
+def selection() -> Iterator[None]:
+    yield
+    select([])
+
+
+@pytest.mark.usefixtures("selection")
+def test_only_selects_the_rows_of_the_limits_and_nothing_else_runs(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    # Without pyspark, rows that are wanted are reported and nothing is started for them.
+    monkeypatch.setattr(peers_spark, "find_spec", lambda _: None)
+    limits = [name for name in (*peers_spark.READING, *peers_spark.COPYING) if "limit of" in name]
+    assert len(limits) == 3
+    for text in (*limits, f"{limits[-1]}, CPU of all processes", "python source"):
+        select([text])
+        assert [item.name for item in peers_spark.rows(PeerAbsent("x"), quick=True)] == ["Spark"]
+    select(["limit of something else"])
+    assert not list(peers_spark.rows(PeerAbsent("x"), quick=True))
+
+
+@pytest.mark.parametrize(("tasks", "counts"), [(1, [1001]), (2, [500, 501]), (3, [333, 334, 334])])
+def test_the_ready_source_hands_out_the_rows_that_were_asked_for(
+    tasks: int, counts: list[int]
+) -> None:
+    pytest.importorskip("pyspark")
+    from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
+
+    from bench.spark_ready import ReadySource
+
+    value = pa.struct(list(trade_frame(1).schema))
+    schema = from_arrow_schema(pa.schema({"key": pa.binary(), "value": value}))
+    source = ReadySource({"rows": "1001", "tasks": str(tasks), "batchRows": "200"})
+    batch, stream = source.reader(schema), source.streamReader(schema)
+    end = stream.latestOffset(stream.initialOffset(), stream.getDefaultReadLimit())
+    plans = [batch.partitions(), stream.partitions(stream.initialOffset(), end)]
+    for reader, plan in zip((batch, stream), plans, strict=True):
+        travelled = pickle.loads(pickle.dumps(reader))
+        found = [list(travelled.read(part)) for part in plan]
+        assert [sum(one.num_rows for one in batches) for batches in found] == counts
+        assert all(one.num_rows == 200 for batches in found for one in batches[:-1])
+        assert all(one.schema == to_arrow_schema(schema, timezone="UTC") for one in found[0])
+        assert found[0][0]["value"].to_pylist() == trade_frame(200).to_pylist()
+        assert found[0][0]["key"][0].as_py() == b"SYM000"
+    assert not sum(part.value for part in stream.partitions(end, end))
+
+
+def test_the_ready_sink_says_how_many_rows_did_not_come() -> None:
+    pytest.importorskip("pyspark")
+    from pyspark.sql.types import StructType
+
+    from bench.spark_ready import ReadySource
+
+    writer = ReadySource({"rows": "300"}).streamWriter(StructType(), overwrite=False)
+    written = [writer.write(iter([trade_frame(100)])) for _ in range(3)]
+    writer.commit([*written, None], 0)
+    with pytest.raises(RuntimeError, match="200 of 300 rows"):
+        writer.commit([*written[:2], None], 0)
