@@ -99,7 +99,7 @@ class _Sizes:
     partitions: tuple[int, ...]
 
 
-FULL = _Sizes(2_000_000, rounds=3, starts=3, echoes=60, partitions=(1, 4))
+FULL = _Sizes(2_000_000, rounds=5, starts=3, echoes=60, partitions=(1, 4))
 QUICK = _Sizes(500_000, rounds=2, starts=1, echoes=20, partitions=(1,))
 
 
