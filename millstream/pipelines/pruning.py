@@ -7,27 +7,32 @@ read is an expression that fails: Spark removes it, because nothing uses it, and
 is left is not used. The functions of the flow are not called again.
 
 Plans are not part of Spark's public API. A plan that cannot be read or changed stays as it is.
+
+A call to the JVM takes a fifth of a millisecond, and Spark's JSON of a plan a tenth of a second. So
+a plan is read by few calls: its nodes one by one, but all expressions of a node as one text.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from millstream.spark.options import METADATA
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
-    from pyspark.sql.types import DataType, StructType
+    from pyspark.sql import DataFrame
+    from pyspark.sql.types import DataType, StructField, StructType
 
 __all__ = ["pruned"]
 
 _log = logging.getLogger("millstream.pipelines")
 
 FORMAT: Final = "millstream"
-# These use what they name and pass on everything.
+_SQL: Final = "org.apache.spark.sql"
+# These use what they name and pass on everything, except for the last two.
 _PASSING: Final = frozenset(
     {
         "Filter",
@@ -36,17 +41,55 @@ _PASSING: Final = frozenset(
         "Sort",
         "BatchEvalPython",
         "ArrowEvalPython",
+        "Project",  # passes on what it only names
+        "Aggregate",  # passes on nothing
     }
 )
 _SOURCES: Final = frozenset({"StreamingRelationV2", "DataSourceV2Relation"})  # streams, batches
 _MARK: Final = "millstream did not read the column "
-_SHOWN: Final = "spark.sql.debug.maxToStringFields"
 _EXCLUDED: Final = "spark.sql.optimizer.excludedRules"
 # It makes `value IS NOT NULL` of a comparison with a field, as if the complete value was used.
 _INFERENCE: Final = "org.apache.spark.sql.catalyst.optimizer.InferFiltersFromConstraints"
+_SETTINGS: Final = {  # for plans that are optimized and not run
+    # It refuses streams, which are run in another way.
+    "spark.sql.streaming.unsupportedOperationCheck": "false",
+    # Offering filters to a source starts a Python process, and takes them out of the plan.
+    "spark.sql.python.filterPushdown.enabled": "false",
+}
 _FIXED: Final = ("boolean", "tinyint", "smallint", "int", "bigint", "float", "double", "timestamp")
+_BETWEEN: Final = "\x1f"  # the columns of a list as text
+# A column as text: its name, its id, and marks of numbers and of times with a watermark.
+_COLUMN: Final = re.compile(r"#(\d+)L?(?:-T\d+ms)?$")
+_ID: Final = re.compile(r"#(\d+)")
+# A line of a tree as text: three characters for each level, then what is there.
+_LINE: Final = re.compile(r"((?:[: ] {2})*[:+]- )(.*)")
 
+Ids = tuple[int, ...]  # of the columns of a source, which are the same in every plan
 Used = dict[str, set[str] | None]  # column -> its fields that are used; None: all of it
+
+
+@dataclass(frozen=True, slots=True, eq=False)  # two of Java's objects are compared by a call
+class _Node:
+    """A node of a plan."""
+
+    java: Any
+    children: Any  # Java's sequence
+    below: tuple[_Node, ...]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Source:
+    """A leaf of a plan that is ours."""
+
+    node: _Node
+    ids: Ids
+    whole: StructType
+    stream: bool
+
+    def options(self) -> Any:
+        """Its options, as Java's map."""
+        java = self.node.java
+        return java.extraOptions() if self.stream else java.options()
 
 
 def pruned(rows: DataFrame) -> DataFrame:
@@ -62,62 +105,96 @@ def _pruned(rows: DataFrame) -> DataFrame:
     from pyspark.sql import DataFrame
 
     session: Any = rows.sparkSession
-    plan = _java(rows).queryExecution().analyzed()
-    leaves = {_ids(leaf): leaf for leaf in _sources(plan)}
-    if not leaves:
+    plan = _walked(_java(rows).queryExecution().analyzed())
+    sources = list(_sources(plan))
+    if not sources:
         return rows
-    found = _uses(_optimized(session, plan), leaves)
-    new: dict[tuple[int, ...], Any] = {}
-    for ids, leaf in leaves.items():
-        use, whole = found.get(ids), _schema(leaf)
-        less = whole if use is None else _less(whole, use, _options(leaf))
-        if less != whole:
-            new[ids] = _replaced(session, leaf, whole, less)
+    # A source that is used twice must not become two.
+    leaves = {source.ids: source for source in sources}
+    own = _own_session(session)
+    found = _uses(_walked(_optimized(own, plan.java)), leaves)
+    new: dict[Ids, Any] = {}
+    for ids, source in leaves.items():
+        use = found.get(ids)
+        less = source.whole if use is None else _less(source.whole, use, source.options())
+        if less != source.whole:
+            new[ids] = _replaced(session, source, less)
     if not new:
         return rows
-    changed = _rebuilt(session, plan, new)
+    nodes = {source.node: new[source.ids] for source in sources if source.ids in new}
+    changed = _rows_of(session._jsparkSession, _rebuilt(plan, nodes))
     # A plan with an expression that fails would fail the flow, which works without this.
-    with _set(session, _SHOWN, "1000000"):
-        if _MARK in _optimized(session, changed).toString():
-            raise RuntimeError("a column is used in a way that was not seen")
-    java = session._jvm.org.apache.spark.sql.classic.Dataset.ofRows(session._jsparkSession, changed)
-    return DataFrame(java, session)
+    if _is_marked(_optimized(own, changed.queryExecution().analyzed())):
+        raise RuntimeError("a column is used in a way that was not seen")
+    return DataFrame(changed, session)
 
 
 def _java(rows: DataFrame) -> Any:
     return rows._jdf
 
 
+def _class(name: str) -> Any:
+    """A class of Java's, by its whole name: each part of a path would be a call."""
+    from pyspark import SparkContext
+
+    return getattr(SparkContext._jvm, name)
+
+
+def _sequence(items: Iterable[Any]) -> Any:
+    return _class("PythonUtils").toSeq(list(items))
+
+
+def _rows_of(session: Any, plan: Any) -> Any:
+    return _class(f"{_SQL}.classic.Dataset").ofRows(session, plan)
+
+
 # -- looking --------------------------------------------------------------------------------
 
 
-def _each(sequence: Any) -> Iterator[Any]:
-    iterator = sequence.iterator()
-    while iterator.hasNext():
-        yield iterator.next()
+def _own_session(session: Any) -> Any:
+    """A copy of Java's session to optimize plans in, with its own settings.
+
+    The session itself may be in use: by the functions of a project, by flows that start meanwhile.
+    """
+    copy = session._jsparkSession.cloneSession()
+    conf = copy.conf()
+    given = conf.get(_EXCLUDED, "")
+    conf.set(_EXCLUDED, f"{given},{_INFERENCE}" if given else _INFERENCE)
+    for name, value in _SETTINGS.items():
+        conf.set(name, value)
+    return copy
 
 
-def _kind(node: Any) -> str:
-    return str(node.getClass().getSimpleName())
+def _optimized(session: Any, plan: Any) -> Any:
+    return _rows_of(session, plan).queryExecution().optimizedPlan()
 
 
-def _sources(plan: Any) -> Iterator[Any]:
-    """The leaves of a plan that are ours."""
-    below = list(_each(plan.children()))
-    for child in below:
-        yield from _sources(child)
-    if below:
-        return
-    kind = _kind(plan)
-    if (
-        kind in _SOURCES
-        and (plan.sourceName() if kind == "StreamingRelationV2" else plan.table().name()) == FORMAT
-    ):
-        yield plan
+def _walked(java: Any) -> _Node:
+    children = java.children()
+    below = tuple(_walked(children.apply(index)) for index in range(children.size()))
+    return _Node(java, children, below)
 
 
-def _ids(leaf: Any) -> tuple[int, ...]:
-    return tuple(int(column.exprId().id()) for column in _each(leaf.output()))
+def _paths(node: _Node, above: tuple[Any, ...] = ()) -> Iterator[tuple[_Node, tuple[Any, ...]]]:
+    """The leaves of a plan, and the nodes above each of them, beginning with the nearest."""
+    if not node.below:
+        yield node, above
+    for child in node.below:
+        yield from _paths(child, (node.java, *above))
+
+
+def _sources(plan: _Node) -> Iterator[_Source]:
+    for node, _ in _paths(plan):
+        leaf, kind = node.java, str(node.java.nodeName())
+        stream = kind == "StreamingRelationV2"
+        if kind in _SOURCES and (leaf.sourceName() if stream else leaf.table().name()) == FORMAT:
+            yield _Source(node, _ids(leaf), _schema(leaf), stream)
+
+
+def _ids(leaf: Any) -> Ids:
+    columns = str(leaf.output().mkString(_BETWEEN)).split(_BETWEEN)
+    found = [int(match[1]) for column in columns if (match := _COLUMN.search(column))]
+    return tuple(found) if len(found) == len(columns) else ()
 
 
 def _schema(leaf: Any) -> StructType:
@@ -128,43 +205,14 @@ def _schema(leaf: Any) -> StructType:
     return StructType.fromJson(json.loads(leaf.schema().json()))
 
 
-def _options(leaf: Any) -> Any:
-    """The options of a leaf, as Java's map."""
-    return leaf.extraOptions() if _kind(leaf) == "StreamingRelationV2" else leaf.options()
-
-
-@contextmanager
-def _set(session: SparkSession, name: str, value: str) -> Iterator[None]:
-    """While this is open, the session has this setting."""
-    before = session.conf.get(name, None)
-    session.conf.set(name, value)
-    try:
-        yield
-    finally:
-        if before is None:
-            session.conf.unset(name)
-        else:
-            session.conf.set(name, before)
-
-
-def _optimized(session: Any, plan: Any) -> Any:
-    given = session.conf.get(_EXCLUDED, None)
-    with _set(session, _EXCLUDED, f"{given},{_INFERENCE}" if given else _INFERENCE):
-        return session._jsparkSession.sessionState().optimizer().execute(plan)
-
-
-def _uses(
-    plan: Any, leaves: Mapping[tuple[int, ...], Any], above: tuple[Any, ...] = ()
-) -> dict[tuple[int, ...], Used | None]:
+def _uses(plan: _Node, leaves: Mapping[Ids, _Source]) -> dict[Ids, Used | None]:
     """What is used of each leaf of an optimized plan; None: everything."""
-    below = list(_each(plan.children()))
-    if not below:
-        ids = _ids(plan)
+    found: dict[Ids, Used | None] = {}
+    for node, above in _paths(plan):
+        ids = _ids(node.java)
         # A leaf that became another one in the meantime is not in the answer: it stays as it is.
-        return {ids: _used(plan, above)} if ids in leaves else {}
-    found: dict[tuple[int, ...], Used | None] = {}
-    for child in below:
-        for ids, use in _uses(child, leaves, (*above, plan)).items():
+        if ids in leaves:
+            use = _used(dict(zip(ids, leaves[ids].whole.fields, strict=True)), above)
             found[ids] = _both(found[ids], use) if ids in found else use
     return found
 
@@ -179,47 +227,90 @@ def _both(one: Used | None, other: Used | None) -> Used | None:
     return result
 
 
-def _used(leaf: Any, above: Iterable[Any]) -> Used | None:
+def _used(passed: Mapping[int, StructField], above: Iterable[Any]) -> Used | None:
     """What the nodes above a leaf use of it, from the nearest to where nothing is passed on."""
-    passed = {int(column.exprId().id()): str(column.name()) for column in _each(leaf.output())}
     used: Used = {}
-    for node in reversed(tuple(above)):
-        kind, expressions = _kind(node), list(_each(node.expressions()))
-        if kind == "Project":  # a column that is only named is passed on
-            named = [e for e in expressions if _kind(e) == "AttributeReference"]
-            expressions = [e for e in expressions if _kind(e) != "AttributeReference"]
-        elif kind not in _PASSING and kind != "Aggregate":
+    for node in above:
+        kind = str(node.nodeName())
+        if kind not in _PASSING:
             break
-        if not all(_collect(expression, passed, used) for expression in expressions):
-            return None
+        if not node.subqueries().isEmpty():
+            return None  # it is unknown what they use
+        text = str(_together(node).treeString())
+        named = _collect(_lines(text), passed, used, only_named=kind == "Project")
         if kind == "Project":
-            ids = {int(column.exprId().id()) for column in named}
-            passed = {id_: name for id_, name in passed.items() if id_ in ids}
+            passed = {id_: column for id_, column in passed.items() if id_ in named}
         elif kind == "Aggregate":
             passed = {}
         if not passed:
             break
-    return used | dict.fromkeys(passed.values())
+    return used | dict.fromkeys(column.name for column in passed.values())
 
 
-def _collect(expression: Any, names: Mapping[int, str], used: Used) -> bool:
-    """Add what an expression uses; False if that is unknown."""
-    kind = _kind(expression)
-    if "Subquery" in kind or kind == "Exists":
-        return False
-    if kind == "AttributeReference":
-        name = names.get(int(expression.exprId().id()))
-        if name is not None:
-            used[name] = None
-        return True
-    below = list(_each(expression.children()))
-    if kind == "GetStructField" and _kind(below[0]) == "AttributeReference":
-        name = names.get(int(below[0].exprId().id()))
-        fields = used.setdefault(name, set()) if name is not None else None
-        if fields is not None:
-            fields.add(str(expression.extractFieldName()))
-        return True
-    return all(_collect(child, names, used) for child in below)
+def _together(node: Any) -> Any:
+    """The expressions of a node as one, which can be asked for all of them at once."""
+    return _class(f"{_SQL}.catalyst.expressions.CreateArray")(node.expressions(), False)
+
+
+def _lines(text: str) -> list[tuple[int, str]]:
+    """The lines of a tree, with how deep they are: first that of its root, last an empty one."""
+    lines = [(0, "")]
+    for line in text.split("\n"):
+        match = _LINE.fullmatch(line)
+        if match:
+            lines.append((len(match[1]) // 3, match[2]))
+        else:  # the text of a constant may have several lines
+            depth, begin = lines[-1]
+            lines[-1] = (depth, begin + line)
+    return [*lines, (0, "")]
+
+
+def _collect(
+    lines: Sequence[tuple[int, str]],
+    columns: Mapping[int, StructField],
+    used: Used,
+    *,
+    only_named: bool,
+) -> set[int]:
+    """Add what expressions use of columns; returns those that are only named, if that counts."""
+    named: set[int] = set()
+    three = zip(lines, lines[1:], lines[2:], strict=False)
+    for (depth_above, above), (depth, line), (depth_below, _) in three:
+        if depth_below > depth:
+            continue  # what it uses is in the lines below it
+        # What only looks like a column, in the text of a constant, is read as well.
+        for match in _ID.finditer(line):
+            column = columns.get(int(match[1]))
+            if column is None:
+                continue
+            if only_named and depth == 1:
+                named.add(int(match[1]))
+                continue
+            alone = depth_above < depth and depth_below < depth
+            field = _field(above, line[: match.end()], column.dataType) if alone else None
+            fields = used.setdefault(column.name, set())
+            if field is None:
+                used[column.name] = None
+            elif fields is not None:
+                fields.add(field)
+    return named
+
+
+def _field(text: str, column: str, kind: DataType) -> str | None:
+    """The field of a struct column that an expression takes; None if it is another expression."""
+    match = re.fullmatch(rf"{re.escape(column)}(?:-T\d+ms)?\.(.+)", text)
+    return match[1] if match and match[1] in getattr(kind, "names", ()) else None
+
+
+def _is_marked(plan: Any) -> bool:
+    """Whether a plan has an expression for what is not read."""
+    number = 0  # of a node, in a count that includes those of subqueries
+    while (node := plan.apply(number)) is not None:
+        # Not the text of the plan: it leaves out fields of a long list.
+        if _MARK in str(_together(node).collectLeaves().mkString(_BETWEEN)):
+            return True
+        number += 1
+    return False
 
 
 # -- changing -------------------------------------------------------------------------------
@@ -258,20 +349,21 @@ def _one_field(kind: DataType) -> set[str] | None:
     return {(fixed or kind.names)[0]}
 
 
-def _replaced(session: Any, leaf: Any, whole: StructType, less: StructType) -> Any:
+def _replaced(session: Any, source: _Source, less: StructType) -> Any:
     """A plan with the columns of a leaf, under their ids, over a source that reads less."""
-    stream = _kind(leaf) == "StreamingRelationV2"
-    reader = (session.readStream if stream else session.read).format(FORMAT).schema(less)
-    reader._jreader.options(_options(leaf).asCaseSensitiveMap())
-    columns = [_column(field.name, field.dataType, less) for field in whole.fields]
+    reader = (session.readStream if source.stream else session.read).format(FORMAT).schema(less)
+    reader._jreader.options(source.options().asCaseSensitiveMap())
+    columns = [_column(field.name, field.dataType, less) for field in source.whole.fields]
     chosen = _java(reader.load().selectExpr(*columns)).queryExecution().analyzed()
-    catalyst = session._jvm.org.apache.spark.sql.catalyst
-    none, empty = session._jvm.scala.Option.empty(), session._jvm.PythonUtils.toSeq([])
+    new, old = chosen.output(), source.node.java.output()
+    alias = _class(f"{_SQL}.catalyst.expressions.Alias")
+    none, empty = _class("scala.Option").empty(), _sequence([])
     names = [
-        catalyst.expressions.Alias(new, old.name(), old.exprId(), old.qualifier(), none, empty)
-        for new, old in zip(_each(chosen.output()), _each(leaf.output()), strict=True)
+        # Without a qualifier, which is for finding columns by name: here they are found already.
+        alias(new.apply(index), field.name, old.apply(index).exprId(), empty, none, empty)
+        for index, field in enumerate(source.whole.fields)
     ]
-    return catalyst.plans.logical.Project(session._jvm.PythonUtils.toSeq(names), chosen)
+    return _class(f"{_SQL}.catalyst.plans.logical.Project")(_sequence(names), chosen)
 
 
 def _column(name: str, kind: DataType, less: StructType) -> str:
@@ -301,10 +393,12 @@ def _missing(name: str, kind: DataType) -> str:
     return f"CAST(raise_error('{_MARK}{text}') AS {kind.simpleString()})"
 
 
-def _rebuilt(session: Any, plan: Any, new: Mapping[tuple[int, ...], Any]) -> Any:
-    below = list(_each(plan.children()))
-    if not below:
-        return new.get(_ids(plan), plan)
-    return plan.withNewChildren(
-        session._jvm.PythonUtils.toSeq([_rebuilt(session, child, new) for child in below])
-    )
+def _rebuilt(node: _Node, new: Mapping[_Node, Any]) -> Any:
+    if node in new:
+        return new[node]
+    children = node.children
+    for index, child in enumerate(node.below):
+        changed = _rebuilt(child, new)
+        if changed is not child.java:
+            children = children.updated(index, changed)
+    return node.java if children is node.children else node.java.withNewChildren(children)

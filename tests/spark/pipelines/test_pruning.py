@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,13 +15,14 @@ from millstream.pipelines import pruning
 from millstream.pipelines.pruning import pruned
 from millstream.pipelines.queries import QueryPlan
 from tests.spark.conftest import Account, Lake
-from tests.spark.pipelines.project_kit import HEAD, Kit
+from tests.spark.pipelines.project_kit import HEAD, PATIENCE_SECONDS, Kit
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 ALL = {"key", "value", "topic", "partition", "offset", "timestamp", "subject", "index"}
 PRICES = {"value.price", "value.customer"}
+EXCLUDED = "spark.sql.optimizer.excludedRules"
 
 
 @dataclass
@@ -65,7 +68,7 @@ def names(schema: Any) -> set[str]:
 def read(frame: DataFrame) -> list[set[str]]:
     """What the sources of these rows read."""
     plan = frame._jdf.queryExecution().analyzed()
-    return [names(pruning._schema(leaf)) for leaf in pruning._sources(plan)]
+    return [names(source.whole) for source in pruning._sources(pruning._walked(plan))]
 
 
 def total(orders: DataFrame, _: DataFrame) -> DataFrame:
@@ -128,6 +131,27 @@ def counted(orders: DataFrame, _: DataFrame) -> DataFrame:
     return orders.groupBy().count()
 
 
+def filtered(orders: DataFrame, _: DataFrame) -> DataFrame:
+    # A batch source takes this filter out of the plan when it runs.
+    return orders.where("offset >= 2").select("value.id")
+
+
+def of_several_lines(orders: DataFrame, _: DataFrame) -> DataFrame:
+    # Plans are read as text: a constant has several lines there as well.
+    name = "concat('#1\\n', value.item.name, '\\n   #2')"
+    return orders.selectExpr("concat(value.customer, '\\n- x') AS `a.b: c`", f"{name} AS `\x1f`")
+
+
+def misleading(orders: DataFrame, _: DataFrame) -> DataFrame:
+    # This one looks like a column of its own; then more is read than is used.
+    return orders.selectExpr("concat(value.customer, '\\n:- x\\n+- value#1: string') AS text")
+
+
+def long(orders: DataFrame, _: DataFrame) -> DataFrame:
+    # More columns than Spark shows of a list.
+    return orders.selectExpr(*(f"value.price + {n} AS n{n}" for n in range(60)), "value.id")
+
+
 def nested(orders: DataFrame, _: DataFrame) -> DataFrame:
     return orders.selectExpr("value.item.amount + 1 AS n", "value.item.name")
 
@@ -145,6 +169,11 @@ FLOWS: list[tuple[Callable[[DataFrame, DataFrame], DataFrame], list[set[str]], b
     (to_sink, [{"key", "value"}], True),
     (counted, [{"value.id"}], False),
     (nested, [{"value.item"}], True),
+    (filtered, [{"value.id", "offset"}], False),
+    (filtered, [{"value.id", "offset"}], True),
+    (of_several_lines, [{"value.customer", "value.item"}], True),
+    (misleading, [{"value"}], True),
+    (long, [{"value.id", "value.price"}], True),
 ]  # fmt: skip
 
 
@@ -212,7 +241,96 @@ def test_a_plan_that_cannot_be_read_is_used_as_it_is(
         patch.setattr(pruning, "_uses", lambda _, leaves: {ids: {"key": None} for ids in leaves})
         assert pruned(frame) is frame
     assert pruned(orders.spark.range(3)).count() == 3
-    assert orders.spark.conf.get("spark.sql.optimizer.excludedRules", None) is None
+    assert orders.spark.conf.get(EXCLUDED, None) is None
+
+
+def test_what_is_left_is_found_in_a_long_list_of_columns(
+    orders: Lake, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    frame = long(orders.stream(subscribe="orders"), orders.stream(subscribe="others"))
+    price = {"value": {"price"}}
+    monkeypatch.setattr(pruning, "_uses", lambda _, leaves: dict.fromkeys(leaves, price))
+    assert pruned(frame) is frame  # `value.id` is the last of 61
+
+
+def test_the_settings_of_the_session_stay_as_they_are_while_a_plan_is_changed(
+    orders: Lake, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from pyspark.sql.conf import RuntimeConfig
+
+    conf = orders.spark.conf
+    frame = total(orders.read(subscribe="orders"), orders.read(subscribe="others"))
+    changes: list[str] = []
+    seen: list[dict[str, str]] = []
+    inner = pruning._uses
+
+    def watched(*given: Any) -> Any:
+        seen.append(dict(conf.getAll))
+        return inner(*given)
+
+    monkeypatch.setattr(pruning, "_uses", watched)
+    conf.set(EXCLUDED, "org.apache.spark.sql.catalyst.optimizer.CollapseWindow")
+    try:
+        before = dict(conf.getAll)
+        with monkeypatch.context() as patch:
+            patch.setattr(RuntimeConfig, "set", lambda _, name, __: changes.append(name))
+            patch.setattr(RuntimeConfig, "unset", lambda _, name: changes.append(name))
+            assert read(pruned(frame)) == [PRICES]
+        assert [before, before] == [*seen, dict(conf.getAll)]
+        assert changes == []
+    finally:
+        conf.unset(EXCLUDED)
+
+
+def test_flows_are_pruned_at_the_same_time(orders: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
+    frames = [
+        orders.stream(subscribe=name, includeMetadata="true") for name in ("orders", "others")
+    ]
+    flows = [entry for entry in FLOWS if entry[0] in (total, joined, nested, counted)]
+    together = threading.Barrier(len(flows))
+    inner = pruning._optimized
+
+    def optimized(*given: Any) -> Any:
+        together.wait(PATIENCE_SECONDS)  # each of them is in the middle of its work
+        return inner(*given)
+
+    def work(rows: DataFrame) -> list[set[str]]:
+        # Spark looks for data sources in the thread's active session.
+        kind = type(orders.spark)._get_j_spark_session_class(orders.spark._jvm)
+        kind.setActiveSession(orders.spark._jsparkSession)
+        return read(pruned(rows))
+
+    monkeypatch.setattr(pruning, "_optimized", optimized)
+    before = dict(orders.spark.conf.getAll)
+    with ThreadPoolExecutor(len(flows)) as threads:
+        found = list(threads.map(work, [flow(*frames) for flow, _, _ in flows]))
+    assert found == [columns for _, columns, _ in flows]
+    assert dict(orders.spark.conf.getAll) == before
+
+
+def test_the_calls_to_java_do_not_grow_with_the_columns_of_a_plan(
+    orders: Lake, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    jvm: Any = orders.spark._jvm
+    client = type(jvm._gateway_client)
+    inner, calls = client.send_command, 0
+
+    def counted_calls(self: Any, command: str, *given: Any, **named: Any) -> Any:
+        nonlocal calls
+        calls += not command.startswith("m")  # not those that free what Python has forgotten
+        return inner(self, command, *given, **named)
+
+    orders_stream = orders.stream(subscribe="orders")
+    found = []
+    for flow in (one_field, long):
+        frame = flow(orders_stream, orders_stream)
+        with monkeypatch.context() as patch:
+            patch.setattr(client, "send_command", counted_calls)
+            calls = 0
+            assert pruned(frame) is not frame
+        found.append(calls)
+    few, many = found
+    assert 0 < many < few + 60  # 60 columns more; a walk through each takes at least six calls
 
 
 FLOW = (
