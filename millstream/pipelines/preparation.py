@@ -117,7 +117,7 @@ def _run(folder: Path, archive: Path) -> None:
     options = f"{QUICK_COMPILER} {CREATE}{archive}"
     (project / "millstream.toml").write_text(_TOML.format(options=options), encoding="utf-8")
     (project / "pipeline.py").write_text(_PYTHON, encoding="utf-8")
-    with Broker(BrokerSettings(data=folder / "broker", port=0, durability="memory")) as broker:
+    with Broker(BrokerSettings(data=folder / "broker", port=0)) as broker:
         _fill(broker.url)
         code = "from millstream.cli.main import main; main()"
         words = ["pipeline", "run", str(project), "--once", "--quiet", "--server", broker.url]

@@ -15,6 +15,7 @@ from millstream.errors import MissingExtra
 from millstream.settings import cache_folder
 
 __all__ = [
+    "CREATE",
     "adopt_archive",
     "archive_option",
     "claim_archives",
