@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 __all__ = [
+    "QUICK_COMPILER",
     "check_pyspark",
     "java_version",
     "own_session",
