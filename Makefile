@@ -30,12 +30,12 @@ $(STAMP): pyproject.toml requirements.lock $(STALE)
 	@echo "$(MADE_FOR)" > $(STAMP)
 
 # Java's classes are kept for the next starts: demo and tests start many JVMs. Everything works without
-# it, only slower, so a failure is no error.
+# it, only slower, so a failure is not an error; it is tried again the next time.
 PREPARED := $(VENV)/.spark-prepared
 $(PREPARED): $(STAMP)
 	@echo "Preparing Spark, once: less than a minute"
-	@$(BIN)/millstream pipeline prepare || echo "Spark was not prepared; JVMs start more slowly"
-	@touch $(PREPARED)
+	@$(BIN)/millstream pipeline prepare && touch $(PREPARED) || \
+	  echo "Spark was not prepared; JVMs start more slowly"
 
 # What tests and benchmarks use of the system: PostgreSQL, MariaDB. Without them they are skipped.
 system-deps:

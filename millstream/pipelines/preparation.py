@@ -122,14 +122,20 @@ def _run(folder: Path, archive: Path) -> None:
         code = "from millstream.cli.main import main; main()"
         words = ["pipeline", "run", str(project), "--once", "--quiet", "--server", broker.url]
         # Java has the same stdout, so reading it to its end waits for Java, too.
-        done = subprocess.run(
-            [sys.executable, "-c", code, *words],
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            timeout=SECONDS,
-            check=False,
-        )
+        try:
+            done = subprocess.run(
+                [sys.executable, "-c", code, *words],
+                stdin=subprocess.DEVNULL,
+                capture_output=True,
+                text=True,
+                timeout=SECONDS,
+                check=False,
+            )
+        except subprocess.TimeoutExpired as error:
+            raise ConfigError(
+                f"Spark could not be prepared: its run did not end within {SECONDS:.0f} s. Try "
+                f"again when the machine is less busy"
+            ) from error
     if done.returncode:
         raise ConfigError(f"Spark could not be prepared: {(done.stderr or done.stdout).strip()}")
 

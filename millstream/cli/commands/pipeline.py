@@ -345,7 +345,7 @@ def prepare(json_: JsonOption = False) -> None:
     """Prepare this installation of Spark, so that pipelines start in half the time.
 
     Runs a small pipeline on a temporary broker and keeps Java's classes in the cache folder: half a
-    minute, once, 200 MB. Good for images, and before the first run.
+    minute, once, 200 MB. Useful in images, and before the first run.
     """
     from millstream.cli.views.pipeline import working
     from millstream.pipelines.preparation import prepare_spark

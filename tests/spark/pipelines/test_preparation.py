@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import subprocess
@@ -50,8 +51,19 @@ def test_a_prepared_spark_loads_its_classes_from_the_archive(tmp_path: Path) -> 
 
 def test_one_process_at_a_time_prepares(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setattr(preparation, "claim_archives", lambda: False)
-    with pytest.raises(ConfigError, match="another process is creating"):
+    # The lock of another open file counts as that of another process.
+    with (class_archive.spark_cache() / "making.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        with pytest.raises(ConfigError, match="another process is creating"):
+            preparation.prepare_spark()
+
+
+def test_a_run_that_takes_too_long_is_an_error_that_says_so(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(preparation, "SECONDS", 0.1)
+    with pytest.raises(ConfigError, match="did not end within"):
         preparation.prepare_spark()
 
 
