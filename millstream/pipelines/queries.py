@@ -14,7 +14,6 @@ from millstream.pipelines.declare import SNAPSHOT, Flow, Output
 from millstream.pipelines.outputs import stored_columns
 from millstream.pipelines.postgres import TABLE, address_of
 from millstream.pipelines.progress import OUTPUT_METRIC
-from millstream.pipelines.pruning import pruned
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -40,7 +39,6 @@ class QueryPlan:
     trigger: float  # seconds between batches
     once: bool  # read what is available, then end
     options: Mapping[str, str]  # of every Millstream sink
-    prune: bool = True  # read only the columns that the flow uses
 
 
 def start_query(rows: DataFrame, flow: Flow, output: Output, plan: QueryPlan) -> StreamingQuery:
@@ -53,8 +51,7 @@ def start_query(rows: DataFrame, flow: Flow, output: Output, plan: QueryPlan) ->
             f"read a topic with read(...), a table's changes with read_changes(...), or an event "
             f"store with read_events(...)"
         )
-    read = pruned(rows) if plan.prune else rows
-    counted = read.observe(OUTPUT_METRIC, sf.count(sf.lit(1)).alias("rows"))
+    counted = rows.observe(OUTPUT_METRIC, sf.count(sf.lit(1)).alias("rows"))
     writer = counted.writeStream.queryName(plan.name)
     writer = writer.option("checkpointLocation", plan.checkpoint).outputMode(flow.mode)
     if plan.once:

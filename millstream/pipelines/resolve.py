@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -58,9 +58,18 @@ class Resolver:
         self._untyped: set[str] = set()  # topics and tables that were read and have no schema
         self._path: list[str] = []  # what is being resolved, outermost first
         self._readers: list[str] = []  # the same as names of graph nodes
+        self._resolved: Callable[[str, DataFrame], None] = lambda flow, rows: None
 
-    def all(self, topics: PipelineTopics) -> Resolved:
-        """Every flow of the pipeline; an error names the function and says what is wrong."""
+    def all(
+        self, topics: PipelineTopics, resolved: Callable[[str, DataFrame], None] | None = None
+    ) -> Resolved:
+        """Every flow of the pipeline; an error names the function and says what is wrong.
+
+        `resolved` is called with a flow's name and its rows as soon as they are known, now and
+        when the flow is resolved again.
+        """
+        if resolved is not None:
+            self._resolved = resolved
         with self._using(topics):
             for flow in self._pipeline.flows.values():
                 self._output(self._pipeline.outputs[flow.target])
@@ -121,6 +130,7 @@ class Resolver:
             )
         self._done.flows[flow.name] = rows
         self._done.reads[flow.name] = self._done.graph.upstream(output.name)
+        self._resolved(flow.name, rows)
 
     def _view(self, name: str) -> DataFrame:
         if name not in self._views:

@@ -17,6 +17,7 @@ from millstream.pipelines.declare import Flow, Pipeline
 from millstream.pipelines.lag import LagMeter
 from millstream.pipelines.outputs import PipelineTopics
 from millstream.pipelines.project import Project
+from millstream.pipelines.pruning_ahead import PruningAhead
 from millstream.pipelines.queries import QueryPlan, start_query
 from millstream.pipelines.resolve import Resolved, Resolver
 from millstream.pipelines.restarts import Restarts
@@ -99,6 +100,7 @@ class Runner:
         sources = {**self.settings.options, "stopFile": str(self.state.stop_file)}
         self._resolver = Resolver(pipeline, spark, project.folder, sources)
         self._resolved: Resolved | None = None
+        self._pruning = PruningAhead(spark)
         self._started = datetime.now(UTC)
 
     # -- running --------------------------------------------------------------------------
@@ -109,16 +111,18 @@ class Runner:
         The caller holds the state folder: `with StateFolder(project).running()`. `shown` is called
         with the status about once a second.
         """
-        with self._topics() as topics:
-            self._resolved = self._resolver.all(topics)
-        self._spark.streams.addListener(self._watch.listener)
-        try:
-            with LagMeter(self._watch, connection_settings(self.settings.options)):
-                self._loop(shown)
-        finally:
-            self._end()
-            self._spark.streams.removeListener(self._watch.listener)
-            self._report("stopped", shown)
+        with self._pruning:
+            with self._topics() as topics:
+                add = self._pruning.add if self.project.prune else None
+                self._resolved = self._resolver.all(topics, add)
+            self._spark.streams.addListener(self._watch.listener)
+            try:
+                with LagMeter(self._watch, connection_settings(self.settings.options)):
+                    self._loop(shown)
+            finally:
+                self._end()
+                self._spark.streams.removeListener(self._watch.listener)
+                self._report("stopped", shown)
         reasons = {
             name: run.error or "" for name, run in self._runs.items() if run.state == "failed"
         }
@@ -190,7 +194,6 @@ class Runner:
             trigger=self.project.trigger,
             once=self.settings.once,
             options=self.settings.options,
-            prune=self.project.prune,
         )
         try:
             rows = self._rows(flow, again)
@@ -217,7 +220,11 @@ class Runner:
         if again or self._resolved is None:
             with self._topics() as topics:
                 self._resolved = self._resolver.again(flow, topics)
-        return self._resolved.flows[flow.name]
+        return (
+            self._pruning.rows(flow.name)
+            if self.project.prune
+            else self._resolved.flows[flow.name]
+        )
 
     def _look_after(self, run: _Run) -> None:
         query = run.query
