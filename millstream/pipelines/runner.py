@@ -221,9 +221,7 @@ class Runner:
             with self._topics() as topics:
                 self._resolved = self._resolver.again(flow, topics)
         return (
-            self._pruning.rows(flow.name)
-            if self.project.prune
-            else self._resolved.flows[flow.name]
+            self._pruning.rows(flow.name) if self.project.prune else self._resolved.flows[flow.name]
         )
 
     def _look_after(self, run: _Run) -> None:
