@@ -1,17 +1,9 @@
-"""Spark beside Kafka: reading, copying, latency and start, in the same kind of session.
-
-Reading and copying take turns in one warm session that has both sources. Start and latency need a
-process of their own for each contestant.
-"""
+"""Spark beside Kafka: reading and copying, in turns in one warm session that has both sources."""
 
 from __future__ import annotations
 
-import argparse
 import asyncio
-import json
 import os
-import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -24,10 +16,9 @@ import msgspec
 
 import millstream
 from bench.effort import cpu_seconds, family_of
-from bench.harness import Figures, PeerAbsent, Result, Skipped, Work, race, raced, spread, wanted
-from bench.jars import Library, fetched
-from bench.kafka_peer import KAFKA, KafkaServer, kafka_client
-from bench.spark import CHILD_SECONDS, echo, echo_figures
+from bench.harness import Figures, PeerAbsent, Result, Skipped, Work, race, wanted
+from bench.kafka_peer import KAFKA, KafkaServer
+from bench.peers_spark_start import connector_jars, start_and_latency, start_wanted
 from bench.trade import Trade, trade_frame, trades
 from millstream.broker import Broker
 from millstream.events.row_buffer import Columns
@@ -38,17 +29,12 @@ if TYPE_CHECKING:
 
 __all__ = ["rows"]
 
-CONNECTOR = "4.2.0"  # the newest on Maven Central; it runs in Spark 4.3
-JARS = (
-    Library("org.apache.spark", "spark-sql-kafka-0-10_2.13", CONNECTOR, alone=True),
-    Library("org.apache.spark", "spark-token-provider-kafka-0-10_2.13", "4.0.0", alone=True),
-    Library("org.apache.kafka", "kafka-clients", "3.9.2", alone=True),
-    Library("org.apache.commons", "commons-pool2", "2.12.0", alone=True),
-)
 FRAME = 100_000
 GROUPS = 350  # symbols at venues
 DDL = "symbol STRING, venue STRING, quantity BIGINT, price DOUBLE, at TIMESTAMP"
 VALUE = f"value STRUCT<{DDL}>"  # as Spark reads our typed topic
+DEFAULT = f"key BINARY, {VALUE}, timestamp TIMESTAMP"  # the same with no options
+READY_DEFAULT, READY_VALUE = "ready, no options", "ready, columns=value"
 TASKS = 2  # one for each core of the session
 TUNED = {
     "minPartitions": TASKS,
@@ -64,16 +50,12 @@ COPIED = {
     "whole": (", with the start of the query", "rows/s"),
     "cpu": (CPU, "us/row"),
 }
-STARTING = (
-    ("Spark session start and first event through", "s", "start"),
-    ("Spark end-to-end latency, p50", "ms", "p50"),
-    ("Spark end-to-end latency, p99", "ms", "p99"),
-)
 READING = (
     "Spark read with no options",
     "Spark aggregate, tuned",
     "Spark aggregate, no options",
     "Spark aggregate, limit of a Python source (batches are ready, no broker)",
+    "Spark read with no options, limit of a Python source (batches are ready, no broker)",
 )
 COPY_LIMIT = (
     "Spark topic to topic, limit of a Python source and sink (batches are ready, no broker)"
@@ -99,7 +81,7 @@ class _Sizes:
     partitions: tuple[int, ...]
 
 
-FULL = _Sizes(2_000_000, rounds=5, starts=3, echoes=60, partitions=(1, 4))
+FULL = _Sizes(2_000_000, rounds=5, starts=5, echoes=60, partitions=(1, 4))
 QUICK = _Sizes(500_000, rounds=2, starts=1, echoes=20, partitions=(1,))
 
 
@@ -107,7 +89,7 @@ def rows(kafka: KafkaServer | PeerAbsent, quick: bool) -> Iterator[Result | Skip
     """Every Spark row; sizes shrink with `quick`."""
     sizes = QUICK if quick else FULL
     names = [f"{name}, {_parts(count)}" for name in READING for count in sizes.partitions]
-    starting = wanted(*(name for name, _, _ in STARTING))
+    starting = start_wanted()
     working = wanted(*names, *(name + text for name in COPYING for text, _ in COPIED.values()))
     if not starting and not working:
         return
@@ -115,24 +97,19 @@ def rows(kafka: KafkaServer | PeerAbsent, quick: bool) -> Iterator[Result | Skip
         yield Skipped("Spark", "pyspark is not installed: pip install 'millstream[spark]'")
         return
     try:
-        jars = _jars() if isinstance(kafka, KafkaServer) else ""
+        jars = connector_jars() if isinstance(kafka, KafkaServer) else ""
     except PeerAbsent as error:
         yield Skipped(f"Spark with {KAFKA}", str(error))
         kafka, jars = error, ""
     with running_broker(durability="fsync") as broker:
         if starting:
-            yield from _starting(broker, kafka, sizes)
+            yield from start_and_latency(broker, kafka, sizes.starts, sizes.echoes)
         if working:
             with _session(jars) as spark:
                 stage = _Stage(spark, broker, kafka, sizes)
                 for count in sizes.partitions:
                     yield from stage.reading(count)
                 yield from stage.copying()
-
-
-def _jars() -> str:
-    folder = fetched(f"spark-kafka-{CONNECTOR}", JARS)
-    return ",".join(str(file) for file in sorted(folder.glob("*.jar")))
 
 
 @contextmanager
@@ -206,7 +183,9 @@ class _Stage:
     def reading(self, partitions: int) -> Iterator[Result | Skipped]:
         """Aggregate all rows by symbol and venue, every field read."""
         text = _parts(partitions)
-        default, tuned, plain, limit = names = [f"{name}, {text}" for name in READING]
+        default, tuned, plain, limit, default_limit = names = [
+            f"{name}, {text}" for name in READING
+        ]
         if not wanted(*names):
             return
         name = asyncio.run(self._fill(partitions))
@@ -232,15 +211,20 @@ class _Stage:
 
             return run
 
-        def ready() -> Figures:
-            rows = self._ready("read", VALUE, max(partitions, TASKS)).selectExpr("value.*")
-            return self._measured(lambda: _total(rows), os.getpid())
+        def ready(columns: str, tasks: int) -> Work:
+            def run() -> Figures:
+                rows = self._ready("read", columns, tasks).selectExpr("value.*")
+                return self._measured(lambda: _total(rows), os.getpid())
+
+            return run
 
         works: dict[str, Work] = {
             no_options: ours({}),
             only_value: ours({"columns": "value"}),
             "tuned": ours(OURS_TUNED),
-            "limit": ready,
+            "limit": ready(VALUE, max(partitions, TASKS)),
+            READY_VALUE: ready(VALUE, partitions),
+            READY_DEFAULT: ready(DEFAULT, partitions),
             theirs_tuned: kafka(TUNED),
             theirs_plain: kafka({}),
         }
@@ -249,6 +233,7 @@ class _Stage:
             (tuned, "tuned", theirs_tuned),
             (plain, no_options, theirs_plain),
             (limit, "limit", theirs_tuned),
+            (default_limit, READY_DEFAULT, READY_VALUE),
         ]
         yield from race(RATES, works, pairs, self.sizes.rounds)
 
@@ -367,120 +352,3 @@ def _total(frame: DataFrame) -> None:
     found = frame.groupBy("symbol", "venue").agg({"price": "sum", "quantity": "max", "at": "max"})
     if len(found.collect()) != GROUPS:
         raise RuntimeError("rows are missing")
-
-
-# -- start and latency: a process for each contestant -----------------------------------------
-
-
-def _starting(
-    broker: Broker, kafka: KafkaServer | PeerAbsent, sizes: _Sizes
-) -> Iterator[Result | Skipped]:
-    peer = f"{KAFKA}, fetch.max.wait.ms=5"
-    if isinstance(kafka, PeerAbsent):
-        yield Skipped(f"Spark start and latency against {KAFKA}", str(kafka))
-        kinds = {"ours": broker.url}
-    else:
-        kinds = {"ours": broker.url, "kafka": kafka.bootstrap}
-    _child_figures("ours", broker.url, 1)  # the first may create an archive of classes
-    found: dict[str, list[dict[str, Any]]] = {kind: [] for kind in kinds}
-    for number in range(sizes.starts):
-        for kind in list(kinds)[:: -1 if number % 2 else 1]:
-            found[kind].append(_child_figures(kind, kinds[kind], sizes.echoes))
-    for name, unit, field in STARTING:
-        own = [one[field] for one in found["ours"]]
-        if "kafka" in found:
-            theirs = [one[field] for one in found["kafka"]]
-            yield raced(name, unit, own, peer, theirs, better="lower")
-        else:
-            yield Result(name, sorted(own)[len(own) // 2], unit, spread=spread(own))
-    if "kafka" in found:
-        for step, value in found["ours"][-1]["steps"].items():
-            other = found["kafka"][-1]["steps"][step]
-            name = f"Spark end-to-end latency, {step}"
-            yield raced(name, "ms", [value], peer, [other], better="lower")
-
-
-def _child_figures(kind: str, address: str, count: int) -> dict[str, Any]:
-    command = [sys.executable, "-m", "bench.peers_spark", kind, address, str(count)]
-    child = {**os.environ, "PYSPARK_PYTHON": sys.executable}
-    done = subprocess.run(
-        command, capture_output=True, text=True, env=child, check=False, timeout=CHILD_SECONDS
-    )
-    if done.returncode:
-        raise RuntimeError(done.stderr[-2000:])
-    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    return found
-
-
-def _child(kind: str, address: str, count: int) -> None:
-    """Start a session and a copying query, then time messages through it."""
-    began = time.perf_counter()
-    name = f"echo-{time.monotonic_ns()}"
-    with tempfile.TemporaryDirectory() as folder:
-        if kind == "ours":
-            from millstream.spark import session
-
-            spark = session("bench", master="local[2]")
-            outcome = asyncio.run(echo(spark, address, name, folder, count, began))
-        else:
-            outcome = _kafka_echo(address, name, folder, count, began)
-    sys.stdout.write(f"\n{json.dumps(outcome)}\n")
-
-
-def _kafka_echo(bootstrap: str, name: str, folder: str, count: int, began: float) -> dict[str, Any]:
-    from millstream.spark import session
-
-    spark = session("bench", master="local[2]", conf={"spark.jars": _jars()})
-    client = kafka_client()
-    producer = client.Producer({"bootstrap.servers": bootstrap, "linger.ms": 0, "acks": "all"})
-    settings = {"bootstrap.servers": bootstrap, "group.id": name, "fetch.wait.max.ms": 5}
-    consumer = client.Consumer({**settings, "auto.offset.reset": "earliest"})
-
-    def send(value: bytes) -> None:
-        producer.produce(f"{name}-in", value)
-        producer.flush(30)
-
-    send(b"first")  # it creates the topic
-    producer.list_topics(f"{name}-out", timeout=10)
-    frame = (
-        spark.readStream.format("kafka")
-        .options(subscribe=f"{name}-in", startingOffsets="earliest")
-        .option("kafka.bootstrap.servers", bootstrap)
-        .option("kafka.fetch.max.wait.ms", 5)
-        .load()
-    )
-    query = (
-        frame.select("key", "value")
-        .writeStream.format("kafka")
-        .option("kafka.bootstrap.servers", bootstrap)
-        .options(topic=f"{name}-out", checkpointLocation=folder)
-        .start()
-    )
-    consumer.assign([client.TopicPartition(f"{name}-out", 0, client.OFFSET_BEGINNING)])
-    times: list[float] = []
-    start = 0.0
-    sent_at = time.perf_counter()
-    while len(times) < count:
-        message = consumer.poll(1.0)
-        if message is None or message.error():
-            continue
-        if start:
-            times.append(time.perf_counter() - sent_at)
-        else:
-            start = time.perf_counter() - began
-        sent_at = time.perf_counter()
-        send(b"%d" % len(times))
-    progress = [p for p in query.recentProgress if p["numInputRows"]][-count:]
-    query.stop()
-    consumer.close()
-    spark.stop()
-    return echo_figures(start, times, progress)
-
-
-if __name__ == "__main__":
-    parser = argparse.ArgumentParser()
-    parser.add_argument("kind", choices=["ours", "kafka"])
-    parser.add_argument("address")
-    parser.add_argument("count", type=int)
-    given = parser.parse_args()
-    _child(given.kind, given.address, given.count)

@@ -42,7 +42,7 @@ class ReadySource(DataSource):
         return "ready"
 
     def schema(self) -> str:
-        """The columns: `value` with the fields of a trade, and `key` if asked for."""
+        """The columns: some of `key`, `value` with the fields of a trade, and `timestamp`."""
         return self.options["columns"]
 
     def reader(self, schema: StructType) -> DataSourceReader:
@@ -92,7 +92,8 @@ class _Ready:
 def _batch(rows: int) -> pa.RecordBatch:
     trades = trade_frame(rows)
     value = pa.StructArray.from_arrays(trades.columns, fields=list(trades.schema))
-    return pa.record_batch({"key": trades["symbol"].cast(pa.binary()), "value": value})
+    key, timestamp = trades["symbol"].cast(pa.binary()), trades["at"]
+    return pa.record_batch({"key": key, "value": value, "timestamp": timestamp})
 
 
 class _BatchReader(DataSourceReader):
