@@ -21,6 +21,7 @@ from millstream.wire.sync.window import Window
 __all__ = ["Frames", "read_frames"]
 
 Bounds = Any  # numpy.ndarray of int64: where something starts or ends in the block
+Lines = tuple[Bounds, Bounds, Any]  # start and end of control lines, and whether headers follow
 _ACK: Final = b"$JS.ACK."
 _MARK: Final = b" $JS.ACK."
 _TAIL: Final = 512  # bytes: a status or a ping that ends what the server sent is shorter
@@ -28,6 +29,8 @@ _DIGITS_MAX: Final = 20  # of the largest number in an ack address: nanoseconds 
 # An ack address ends with its numbers; with this many dots another token follows them.
 _DOTS_WITH_TOKEN: Final = 11
 _LINE_MIN: Final = 8  # bytes of the control line of a message, at least
+# Messages of this many bytes are found one by one: looking at all bytes at once takes longer.
+LARGE: Final = 4096
 
 
 class Frames:
@@ -176,7 +179,8 @@ class FrameCollector:
 
     def _scan(self, others: Callable[[bytes], None]) -> None:
         block = self._chunks[0] if len(self._chunks) == 1 else b"".join(self._chunks)
-        frames, used = scan(block, self._sid, others)
+        large = len(block) >= LARGE * self._marks
+        frames, used = scan(block, self._sid, others, large=large)
         if len(frames):
             self._found.append(frames)
             self.count += len(frames)
@@ -205,23 +209,17 @@ def joined(parts: list[Frames]) -> Frames:
     return Frames(b"".join(part.data for part in parts), bounds)
 
 
-def scan(data: bytes, sid: bytes, others: Callable[[bytes], None]) -> tuple[Frames, int]:
+def scan(
+    data: bytes, sid: bytes, others: Callable[[bytes], None], *, large: bool
+) -> tuple[Frames, int]:
     """The complete messages of a subscription in some bytes, and how many bytes are used.
 
     Every line that looks like the start of a message is a candidate. It is a message if the frame
     before it ends where it starts; the first byte starts a frame. So a payload that contains what
-    looks like a message is not taken for one.
+    looks like a message is not taken for one. `large` only says how they are found.
     """
     block = np.frombuffer(data, np.uint8)
-    lines = np.flatnonzero(block == 10)
-    if not len(lines):
-        return joined([]), 0
-    starts = np.concatenate([np.zeros(1, np.int64), lines[:-1] + 1])
-    # Two letters of MSG and HMSG, because a header line may start with the first: Mill-Time.
-    first, second = block[starts], block[np.minimum(starts + 1, len(block) - 1)]
-    kind_h = (first == 72) & (second == 77)
-    likely = (((first == 77) & (second == 83)) | kind_h) & (lines - starts > _LINE_MIN)
-    starts, eol, kind_h = starts[likely], lines[likely] - 1, kind_h[likely]
+    (starts, eol, kind_h), spaces = _large(data) if large else _small(block)
     size, at = _digits(block, eol)
     headers = np.zeros(len(size), np.int64)
     if kind_h.any():
@@ -230,13 +228,42 @@ def scan(data: bytes, sid: bytes, others: Callable[[bytes], None]) -> tuple[Fram
     chosen, used = _chain(data, starts, after, others)
     starts, eol, at = starts[chosen], eol[chosen], at[chosen]
     head, body, end = eol + 2, eol + 2 + headers[chosen], after[chosen] - 2
-    spaces = np.flatnonzero(block == 32)
     subject = starts + 4 + kind_h[chosen]
     number = np.searchsorted(spaces, subject)
     last = len(spaces) - 1
     subject_end, sid_end = spaces[np.minimum(number, last)], spaces[np.minimum(number + 1, last)]
     frames = Frames(data, (subject, subject_end, sid_end + 1, at, head, body, end))
     return _own(frames, block, sid, sid_end, others), used
+
+
+def _small(block: Any) -> tuple[Lines, Bounds]:
+    """The lines that look like the start of a message, and all spaces, by looking at every byte."""
+    lines = np.flatnonzero(block == 10)
+    starts = np.concatenate([np.zeros(1, np.int64), lines + 1])[:-1]
+    # Two letters of MSG and HMSG, because a header line may start with the first: Mill-Time.
+    first, second = block[starts], block[np.minimum(starts + 1, len(block) - 1)]
+    kind_h = (first == 72) & (second == 77)
+    likely = (((first == 77) & (second == 83)) | kind_h) & (lines - starts > _LINE_MIN)
+    return (starts[likely], lines[likely] - 1, kind_h[likely]), np.flatnonzero(block == 32)
+
+
+def _large(data: bytes) -> tuple[Lines, Bounds]:
+    """The same, from one message to the next: payloads are not looked at."""
+    lines: list[tuple[int, int, bool]] = []
+    spaces: list[int] = []
+    at = 0
+    while (end := data.find(b"\n", at)) >= 0:
+        line = data[at : end - 1]
+        kind_h = line.startswith(b"HM")
+        size = line[line.rfind(b" ") + 1 :]
+        if (kind_h or line.startswith(b"MS")) and size.isdigit():
+            lines.append((at, end - 1, kind_h))
+            spaces += (at + number for number, byte in enumerate(line) if byte == 32)
+            end += int(size) + 2
+        at = end + 1
+    starts, ends, kinds = zip(*lines, strict=True) if lines else ((), (), ())
+    bounds = np.array(starts, np.int64), np.array(ends, np.int64), np.array(kinds, bool)
+    return bounds, np.array(spaces, np.int64)
 
 
 def _chain(

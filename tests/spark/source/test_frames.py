@@ -11,6 +11,7 @@ import pytest
 from millstream.broker import Broker
 from millstream.messaging import NewEvent
 from millstream.settings import ConnectionSettings
+from millstream.spark.source import frames as frames_module
 from millstream.spark.source.frames import FrameCollector, read_frames
 from millstream.wire.api import parse_ack_address
 from millstream.wire.message import RawMessage
@@ -75,8 +76,13 @@ def pieces(data: bytes, chance: random.Random) -> Iterator[bytes]:
         start += size
 
 
+@pytest.mark.parametrize("large", [0, frames_module.LARGE], ids=["one by one", "at once"])
 @pytest.mark.parametrize("seed", range(40))
-def test_every_message_is_found_and_everything_else_goes_to_the_parser(seed: int) -> None:
+def test_every_message_is_found_and_everything_else_goes_to_the_parser(
+    seed: int, large: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Messages of this many bytes are found in another way; those of this test are smaller.
+    monkeypatch.setattr(frames_module, "LARGE", large)
     chance = random.Random(seed)
     wanted: list[RawMessage] = []
     rest: list[tuple[bytes, ...]] = []
@@ -140,6 +146,18 @@ def test_frames_and_messages_of_a_range_are_the_same(account: Account) -> None:
 def _stored(message: RawMessage) -> tuple[bytes, int, bytes, bytes]:
     sequence = parse_ack_address(message.reply).sequence
     return message.subject, sequence, message.headers, message.payload
+
+
+def test_large_and_small_messages_are_found(account: Account) -> None:
+    sizes = [10, 9 * frames_module.LARGE] * 20 + [5] * 300 + [3 * frames_module.LARGE] * 30
+    values = [bytes([number % 256]) * size for number, size in enumerate(sizes)]
+    account.topic("orders")
+    account.publish("orders", values)
+    found: list[bytes] = []
+    with BlockingConnection(ConnectionSettings(urls=(account.url,))) as connection:
+        for frames in read_frames(connection, "orders", 1, len(values) + 1):
+            found += frames.cut(frames.body, frames.end).to_pylist()
+    assert found == values
 
 
 def test_frames_outlast_a_restart(millstream_broker: Broker) -> None:
