@@ -69,7 +69,7 @@ def frames_of(messages: list[RawMessage]) -> Frames:
         else:
             data += b"MSG %b 1 %b %d\r\n" % (subject, reply, len(payload))
         data += headers + payload + b"\r\n"
-    found, used = scan(data, b"1", lambda line: None)
+    found, used = scan(data, b"1", lambda line: None, large=False)
     assert (len(found), used) == (len(messages), len(data))
     return found
 
