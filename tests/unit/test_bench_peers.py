@@ -120,7 +120,7 @@ def test_only_selects_the_rows_of_the_limits_and_nothing_else_runs(
     # Without pyspark, rows that are wanted are reported and nothing is started for them.
     monkeypatch.setattr(peers_spark, "find_spec", lambda _: None)
     limits = [name for name in (*peers_spark.READING, *peers_spark.COPYING) if "limit of" in name]
-    assert len(limits) == 3
+    assert len(limits) == 4
     for text in (*limits, f"{limits[-1]}, CPU of all processes", "python source"):
         select([text])
         assert [item.name for item in peers_spark.rows(PeerAbsent("x"), quick=True)] == ["Spark"]
