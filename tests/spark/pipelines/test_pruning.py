@@ -13,7 +13,6 @@ import pytest
 
 from millstream.pipelines import pruning
 from millstream.pipelines.pruning import pruned
-from millstream.pipelines.queries import QueryPlan
 from tests.spark.conftest import Account, Lake
 from tests.spark.pipelines.project_kit import HEAD, PATIENCE_SECONDS, Kit
 
@@ -358,7 +357,7 @@ def test_a_flow_of_a_project_is_pruned_and_called_once(
     monkeypatch: pytest.MonkeyPatch,
     prune: bool,
 ) -> None:
-    from millstream.pipelines import queries
+    from millstream.pipelines import pruning_ahead
 
     found: list[set[str]] = []
 
@@ -367,7 +366,7 @@ def test_a_flow_of_a_project_is_pruned_and_called_once(
         found.extend(read(less))
         return less
 
-    monkeypatch.setattr(queries, "pruned", watched)
+    monkeypatch.setattr(pruning_ahead, "pruned", watched)
     kit = Kit(spark, account, tmp_path)
     kit.write(FLOW, "" if prune else "prune = false\n")
     kit.once()
@@ -376,4 +375,3 @@ def test_a_flow_of_a_project_is_pruned_and_called_once(
         for c in range(3)
     }
     assert found == ([{*PRICES, "offset"}] if prune else [])
-    assert QueryPlan("q", tmp_path, "", 0, once=True, options={}).prune
