@@ -312,7 +312,8 @@ class Reconnect:
 
     wait: float = 0.05  # seconds before the second attempt; doubles each time
     wait_max: float = 2.0  # seconds; the longest pause
-    give_up_after: float = 120.0  # seconds without a connection; then it is closed
+    # Seconds without a connection, then it is closed; anew after the process stood still.
+    give_up_after: float = 120.0
     buffer_bytes: int = 8 * 1024 * 1024  # core publishes kept while disconnected
 
 

@@ -52,6 +52,8 @@ COALESCE_BYTES_MAX: Final = 256 * 1024
 ATTEMPT_SECONDS_MAX: Final = 2.0
 # How long a connection that closes waits for its last bytes to leave and for TLS to end.
 CLOSE_SECONDS: Final = 5.0
+# An attempt to reconnect that is late by more than this: the process or its machine stood still.
+STILL_SECONDS: Final = 5.0
 
 
 @dataclass(slots=True)
@@ -442,12 +444,13 @@ class Connection:
         give_up = Deadline(rules.give_up_after)
         wait = rules.wait
         while True:
+            due = Deadline(self.settings.connect_timeout + wait + STILL_SECONDS)
             try:
                 link, address = await self._any_server(
                     Deadline(give_up.left(at_most=self.settings.connect_timeout))
                 )
             except ConnectError as error:
-                if give_up.passed:
+                if give_up.passed and not due.passed:
                     self._end(
                         ConnectionClosed(
                             f"gave up reconnecting after {rules.give_up_after:g} s: {error}"
@@ -457,6 +460,8 @@ class Connection:
                 # Jitter, so that a thousand clients do not come back in the same moment.
                 await asyncio.sleep(give_up.left(at_most=wait * (0.5 + random.random() / 2)))
                 wait = min(wait * 2, rules.wait_max)
+                if due.passed:
+                    give_up = Deadline(rules.give_up_after)
                 continue
             if not self._adopt(link, address):
                 continue

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import time
 from collections import Counter
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
@@ -26,6 +27,7 @@ from millstream.messaging import (
 from millstream.mill import Mill
 from millstream.settings import Reconnect
 from millstream.testing import running_broker
+from millstream.wire.aio import connection
 from tests.integration.messaging.conftest import Until
 from tests.integration.messaging.cut_proxy import proxy
 from tests.integration.messaging.event_kit import read, until_reading, values
@@ -243,6 +245,22 @@ async def test_reconnecting_is_given_up_after_the_time_set(broker: Broker) -> No
         await mill.close()
     finally:
         await asyncio.to_thread(broker.start)
+
+
+async def test_a_process_that_stood_still_reconnects_afterwards(
+    broker: Broker, until: Until, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its time ran out while it could not try, as in a machine that was paused."""
+    monkeypatch.setattr(connection, "STILL_SECONDS", 0.0)
+    rules = Reconnect(wait=0.02, wait_max=0.05, give_up_after=5)
+    async with millstream.connect(broker.url, reconnect=rules, connect_timeout=2) as mill:
+        topic = await mill.create_topic("stood-still")
+        await asyncio.to_thread(broker.kill)
+        await until(lambda: not mill.connected)
+        broker.start()
+        time.sleep(6)  # noqa: ASYNC251  # the whole event loop stands still
+        await topic.publish(b"x")
+        assert await values(topic) == [b"x"]
 
 
 async def test_a_request_waits_for_the_connection_no_longer_than_its_time(
