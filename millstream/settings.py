@@ -312,7 +312,7 @@ class Reconnect:
 
     wait: float = 0.05  # seconds before the second attempt; doubles each time
     wait_max: float = 2.0  # seconds; the longest pause
-    # Seconds without a connection, then it is closed; anew after the process stood still.
+    # Seconds without a connection, then it is closed; a pause of the process starts them again.
     give_up_after: float = 120.0
     buffer_bytes: int = 8 * 1024 * 1024  # core publishes kept while disconnected
 

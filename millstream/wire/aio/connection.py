@@ -52,8 +52,8 @@ COALESCE_BYTES_MAX: Final = 256 * 1024
 ATTEMPT_SECONDS_MAX: Final = 2.0
 # How long a connection that closes waits for its last bytes to leave and for TLS to end.
 CLOSE_SECONDS: Final = 5.0
-# An attempt to reconnect that is late by more than this: the process or its machine stood still.
-STILL_SECONDS: Final = 5.0
+# An attempt to reconnect that is late by more than this: the process or its machine was paused.
+PAUSED_SECONDS: Final = 5.0
 
 
 @dataclass(slots=True)
@@ -425,8 +425,7 @@ class Connection:
 
     async def _any_server(self, deadline: Deadline) -> tuple[Link, ServerAddress]:
         """One round over all known servers, the seeds first, each with a share of the time."""
-        seeds, others = list(self._seeds), list(self._discovered)
-        random.shuffle(others)
+        seeds, others = self._seeds, random.sample(self._discovered, len(self._discovered))
         errors: list[ConnectError] = []
         for address in [*seeds, *others]:
             share = Deadline(deadline.left(at_most=ATTEMPT_SECONDS_MAX if len(seeds) > 1 else None))
@@ -444,18 +443,14 @@ class Connection:
         give_up = Deadline(rules.give_up_after)
         wait = rules.wait
         while True:
-            due = Deadline(self.settings.connect_timeout + wait + STILL_SECONDS)
+            due = Deadline(self.settings.connect_timeout + wait + PAUSED_SECONDS)
             try:
-                link, address = await self._any_server(
-                    Deadline(give_up.left(at_most=self.settings.connect_timeout))
-                )
+                left = give_up.left(at_most=self.settings.connect_timeout)
+                link, address = await self._any_server(Deadline(left))
             except ConnectError as error:
                 if give_up.passed and not due.passed:
-                    self._end(
-                        ConnectionClosed(
-                            f"gave up reconnecting after {rules.give_up_after:g} s: {error}"
-                        )
-                    )
+                    reason = f"gave up reconnecting after {rules.give_up_after:g} s: {error}"
+                    self._end(ConnectionClosed(reason))
                     return
                 # Jitter, so that a thousand clients do not come back in the same moment.
                 await asyncio.sleep(give_up.left(at_most=wait * (0.5 + random.random() / 2)))

@@ -247,18 +247,18 @@ async def test_reconnecting_is_given_up_after_the_time_set(broker: Broker) -> No
         await asyncio.to_thread(broker.start)
 
 
-async def test_a_process_that_stood_still_reconnects_afterwards(
+async def test_a_process_that_was_paused_reconnects_afterwards(
     broker: Broker, until: Until, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its time ran out while it could not try, as in a machine that was paused."""
-    monkeypatch.setattr(connection, "STILL_SECONDS", 0.0)
+    monkeypatch.setattr(connection, "PAUSED_SECONDS", 0.0)
     rules = Reconnect(wait=0.02, wait_max=0.05, give_up_after=5)
     async with millstream.connect(broker.url, reconnect=rules, connect_timeout=2) as mill:
-        topic = await mill.create_topic("stood-still")
+        topic = await mill.create_topic("paused")
         await asyncio.to_thread(broker.kill)
         await until(lambda: not mill.connected)
         broker.start()
-        time.sleep(6)  # noqa: ASYNC251  # the whole event loop stands still
+        time.sleep(6)  # noqa: ASYNC251  # the whole event loop waits
         await topic.publish(b"x")
         assert await values(topic) == [b"x"]
 
