@@ -12,7 +12,7 @@ FOUNDATION = {
 EDGES = {"cli"}
 INNER = {
     *("broker", "wire", "events", "messaging", "schemas", "tables", "spark", "pipelines"),
-    *("backups", "event_store", "projections", "cdc"),
+    *("backups", "event_store", "projections", "cdc", "gateways"),
 }
 MESSAGING = {
     "messaging",
@@ -27,6 +27,7 @@ MESSAGING = {
 }
 EVENTS = {"events", "events.packs"}
 CDC = {"cdc", "cdc.postgres", "cdc.mysql", "cdc.sqlite", "cdc.sink"}
+GATEWAYS = {"gateways", "gateways.kafka"}
 SCHEMAS = {"schemas", "schemas.values", "schemas.formats", "schemas.registry"}
 
 # Room or sub-room -> the rooms it may import besides the foundation and itself. A room's own name
@@ -114,6 +115,11 @@ MAY_IMPORT: dict[str, set[str]] = {
     "cdc.sqlite": {*EVENTS, *SCHEMAS, "cdc"},
     "cdc.sink": {*EVENTS, *MESSAGING, *SCHEMAS, "mill", "cdc"},
     "cdc": {"wire", *EVENTS, *MESSAGING, *SCHEMAS, "tables", "mill", *CDC},
+    # The files directly in gateways are the frame; a sub-room is one protocol.
+    "gateways": {"wire", "wire.aio", *MESSAGING, "mill", "gateways.kafka"},
+    "gateways.kafka": {
+        *("wire", "wire.aio", *EVENTS, *MESSAGING, *SCHEMAS, "tables", "mill", "gateways"),
+    },
     # The blocking twins are written from the classes they mirror.
     "blocking": {
         *("wire", "wire.aio", *EVENTS, *MESSAGING, "event_store", "mill", "blocking.generated"),
@@ -135,7 +141,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "cli.commands": {
         *("broker", "wire", *EVENTS, *MESSAGING, *SCHEMAS, "tables", "pipelines", "mill"),
         *("backups", "event_store", "projections", "cli", "cli.options", "cli.views", "cli.files"),
-        *CDC,
+        *(*CDC, *GATEWAYS),
     },
     "cli": {"broker", "mill", "cli.commands", "cli.options", "__init__"},
     # Nothing imports it: the library of that name does, when an application asks for it.

@@ -1,0 +1,34 @@
+"""What a handler of Kafka's calls gets: the request, and the connection it came on."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+if TYPE_CHECKING:
+    from millstream.gateways.access import Access
+    from millstream.gateways.kafka.protocol import Request
+
+__all__ = ["Call", "Handler", "Session"]
+
+
+@dataclass(slots=True)
+class Session:
+    """One connection of a client. Until it is authenticated, `access` is None."""
+
+    client_host: str
+    access: Access | None = None
+    user: str | None = None
+    sasl: Any = field(default=None, repr=False)  # the exchange under way, of `sasl_calls`
+
+
+class Call(NamedTuple):
+    """One request of a session."""
+
+    request: Request
+    session: Session
+
+
+# Answers with the fields of the response by name, those of all versions; None: no answer.
+Handler = Callable[[Call], Awaitable[Mapping[str, Any] | None]]
