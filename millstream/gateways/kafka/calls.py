@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -21,6 +22,7 @@ class Session:
     access: Access | None = None
     user: str | None = None
     sasl: Any = field(default=None, repr=False)  # the exchange under way, of `sasl_calls`
+    produce_order: asyncio.Lock = field(default_factory=asyncio.Lock, repr=False)
 
 
 class Call(NamedTuple):

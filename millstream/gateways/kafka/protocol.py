@@ -27,6 +27,8 @@ __all__ = [
     "BadRequest",
     "ErrorCode",
     "Request",
+    "UnsupportedApiVersions",
+    "api_versions",
     "read_request",
     "unsupported_version_answer",
     "write_response",
@@ -55,7 +57,6 @@ class Api(IntEnum):
     DELETE_TOPICS = 20
     DELETE_RECORDS = 21
     INIT_PRODUCER_ID = 22
-    OFFSET_FOR_LEADER_EPOCH = 23
     DESCRIBE_CONFIGS = 32
     ALTER_CONFIGS = 33
     SASL_AUTHENTICATE = 36
@@ -90,7 +91,6 @@ VERSIONS: Final[Mapping[Api, tuple[int, int]]] = {
     Api.DELETE_TOPICS: (1, 5),
     Api.DELETE_RECORDS: (0, 2),
     Api.INIT_PRODUCER_ID: (0, 4),
-    Api.OFFSET_FOR_LEADER_EPOCH: (2, 4),
     Api.DESCRIBE_CONFIGS: (1, 4),
     Api.ALTER_CONFIGS: (0, 2),
     Api.SASL_AUTHENTICATE: (0, 2),

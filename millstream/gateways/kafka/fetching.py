@@ -1,0 +1,81 @@
+"""One Fetch: what the partitions have now, or as soon as one of them has something."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from millstream.deadline import Deadline
+from millstream.errors import MillstreamError
+from millstream.gateways.kafka.partition_log import OutOfRange, PartitionLog
+from millstream.gateways.kafka.protocol import ErrorCode
+
+__all__ = ["Fetch", "Wanted"]
+
+_log = logging.getLogger("millstream.gateways.kafka")
+
+
+@dataclass(slots=True)
+class Wanted:
+    """A partition of a Fetch: what is asked, and what is found."""
+
+    topic: str
+    partition: int
+    offset: int
+    log: PartitionLog | None
+    error: ErrorCode
+    max_bytes: int = 0
+    records: bytes = b""
+
+
+class Fetch:
+    """Reads until there are `min_bytes`, an error, or the time is up."""
+
+    def __init__(self, wanted: Sequence[Wanted], min_bytes: int, max_bytes: int) -> None:
+        self._wanted = wanted
+        self._min_bytes, self._max_bytes = min_bytes, max_bytes
+        self._changed = asyncio.Event()
+
+    async def run(self, max_seconds: float) -> None:
+        """Fill in what is found."""
+        logs = {id(one.log): one.log for one in self._wanted if one.log is not None}
+        for log in logs.values():
+            log.watch(self._changed.set)
+        try:
+            deadline = Deadline(max_seconds)
+            while True:
+                self._changed.clear()
+                if await self._read() or deadline.passed:
+                    return
+                try:
+                    await asyncio.wait_for(self._changed.wait(), deadline.left())
+                except TimeoutError:
+                    await self._read()  # fewer than min_bytes may be there by now
+                    return
+        finally:
+            for log in logs.values():
+                log.unwatch(self._changed.set)
+
+    async def _read(self) -> bool:
+        """Whether there is enough to answer."""
+        total = sum(len(one.records) for one in self._wanted)
+        for one in self._wanted:
+            if one.log is not None and not one.records and total < self._max_bytes:
+                await self._read_one(one, min(one.max_bytes, self._max_bytes - total))
+                total += len(one.records)
+        failed = any(one.error is not ErrorCode.none for one in self._wanted)
+        return failed or total >= self._min_bytes
+
+    async def _read_one(self, one: Wanted, max_bytes: int) -> None:
+        log = one.log
+        if log is None or one.offset == log.end_offset:
+            return
+        try:
+            one.records = await log.read(one.offset, max_bytes)
+        except OutOfRange:
+            one.error = ErrorCode.offset_out_of_range
+        except MillstreamError as error:
+            _log.warning("reading %s/%d: %s", one.topic, one.partition, error)
+            one.error = ErrorCode.kafka_storage_error
