@@ -1,0 +1,381 @@
+"""Kafka's record batches to columns of a pack and back. Pure.
+
+Records are read and written by aiokafka's compiled classes. They are meant for answers of a
+broker: sizes are compared with what is there before memory is taken, but numbers are read
+without looking for the end of the buffer, and headers become objects as many as a record says.
+So they get buffers with zeros after their end, and records that could hold very many headers are
+looked at before.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from itertools import accumulate, repeat
+from typing import Any, Final
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from aiokafka.errors import CorruptRecordException
+from aiokafka.record._crecords import DefaultRecordBatch, DefaultRecordBatchBuilder
+
+from millstream.events.event import PlainEvent
+from millstream.events.packs.envelope import COLUMN_TYPES, envelope
+from millstream.events.packs.pack import Pack
+from millstream.events.packs.packing import PACK_BYTES_MAX, PACK_EVENTS_MAX
+from millstream.events.subject import key_bytes
+from millstream.gateways.kafka.batch_codecs import decompress
+from millstream.gateways.kafka.batch_heads import (
+    BEFORE_LENGTH,
+    HEAD_SIZE,
+    NO_TIME,
+    NUMBERED,
+    RECORD_SIZE_MIN,
+    BadBatch,
+    BatchHead,
+    RawBatch,
+    empty_batch,
+    split_batches,
+    uncompressed_head,
+    with_base_offset,
+)
+from millstream.gateways.kafka.protocol import ErrorCode
+
+__all__ = [
+    "BadBatch",
+    "BatchHead",
+    "RawBatch",
+    "empty_batch",
+    "from_events",
+    "from_pack",
+    "same_as_sent",
+    "split_batches",
+    "times_ms",
+    "to_columns",
+    "with_base_offset",
+]
+
+# The years 1 to 9999 in milliseconds since 1970.
+_FIRST_MS: Final = -62_135_596_800_000
+_LAST_MS: Final = 253_402_300_799_999
+_PAD: Final = bytes(32)  # after a buffer's end: numbers end at the first zero
+_HEADERS_MAX: Final = 500_000  # of the records of one batch
+_LARGE_RECORD: Final = 64 * 1024  # may hold very many headers
+_LARGE_BODY: Final = 1024 * 1024
+_CHANGED: Final = {b"millstream.kafka": b"changed"}
+_NO_HEADERS: Final[list[tuple[str, bytes | None]]] = []
+_BATCH_MAX: Final = 2**31 - 1
+_DELTA_MAX: Final = 2**31 - 1
+
+
+# -- produce ----------------------------------------------------------------------------------
+
+
+def to_columns(
+    batches: Sequence[RawBatch],
+    *,
+    max_bytes: int = PACK_BYTES_MAX,
+    max_records: int = PACK_EVENTS_MAX,
+) -> pa.RecordBatch:
+    """The records of some batches, one after the other, as columns for a pack: key, timestamp,
+    headers and a value of bytes.
+
+    A record without a time has a null one: the time when it is stored. The value null of a header
+    becomes empty. BadBatch for records that cannot be read, and when they are more than the
+    limits allow, which are checked before memory is taken.
+    """
+    if sum(batch.head.count for batch in batches) > max_records:
+        raise BadBatch(
+            ErrorCode.message_too_large, f"more than {max_records:,} records; send smaller batches"
+        )
+    rows = _Rows()
+    left = max_bytes
+    for batch in batches:
+        buffer = _readable(batch, left)
+        left -= len(buffer) - HEAD_SIZE
+        rows.read(batch.head.count, buffer)
+    return rows.columns()
+
+
+def _readable(batch: RawBatch, limit: int) -> memoryview:
+    """The batch without compression, with zeros after its end."""
+    head, raw = batch
+    if head.codec == 0:
+        pieces: list[Any] = [raw]
+    else:
+        body = decompress(head.codec, memoryview(raw)[HEAD_SIZE:], limit)
+        pieces = [uncompressed_head(raw), *body]
+    buffer = b"".join([*pieces, _PAD])
+    return memoryview(buffer)[: -len(_PAD)]
+
+
+class _Rows:
+    """The records of some batches, column by column."""
+
+    def __init__(self) -> None:
+        self.keys: list[bytes | None] = []
+        self.times: list[int | None] = []
+        self.values: list[bytes | None] = []
+        self.headers: dict[int, list[tuple[str, bytes | None]]] = {}  # by row, where there are any
+
+    def read(self, count: int, buffer: memoryview) -> None:
+        body = len(buffer) - HEAD_SIZE
+        if count > body // RECORD_SIZE_MIN:
+            raise BadBatch(
+                ErrorCode.invalid_record, f"{body:,} bytes of records say {count:,} records"
+            )
+        if body > _LARGE_BODY:
+            _check_large_records(count, buffer)
+        start = len(self.keys)
+        try:
+            self._read(buffer)
+        except UnicodeDecodeError:
+            index = len(self.keys) - start
+            raise BadBatch(
+                ErrorCode.invalid_record, "a header's name is not UTF-8", index
+            ) from None
+        except (CorruptRecordException, ValueError, OverflowError, MemoryError) as error:
+            if isinstance(error, BadBatch):
+                raise
+            index = len(self.keys) - start
+            raise BadBatch(
+                ErrorCode.corrupt_message, f"it cannot be read: {error!s:.200}", index
+            ) from error
+
+    def _read(self, buffer: memoryview) -> None:
+        batch = DefaultRecordBatch(buffer)
+        keys, times, values, headers = self.keys, self.times, self.values, self.headers
+        start = len(keys)
+        first = batch.base_offset - start
+        header_count = 0
+        for row, record in enumerate(batch, start):
+            if record.offset - first != row:
+                raise BadBatch(
+                    ErrorCode.invalid_record,
+                    f"its offset delta is {record.offset - batch.base_offset}",
+                    row - start,
+                )
+            own = record.headers
+            if own:
+                header_count += len(own)
+                if header_count > _HEADERS_MAX:
+                    raise _too_many_headers(row - start)
+                headers[row] = own
+            keys.append(record.key)
+            times.append(record.timestamp)
+            values.append(record.value)
+
+    def columns(self) -> pa.RecordBatch:
+        times = pa.array(self.times, pa.int64())
+        span = pc.min_max(times).as_py()
+        if span["min"] is not None and (span["min"] < _FIRST_MS or span["max"] > _LAST_MS):
+            raise BadBatch(
+                ErrorCode.invalid_timestamp,
+                f"times from {span['min']} to {span['max']} ms since 1970 are not all of the years "
+                f"1 to 9999",
+            )
+        headers, has_nulls = self._header_column()
+        found = envelope(
+            pa.array(self.values, pa.binary()),
+            key=pa.array(self.keys, pa.binary()),
+            timestamp=times.view(pa.timestamp("ms", "UTC")).cast(COLUMN_TYPES["timestamp"]),
+            headers=headers,
+        )
+        changed = has_nulls or times.null_count > 0
+        return found.replace_schema_metadata(_CHANGED) if changed else found
+
+    def _header_column(self) -> tuple[pa.Array | None, bool]:
+        """The column, and whether a header has no value."""
+        if not self.headers:
+            return None, False
+        found = self.headers
+        counts = [len(found.get(row, ())) for row in range(len(self.keys))]
+        starts: list[int | None] = list(accumulate(counts, initial=0))
+        for row, count in enumerate(counts):
+            if not count:
+                starts[row] = None  # no headers: null, as in packs of the SDK
+        entries = [entry for row in sorted(found) for entry in found[row]]
+        names = pa.array([name for name, _ in entries], pa.string())
+        values = pa.array([value for _, value in entries], pa.binary())
+        has_nulls = values.null_count > 0
+        filled = values.fill_null(b"") if has_nulls else values
+        pairs = pa.StructArray.from_arrays([names, filled], ["key", "value"])
+        return pa.ListArray.from_arrays(pa.array(starts, pa.int32()), pairs), has_nulls
+
+
+def same_as_sent(columns: pa.RecordBatch) -> bool:
+    """Whether a reader of the stored columns gets what the batches had, byte for byte: then the
+    batches may be handed out instead of them."""
+    return bool(columns.schema.metadata != _CHANGED)
+
+
+def times_ms(columns: pa.RecordBatch) -> tuple[int, int] | None:
+    """The smallest and the largest time of the records; None when none of them has one."""
+    if "timestamp" not in columns.schema.names:
+        return None
+    span = pc.min_max(columns.column("timestamp").view(pa.int64())).as_py()
+    return None if span["min"] is None else (span["min"] // 1000, span["max"] // 1000)
+
+
+def _check_large_records(count: int, buffer: memoryview) -> None:
+    """Refuse records with very many headers before they become objects."""
+    at = HEAD_SIZE
+    for index in range(count):
+        size, at = _number(buffer, at, index)
+        end = at + size
+        if size < 0 or end > len(buffer):
+            raise _cut_off(index)
+        if size > _LARGE_RECORD:
+            at += 1  # attributes
+            for _ in range(2):  # time, offset
+                _, at = _number(buffer, at, index)
+            for _ in range(2):  # key, value
+                length, at = _number(buffer, at, index)
+                at += max(length, 0)
+                if at >= end:
+                    raise _cut_off(index)
+            headers, at = _number(buffer, at, index)
+            if headers > _HEADERS_MAX:
+                raise _too_many_headers(index)
+        at = end
+
+
+def _number(buffer: memoryview, at: int, index: int) -> tuple[int, int]:
+    """A number of variable length, and where the next begins."""
+    found = shift = 0
+    for place in range(at, min(at + 10, len(buffer))):
+        byte = buffer[place]
+        found |= (byte & 0x7F) << shift
+        if byte < 0x80:
+            return (found >> 1) ^ -(found & 1), place + 1
+        shift += 7
+    raise _cut_off(index)
+
+
+def _cut_off(index: int) -> BadBatch:
+    return BadBatch(ErrorCode.corrupt_message, "a number in it cannot be read", index)
+
+
+def _too_many_headers(index: int) -> BadBatch:
+    return BadBatch(
+        ErrorCode.invalid_record, f"more than {_HEADERS_MAX:,} headers in one batch", index
+    )
+
+
+# -- fetch ------------------------------------------------------------------------------------
+
+
+def from_pack(
+    pack: Pack,
+    base_offset: int,
+    stored_ms: int,
+    values: Callable[[pa.Array], list[bytes | None]] | None = None,
+    leader_epoch: int = 0,
+) -> bytearray:
+    """The events of a pack as one batch, without compression.
+
+    `stored_ms` is the time of events that have none. `values` makes bytes of a typed value column;
+    a pack with typed values needs it.
+    """
+    if not pack.count:
+        raise ValueError("a pack without events is no batch: it takes no offset")
+    column = pack.column("value")
+    if pack.typed:
+        if values is None:
+            raise ValueError("the values of this pack are typed: give what makes bytes of them")
+        payloads = values(column)
+    else:
+        payloads = column.to_pylist()
+    builder = _builder()
+    _append_all(
+        builder,
+        range(pack.count),
+        _pack_times(pack, stored_ms),
+        pack.column("key").to_pylist() if "key" in pack.schema.names else repeat(None),
+        payloads,
+        pack.headers() if "headers" in pack.schema.names else None,
+    )
+    return _numbered(builder, base_offset, leader_epoch)
+
+
+def from_events(
+    events: Sequence[tuple[int, PlainEvent]],
+    values: Callable[[Sequence[PlainEvent]], list[bytes | None]] | None = None,
+    leader_epoch: int = 0,
+) -> bytearray:
+    """Plain events with their offsets as one batch, without compression; offsets may have gaps.
+
+    `values` makes the bytes of all of them where the topic's values are not sent as they are
+    stored.
+    """
+    if not events:
+        raise ValueError("there are no events to make a batch of")
+    base_offset = events[0][0]
+    if events[-1][0] - base_offset > _DELTA_MAX:
+        raise ValueError(f"offsets {base_offset} to {events[-1][0]} do not fit one batch")
+    plain = [event for _, event in events]
+    if values is None:
+        payloads = [None if event.is_deletion else event.data for event in plain]
+    else:
+        payloads = values(plain)
+    builder = _builder()
+    _append_all(
+        builder,
+        [offset - base_offset for offset, _ in events],
+        [_time_ms(event.timestamp_ns // 1_000_000) for event in plain],
+        [None if event.key is None else key_bytes(event.key) for event in plain],
+        payloads,
+        [_event_headers(event) for event in plain],
+    )
+    return _numbered(builder, base_offset, leader_epoch)
+
+
+def _event_headers(event: PlainEvent) -> list[tuple[str, bytes]]:
+    # Names are text in Kafka; in a message they can be any bytes.
+    return [
+        (_as_bytes(name).decode("utf-8", "replace"), _as_bytes(text))
+        for name, text in event.headers.items()
+    ]
+
+
+def _as_bytes(text: str) -> bytes:
+    return text.encode("utf-8", "surrogateescape")
+
+
+def _pack_times(pack: Pack, stored_ms: int) -> Iterable[int]:
+    if "timestamp" not in pack.schema.names:
+        return repeat(stored_ms)
+    column = pack.column("timestamp").view(pa.int64())
+    filled = column.fill_null(stored_ms * 1000) if column.null_count else column
+    found = filled.to_numpy(zero_copy_only=False) // 1000
+    found[found == NO_TIME] = 0
+    times: list[int] = found.tolist()
+    return times
+
+
+def _time_ms(time: int) -> int:
+    """The time as a record's; the one millisecond that means "no time" in Kafka is 1970's first."""
+    return 0 if time == NO_TIME else time
+
+
+def _builder() -> DefaultRecordBatchBuilder:
+    return DefaultRecordBatchBuilder(2, 0, 0, -1, -1, -1, _BATCH_MAX)
+
+
+def _append_all(
+    builder: DefaultRecordBatchBuilder,
+    deltas: Iterable[int],
+    times: Iterable[int],
+    keys: Iterable[bytes | None],
+    values: Iterable[bytes | None],
+    headers: Iterable[list[tuple[str, bytes]] | None] | None,
+) -> None:
+    """Append records; all but the deltas may go on for ever."""
+    own = repeat(_NO_HEADERS) if headers is None else (found or _NO_HEADERS for found in headers)
+    if None in map(builder.append, deltas, times, keys, values, own):
+        raise ValueError(f"the events do not fit a batch of {_BATCH_MAX:,} bytes")
+
+
+def _numbered(builder: DefaultRecordBatchBuilder, base_offset: int, leader_epoch: int) -> bytearray:
+    raw: bytearray = builder.build()
+    NUMBERED.pack_into(raw, 0, base_offset, len(raw) - BEFORE_LENGTH, leader_epoch)
+    return raw
