@@ -25,8 +25,8 @@ __all__ = [
     "BatchHead",
     "RawBatch",
     "empty_batch",
+    "readable_head",
     "split_batches",
-    "uncompressed_head",
     "with_base_offset",
 ]
 
@@ -55,13 +55,18 @@ NO_TIME: Final = -1  # in Kafka: a record without a time
 
 
 class BadBatch(ValueError):
-    """Records that are refused. `code` is Kafka's; `index` the record in its batch, if one is."""
+    """Records that are refused. `code` is Kafka's; `index` the record in its batch, if one is;
+    `batch` the batch among those that were read together."""
 
     def __init__(self, code: ErrorCode, text: str, index: int | None = None) -> None:
-        super().__init__(text if index is None else f"record {index}: {text}")
+        super().__init__(text)
         self.code = code
         self.text = text
         self.index = index
+        self.batch = 0
+
+    def __str__(self) -> str:
+        return self.text if self.index is None else f"record {self.index}: {self.text}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,9 +198,10 @@ def _checked_head(raw: bytes) -> BatchHead:
     )
 
 
-def uncompressed_head(raw: bytes) -> bytes:
-    """The head of a batch for its records without compression; its checksum is not right."""
+def readable_head(raw: bytes, base_offset: int) -> bytes:
+    """The head of a batch whose records follow without compression; its checksum is not right."""
     head = bytearray(raw[:HEAD_SIZE])
+    head[:8] = base_offset.to_bytes(8, "big")
     head[_BEFORE_CHECKSUM + 5] &= ~_CODEC_MASK & 0xFF
     return bytes(head)
 

@@ -9,9 +9,10 @@ looked at before.
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Callable, Iterable, Sequence
 from itertools import accumulate, repeat
-from typing import Any, Final
+from typing import Final
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -34,8 +35,8 @@ from millstream.gateways.kafka.batch_heads import (
     BatchHead,
     RawBatch,
     empty_batch,
+    readable_head,
     split_batches,
-    uncompressed_head,
     with_base_offset,
 )
 from millstream.gateways.kafka.protocol import ErrorCode
@@ -80,8 +81,8 @@ def to_columns(
     headers and a value of bytes.
 
     A record without a time has a null one: the time when it is stored. The value null of a header
-    becomes empty. BadBatch for records that cannot be read, and when they are more than the
-    limits allow, which are checked before memory is taken.
+    becomes empty. BadBatch, with the number of the batch, for records that cannot be read, and
+    when they are more than the limits allow, which are checked before memory is taken.
     """
     if sum(batch.head.count for batch in batches) > max_records:
         raise BadBatch(
@@ -89,23 +90,21 @@ def to_columns(
         )
     rows = _Rows()
     left = max_bytes
-    for batch in batches:
-        buffer = _readable(batch, left)
-        left -= len(buffer) - HEAD_SIZE
-        rows.read(batch.head.count, buffer)
-    return rows.columns()
-
-
-def _readable(batch: RawBatch, limit: int) -> memoryview:
-    """The batch without compression, with zeros after its end."""
-    head, raw = batch
-    if head.codec == 0:
-        pieces: list[Any] = [raw]
-    else:
-        body = decompress(head.codec, memoryview(raw)[HEAD_SIZE:], limit)
-        pieces = [uncompressed_head(raw), *body]
-    buffer = b"".join([*pieces, _PAD])
-    return memoryview(buffer)[: -len(_PAD)]
+    starts = []
+    for number, batch in enumerate(batches):
+        starts.append(len(rows.keys))
+        try:
+            left -= rows.read(batch, left)
+        except BadBatch as error:
+            error.batch = number
+            raise
+    try:
+        return rows.columns()
+    except BadBatch as error:
+        row = error.index or 0
+        error.batch = bisect_right(starts, row) - 1
+        error.index = row - starts[error.batch]
+        raise
 
 
 class _Rows:
@@ -117,41 +116,42 @@ class _Rows:
         self.values: list[bytes | None] = []
         self.headers: dict[int, list[tuple[str, bytes | None]]] = {}  # by row, where there are any
 
-    def read(self, count: int, buffer: memoryview) -> None:
-        body = len(buffer) - HEAD_SIZE
-        if count > body // RECORD_SIZE_MIN:
-            raise BadBatch(
-                ErrorCode.invalid_record, f"{body:,} bytes of records say {count:,} records"
-            )
-        if body > _LARGE_BODY:
-            _check_large_records(count, buffer)
+    def read(self, batch: RawBatch, limit: int) -> int:
+        """Add the records of a batch; returns their size."""
         start = len(self.keys)
-        try:
-            self._read(buffer)
-        except UnicodeDecodeError:
-            index = len(self.keys) - start
+        buffer = _readable(batch, start, limit)
+        size = len(buffer) - HEAD_SIZE
+        if batch.head.count > size // RECORD_SIZE_MIN:
             raise BadBatch(
-                ErrorCode.invalid_record, "a header's name is not UTF-8", index
+                ErrorCode.invalid_record,
+                f"{size:,} bytes of records say {batch.head.count:,} records",
+            )
+        if size > _LARGE_BODY:
+            _check_large_records(batch.head.count, buffer)
+        try:
+            self._read(buffer, start)
+        except BadBatch:
+            raise
+        except UnicodeDecodeError:
+            raise BadBatch(
+                ErrorCode.invalid_record, "a header's name is not UTF-8", len(self.keys) - start
             ) from None
         except (CorruptRecordException, ValueError, OverflowError, MemoryError) as error:
-            if isinstance(error, BadBatch):
-                raise
-            index = len(self.keys) - start
             raise BadBatch(
-                ErrorCode.corrupt_message, f"it cannot be read: {error!s:.200}", index
+                ErrorCode.corrupt_message,
+                f"it cannot be read: {error!s:.200}",
+                len(self.keys) - start,
             ) from error
+        return size
 
-    def _read(self, buffer: memoryview) -> None:
-        batch = DefaultRecordBatch(buffer)
+    def _read(self, buffer: memoryview, start: int) -> None:
         keys, times, values, headers = self.keys, self.times, self.values, self.headers
-        start = len(keys)
-        first = batch.base_offset - start
         header_count = 0
-        for row, record in enumerate(batch, start):
-            if record.offset - first != row:
+        for row, record in enumerate(DefaultRecordBatch(buffer), start):
+            if record.offset != row:
                 raise BadBatch(
                     ErrorCode.invalid_record,
-                    f"its offset delta is {record.offset - batch.base_offset}",
+                    f"its offset delta is {record.offset - start}",
                     row - start,
                 )
             own = record.headers
@@ -168,10 +168,15 @@ class _Rows:
         times = pa.array(self.times, pa.int64())
         span = pc.min_max(times).as_py()
         if span["min"] is not None and (span["min"] < _FIRST_MS or span["max"] > _LAST_MS):
+            row = next(
+                row
+                for row, time in enumerate(self.times)
+                if time is not None and not _FIRST_MS <= time <= _LAST_MS
+            )
             raise BadBatch(
                 ErrorCode.invalid_timestamp,
-                f"times from {span['min']} to {span['max']} ms since 1970 are not all of the years "
-                f"1 to 9999",
+                f"the time {self.times[row]} ms since 1970 is not of the years 1 to 9999",
+                row,
             )
         headers, has_nulls = self._header_column()
         found = envelope(
@@ -200,6 +205,17 @@ class _Rows:
         filled = values.fill_null(b"") if has_nulls else values
         pairs = pa.StructArray.from_arrays([names, filled], ["key", "value"])
         return pa.ListArray.from_arrays(pa.array(starts, pa.int32()), pairs), has_nulls
+
+
+def _readable(batch: RawBatch, base_offset: int, limit: int) -> memoryview:
+    """The batch without compression, with this base offset, and with zeros after its end."""
+    head, raw = batch
+    view = memoryview(raw)
+    body = (
+        [view[HEAD_SIZE:]] if head.codec == 0 else decompress(head.codec, view[HEAD_SIZE:], limit)
+    )
+    buffer = b"".join([readable_head(raw, base_offset), *body, _PAD])
+    return memoryview(buffer)[: -len(_PAD)]
 
 
 def same_as_sent(columns: pa.RecordBatch) -> bool:
