@@ -11,6 +11,7 @@ import json
 from collections.abc import Callable
 from typing import Any, Final, NamedTuple
 
+from fuzz import kafka_targets as kafka
 from millstream import settings
 from millstream.cdc.postgres import pgoutput
 from millstream.cdc.postgres.row_texts import decode_rows
@@ -284,5 +285,7 @@ TARGETS: Final[dict[str, Target]] = {
             b"T\0\0\0\1\0\0\0\0\7",
         ),
     ),
+    "kafka batches": Target(kafka.read_batches, kafka.seeds()),
+    "kafka request": Target(kafka.read_kafka_request, kafka.REQUESTS),
     "words": Target(_words, (b"1m30s", b"64MiB", b"nats://a:b@host:4222")),
 }

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable, Sequence
 from itertools import accumulate, repeat
 from typing import Final
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from aiokafka.errors import CorruptRecordException
@@ -112,7 +113,7 @@ class _Rows:
 
     def __init__(self) -> None:
         self.keys: list[bytes | None] = []
-        self.times: list[int | None] = []
+        self.times: list[int] = []
         self.values: list[bytes | None] = []
         self.headers: dict[int, list[tuple[str, bytes | None]]] = {}  # by row, where there are any
 
@@ -165,27 +166,25 @@ class _Rows:
             values.append(record.value)
 
     def columns(self) -> pa.RecordBatch:
-        times = pa.array(self.times, pa.int64())
-        span = pc.min_max(times).as_py()
-        if span["min"] is not None and (span["min"] < _FIRST_MS or span["max"] > _LAST_MS):
-            row = next(
-                row
-                for row, time in enumerate(self.times)
-                if time is not None and not _FIRST_MS <= time <= _LAST_MS
-            )
+        times = np.array(self.times, np.int64)
+        if times.min() < _FIRST_MS or times.max() > _LAST_MS:
+            row = int(np.flatnonzero((times < _FIRST_MS) | (times > _LAST_MS))[0])
             raise BadBatch(
                 ErrorCode.invalid_timestamp,
                 f"the time {self.times[row]} ms since 1970 is not of the years 1 to 9999",
                 row,
             )
+        unknown = times == NO_TIME
+        has_unknown = bool(unknown.any())
+        micros = pa.array(times * 1000, mask=unknown if has_unknown else None)
         headers, has_nulls = self._header_column()
         found = envelope(
             pa.array(self.values, pa.binary()),
             key=pa.array(self.keys, pa.binary()),
-            timestamp=times.view(pa.timestamp("ms", "UTC")).cast(COLUMN_TYPES["timestamp"]),
+            timestamp=micros.view(COLUMN_TYPES["timestamp"]),
             headers=headers,
         )
-        changed = has_nulls or times.null_count > 0
+        changed = has_nulls or has_unknown
         return found.replace_schema_metadata(_CHANGED) if changed else found
 
     def _header_column(self) -> tuple[pa.Array | None, bool]:
