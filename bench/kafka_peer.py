@@ -24,7 +24,7 @@ from typing import Any
 from bench.harness import PeerAbsent
 from bench.jars import Library, fetched, java
 
-__all__ = ["KAFKA", "KafkaServer", "kafka_client"]
+__all__ = ["KAFKA", "VERSION", "KafkaServer", "end_with_parent", "free_ports", "kafka_client"]
 
 VERSION = "4.3.1"
 KAFKA = f"Kafka {VERSION}"
@@ -118,7 +118,7 @@ class KafkaServer:
         return self._process.pid if self._process is not None else 0
 
     def _start(self) -> None:
-        port, controller = _free_ports(2)
+        port, controller = free_ports(2)
         self.bootstrap = f"127.0.0.1:{port}"
         config = self._folder / "server.properties"
         config.write_text(SETTINGS.format(port=port, controller=controller, data=self.data))
@@ -133,7 +133,7 @@ class KafkaServer:
                 stdout=log,
                 stderr=log,
                 cwd=self._folder,
-                preexec_fn=_end_with_parent,
+                preexec_fn=end_with_parent,
             )
         self._await_ready()
 
@@ -235,7 +235,7 @@ class KafkaServer:
         return sum(file.stat().st_size for file in self.data.glob(f"{topic}-*/*.log"))
 
 
-def _free_ports(count: int) -> list[int]:
+def free_ports(count: int) -> list[int]:
     sockets = [socket.socket() for _ in range(count)]
     for one in sockets:
         one.bind(("127.0.0.1", 0))
@@ -245,7 +245,7 @@ def _free_ports(count: int) -> list[int]:
     return ports
 
 
-def _end_with_parent() -> None:
+def end_with_parent() -> None:
     """In the child: be killed when the bench is gone, however it ended (Linux only)."""
     library = ctypes.CDLL(None)
     if hasattr(library, "prctl"):

@@ -18,7 +18,14 @@ from aiokafka.admin.config_resource import ConfigResource, ConfigResourceType
 from aiokafka.errors import BrokerResponseError, KafkaError
 from aiokafka.structs import OffsetAndMetadata
 
-from .face import Failure, Got, Place, Record, Settings, Where
+from tests.integration.gateways.kafka_contract.face import (
+    Failure,
+    Got,
+    Place,
+    Record,
+    Settings,
+    Where,
+)
 
 __all__ = ["AioKafka"]
 

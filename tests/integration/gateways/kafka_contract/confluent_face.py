@@ -4,36 +4,27 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from importlib import import_module
 from typing import Any, Self
 
-from confluent_kafka import (
-    OFFSET_BEGINNING,
-    OFFSET_END,
-    OFFSET_INVALID,
-    Consumer,
-    ConsumerGroupTopicPartitions,
-    KafkaError,
-    KafkaException,
-    Producer,
-    TopicPartition,
+from tests.integration.gateways.kafka_contract.face import (
+    Failure,
+    Got,
+    Place,
+    Record,
+    Settings,
+    Where,
 )
-from confluent_kafka.admin import (
-    AdminClient,
-    AlterConfigOpType,
-    ConfigEntry,
-    ConfigResource,
-    NewPartitions,
-    NewTopic,
-    ResourceType,
-)
-
-from .face import Failure, Got, Place, Record, Settings, Where
 
 __all__ = ["Confluent"]
 
+# Without types: those that the library has are wrong in places.
+kafka: Any = import_module("confluent_kafka")
+admin: Any = import_module("confluent_kafka.admin")
+TopicPartition: Any = kafka.TopicPartition
 SECONDS = 60.0
 QUIET = {"log_level": 0}
-STARTS = {"earliest": OFFSET_BEGINNING, "latest": OFFSET_END}
+STARTS = {"earliest": kafka.OFFSET_BEGINNING, "latest": kafka.OFFSET_END}
 RESETS = {"earliest": "earliest", "latest": "latest", "none": "error"}
 
 
@@ -41,11 +32,11 @@ RESETS = {"earliest": "earliest", "latest": "latest", "none": "error"}
 def _failures() -> Iterator[None]:
     try:
         yield
-    except KafkaException as error:
+    except kafka.KafkaException as error:
         raise _failure(error.args[0]) from error
 
 
-def _failure(error: KafkaError) -> Failure:
+def _failure(error: Any) -> Failure:
     return Failure(int(error.code()), error.str())
 
 
@@ -71,7 +62,7 @@ class ConfluentMember:
             given["max.partition.fetch.bytes"] = settings.fetch_bytes
         if settings.wait_ms:
             given["fetch.wait.max.ms"] = settings.wait_ms
-        self.consumer = Consumer(given)
+        self.consumer = kafka.Consumer(given)
 
     def poll(self, seconds: float) -> list[Got]:
         found = []
@@ -117,7 +108,7 @@ class ConfluentMember:
     def committed(self, partition: int) -> int | None:
         with _failures():
             (found,) = self.consumer.committed([TopicPartition(self._topic, partition)], SECONDS)
-        return None if found.offset == OFFSET_INVALID else int(found.offset)
+        return None if found.offset == kafka.OFFSET_INVALID else int(found.offset)
 
     def close(self) -> None:
         self.consumer.close()
@@ -127,15 +118,16 @@ class ConfluentAdmin:
     """See `Admin`."""
 
     def __init__(self, bootstrap: str) -> None:
-        self._admin = AdminClient({"bootstrap.servers": bootstrap, **QUIET})
+        self._admin = admin.AdminClient({"bootstrap.servers": bootstrap, **QUIET})
 
     def _wait(self, futures: Mapping[Any, Any]) -> Any:
         with _failures():
-            return [future.result(SECONDS) for future in futures.values()][0]
+            (future,) = futures.values()
+            return future.result(SECONDS)
 
     def create(self, topic: str, partitions: int = 1, copies: int = 1, **config: str) -> None:
         settings = {name.replace("_", "."): value for name, value in config.items()}
-        new = NewTopic(topic, partitions, copies, config=settings)
+        new = admin.NewTopic(topic, partitions, copies, config=settings)
         self._wait(self._admin.create_topics([new]))
 
     def delete(self, topic: str) -> None:
@@ -151,25 +143,27 @@ class ConfluentAdmin:
         return len(found.partitions)
 
     def grow(self, topic: str, partitions: int) -> None:
-        self._wait(self._admin.create_partitions([NewPartitions(topic, partitions)]))
+        self._wait(self._admin.create_partitions([admin.NewPartitions(topic, partitions)]))
 
     def configs(self, topic: str) -> dict[str, str | None]:
-        resource = ConfigResource(ResourceType.TOPIC, topic)
+        resource = admin.ConfigResource(admin.ResourceType.TOPIC, topic)
         found = self._wait(self._admin.describe_configs([resource]))
         return {name: entry.value for name, entry in found.items()}
 
     def alter(self, topic: str, config: Mapping[str, str | None]) -> None:
         entries = [
-            ConfigEntry(
+            admin.ConfigEntry(
                 name,
                 value,
                 incremental_operation=(
-                    AlterConfigOpType.DELETE if value is None else AlterConfigOpType.SET
+                    admin.AlterConfigOpType.DELETE if value is None else admin.AlterConfigOpType.SET
                 ),
             )
             for name, value in config.items()
         ]
-        resource = ConfigResource(ResourceType.TOPIC, topic, incremental_configs=entries)
+        resource = admin.ConfigResource(
+            admin.ResourceType.TOPIC, topic, incremental_configs=entries
+        )
         self._wait(self._admin.incremental_alter_configs([resource]))
 
     def delete_records(self, topic: str, partition: int, before: int) -> int:
@@ -186,14 +180,14 @@ class ConfluentAdmin:
         return found.state.name.lower(), len(found.members)
 
     def group_offsets(self, group: str, topic: str) -> dict[int, int]:
-        asked = ConsumerGroupTopicPartitions(group)
+        asked = kafka.ConsumerGroupTopicPartitions(group)
         found = self._wait(self._admin.list_consumer_group_offsets([asked]))
         own = [one for one in found.topic_partitions if one.topic == topic]
         return {one.partition: one.offset for one in own if one.offset >= 0}
 
     def set_group_offsets(self, group: str, topic: str, offsets: Mapping[int, int]) -> None:
         places = [TopicPartition(topic, *one) for one in offsets.items()]
-        asked = ConsumerGroupTopicPartitions(group, places)
+        asked = kafka.ConsumerGroupTopicPartitions(group, places)
         found = self._wait(self._admin.alter_consumer_group_offsets([asked]))
         for one in found.topic_partitions:
             if one.error:
@@ -237,7 +231,7 @@ class Confluent:
         }
         if max_bytes:
             given["message.max.bytes"] = max_bytes
-        producer = Producer(given)
+        producer = kafka.Producer(given)
         places: list[Place | None] = [None] * len(records)
         failures: list[Failure] = []
 

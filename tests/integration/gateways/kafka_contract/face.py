@@ -104,7 +104,7 @@ class Member(Protocol):
 
 
 class Admin(Protocol):
-    """Calls that manage topics and groups. A client that lacks a call raises NotImplementedError."""
+    """Topics and groups are managed; a client that lacks a call raises NotImplementedError."""
 
     def create(self, topic: str, partitions: int = 1, copies: int = 1, **config: str) -> None: ...
 
