@@ -17,10 +17,9 @@ from __future__ import annotations
 
 import zlib
 from array import array
-from bisect import bisect_right
-from dataclasses import dataclass
-from itertools import chain
-from typing import Final
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterable
+from typing import Final, NamedTuple
 
 import numpy as np
 
@@ -34,18 +33,13 @@ NO_EVENTS: Final = -(2**63)
 _TRIM_MIN: Final = 1024
 
 
-@dataclass(frozen=True, slots=True)
-class Part:
-    """A part of an index as it is kept: some units, and where they begin."""
+class Part(NamedTuple):
+    """A part of an index as it is kept: some units, from a sequence up to before another."""
 
     first_sequence: int
-    first_offset: int
+    next_sequence: int
     count: int
     body: bytes  # the differences of the three columns, compressed
-
-    @property
-    def size(self) -> int:
-        return len(self.body)
 
 
 class OffsetIndex:
@@ -58,17 +52,11 @@ class OffsetIndex:
         self._offsets = array("q")
         self._times = array("q")
         self._run_open = False  # the last unit is a run that takes more messages
-        self._first = (first_sequence, first_offset)
-        self.trimmed = 0  # units that were removed at the head since it was made
+        self.first_sequence = first_sequence  # the first whose offset is known
 
     def __len__(self) -> int:
         """How many units it has."""
         return len(self._sequences)
-
-    @property
-    def first_sequence(self) -> int:
-        """The first sequence whose offset is known."""
-        return self._first[0]
 
     # -- growing --------------------------------------------------------------------------
 
@@ -199,47 +187,49 @@ class OffsetIndex:
         if gone < _TRIM_MIN or gone * 2 < len(self._sequences):
             return
         del self._sequences[:gone], self._offsets[:gone], self._times[:gone]
-        self._first = (self._sequences[0], self._offsets[0])
-        self.trimmed += gone
+        self.first_sequence = self._sequences[0]
 
     # -- keeping it -----------------------------------------------------------------------
 
-    def part(self, start: int, count: int) -> Part:
-        """Units from the number `start` on, to be kept."""
-        stop = start + count
+    def part(self, first_sequence: int, count: int) -> Part:
+        """Up to `count` units from a sequence on, to be kept.
+
+        The last unit of the index may still grow: it is not in a part that is kept for good.
+        """
+        start = bisect_left(self._sequences, first_sequence)
+        stop = min(start + count, len(self))
         columns = [c[start:stop] for c in (self._sequences, self._offsets, self._times)]
-        if not columns[0]:
-            return Part(self.next_sequence, self.end_offset, 0, b"")
-        # Differences of int64 may overflow: they wrap here and when they are added up again.
-        with np.errstate(over="ignore"):
-            deltas = [np.diff(np.frombuffer(c, np.int64), prepend=np.int64(0)) for c in columns]
+        if stop == start:
+            return Part(self.next_sequence, self.next_sequence, 0, b"")
+        # Differences may be too large for 64 bits: they wrap here and when they are added up.
+        deltas = [np.diff(np.frombuffer(c, np.int64), prepend=np.int64(0)) for c in columns]
         body = zlib.compress(b"".join(delta.tobytes() for delta in deltas), 1)
-        return Part(columns[0][0], columns[1][0], len(columns[0]), body)
+        return Part(columns[0][0], self._after(stop - 1), stop - start, body)
+
+    def units_from(self, sequence: int) -> int:
+        """How many units begin at a sequence or after it."""
+        return len(self) - bisect_left(self._sequences, sequence)
 
     @classmethod
-    def restored(cls, parts: list[Part], next_sequence: int, end_offset: int) -> OffsetIndex:
+    def restored(cls, parts: Iterable[Part], next_sequence: int, end_offset: int) -> OffsetIndex:
         """The index that was kept in parts; ValueError if they do not fit together."""
         index = cls(next_sequence, end_offset)
+        columns = (index._sequences, index._offsets, index._times)
         for part in parts:
             raw = zlib.decompress(part.body) if part.count else b""
             if len(raw) != part.count * 24:
                 raise ValueError(f"a part of the index has {len(raw)} bytes for {part.count} units")
             deltas = np.frombuffer(raw, np.int64).reshape(3, part.count)
-            with np.errstate(over="ignore"):
-                for column, own in zip(
-                    (index._sequences, index._offsets, index._times), deltas, strict=True
-                ):
-                    column.frombytes(np.cumsum(own, dtype=np.int64).tobytes())
-        index._check()
+            for column, own in zip(columns, deltas, strict=True):
+                column.frombytes(np.cumsum(own, dtype=np.int64).tobytes())
+        _check_order(index._sequences, next_sequence, 1)
+        _check_order(index._offsets, end_offset, 0)
         if index._sequences:
-            index._first = (index._sequences[0], index._offsets[0])
+            index.first_sequence = index._sequences[0]
         return index
 
-    def _check(self) -> None:
-        for column, end in (
-            (self._sequences, self.next_sequence),
-            (self._offsets, self.end_offset),
-        ):
-            steps = np.diff(np.fromiter(chain(column, [end]), np.int64))
-            if len(steps) and steps.min() < (1 if column is self._sequences else 0):
-                raise ValueError("the parts of the index are not in order")
+
+def _check_order(column: array[int], end: int, step_min: int) -> None:
+    steps = np.diff(np.frombuffer(column, np.int64), append=np.int64(end))
+    if len(steps) and steps.min() < step_min:
+        raise ValueError("the parts of the index are not in order")
