@@ -24,6 +24,7 @@ __all__ = [
     "check_process_table",
     "combination_faults",
     "description_fault",
+    "feature_obstacle",
     "metadata_fault",
     "prefix_fault",
 ]
@@ -39,7 +40,7 @@ RESERVED_TOKENS: Final = (GUARDED_TOKEN, ENTRANCE, INSTANCE)
 _OWN: Final = (
     *("version", "topic", "partition", "partitions"),
     *("prefix", "origins", "format", "guarded", "packs", "durability", "lost"),
-    "forgotten",
+    *("forgotten", "kafka_name", "partitioner"),
 )
 RESERVED_METADATA: Final = frozenset(f"millstream.{key}" for key in _OWN)
 
@@ -73,6 +74,34 @@ def metadata_fault(metadata: Mapping[str, str]) -> str | None:
     reserved = (key for key in metadata if key in RESERVED_METADATA or key.startswith("_nats."))
     first = next(reserved, None)
     return None if first is None else f"the key {first!r} is reserved for Millstream or the server"
+
+
+def feature_obstacle(it: TopicSettings, feature: str) -> str | None:
+    """The setting that rules out a feature, or None."""
+    obstacles: dict[str, tuple[tuple[bool, str], ...]] = {
+        "message_ttl": (),
+        "direct": (),
+        "atomic": (
+            (it.is_copy, "nothing can be published to a copy"),
+            (it.early_ack, "early_ack excludes it"),
+        ),
+        "packs": (
+            (it.is_copy, "nothing can be published to a copy"),
+            (it.history is not None, "the broker cannot keep a history of keys in packs"),
+        ),
+        "rollup": ((it.deny_purge, "deny_purge excludes it"),),
+        "schedules": (
+            (it.is_copy, "nothing can be published to a copy"),
+            (it.discard is Discard.NEW, "discard 'new' excludes it"),
+            (it.deny_purge, "deny_purge excludes it"),
+            (
+                it.rollup is False,
+                "it needs rollup. To close a topic that has schedules to roll-ups, mirror it, "
+                "delete it and promote the mirror",
+            ),
+        ),
+    }
+    return next((why for holds, why in obstacles[feature] if holds), None)
 
 
 # -- combinations -------------------------------------------------------------------------

@@ -55,6 +55,7 @@ from millstream.messaging.topics.setting_rules import (
     check_overload,
     combination_faults,
     description_fault,
+    feature_obstacle,
     metadata_fault,
     prefix_fault,
 )
@@ -81,6 +82,7 @@ COPIES: Final = "Copies of other topics"
 
 DEFAULT_DUPLICATE_WINDOW: Final = timedelta(minutes=2)  # the server's own
 WIRE_FORMATS: Final = ("avro", "json", "protobuf")
+PARTITIONERS: Final = ("crc32", "murmur2", "any")
 _SHORTEST: Final = timedelta(milliseconds=100)  # the server's own, for age and duplicate window
 _SHORTEST_TTL: Final = timedelta(seconds=1)
 
@@ -269,6 +271,22 @@ class TopicSettings:
             "a topic of another name as wanted and copy the events: millstream topic replay --to",
         ),
     )
+    kafka_name: Setting[str | None, str | None] = Setting(
+        None,
+        text(),
+        "Name for clients of Kafka, where the topic's own name would not do.",
+        change=SetBy("millstream gateway run kafka"),
+        default_text="the name of the topic",
+    )
+    # What the gateway has seen. Where it is not crc32, a key may be in any partition.
+    partitioner: Setting[str | None, str | None] = Setting(
+        None,
+        text(choices=PARTITIONERS),
+        "How clients of Kafka chose the partition of a key: crc32, as all others do, murmur2, or "
+        "any (several ways).",
+        change=SetBy("millstream gateway run kafka"),
+        default_text="crc32",
+    )
     max_subscriptions: Setting[int | None, int | None] = Setting(
         None,
         number(),
@@ -387,6 +405,11 @@ class TopicSettings:
         return self.allows("packs") and self.obstacle("packs") is None
 
     @property
+    def keys_at_home(self) -> bool:
+        """Whether each key is in the partition that `partition_of` gives."""
+        return self.partitions == 1 or self.partitioner in (None, "crc32")
+
+    @property
     def window(self) -> timedelta | None:
         """The duplicate window in effect; None: duplicates are not detected."""
         if self.duplicate_window is not None or self.is_copy:
@@ -415,30 +438,7 @@ class TopicSettings:
 
     def obstacle(self, feature: str) -> str | None:
         """The setting that rules out a feature, or None."""
-        obstacles: dict[str, tuple[tuple[bool, str], ...]] = {
-            "message_ttl": (),
-            "direct": (),
-            "atomic": (
-                (self.is_copy, "nothing can be published to a copy"),
-                (self.early_ack, "early_ack excludes it"),
-            ),
-            "packs": (
-                (self.is_copy, "nothing can be published to a copy"),
-                (self.history is not None, "the broker cannot keep a history of keys in packs"),
-            ),
-            "rollup": ((self.deny_purge, "deny_purge excludes it"),),
-            "schedules": (
-                (self.is_copy, "nothing can be published to a copy"),
-                (self.discard is Discard.NEW, "discard 'new' excludes it"),
-                (self.deny_purge, "deny_purge excludes it"),
-                (
-                    self.rollup is False,
-                    "it needs rollup. To close a topic that has schedules to roll-ups, mirror it, "
-                    "delete it and promote the mirror",
-                ),
-            ),
-        }
-        return next((why for holds, why in obstacles[feature] if holds), None)
+        return feature_obstacle(self, feature)
 
     def ttl_text(self, ttl: Duration) -> str:
         """The value of the header `Nats-TTL`; a TTL that would not be honored is refused."""

@@ -56,7 +56,13 @@ _PREFIX_KEY: Final = "millstream.prefix"
 _ORIGINS_KEY: Final = "millstream.origins"
 _FORMAT_KEY: Final = "millstream.format"
 _PACKS_KEY: Final = "millstream.packs"
-_DURABILITY_KEY: Final = "millstream.durability"
+# Settings that are texts of their own in the metadata.
+_TEXT_KEYS: Final = {
+    "wire_format": _FORMAT_KEY,
+    "durability": "millstream.durability",
+    "kafka_name": "millstream.kafka_name",
+    "partitioner": "millstream.partitioner",
+}
 
 # Settings that are one value of a stream configuration; the others are converted by hand below.
 _SINGLE: Final = {name: item for name, item in TOPIC_SETTINGS.items() if item.stream_key}
@@ -144,12 +150,10 @@ def _metadata(name: str, settings: TopicSettings, number: int) -> dict[str, str]
     prefix = settings.subject_prefix(name)
     if prefix is not None and prefix != name:
         metadata[_PREFIX_KEY] = prefix
-    if settings.wire_format is not None:
-        metadata[_FORMAT_KEY] = settings.wire_format
+    texts = {key: getattr(settings, setting) for setting, key in _TEXT_KEYS.items()}
+    metadata |= {key: text for key, text in texts.items() if text is not None}
     if not settings.is_copy and not settings.takes_packs:
         metadata[_PACKS_KEY] = "0"
-    if settings.durability is not None:
-        metadata[_DURABILITY_KEY] = settings.durability
     origins = [settings.mirror] if settings.mirror is not None else settings.sources
     if origins:
         metadata[_ORIGINS_KEY] = msgspec.json.encode(origins).decode()
@@ -281,14 +285,13 @@ def from_stream_config(config: Mapping[str, Any]) -> TopicSettings:
         "partitions": identity.partitions,
         "duplicate_window": _duration(config.get("duplicate_window")),
         "early_ack": config.get("persist_mode") == "async",
-        "wire_format": wire_format_of(config),
-        "durability": metadata.get(_DURABILITY_KEY),
         "metadata": {
             key: text
             for key, text in metadata.items()
             if key not in RESERVED_METADATA and not key.startswith("_nats.")
         },
     }
+    values |= {setting: metadata.get(key) for setting, key in _TEXT_KEYS.items()}
     features = {name: item for name, item in _SINGLE.items() if item.is_feature}
     values |= {
         name: _from_stream(config, item) for name, item in _SINGLE.items() if name not in features
