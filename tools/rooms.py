@@ -116,7 +116,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "cdc.sink": {*EVENTS, *MESSAGING, *SCHEMAS, "mill", "cdc"},
     "cdc": {"wire", *EVENTS, *MESSAGING, *SCHEMAS, "tables", "mill", *CDC},
     # The files directly in gateways are the frame; a sub-room is one protocol.
-    "gateways": {"wire", "wire.aio", *MESSAGING, "mill", "gateways.kafka"},
+    "gateways": {"broker", "wire", "wire.aio", *MESSAGING, "mill", "gateways.kafka"},
     "gateways.kafka": {
         *("wire", "wire.aio", *EVENTS, *MESSAGING, *SCHEMAS, "tables", "mill", "gateways"),
     },
