@@ -21,6 +21,8 @@ from kio.index import load_request_schema, load_response_schema
 from kio.schema.errors import ErrorCode
 from kio.serial import entity_reader, entity_writer
 
+from millstream.gateways.kafka.produce_frames import check_parts
+
 __all__ = [
     "VERSIONS",
     "Api",
@@ -101,6 +103,16 @@ VERSIONS: Final[Mapping[Api, tuple[int, int]]] = {
     Api.DESCRIBE_CLUSTER: (0, 1),
 }
 
+# Reading makes objects of twenty times a request's size: only records, which stay bytes, are large.
+_USUAL_SIZE_MAX: Final = 2 * 1024 * 1024
+_BEFORE_LOGIN_MAX: Final = 64 * 1024
+_SIZE_MAX: Final[Mapping[Api, int]] = {
+    Api.PRODUCE: 2**31 - 1,  # the listener's own limit of a frame counts
+    Api.API_VERSIONS: _BEFORE_LOGIN_MAX,
+    Api.SASL_HANDSHAKE: _BEFORE_LOGIN_MAX,
+    Api.SASL_AUTHENTICATE: _BEFORE_LOGIN_MAX,
+}
+
 _START: Final = struct.Struct(">hhi")  # api key, api version, correlation id
 _NO_THROTTLE: Final = timedelta(0)
 
@@ -153,7 +165,12 @@ def read_request(frame: bytes) -> Request:
         if api is Api.API_VERSIONS:
             raise UnsupportedApiVersions(correlation_id)
         raise BadRequest(f"{api.name} version {version} is not served, {low} to {high} are")
+    limit = _SIZE_MAX.get(api, _USUAL_SIZE_MAX)
+    if len(frame) > limit:
+        raise BadRequest(f"{api.name} of {len(frame):,} bytes; {limit:,} are accepted")
     try:
+        if api is Api.PRODUCE:
+            check_parts(frame, version)
         header_reader, body_reader = _readers(key, version)
         header, size = header_reader(frame, 0)
         body, used = body_reader(frame, size)
