@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.ready
-EXTRAS := schemas,spark,cdc,privacy,eventsourcing,demo,dev
+EXTRAS := schemas,spark,cdc,kafka,privacy,eventsourcing,demo,dev
 
 # The stamp says what the environment was created for. It is stale when this folder was moved or
 # copied, when other extras are wanted, or when its interpreter is gone.

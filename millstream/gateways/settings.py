@@ -62,7 +62,7 @@ class GatewaySettings:
     )
     tls_key: Path | None = declared(None, Declaration("Private key file.", Form.FILE, SECURITY))
     max_connections: int = declared(
-        20_000, Declaration("Maximum number of connections.", Form.NUMBER, LIMITS)
+        16_384, Declaration("Maximum number of connections.", Form.NUMBER, LIMITS)
     )
     max_frame: int = declared(
         16 * _MEBIBYTE, Declaration("Maximum size of a request.", Form.SIZE, LIMITS)

@@ -35,6 +35,7 @@ from millstream.messaging.publishing.expected_last import publish_after
 from millstream.messaging.publishing.interest_check import InterestCheck, error_of
 from millstream.messaging.reading.at_offset import events_at
 from millstream.messaging.reading.events import read_event_lists, read_events
+from millstream.messaging.reading.key_places import KeyPlaces
 from millstream.messaging.reading.latest import last_of_key, read_latest
 from millstream.messaging.reading.past import Past, past_of
 from millstream.messaging.reading.replay import ReadPlan, plan_of
@@ -111,6 +112,7 @@ class Topic:
         self.partitions = len(info.partitions)
         self._handle = handle
         self._jetstream, self._partitions = handle.jetstream, handle.partitions
+        self._places = KeyPlaces(handle.jetstream, handle.partitions, info.settings.keys_at_home)
         self._stream_publisher = handle.publisher
         self._obstacle = _obstacle(info, handle.value_type)
         demanded = info.settings.durability is not None
@@ -276,7 +278,7 @@ class Topic:
         """A named writer that stores each event exactly once: `async with topic.writer("w")`."""
         from millstream.messaging.publishing.writer import Writer
 
-        return Writer(self._fenced_target(), name, packs or Packing(), lanes)
+        return Writer(self.fenced_target(), name, packs or Packing(), lanes)
 
     def process(
         self,
@@ -307,7 +309,7 @@ class Topic:
         settings = self.settings
         is_table = settings.history is not None
         if not is_table and not state:
-            target = self._fenced_target()
+            target = self.fenced_target()
         else:
             check_process_table(self.name, settings, state)
             self._check_writable()
@@ -317,8 +319,8 @@ class Topic:
         size = min(settings.max_message_size or largest, largest)
         return ProcessTarget(self.name, target, is_table, size)
 
-    def _fenced_target(self) -> PackTarget:
-        """What writers and processes write to; refused where their fences would not be kept."""
+    def fenced_target(self) -> PackTarget:
+        """Internal: what writers write to; refused where their fences would not be kept."""
         target = self._target()
         check_fence_kept(self.name, self.settings.retention)
         return target
@@ -400,7 +402,7 @@ class Topic:
 
         An event redriven for one subscription does not count; one redriven for all does.
         """
-        return await last_of_key(self._jetstream, self._partitions, key)
+        return await last_of_key(self._jetstream, self._places, key)
 
     def latest(
         self, keys: Sequence[str] = (), *, undecodable: OnUndecodable = "fail"
@@ -410,7 +412,7 @@ class Topic:
         A key that had an event when this started is included, with that event or a later one.
         `undecodable` is as in ReadPlan.
         """
-        return read_latest(self._jetstream, self._partitions, keys, undecodable)
+        return read_latest(self._jetstream, self._partitions, self._places, keys, undecodable)
 
     async def past(self, time: datetime) -> Past:
         """Internal: what a table reads its values at an earlier time from; see `Table.at`."""

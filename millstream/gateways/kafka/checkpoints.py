@@ -158,6 +158,13 @@ class PartitionCheckpoints:
         for first, _, _ in gone:
             await table.delete(self._part_key(first))
 
+    async def discard(self) -> None:
+        """Forget the parts of a checkpoint that was loaded: they are of another stream."""
+        table = await self._store.table()
+        for first, _, _ in self._parts:
+            await table.delete(self._part_key(first))
+        self._parts = []
+
     def _part_key(self, first_sequence: int) -> str:
         return f"{self._stream}/{first_sequence}"
 

@@ -11,19 +11,18 @@ from typing import Any, Final
 from millstream.errors import MillstreamError
 from millstream.gateways.access import Access
 from millstream.gateways.kafka.calls import Call, Handler
-from millstream.gateways.kafka.catalog import Catalog, UnknownTopic
+from millstream.gateways.kafka.catalog import Catalog, KafkaTopic, UnknownTopic
 from millstream.gateways.kafka.fetching import Fetch, Wanted
 from millstream.gateways.kafka.partition_log import Appended, OutOfRange, PartitionLog
 from millstream.gateways.kafka.producer_ids import ProducerIds
 from millstream.gateways.kafka.protocol import Api, ErrorCode
 from millstream.gateways.kafka.records import BadBatch, RawBatch, split_batches
+from millstream.gateways.overload import Books
 
 __all__ = ["DataCalls"]
 
 _log = logging.getLogger("millstream.gateways.kafka")
 
-# Partitions do not move between gateways: what clients are told of the leader never changes.
-LEADER_EPOCH: Final = 0
 _NO_TIME: Final = -1
 _LATEST, _EARLIEST, _MAX_TIME = -1, -2, -3  # what ListOffsets asks for instead of a time
 
@@ -39,10 +38,10 @@ class _Refused(Exception):  # noqa: N818  (an answer, not a fault)
 class DataCalls:
     """Handlers of the calls that carry records."""
 
-    def __init__(self, catalog: Catalog, ids: ProducerIds, max_batch_bytes: int) -> None:
+    def __init__(self, catalog: Catalog, ids: ProducerIds, books: Books) -> None:
         self._catalog = catalog
         self._ids = ids
-        self._max_batch_bytes = max_batch_bytes
+        self._books = books
 
     def handlers(self) -> dict[Api, Handler]:
         """Which call each of them serves."""
@@ -61,13 +60,16 @@ class DataCalls:
         body, session = call.request.body, call.session
         parts = [(topic.name, part) for topic in body.topic_data for part in topic.partition_data]
         # The batches of one connection are handed to the logs in the order of their requests.
+        logs: list[PartitionLog] = []
         async with session.produce_order:
             started = [
-                await self._append(session.access, body, name, part) for name, part in parts
+                await self._append(session.access, body, name, part, logs) for name, part in parts
             ]
         waiting = [one for one in started if isinstance(one, asyncio.Future)]
         if waiting:
             await asyncio.wait(waiting)  # unlike `gather` it does not cancel them with the client
+            for log in {id(log): log for log in logs}.values():
+                await log.partitioner_recorded()
         if body.acks == 0:
             return None
         topics: dict[str, list[dict[str, Any]]] = {}
@@ -81,43 +83,35 @@ class DataCalls:
         }
 
     async def _append(
-        self, access: Access, body: Any, name: str, part: Any
+        self, access: Access, body: Any, name: str, part: Any, logs: list[PartitionLog]
     ) -> asyncio.Future[Appended] | Appended:
+        """Hand a batch to its partition; the answer comes later, or is a refusal."""
         try:
             if body.acks not in (-1, 0, 1):
                 raise _Refused(ErrorCode.invalid_required_acks, f"acks is {body.acks}")
-            batches = self._batches(body, part)
-            log = await self._log(access, name, part.index, "write")
-            return log.append(batches)
+            topic, log = await self._log(access, name, part.index, "write")
+            with self._books.step("produce: checks of batches"):
+                batch = _one_batch(body, part, topic.max_message_bytes)
+            logs.append(log)
+            return log.append(batch)
         except _Refused as refused:
             return _failed(refused.code, refused.text)
         except BadBatch as error:
-            return _failed(error.code, str(error))
+            return Appended(-1, error.code, str(error), error.index)
         except MillstreamError as error:
             return _failed(*_broker_fault(error))
 
-    def _batches(self, body: Any, part: Any) -> list[RawBatch]:
-        batches = split_batches(part.records or b"", self._max_batch_bytes)
-        if not batches:
-            raise _Refused(ErrorCode.invalid_record, "a request without records")
-        if body.transactional_id is not None or any(one.head.is_transactional for one in batches):
-            raise _Refused(
-                ErrorCode.transactional_id_authorization_failed,
-                "transactions are not served by this gateway",
-            )
-        return batches
-
-    async def _log(self, access: Access, name: str, index: int, action: str) -> PartitionLog:
+    async def _log(
+        self, access: Access, name: str, index: int, action: str
+    ) -> tuple[KafkaTopic, PartitionLog]:
         topic = await self._catalog.find(name)
         if topic is None or not 0 <= index < topic.partitions:
             raise _Refused(ErrorCode.unknown_topic_or_partition)
-        may = access.may_read if action == "read" else access.may_write
-        if action == "manage":
-            may = access.may_manage
-        if not await may(topic.topic):
+        may = {"read": access.may_read, "write": access.may_write, "manage": access.may_manage}
+        if not may[action](topic.subjects):
             raise _Refused(ErrorCode.topic_authorization_failed, f"this user may not {action}")
         try:
-            return await self._catalog.log(name, index)
+            return topic, await self._catalog.log(name, index)
         except UnknownTopic:
             raise _Refused(ErrorCode.unknown_topic_or_partition) from None
 
@@ -148,7 +142,8 @@ class DataCalls:
         self, access: Access, name: str, index: int
     ) -> tuple[PartitionLog | None, ErrorCode]:
         try:
-            return await self._log(access, name, index, "read"), ErrorCode.none
+            _, log = await self._log(access, name, index, "read")
+            return log, ErrorCode.none
         except _Refused as refused:
             return None, refused.code
         except MillstreamError as error:
@@ -163,11 +158,12 @@ class DataCalls:
         for topic in call.request.body.topics:
             parts = []
             for part in topic.partitions:
-                answer = {"partition_index": part.partition_index, "leader_epoch": LEADER_EPOCH}
+                answer: dict[str, Any] = {"partition_index": part.partition_index}
                 try:
-                    log = await self._log(access, topic.name, part.partition_index, "read")
+                    _, log = await self._log(access, topic.name, part.partition_index, "read")
                     found = await _offset_at(log, part.timestamp)
                     code = ErrorCode.none
+                    answer["leader_epoch"] = log.leader_epoch
                 except _Refused as refused:
                     found, code = (-1, _NO_TIME), refused.code
                 except MillstreamError as error:
@@ -187,7 +183,7 @@ class DataCalls:
             for part in topic.partitions:
                 start, code = -1, ErrorCode.none
                 try:
-                    log = await self._log(access, topic.name, part.partition_index, "manage")
+                    _, log = await self._log(access, topic.name, part.partition_index, "manage")
                     start = await log.delete_before(
                         log.end_offset if part.offset == -1 else part.offset
                     )
@@ -224,11 +220,27 @@ class DataCalls:
         return {"error_code": ErrorCode.none, "producer_id": number, "producer_epoch": 0}
 
 
+def _one_batch(body: Any, part: Any, max_bytes: int) -> RawBatch:
+    batches = split_batches(part.records or b"", max_bytes)
+    if len(batches) != 1:
+        raise BadBatch(
+            ErrorCode.invalid_record,
+            f"{len(batches)} batches for one partition: a request has one for each",
+        )
+    if body.transactional_id is not None or batches[0].head.is_transactional:
+        raise _Refused(
+            ErrorCode.transactional_id_authorization_failed,
+            "transactions are not served by this gateway",
+        )
+    return batches[0]
+
+
 async def _offset_at(log: PartitionLog, time_ms: int) -> tuple[int, int]:
     """What ListOffsets asks for: an offset, and the time of its record where that was asked."""
     if time_ms == _LATEST:
         return log.end_offset, _NO_TIME
     if time_ms == _EARLIEST:
+        await log.look_at_head()
         return log.start_offset, _NO_TIME
     found = await (log.max_time() if time_ms == _MAX_TIME else log.offset_at(time_ms))
     return (-1, _NO_TIME) if found is None else found

@@ -38,7 +38,7 @@ class Part(NamedTuple):
 
     first_sequence: int
     next_sequence: int
-    count: int
+    units: int
     body: bytes  # the differences of the three columns, compressed
 
 
@@ -189,6 +189,17 @@ class OffsetIndex:
         del self._sequences[:gone], self._offsets[:gone], self._times[:gone]
         self.first_sequence = self._sequences[0]
 
+    def cut(self, sequence: int) -> None:
+        """Forget the messages from a sequence on: they are lost. What comes next begins there."""
+        if sequence >= self.next_sequence:
+            return
+        kept = bisect_left(self._sequences, sequence)
+        self.end_offset = self.base_offset(sequence) if sequence >= self.first_sequence else 0
+        del self._sequences[kept:], self._offsets[kept:], self._times[kept:]
+        self.next_sequence = sequence
+        self.first_sequence = min(self.first_sequence, sequence)
+        self._run_open = False
+
     # -- keeping it -----------------------------------------------------------------------
 
     def part(self, first_sequence: int, count: int) -> Part:
@@ -216,10 +227,10 @@ class OffsetIndex:
         index = cls(next_sequence, end_offset)
         columns = (index._sequences, index._offsets, index._times)
         for part in parts:
-            raw = zlib.decompress(part.body) if part.count else b""
-            if len(raw) != part.count * 24:
-                raise ValueError(f"a part of the index has {len(raw)} bytes for {part.count} units")
-            deltas = np.frombuffer(raw, np.int64).reshape(3, part.count)
+            raw = zlib.decompress(part.body) if part.units else b""
+            if len(raw) != part.units * 24:
+                raise ValueError(f"a part of the index has {len(raw)} bytes for {part.units} units")
+            deltas = np.frombuffer(raw, np.int64).reshape(3, part.units)
             for column, own in zip(columns, deltas, strict=True):
                 column.frombytes(np.cumsum(own, dtype=np.int64).tobytes())
         _check_order(index._sequences, next_sequence, 1)

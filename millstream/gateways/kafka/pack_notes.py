@@ -49,13 +49,13 @@ class BatchNote(NamedTuple):
     """A batch in a pack, and its first row; below 0: it began in a pack before this one."""
 
     batch: SentBatch
-    index: int
+    row: int
 
 
 class PackNotes(NamedTuple):
     """What is known of a pack without its payload."""
 
-    count: int
+    events: int
     max_ms: int = UNKNOWN
     batches: tuple[BatchNote, ...] = ()
 

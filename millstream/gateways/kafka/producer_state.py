@@ -168,6 +168,14 @@ class ProducerStates:
                 producer.batches.clear()
         producer.batches.append(_Stored(batch.first, batch.last, offset))
 
+    def cut(self, offset: int) -> None:
+        """What had offsets from this one on is lost: it may be stored again."""
+        for number, producer in list(self._stored.items()):
+            left = [one for one in producer.batches if one.offset < offset]
+            producer.batches = deque(left, maxlen=COPIES_MAX)
+            if not left:
+                del self._stored[number]
+
     def kept(self) -> Iterator[KeptProducer]:
         """All that is known of stored batches, to be kept; `restore` takes it."""
         for number, producer in self._stored.items():

@@ -33,9 +33,10 @@ IN_FLIGHT_MAX: Final = 100
 class _Answer:
     """The place of an answer in the order of a connection."""
 
-    __slots__ = ("frame", "ready", "task")
+    __slots__ = ("frame", "ready", "size", "task")
 
-    def __init__(self) -> None:
+    def __init__(self, size: int) -> None:
+        self.size = size  # of the request
         self.ready = False
         self.frame: memoryview | None = None  # None when ready: the request gets no answer
         self.task: asyncio.Task[None] | None = None
@@ -58,7 +59,7 @@ class KafkaConnection:
         """Start a request."""
         if self._closed:
             return
-        answer = _Answer()
+        answer = _Answer(len(data))
         self._answers.append(answer)
         try:
             request = read_request(data)
@@ -106,8 +107,10 @@ class KafkaConnection:
         answers = self._answers
         while answers and answers[0].ready:
             first = answers.popleft()
-            if first.frame is not None:
-                self._transport.send(first.frame)
+            if first.frame is None:
+                self._transport.release(first.size)
+            else:
+                self._transport.send(first.frame, frees=first.size)
         if self._paused and len(answers) < IN_FLIGHT_MAX:
             self._paused = False
             self._transport.resume()

@@ -172,7 +172,7 @@ def test_parts_that_do_not_fit_together_are_refused() -> None:
     for _ in range(10):
         index.add_pack(10, 0)
     parts = [index.part(1, 5), index.part(6, 5)]
-    assert index.units_from(6) == parts[1].count == 5
+    assert index.units_from(6) == parts[1].units == 5
     with pytest.raises(ValueError, match="order"):
         OffsetIndex.restored(parts[::-1], index.next_sequence, index.end_offset)
     with pytest.raises(ValueError, match="order"):

@@ -1,0 +1,427 @@
+"""Stores what clients produce to one partition: exactly once for idempotent producers.
+
+Group commit: while packs are being stored, the batches of all clients gather for the next one.
+Everything is written under one fence, so that a gateway that was taken over can store nothing more.
+Before the first batch is judged, the fence is claimed and everything before the claim is counted:
+then it is known of every batch whether it is stored.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+import pyarrow as pa
+
+from millstream.errors import (
+    ConfigError,
+    DataLoss,
+    FencedOut,
+    MillstreamError,
+    PayloadTooLarge,
+    Unfit,
+)
+from millstream.events.fence import fence_subject
+from millstream.events.packs.encode import EncodedPack, encode, split
+from millstream.events.packs.envelope import ENVELOPE, complete
+from millstream.events.packs.packing import PACK_EVENTS_MAX
+from millstream.gateways.kafka.batch_cache import BatchCache, CachedRun, Piece
+from millstream.gateways.kafka.offset_index import UNKNOWN
+from millstream.gateways.kafka.pack_notes import (
+    BATCHES_HEADER,
+    TIMES_HEADER,
+    WRITER,
+    BatchNote,
+    PackNotes,
+    batches_text,
+    times_text,
+)
+from millstream.gateways.kafka.partition_offsets import PartitionOffsets
+from millstream.gateways.kafka.producer_state import SentBatch, Verdict, last_sequence
+from millstream.gateways.kafka.protocol import ErrorCode
+from millstream.gateways.kafka.records import (
+    RawBatch,
+    same_as_sent,
+    times_ms,
+    to_columns,
+    with_base_offset,
+)
+from millstream.gateways.overload import Books
+from millstream.messaging.publishing.ahead_lane import AheadLane
+from millstream.messaging.publishing.target import PackTarget
+from millstream.wire.batch import BATCH_BYTES_MAX
+
+if TYPE_CHECKING:
+    from millstream.gateways.values import TopicValues
+
+__all__ = ["Appended", "PartitionWriter"]
+
+_log = logging.getLogger("millstream.gateways.kafka")
+
+# Packs that are sent before the ack of the first: the server stores one while the next arrives.
+IN_FLIGHT_MAX: Final = 2
+# Bytes of a pack beyond which nothing is added to it; a batch may be larger by itself.
+GROUP_BYTES: Final = 4 * 1024 * 1024
+GROUP_EVENTS: Final = 100_000
+BATCHES_MAX: Final = 500  # in one pack; each is named in its headers
+HEADERS_ROOM: Final = 40 * 1024  # of a pack, for that
+# Bytes that may wait to be stored; more is refused, and clients send it again.
+WAITING_BYTES_MAX: Final = 64 * 1024 * 1024
+_AGAIN: Final = "the broker does not store at the moment; send it again"
+
+
+class Appended(NamedTuple):
+    """What became of a batch."""
+
+    base_offset: int
+    error: ErrorCode = ErrorCode.none
+    text: str = ""
+    record: int | None = None  # the record that was the reason
+
+
+@dataclass(eq=False, slots=True)
+class _Batch:
+    """A batch that waits to be stored."""
+
+    raw: RawBatch
+    columns: pa.RecordBatch = field(repr=False)
+    same: bool  # readers get what the client sent, byte for byte
+    schema_id: str | None
+    times: tuple[int, int] | None
+    sent: SentBatch | None  # of an idempotent producer
+    size: int
+    done: asyncio.Future[Appended] = field(repr=False)
+
+
+@dataclass(eq=False, slots=True)
+class _Group:
+    """Batches that are stored together, as one pack or, if one is large, as several."""
+
+    batches: list[_Batch]
+    packs: list[EncodedPack]
+    notes: PackNotes
+    error: MillstreamError | None = None
+    task: asyncio.Task[None] | None = None
+
+
+class PartitionWriter:
+    """Takes batches, and answers when they are on disk."""
+
+    def __init__(
+        self,
+        target: PackTarget,
+        number: int,
+        offsets: PartitionOffsets,
+        values: TopicValues | None,
+        cache: BatchCache,
+        books: Books,
+    ) -> None:
+        self._target = target
+        self._offsets = offsets
+        self._values = values
+        self._cache = cache
+        self._books = books
+        self._subject = fence_subject(target.shape.prefixes[number], WRITER)
+        self._lane: AheadLane | None = None  # None: the fence has to be claimed first
+        self._waiting: deque[_Batch] = deque()
+        self._waiting_bytes = 0
+        self._under_way: deque[_Group] = deque()
+        self._work = asyncio.Event()
+        self._task: asyncio.Task[None] | None = None
+        self._closed = False
+
+    # -- taking batches -------------------------------------------------------------------
+
+    def append(
+        self, raw: RawBatch, look_at_keys: Callable[[pa.Array], object]
+    ) -> asyncio.Future[Appended]:
+        """Store a batch; the future says where. BadBatch if its records cannot be stored."""
+        done: asyncio.Future[Appended] = asyncio.get_running_loop().create_future()
+        if self._closed or self._waiting_bytes > WAITING_BYTES_MAX:
+            done.set_result(Appended(-1, ErrorCode.kafka_storage_error, _AGAIN))
+            return done
+        with self._books.step("produce: records to columns"):
+            columns = to_columns([raw], max_bytes=BATCH_BYTES_MAX // 2)
+            same, times, schema_id = same_as_sent(columns), _known_times(columns), None
+            columns = columns.replace_schema_metadata(None)
+            if "key" in columns.schema.names:
+                look_at_keys(columns.column("key"))
+        if self._values is not None:
+            with self._books.step("produce: typed values"):
+                columns, schema_id = self._values.stored(columns)
+            same = False
+        head = raw.head
+        sent = None
+        if head.producer_id >= 0:
+            last = last_sequence(head.first_sequence, head.count)
+            sent = SentBatch(head.producer_id, head.epoch, head.first_sequence, last)
+        size = columns.get_total_buffer_size()
+        self._waiting.append(_Batch(raw, columns, same, schema_id, times, sent, size, done))
+        self._waiting_bytes += size
+        self._work.set()
+        if self._task is None:
+            self._task = asyncio.get_running_loop().create_task(self._run())
+        return done
+
+    async def close(self) -> None:
+        """Answer what is under way, and take nothing more."""
+        self._closed = True
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+        await self._settle_all()
+        self._refuse_waiting(ErrorCode.not_leader_or_follower, "the gateway stops")
+
+    # -- storing them ---------------------------------------------------------------------
+
+    async def _run(self) -> None:
+        while True:
+            if not self._waiting:
+                self._work.clear()
+                await self._work.wait()
+            try:
+                await self._store_waiting()
+            except MillstreamError as error:
+                lane = self._lane
+                lost = isinstance(error, DataLoss) and lane is not None
+                if lost and lane is not None and await self._fence_gone(lane):
+                    self._wait_again()
+                else:
+                    self._give_up(error)
+            except Exception as error:
+                _log.exception("storing to '%s' failed", self._offsets.stream)
+                self._give_up(MillstreamError(str(error)))
+
+    async def _store_waiting(self) -> None:
+        lane = self._lane or await self._claim()
+        while self._waiting:
+            while len(self._under_way) >= min(IN_FLIGHT_MAX, max(1, lane.depth)):
+                await asyncio.shield(self._first_done())
+            if self._under_way and self._under_way[0].error is not None:
+                break
+            group = self._next_group()
+            if group is not None:
+                self._under_way.append(group)
+                group.task = asyncio.get_running_loop().create_task(self._store(lane, group))
+                await asyncio.sleep(0)  # the lane takes them in this order
+        await self._settle_all()
+
+    def _first_done(self) -> asyncio.Task[None]:
+        task = self._under_way[0].task
+        assert task is not None
+        return task
+
+    async def _claim(self) -> AheadLane:
+        stream = self._offsets.stream
+        # What acks mean is checked here: the state that `store` returns is its own unit's only as
+        # long as nothing is awaited between.
+        target = replace(self._target, acks=self._target.acks.undemanded())
+        lane = AheadLane(target, stream, self._subject, WRITER, IN_FLIGHT_MAX)
+        await self._target.acks.check()
+        state = await lane.claim()
+        await self._offsets.known(state.sequence)
+        self._offsets.producers.forget_under_way()
+        self._lane = lane
+        return lane
+
+    def _next_group(self) -> _Group | None:
+        """The next batches that fit one pack; those that are copies, or refused, are answered."""
+        chosen: list[_Batch] = []
+        size = events = 0
+        while self._waiting and len(chosen) < BATCHES_MAX:
+            batch = self._waiting[0]
+            if chosen and (
+                size + batch.size > GROUP_BYTES
+                or events + batch.columns.num_rows > GROUP_EVENTS
+                or batch.schema_id != chosen[0].schema_id
+                or not _same_values(batch.columns, chosen[0].columns)
+            ):
+                break
+            self._waiting.popleft()
+            self._waiting_bytes -= batch.size
+            if self._is_new(batch):
+                chosen.append(batch)
+                size += batch.size
+                events += batch.columns.num_rows
+        if not chosen:
+            return None
+        try:
+            with self._books.step("produce: columns to packs"):
+                return self._group(chosen)
+        except (PayloadTooLarge, Unfit, ConfigError) as error:
+            for batch in chosen:
+                self._refuse(batch, ErrorCode.message_too_large, str(error))
+            return None
+
+    def _is_new(self, batch: _Batch) -> bool:
+        """Whether a batch has to be stored; else it is answered, now or with its first copy."""
+        if batch.sent is None:
+            return True
+        producers = self._offsets.producers
+        judged = producers.judge(batch.sent)
+        if judged.verdict is Verdict.NEW:
+            producers.accept(batch.sent, batch.done)
+            return True
+        if judged.verdict is Verdict.UNDER_WAY:
+            first: asyncio.Future[Appended] = judged.answer
+            first.add_done_callback(lambda done: _answer(batch, done.result()))
+        else:
+            _answer(batch, Appended(judged.offset, judged.error, judged.text))
+        return False
+
+    def _group(self, batches: list[_Batch]) -> _Group:
+        columns = _joined([batch.columns for batch in batches])
+        largest = self._target.jetstream.connection.info.max_payload - HEADERS_ROOM
+        pieces = split(columns, PACK_EVENTS_MAX, largest)
+        schema = batches[0].schema_id
+        packs = [encode(piece, schema_id=schema, compression="auto") for piece in pieces]
+        start = columns.num_rows - pieces[-1].num_rows  # the last pack has the notes
+        notes, row = [], -start
+        for batch in batches:
+            if batch.sent is not None:
+                notes.append(BatchNote(batch.sent, row))
+            row += batch.columns.num_rows
+        if notes:
+            packs[-1].headers[BATCHES_HEADER] = batches_text(notes)
+        spans = [batch.times for batch in batches]
+        known = [span for span in spans if span is not None]
+        max_ms = UNKNOWN
+        if len(known) == len(spans):
+            max_ms = max(span[1] for span in known)
+            text = times_text(min(span[0] for span in known), max_ms)
+            for pack in packs:
+                pack.headers[TIMES_HEADER] = text
+        return _Group(batches, packs, PackNotes(packs[-1].count, max_ms, tuple(notes)))
+
+    async def _store(self, lane: AheadLane, group: _Group) -> None:
+        """Store a group, and answer its batches; an error is left for the others to see."""
+        try:
+            # Nothing reads this position; it only must not go back.
+            state = await lane.store(group.packs, self._offsets.index.end_offset)
+            await self._target.acks.check()  # the server may be another one by now
+            await self._count(group, state.sequence)
+            self._under_way.remove(group)
+        except MillstreamError as error:
+            group.error = error
+        except Exception as error:
+            _log.exception("storing to '%s' failed", self._offsets.stream)
+            group.error = MillstreamError(str(error))
+
+    async def _count(self, group: _Group, sequence: int) -> None:
+        offsets = self._offsets
+        alone = len(group.packs) == 1
+        if not (alone and offsets.note_own(sequence, group.notes)):
+            await offsets.known(sequence)  # others write to this partition, too
+        last_base = offsets.index.base_offset(sequence)
+        base = last_base + group.packs[-1].count - sum(pack.count for pack in group.packs)
+        end = last_base + group.packs[-1].count
+        await offsets.covered(end)
+        if alone:
+            self._keep(group, sequence, base, end)
+        for batch in group.batches:
+            if batch.sent is not None:
+                offsets.producers.settle(batch.sent)
+            _answer(batch, Appended(base))
+            base += batch.columns.num_rows
+
+    def _keep(self, group: _Group, sequence: int, base: int, end: int) -> None:
+        """Hand the batches out as they came, to readers near the end."""
+        if not all(batch.same for batch in group.batches):
+            return
+        pieces: list[Piece] = []
+        for batch in group.batches:
+            pieces.extend(with_base_offset(batch.raw.raw, base, self._offsets.leader_epoch))
+            base += batch.columns.num_rows
+        size = sum(map(len, pieces))
+        run = CachedRun(sequence + 1, end, end - 1, tuple(pieces), size)
+        self._cache.put(self._offsets.stream, sequence, run)
+
+    # -- when something fails -------------------------------------------------------------
+
+    async def _settle_all(self) -> None:
+        """Wait for all groups under way; raises what the first of those failed with that did."""
+        while self._under_way:
+            group = self._under_way[0]
+            await asyncio.wait([one.task for one in self._under_way if one.task is not None])
+            if group.error is not None:
+                raise group.error
+
+    def _give_up(self, error: MillstreamError) -> None:
+        """Nothing is stored until the fence is claimed again; what waits is answered, or waits.
+
+        What was under way may be stored or not. Whoever sends it again gets the right answer, since
+        it is judged after the next claim.
+        """
+        self._lane = None
+        if isinstance(error, FencedOut):
+            self._offsets.fail(error)
+        code = ErrorCode.kafka_storage_error  # clients try again, as they do after the other one
+        if self._offsets.failed is not None:
+            code = ErrorCode.not_leader_or_follower
+        failed = list(self._under_way)
+        self._under_way.clear()
+        text = str(error)
+        _log.warning("'%s' did not store: %s", self._offsets.stream, text)
+        for group in failed:
+            for batch in group.batches:
+                if batch.sent is not None:
+                    self._offsets.producers.settle(batch.sent)
+                _answer(batch, Appended(-1, code, text))
+        self._refuse_waiting(code, text)
+
+    def _refuse_waiting(self, code: ErrorCode, text: str) -> None:
+        for batch in self._waiting:
+            _answer(batch, Appended(-1, code, text))
+        self._waiting.clear()
+        self._waiting_bytes = 0
+
+    async def _fence_gone(self, lane: AheadLane) -> bool:
+        """Whether retention removed the last pack: then nothing is lost, and a new claim helps."""
+        await self._offsets.look_at_head(now=True)
+        return self._offsets.first_sequence > lane.state.sequence
+
+    def _wait_again(self) -> None:
+        """What was under way is stored after the next claim, before everything else."""
+        self._lane = None
+        for group in reversed(self._under_way):
+            for batch in reversed(group.batches):
+                if batch.sent is not None:
+                    self._offsets.producers.settle(batch.sent)
+                self._waiting.appendleft(batch)
+                self._waiting_bytes += batch.size
+        self._under_way.clear()
+
+    def _refuse(self, batch: _Batch, code: ErrorCode, text: str) -> None:
+        if batch.sent is not None:
+            self._offsets.producers.settle(batch.sent)
+        _answer(batch, Appended(-1, code, text))
+
+
+def _answer(batch: _Batch, answer: Appended) -> None:
+    if not batch.done.done():
+        batch.done.set_result(answer)
+
+
+def _known_times(columns: pa.RecordBatch) -> tuple[int, int] | None:
+    """The smallest and largest time, if every record has one."""
+    if "timestamp" not in columns.schema.names or columns.column("timestamp").null_count:
+        return None
+    return times_ms(columns)
+
+
+def _same_values(one: pa.RecordBatch, other: pa.RecordBatch) -> bool:
+    kinds = (one.schema.field("value").type, other.schema.field("value").type)
+    return bool(kinds[0].equals(kinds[1]))
+
+
+def _joined(batches: Sequence[pa.RecordBatch]) -> pa.RecordBatch:
+    """One batch of all rows: a pack of many small ones would be slow to read."""
+    if len(batches) == 1:
+        return batches[0]
+    present = {name for batch in batches for name in batch.schema.names}
+    names = [name for name in ENVELOPE if name in present]
+    return pa.concat_batches([complete(batch).select(names) for batch in batches])
