@@ -52,9 +52,9 @@ class Gateway:
     def start(self) -> None:
         """Start it and wait until it accepts connections."""
         command = [
-            *(sys.executable, "-m", "millstream.cli.main", "gateway", "run", "kafka"),
-            *("--url", self._url, "--port", str(self.port)),
-            *("--advertised-port", str(self._advertised), *self._options),
+            *(str(Path(sys.executable).with_name("millstream")), "gateway", "run", "kafka"),
+            *("--server", self._url, "--port", str(self.port)),
+            *("--advertise", f"127.0.0.1:{self._advertised}", *self._options),
         ]
         with (self._folder / "gateway.log").open("ab") as log:
             self._process = subprocess.Popen(

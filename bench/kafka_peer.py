@@ -1,4 +1,4 @@
-"""Apache Kafka as a peer: one node of its own on free ports, and how its Python client is used.
+"""Apache Kafka as a peer: one node of its own on free ports.
 
 The jars come from Maven Central. The node keeps its data in a temporary folder and ends with the
 bench, also when that is interrupted or killed.
@@ -15,14 +15,11 @@ import tempfile
 import time
 import uuid
 from base64 import urlsafe_b64encode
-from collections.abc import Iterable, Sequence
-from importlib import import_module
 from pathlib import Path
 from types import TracebackType
-from typing import Any
 
-from bench.harness import PeerAbsent
 from bench.jars import Library, fetched, java
+from bench.kafka_clients import KafkaClients, kafka_client
 
 __all__ = ["KAFKA", "VERSION", "KafkaServer", "end_with_parent", "free_ports", "kafka_client"]
 
@@ -54,41 +51,20 @@ share.coordinator.state.topic.min.isr=1
 group.initial.rebalance.delay.ms=0
 num.partitions=1
 """
-QUIET = {"log_level": 0}  # its words about the server that ends at the end
-PRODUCER = {"acks": "all", "linger.ms": 50, "queue.buffering.max.messages": 1_000_000, **QUIET}
-# So many are fetched ahead that the client's own threads never wait for the application.
-TUNED_FETCH = {
-    "queued.min.messages": 1_000_000,
-    "queued.max.messages.kbytes": 512 * 1024,
-    "fetch.queue.backoff.ms": 5,
-}
 
 
-def kafka_client() -> Any:
-    """The module of confluent-kafka; PeerAbsent if it is not installed."""
-    try:
-        return import_module("confluent_kafka")
-    except ImportError as error:
-        raise PeerAbsent(
-            "confluent-kafka is not installed: pip install 'millstream[bench]'"
-        ) from error
-
-
-class KafkaServer:
+class KafkaServer(KafkaClients):
     """One node in KRaft mode, for the length of a `with` block."""
 
     def __init__(self) -> None:
-        self._client = kafka_client()
-        self._admin_module = import_module("confluent_kafka.admin")
+        super().__init__()
         self._java = java()
         self._jars = fetched(
             f"kafka-{VERSION}", [Library("org.apache.kafka", "kafka_2.13", VERSION)]
         )
         self._folder = Path(tempfile.mkdtemp(prefix="millstream-bench-kafka-"))
         self._process: subprocess.Popen[bytes] | None = None
-        self._producers: dict[str, Any] = {}
         self.data = self._folder / "data"
-        self.bootstrap = ""
 
     def __enter__(self) -> KafkaServer:
         try:
@@ -104,7 +80,7 @@ class KafkaServer:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self._producers.clear()
+        self.forget()
         try:
             if self._process is not None:
                 self._process.kill()
@@ -144,7 +120,7 @@ class KafkaServer:
                 raise RuntimeError(f"Kafka ended while starting: {self._log()}")
             try:
                 socket.create_connection(self._address(), timeout=1).close()
-                self._admin().list_topics(timeout=5)
+                self.admin().list_topics(timeout=5)
                 return
             except (OSError, self._client.KafkaException):
                 time.sleep(0.2)
@@ -157,78 +133,9 @@ class KafkaServer:
     def _log(self) -> str:
         return (self._folder / "log").read_text(errors="replace")[-2000:]
 
-    def _admin(self) -> Any:
-        return self._admin_module.AdminClient({"bootstrap.servers": self.bootstrap, **QUIET})
-
     def create_topic(self, *, fsync: bool, partitions: int = 1) -> str:
         """A new topic; `fsync` is a sync to disk before every ack."""
-        name = f"t{uuid.uuid4().hex[:12]}"
-        settings = {"flush.messages": "1"} if fsync else {}
-        topic = self._admin_module.NewTopic(name, partitions, 1, config=settings)
-        admin = self._admin()  # kept until the answer is here: without it there is none
-        for done in admin.create_topics([topic]).values():
-            done.result(30)
-        return name
-
-    def producer(self, **settings: Any) -> Any:
-        """A connected producer with these settings, the same one for every round."""
-        name = repr(settings)
-        if name not in self._producers:
-            made = self._client.Producer(
-                {"bootstrap.servers": self.bootstrap, **PRODUCER, **settings}
-            )
-            made.list_topics(timeout=10)
-            self._producers[name] = made
-        return self._producers[name]
-
-    def consumer(self, topic: str, **settings: Any) -> Any:
-        """A connected consumer of the first partition, from its first event on."""
-        made = self._client.Consumer(
-            {
-                "bootstrap.servers": self.bootstrap,
-                "group.id": uuid.uuid4().hex,
-                "auto.offset.reset": "earliest",
-                "enable.auto.commit": False,
-                **TUNED_FETCH,
-                **QUIET,
-                **settings,
-            }
-        )
-        made.list_topics(topic, timeout=10)
-        return made
-
-    def start_of(self, topic: str) -> list[Any]:
-        """What `consumer.assign` takes to begin with the first event."""
-        return [self._client.TopicPartition(topic, 0, self._client.OFFSET_BEGINNING)]
-
-    def stored(self, topic: str) -> int:
-        """How many events and transaction marks the first partition has."""
-        consumer = self.consumer(topic)
-        try:
-            _, end = consumer.get_watermark_offsets(self._client.TopicPartition(topic, 0))
-        finally:
-            consumer.close()
-        return int(end)
-
-    def send(self, producer: Any, topic: str, values: Iterable[bytes], keys: Sequence[str]) -> None:
-        """Hand over all values and wait until they are stored."""
-        produce = producer.produce
-        for value, key in zip(values, keys, strict=True):
-            try:
-                produce(topic, value, key)
-            except BufferError:  # its queue is full
-                producer.poll(0.01)
-                self._send_slowly(producer, topic, value, key)
-        if producer.flush(60):
-            raise RuntimeError("Kafka did not store everything within a minute")
-
-    def _send_slowly(self, producer: Any, topic: str, value: bytes, key: str) -> None:
-        while True:
-            try:
-                producer.produce(topic, value, key)
-                return
-            except BufferError:
-                producer.poll(0.01)
+        return self.make_topic(partitions, {"flush.messages": "1"} if fsync else {})
 
     def bytes_on_disk(self, topic: str) -> int:
         """Of the log of a topic, without the files that Kafka allocates ahead for its indexes."""

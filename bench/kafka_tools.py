@@ -11,6 +11,7 @@ from bench.kafka_peer import VERSION, end_with_parent
 __all__ = ["Tools"]
 
 TOOL_SECONDS = 300.0
+PACKAGE = "org.apache.kafka.tools"
 # As kafka-run-class.sh starts them, but compiled less: most of them live for seconds.
 JVM = ("-Xmx256m", "-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC", "-Djava.awt.headless=true")
 # The long ones, whose speed counts.
@@ -25,12 +26,16 @@ class Tools:
         self._jars = fetched(
             f"kafka-tools-{VERSION}", [Library("org.apache.kafka", "kafka-tools", VERSION)]
         )
+        self._core = fetched(
+            f"kafka-{VERSION}", [Library("org.apache.kafka", "kafka_2.13", VERSION)]
+        )
 
     def command(self, name: str, *words: str, fast: bool = False) -> list[str]:
-        """The command line of a program: a class of org.apache.kafka.tools."""
-        program = f"org.apache.kafka.tools.{name}"
+        """The command line of a program: a class of org.apache.kafka.tools, or of kafka.admin."""
+        core = name.startswith("kafka.")
+        program, jars = (name, self._core) if core else (f"{PACKAGE}.{name}", self._jars)
         jvm = JVM_FAST if fast else JVM
-        return [self._java, *jvm, "-cp", f"{self._jars}/*", program, *words]
+        return [self._java, *jvm, "-cp", f"{jars}/*", program, *words]
 
     def run(
         self, name: str, *words: str, given: str = "", fast: bool = False, check: bool = True

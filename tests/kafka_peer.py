@@ -1,8 +1,8 @@
 """A real Kafka, and the Kafka gateway, as servers for tests.
 
 Kafka comes as jars from Maven Central; tests that need it are skipped, with a word, where Java,
-Maven or the jars are missing. A conftest.py that imports the fixtures `real_kafka` and
-`kafka_gateway` makes them usable in its folder.
+Maven or the jars are missing. A conftest.py that imports these fixtures makes them usable in its
+folder.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from bench.kafka_peer import KafkaServer
 from bench.kafka_tools import Tools
 from millstream.testing import running_broker
 
-__all__ = ["kafka_gateway", "kafka_tools", "real_kafka", "running_gateway"]
+__all__ = ["kafka_bootstrap", "kafka_gateway", "kafka_tools", "real_kafka", "running_gateway"]
 
 
 @pytest.fixture(scope="session")
@@ -55,3 +55,10 @@ def kafka_gateway(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gateway]
     """One gateway for the session. Tests must not stop it."""
     with running_gateway(tmp_path_factory.mktemp("gateway")) as gateway:
         yield gateway
+
+
+@pytest.fixture(params=[pytest.param("real_kafka", marks=pytest.mark.long), "kafka_gateway"])
+def kafka_bootstrap(request: pytest.FixtureRequest) -> str:
+    """Where clients begin: each test that asks for it runs with a real Kafka and the gateway."""
+    server: KafkaServer | Gateway = request.getfixturevalue(request.param)
+    return server.bootstrap

@@ -98,13 +98,19 @@ def _reference() -> Iterator[str]:
     root: Any = typer.main.get_command(app)
     context = root.make_context("millstream", [], resilient_parsing=True)
     for name in root.list_commands(context):
-        command = root.get_command(context, name)
-        if hasattr(command, "commands"):
-            yield f"### millstream {name}\n\n{_line(command)}\n"
-            for part in command.commands.values():
-                yield from _command(f"{name} {part.name}", part)
-        else:
-            yield from _command(name, command)
+        yield from _part(name, root.get_command(context, name))
+
+
+def _part(name: str, command: Any) -> Iterator[str]:
+    return _group(name, command) if hasattr(command, "commands") else _command(name, command)
+
+
+def _group(name: str, group: Any) -> Iterator[str]:
+    """A group of commands, which may have groups in it."""
+    level = "####" if " " in name else "###"
+    yield f"{level} millstream {name}\n\n{_line(group)}\n"
+    for part in group.commands.values():
+        yield from _part(f"{name} {part.name}", part)
 
 
 def _command(name: str, command: Any) -> Iterator[str]:

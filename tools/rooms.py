@@ -116,7 +116,9 @@ MAY_IMPORT: dict[str, set[str]] = {
     "cdc.sink": {*EVENTS, *MESSAGING, *SCHEMAS, "mill", "cdc"},
     "cdc": {"wire", *EVENTS, *MESSAGING, *SCHEMAS, "tables", "mill", *CDC},
     # The files directly in gateways are the frame; a sub-room is one protocol.
-    "gateways": {"broker", "wire", "wire.aio", *MESSAGING, "mill", "gateways.kafka"},
+    "gateways": {
+        *("broker", "wire", "wire.aio", *EVENTS, *MESSAGING, *SCHEMAS, "mill", "gateways.kafka"),
+    },
     "gateways.kafka": {
         *("wire", "wire.aio", *EVENTS, *MESSAGING, *SCHEMAS, "tables", "mill", "gateways"),
     },
@@ -135,7 +137,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "cli.options": {"broker", "wire", *EVENTS, *MESSAGING, "schemas", "event_store"},
     "cli.views": {
         *("broker", "wire", *EVENTS, *MESSAGING, *SCHEMAS, "tables", "event_store", "mill"),
-        *("projections", "cdc", "cdc.sink", "cli", "cli.options"),
+        *("projections", "cdc", "cdc.sink", "gateways", "cli", "cli.options"),
     },
     "cli.files": {"wire", *EVENTS, *MESSAGING, *SCHEMAS, "cli", "cli.options", "cli.views"},
     "cli.commands": {

@@ -32,8 +32,12 @@ fi
 # Only the programs: the package mariadb-server would start a service.
 have_mariadb || install mariadb-server-core mariadb-client-core
 
+command -v kcat >/dev/null 2>&1 || install kcat
+
 have_postgresql ||
     echo "system-deps: PostgreSQL is missing, so what needs it is skipped. Debian: apt-get install postgresql"
 have_mariadb ||
     echo "system-deps: MariaDB is missing, so what needs it is skipped. Debian: apt-get install mariadb-server-core mariadb-client-core"
+command -v kcat >/dev/null 2>&1 ||
+    echo "system-deps: kcat is missing, so its tests are skipped. Debian: apt-get install kcat"
 exit 0

@@ -43,6 +43,7 @@ from millstream.broker.folder_users import (
     user_files,
     user_secret,
 )
+from millstream.broker.gateway_processes import GatewayProcess
 from millstream.broker.health import ConsumerHealth, Health, LogLoss, NodeHealth, StreamHealth
 from millstream.broker.jwt import (
     SigningKey,
@@ -73,6 +74,7 @@ __all__ = [
     "Credentials",
     "Durability",
     "Encryption",
+    "GatewayProcess",
     "GuardState",
     "Health",
     "LeafRemote",

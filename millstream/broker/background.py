@@ -13,6 +13,7 @@ from typing import Final
 from millstream.broker.binary import find_binary
 from millstream.broker.config import BrokerSettings, Encryption
 from millstream.broker.folder import NodeFolder, node_folders, read_json, state_file
+from millstream.broker.gateway_processes import GatewayProcess, await_gateways, gateways_of
 from millstream.broker.health import Health, LogLoss, broker_health, losses_of, node_address
 from millstream.broker.keys import resolve_key
 from millstream.broker.launch import (
@@ -82,6 +83,7 @@ class NodeState:
     running: bool
     guards: tuple[GuardState, ...] = ()  # one for each account with guarded topics here
     captures: tuple[CaptureProcess, ...] = ()  # those that run with this node
+    gateways: tuple[GatewayProcess, ...] = ()  # those that run with this node
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,17 +114,19 @@ def up(
     timeout: float = 30.0,
     set_aside: tuple[str, ...] = (),
 ) -> State:
-    """Start a broker in the background and return when it is ready.
+    """Start a broker in the background and return when it is ready, and its gateways listen.
 
+    A gateway that does not start is no error: see `NodeState.gateways`. Its keeper tries again.
     With `standby`, a background process waits for a folder that another broker owns: the call
     returns the state of that other broker, with the waiting process in its `standby`.
     `set_aside` names streams to start without, as STREAM or ACCOUNT/STREAM; their files are kept.
     """
-    names = node_names(settings, nodes)
+    names, deadline = node_names(settings, nodes), Deadline(timeout)
     start = StartOptions(
         embedded=False, standby=standby, timeout=timeout, restarts=RESTARTS, set_aside=set_aside
     )
-    start_nodes(settings, names, start)
+    started = start_nodes(settings, names, start)
+    await_gateways(tuple(n.folder for n in started if not n.waiting), deadline.left())
     return read_state(settings.data)
 
 
@@ -263,6 +267,7 @@ def _node_state(folder: NodeFolder) -> NodeState:
         running=running,
         guards=_guards_of(folder) if running else (),
         captures=_captures_of(folder) if running else (),
+        gateways=gateways_of(folder) if running else (),
     )
 
 

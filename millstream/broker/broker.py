@@ -5,13 +5,16 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Self
 
+from millstream.broker.beside import KAFKA
 from millstream.broker.config import DEFAULT_ACCOUNT, BrokerSettings, Role
 from millstream.broker.credentials import Credentials, read_credentials
+from millstream.broker.gateway_processes import await_gateways, gateways_of
 from millstream.broker.health import Health, broker_health, node_address
 from millstream.broker.launch import StartOptions, node_names, start_nodes
 from millstream.broker.reload import reload_nodes
 from millstream.broker.server_process import ServerNode
 from millstream.closing import Closing
+from millstream.deadline import Deadline
 from millstream.errors import NotRunning
 
 __all__ = ["Broker"]
@@ -58,6 +61,12 @@ class Broker(Closing):
         return self._started.monitor
 
     @property
+    def kafka(self) -> str:
+        """Where Kafka clients connect (host:port); empty while no Kafka gateway of it listens."""
+        found = {one.protocol: one.advertised for one in gateways_of(self._started.folder)}
+        return found.get(KAFKA, "")
+
+    @property
     def pid(self) -> int:
         """Process id of nats-server."""
         return self._started.server_pid
@@ -83,6 +92,9 @@ class Broker(Closing):
     ) -> Self:
         """Start and wait until it is ready; on failure nothing is left running.
 
+        It also waits for its gateway, if it has one. A gateway that does not listen in time is
+        tried again and again, and is no failure.
+
         `set_aside` names streams to start without, as STREAM or ACCOUNT/STREAM: their files are
         kept in the folder `set-aside` of the data folder.
 
@@ -92,12 +104,14 @@ class Broker(Closing):
         if self.running or self.standing_by:
             return self
         self.stop()  # clean up after a server that ended on its own
-        names = node_names(self.settings, 1)
+        names, deadline = node_names(self.settings, 1), Deadline(timeout)
         (self._node,) = start_nodes(
             self.settings,
             names,
             StartOptions(timeout=timeout, standby=standby, set_aside=set_aside),
         )
+        if not self.standing_by:
+            await_gateways((self._node.folder,), deadline.left())
         return self
 
     def await_takeover(self, timeout: float) -> bool:

@@ -9,6 +9,7 @@ from millstream.broker.binary import find_binary
 from millstream.broker.config import DEFAULT_ACCOUNT, BrokerSettings, Role
 from millstream.broker.credentials import Credentials, read_credentials
 from millstream.broker.folder import node_folders, state_file
+from millstream.broker.gateway_processes import await_gateways
 from millstream.broker.health import Health, broker_health, node_address
 from millstream.broker.keys import resolve_key
 from millstream.broker.launch import (
@@ -21,6 +22,7 @@ from millstream.broker.launch import (
 from millstream.broker.reload import reload_nodes
 from millstream.broker.server_process import ServerNode
 from millstream.closing import Closing
+from millstream.deadline import Deadline
 from millstream.errors import ConfigError, NotRunning
 
 __all__ = ["Cluster"]
@@ -77,8 +79,10 @@ class Cluster(Closing):
                 if not self._nodes[name].running:
                     self.restart(name, timeout=timeout)
             return self
+        deadline = Deadline(timeout)
         started = start_nodes(self.settings, self.nodes, StartOptions(timeout=timeout))
         self._nodes = {node.name: node for node in started}
+        await_gateways(tuple(node.folder for node in started), deadline.left())
         return self
 
     def stop(self, node: str | None = None, *, grace: float = 10.0) -> None:

@@ -10,12 +10,14 @@ declarations. `render.py` turns the settings into the server's configuration tex
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field, fields
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from millstream.broker.checks import check_host, check_name, check_port, is_loopback, read_choice
+from millstream.broker.limits import LIMITS, Limits
 from millstream.broker.logins import SECURITY, AuthCallout, OperatorSettings
 from millstream.broker.users import (
     DEFAULT_ACCOUNT,
@@ -50,11 +52,8 @@ __all__ = [
 ]
 
 _ROUTE: Final = re.compile(r"[A-Za-z0-9.:\[\]_-]+:\d{1,5}")
-_MEBIBYTE: Final = 1024 * 1024
 
-# Headings of the options.
-CLUSTER: Final = "Cluster"
-LIMITS: Final = "Limits and server"
+CLUSTER: Final = "Cluster"  # heading of the options
 
 
 class Durability(StrEnum):
@@ -68,60 +67,6 @@ class Durability(StrEnum):
     FSYNC = "fsync"
     PERIODIC = "periodic"
     MEMORY = "memory"
-
-
-@dataclass(frozen=True, slots=True)
-class Limits:
-    """Bounds of one server; None means chosen from this machine when it starts."""
-
-    max_payload: int = declared(
-        8 * _MEBIBYTE,  # a pack of several thousand events fits
-        Declaration("Maximum size of a message.", Form.SIZE, LIMITS),
-    )
-    max_file_store: int | None = declared(
-        None,
-        Declaration(
-            "Maximum size of all streams on disk.",
-            Form.SIZE,
-            LIMITS,
-            default_text="less than the free disk space",
-        ),
-    )
-    max_memory_store: int | None = declared(
-        None,
-        Declaration(
-            "Maximum size of all streams in memory.",
-            Form.SIZE,
-            LIMITS,
-            default_text="a quarter of the RAM",
-        ),
-    )
-    max_server_memory: int | None = declared(
-        None,
-        Declaration(
-            "Maximum memory of the server process; one that takes more is stopped.",
-            Form.SIZE,
-            LIMITS,
-            default_text="three quarters of the RAM",
-        ),
-    )
-    max_connections: int = declared(
-        65_536, Declaration("Maximum number of clients.", Form.NUMBER, LIMITS)
-    )
-    default_max_consumers: int = declared(
-        100_000,  # the server's 1,000 is soon used up by readers
-        Declaration("Maximum number of consumers of a stream that sets none.", Form.NUMBER, LIMITS),
-    )
-
-    def __post_init__(self) -> None:
-        for name in (item.name for item in fields(self)):
-            value = getattr(self, name)
-            if value is not None and value <= 0:
-                raise ConfigError(f"{name} must be above 0, not {value}")
-        if self.max_payload > 64 * _MEBIBYTE:
-            raise ConfigError(
-                f"max_payload is {self.max_payload:,} bytes; the server allows at most 64 MiB"
-            )
 
 
 @dataclass(frozen=True, slots=True)
@@ -415,6 +360,18 @@ class BrokerSettings:
             Form.FILES,
         ),
     )
+    kafka: int | None = declared(
+        None,
+        Declaration(
+            "Port of a Kafka gateway that runs with the broker; 0 for any free port, which stays "
+            "the same for this data folder.",
+            Form.NUMBER,
+            env="MILLSTREAM_KAFKA",
+            default_text="no gateway",
+        ),
+    )
+    # Other settings of that gateway, by their names in the table [gateway.kafka].
+    kafka_settings: Mapping[str, Any] = field(default_factory=dict)
     domain: str | None = declared(
         None, Declaration("JetStream domain, needed with leaf nodes.", group=LIMITS)
     )
@@ -438,6 +395,7 @@ class BrokerSettings:
         check_host(self.host)
         check_port("port", self.port)
         check_port("monitor_port", self.monitor_port or 0)
+        check_port("kafka", self.kafka or 0)
         check_name("broker", self.name)
         if self.domain is not None:
             check_name("domain", self.domain)

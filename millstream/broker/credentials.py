@@ -20,6 +20,7 @@ from millstream.settings import Secret
 __all__ = [
     "ANONYMOUS",
     "CREDENTIALS_FILE",
+    "GATEWAY",
     "GUARD",
     "Credentials",
     "GeneratedUsers",
@@ -33,6 +34,7 @@ ANONYMOUS: Final = "anonymous"  # the user for clients without credentials, on l
 _SYSTEM: Final = "system"
 _LEAF: Final = "leaf"
 GUARD: Final = "guard"
+GATEWAY: Final = "gateway"
 _CLUSTER: Final = "cluster"
 _PASSWORD_BYTES: Final = 24  # 192 bits
 
@@ -43,7 +45,7 @@ class Credentials:
 
     user: str
     password: Secret
-    role: str  # of Role, or "system", "leaf", "guard"
+    role: str  # of Role, or "system", "leaf", "guard", "gateway"
     account: str
 
 
@@ -93,7 +95,7 @@ def read_credentials(
     """The generated user of that role and account.
 
     Besides the roles, "system" is the user of the $SYS account, "leaf" the user for leaf nodes of
-    the account, and "guard" the user of its guard.
+    the account, "guard" the user of its guard, and "gateway" that of the gateways.
     """
     name = _SYSTEM if role == _SYSTEM else _name(role, account)
     password = _read(data / CREDENTIALS_FILE).get(name)
@@ -131,7 +133,7 @@ def _name(role: str, account: str) -> str:
 
 
 def _account_users(settings: BrokerSettings, password: Callable[[str], Secret]) -> tuple[User, ...]:
-    guards = _guards(settings, password)
+    guards = [*_guards(settings, password), *_gateways(settings, password)]
     if not settings.secured:
         anonymous = User(ANONYMOUS, password(ANONYMOUS), Role.ADMIN)
         return (anonymous, *_tenants(settings, password), *guards)
@@ -154,6 +156,15 @@ def _guards(settings: BrokerSettings, password: Callable[[str], Secret]) -> list
         if user.name in names:
             raise ConfigError(f"the user name '{user.name}' is taken by the guard of topics")
     return [User(name, password(name), Role.TRUSTED, account) for name, account in names.items()]
+
+
+def _gateways(settings: BrokerSettings, password: Callable[[str], Secret]) -> list[User]:
+    """The user of gateways, which does for clients whatever these may do: also delete topics."""
+    if settings.kafka is None:
+        return []
+    if any(user.name == GATEWAY for user in settings.users):
+        raise ConfigError(f"the user name '{GATEWAY}' is taken by the Kafka gateway")
+    return [User(GATEWAY, password(GATEWAY), Role.ADMIN)]
 
 
 def _tenants(settings: BrokerSettings, password: Callable[[str], Secret]) -> tuple[User, ...]:

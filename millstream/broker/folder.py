@@ -15,6 +15,7 @@ data/
     node.json         process ids and ports while it runs
     guards.json       guards of guarded topics that it runs
     captures.json     captures of databases that it runs
+    gateways.json     gateways that it runs; gateway-kafka.json: where one listens
     running           while its server runs; left after a crash
     log-ends.json     checkpoints of where the logs end, and losses that were found
     server.log        its output, rotated
@@ -41,13 +42,14 @@ from millstream.broker.config import Durability
 from millstream.broker.log_ends import ENDS_FILE
 from millstream.broker.loss_notes import CLOSED_TEMPLATE
 from millstream.broker.private_files import sign_lock, write_private
-from millstream.broker.process_keeper import CAPTURES_FILE, GUARDS_FILE
+from millstream.broker.process_keeper import CAPTURES_FILE, GATEWAYS_FILE, GUARDS_FILE
 from millstream.deadline import Deadline
 from millstream.errors import ConfigError, FolderLocked, NoSpace
 from millstream.settings import STATE_FILE
 
 __all__ = [
     "NodeFolder",
+    "can_listen",
     "check_layout",
     "free_port",
     "node_folders",
@@ -111,6 +113,14 @@ class NodeFolder:
     @property
     def captures(self) -> Path:
         return self.root / CAPTURES_FILE
+
+    @property
+    def gateways(self) -> Path:
+        return self.root / GATEWAYS_FILE
+
+    def gateway(self, protocol: str) -> Path:
+        """The file in which a gateway notes where it listens."""
+        return self.root / f"gateway-{protocol}.json"
 
     @property
     def log(self) -> Path:
@@ -238,7 +248,7 @@ def free_port(host: str, preferred: int, taken: set[int]) -> int:
     dice = random.SystemRandom()
     candidates += [dice.randint(_LOWEST_PORT, highest) for _ in range(_PORT_TRIES)]
     for port in candidates:
-        if port not in taken and _can_listen(host, port):
+        if port not in taken and can_listen(host, port):
             taken.add(port)
             return port
     raise ConfigError(f"no free port was found on {host} after {_PORT_TRIES} tries")
@@ -267,7 +277,8 @@ def _first_outgoing_port() -> int:
     return first if first > _LOWEST_PORT + 1000 else 65_536
 
 
-def _can_listen(host: str, port: int) -> bool:
+def can_listen(host: str, port: int) -> bool:
+    """Whether no other process listens there."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with socket.socket(family, socket.SOCK_STREAM) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

@@ -33,12 +33,7 @@ if TYPE_CHECKING or __name__ != "__main__":
     from millstream.broker.loss_notes import CLOSED_FILE, ClosedFiles, note_losses
     from millstream.broker.monitoring import ask_server
     from millstream.broker.private_files import ports_in, sign_lock, write_private
-    from millstream.broker.process_keeper import (
-        CAPTURES_FILE,
-        GUARDS_FILE,
-        CaptureKeeper,
-        GuardKeeper,
-    )
+    from millstream.broker.process_keeper import KEEPERS
     from millstream.broker.rotated_log import TAIL_LINES, RotatedLog
     from millstream.broker.server_memory import soft_limit, used_memory
 else:  # as a script: only these modules, not their package, which would load everything
@@ -50,7 +45,7 @@ else:  # as a script: only these modules, not their package, which would load ev
     from loss_notes import CLOSED_FILE, ClosedFiles, note_losses
     from monitoring import ask_server
     from private_files import ports_in, sign_lock, write_private
-    from process_keeper import CAPTURES_FILE, GUARDS_FILE, CaptureKeeper, GuardKeeper
+    from process_keeper import KEEPERS
     from rotated_log import TAIL_LINES, RotatedLog
     from server_memory import soft_limit, used_memory
 
@@ -98,10 +93,7 @@ class Keeper:
         if plan["single"] and not plan["remove"]:
             self.ends = LogEnds.read(self.path(ENDS_FILE))
         how = (self.log.write, self.save_processes, start_child)
-        self.beside = (
-            GuardKeeper(GUARDS_FILE, plan["guards"], *how),
-            CaptureKeeper(CAPTURES_FILE, plan["captures"], *how),
-        )
+        self.beside = tuple(keep(file, plan[key], *how) for keep, file, key in KEEPERS)
 
     # -- reporting to the owner ---------------------------------------------------------
 
@@ -294,6 +286,9 @@ class Keeper:
         if not self.take_lock():
             self.report("stopped", status=0)
             return 0
+        beside = [file for _, file, _ in KEEPERS]
+        for name in beside:  # left by a keeper that was killed
+            self.remove(name)
         crashes: deque[float] = deque(maxlen=max(1, self.plan["restarts"]))
         while True:
             status = self.serve()
@@ -309,7 +304,7 @@ class Keeper:
             crashes.append(now)
             self.log.write(b"[keeper] the server ended unexpectedly, restarting it\n")
             self.listen(RESTART_PAUSE)
-        for name in ("node.json", GUARDS_FILE, CAPTURES_FILE, *self.plan["on_stop"]):
+        for name in ("node.json", *beside, *self.plan["on_stop"]):
             self.remove(name)
         if self.plan["remove"]:
             import shutil
@@ -430,7 +425,7 @@ class Keeper:
         return disk.f_bavail * disk.f_frsize > HEAL_SPACE
 
     def save_processes(self, file: str, processes: list[dict[str, Any]]) -> None:
-        """Save which guards or captures run, for `status`."""
+        """Save which guards, captures or gateways run, for `status`."""
         with contextlib.suppress(OSError):
             write_private(self.path(file), json.dumps({"processes": processes}))
 

@@ -16,12 +16,12 @@ import logging
 import os
 import secrets
 import select
-import sys
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Final
 
+from millstream.broker import beside
 from millstream.broker.binary import ServerBinary, find_binary
 from millstream.broker.certificate import certificate_names, trusted_file
 from millstream.broker.config import (
@@ -71,9 +71,6 @@ logger = logging.getLogger("millstream.broker")
 
 _PORT_ROUNDS: Final = 5  # attempts with other ports, if a free one was taken before we used it
 _TRIAL_SECONDS: Final = 120.0  # for a trial start, however large the streams are
-# The programs that a node runs: they guard the topics of an account, and capture a database.
-_GUARD: Final = (sys.executable, "-P", "-m", "millstream.cli.commands.guards")
-_CAPTURE: Final = (sys.executable, "-P", "-m", "millstream.cli.commands.captures")
 _MOST_NODES: Final = 9  # of a local cluster; more than five voters only slow it down
 
 
@@ -178,8 +175,9 @@ def launch_from_folder(
         on_stop=(state,) if single else (),
         store=str(plan["store"]),
         max_memory=int(plan.get("max_server_memory", 0)),
-        guard=(*_GUARD, str(folder.data), folder.name),
-        capture=(*_CAPTURE, str(folder.data), folder.name),
+        guard=(*beside.GUARD, str(folder.data), folder.name),
+        capture=(*beside.CAPTURE, str(folder.data), folder.name),
+        gateway=(*beside.GATEWAY, str(folder.data), folder.name),
         remove=(plan["store"],) if plan["durability"] == Durability.MEMORY else (),
     )
 
@@ -278,28 +276,13 @@ def node_facts(settings: BrokerSettings, plan: NodePlan, nodes: int) -> dict[str
         "joined": settings.cluster is not None,
         "secured": settings.secured,
         "tls": settings.tls is not None,
-        # In operator mode the broker has no user for a guard.
-        "guards": [account.name for account in settings.all_accounts]
-        if settings.guards and settings.operator is None
-        else [],
-        "captures": _captures(settings, plan, nodes),
+        **beside.planned(settings, plan, nodes),
         "client_tls": None if settings.tls is None else _client_tls(settings.tls),
         "tls_names": [] if settings.tls is None else certificate_names(settings.tls),
         "tls_trusted": settings.tls and str(trusted_file(settings.tls).absolute()),
         "encrypted": settings.encryption is not None,
         "key_file": None if key_file is None else str(key_file),
     }
-
-
-def _captures(settings: BrokerSettings, plan: NodePlan, nodes: int) -> list[str]:
-    """The captures that a node runs; of a cluster on one machine, the first node runs them."""
-    if settings.cdc and settings.operator is not None:
-        raise ConfigError(
-            "cdc: in operator mode the broker has no user for a capture; run it with "
-            "'millstream cdc run' and the credentials of one"
-        )
-    first = nodes == 1 or plan.name == f"{settings.name}-n1"
-    return [str(file) for file in settings.cdc] if first else []
 
 
 def _monitor(settings: BrokerSettings, plan: NodePlan, address: str) -> dict[str, object]:
@@ -357,6 +340,7 @@ def choose_ports(settings: BrokerSettings, folders: tuple[NodeFolder, ...]) -> d
             monitor=pick("monitor", "127.0.0.1", settings.monitor_port or 0) if watched else 0,
             cluster=cluster,
             leaf=0 if leaf is None or leaf.port is None else pick("leaf", leaf.host, leaf.port),
+            kafka=0 if index else beside.kafka_port(settings, before.get("kafka", 0), taken),
         )
     return chosen
 
@@ -393,6 +377,7 @@ def _try_key(
         auth=settings.operator is None,  # its accounts are the names of the stored streams' folders
         users=(),
         callout=None,
+        kafka=None,
         raw="",
     )
     locked_out = replace(

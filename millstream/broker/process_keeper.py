@@ -1,4 +1,4 @@
-"""The processes that a node runs beside its server: guards of topics and captures of databases.
+"""The processes that a node runs beside its server: guards of topics, captures, gateways.
 
 Standard library only: the keeper loads this file on its own. It starts them when the server is
 ready, starts those that ended again after growing pauses, and ends all of them with itself.
@@ -20,10 +20,20 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
     from typing import Any, Final
 
-__all__ = ["CAPTURES_FILE", "GUARDS_FILE", "CaptureKeeper", "GuardKeeper", "guarded_accounts"]
+__all__ = [
+    "CAPTURES_FILE",
+    "GATEWAYS_FILE",
+    "GUARDS_FILE",
+    "KEEPERS",
+    "CaptureKeeper",
+    "GatewayKeeper",
+    "GuardKeeper",
+    "guarded_accounts",
+]
 
 GUARDS_FILE: Final = "guards.json"
 CAPTURES_FILE: Final = "captures.json"
+GATEWAYS_FILE: Final = "gateways.json"
 LOOK_POLL: Final = 1.0  # seconds between looks for what should run
 LOOK_SHARE: Final = 50  # pause this many times as long as a look took
 FIRST_PAUSE: Final = 0.5  # seconds before one that ended is started again; doubles each time
@@ -231,3 +241,22 @@ class CaptureKeeper(_ProcessKeeper):
     def _look(self, _ask: Callable[[], tuple[int, str]]) -> None:
         for file in self._planned("captures"):
             self._add(file)
+
+
+class GatewayKeeper(_ProcessKeeper):
+    """The gateways that run with a broker, one for each protocol."""
+
+    kind = "gateway"
+    name_key = "protocol"
+
+    def _look(self, _ask: Callable[[], tuple[int, str]]) -> None:
+        for protocol in self._planned("gateways"):
+            self._add(protocol)
+
+
+# With the file that says what runs, and the key of the plan.
+KEEPERS: Final = (
+    (GuardKeeper, GUARDS_FILE, "guards"),
+    (CaptureKeeper, CAPTURES_FILE, "captures"),
+    (GatewayKeeper, GATEWAYS_FILE, "gateways"),
+)

@@ -8,8 +8,10 @@ import os
 import signal
 import subprocess
 import time
+from dataclasses import replace
 from typing import Final
 
+from millstream.broker.beside import reloaded_kafka_port
 from millstream.broker.binary import find_binary
 from millstream.broker.config import BrokerSettings
 from millstream.broker.credentials import generate_users
@@ -43,9 +45,11 @@ def reload_nodes(folders: tuple[NodeFolder, ...], settings: BrokerSettings, time
         raise ConfigError(f"a reload cannot move the data from {data} to {settings.data}")
     plans = {folder.name: read_json(folder.plan) for folder in folders}
     ports = {name: Ports(**plan["ports"]) for name, plan in plans.items()}
-    first = ports[folders[0].name].client
+    own = ports[folders[0].name]
+    first = own.client
     if settings.port not in (0, first):
         raise ConfigError(f"a reload cannot change the port from {first} to {settings.port}")
+    ports[folders[0].name] = replace(own, kafka=reloaded_kafka_port(settings, own.kafka))
     settings = with_folder_users(settings)
     users = generate_users(settings)
     environment = child_environment(**resolve_key(settings, folders).environment())

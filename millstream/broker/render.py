@@ -58,6 +58,7 @@ class Ports:
     monitor: int
     cluster: int = 0
     leaf: int = 0
+    kafka: int = 0  # of the gateway
 
 
 @dataclass(frozen=True, slots=True)

@@ -56,6 +56,7 @@ class Launch:
     max_memory: int = 0  # bytes of the server process; 0: no limit
     guard: tuple[str, ...] = ()  # command that runs the guard of an account, its last argument
     capture: tuple[str, ...] = ()  # command that runs a capture, with its settings file at the end
+    gateway: tuple[str, ...] = ()  # command that runs a gateway, with its protocol at the end
 
 
 class ServerNode:
@@ -122,6 +123,7 @@ class ServerNode:
             "store": launch.store or str(self.folder.store),
             "guards": [launch.guard, str(self.folder.plan)],
             "captures": [launch.capture, str(self.folder.plan)],
+            "gateways": [launch.gateway, str(self.folder.plan)],
             "lost_key": LOST_METADATA,
             "max_memory": launch.max_memory,
         }

@@ -48,6 +48,7 @@ COMMANDS = {
     "backup": "backup",
     "restore": "backup",
     "cdc": "cdc",
+    "gateway": "gateway",
     "pipeline": "pipeline",
     "trace": "trace",
     "top": "top",

@@ -8,6 +8,7 @@ from millstream.cli.exits import Exit
 from millstream.errors import (
     CaptureNotRunning,
     ConnectFailed,
+    GatewayNotRunning,
     MillstreamError,
     NotRunning,
     TlsFailed,
@@ -27,7 +28,7 @@ def main() -> None:
         sys.exit(Exit.INTERRUPTED)
     except TlsFailed as error:  # it runs, and trying again would not help
         _fail(str(error), Exit.ERROR)
-    except (NotRunning, CaptureNotRunning, ConnectFailed) as error:
+    except (NotRunning, CaptureNotRunning, GatewayNotRunning, ConnectFailed) as error:
         _fail(str(error), Exit.NOT_RUNNING)
     except MillstreamError as error:
         _fail(str(error), Exit.ERROR)

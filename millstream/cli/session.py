@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Coroutine, Sequence
 from contextvars import ContextVar
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final, TypeVar
 
 import typer
@@ -32,6 +33,7 @@ __all__ = [
     "confirm",
     "connection_settings",
     "local_accounts",
+    "local_folder",
     "run",
 ]
 
@@ -146,6 +148,12 @@ def local_accounts(
             admin = broker.read_credentials(state.data, broker.Role.ADMIN, name)
             found[name] = replace(settings, user=admin.user, password=admin.password)
     return found if only is None else {name: _known(found, name) for name in only}
+
+
+def local_folder(server: str | None) -> Path | None:
+    """The data folder of the broker, if it runs in this folder and nothing names another one."""
+    state = _local_state(server, ConnectionSettings.load(server, context=chosen_context()))
+    return None if state is None else state.data
 
 
 def connection_settings(server: str | None) -> ConnectionSettings:

@@ -71,6 +71,9 @@ MillstreamError
 │   ├── LogUnreadable (ValueError)           what the database sent cannot be decoded
 │   ├── SourceLost                           it no longer has the changes that come next
 │   └── BreakingChange                       a table was changed incompatibly; names the column
+├── GatewayError (RuntimeError)              a gateway for clients of other protocols cannot go on
+│   ├── GatewayBusy                          one of its name runs already
+│   └── GatewayNotRunning                    no process runs it
 ├── SinkError (RuntimeError)                 a topic cannot be applied to a database
 │   ├── SinkTakenOver                        another process applies it under the same name
 │   └── RowRefused                           the database refused a row; names its key
@@ -148,6 +151,7 @@ from millstream.errors.data import (
     Unfit,
     Unmappable,
 )
+from millstream.errors.gateways import GatewayBusy, GatewayError, GatewayNotRunning
 from millstream.errors.pipelines import (
     FlowsFailed,
     PipelineBusy,
@@ -209,6 +213,9 @@ __all__ = [
     "FencedOut",
     "FlowsFailed",
     "FolderLocked",
+    "GatewayBusy",
+    "GatewayError",
+    "GatewayNotRunning",
     "GroupBusy",
     "GroupNotFound",
     "HistoryGone",

@@ -44,11 +44,11 @@ class StartFailed(BrokerError):
 class PortTaken(StartFailed):
     """Another process listens on the configured address."""
 
-    def __init__(self, address: str) -> None:
+    def __init__(self, address: str, option: str = "--port") -> None:
         self.address = address
         super().__init__(
             f"{address} is in use by another process. "
-            f"Stop it, or choose another port (--port N, 0 = any free one)"
+            f"Stop it, or choose another port ({option} N, 0 = any free one)"
         )
 
 

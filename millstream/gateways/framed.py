@@ -48,9 +48,10 @@ class Shared:
         self.budget = Budget(settings.max_bytes)
         self.scratch = memoryview(bytearray(SCRATCH_BYTES))
         self.now = 0.0  # seconds that this process was running, see Listener
+        self.opening = 0  # connections that were accepted and are not made yet
         self.connections: set[FramedConnection] = set()
         self.arriving: set[FramedConnection] = set()  # with a part of a request
-        self.unsent: set[FramedConnection] = set()  # whose clients do not read
+        self.unsent: set[FramedConnection] = set()  # with answers that the client has not read
         self.stopping = False
         self._gone = asyncio.Event()  # a connection was closed
         self.failures = FailureLog(_log)
@@ -80,6 +81,7 @@ class FramedConnection(asyncio.BufferedProtocol):
         "_handler",
         "_have",
         "_held",
+        "_opening",
         "_paused",
         "_requests",
         "_sent",
@@ -108,6 +110,8 @@ class FramedConnection(asyncio.BufferedProtocol):
         self._flushed = 0  # bytes that the client had read at `_since`
         self._since = shared.now  # when it last did something, or began what takes long
         self._why: Closed | None = None  # set when it is being closed
+        self._opening = True
+        shared.opening += 1
         self.max_frame = shared.settings.max_frame
         self.when_writable: Callable[[], None] | None = None
 
@@ -146,7 +150,7 @@ class FramedConnection(asyncio.BufferedProtocol):
             else:
                 for piece in pieces:
                     self._transport.write(piece)
-            if not self.writable:
+            if self._charged or self._transport.get_write_buffer_size():
                 self._count_unsent()
         if frees:
             self.release(frees)
@@ -178,6 +182,12 @@ class FramedConnection(asyncio.BufferedProtocol):
 
     # -- for the listener ---------------------------------------------------------------------
 
+    def opened(self) -> None:
+        """It is not being opened any more: it is open, or will never be."""
+        if self._opening:
+            self._opening = False
+            self._shared.opening -= 1
+
     def stop(self) -> None:
         """Take no more requests, and close when those in progress are answered."""
         self._stop_reading(_STOPPING)
@@ -198,7 +208,11 @@ class FramedConnection(asyncio.BufferedProtocol):
 
     def is_stuck(self, now: float) -> bool:
         """Whether the client does not read, or too little."""
-        flushed = self._sent - self._count_unsent()
+        size = self._count_unsent()
+        if not size and self.writable:
+            self._shared.unsent.discard(self)
+            return False
+        flushed = self._sent - size
         if flushed - self._flushed >= READ_SLOWEST:
             self._flushed, self._since = flushed, now
         return now - self._since > self._shared.settings.write_timeout
@@ -220,6 +234,7 @@ class FramedConnection(asyncio.BufferedProtocol):
         shared = self._shared
         self._transport = transport
         transport.set_write_buffer_limits(high=UNSENT_MAX)
+        self.opened()
         shared.connections.add(self)
         shared.books.open += 1
         try:
@@ -276,17 +291,14 @@ class FramedConnection(asyncio.BufferedProtocol):
     def pause_writing(self) -> None:
         """The client does not read, or not as fast as it is sent answers."""
         if self._handler is not None:
-            self._shared.unsent.add(self)
-            self._flushed = self._sent - self._transport.get_write_buffer_size()
-            self._since = self._shared.now
+            self._count_unsent()
             self._stop_reading(_UNSENT)
 
     def resume_writing(self) -> None:
         """It has read most of it."""
         if self._why is not None:
             return
-        self._shared.unsent.discard(self)
-        self._count_unsent(sent=True)
+        self._count_unsent()
         self._read_again(_UNSENT)
         if self.when_writable is not None:
             try:
@@ -403,14 +415,17 @@ class FramedConnection(asyncio.BufferedProtocol):
         if not self._paused and self._why is None:
             self._transport.resume_reading()
 
-    def _count_unsent(self, *, sent: bool = False) -> int:
-        """Count answers that the client has not read; how many bytes they are."""
-        size: int = 0 if sent or self._handler is None else self._transport.get_write_buffer_size()
+    def _count_unsent(self) -> int:
+        """Count answers that the client has not read, and watch it; how many bytes they are."""
+        size: int = 0 if self._handler is None else self._transport.get_write_buffer_size()
         change, self._charged = size - self._charged, size
         if change > 0:
             self._shared.budget.force(change)
         elif change < 0:
             self._shared.budget.give(-change)
+        if size and self not in self._shared.unsent:
+            self._shared.unsent.add(self)
+            self._flushed, self._since = self._sent - size, self._shared.now
         return size
 
     def _end(self, why: Closed) -> None:
@@ -418,9 +433,7 @@ class FramedConnection(asyncio.BufferedProtocol):
         if self._why is None and self._transport is not None:
             self._why = why
             self._shared.arriving.discard(self)
-            if unsent := self._transport.get_write_buffer_size():
-                self._shared.unsent.add(self)  # closed by force if the client does not read
-                self._flushed, self._since = self._sent - unsent, self._shared.now
+            self._count_unsent()  # closed by force if the client does not read
             self._transport.close()
 
     def _address(self, *, with_port: bool) -> str:

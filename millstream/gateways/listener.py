@@ -13,10 +13,11 @@ import time
 from typing import Final
 
 from millstream.deadline import Deadline
-from millstream.errors import ConfigError, PortTaken
+from millstream.errors import ConfigError, MillstreamError, PortTaken
 from millstream.gateways.framed import FramedConnection, Shared
 from millstream.gateways.overload import Books, Closed, Refused
 from millstream.gateways.settings import GatewaySettings
+from millstream.gateways.tls import BUFFER_BYTES, open_tls
 from millstream.gateways.transport import FrameHandler, MakeHandler, Transport
 
 __all__ = ["FrameHandler", "Listener", "MakeHandler", "Transport"]
@@ -31,7 +32,11 @@ SHUTDOWN_SECONDS: Final = 2.0  # of TLS
 OWN_FILES: Final = 256  # that the process has open besides connections
 TICK: Final = 1.0  # seconds between looks at the connections
 IDLE_LOOKS: Final = 8  # looks at idle connections within their timeout
-_NO_FILES: Final = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
+# Of one connection that was lost before it was accepted; see accept(2).
+_LOST: Final = (
+    *(errno.ENETDOWN, errno.EPROTO, errno.ENOPROTOOPT, errno.EHOSTDOWN, errno.ENONET),
+    *(errno.EHOSTUNREACH, errno.EOPNOTSUPP, errno.ENETUNREACH, errno.ECONNABORTED),
+)
 
 
 class Listener:
@@ -49,20 +54,31 @@ class Listener:
         self._tls = settings.tls_context()
         self._make_handler = make_handler
         self._sockets: list[socket.socket] = []
+        self._encrypted = bytearray(BUFFER_BYTES)  # what TLS connections read, one by one
         self._opening: set[asyncio.Task[None]] = set()  # connections, until they are made
         self._watching: asyncio.Task[None] | None = None
 
     @property
     def connections(self) -> int:
         """How many are open, or being opened."""
-        return len(self._shared.connections) + len(self._opening)
+        return len(self._shared.connections) + self._shared.opening
 
-    async def start(self) -> None:
-        """Listen; PortTaken if another process does."""
+    async def bind(self) -> None:
+        """Take the port, without accepting connections yet; PortTaken if another process has it.
+
+        Until `start` clients are refused, which is better than to let them wait.
+        """
         self._shared = Shared(self.settings, self._make_handler, self.books)
         self.max_connections = _with_files(self.settings.max_connections)
-        self._sockets = await self._listen()
+        self._sockets = await self._bound()
         self.port = self._sockets[0].getsockname()[1]
+
+    async def start(self) -> None:
+        """Accept connections."""
+        if not self._sockets:
+            await self.bind()
+        for one in self._sockets:
+            self._listen(one)
         for one in self._sockets:
             self._shared.loop.add_reader(one, self._accept, one)
         self._watching = asyncio.create_task(self._watch())
@@ -72,7 +88,9 @@ class Listener:
 
         After the grace period, by default that of the settings, the others are closed too.
         """
-        if self._watching is None:
+        if self._watching is None:  # at most bound
+            for one in self._sockets:
+                one.close()
             return
         deadline = Deadline(self.settings.stop_grace if grace is None else grace)
         self._shared.stopping = True
@@ -96,7 +114,7 @@ class Listener:
 
     # -- accepting ----------------------------------------------------------------------------
 
-    async def _listen(self) -> list[socket.socket]:
+    async def _bound(self) -> list[socket.socket]:
         """A socket for each address of the host, all with the same port."""
         host, port = self.settings.host, self.settings.port
         try:
@@ -117,25 +135,29 @@ class Listener:
                     one.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
                 try:
                     one.bind((address[0], port, *address[2:]))
-                    one.listen(BACKLOG)
                 except OSError as error:
-                    if error.errno == errno.EADDRINUSE:
-                        raise PortTaken(f"{host}:{port}") from error
-                    raise ConfigError(f"cannot listen on {host}:{port}: {error}") from error
+                    raise _cannot_listen(f"{host}:{port}", error) from error
                 port = one.getsockname()[1]
                 opened.append(one)
             undo.pop_all()
         return opened
 
+    def _listen(self, one: socket.socket) -> None:
+        try:
+            one.listen(BACKLOG)
+        except OSError as error:  # another process was faster
+            raise _cannot_listen(f"{self.settings.host}:{self.port}", error) from error
+
     def _accept(self, listening: socket.socket) -> None:
         for _ in range(ACCEPTED_AT_ONCE):
             try:
                 client, _ = listening.accept()
-            except (BlockingIOError, InterruptedError, ConnectionAbortedError):
+            except (BlockingIOError, InterruptedError):
                 return
             except OSError as error:
-                if error.errno not in _NO_FILES:
-                    raise
+                if error.errno in _LOST:
+                    continue
+                # No files or no memory; whatever else it is, it would come again at once.
                 self.books.refused[Refused.FILES] += 1
                 self._shared.failures.warn(None, "no connections for %g s: %s", FILES_PAUSE, error)
                 self._shared.loop.remove_reader(listening)
@@ -148,7 +170,8 @@ class Listener:
                 client.close()
                 continue
             client.setblocking(False)
-            task = self._shared.loop.create_task(self._open(client))
+            connection = FramedConnection(self._shared)
+            task = self._shared.loop.create_task(self._open(connection, client))
             self._opening.add(task)
             task.add_done_callback(self._opening.discard)
 
@@ -156,19 +179,20 @@ class Listener:
         if not self._shared.stopping:
             self._shared.loop.add_reader(listening, self._accept, listening)
 
-    async def _open(self, client: socket.socket) -> None:
-        secured = {} if self._tls is None else {"ssl_handshake_timeout": HANDSHAKE_SECONDS}
-        if self._tls is not None:
-            secured["ssl_shutdown_timeout"] = SHUTDOWN_SECONDS
+    async def _open(self, connection: FramedConnection, client: socket.socket) -> None:
         try:
-            await self._shared.loop.connect_accepted_socket(
-                lambda: FramedConnection(self._shared), client, ssl=self._tls, **secured
-            )
+            if self._tls is None:
+                await self._shared.loop.connect_accepted_socket(lambda: connection, client)
+            else:
+                seconds = HANDSHAKE_SECONDS, SHUTDOWN_SECONDS
+                await open_tls(connection, client, self._tls, self._encrypted, seconds)
             self.books.accepted += 1
         except (OSError, ssl.SSLError) as error:
             self.books.refused[Refused.TLS] += 1
             self._shared.failures.warn(None, "a connection was not opened: %s", error)
             client.close()
+        finally:
+            connection.opened()
 
     # -- watching -----------------------------------------------------------------------------
 
@@ -191,6 +215,12 @@ class Listener:
                 idle_at = shared.now + idle_every
                 for connection in [one for one in shared.connections if one.is_idle(shared.now)]:
                     connection.abort(Closed.IDLE)
+
+
+def _cannot_listen(address: str, error: OSError) -> MillstreamError:
+    if error.errno == errno.EADDRINUSE:
+        return PortTaken(address)
+    return ConfigError(f"cannot listen on {address}: {error}")
 
 
 def _with_files(wanted: int) -> int:

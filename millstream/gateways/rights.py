@@ -7,7 +7,7 @@ The subjects are the server's own answer about a user, or those that its role gi
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
 
 from millstream.guarded import ENTRANCE, GUARDED_TOKEN
@@ -35,6 +35,15 @@ class Rights:
     account: str
     publish: tuple[str, ...] | None = None  # None: all
     publish_deny: tuple[str, ...] = ()
+    # A user of a topic with 1,000 partitions has 30,000 rules, most of them without wildcards.
+    _rules: frozenset[str] = field(init=False, repr=False, compare=False)
+    _patterns: tuple[list[str], ...] = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        rules = self.publish or ()
+        patterns = tuple(rule.split(".") for rule in rules if "*" in rule or ">" in rule)
+        object.__setattr__(self, "_rules", frozenset(rules))
+        object.__setattr__(self, "_patterns", patterns)
 
     @property
     def unlimited(self) -> bool:
@@ -50,7 +59,10 @@ class Rights:
 
     def may_publish(self, subject: str) -> bool:
         """Whether it may publish to all subjects that a pattern stands for."""
-        allowed = self.publish is None or any(_covers(rule, subject) for rule in self.publish)
+        allowed = self.publish is None or subject in self._rules
+        if not allowed:
+            wanted = subject.split(".")
+            allowed = any(_covers(pattern, wanted) for pattern in self._patterns)
         return allowed and not any(_overlaps(rule, subject) for rule in self.publish_deny)
 
     def may_read_all(self) -> bool:
@@ -122,9 +134,8 @@ def _entrance(prefix: str) -> str:
     return f"{ENTRANCE}.{topic.partition('.')[0]}" if first == GUARDED_TOKEN else prefix
 
 
-def _covers(rule: str, wanted: str) -> bool:
-    """Whether a rule allows every subject that the wanted pattern stands for."""
-    allowed, asked = rule.split("."), wanted.split(".")
+def _covers(allowed: list[str], asked: list[str]) -> bool:
+    """Whether a rule allows every subject that the wanted pattern stands for, both as tokens."""
     for index, token in enumerate(allowed):
         if index >= len(asked):
             return False

@@ -15,7 +15,22 @@ from typing import Final
 
 from millstream.settings import Secret
 
-__all__ = ["ITERATIONS", "SCRAM_HASHES", "Verifier", "fake_verifier", "make_verifier", "prepared"]
+__all__ = [
+    "ITERATIONS",
+    "PLAIN",
+    "SCRAM_HASHES",
+    "WRONG_LOGIN",
+    "Verifier",
+    "fake_verifier",
+    "make_verifier",
+    "prepared",
+    "salt_of",
+]
+
+PLAIN: Final = "PLAIN"  # the other mechanism, which sends the password itself
+
+# One text for a wrong password and for a user that does not exist: which it was is not said.
+WRONG_LOGIN: Final = "wrong user or password"
 
 SCRAM_HASHES: Final[Mapping[str, str]] = {
     "SCRAM-SHA-256": "sha256",

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import typer
 
 from millstream.cli.output import print_json, say
-from millstream.cli.views.broker import describe
+from millstream.cli.views.broker import describe, report_gateways
 from millstream.errors import BrokerError, ConfigError, NotRunning
 from millstream.settings import environment, parse_duration
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from millstream.broker import Broker, BrokerSettings, Cluster
     from millstream.cli.options.broker import LaunchOptions
 
-__all__ = ["serve"]
+__all__ = ["notify", "serve"]
 
 TAKEOVER_WAIT = 60.0  # seconds of one wait; waiting as such has no limit
 GONE_POLL = 0.5  # seconds between checks of the nodes of a cluster
@@ -58,14 +58,15 @@ def serve(settings: BrokerSettings, launch: LaunchOptions, *, as_json: bool) -> 
                 print_json(state, line=True)
             else:
                 say(describe(state))
-            _notify("READY=1\nSTATUS=serving")
+            report_gateways(state)
+            notify("READY=1\nSTATUS=serving")
             _wait_until_gone(held, settings.data)
             raise BrokerError(
                 f"the server is gone: it crashed or was stopped from elsewhere. "
                 f"Its last output is in {state.nodes[0].log}"
             )
         except _Stop:
-            _notify("STOPPING=1")
+            notify("STOPPING=1")
         finally:
             held.stop()
 
@@ -75,7 +76,7 @@ def _stand_by(held: Broker) -> None:
     if not held.standing_by:
         return
     typer.echo(f"{held.data} has another owner; waiting to take over", err=True)
-    _notify("READY=1\nSTATUS=standing by")
+    notify("READY=1\nSTATUS=standing by")
     while not held.await_takeover(TAKEOVER_WAIT):
         continue
 
@@ -105,7 +106,7 @@ def _stop_on_sigterm() -> Iterator[None]:
         signal.signal(signal.SIGTERM, before)
 
 
-def _notify(message: str) -> None:
+def notify(message: str) -> None:
     """Notify systemd, if it started this process (sd_notify)."""
     address = environment("NOTIFY_SOCKET")
     if address is None:

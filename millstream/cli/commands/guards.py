@@ -37,14 +37,16 @@ def main() -> None:
         sys.exit(f"[guard] {error}")
 
 
-def connection_settings(data: Path, node: str, account: str) -> ConnectionSettings:
-    """How to connect to the node, as the user that the broker made for the guard."""
+def connection_settings(
+    data: Path, node: str, account: str, role: str = GUARD
+) -> ConnectionSettings:
+    """How to connect to the node, as the user that the broker made for the guard or a gateway."""
     plan = read_json(NodeFolder(data, node).plan)
-    who = read_credentials(data, GUARD, account)
+    who = read_credentials(data, role, account)
     tls = plan.get("client_tls")
     return ConnectionSettings(
         urls=(str(plan["url"]),),
-        name=f"millstream guard of {account}",
+        name=f"millstream {role} of {account}",
         user=who.user,
         password=who.password,
         tls=None if tls is None else Tls(**tls),

@@ -23,6 +23,7 @@ from millstream.settings import ConnectionSettings, data_folder, names_a_broker
 if TYPE_CHECKING:
     from millstream.broker import (
         CaptureProcess,
+        GatewayProcess,
         GuardState,
         Health,
         NodeHealth,
@@ -160,6 +161,8 @@ def _show(state: "State", health: "Health") -> None:
             say(f"{known.name}: guard of account {guard.account}, {_guard_text(guard)}")
         for capture in known.captures:
             say(f"{known.name}: capture of {capture.file}, {_capture_text(capture)}")
+        for gateway in known.gateways:
+            say(f"{known.name}: {gateway.protocol} gateway, {_gateway_text(gateway)}")
     for loss in health.losses:
         kind = "cut" if loss.lost is None else "lost" if loss.open else "lost, accepted"
         say(f"{kind}: {loss.text}")
@@ -241,6 +244,15 @@ def _capture_text(capture: "CaptureProcess") -> str:
     if capture.stopped:
         return f"stopped{again}; it runs again when the broker is started"
     return f"{f'pid {capture.pid}' if capture.pid else 'not running'}{again}{last}"
+
+
+def _gateway_text(gateway: "GatewayProcess") -> str:
+    again = _restarts(gateway.restarts)
+    last = f", last problem: {gateway.problem}" if gateway.restarts and gateway.problem else ""
+    if not gateway.pid:
+        return f"not running{again}{last}"
+    where = f"listens on {gateway.address}" if gateway.address else "starting"
+    return f"{where}, pid {gateway.pid}{again}{last}"
 
 
 def _node_row(node: "NodeHealth", leader: str | None) -> tuple[object, ...]:

@@ -1,13 +1,15 @@
 """`millstream up` and `down`: a broker in the background, or in the foreground of a service."""
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from millstream.cli.exits import Exit
 from millstream.cli.options.broker import BrokerValues, LaunchOptions, broker_settings
 from millstream.cli.options.groups import grouped
 from millstream.cli.output import DataOption, JsonOption, print_json, say
-from millstream.cli.views.broker import describe
+from millstream.cli.views.broker import describe, report_gateways
 from millstream.errors import ConfigError
 from millstream.settings import data_folder, parse_duration
 
@@ -27,13 +29,15 @@ def up(
     """Start a durable broker and return when it is ready.
 
     Every option is also a key of the broker table of millstream.toml, with '_' for '-'. Tenants
-    with limits, users and leaf remotes are its lists accounts, users and leaf_remotes.
+    with limits, users and leaf remotes are its lists accounts, users and leaf_remotes. Other
+    settings of the Kafka gateway are in the table gateway.kafka. Exit code 4 if the broker runs
+    and its gateway does not.
     """
     if launch.nodes < 1:
         raise ConfigError(f"--nodes must be 1 or more, not {launch.nodes}")
     if launch.nodes > 1 and given["join"]:
         raise ConfigError("--nodes runs a complete cluster here; --join is for one node of several")
-    settings = broker_settings(data, given)
+    settings = _with_gateway(broker_settings(data, given))
     _check_captures(settings)
     if launch.foreground:
         from millstream.cli.commands.foreground import serve
@@ -53,6 +57,21 @@ def _check_captures(settings: "BrokerSettings") -> None:
     for name in names:
         if names.count(name) > 1:
             raise ConfigError(f"--cdc: two files have a capture of the name '{name}'")
+
+
+def _with_gateway(settings: "BrokerSettings") -> "BrokerSettings":
+    """With the other settings of its gateway, which are refused now and not in a log."""
+    if settings.kafka is None:
+        return settings
+    from millstream.gateways.protocols import find_protocol
+    from millstream.gateways.settings_file import chosen_values, make_settings
+
+    entry = find_protocol("kafka")
+    entry.check()
+    values = chosen_values(entry, {"port": settings.kafka})
+    make_settings(entry, values)
+    del values["port"]  # the one that it gets may be another: 0 is any free one
+    return replace(settings, kafka_settings=values)
 
 
 @app.command()
@@ -88,3 +107,5 @@ def _background(settings: "BrokerSettings", launch: LaunchOptions, *, as_json: b
         print_json(state)
     else:
         say(describe(state))
+    if not report_gateways(state):
+        raise typer.Exit(Exit.UNHEALTHY)

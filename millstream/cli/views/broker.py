@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import typer
+
 if TYPE_CHECKING:
     from millstream.broker import State
 
-__all__ = ["describe"]
+__all__ = ["describe", "report_gateways"]
 
 
 def describe(state: State) -> str:
@@ -22,12 +24,35 @@ def describe(state: State) -> str:
     if state.joined:
         return (
             f"Node {state.nodes[0].name} runs at {state.url} ({', '.join(guards)}), "
-            f"data in {state.data}\n"
+            f"data in {state.data}\n{_gateways(state)}"
             f"It accepts events while most nodes of its cluster are connected: 'millstream status' "
             f"shows them. Stop it with 'millstream down'."
         )
     what = "Broker" if len(state.nodes) == 1 else f"Cluster of {len(state.nodes)} nodes"
     return (
         f"{what} ready at {state.url} ({', '.join(guards)}), data in {state.data}\n"
-        f"Stop it with 'millstream down', check it with 'millstream status'."
+        f"{_gateways(state)}Stop it with 'millstream down', check it with 'millstream status'."
     )
+
+
+def _gateways(state: State) -> str:
+    """A line for each gateway that listens."""
+    return "".join(
+        f"{gateway.protocol.capitalize()} clients connect to {gateway.advertised}\n"
+        for node in state.nodes
+        for gateway in node.gateways
+        if gateway.address
+    )
+
+
+def report_gateways(state: State) -> bool:
+    """Whether all gateways of a broker listen; the others are named on stderr, with the reason."""
+    absent = [one for node in state.nodes for one in node.gateways if not one.address]
+    for gateway in absent:
+        why = gateway.problem or "it is still starting"
+        typer.echo(
+            f"The {gateway.protocol} gateway does not listen yet: {why}. The broker tries again: "
+            f"see 'millstream status' and 'millstream logs'",
+            err=True,
+        )
+    return not absent

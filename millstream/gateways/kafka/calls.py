@@ -14,6 +14,10 @@ if TYPE_CHECKING:
 __all__ = ["Call", "Handler", "Session"]
 
 
+def _not_connected(_reason: str) -> None:
+    """There is no connection yet."""
+
+
 @dataclass(slots=True)
 class Session:
     """One connection of a client. Until it is authenticated, `access` is None."""
@@ -22,6 +26,9 @@ class Session:
     access: Access | None = None
     user: str | None = None
     sasl: Any = field(default=None, repr=False)  # the exchange under way, of `sasl_calls`
+    closing: str = ""  # set by a handler: why the connection is closed after its answer
+    # Closes the connection at once, for a reason; set by the connection.
+    close: Callable[[str], None] = field(default=_not_connected, repr=False)
     produce_order: asyncio.Lock = field(default_factory=asyncio.Lock, repr=False)
 
 

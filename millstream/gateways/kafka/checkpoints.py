@@ -29,7 +29,7 @@ OFFSETS_TABLE: Final = "kafka-offsets"
 PART_UNITS: Final = 4096  # units of the index that are kept together, once
 
 
-class Overtaken(Exception):  # noqa: N818  (an answer, not a fault)
+class Overtaken(Exception):
     """Somebody else has replaced the checkpoint since it was read."""
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Final
@@ -17,6 +18,7 @@ from millstream.gateways.kafka.partition_log import Appended, OutOfRange, Partit
 from millstream.gateways.kafka.producer_ids import ProducerIds
 from millstream.gateways.kafka.protocol import Api, ErrorCode
 from millstream.gateways.kafka.records import BadBatch, RawBatch, split_batches
+from millstream.gateways.kafka.topic_rights import access_of
 from millstream.gateways.overload import Books
 
 __all__ = ["DataCalls"]
@@ -28,7 +30,7 @@ _LATEST, _EARLIEST, _MAX_TIME = -1, -2, -3  # what ListOffsets asks for instead 
 
 
 @dataclass(frozen=True, slots=True)
-class _Refused(Exception):  # noqa: N818  (an answer, not a fault)
+class _Refused(Exception):
     """A partition of a request that gets an error instead of its answer."""
 
     code: ErrorCode
@@ -63,7 +65,7 @@ class DataCalls:
         logs: list[PartitionLog] = []
         async with session.produce_order:
             started = [
-                await self._append(session.access, body, name, part, logs) for name, part in parts
+                await self._append(access_of(call), body, name, part, logs) for name, part in parts
             ]
         waiting = [one for one in started if isinstance(one, asyncio.Future)]
         if waiting:
@@ -93,7 +95,8 @@ class DataCalls:
             with self._books.step("produce: checks of batches"):
                 batch = _one_batch(body, part, topic.max_message_bytes)
             logs.append(log)
-            return log.append(batch)
+            now = int(time.time() * 1000)
+            return await log.append(batch, now - topic.before_max_ms, now + topic.after_max_ms)
         except _Refused as refused:
             return _failed(refused.code, refused.text)
         except BadBatch as error:
@@ -123,7 +126,7 @@ class DataCalls:
         wanted: list[Wanted] = []
         for topic in body.topics:
             for part in topic.partitions:
-                log, error = await self._opened(call.session.access, topic.topic, part.partition)
+                log, error = await self._opened(access_of(call), topic.topic, part.partition)
                 one = Wanted(topic.topic, part.partition, part.fetch_offset, log, error)
                 one.max_bytes = part.partition_max_bytes
                 wanted.append(one)
@@ -153,7 +156,7 @@ class DataCalls:
 
     async def list_offsets(self, call: Call) -> dict[str, Any]:
         """The first offset, the next one, or the first of a time on."""
-        access = call.session.access
+        access = access_of(call)
         topics = []
         for topic in call.request.body.topics:
             parts = []
@@ -176,7 +179,7 @@ class DataCalls:
 
     async def delete_records(self, call: Call) -> dict[str, Any]:
         """Remove the records before an offset (-1: all of them)."""
-        access = call.session.access
+        access = access_of(call)
         topics = []
         for topic in call.request.body.topics:
             parts = []

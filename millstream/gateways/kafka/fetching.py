@@ -70,7 +70,12 @@ class Fetch:
 
     async def _read_one(self, one: Wanted, max_bytes: int) -> None:
         log = one.log
-        if log is None or one.offset == log.end_offset:
+        if log is None:
+            return
+        if log.failed:
+            one.error = ErrorCode.not_leader_or_follower  # the next request opens it again
+            return
+        if one.offset == log.end_offset:
             return
         try:
             one.records = await log.read(one.offset, max_bytes)

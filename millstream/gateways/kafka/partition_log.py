@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from typing import TYPE_CHECKING
+from dataclasses import replace
+from typing import TYPE_CHECKING, Final
 
 import pyarrow as pa
 
@@ -17,9 +18,10 @@ from millstream.gateways.kafka.partition_reader import OutOfRange, PartitionRead
 from millstream.gateways.kafka.partition_writer import Appended, PartitionWriter
 from millstream.gateways.kafka.partitioners import partitioner_after
 from millstream.gateways.kafka.protocol import ErrorCode
-from millstream.gateways.kafka.records import BadBatch, RawBatch
+from millstream.gateways.kafka.records import BadBatch, RawBatch, times_ms
 from millstream.gateways.overload import Books
 from millstream.messaging.topic import Topic
+from millstream.wire.aio.publisher import StreamPublisher
 
 if TYPE_CHECKING:
     from millstream.gateways.values import TopicValues
@@ -27,6 +29,7 @@ if TYPE_CHECKING:
 __all__ = ["Appended", "OutOfRange", "PartitionLog"]
 
 RecordPartitioner = Callable[[str], Awaitable[None]]
+_TIME_MAX: Final = 2**62
 
 
 class PartitionLog:
@@ -41,7 +44,9 @@ class PartitionLog:
         cache: BatchCache,
         books: Books,
         record_partitioner: RecordPartitioner,
+        publisher: StreamPublisher | None = None,
     ) -> None:
+        """`publisher`: what packs are published by, if not by that of the topic."""
         handle = topic.handle
         partition = handle.partitions[number]
         prefix = handle.shape.prefixes[number]
@@ -57,6 +62,7 @@ class PartitionLog:
         )
         self._writer: PartitionWriter | None = None  # made when it is first written to
         self._values, self._books = values, books
+        self._publisher = publisher
         self._partitioner = topic.settings.partitioner
         self._record_partitioner = record_partitioner
         self._recording: asyncio.Task[None] | None = None
@@ -108,17 +114,31 @@ class PartitionLog:
 
     # -- writing --------------------------------------------------------------------------
 
-    def append(self, batch: RawBatch) -> asyncio.Future[Appended]:
-        """Store a batch; BadBatch if its records, or any, cannot be stored."""
+    async def append(
+        self, batch: RawBatch, oldest_ms: int = -_TIME_MAX, newest_ms: int = _TIME_MAX
+    ) -> asyncio.Future[Appended]:
+        """Take a batch to be stored; the future says where it is then.
+
+        BadBatch if its records, or any, cannot be stored, also when one is older or newer than
+        these times.
+        """
         if self._writer is None:
             try:
                 target = self.topic.fenced_target()
+                if self._publisher is not None:
+                    target = replace(target, publisher=self._publisher)
             except MillstreamError as error:
                 raise BadBatch(ErrorCode.policy_violation, str(error)) from error
             self._writer = PartitionWriter(
                 target, self.number, self.offsets, self._values, self._cache, self._books
             )
-        return self._writer.append(batch, self._look_at_keys)
+
+        def look_at(columns: pa.RecordBatch) -> None:
+            _check_times(columns, oldest_ms, newest_ms)
+            if "key" in columns.schema.names:
+                self._look_at_keys(columns.column("key"))
+
+        return await self._writer.append(batch, look_at)
 
     def _look_at_keys(self, keys: pa.Array) -> None:
         found = partitioner_after(self._partitioner, keys, self.number, self.topic.partitions)
@@ -203,3 +223,15 @@ class PartitionLog:
                     return time, (base + row, time)
                 latest = max(latest, time)
         return latest, None
+
+
+def _check_times(columns: pa.RecordBatch, oldest_ms: int, newest_ms: int) -> None:
+    span = times_ms(columns)
+    if span is None or (oldest_ms <= span[0] and span[1] <= newest_ms):
+        return
+    wrong = span[0] if span[0] < oldest_ms else span[1]
+    raise BadBatch(
+        ErrorCode.invalid_timestamp,
+        f"a record has the time {wrong} ms; this topic accepts {oldest_ms} to {newest_ms} "
+        f"(message.timestamp.before.max.ms, message.timestamp.after.max.ms)",
+    )

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
@@ -35,11 +36,11 @@ __all__ = ["OutOfRange", "PartitionReader"]
 _log = logging.getLogger("millstream.gateways.kafka")
 
 MESSAGES_AT_ONCE: Final = 1000
-# Asked for beyond what a client wants: the next request of it finds that in the cache.
-AHEAD_BYTES: Final = 4 * 1024 * 1024
+# At least so much is read at once: what a client does not take is in the cache when it asks again.
+READ_BYTES: Final = 1024 * 1024
 
 
-class OutOfRange(Exception):  # noqa: N818  (an answer, not a fault)
+class OutOfRange(Exception):
     """An offset that the log does not have, or has no more."""
 
 
@@ -106,7 +107,7 @@ class PartitionReader:
         """The messages from a sequence on, up to before another one."""
         found: list[RawMessage] = []
         while sequence < stop:
-            part = await self._ask(sequence, MESSAGES_AT_ONCE, AHEAD_BYTES)
+            part = await self._ask(sequence, MESSAGES_AT_ONCE, READ_BYTES)
             found.extend(raw for raw in part.messages if _sequence(raw) < stop)
             if part.next_sequence <= sequence:
                 break
@@ -136,18 +137,18 @@ class PartitionReader:
     async def _load(self, sequence: int, max_bytes: int) -> CachedRun | None:
         """Read from a message on, keep all of it; the first run of it. None: try again later."""
         offsets = self._offsets
-        found = await self._ask(sequence, MESSAGES_AT_ONCE, max(max_bytes, AHEAD_BYTES))
+        found = await self._ask(sequence, MESSAGES_AT_ONCE, max(max_bytes, READ_BYTES))
         if found.next_sequence <= sequence:
             return None
         if self._values is not None:
             await self._values.learn(found.messages)
         first: CachedRun | None = None
-        at = sequence
-        with self._books.step("fetch: events to records"):
-            for run_at, run in self._runs(found, sequence):
-                if first is None and run_at == at:
-                    first = run
-                self._cache.put(offsets.stream, run_at, run)
+        for begin, stop, messages in self._parts(found, sequence):
+            with self._books.step("fetch: events to records"):
+                run = self._run(begin, stop, messages)
+            first = first or run
+            self._cache.put(offsets.stream, begin, run)
+            await asyncio.sleep(0)  # others come in between: a pack takes milliseconds
         return first
 
     async def _ask(self, sequence: int, count: int, max_bytes: int) -> _Found:
@@ -178,30 +179,30 @@ class PartitionReader:
 
     # -- to record batches ----------------------------------------------------------------
 
-    def _runs(self, found: _Found, sequence: int) -> list[tuple[int, CachedRun]]:
-        """The runs from a sequence on, each with its first sequence, without a gap between."""
-        runs: list[tuple[int, CachedRun]] = []
+    def _parts(
+        self, found: _Found, sequence: int
+    ) -> Iterator[tuple[int, int, Sequence[RawMessage]]]:
+        """Where runs begin and end, without a gap between, and their messages: a pack, or plain."""
         plain: list[RawMessage] = []
         begin = sequence
-
-        def finish(stop: int, made: tuple[tuple[Piece, ...], int]) -> None:
-            nonlocal begin
-            if stop > begin:
-                runs.append((begin, self._run(begin, stop, *made)))
-                begin = stop
-
         for raw in found.messages:
-            number = _sequence(raw)
             if self._offsets.notes.pack(raw) is None:
                 plain.append(raw)
                 continue
-            finish(number, self._of_plain(plain))
-            plain = []
-            finish(number + 1, self._of_pack(raw, number))
-        finish(found.next_sequence, self._of_plain(plain))
-        return runs
+            number = _sequence(raw)
+            if number > begin:
+                yield begin, number, plain
+            yield number, number + 1, [raw]
+            plain, begin = [], number + 1
+        if found.next_sequence > begin:
+            yield begin, found.next_sequence, plain
 
-    def _run(self, sequence: int, stop: int, pieces: tuple[Piece, ...], last: int) -> CachedRun:
+    def _run(self, begin: int, stop: int, messages: Sequence[RawMessage]) -> CachedRun:
+        is_pack = len(messages) == 1 and self._offsets.notes.pack(messages[0]) is not None
+        if is_pack:
+            pieces, last = self._of_pack(messages[0], begin)
+        else:
+            pieces, last = self._of_plain(messages)
         size = sum(map(len, pieces))
         return CachedRun(stop, self._offsets.index.base_offset(stop), last, pieces, size)
 

@@ -50,6 +50,7 @@ from millstream.gateways.kafka.records import (
     to_columns,
     with_base_offset,
 )
+from millstream.gateways.kafka.values import take
 from millstream.gateways.overload import Books
 from millstream.messaging.publishing.ahead_lane import AheadLane
 from millstream.messaging.publishing.target import PackTarget
@@ -136,10 +137,14 @@ class PartitionWriter:
 
     # -- taking batches -------------------------------------------------------------------
 
-    def append(
-        self, raw: RawBatch, look_at_keys: Callable[[pa.Array], object]
+    async def append(
+        self, raw: RawBatch, look_at: Callable[[pa.RecordBatch], object]
     ) -> asyncio.Future[Appended]:
-        """Store a batch; the future says where. BadBatch if its records cannot be stored."""
+        """Take a batch to be stored; the future says where it is then.
+
+        BadBatch if its records cannot be stored; `look_at` may raise it, too. Batches are stored in
+        the order of the calls, if each is awaited before the next.
+        """
         done: asyncio.Future[Appended] = asyncio.get_running_loop().create_future()
         if self._closed or self._waiting_bytes > WAITING_BYTES_MAX:
             done.set_result(Appended(-1, ErrorCode.kafka_storage_error, _AGAIN))
@@ -148,11 +153,9 @@ class PartitionWriter:
             columns = to_columns([raw], max_bytes=BATCH_BYTES_MAX // 2)
             same, times, schema_id = same_as_sent(columns), _known_times(columns), None
             columns = columns.replace_schema_metadata(None)
-            if "key" in columns.schema.names:
-                look_at_keys(columns.column("key"))
+            look_at(columns)
         if self._values is not None:
-            with self._books.step("produce: typed values"):
-                columns, schema_id = self._values.stored(columns)
+            columns, schema_id = await take(self._values, columns, [raw.head.count])
             same = False
         head = raw.head
         sent = None

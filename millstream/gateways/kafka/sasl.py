@@ -13,13 +13,11 @@ import re
 from dataclasses import dataclass, field
 from typing import Final
 
-from millstream.gateways.scram import Verifier
+from millstream.gateways.scram import WRONG_LOGIN, Verifier
 from millstream.settings import Secret
 
 __all__ = [
-    "PLAIN",
     "TOKEN_BYTES_MAX",
-    "WRONG_LOGIN",
     "ClientFirst",
     "PlainLogin",
     "SaslError",
@@ -28,10 +26,7 @@ __all__ = [
     "read_plain",
 ]
 
-PLAIN: Final = "PLAIN"
 TOKEN_BYTES_MAX: Final = 8192
-# One text for a wrong password and for a user that does not exist: which it was is not said.
-WRONG_LOGIN: Final = "wrong user or password"
 _NAME_BYTES_MAX: Final = 255
 _PASSWORD_BYTES_MAX: Final = 4096
 _NONCE: Final = re.compile(r"[\x21-\x2b\x2d-\x7e]{8,512}")

@@ -28,6 +28,7 @@ _log = logging.getLogger("millstream.gateways.kafka")
 _OPEN: Final = {Api.API_VERSIONS, Api.SASL_HANDSHAKE, Api.SASL_AUTHENTICATE}
 # Requests of a connection that are under way; clients send 5 at a time, librdkafka more.
 IN_FLIGHT_MAX: Final = 100
+BEFORE_LOGIN_BYTES: Final = 64 * 1024  # of a request: anybody may send it
 
 
 class _Answer:
@@ -54,10 +55,14 @@ class KafkaConnection:
         self._answers: deque[_Answer] = deque()
         self._closed = False
         self._paused = False
+        self._max_frame = transport.max_frame
+        session.close = self._close
+        if session.access is None:
+            transport.max_frame = min(BEFORE_LOGIN_BYTES, transport.max_frame)
 
     def frame(self, data: bytes) -> None:
         """Start a request."""
-        if self._closed:
+        if self._closed or self._session.closing:
             return
         answer = _Answer(len(data))
         self._answers.append(answer)
@@ -79,6 +84,8 @@ class KafkaConnection:
     def lost(self, reason: str) -> None:
         """The connection is gone: what its client waited for is given up, never what it sent."""
         self._closed = True
+        if self._session.access is not None:
+            self._session.access.leave(self._session.close)
         for answer in self._answers:
             if answer.task is not None:
                 answer.task.cancel()
@@ -111,6 +118,10 @@ class KafkaConnection:
                 self._transport.release(first.size)
             else:
                 self._transport.send(first.frame, frees=first.size)
+        if self._session.closing and not answers:
+            self._close(self._session.closing)
+        elif self._session.access is not None:
+            self._transport.max_frame = self._max_frame
         if self._paused and len(answers) < IN_FLIGHT_MAX:
             self._paused = False
             self._transport.resume()

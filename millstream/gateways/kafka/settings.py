@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from enum import StrEnum
 from typing import Final
 
 from millstream.declared import Declaration, Form, declared
@@ -15,6 +16,15 @@ DEFAULT_PORT: Final = 9092
 TOPICS: Final = "Topics"
 _MEBIBYTE: Final = 1024 * 1024
 _PARTITIONS_MAX: Final = 1000
+
+
+class ValueFormat(StrEnum):
+    """What the values of typed topics are for clients."""
+
+    TOPIC = "topic"
+    JSON = "json"
+    AVRO = "avro"
+    PROTOBUF = "protobuf"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,6 +49,26 @@ class KafkaSettings(GatewaySettings):
     default_partitions: int = declared(
         1, Declaration("Partitions of topics that clients create.", Form.NUMBER, TOPICS)
     )
+    values: ValueFormat = declared(
+        ValueFormat.TOPIC,
+        Declaration(
+            "What values of typed topics are for clients: json, avro, protobuf, or topic, as each "
+            "topic has them.",
+            Form.CHOICE,
+            TOPICS,
+            metavar="|".join(ValueFormat),
+        ),
+    )
+    values_prefix: bool | None = declared(
+        None,
+        Declaration(
+            "Values of typed topics begin with the prefix of a schema registry.",
+            Form.SWITCH,
+            TOPICS,
+            flags=("--values-prefix/--no-values-prefix",),
+            default_text="with avro and protobuf",
+        ),
+    )
     cache_bytes: int = declared(
         128 * _MEBIBYTE,
         Declaration(
@@ -58,3 +88,8 @@ class KafkaSettings(GatewaySettings):
             )
         if self.cache_bytes < 0:
             raise ConfigError(f"cache_bytes cannot be below 0, as {self.cache_bytes:,} is")
+        try:
+            object.__setattr__(self, "values", ValueFormat(self.values))
+        except ValueError:
+            choices = ", ".join(ValueFormat)
+            raise ConfigError(f"values {self.values!r}: choose one of {choices}") from None

@@ -19,7 +19,7 @@ from millstream.events.subject import key_of_token, partition_of, text_keys
 from millstream.events.undecodable import OnUndecodable
 from millstream.events.unpack import events_of
 from millstream.messaging.reading.last_per_key import last_messages, last_messages_before
-from millstream.messaging.reading.latest import subject_of_key
+from millstream.messaging.reading.latest import LastStored, newest, subject_of_key
 from millstream.messaging.reading.replay import ReadPlan
 from millstream.messaging.topics.forgotten import (
     LOOKED_AT,
@@ -33,6 +33,7 @@ from millstream.messaging.topics.forgotten import (
     was_first,
 )
 from millstream.messaging.topics.lookup import side_by_side, stream_subjects
+from millstream.messaging.topics.stream_config import from_stream_config
 from millstream.wire.aio.jetstream import JetStream
 from millstream.wire.api import StreamInfo
 from millstream.wire.lost import check
@@ -61,22 +62,32 @@ async def past_of(jetstream: JetStream, partitions: Sequence[Partition], time: d
     after = first_after(time)
     ends = await side_by_side(lambda part: jetstream.sequence_at(part.stream, after), partitions)
     check_created(table, time, infos, ends)
-    return Past(jetstream, list(map(_Cut, partitions, ends, infos)), time)
+    at_home = from_stream_config(infos[0].config).keys_at_home
+    return Past(jetstream, list(map(_Cut, partitions, ends, infos)), time, at_home)
 
 
 class Past:
     """The last event of each key at a time."""
 
-    def __init__(self, jetstream: JetStream, cuts: Sequence[_Cut], time: datetime) -> None:
+    def __init__(
+        self, jetstream: JetStream, cuts: Sequence[_Cut], time: datetime, at_home: bool
+    ) -> None:
         self._jetstream = jetstream
         self._cuts = cuts
+        self._at_home = at_home  # each key is in the partition that `partition_of` gives
         self._table = cuts[0].partition.topic
         self.time = time  # never later than the broker's clock was
 
     async def last(self, key: str) -> Event | None:
         """The last event of a key; None: it had none. HistoryGone if that is not known."""
         [key] = text_keys([key])
-        cut = self._cuts[partition_of(key, len(self._cuts))]
+        if self._at_home:
+            return await self._last_in(self._cuts[partition_of(key, len(self._cuts))], key)
+        found = [await self._last_in(cut, key) for cut in self._cuts]
+        return newest(event for event in found if event is not None)
+
+    async def _last_in(self, cut: _Cut, key: str) -> Event | None:
+        """The last event of a key in one partition."""
         found = await self._found(cut, key)
         if found is None:
             await self._check_had_none(cut, key)
@@ -90,7 +101,8 @@ class Past:
     ) -> AsyncGenerator[Event, None]:
         """The last event of each key, or of these keys; those that are known come first.
 
-        HistoryGone after them if others are not known, or before all if no key is certain.
+        HistoryGone after them if others are not known, or before all if no key is certain; also
+        before all if keys may be in any partition.
         """
         if keys:
             for key in dict.fromkeys(text_keys(keys)):
@@ -102,16 +114,25 @@ class Past:
         for cut in self._cuts:
             self._check_certain(cut.info)
         unknown: list[tuple[_Cut, str]] = []
+        last = LastStored()
         for cut in self._cuts:
             partition, seen = cut.partition, set[bytes]()
             size = partition.prefix_size
             async for messages in last_messages(self._jetstream, partition, plan, cut.end):
                 own = [raw for raw in messages if not is_own_subject(raw.subject, size)]
                 seen.update(raw.subject for raw in own)
+                if not self._at_home:
+                    last.add(partition, own)
+                    continue
                 for event in events_of(partition, own, report=report):
                     yield event
             unknown += [(cut, subject) for subject in await self._overwritten(cut, seen)]
-        if unknown:
+        if unknown and not self._at_home:  # they may hide a later value of a key that is known
+            await self._raise_first(unknown)
+        for partition, raw in last.messages():
+            for event in events_of(partition, [raw], report=report):
+                yield event
+        if unknown and self._at_home:
             await self._raise_first(unknown)
 
     # -- one key --------------------------------------------------------------------------

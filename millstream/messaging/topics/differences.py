@@ -72,7 +72,7 @@ def _same(name: str, wanted: TopicSettings, found: TopicSettings) -> bool:
         )
     if name == "max_subscriptions" and wanted.max_subscriptions is None:
         return True  # what the account allowed when it was declared
-    if name in ("kafka_name", "partitioner") and getattr(wanted, name) is None:
+    if name in ("kafka_name", "kafka_configs", "partitioner") and getattr(wanted, name) is None:
         return True  # set by a gateway for Kafka
     if name == "packs" and (wanted.is_copy or found.is_copy):
         return True

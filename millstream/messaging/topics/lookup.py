@@ -20,6 +20,7 @@ from millstream.wire.aio.jetstream import JetStream
 from millstream.wire.api import ErrorCode, StreamInfo
 
 __all__ = [
+    "find_streams",
     "list_topics",
     "missing_topic",
     "open_topic",

@@ -50,8 +50,9 @@ async def purge(js: JetStream, name: str, what: Purge | None = None) -> int:
     if what.key is not None:
         if info.prefix is None:
             raise ConfigError(f"the stream '{name}' has no keys. Give a subject pattern")
-        home = partition_of(what.key, info.settings.partitions)
-        parts = tuple(part for part in parts if part.number == home)
+        if info.settings.keys_at_home:
+            home = partition_of(what.key, info.settings.partitions)
+            parts = tuple(part for part in parts if part.number == home)
     if what.before is not None and len(parts) > 1:
         raise ConfigError(
             f"purge: an offset belongs to a partition, and '{name}' has {len(parts)}. "

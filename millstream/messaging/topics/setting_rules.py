@@ -20,6 +20,7 @@ __all__ = [
     "RESERVED_METADATA",
     "RESERVED_TOKENS",
     "check_deliver_at",
+    "check_expected_last",
     "check_overload",
     "check_process_table",
     "combination_faults",
@@ -40,7 +41,7 @@ RESERVED_TOKENS: Final = (GUARDED_TOKEN, ENTRANCE, INSTANCE)
 _OWN: Final = (
     *("version", "topic", "partition", "partitions"),
     *("prefix", "origins", "format", "guarded", "packs", "durability", "lost"),
-    *("forgotten", "kafka_name", "partitioner"),
+    *("forgotten", "kafka_name", "kafka_configs", "partitioner"),
 )
 RESERVED_METADATA: Final = frozenset(f"millstream.{key}" for key in _OWN)
 
@@ -232,6 +233,22 @@ def check_deliver_at(it: TopicSettings, moment: datetime) -> None:
             f"deliver_at: {moment.isoformat()} is later than the topic's max_age, "
             f"{duration_text(it.max_age)}, which would remove the event before it is due. Raise "
             f"max_age, or use topic.schedules.set(name, value, at=...)"
+        )
+
+
+def check_expected_last(it: TopicSettings) -> None:
+    """Refuse to rely on the last event of a key where the broker cannot tell which it is."""
+    if it.takes_packs:
+        raise ConfigError(
+            "expected_last: this topic takes packs, and the broker does not see which keys "
+            "are in them, so it could not tell whether an event of this key was stored in a "
+            "pack. Create a topic with packs=False (topic create --no-packs) or a table"
+        )
+    if not it.keys_at_home:
+        raise ConfigError(
+            "expected_last: clients of Kafka wrote to this topic and chose the partitions of its "
+            "keys in another way, and the broker looks for the last event of a key in one "
+            "partition only. Publish without expected_last, or use a topic of another name"
         )
 
 

@@ -52,6 +52,7 @@ from millstream.messaging.topics.setting_forms import (
 from millstream.messaging.topics.setting_rules import (
     RESERVED_METADATA,
     check_deliver_at,
+    check_expected_last,
     check_overload,
     combination_faults,
     description_fault,
@@ -287,6 +288,13 @@ class TopicSettings:
         change=SetBy("millstream gateway run kafka"),
         default_text="crc32",
     )
+    kafka_configs: Setting[str | None, str | None] = Setting(
+        None,
+        text(),
+        "Settings that only clients of Kafka see, such as max.message.bytes=500000.",
+        change=SetBy("millstream gateway run kafka"),
+        default_text="Kafka's defaults",
+    )
     max_subscriptions: Setting[int | None, int | None] = Setting(
         None,
         number(),
@@ -460,12 +468,8 @@ class TopicSettings:
         """Refuse an option of a publish that this topic would refuse, cut short or not honor."""
         if options.ttl is not None:
             self.ttl_text(options.ttl)
-        if options.expected_last is not None and self.takes_packs:
-            raise ConfigError(
-                "expected_last: this topic takes packs, and the broker does not see which keys "
-                "are in them, so it could not tell whether an event of this key was stored in a "
-                "pack. Create a topic with packs=False (topic create --no-packs) or a table"
-            )
+        if options.expected_last is not None:
+            check_expected_last(self)
         check_overload(self, options.overload, options.timeout or 0)
         if options.deliver_at is not None:
             check_deliver_at(self, options.deliver_at)

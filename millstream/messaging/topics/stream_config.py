@@ -61,6 +61,7 @@ _TEXT_KEYS: Final = {
     "wire_format": _FORMAT_KEY,
     "durability": "millstream.durability",
     "kafka_name": "millstream.kafka_name",
+    "kafka_configs": "millstream.kafka_configs",
     "partitioner": "millstream.partitioner",
 }
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import datetime as dt
+import decimal
 import io
 from typing import Any, Final
 
@@ -12,11 +13,13 @@ from millstream.schemas import types as t
 from millstream.schemas.extras import needed
 from millstream.schemas.formats.avro import parse_avro, to_avro
 from millstream.schemas.schema import Schema
-from millstream.schemas.values.fit import Fit, compile_fit
+from millstream.schemas.values.fit import Fit, compile_fit, unfit_below
 
 __all__ = ["AvroWire"]
 
 _MICROSECOND: Final = dt.timedelta(microseconds=1)
+_DECIMAL_BITS: Final = 127  # of 38 digits
+_CONTEXT: Final = decimal.Context(prec=80)
 
 
 class AvroWire:
@@ -31,6 +34,8 @@ class AvroWire:
             form = to_avro(record)
         try:
             self._parsed = fastavro.parse_schema(copy.deepcopy(form), named_schemas={})
+            bare = _with_bare_decimals(form)
+            self._read_as = fastavro.parse_schema(copy.deepcopy(bare), named_schemas={})
         except Exception as error:  # fastavro's schema errors have no common base class
             raise errors.SchemaError(f"fastavro refuses the Avro schema: {error}") from error
         names: dict[str, Any] = {}
@@ -44,24 +49,52 @@ class AvroWire:
 
     def dump(self, value: object) -> bytes:
         """The bytes of a value that fits the schema."""
-        plain = self._fit(value)
+        return self.dump_plain(self._fit(value))
+
+    def dump_plain(self, plain: dict[str, Any]) -> bytes:
+        """The bytes of a plain value, which is known to fit the schema."""
         out = io.BytesIO()
         self._write(out, self._parsed, plain if self._to is None else self._to(plain))
         return out.getvalue()
 
     def load(self, data: bytes) -> dict[str, Any]:
         """The plain value of the bytes, checked; bytes left over are refused too."""
+        plain: dict[str, Any] = self._fit(self.load_unchecked(data))
+        return plain
+
+    def load_unchecked(self, data: bytes) -> Any:
+        """What is in the bytes, for a caller that checks whether the values fit."""
         stream = io.BytesIO(data)
         try:
-            value = self._read(stream, self._parsed, None)
+            value = self._read(stream, self._read_as, None)
         except Exception as error:  # fastavro raises anything for wrong bytes
             reason = f"{type(error).__name__} {error}"
             raise errors.Unfit("", f"{self._kind} in Avro", f"other bytes: {reason}") from None
         if stream.tell() != len(data):
             left = len(data) - stream.tell()
             raise errors.Unfit("", f"{self._kind} in Avro", f"{left} more bytes after it")
-        plain: dict[str, Any] = self._fit(value if self._from is None else self._from(value))
-        return plain
+        return value if self._from is None else self._from(value)
+
+
+def _with_bare_decimals(form: Any) -> Any:
+    """The schema with decimals as bytes: a hostile one may take minutes to become a number.
+
+    Not in unions, where only fastavro knows which option a value is of.
+    """
+    if isinstance(form, list):
+        single = len([option for option in form if option != "null"]) == 1
+        return [_with_bare_decimals(option) for option in form] if single else form
+    if not isinstance(form, dict):
+        return form
+    if form.get("type") == "bytes" and form.get("logicalType") == "decimal":
+        return "bytes"
+    out = dict(form)
+    for key in ("items", "values", "type"):
+        if key in form:
+            out[key] = _with_bare_decimals(form[key])
+    if "fields" in form:
+        out["fields"] = [{**f, "type": _with_bare_decimals(f["type"])} for f in form["fields"]]
+    return out
 
 
 def _gather_names(form: Any, names: dict[str, Any]) -> None:
@@ -131,7 +164,10 @@ def _on_fields(converters: dict[str, Fit]) -> Fit | None:
     def convert(value: dict[str, Any]) -> dict[str, Any]:
         out = dict(value)
         for name, one in pairs:
-            out[name] = one(out[name])
+            try:
+                out[name] = one(out[name])
+            except errors.Unfit as error:
+                raise unfit_below(name, error) from None
         return out
 
     return convert
@@ -164,6 +200,8 @@ def _from_wire(type_: t.Type) -> Fit | None:
             return inner and (lambda value: None if value is None else inner(value))
         case t.Duration():
             return lambda value: value * _MICROSECOND
+        case t.Decimal():
+            return _decimal_from_wire(type_)
         case t.List():
             item = _from_wire(type_.item)
             return item and (lambda value: [item(e) for e in value])
@@ -181,8 +219,23 @@ def _from_wire(type_: t.Type) -> Fit | None:
             return None
 
 
+def _decimal_from_wire(type_: t.Decimal) -> Fit:
+    def convert(value: Any) -> decimal.Decimal:
+        if isinstance(value, decimal.Decimal):  # of a union, or of a fixed size
+            return value
+        unscaled = int.from_bytes(value, "big", signed=True)
+        if unscaled.bit_length() > _DECIMAL_BITS:
+            raise errors.Unfit("", t.kind(type_), f"a number of {unscaled.bit_length():,} bits")
+        return decimal.Decimal(unscaled).scaleb(-type_.scale, context=_CONTEXT)
+
+    return convert
+
+
 def _union_from_wire(union: t.Union) -> Fit | None:
-    converters = [_from_wire(option) for option in union.options]
+    # A decimal in a union is one already, and bytes are bytes.
+    converters = [
+        None if isinstance(option, t.Decimal) else _from_wire(option) for option in union.options
+    ]
     if not any(converters):
         return None
     plan = [

@@ -44,6 +44,7 @@ class ProtobufWire:
             files = [file]
             name = f"{file.package}.{file.message_type[0].name}".lstrip(".")
         message = make_pool(files).FindMessageTypeByName(name)
+        self.path = _path_of(message)
         self._kind = t.kind(record)
         self._decode_error = DecodeError
         self._class = _class_of(message)
@@ -53,18 +54,27 @@ class ProtobufWire:
 
     def dump(self, value: object) -> bytes:
         """The bytes of a value that fits the schema."""
-        data: bytes = self._encode(self._fit(value)).SerializeToString(deterministic=True)
+        return self.dump_plain(self._fit(value))
+
+    def dump_plain(self, plain: dict[str, Any]) -> bytes:
+        """The bytes of a plain value, which is known to fit the schema."""
+        data: bytes = self._encode(plain).SerializeToString(deterministic=True)
         return data
 
     def load(self, data: bytes) -> dict[str, Any]:
         """The plain value of the bytes, checked; fields the schema does not know are refused."""
+        plain: dict[str, Any] = self._fit(self.load_unchecked(data))
+        return plain
+
+    def load_unchecked(self, data: bytes) -> dict[str, Any]:
+        """What is in the bytes, for a caller that checks whether the values fit."""
         try:
             message = self._class.FromString(data)
         except self._decode_error as error:
             reason = f"other bytes: {error}"
             raise errors.Unfit("", f"{self._kind} in Protobuf", reason) from None
-        plain: dict[str, Any] = self._fit(self._decode(message))
-        return plain
+        found: dict[str, Any] = self._decode(message)
+        return found
 
 
 def _declared(format_: str, text: str) -> Any:
@@ -74,6 +84,19 @@ def _declared(format_: str, text: str) -> Any:
         return load_set(base64.b64decode(text, validate=True))
     except binascii.Error as error:
         raise errors.SchemaError(f"the stored descriptor is not base64: {error}") from None
+
+
+def _path_of(message: Any) -> tuple[int, ...]:
+    """Where a message is declared: its number in its file, or in the messages around it."""
+    path: list[int] = []
+    while message is not None:
+        outer = message.containing_type
+        beside = (
+            message.file.message_types_by_name.values() if outer is None else outer.nested_types
+        )
+        path.insert(0, [other.full_name for other in beside].index(message.full_name))
+        message = outer
+    return tuple(path)
 
 
 def _class_of(message: Any) -> Any:

@@ -68,8 +68,12 @@ class Cli:
 
     def start(self, *arguments: str) -> subprocess.Popen[str]:
         """Run without waiting for the end."""
+        return self.start_program(MILLSTREAM, *arguments)
+
+    def start_program(self, *command: str) -> subprocess.Popen[str]:
+        """The same of another program."""
         process = subprocess.Popen(
-            [MILLSTREAM, *arguments],
+            command,
             cwd=self.folder,
             env=self.environment,
             stdin=subprocess.DEVNULL,

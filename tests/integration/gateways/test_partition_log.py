@@ -55,7 +55,7 @@ async def open_log(mill: Mill, name: str, cache: int = 1 << 20, number: int = 0)
 
 async def append(log: PartitionLog, *values: str, producer: tuple[int, int, int] = (-1, -1, -1)):
     raw = batch_of([Row(b"k", value.encode(), TIME) for value in values], 0, producer)
-    return await log.append(split_batches(raw, 1 << 20)[0])
+    return await (await log.append(split_batches(raw, 1 << 20)[0]))
 
 
 def values_of(data: bytes) -> dict[int, bytes]:
@@ -218,7 +218,7 @@ async def test_offsets_by_time_are_those_of_events(mill: Mill, name: str) -> Non
     log = await open_log(mill, name)
     for start in (1000, 5000, 3000):
         rows = [Row(b"k", b"v", start + n) for n in range(10)]
-        await log.append(split_batches(batch_of(rows), 1 << 20)[0])
+        await (await log.append(split_batches(batch_of(rows), 1 << 20)[0]))
     topic = await mill.topic(name)
     async with topic.producer() as producer:
         await producer.send(b"v", "k", timestamp=9_000_000_000)  # nanoseconds
@@ -251,10 +251,10 @@ async def test_a_large_batch_is_stored_as_a_whole(mill: Mill, name: str) -> None
     log = await open_log(mill, name)
     texts = [f"{n:05}" * 4000 for n in range(1000)]  # 20 MB
     raw = batch_of([Row(None, text.encode(), TIME) for text in texts], 4, (3, 0, 0))
-    answer = await log.append(split_batches(raw, 1 << 24)[0])
+    answer = await (await log.append(split_batches(raw, 1 << 24)[0]))
     assert answer.base_offset == 0
     assert log.end_offset == 1000
-    again = await log.append(split_batches(raw, 1 << 24)[0])
+    again = await (await log.append(split_batches(raw, 1 << 24)[0]))
     assert again == answer
     found = await read_all(log)
     assert [value.decode() for value in found.values()] == texts

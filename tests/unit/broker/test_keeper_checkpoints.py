@@ -65,6 +65,7 @@ def keeper(tmp_path: Path, monitor: dict[str, Any]) -> Iterator[Keeper]:
         "remove": [],
         "guards": [[], ""],
         "captures": [[], ""],
+        "gateways": [[], ""],
         "log": [1000, 1],
         "monitor": monitor,
         "lost_key": "millstream.lost",

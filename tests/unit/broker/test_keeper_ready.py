@@ -103,6 +103,7 @@ def test_a_cluster_node_is_ready_although_a_replica_is_catching_up(
         "remove": [],
         "guards": [[], ""],
         "captures": [[], ""],
+        "gateways": [[], ""],
         "log": [1000, 1],
         "timeout": 60.0,
         "health": "/healthz",

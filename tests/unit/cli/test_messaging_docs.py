@@ -18,12 +18,17 @@ def commands() -> Iterator[tuple[str, Any]]:
     root: Any = typer.main.get_command(app)
     context = root.make_context("millstream", [], resilient_parsing=True)
     for name in root.list_commands(context):
-        command = root.get_command(context, name)
-        parts = getattr(command, "commands", None)
-        if parts is None:
-            yield name, command
-        else:
-            yield from ((f"{name} {part}", found) for part, found in parts.items())
+        yield from parts_of(name, root.get_command(context, name))
+
+
+def parts_of(name: str, command: Any) -> Iterator[tuple[str, Any]]:
+    """A command, or those of a group, which may have groups in it."""
+    parts = getattr(command, "commands", None)
+    if parts is None:
+        yield name, command
+        return
+    for part, found in parts.items():
+        yield from parts_of(f"{name} {part}", found)
 
 
 ALL = dict(commands())

@@ -285,6 +285,7 @@ WITHOUT_DECLARATION = {
     (BrokerSettings, "data"), (BrokerSettings, "limits"), (BrokerSettings, "tls"),
     (BrokerSettings, "cluster"), (BrokerSettings, "leaf"), (Encryption, "key"),
     (BrokerSettings, "operator"), (BrokerSettings, "callout"),
+    (BrokerSettings, "kafka_settings"),  # they have a table of their own
 }  # fmt: skip
 
 

@@ -128,6 +128,12 @@ def test_a_client_may_have_no_name() -> None:
     assert read_request(request(Api.HEARTBEAT, 0, body, client=None)).client_id == ""
 
 
+def test_bytes_after_a_request_are_left_out() -> None:
+    # As librdkafka 2.16 asks for all topics.
+    sent = bytes.fromhex("0003000c00000005000772646b61666b610000000000010000")
+    assert read_request(sent).body.topics is None
+
+
 @pytest.mark.parametrize(
     ("frame", "said"),
     [
@@ -138,7 +144,6 @@ def test_a_client_may_have_no_name() -> None:
         (struct.pack(">hhi", 1, 13, 1), "FETCH version 13 is not served, 4 to 12 are"),
         (struct.pack(">hhi", 1, -5, 1), "FETCH version -5 is not served"),
         (struct.pack(">hhi", 3, 1, 1), "METADATA version 1 cannot be read"),
-        (REQUESTS[1] + b"\0", "1 bytes too many"),
         (REQUESTS[1][:-1], "cannot be read"),
         (REQUESTS[1][:11] + b"\x7f\xff\xff\xff" + REQUESTS[1][15:], "cannot be read"),
         (REQUESTS[1] + bytes(2 * 1024 * 1024), "2,097,152 are accepted"),
