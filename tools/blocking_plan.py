@@ -193,7 +193,7 @@ PLANS = [
         skip=frozenset(
             {
                 *("read", "value_type", "handle", "acks", "forget_durability"),
-                *("process_input", "process_output", "past"),
+                *("process_input", "process_output", "fenced_target", "past"),
             }
         ),
     ),

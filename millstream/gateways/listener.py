@@ -197,7 +197,7 @@ class Listener:
     # -- watching -----------------------------------------------------------------------------
 
     async def _watch(self) -> None:
-        """Close connections that take too long."""
+        """Look at the connections now and then."""
         settings, shared = self.settings, self._shared
         tick = min(TICK, settings.frame_timeout / 4, settings.write_timeout / 4)
         idle_every = max(tick, settings.idle_timeout / IDLE_LOOKS)
@@ -207,14 +207,24 @@ class Listener:
             now = time.monotonic()
             shared.now += min(now - before, 2 * tick)
             before = now
-            for connection in [one for one in shared.arriving if one.is_late(shared.now)]:
-                connection.abort(Closed.SLOW_REQUEST)
-            for connection in [one for one in shared.unsent if one.is_stuck(shared.now)]:
-                connection.abort(Closed.NOT_READING)
-            if shared.now >= idle_at:
+            idle = shared.now >= idle_at
+            if idle:
                 idle_at = shared.now + idle_every
-                for connection in [one for one in shared.connections if one.is_idle(shared.now)]:
-                    connection.abort(Closed.IDLE)
+            try:
+                self._look(shared.now, idle=idle)
+            except Exception as error:
+                shared.failures.warn(error, "connections that take too long were not closed")
+
+    def _look(self, now: float, *, idle: bool) -> None:
+        """Close connections that take too long; looking at one may take it out of its set."""
+        shared = self._shared
+        for connection in [one for one in shared.arriving if one.is_late(now)]:
+            connection.abort(Closed.SLOW_REQUEST)
+        for connection in [one for one in list(shared.unsent) if one.is_stuck(now)]:
+            connection.abort(Closed.NOT_READING)
+        if idle:
+            for connection in [one for one in shared.connections if one.is_idle(now)]:
+                connection.abort(Closed.IDLE)
 
 
 def _cannot_listen(address: str, error: OSError) -> MillstreamError:

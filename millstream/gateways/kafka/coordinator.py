@@ -18,13 +18,13 @@ from msgspec.structs import replace
 from millstream.deadline import now_ns
 from millstream.errors import MillstreamError, PayloadTooLarge
 from millstream.failure_log import FailureLog
-from millstream.gateways.kafka.group import Group
+from millstream.gateways.kafka.group import ConsumerGroup
 from millstream.gateways.kafka.group_members import (
     CONSUMER,
     ID_BYTES_MAX,
-    Answer,
     Caller,
-    GroupLimits,
+    GroupAnswer,
+    GroupBounds,
     GroupState,
     JoinAsk,
     Joined,
@@ -34,9 +34,9 @@ from millstream.gateways.kafka.group_members import (
 )
 from millstream.gateways.kafka.group_store import (
     Committed,
-    GroupStore,
+    GroupTable,
+    GroupTakenOver,
     KeptGroup,
-    Overtaken,
     TopicPartition,
 )
 from millstream.gateways.kafka.protocol import ErrorCode
@@ -59,7 +59,7 @@ class _Held:
     """A group, and what is stored of it."""
 
     name: str
-    group: Group
+    group: ConsumerGroup
     kept: KeptGroup
     planned: float = math.inf  # when its timers are looked at
 
@@ -75,13 +75,13 @@ class Coordinator:
     def __init__(
         self,
         mill: Mill,
-        limits: GroupLimits | None = None,
+        limits: GroupBounds | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.limits = limits or GroupLimits()
+        self.limits = limits or GroupBounds()
         # Set with an error when the timers ended.
         self.failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._store = GroupStore(mill)
+        self._store = GroupTable(mill)
         self._clock = clock
         self._groups: dict[str, _Held] = {}
         self._loading: set[str] = set()
@@ -212,12 +212,12 @@ class Coordinator:
 
     # -- groups ---------------------------------------------------------------------------
 
-    def find(self, name: str) -> Group | None:
+    def find(self, name: str) -> ConsumerGroup | None:
         """A group, to look at."""
         held = self._groups.get(name)
         return None if held is None else held.group
 
-    def all(self) -> list[tuple[str, Group]]:
+    def all(self) -> list[tuple[str, ConsumerGroup]]:
         """All groups with their names, to look at."""
         return [(name, held.group) for name, held in self._groups.items()]
 
@@ -269,7 +269,7 @@ class Coordinator:
         return ErrorCode.policy_violation
 
     def _hold(self, name: str, kept: KeptGroup) -> _Held:
-        held = _Held(name, Group(self.limits, kept.record, self._clock()), kept)
+        held = _Held(name, ConsumerGroup(self.limits, kept.record, self._clock()), kept)
         self._groups[name] = held
         self._plan(held)
         return held
@@ -288,7 +288,7 @@ class Coordinator:
     def _settle(self, held: _Held) -> None:
         """Do what the group wants done."""
         for effect in held.group.take():
-            if isinstance(effect, Answer):
+            if isinstance(effect, GroupAnswer):
                 token: Any = effect.token
                 if not token.done():
                     token.set_result(effect.result)
@@ -318,7 +318,7 @@ class Coordinator:
         """Wait for a write; the error is what clients are answered."""
         try:
             await write
-        except Overtaken:
+        except GroupTakenOver:
             self._reload(held)
             return ErrorCode.not_coordinator
         except PayloadTooLarge as error:
@@ -430,7 +430,7 @@ class Coordinator:
 
 
 def expired_offsets(
-    group: Group, kept: KeptGroup, time_ms: int, retention: float
+    group: ConsumerGroup, kept: KeptGroup, time_ms: int, retention: float
 ) -> list[TopicPartition]:
     """The offsets of a group that nobody has used for `retention` seconds.
 

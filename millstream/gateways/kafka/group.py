@@ -13,23 +13,23 @@ from collections.abc import Hashable, Mapping
 from typing import Final, NamedTuple
 
 from millstream.gateways.kafka.group_members import (
-    Answer,
     Caller,
+    ConsumerMember,
     Effect,
-    GroupLimits,
-    GroupRecord,
+    GroupAnswer,
+    GroupBounds,
     GroupState,
     JoinAsk,
     Joined,
-    Member,
     Store,
+    StoredGroup,
     SyncAsk,
     Synced,
 )
 from millstream.gateways.kafka.group_roster import Roster
 from millstream.gateways.kafka.protocol import ErrorCode
 
-__all__ = ["Group"]
+__all__ = ["ConsumerGroup"]
 
 _GENERATION_MAX: Final = 2**31 - 1
 
@@ -41,11 +41,11 @@ class _Assigned(NamedTuple):
     assignments: Mapping[str, bytes]
 
 
-class Group:
+class ConsumerGroup:
     """The members of a group, its generation, and who gets what."""
 
-    def __init__(self, limits: GroupLimits, record: GroupRecord | None = None, now: float = 0.0):
-        record = record or GroupRecord()
+    def __init__(self, limits: GroupBounds, record: StoredGroup | None = None, now: float = 0.0):
+        record = record or StoredGroup()
         self.limits = limits
         self.state = GroupState.EMPTY
         self.generation = record.generation
@@ -61,7 +61,7 @@ class Group:
         self._number = 0
         self._opening: int | None = None  # the record of a generation that is being stored
         self._assigned: _Assigned | None = None
-        self._replaced: dict[int, Answer] = {}  # of static members that came back
+        self._replaced: dict[int, GroupAnswer] = {}  # of static members that came back
         self._effects: list[Effect] = []
         if self.members:
             self._continue(record.stable, now)
@@ -125,13 +125,15 @@ class Group:
     def _add(self, member_id: str, ask: JoinAsk, token: Hashable, now: float) -> None:
         if not self.members:
             self.protocol_type = ask.protocol_type
-        member = Member.made(member_id, ask, now)
+        member = ConsumerMember.made(member_id, ask, now)
         member.join = token
         self.members.add(member)
         self._grew = True
         self._rebalance(now)
 
-    def _join_again(self, member: Member, ask: JoinAsk, token: Hashable, now: float) -> None:
+    def _join_again(
+        self, member: ConsumerMember, ask: JoinAsk, token: Hashable, now: float
+    ) -> None:
         same = member.protocols == ask.protocols
         if self._opening is not None and same:
             self._wait_for_join(member, token)
@@ -148,15 +150,15 @@ class Group:
         self._wait_for_join(member, token)
         self._rebalance(now)
 
-    def _wait_for_join(self, member: Member, token: Hashable) -> None:
+    def _wait_for_join(self, member: ConsumerMember, token: Hashable) -> None:
         if member.join is not None:
             self._answer(member.join, Joined(ErrorCode.rebalance_in_progress, member.id))
         member.join = token
 
-    def _replace(self, old: Member, ask: JoinAsk, token: Hashable, now: float) -> None:
+    def _replace(self, old: ConsumerMember, ask: JoinAsk, token: Hashable, now: float) -> None:
         """A static member was started again: it takes the old one's position under a new id."""
         self._refuse(old, ErrorCode.fenced_instance_id)
-        member = Member.made(ask.new_id, ask, now)
+        member = ConsumerMember.made(ask.new_id, ask, now)
         member.assignment, member.must_sync = old.assignment, old.must_sync
         self._by(member.deadline)
         self.members.replace(old, member)
@@ -172,7 +174,7 @@ class Group:
                 members=self.members.seen(self.protocol) if leads else (),
                 skip=leads,
             )
-            self._replaced[self._store(stable=True)] = Answer(token, joined)
+            self._replaced[self._store(stable=True)] = GroupAnswer(token, joined)
             return
         member.join = token
         self._rebalance(now)
@@ -252,7 +254,7 @@ class Group:
                 member.join, member.knows_id = None, True
                 member.deadline = self._by(now + member.session)
 
-    def _joined(self, member: Member) -> Joined:
+    def _joined(self, member: ConsumerMember) -> Joined:
         leads = member.id == self.leader
         return Joined(
             ErrorCode.none,
@@ -301,7 +303,7 @@ class Group:
         preparing = self.state is GroupState.PREPARING
         return ErrorCode.rebalance_in_progress if preparing else ErrorCode.none
 
-    def _synced(self, member: Member) -> Synced:
+    def _synced(self, member: ConsumerMember) -> Synced:
         return Synced(ErrorCode.none, self.protocol_type, self.protocol, member.assignment)
 
     def _settle(self, assignments: Mapping[str, bytes], now: float) -> None:
@@ -450,19 +452,19 @@ class Group:
 
     # -- parts ----------------------------------------------------------------------------
 
-    def _remove(self, members: list[Member], now: float) -> None:
+    def _remove(self, members: list[ConsumerMember], now: float) -> None:
         for member in members:
             self._refuse(member, ErrorCode.unknown_member_id)
             self._forget(member)
         if members:
             self._rebalance(now)
 
-    def _forget(self, member: Member) -> None:
+    def _forget(self, member: ConsumerMember) -> None:
         self.members.remove(member)
         if self.leader == member.id:
             self.leader = None
 
-    def _refuse(self, member: Member, error: ErrorCode) -> None:
+    def _refuse(self, member: ConsumerMember, error: ErrorCode) -> None:
         if member.join is not None:
             self._answer(member.join, Joined(error, ""))
         if member.sync is not None:
@@ -470,11 +472,11 @@ class Group:
         member.join = member.sync = None
 
     def _answer(self, token: Hashable, result: Joined | Synced) -> None:
-        self._effects.append(Answer(token, result))
+        self._effects.append(GroupAnswer(token, result))
 
     def _store(self, *, stable: bool, assignments: Mapping[str, bytes] | None = None) -> int:
         self._number += 1
-        record = GroupRecord(
+        record = StoredGroup(
             self.generation,
             self.protocol_type,
             self.protocol,

@@ -7,8 +7,8 @@ from typing import Any, Final
 
 from millstream.gateways.kafka.calls import Call, Handler
 from millstream.gateways.kafka.coordinator import Coordinator
-from millstream.gateways.kafka.group import Group
-from millstream.gateways.kafka.group_members import GroupState, Member
+from millstream.gateways.kafka.group import ConsumerGroup
+from millstream.gateways.kafka.group_members import ConsumerMember, GroupState
 from millstream.gateways.kafka.offset_calls import may_join
 from millstream.gateways.kafka.protocol import Api, ErrorCode
 
@@ -85,7 +85,7 @@ class GroupAdminCalls:
         return {"results": results}
 
 
-def _member(group: Group, member: Member) -> dict[str, Any]:
+def _member(group: ConsumerGroup, member: ConsumerMember) -> dict[str, Any]:
     stable = group.state is GroupState.STABLE
     return {
         "member_id": member.id,

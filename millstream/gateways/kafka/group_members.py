@@ -15,20 +15,20 @@ from millstream.gateways.kafka.protocol import ErrorCode
 __all__ = [
     "CONSUMER",
     "ID_BYTES_MAX",
-    "Answer",
     "Caller",
+    "ConsumerMember",
     "Effect",
-    "GroupLimits",
-    "GroupRecord",
+    "GroupAnswer",
+    "GroupBounds",
     "GroupState",
     "JoinAsk",
     "Joined",
     "JoinedMember",
-    "Member",
-    "MemberRecord",
     "PauseWatch",
     "Protocol",
     "Store",
+    "StoredGroup",
+    "StoredMember",
     "SyncAsk",
     "Synced",
     "common_protocols",
@@ -56,11 +56,13 @@ class GroupState(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class GroupLimits:
+class GroupBounds:
     """What a group may be; times in seconds."""
 
-    # How long the first members of an empty group wait for others. Kafka waits 3 s.
-    initial_delay: float = 0.2
+    # How long the first members of an empty group wait for others; Kafka's 3 s make everybody
+    # wait. Longer than one `poll` of kafka-python it must not be: that forgets a join which ends
+    # after it, and joins again, which for a leader means that all others have to as well.
+    initial_delay: float = 0.05
     min_session: float = 6.0
     max_session: float = 1800.0
     max_groups: int = 10_000
@@ -143,7 +145,7 @@ class Synced(NamedTuple):
 
 
 @dataclass(slots=True)
-class Member:
+class ConsumerMember:
     """A member of a group, and the requests of it that wait."""
 
     id: str
@@ -161,7 +163,7 @@ class Member:
     must_sync: bool = False
 
     @classmethod
-    def made(cls, member_id: str, ask: JoinAsk, now: float) -> Member:
+    def made(cls, member_id: str, ask: JoinAsk, now: float) -> ConsumerMember:
         """The member that asks, under an id."""
         return cls(
             member_id,
@@ -176,7 +178,7 @@ class Member:
         )
 
     @classmethod
-    def restored(cls, record: MemberRecord, now: float) -> Member:
+    def restored(cls, record: StoredMember, now: float) -> ConsumerMember:
         """A member as it was stored."""
         return cls(
             record.id,
@@ -191,9 +193,9 @@ class Member:
             knows_id=True,
         )
 
-    def record(self, assignment: bytes) -> MemberRecord:
+    def record(self, assignment: bytes) -> StoredMember:
         """The member, to be stored."""
-        return MemberRecord(
+        return StoredMember(
             self.id,
             self.client_id,
             self.client_host,
@@ -224,7 +226,7 @@ class Member:
         self.protocols = ask.protocols
 
 
-class MemberRecord(msgspec.Struct, frozen=True, omit_defaults=True):
+class StoredMember(msgspec.Struct, frozen=True, omit_defaults=True):
     """A member, stored."""
 
     id: str
@@ -237,7 +239,7 @@ class MemberRecord(msgspec.Struct, frozen=True, omit_defaults=True):
     instance: str | None = None
 
 
-class GroupRecord(msgspec.Struct, frozen=True, omit_defaults=True):
+class StoredGroup(msgspec.Struct, frozen=True, omit_defaults=True):
     """A group, stored: enough for its members to continue with another process."""
 
     generation: int = 0
@@ -245,11 +247,11 @@ class GroupRecord(msgspec.Struct, frozen=True, omit_defaults=True):
     protocol: str | None = None
     leader: str | None = None
     stable: bool = False
-    members: list[MemberRecord] = []
+    members: list[StoredMember] = []
     empty_since_ms: int = 0  # by the wall clock; 0: it has members, or never had any
 
 
-class Answer(NamedTuple):
+class GroupAnswer(NamedTuple):
     """The answer to a request that waits."""
 
     token: Hashable
@@ -257,13 +259,13 @@ class Answer(NamedTuple):
 
 
 class Store(NamedTuple):
-    """A record to store; `Group.stored` is called with the number afterwards."""
+    """A record to store; `ConsumerGroup.stored` is called with the number afterwards."""
 
     number: int
-    record: GroupRecord
+    record: StoredGroup
 
 
-Effect = Answer | Store
+Effect = GroupAnswer | Store
 
 
 class PauseWatch:
@@ -291,7 +293,7 @@ class PauseWatch:
         self._last = None
 
 
-def join_refusal(ask: JoinAsk, limits: GroupLimits) -> ErrorCode:
+def join_refusal(ask: JoinAsk, limits: GroupBounds) -> ErrorCode:
     """Why a join is refused whatever the group is; `none` if it is not."""
     if not limits.min_session <= ask.session <= limits.max_session:
         return ErrorCode.invalid_session_timeout
@@ -305,13 +307,13 @@ def join_refusal(ask: JoinAsk, limits: GroupLimits) -> ErrorCode:
     return ErrorCode.none
 
 
-def common_protocols(members: Iterable[Member]) -> set[str]:
+def common_protocols(members: Iterable[ConsumerMember]) -> set[str]:
     """The names of the protocols that all members know."""
     names = [{protocol.name for protocol in member.protocols} for member in members]
     return set.intersection(*names) if names else set()
 
 
-def voted_protocol(members: Sequence[Member]) -> str:
+def voted_protocol(members: Sequence[ConsumerMember]) -> str:
     """The protocol of a generation: each member votes for its first that all know."""
     common = common_protocols(members)
     votes: dict[str, int] = {}

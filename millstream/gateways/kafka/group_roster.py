@@ -7,11 +7,11 @@ from collections.abc import Iterator, Mapping
 from millstream.gateways.kafka.group_members import (
     CONSUMER,
     Caller,
-    GroupLimits,
+    ConsumerMember,
+    GroupBounds,
     JoinAsk,
     JoinedMember,
-    Member,
-    MemberRecord,
+    StoredMember,
     common_protocols,
     join_refusal,
     same_topics,
@@ -26,23 +26,23 @@ __all__ = ["Roster"]
 class Roster:
     """The members of a group, in the order in which they came."""
 
-    def __init__(self, limits: GroupLimits, records: list[MemberRecord], now: float) -> None:
+    def __init__(self, limits: GroupBounds, records: list[StoredMember], now: float) -> None:
         self.pending: dict[str, float] = {}  # ids given to clients that are to join with them
         self._limits = limits
-        self._members = {one.id: Member.restored(one, now) for one in records}
+        self._members = {one.id: ConsumerMember.restored(one, now) for one in records}
         self._statics = {m.instance: m.id for m in self if m.instance is not None}
 
-    def __iter__(self) -> Iterator[Member]:
+    def __iter__(self) -> Iterator[ConsumerMember]:
         """All members; they may be removed meanwhile."""
         return iter(list(self._members.values()))
 
     def __len__(self) -> int:
         return len(self._members)
 
-    def __getitem__(self, member_id: str) -> Member:
+    def __getitem__(self, member_id: str) -> ConsumerMember:
         return self._members[member_id]
 
-    def static(self, instance: str) -> Member | None:
+    def static(self, instance: str) -> ConsumerMember | None:
         """The static member of this name."""
         return self._members.get(self._statics.get(instance, ""))
 
@@ -69,7 +69,7 @@ class Roster:
             for one in self._members.values()
         )
 
-    def records(self, assignments: Mapping[str, bytes] | None) -> list[MemberRecord]:
+    def records(self, assignments: Mapping[str, bytes] | None) -> list[StoredMember]:
         """The members, to be stored; with other assignments than they have, if given."""
         return [
             one.record(one.assignment if assignments is None else assignments.get(one.id, b""))
@@ -128,26 +128,28 @@ class Roster:
 
     # -- who comes and goes ---------------------------------------------------------------
 
-    def add(self, member: Member) -> None:
+    def add(self, member: ConsumerMember) -> None:
         """A new member."""
         self._members[member.id] = member
         if member.instance is not None:
             self._statics[member.instance] = member.id
 
-    def replace(self, old: Member, new: Member) -> None:
+    def replace(self, old: ConsumerMember, new: ConsumerMember) -> None:
         """A static member has another id; its position in the order stays."""
         order = [new if one is old else one for one in self._members.values()]
         self._members = {one.id: one for one in order}
         if new.instance is not None:
             self._statics[new.instance] = new.id
 
-    def may_stay(self, old: Member, new: Member, kind: str, protocol: str | None) -> bool:
+    def may_stay(
+        self, old: ConsumerMember, new: ConsumerMember, kind: str, protocol: str | None
+    ) -> bool:
         """Whether the others need not know that a static member was replaced."""
         if self.vote() != protocol:
             return False
         return kind != CONSUMER or same_topics(old.protocols, new.protocols)
 
-    def remove(self, member: Member) -> None:
+    def remove(self, member: ConsumerMember) -> None:
         """It is no member any more."""
         del self._members[member.id]
         if member.instance is not None:

@@ -17,16 +17,16 @@ from typing import Final, NamedTuple
 import msgspec
 
 from millstream.errors import DataLoss, WrongSequence
-from millstream.gateways.kafka.group_members import GroupRecord
+from millstream.gateways.kafka.group_members import StoredGroup
 from millstream.mill import Mill
 from millstream.tables import Entry, Table
 
 __all__ = [
     "GROUPS_TABLE",
     "Committed",
-    "GroupStore",
+    "GroupTable",
+    "GroupTakenOver",
     "KeptGroup",
-    "Overtaken",
     "TopicPartition",
 ]
 
@@ -42,11 +42,11 @@ _Entry = tuple[int, int, int, str, int]  # partition, offset, leader epoch, note
 _Row = list[tuple[str, bytes, list[_Entry]]]  # of a topic: name, id, entries
 
 _encode = msgspec.msgpack.Encoder().encode
-_decode_record = msgspec.msgpack.Decoder(GroupRecord).decode
+_decode_record = msgspec.msgpack.Decoder(StoredGroup).decode
 _decode_row = msgspec.msgpack.Decoder(_Row).decode
 
 
-class Overtaken(Exception):
+class GroupTakenOver(Exception):
     """Another process has written the group since this one read it."""
 
 
@@ -81,7 +81,7 @@ class _Key:
         return bool(self._revision) or bool(self._tried)
 
     async def put(self, table: Table, value: bytes | None) -> None:
-        """Replace the value, or delete the key; Overtaken: it is not as this process left it."""
+        """Replace the value, or delete the key; GroupTakenOver: another process wrote it."""
         if self._revision is None or self._tried:
             await self._look(table)
         for attempt in range(_ATTEMPTS):
@@ -103,14 +103,14 @@ class _Key:
             return
 
     async def _look(self, table: Table) -> None:
-        """Learn the latest revision; Overtaken if it is neither known nor one that was tried."""
+        """Learn the latest revision; GroupTakenOver if this process did not write it."""
         event = await table.topic.last(self.key)
         revision = 0 if event is None else event.offset
         if revision == self._revision:
             return
         value = None if event is None or event.value is None else bytes(event.value)
         if value not in self._tried and not (self._revision is None and value is None):
-            raise Overtaken(self.key)
+            raise GroupTakenOver(self.key)
         self._revision = revision
 
 
@@ -137,7 +137,7 @@ class _Batch:
     """What is written together."""
 
     done: asyncio.Future[None]
-    record: GroupRecord | None = None
+    record: StoredGroup | None = None
     changes: dict[TopicPartition, Committed | None] = field(default_factory=dict)
     delete: bool = False
 
@@ -147,7 +147,7 @@ class KeptGroup:
 
     def __init__(self, name: str, table: Callable[[], Table]) -> None:
         self.name = name
-        self.record = GroupRecord()
+        self.record = StoredGroup()
         self.offsets: dict[TopicPartition, Committed] = {}
         self._table = table
         self._key = _Key(f"g/{name}")
@@ -201,7 +201,7 @@ class KeptGroup:
         batch.changes.update(changes)
         return asyncio.shield(batch.done)
 
-    def put(self, record: GroupRecord) -> Awaitable[None]:
+    def put(self, record: StoredGroup) -> Awaitable[None]:
         """Replace the record; to be awaited until it, or a later one, is stored."""
         batch = self._batch()
         batch.record = record
@@ -252,11 +252,11 @@ class KeptGroup:
         found = await asyncio.gather(*writes, return_exceptions=True)
         errors = [one for one in found if isinstance(one, BaseException)]
         if errors:
-            raise next((one for one in errors if isinstance(one, Overtaken)), errors[0])
+            raise next((one for one in errors if isinstance(one, GroupTakenOver)), errors[0])
         if batch.delete:
             await self._write_nothing(table)
 
-    async def _write_record(self, table: Table, record: GroupRecord) -> None:
+    async def _write_record(self, table: Table, record: StoredGroup) -> None:
         await self._key.put(table, _encode(record))
         self.record = record
 
@@ -278,7 +278,7 @@ class KeptGroup:
         if self._key.is_stored:
             await self._key.put(table, None)
             self._key = _Key(self._key.key)
-        self.record, self.offsets, self._rows, self._row_of = GroupRecord(), {}, [], {}
+        self.record, self.offsets, self._rows, self._row_of = StoredGroup(), {}, [], {}
 
     def _planned(
         self, changes: Mapping[TopicPartition, Committed | None]
@@ -303,7 +303,7 @@ class KeptGroup:
         return [(self._rows[number], found) for number, found in plan.items()]
 
 
-class GroupStore:
+class GroupTable:
     """The table of all groups."""
 
     def __init__(self, mill: Mill, name: str = GROUPS_TABLE) -> None:

@@ -152,7 +152,7 @@ class TopicCalls:
         return await side_by_side(answer, wanted)
 
     async def _created(self, access: Access, name: str, create: bool) -> KafkaTopic:
-        """A topic that does not exist: TopicRefused, unless it is to be created."""
+        """What was not found: TopicRefused, also if it is created; a topic made meanwhile."""
         try:
             topic_name = topic_name_of(name)
         except BadName as error:
@@ -166,19 +166,19 @@ class TopicCalls:
         base = TopicSettings(partitions=self._settings.default_partitions)
         settings = new_settings(base, {}, self._settings.max_frame)
         try:
-            topic = await self._catalog.create(name, settings)
+            await self._catalog.create(name, settings)
         except TopicRefused as refused:
             if refused.code is not ErrorCode.topic_already_exists:
                 _log.warning("topic '%s' was not created: %s", name, refused.text)
                 raise
-            topic = await self._catalog.find(name)  # somebody else was faster
-            if topic is None:
-                _log.warning("%s", refused.text)
-                code = ErrorCode.invalid_topic_exception
-                raise TopicRefused(code, refused.text) from refused
-        if topic is None:
-            raise TopicRefused(ErrorCode.unknown_topic_or_partition, "")
-        return topic
+            topic = await self._catalog.find(name)
+            if topic is not None:
+                return topic  # somebody else was faster
+            _log.warning("%s", refused.text)
+            raise TopicRefused(ErrorCode.invalid_topic_exception, refused.text) from refused
+        # As Kafka does: clients ask again at once, and those that only describe a topic learn that
+        # there was none.
+        raise TopicRefused(ErrorCode.unknown_topic_or_partition, "")
 
     def _described(
         self, access: Access, topic: KafkaTopic, with_operations: bool

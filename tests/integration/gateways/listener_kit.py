@@ -111,6 +111,11 @@ class Client:
         except (asyncio.IncompleteReadError, ConnectionError):
             return b""
 
+    def pause(self) -> None:
+        """Read nothing more from the socket."""
+        transport: Any = self.writer.transport
+        transport.pause_reading()
+
     async def ask(self, request: bytes) -> bytes:
         self.send(request)
         return await self.read()

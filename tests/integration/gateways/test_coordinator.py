@@ -14,13 +14,13 @@ import millstream
 from millstream import Mill
 from millstream.errors import MillstreamError
 from millstream.gateways.kafka.coordinator import Coordinator, now_ms
-from millstream.gateways.kafka.group_members import GroupLimits, GroupState
-from millstream.gateways.kafka.group_store import GroupStore
+from millstream.gateways.kafka.group_members import GroupBounds, GroupState
+from millstream.gateways.kafka.group_store import GroupTable
 from millstream.gateways.kafka.protocol import Api
 from millstream.tables import Table
 from tests.integration.gateways.group_wire import FakeCatalog, Wire
 
-WEEK = GroupLimits().offsets_retention
+WEEK = GroupBounds().offsets_retention
 
 
 class Clock:
@@ -54,7 +54,7 @@ class Gateways:
 
     async def start(self, clock: Callable[[], float] | None = None) -> Wire:
         """Another gateway. Those before are not stopped: as if they were killed, or paused."""
-        limits = GroupLimits(initial_delay=0, min_session=0.1)
+        limits = GroupBounds(initial_delay=0, min_session=0.1)
         coordinator = Coordinator(self._mill, limits, clock or self.clock)
         await coordinator.start()
         self.running.append(coordinator)
@@ -242,7 +242,7 @@ async def test_offsets_of_groups_that_nobody_uses_expire(gateways: Gateways, mil
     await coordinator.clean(now_ms() + int(WEEK * 1000) + 1)
     assert await names() == {"used"}
     assert await wire.fetch(group="used") == {("t", 0): 1}
-    store = GroupStore(mill)
+    store = GroupTable(mill)
     await store.start()
     assert set(await store.load_all()) == {"used"}
 

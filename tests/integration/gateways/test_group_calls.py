@@ -10,12 +10,12 @@ import pytest
 import millstream
 from millstream import Mill
 from millstream.gateways.kafka.coordinator import Coordinator
-from millstream.gateways.kafka.group_members import GroupLimits
-from millstream.gateways.kafka.group_store import GroupStore, TopicPartition
+from millstream.gateways.kafka.group_members import GroupBounds
+from millstream.gateways.kafka.group_store import GroupTable, TopicPartition
 from millstream.gateways.kafka.protocol import VERSIONS, Api
 from tests.integration.gateways.group_wire import NODE, FakeCatalog, Wire, access
 
-LIMITS = GroupLimits(initial_delay=0.01)
+LIMITS = GroupBounds(initial_delay=0.01)
 
 
 def versions(api: Api) -> range:
@@ -143,7 +143,7 @@ async def test_a_client_whose_connection_is_lost_does_not_stay(
 
 
 async def test_members_and_groups_are_limited(mill: Mill, catalog: FakeCatalog) -> None:
-    coordinator = Coordinator(mill, GroupLimits(initial_delay=0, max_groups=1))
+    coordinator = Coordinator(mill, GroupBounds(initial_delay=0, max_groups=1))
     await coordinator.start()
     wire = Wire(coordinator, catalog)
     await wire.member("one")
@@ -200,7 +200,7 @@ async def test_what_a_client_keeps_with_an_offset_is_kept(wire: Wire) -> None:
 
 async def test_an_answered_commit_is_stored(wire: Wire, mill: Mill) -> None:
     await wire.commit({("t", 0): 5})
-    store = GroupStore(mill)
+    store = GroupTable(mill)
     await store.start()
     assert (await store.load("g")).offsets[TopicPartition("t", 0)].offset == 5
 
@@ -322,7 +322,7 @@ async def test_groups_without_members_are_deleted(wire: Wire, version: int, mill
     await wire(Api.LEAVE_GROUP, group_id="g", members=[{"member_id": joined.member_id}])
     assert await deleted("g") == ["none"]
     assert not (await wire(Api.LIST_GROUPS)).groups
-    store = GroupStore(mill)
+    store = GroupTable(mill)
     await store.start()
     assert await store.load_all() == {}
     again = await wire.member()

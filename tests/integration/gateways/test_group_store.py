@@ -10,25 +10,25 @@ import pytest
 import millstream
 from millstream import Mill
 from millstream.errors import DataLoss, MillstreamError
-from millstream.gateways.kafka.group_members import GroupRecord, MemberRecord
+from millstream.gateways.kafka.group_members import StoredGroup, StoredMember
 from millstream.gateways.kafka.group_store import (
     GROUPS_TABLE,
     ROW_SIZE,
     Committed,
-    GroupStore,
-    Overtaken,
+    GroupTable,
+    GroupTakenOver,
     TopicPartition,
 )
 from millstream.tables import Table
 
 ID = b"i" * 16
-RECORD = GroupRecord(
+RECORD = StoredGroup(
     3,
     "consumer",
     "range",
     "m1",
     True,
-    [MemberRecord("m1", "c", "/h", 10.0, 60.0, [("range", b"\0")], b"all", "static")],
+    [StoredMember("m1", "c", "/h", 10.0, 60.0, [("range", b"\0")], b"all", "static")],
 )
 
 
@@ -39,13 +39,13 @@ async def mill(millstream_url: str) -> AsyncIterator[Mill]:
 
 
 @pytest.fixture
-async def store(mill: Mill) -> GroupStore:
+async def store(mill: Mill) -> GroupTable:
     return await opened(mill)
 
 
-async def opened(mill: Mill) -> GroupStore:
+async def opened(mill: Mill) -> GroupTable:
     """A store as another process has it."""
-    store = GroupStore(mill)
+    store = GroupTable(mill)
     await store.start()
     return store
 
@@ -61,7 +61,7 @@ def part(number: int, topic: str = "t") -> TopicPartition:
     return TopicPartition(topic, number)
 
 
-async def test_what_was_kept_is_loaded_by_another_process(mill: Mill, store: GroupStore) -> None:
+async def test_what_was_kept_is_loaded_by_another_process(mill: Mill, store: GroupTable) -> None:
     name = "a group/with. odd = characters 群"
     kept = store.new(name)
     offset = Committed(42, 7, "a note", 1_750_000_000_000, ID)
@@ -73,13 +73,13 @@ async def test_what_was_kept_is_loaded_by_another_process(mill: Mill, store: Gro
     assert found[name].record == RECORD
     assert found[name].offsets == {part(0): offset, part(1): offset._replace(offset=1)}
     assert found["other"].offsets == {part(0): Committed(9)}
-    assert found["other"].record == GroupRecord()
+    assert found["other"].record == StoredGroup()
     one = await store.load(name)
     assert (one.record, one.offsets) == (RECORD, found[name].offsets)
     assert (await store.load("nobody")).offsets == {}
 
 
-async def test_offsets_are_seen_once_they_are_stored(store: GroupStore) -> None:
+async def test_offsets_are_seen_once_they_are_stored(store: GroupTable) -> None:
     kept = store.new("g")
     waiting = kept.commit({part(0): Committed(1)})
     assert kept.offsets == {}
@@ -90,7 +90,7 @@ async def test_offsets_are_seen_once_they_are_stored(store: GroupStore) -> None:
     assert (await store.load("g")).offsets == {part(1): Committed(2)}
 
 
-async def test_commits_at_the_same_time_are_few_writes(mill: Mill, store: GroupStore) -> None:
+async def test_commits_at_the_same_time_are_few_writes(mill: Mill, store: GroupTable) -> None:
     kept = store.new("g")
     await kept.commit({part(0): Committed(0)})
     before = await messages(mill)
@@ -102,7 +102,7 @@ async def test_commits_at_the_same_time_are_few_writes(mill: Mill, store: GroupS
     assert (await store.load("g")).offsets == {part(n): Committed(490 + n) for n in range(10)}
 
 
-async def test_many_offsets_are_in_several_rows(mill: Mill, store: GroupStore) -> None:
+async def test_many_offsets_are_in_several_rows(mill: Mill, store: GroupTable) -> None:
     kept = store.new("g")
     count = 3 * ROW_SIZE + 5
     await kept.commit({part(n): Committed(n) for n in range(count)})
@@ -118,7 +118,7 @@ async def test_many_offsets_are_in_several_rows(mill: Mill, store: GroupStore) -
 
 
 async def test_a_group_that_is_deleted_is_gone_and_can_be_made_again(
-    mill: Mill, store: GroupStore
+    mill: Mill, store: GroupTable
 ) -> None:
     kept = store.new("g")
     await kept.put(RECORD)
@@ -134,29 +134,29 @@ async def test_a_group_that_is_deleted_is_gone_and_can_be_made_again(
 
 
 async def test_a_process_that_was_overtaken_overwrites_nothing(
-    mill: Mill, store: GroupStore
+    mill: Mill, store: GroupTable
 ) -> None:
     stale = store.new("g")
     await stale.put(RECORD)
     await stale.commit({part(0): Committed(1)})
     fresh = await (await opened(mill)).load("g")
     await fresh.commit({part(0): Committed(2)})
-    await fresh.put(GroupRecord(4))
-    with pytest.raises(Overtaken):
+    await fresh.put(StoredGroup(4))
+    with pytest.raises(GroupTakenOver):
         await stale.commit({part(0): Committed(1)})
-    with pytest.raises(Overtaken):
+    with pytest.raises(GroupTakenOver):
         await stale.put(RECORD)
-    with pytest.raises(Overtaken):
+    with pytest.raises(GroupTakenOver):
         await stale.delete()
-    with pytest.raises(Overtaken):
+    with pytest.raises(GroupTakenOver):
         await store.new("g").commit({part(0): Committed(7)})
     found = await store.load("g")
-    assert (found.record, found.offsets) == (GroupRecord(4), {part(0): Committed(2)})
+    assert (found.record, found.offsets) == (StoredGroup(4), {part(0): Committed(2)})
     await found.commit({part(0): Committed(3)})
 
 
 async def test_a_write_of_which_it_is_unknown_if_it_was_stored_is_found_out(
-    store: GroupStore, monkeypatch: pytest.MonkeyPatch
+    store: GroupTable, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     kept = store.new("g")
     await kept.commit({part(0): Committed(1)})
@@ -181,7 +181,7 @@ async def test_a_write_of_which_it_is_unknown_if_it_was_stored_is_found_out(
 
 
 async def test_a_request_that_arrives_late_does_not_overtake_its_own_process(
-    store: GroupStore, monkeypatch: pytest.MonkeyPatch
+    store: GroupTable, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     kept = store.new("g")
     await kept.commit({part(0): Committed(1)})
@@ -203,7 +203,7 @@ async def test_a_request_that_arrives_late_does_not_overtake_its_own_process(
     assert (await store.load("g")).offsets == {part(0): Committed(3)}
 
 
-async def test_those_who_wait_may_go_away(store: GroupStore) -> None:
+async def test_those_who_wait_may_go_away(store: GroupTable) -> None:
     kept = store.new("g")
     waiting = asyncio.ensure_future(kept.commit({part(0): Committed(1)}))
     await asyncio.sleep(0)
@@ -212,7 +212,7 @@ async def test_those_who_wait_may_go_away(store: GroupStore) -> None:
     assert kept.offsets == {part(0): Committed(1)}
 
 
-async def test_a_damaged_value_is_named(mill: Mill, store: GroupStore) -> None:
+async def test_a_damaged_value_is_named(mill: Mill, store: GroupTable) -> None:
     table = await mill.table(GROUPS_TABLE)
     await table.put("o/0/g", b"\xff?")
     with pytest.raises(DataLoss, match="'o/0/g' of table 'kafka-groups'"):

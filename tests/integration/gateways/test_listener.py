@@ -19,6 +19,7 @@ from millstream.gateways import listener as listener_module
 from millstream.gateways.framed import REQUEST_COST
 from millstream.gateways.listener import Listener
 from millstream.gateways.overload import Closed, Refused
+from tests.certificates import make_certificate
 from tests.integration.gateways.listener_kit import (
     KIB,
     MIB,

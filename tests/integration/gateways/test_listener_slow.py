@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import struct
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
 from millstream.gateways import listener as listener_module
-from millstream.gateways.framed import REQUEST_COST
+from millstream.gateways.framed import REQUEST_COST, UNSENT_MAX
 from millstream.gateways.overload import Closed, Refused
+from tests.certificates import make_certificate
 from tests.integration.gateways.listener_kit import (
     KIB,
     MIB,
@@ -165,9 +167,10 @@ async def test_answers_that_a_client_with_tls_does_not_read_count(certificate: P
     toy = Toy()
     context = await trusting(certificate)
     async with listening(toy, **tls_of(certificate)) as one, client_of(one, context) as client:
-        client.writer.transport.pause_reading()
+        client.pause()
         client.send(b"x" * 12 * MIB)  # more than the sockets take
-        await until(lambda: one._shared.budget.used > 4 * MIB)
+        await until(lambda: one._shared.unsent)
+        assert one._shared.budget.used
         await later(one, 31, lambda: one.books.closed[Closed.NOT_READING])
         assert one._shared.budget.used == 0
 
@@ -182,8 +185,8 @@ async def test_a_handshake_that_does_not_end_is_not_waited_for(
                 client.writer.write(part)
                 while await client.reader.read(KIB):
                     pass
-            await until(lambda number=number: one.books.refused[Refused.TLS] == number)
-            assert not one.connections
+            await until(lambda: not one.connections)
+            assert one.books.refused[Refused.TLS] == number
 
 
 async def test_handshakes_count_as_connections_and_end_when_it_stops(certificate: Path) -> None:

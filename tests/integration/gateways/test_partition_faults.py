@@ -32,7 +32,7 @@ from tests.unit.gateways.kafka_batches import MemoryRecords, Row, batch_of, head
 
 _names = itertools.count()
 TIME = 1_700_000_000_000
-PATIENCE = 60.0  # of a test; nothing here waits that long unless it is broken
+PATIENCE = 15.0  # of a test; nothing here waits that long unless it is broken
 AGAIN = {ErrorCode.kafka_storage_error, ErrorCode.not_leader_or_follower}
 
 

@@ -64,6 +64,10 @@ async def test_metadata_in_every_version(kafka: Kafka, native: Mill, version: in
 async def test_a_topic_is_created_when_it_is_asked_for(make: MakeKafka, native: Mill) -> None:
     kafka = make()
     topics = await asyncio.gather(*(kafka.topic("new.one") for _ in range(10)))
+    # The one that created it is answered as by Kafka, and asks again.
+    unknown = [one for one in topics if one.error_code == ErrorCode.unknown_topic_or_partition]
+    assert len(unknown) == 1
+    topics = [one for one in topics if one is not unknown[0]] + [await kafka.topic("new.one")]
     assert {one.error_code for one in topics} == {ErrorCode.none}
     assert {len(one.partitions) for one in topics} == {2}
     assert (await native.topic("new_one")).settings.kafka_name == "new.one"

@@ -8,18 +8,18 @@ from collections import deque
 from collections.abc import Hashable, Mapping, Sequence
 from typing import Any
 
-from millstream.gateways.kafka.group import Group
+from millstream.gateways.kafka.group import ConsumerGroup
 from millstream.gateways.kafka.group_members import (
     CONSUMER,
-    Answer,
     Caller,
-    GroupLimits,
-    GroupRecord,
+    GroupAnswer,
+    GroupBounds,
     GroupState,
     JoinAsk,
     Joined,
     Protocol,
     Store,
+    StoredGroup,
     SyncAsk,
     Synced,
 )
@@ -29,7 +29,7 @@ __all__ = ["QUICK", "RANGE", "REBALANCE", "SESSION", "Sim", "subscription"]
 
 SESSION = 10.0
 REBALANCE = 60.0
-QUICK = GroupLimits(initial_delay=0)
+QUICK = GroupBounds(initial_delay=0)
 
 
 def subscription(*topics: str, more: bytes = b"") -> bytes:
@@ -46,20 +46,20 @@ RANGE = (Protocol("range", subscription("t")),)
 class Sim:
     """A group, its time, and what it wanted done."""
 
-    def __init__(self, limits: GroupLimits = QUICK, record: GroupRecord | None = None) -> None:
+    def __init__(self, limits: GroupBounds = QUICK, record: StoredGroup | None = None) -> None:
         self.now = 100.0
-        self.group = Group(limits, record, self.now)
+        self.group = ConsumerGroup(limits, record, self.now)
         self.answers: dict[Hashable, Any] = {}
         self.stores: deque[Store] = deque()
         self.keeps = True  # whether records are stored at once
-        self.kept = record or GroupRecord()
+        self.kept = record or StoredGroup()
         self._tokens = itertools.count()
         self._ids = itertools.count(1)
 
     def run(self) -> None:
         while effects := self.group.take():
             for effect in effects:
-                if isinstance(effect, Answer):
+                if isinstance(effect, GroupAnswer):
                     assert effect.token not in self.answers, "a request is answered once"
                     self.answers[effect.token] = effect.result
                 else:

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from millstream.gateways.kafka.group_members import (
     Caller,
-    GroupLimits,
+    GroupBounds,
     GroupState,
     PauseWatch,
     Protocol,
@@ -82,7 +82,7 @@ def test_a_rebalance_waits_for_clients_that_were_given_an_id(sim: Sim) -> None:
 
 
 def test_members_that_start_together_are_together_from_the_first_generation() -> None:
-    sim = Sim(GroupLimits(initial_delay=0.2))
+    sim = Sim(GroupBounds(initial_delay=0.2))
     tokens = [sim.join()]
     sim.wait(0.15)
     tokens.append(sim.join())
@@ -93,7 +93,7 @@ def test_members_that_start_together_are_together_from_the_first_generation() ->
 
 
 def test_the_wait_for_the_first_members_ends(sim: Sim) -> None:
-    sim = Sim(GroupLimits(initial_delay=0.2))
+    sim = Sim(GroupBounds(initial_delay=0.2))
     tokens = []
     for _ in range(20):
         tokens.append(sim.join(rebalance=1.0))
@@ -155,22 +155,22 @@ def test_an_id_that_nobody_has_is_unknown(sim: Sim) -> None:
 
 def test_a_group_has_no_more_members_and_bytes_than_allowed() -> None:
     full = ErrorCode.group_max_size_reached
-    sim = Sim(GroupLimits(initial_delay=0, max_members=2))
+    sim = Sim(GroupBounds(initial_delay=0, max_members=2))
     one, _ = sim.formed(2)
     assert sim.joined(sim.join()).error is full
     assert sim.joined(sim.join(requires_id=True)).error is full
     assert sim.group.state is GroupState.STABLE
     assert sim.beat(one) is ErrorCode.none
-    sim = Sim(GroupLimits(initial_delay=0, max_group_bytes=1000))
+    sim = Sim(GroupBounds(initial_delay=0, max_group_bytes=1000))
     assert sim.joined(sim.join(protocols=(Protocol("range", b"x" * 1001),))).error is full
     assert sim.joined(sim.join(protocols=(Protocol("range", b"x" * 900),))).error is ErrorCode.none
     assert sim.joined(sim.join(protocols=(Protocol("range", b"x" * 200),))).error is full
-    sim = Sim(GroupLimits(initial_delay=0, max_member_bytes=10))
+    sim = Sim(GroupBounds(initial_delay=0, max_member_bytes=10))
     assert sim.joined(sim.join()).error is ErrorCode.invalid_request
 
 
 def test_assignments_that_are_too_large_are_refused() -> None:
-    sim = Sim(GroupLimits(initial_delay=0, max_group_bytes=100))
+    sim = Sim(GroupBounds(initial_delay=0, max_group_bytes=100))
     joined = sim.joined(sim.join())
     synced = sim.synced(sim.sync(joined, {joined.member_id: b"x" * 101}))
     assert synced.error is ErrorCode.message_too_large
@@ -300,7 +300,7 @@ def test_a_static_leader_that_comes_back_is_not_asked_to_assign(sim: Sim) -> Non
     assert len(newer.members) == 1
 
 
-def test_a_static_member_is_told_its_new_id_once_that_is_stored(sim: Sim) -> None:
+def test_a_static_member_gets_its_new_id_once_that_is_stored(sim: Sim) -> None:
     sim.settle([sim.join(instance="a")])
     sim.keeps = False
     token = sim.join(instance="a")

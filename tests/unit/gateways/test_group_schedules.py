@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from millstream.gateways.kafka.group_members import GroupLimits, GroupState, Joined
+from millstream.gateways.kafka.group_members import GroupBounds, GroupState, Joined
 from millstream.gateways.kafka.protocol import ErrorCode
 from tests.unit.gateways.group_sim import Sim
 
@@ -86,7 +86,7 @@ def check(sim: Sim, seen: dict[int, str]) -> None:
 def test_any_schedule_ends_with_a_stable_group(seed: int) -> None:
     chance = random.Random(seed)
     delay = chance.choice([0.0, 0.5])
-    sim = Sim(GroupLimits(initial_delay=delay))
+    sim = Sim(GroupBounds(initial_delay=delay))
     people = [
         Person(sim, f"s{number}" if chance.random() < 0.4 else None, chance)
         for number in range(chance.randint(1, 5))
